@@ -1,0 +1,162 @@
+"""All settings, their defaults, and how they relate.
+
+Sources, the first that speaks wins: command-line flags, `DELAYSERVER_…` variables, a TOML file
+(`--config`, or DELAYSERVER_CONFIG), the defaults below. Relations between limits are checked when
+the settings are built, not when the first message trips over them.
+"""
+
+import ipaddress
+import tomllib
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from delayserver.errors import InputError
+from delayserver.times import parse_duration_ms
+from delayserver.wheel import PAYLOAD_MAX_BYTES
+from storage.message_log import Durability
+
+MIB = 1024 * 1024
+SECOND_MS = 1000
+MINUTE_MS = 60 * SECOND_MS
+DAY_MS = 24 * 60 * MINUTE_MS
+
+
+class Settings(BaseSettings):
+    """Settings of one server. Durations: integer milliseconds, or text such as `10m`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="DELAYSERVER_", extra="forbid", frozen=True, validate_default=True
+    )
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8080, ge=0, le=65535, description="port to listen on (0: any free one)")
+    data_dir: Path = Field(Path("data"), description="directory of all data of this server")
+    durability: Durability = Field(
+        Durability.FSYNC, description="fsync: survives power loss; os: survives kill -9 only"
+    )
+    token: str | None = Field(
+        None, min_length=16, description="bearer token with all rights; needed off loopback"
+    )
+    webhook_targets: tuple[str, ...] = Field(
+        (), description="hosts and networks that webhooks may go to (default: loopback only)"
+    )
+    log_json: bool = Field(False, description="log lines as JSON")
+    log_level: str = Field(
+        "info", pattern="^(debug|info|warning|error)$", description="least level"
+    )
+
+    delay_max_ms: int = Field(2 * 365 * DAY_MS, gt=0, description="longest delay accepted")
+    body_max_bytes: int = Field(MIB, gt=0, description="longest message accepted")
+    batch_max_messages: int = Field(10_000, gt=0, description="most messages in one batch")
+    batch_max_bytes: int = Field(64 * MIB, gt=0, description="longest batch accepted")
+    subjects_max: int = Field(100_000, gt=0, description="most subjects")
+    subscriptions_max: int = Field(10_000, gt=0, description="most subscriptions")
+    dedupe_window_ms: int = Field(
+        5 * MINUTE_MS, ge=0, description="a key stays taken this long after the due time"
+    )
+    retention_ms: int = Field(
+        DAY_MS, ge=0, description="a settled hour's files are kept this long after its end"
+    )
+    lead_ms: int = Field(10 * MINUTE_MS, gt=0, description="an hour is loaded this long before")
+    drain_ms: int = Field(10 * SECOND_MS, ge=0, description="grace for deliveries at a stop")
+
+    segment_bytes: int = Field(64 * MIB, ge=4096, description="length of a message log segment")
+    checkpoint_ms: int = Field(1000, gt=0, description="time between two checkpoints")
+    checkpoint_bytes: int = Field(64 * MIB, gt=0, description="… or this much accepted")
+    settle_sync_ms: int = Field(
+        100, ge=0, description="dispatch log synced at least this often (0: each time)"
+    )
+    unfiled_max_bytes: int = Field(
+        256 * MIB, gt=0, description="accepted but unfiled bytes beyond which publishing waits"
+    )
+    group_max_bytes: int = Field(32 * MIB, gt=0, description="most bytes in one commit group")
+    catalog_max_bytes: int = Field(64 * 1024 * MIB, gt=0, description="limit of the catalog's file")
+    disk_reserve_bytes: int = Field(
+        512 * MIB, ge=0, description="publishing is refused when less than this is free"
+    )
+    in_flight_max: int = Field(64, gt=0, description="default of a webhook's max_in_flight")
+    clock_offset_ms: int = Field(0, description="added to the clock, to try an hour change")
+    fire_rows_max: int = Field(10_000, gt=0, description="rows that fire in one step of the loop")
+
+    @field_validator(
+        "delay_max_ms",
+        "dedupe_window_ms",
+        "retention_ms",
+        "lead_ms",
+        "drain_ms",
+        "checkpoint_ms",
+        "settle_sync_ms",
+        mode="before",
+    )
+    @classmethod
+    def _duration(cls, value: Any) -> Any:
+        if isinstance(value, str) and not value.isdigit():
+            try:
+                return parse_duration_ms(value)
+            except InputError as error:
+                raise ValueError(error.detail) from error
+        return value
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        if self.body_max_bytes > PAYLOAD_MAX_BYTES // 2:
+            raise ValueError(f"body_max_bytes is at most {PAYLOAD_MAX_BYTES // 2}")
+        if self.body_max_bytes > self.batch_max_bytes:
+            raise ValueError("batch_max_bytes must be at least body_max_bytes")
+        if self.group_max_bytes > self.unfiled_max_bytes:
+            raise ValueError("unfiled_max_bytes must be at least group_max_bytes")
+        if self.checkpoint_bytes > self.unfiled_max_bytes:
+            raise ValueError("unfiled_max_bytes must be at least checkpoint_bytes")
+        if not self.on_loopback and self.token is None:
+            raise ValueError(
+                f"{self.host} is not a loopback address: set a token "
+                "(DELAYSERVER_TOKEN, at least 16 characters) before others can reach the server"
+            )
+        return self
+
+    @property
+    def express_ms(self) -> int:
+        """What is due sooner than this goes to the wheel before it is filed; filing takes up to
+        `checkpoint_ms` and the time of one checkpoint."""
+        return 5 * self.checkpoint_ms
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        assert isinstance(init_settings, InitSettingsSource)
+        config = init_settings.init_kwargs.pop("config", None)
+        file = InitSettingsSource(settings_cls, init_kwargs=_read_toml(config))
+        return init_settings, env_settings, file
+
+
+def _read_toml(path: object) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(Path(str(path)).read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"cannot read the configuration file {path}: {error}") from error

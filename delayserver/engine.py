@@ -1,0 +1,453 @@
+"""The engine: everything the event loop decides, as one synchronous state machine.
+
+    commands ──▶ Messages, Sequencer ──▶ Groups ──▶ committer ──▶ on_committed ──▶ replay ──▶ on_filed
+                                                                    │ express          │ live rows
+    advance(now) ──▶ Hours, Wheel ──▶ Dispatcher ──▶ read, send, settle ◀──────────────┘
+
+It reads no clock, touches no file and starts no thread: time comes in with every call, and what has
+to be done elsewhere goes out through `Ports` and comes back through an `on_…` method. The server
+wires the ports to threads, the simulation to a scheduler with a seed.
+
+Cost: see the parts. Threads: belongs to the event loop; no locks.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from delayserver import dispatcher
+from delayserver.config import Settings
+from delayserver.delivery.leases import Leases
+from delayserver.delivery.webhook import (
+    DeadLetter,
+    Delivered,
+    Outcome,
+    PauseSubscription,
+    RetryLater,
+    RetryPolicy,
+    WebhookResponse,
+    outcome,
+)
+from delayserver.dispatcher import Dispatcher, PullRequest, Take
+from delayserver.errors import NotFoundError, OverloadedError, StoppingError
+from delayserver.groups import GroupPorts, Groups
+from delayserver.hours import Hours
+from delayserver.ids import IdCodec, KeyHasher
+from delayserver.loader import LoadedHour
+from delayserver.message import Delivery, Origin, Payload, encode_payload
+from delayserver.messages import Messages
+from delayserver.replay import DeadLetter as DeadLetterValue
+from delayserver.replay import Filed, Snapshot
+from delayserver.sequencer import Change, ChangeState, Group, Sequencer
+from delayserver.subscriptions import Registry, Subscription, encode_subscription
+from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Wheel
+from storage.catalog import Catalog
+from storage.frame import Rows, seal
+from storage.rows import HOUR_MS, RecordKind
+
+RETRY_COMMIT_MS = 1000
+"""A record that could not be written (the disk is full) is tried again after this."""
+
+
+class Ports(dispatcher.Ports, GroupPorts, Protocol):
+    """What the engine needs done elsewhere. No call waits."""
+
+    def load(self, through_hour: int) -> None:
+        """Make all hours up to this one live; answer with `on_loading`, then `on_loaded` each."""
+        ...
+
+    def retire(self, hours: list[int], through_seq: int) -> None:
+        """These hours are settled, up to that seq."""
+        ...
+
+
+class Engine:
+    """Commands, events, and the passing of time."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        sequencer: Sequencer,
+        registry: Registry,
+        ids: IdCodec,
+        key_hasher: KeyHasher,
+        ports: Ports,
+        *,
+        first_hour: int,
+        now_ms: int,
+        epoch: str,
+        random: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._ports = ports
+        self._random = random
+        self._advanced_ms = now_ms
+        self._prune_seq = 0
+        self._loads_wanted = 0
+        self._stalled: list[tuple[int, Delivery, WebhookResponse]] = []
+        self.ids = ids
+        self.sequencer = sequencer
+        self.registry = registry
+        self.hours = Hours()
+        self.wheel = Wheel(first_hour * HOUR_MS)
+        self.leases = Leases(epoch)
+        self.groups = Groups(settings, sequencer, ports)
+        self.dispatcher = Dispatcher(registry, sequencer.subject_names, self.hours, ports)
+        self.messages = Messages(
+            settings,
+            catalog,
+            sequencer,
+            self.groups,
+            self.wheel,
+            self.hours,
+            self.dispatcher,
+            registry,
+            ids,
+            key_hasher,
+            now_ms=now_ms,
+        )
+        self.retried_total = 0
+        self.dead_total = 0
+
+    def start(self, through_hour: int, loaded: Iterable[LoadedHour]) -> None:
+        """Take over what recovery loaded: every unsettled hour up to `through_hour`."""
+        self.hours.live_through_hour = self._loads_wanted = through_hour
+        for hour in loaded:
+            self.on_loaded(hour)
+
+    # ── time ───────────────────────────────────────────────────────────────────────────────────
+
+    def advance(self, now_ms: int) -> int:
+        """Do what is due at `now_ms`; returns when to call again at the latest.
+
+        A clock that was set back makes nothing fire again and nothing fire early."""
+        self._advanced_ms = self.messages.advanced_ms = now_ms
+        self._load_ahead(now_ms)
+        rows_max = self._settings.fire_rows_max
+        batches = self.wheel.advance(
+            now_ms, loaded_until_ms=self.hours.loaded_until_ms, rows_max=rows_max
+        )
+        if batches:
+            self.dispatcher.fire(batches, now_ms)
+        for delivery in self.leases.expire(now_ms):
+            self.give_back(delivery, now_ms)
+        self._settle_stalled(now_ms)
+        if settled := self.hours.take_settled(
+            now_ms, self.sequencer.next_seq, self.groups.filed_seq
+        ):
+            self._ports.retire(settled, self.groups.filed_seq)
+        if sum(len(batch.rows) for batch in batches) >= rows_max:
+            return now_ms
+        times = [self.wheel.next_ms(), self.leases.next_ms()]
+        times.append(self.dispatcher.expire_requests(now_ms))
+        times += [at_ms for at_ms, _, _ in self._stalled]
+        next_ms = min(at_ms for at_ms in times if at_ms is not None)
+        # Rows of hours that are being loaded make the wheel wait, not spin.
+        return max(next_ms, now_ms + 1)
+
+    def _load_ahead(self, now_ms: int) -> None:
+        wanted = (now_ms + self._settings.lead_ms) // HOUR_MS
+        if wanted > max(self.hours.live_through_hour, self._loads_wanted):
+            self._loads_wanted = wanted
+            before = self.hours.live_through_hour
+            # Until the replay thread has answered, nothing of these hours may fire.
+            self.hours.loading.add(before + 1)
+            self.hours.live_through_hour = wanted
+            self._ports.load(wanted)
+
+    def on_loading(self, before: int, snapshots: Iterable[Snapshot]) -> None:
+        """The replay thread has made the hours after `before` live; these are being read."""
+        self.hours.loading.discard(before + 1)
+        self.hours.loading.update(snapshot.hour for snapshot in snapshots)
+
+    def on_loaded(self, loaded: LoadedHour) -> None:
+        """An hour has come from the disk."""
+        run = loaded.run
+        self.hours.add(loaded.hour, loaded.count)
+        if loaded.count and len(self.sequencer.removed):
+            gone = np.isin(run.rows["seq"], self._removed_seqs())
+            run.rows["seq"][gone] = 0
+            self.hours.add(loaded.hour, -int(gone.sum()))
+        self.wheel.load(loaded.hour, run)
+        self.hours.loading.discard(loaded.hour)
+        self._prune()
+
+    def _removed_seqs(self) -> np.ndarray:
+        removed = self.sequencer.removed
+        return np.fromiter(removed, np.uint64, len(removed))
+
+    # ── the way of a group ─────────────────────────────────────────────────────────────────────
+
+    def on_committed(self, now_ms: int) -> None:
+        """The group that was being written is durable: now it happens, now it is answered."""
+        group = self.groups.on_committed(now_ms)
+        if group.express:
+            self._insert_express(group)
+        for effect in group.effects:
+            effect()
+        group.end(None)
+
+    def _insert_express(self, group: Group) -> None:
+        removed = self.sequencer.removed
+        by_hour: dict[int, list[tuple[int, int, int, int]]] = {}
+        for seq, due_ms, route, _ in group.express:
+            if removed.get(seq) is None:
+                row = (seq, 0, due_ms % HOUR_MS, route)
+                by_hour.setdefault(due_ms // HOUR_MS, []).append(row)
+        for hour, rows in by_hour.items():
+            self.insert(hour, np.array(rows, WHEEL_DTYPE))
+
+    def insert(self, hour: int, rows: Rows) -> None:
+        """Rows of a live hour begin to wait."""
+        self.wheel.insert(hour, rows)
+        self.hours.add(hour, len(rows))
+
+    def on_filed(self, filed: Filed) -> None:
+        """Records are in their hours' files; those of live hours begin to wait."""
+        removed = self._removed_seqs() if filed.live and len(self.sequencer.removed) else None
+        for hour, rows in filed.live:
+            if removed is not None:
+                rows = rows[~np.isin(rows["seq"], removed)]
+            if len(rows):
+                self.insert(hour, rows)
+        self.groups.on_filed(filed.last_seq)
+
+    def on_checkpoint(self, seq: int) -> None:
+        """The catalog knows everything up to `seq`."""
+        self.groups.on_checkpoint(seq)
+        self._prune_seq = seq
+        self._prune()
+
+    def _prune(self) -> None:
+        # An hour that is being read does not show the removals since its snapshot.
+        if not self.hours.loading:
+            self.sequencer.prune(self._prune_seq)
+
+    # ── subscriptions ──────────────────────────────────────────────────────────────────────────
+
+    def put_subscription(self, subscription: Subscription) -> Group:
+        """Add, change or (with `deleted`) remove a subscription; it counts once it is durable."""
+        self.groups.admit(0)
+        self.sequencer.append(
+            RecordKind.SUBSCRIPTION,
+            subscription_id=subscription.id,
+            payload=seal(encode_subscription(subscription)),
+        )
+        group = self.sequencer.group
+        group.effects.append(partial(self._on_subscription, subscription))
+        self.groups.wake()
+        return group
+
+    def _on_subscription(self, subscription: Subscription) -> None:
+        self.registry.put(subscription)
+        self.dispatcher.on_subscription(subscription, self._advanced_ms)
+
+    def subscription(self, name: str) -> Subscription:
+        """A subscription by name. Raises NotFoundError."""
+        found = self.registry.by_name(name)
+        if found is None:
+            raise NotFoundError(f"there is no subscription {name!r}")
+        return found
+
+    # ── deliveries ─────────────────────────────────────────────────────────────────────────────
+
+    def on_read(self, take: Take, deliveries: list[Delivery]) -> None:
+        """Payloads have been read."""
+        self.dispatcher.on_read(take, deliveries, self._advanced_ms)
+
+    def pull(self, subscription: Subscription, request: PullRequest) -> None:
+        """A consumer asks for messages."""
+        queue = self.dispatcher.queue(subscription)
+        self.dispatcher.request(queue, request, self._advanced_ms)
+
+    def hand_out(self, take: Take, deliveries: list[Delivery], now_ms: int) -> None:
+        """Lease deliveries to the consumer that asked for them."""
+        request = take.request
+        assert request is not None
+        tokens = self.leases.grant(deliveries, now_ms + request.lease_ms)
+        request.answer(list(zip(deliveries, tokens, strict=True)))
+
+    def ack(self, token: str, now_ms: int) -> bool:
+        """A consumer is done with a message; False if the lease is over."""
+        delivery = self.leases.end(token)
+        if delivery is None:
+            return False
+        self.dispatcher.delivered(delivery, now_ms)
+        return True
+
+    def nack(self, token: str, delay_ms: int, now_ms: int) -> bool:
+        """A consumer does not want a message now; False if the lease is over."""
+        delivery = self.leases.end(token)
+        if delivery is None:
+            return False
+        if delay_ms:
+            self._retry(delivery, delay_ms, now_ms, WebhookResponse(None, None, "nack"))
+        else:
+            self.give_back(delivery, now_ms)
+        return True
+
+    def give_back(self, delivery: Delivery, now_ms: int) -> None:
+        """A delivery was not taken: it is available again, or a dead letter after the last attempt."""
+        subscription = self.registry.by_id(delivery.subscription_id)
+        if subscription is not None and delivery.attempt >= subscription.max_attempts:
+            response = WebhookResponse(None, None, "no acknowledgement")
+            self._bury(delivery, "not acknowledged in any attempt", now_ms, response)
+            return
+        self.dispatcher.give_back(delivery, delivery.attempt + 1)
+        if subscription is not None:
+            self.dispatcher.pump(self.dispatcher.queue(subscription), now_ms)
+
+    def on_sent(self, delivery: Delivery, response: WebhookResponse, now_ms: int) -> None:
+        """A webhook was answered, or was not."""
+        subscription = self.registry.by_id(delivery.subscription_id)
+        if subscription is None:
+            result: Outcome = outcome(response, delivery.attempt, RetryPolicy(), self._random)
+        else:
+            result = outcome(response, delivery.attempt, subscription.retry_policy, self._random)
+        match result:
+            case Delivered():
+                self.dispatcher.delivered(delivery, now_ms)
+            case RetryLater(delay_ms=delay_ms):
+                self._retry(delivery, delay_ms, now_ms, response)
+            case DeadLetter(reason=reason):
+                self._bury(delivery, reason, now_ms, response)
+            case PauseSubscription():
+                self.dispatcher.give_back(delivery, delivery.attempt)
+                if subscription is not None and not subscription.paused:
+                    # Refused under pressure: then the next delivery is answered 410 as well.
+                    with contextlib.suppress(OverloadedError, StoppingError):
+                        self.put_subscription(msgspec.structs.replace(subscription, paused=True))
+        if subscription is not None:
+            queue = self.dispatcher.queue(subscription)
+            self.dispatcher.pump(queue, now_ms)
+
+    def _retry(
+        self, delivery: Delivery, delay_ms: int, now_ms: int, response: WebhookResponse
+    ) -> None:
+        """Schedule the next attempt; a restart keeps it, and memory does not."""
+        origin = delivery.origin
+        next_origin = Origin(
+            origin.message_seq,
+            origin.published_due_ms,
+            origin.subject_id,
+            origin.due_ms,
+            delivery.attempt + 1,
+        )
+        payload = msgspec.structs.replace(delivery.payload, origin=next_origin)
+        sealed = encode_payload(payload)
+        due_ms = now_ms + delay_ms
+        seq = self.sequencer.append(
+            RecordKind.RETRY,
+            due_ms=due_ms,
+            message_seq=origin.message_seq,
+            target_seq=delivery.entry.seq,
+            target_due_ms=delivery.entry.due_ms,
+            key_hash=self.messages.key_hash(origin.subject_id, payload.key),
+            subject_id=origin.subject_id,
+            subscription_id=delivery.subscription_id,
+            payload=sealed,
+            attempt=delivery.attempt + 1,
+        )
+        change = Change(ChangeState.RETRYING, seq, due_ms, delivery.attempt + 1, origin.subject_id)
+        self._conclude(delivery, seq, change, now_ms, response)
+        route = delivery.subscription_id | ROUTE_SUBSCRIPTION
+        self.messages.schedule(seq, due_ms, route, sealed)
+        self.retried_total += 1
+
+    def _bury(
+        self, delivery: Delivery, reason: str, now_ms: int, response: WebhookResponse
+    ) -> None:
+        """The last attempt failed: it can be listed and redriven from now on."""
+        origin = msgspec.structs.replace(delivery.origin, attempt=delivery.attempt + 1)
+        payload = encode_payload(msgspec.structs.replace(delivery.payload, origin=origin))
+        value = DeadLetterValue(reason, now_ms, delivery.attempt, payload)
+        seq = self.sequencer.append(
+            RecordKind.DEAD,
+            message_seq=origin.message_seq,
+            target_seq=delivery.entry.seq,
+            target_due_ms=delivery.entry.due_ms,
+            subject_id=origin.subject_id,
+            subscription_id=delivery.subscription_id,
+            payload=seal(msgspec.msgpack.encode(value)),
+            attempt=delivery.attempt,
+        )
+        change = Change(
+            ChangeState.DEAD,
+            delivery.entry.seq,
+            delivery.entry.due_ms,
+            delivery.attempt,
+            origin.subject_id,
+        )
+        self._conclude(delivery, seq, change, now_ms, response)
+        self.groups.wake()
+        self.dead_total += 1
+
+    def _conclude(
+        self,
+        delivery: Delivery,
+        seq: int,
+        change: Change,
+        now_ms: int,
+        response: WebhookResponse,
+    ) -> None:
+        """Record `seq` ends this delivery, once it is durable."""
+        sequencer = self.sequencer
+        sequencer.put_change(seq, delivery.origin.message_seq, delivery.subscription_id, change)
+        self.dispatcher.leave(delivery)
+        sequencer.group.effects.append(partial(self.hours.add, delivery.entry.hour, -1))
+
+        def unless_written(error: Exception | None) -> None:
+            if error is not None:
+                self._stalled.append((now_ms + RETRY_COMMIT_MS, delivery, response))
+
+        sequencer.group.when_durable(unless_written)
+
+    def _settle_stalled(self, now_ms: int) -> None:
+        """Failures that could not be recorded: again, now that there may be space."""
+        ready = [item for item in self._stalled if item[0] <= now_ms]
+        if ready:
+            self._stalled = [item for item in self._stalled if item[0] > now_ms]
+            for _, delivery, response in ready:
+                self.on_sent(delivery, response, now_ms)
+
+    # ── dead letters ───────────────────────────────────────────────────────────────────────────
+
+    def redrive(self, subscription_id: int, entry_seq: int, payload: Payload, now_ms: int) -> Group:
+        """Deliver a dead letter again, counting its attempts from 1 again."""
+        origin = payload.origin
+        assert origin is not None
+        origin = msgspec.structs.replace(origin, attempt=1)
+        sealed = encode_payload(msgspec.structs.replace(payload, origin=origin))
+        self.groups.admit(len(sealed))
+        seq = self.sequencer.append(
+            RecordKind.REDRIVE,
+            due_ms=now_ms,
+            message_seq=origin.message_seq,
+            target_seq=entry_seq,
+            key_hash=self.messages.key_hash(origin.subject_id, payload.key),
+            subject_id=origin.subject_id,
+            subscription_id=subscription_id,
+            payload=sealed,
+            attempt=1,
+        )
+        change = Change(ChangeState.RETRYING, seq, now_ms, 1, origin.subject_id)
+        self.sequencer.put_change(seq, origin.message_seq, subscription_id, change)
+        self.messages.schedule(seq, now_ms, subscription_id | ROUTE_SUBSCRIPTION, sealed)
+        return self.sequencer.group
+
+    def discard(self, subscription_id: int, entry_seq: int, message_seq: int) -> Group:
+        """Delete a dead letter."""
+        self.groups.admit(0)
+        self.sequencer.append(
+            RecordKind.DISCARD,
+            message_seq=message_seq,
+            target_seq=entry_seq,
+            subscription_id=subscription_id,
+        )
+        self.groups.wake()
+        return self.sequencer.group

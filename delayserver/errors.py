@@ -1,0 +1,77 @@
+"""The errors of the server above the disk, in one tree; those of the disk are in storage.errors.
+
+DelayServerError
+├── InputError              a request or a setting is wrong; nothing was changed
+│   └── InputErrors         several of them at once (a batch), each with its own pointer
+├── NotFoundError           no such message, key, subscription, …
+├── ConflictError           the state does not allow it; carries the state
+├── OverloadedError         a bounded queue is full: try again after `retry_after_ms`
+├── DiskReserveError        the disk is nearly full: publishing is refused, dispatch goes on
+├── StoppingError           the server is shutting down or has stopped after a failed fsync
+└── AccessError             no token, a wrong one, or one without the scope
+"""
+
+from collections.abc import Sequence
+
+
+class DelayServerError(Exception):
+    """Base of all errors of the server itself."""
+
+
+class InputError(DelayServerError):
+    """Something that came from outside is wrong.
+
+    `pointer` is a JSON pointer to the field (RFC 6901), empty for the whole document."""
+
+    def __init__(self, detail: str, pointer: str = "") -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.pointer = pointer
+
+    def below(self, prefix: str) -> "InputError":
+        """The same error as seen from the document that holds this one at `prefix`."""
+        return InputError(self.detail, prefix + self.pointer)
+
+
+class InputErrors(InputError):
+    """Several errors of one document; nothing of it was accepted."""
+
+    def __init__(self, detail: str, errors: Sequence[InputError]) -> None:
+        super().__init__(detail)
+        self.errors = errors
+
+
+class NotFoundError(DelayServerError):
+    """Nothing goes by that name."""
+
+
+class ConflictError(DelayServerError):
+    """The state of the thing does not allow what was asked. `state` is that state."""
+
+    def __init__(self, detail: str, state: str = "") -> None:
+        super().__init__(detail)
+        self.state = state
+
+
+class OverloadedError(DelayServerError):
+    """A bounded queue is full; nothing was accepted."""
+
+    def __init__(self, detail: str, retry_after_ms: int = 1000) -> None:
+        super().__init__(detail)
+        self.retry_after_ms = retry_after_ms
+
+
+class DiskReserveError(DelayServerError):
+    """Publishing would eat the space that recovery and dispatch need."""
+
+
+class StoppingError(DelayServerError):
+    """The server does not accept work any more."""
+
+
+class AccessError(DelayServerError):
+    """Not allowed. `authenticated` tells a wrong scope (403) from a missing token (401)."""
+
+    def __init__(self, detail: str, *, authenticated: bool = False) -> None:
+        super().__init__(detail)
+        self.authenticated = authenticated

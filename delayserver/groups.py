@@ -1,0 +1,165 @@
+"""The way of a group: open → committing → durable → filed → behind a checkpoint.
+
+    Sequencer.group ─flush─▶ committer ─on_committed─▶ replay ─on_filed─▶ ─on_checkpoint─▶ forgotten
+
+No timer closes a group: while one is being synced the next one fills, and it is closed when the
+sync has come back. What is accepted and not filed yet is bounded, and answered with an error at the
+door when the bound is reached, never by growing.
+
+Cost: O(1) per group. Threads: belongs to the event loop.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from delayserver.config import Settings
+from delayserver.errors import OverloadedError, StoppingError
+from delayserver.sequencer import Group, Sequencer
+
+
+class GroupPorts(Protocol):
+    """Who takes a group on. No call waits."""
+
+    def wake(self) -> None:
+        """Call `Groups.flush` soon: at the end of this turn of the event loop."""
+        ...
+
+    def commit(self, group: Group) -> None:
+        """Make a group durable; answer with `on_committed` or `on_commit_failed`."""
+        ...
+
+    def file(self, group: Group) -> None:
+        """File a durable group; answer with `on_filed`."""
+        ...
+
+
+class Groups:
+    """The groups that are on their way."""
+
+    def __init__(self, settings: Settings, sequencer: Sequencer, ports: GroupPorts) -> None:
+        self._settings = settings
+        self._sequencer = sequencer
+        self._ports = ports
+        self._committing: Group | None = None
+        self._unfiled: deque[Group] = deque()
+        self._unfiled_bytes = 0
+        self._express: set[int] = set()
+        self._wake_asked = False
+        self.durable_seq = self.filed_seq = self.checkpoint_seq = sequencer.next_seq - 1
+        self.stopping = False
+        self.committed_total = 0
+
+    # ── the door ───────────────────────────────────────────────────────────────────────────────
+
+    def admit(self, total_bytes: int) -> None:
+        """Whether that much can be accepted now; every command that logs something asks first.
+
+        Raises OverloadedError, StoppingError."""
+        if self.stopping:
+            raise StoppingError("the server is stopping")
+        open_bytes = self._sequencer.group.total_bytes
+        if open_bytes and open_bytes + total_bytes > self._settings.group_max_bytes:
+            raise OverloadedError("the disk does not keep up with what is published", 1000)
+        if self._unfiled_bytes + open_bytes > self._settings.unfiled_max_bytes:
+            raise OverloadedError("too much is accepted and not filed yet", 1000)
+
+    def wake(self) -> None:
+        """The open group has records: have it written as soon as the committer is free."""
+        if self._committing is None and not self._wake_asked:
+            self._wake_asked = True
+            self._ports.wake()
+
+    # ── committing ─────────────────────────────────────────────────────────────────────────────
+
+    def flush(self, now_ms: int) -> None:
+        """Hand the open group to the committer, unless it is busy."""
+        self._wake_asked = False
+        if self._committing is None and self._sequencer.group.rows:
+            self._committing = self._sequencer.close_group(now_ms)
+            self._ports.commit(self._committing)
+
+    def on_committed(self, now_ms: int) -> Group:
+        """The group is durable; returns it. The caller applies it, then tells its waiters."""
+        group = self._committing
+        assert group is not None
+        self._committing = None
+        self.durable_seq = group.last_seq
+        self.committed_total += 1
+        self._unfiled.append(group)
+        self._unfiled_bytes += group.total_bytes
+        self._express.update(row[0] for row in group.express)
+        self._ports.file(group)
+        self.flush(now_ms)
+        return group
+
+    def on_commit_failed(self, error: Exception) -> None:
+        """The group could not be written (the disk is full): as if it had never been asked for.
+
+        The open group was decided on top of it, so it goes the same way."""
+        failed = self._committing
+        assert failed is not None
+        groups = [failed, self._sequencer.group]
+        self._committing = None
+        self._sequencer.roll_back(groups)
+        for group in groups:
+            group.end(error)
+
+    # ── filing ─────────────────────────────────────────────────────────────────────────────────
+
+    def on_filed(self, last_seq: int) -> None:
+        """Everything up to `last_seq` is in its hour's file."""
+        self.filed_seq = last_seq
+        while self._unfiled and self._unfiled[0].last_seq <= last_seq:
+            group = self._unfiled.popleft()
+            self._unfiled_bytes -= group.total_bytes
+            self._express.difference_update(row[0] for row in group.express)
+
+    def on_checkpoint(self, seq: int) -> None:
+        """Every effect up to `seq` is durable."""
+        self.checkpoint_seq = seq
+
+    # ── questions ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def unfiled_bytes(self) -> int:
+        """Bytes that are accepted and not filed."""
+        return self._unfiled_bytes + self._sequencer.group.total_bytes
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be committed."""
+        return self._committing is None and not self._sequencer.group.rows
+
+    def not_durable(self) -> Group | None:
+        """The newest group that is not durable yet, if there is one."""
+        group = self._sequencer.group
+        return group if group.rows else self._committing
+
+    def group_of(self, seq: int) -> Group | None:
+        """The group that record `seq` is in, unless it is durable."""
+        if seq <= self.durable_seq:
+            return None
+        committing = self._committing
+        if committing is not None and seq <= committing.last_seq:
+            return committing
+        return self._sequencer.group
+
+    def is_in_memory(self, seq: int) -> bool:
+        """Whether record `seq` is not filed, and has not gone to the wheel by the express way."""
+        return seq > self.durable_seq or (seq > self.filed_seq and seq not in self._express)
+
+    def payload(self, seq: int) -> tuple[bytes, int] | None:
+        """Sealed payload and subject id of a record that is not in its hour's file yet."""
+        if seq <= self.filed_seq:
+            return None
+        groups = [*self._unfiled]
+        if self._committing is not None:
+            groups.append(self._committing)
+        groups.append(self._sequencer.group)
+        at = bisect_right(groups, seq, key=_first_seq) - 1
+        return groups[at].payload(seq)
+
+
+_first_seq: Callable[[Group], int] = lambda group: group.first_seq  # noqa: E731

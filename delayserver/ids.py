@@ -1,0 +1,73 @@
+"""Message ids: opaque to clients, and enough for the server to find the message without an index.
+
+    shard u16 │ due_ms u48 │ seq u48 │ check digits u32      18 bytes, 36 hexadecimal digits
+
+`due_ms` is the due time at publish; a message that was moved keeps its id, and the catalog knows
+where it went. The check digits are a keyed hash (BLAKE2b, RFC 7693): an id that verifies was given
+out by this data directory, so a cancel needs no look at the disk to know that the message exists.
+
+Cost: 0.6 µs to make, 1 µs to parse. Threads: pure, once made.
+"""
+
+import hashlib
+from typing import NamedTuple
+
+from delayserver.errors import NotFoundError
+
+ID_DIGITS = 36
+_CHECK_BYTES = 4
+
+
+class MessageId(NamedTuple):
+    """What an id says."""
+
+    shard: int
+    due_ms: int
+    seq: int
+
+
+class IdCodec:
+    """Makes and parses the ids of one shard."""
+
+    def __init__(self, shard: int, secret: bytes) -> None:
+        self._shard = shard.to_bytes(2, "big")
+        self._hash = hashlib.blake2b(digest_size=_CHECK_BYTES, key=secret)
+
+    def encode(self, due_ms: int, seq: int) -> str:
+        """The id of the message published with `seq`."""
+        text = self._shard + due_ms.to_bytes(6, "big") + seq.to_bytes(6, "big")
+        check = self._hash.copy()
+        check.update(text)
+        return (text + check.digest()).hex()
+
+    def decode(self, text: str) -> MessageId:
+        """Parse an id. Raises NotFoundError for anything that was not given out here."""
+        try:
+            data = bytes.fromhex(text) if len(text) == ID_DIGITS else b""
+        except ValueError:
+            data = b""
+        if len(data) == ID_DIGITS // 2:
+            check = self._hash.copy()
+            check.update(data[:-_CHECK_BYTES])
+            if check.digest() == data[-_CHECK_BYTES:]:
+                return MessageId(
+                    int.from_bytes(data[:2], "big"),
+                    int.from_bytes(data[2:8], "big"),
+                    int.from_bytes(data[8:14], "big"),
+                )
+        raise NotFoundError(f"there is no message {text[:64]!r}")
+
+
+class KeyHasher:
+    """Hashes (subject, key) to the 16 bytes by which a key is indexed.
+
+    BLAKE2b with the directory's secret: nobody outside can make two keys collide, so a match of
+    the hash is taken for a match of the key."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._hash = hashlib.blake2b(digest_size=16, key=secret)
+
+    def __call__(self, subject_id: int, key: str) -> bytes:
+        digest = self._hash.copy()
+        digest.update(subject_id.to_bytes(4, "big") + key.encode())
+        return digest.digest()

@@ -1,0 +1,136 @@
+"""The loader: reads an hour from the disk into a run of the wheel, minus what is settled.
+
+    rows of the schedule file  −  tombstones in it  −  rows of the dispatch file  =  what waits
+
+A row that went to several subscriptions may be settled for some of them only; it becomes one row for
+each of the others. Only columns are read, never payloads.
+
+Cost: 10 M rows in about 2 s, 24 bytes each; NumPy releases the GIL in the long steps.
+Threads: pure but for reading; runs in the loader thread with log instances of its own.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from delayserver.replay import Snapshot, wheel_rows
+from delayserver.subscriptions import Registry
+from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Run, build_run
+from storage.frame import Damage, Frame, Rows
+from storage.hour_log import HourLog, concatenate
+from storage.rows import DISPATCH_DTYPE, FLAG_REMOVAL, SCHEDULE_DTYPE
+
+_SETTLED_DTYPE = np.dtype([("seq", "<u8"), ("subscription_id", "<u4")])
+
+
+@dataclass(slots=True)
+class LoadedHour:
+    """An hour, ready for the wheel."""
+
+    hour: int
+    run: Run
+    damage: list[Damage] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """How many rows wait."""
+        return len(self.run.rows)
+
+
+class Loader:
+    """Loads hours."""
+
+    def __init__(self, schedule: HourLog, dispatch: HourLog, *, slot_ms: int) -> None:
+        self._schedule = schedule
+        self._dispatch = dispatch
+        self._slot_ms = slot_ms
+
+    def load(
+        self, snapshot: Snapshot, registry: Registry, subject_names: dict[int, str]
+    ) -> LoadedHour:
+        """What of the hour waits. Damage is named in the result; the healthy rest is loaded (I8)."""
+        damage: list[Damage] = []
+        entries, waiting, tombstones = self._read_schedule(snapshot, damage)
+        settled = self._read_settled(snapshot.hour, tombstones, damage)
+        whole = tombstones["subscription_id"] == 0
+        keep = ~np.isin(entries["seq"], tombstones["message_seq"][whole])
+        affected = keep & np.isin(entries["seq"], settled["seq"])
+        parts = [waiting[keep & ~affected]]
+        if affected.any():
+            parts += _unsettled(
+                entries[affected], waiting[affected], settled, registry, subject_names
+            )
+        rows = concatenate(parts, WHEEL_DTYPE)
+        return LoadedHour(snapshot.hour, build_run(rows, self._slot_ms), damage)
+
+    def _read_schedule(self, snapshot: Snapshot, damage: list[Damage]) -> tuple[Rows, Rows, Rows]:
+        entries: list[Rows] = []
+        waiting: list[Rows] = []
+        tombstones: list[Rows] = []
+        for found in self._schedule.scan(snapshot.hour, end=snapshot.length):
+            if isinstance(found, Damage):
+                damage.append(found)
+                continue
+            is_entry = (found.rows["flags"] & FLAG_REMOVAL) == 0
+            here = found.rows[is_entry]
+            entries.append(here)
+            waiting.append(wheel_rows(here, snapshot.hour, found.payload_start))
+            if len(here) != len(found.rows):
+                tombstones.append(found.rows[~is_entry])
+        size = self._schedule.size(snapshot.hour)
+        if size < snapshot.length:
+            damage.append(
+                Damage(
+                    self._schedule.path(snapshot.hour),
+                    size,
+                    snapshot.length,
+                    "the file is shorter than the catalog says",
+                    torn=False,
+                )
+            )
+        return (
+            concatenate(entries, SCHEDULE_DTYPE),
+            concatenate(waiting, WHEEL_DTYPE),
+            concatenate(tombstones, SCHEDULE_DTYPE),
+        )
+
+    def _read_settled(self, hour: int, tombstones: Rows, damage: list[Damage]) -> Rows:
+        frames: list[Rows] = []
+        for found in self._dispatch.scan(hour):
+            if isinstance(found, Frame):
+                frames.append(found.rows)
+            elif not found.torn:
+                damage.append(found)
+        rows = concatenate(frames, DISPATCH_DTYPE)
+        partial = tombstones[tombstones["subscription_id"] != 0]
+        settled = np.empty(len(rows) + len(partial), _SETTLED_DTYPE)
+        settled["seq"] = np.concatenate([rows["seq"], partial["message_seq"]])
+        settled["subscription_id"] = np.concatenate(
+            [rows["subscription_id"], partial["subscription_id"]]
+        )
+        return settled
+
+
+def _unsettled(
+    entries: Rows,
+    waiting: Rows,
+    settled: Rows,
+    registry: Registry,
+    subject_names: dict[int, str],
+) -> list[Rows]:
+    """What remains of rows that are settled for at least one subscription.
+
+    A row for one subscription is done. A row for a subject remains for those subscriptions that it
+    was for (they existed when it fell due) and that have not settled it."""
+    parts: list[Rows] = []
+    for subject_id in np.unique(entries["subject_id"]).tolist():
+        mine = (entries["subject_id"] == subject_id) & (entries["subscription_id"] == 0)
+        for subscription in registry.matching(subject_names[subject_id]):
+            done = settled["seq"][settled["subscription_id"] == subscription.id]
+            remains = mine & (entries["due_ms"] >= subscription.created_ms)
+            remains &= ~np.isin(entries["seq"], done)
+            if remains.any():
+                rows = waiting[remains]
+                rows["route"] = subscription.id | ROUTE_SUBSCRIPTION
+                parts.append(rows)
+    return parts

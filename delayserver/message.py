@@ -1,0 +1,103 @@
+"""A message as an object: only when it comes in, and when it goes out.
+
+`Payload` is what stands behind the columns of a row: MessagePack, an array by position, so that new
+fields are added at the end and old ones read on. Cost: about 0.5 µs to encode or decode.
+Threads: immutable values.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+import msgspec
+
+from storage.errors import DamageError
+from storage.frame import Rows, seal, unseal
+from storage.rows import HOUR_MS
+
+
+class Content(IntEnum):
+    """How the body is to be read."""
+
+    JSON = 0
+    BINARY = 1
+
+
+class Origin(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Where a message that was moved or is being retried comes from."""
+
+    message_seq: int
+    published_due_ms: int
+    """The due time in the message's id."""
+    subject_id: int
+    due_ms: int
+    """When its first attempt was due."""
+    attempt: int = 1
+    """The attempt that comes next, from 1."""
+
+
+class Payload(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The variable part of a message, as it stands in the logs."""
+
+    body: bytes
+    """As it was published, byte for byte."""
+    content: int = Content.JSON
+    key: str | None = None
+    headers: dict[str, str] | None = None
+    origin: Origin | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Payload)
+
+
+def encode_payload(payload: Payload) -> bytes:
+    """The bytes of a payload, sealed with their checksum."""
+    return seal(_encoder.encode(payload))
+
+
+def decode_payload(sealed: bytes, where: str, offset: int, seq: int) -> Payload:
+    """The payload again. Raises DamageError unless the bytes match their checksum (I8)."""
+    data = unseal(sealed)
+    if data is None:
+        raise DamageError(where, offset, "a payload does not match its checksum", seq, seq)
+    try:
+        return _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise DamageError(where, offset, f"a payload cannot be read ({error})", seq, seq) from error
+
+
+class State(StrEnum):
+    """The states of a message, as clients see them."""
+
+    SCHEDULED = "scheduled"
+    DELIVERING = "delivering"
+    DELIVERED = "delivered"
+    CANCELLED = "cancelled"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One schedule row: where a message, or its delivery to one subscription, is due."""
+
+    seq: int
+    due_ms: int
+
+    @property
+    def hour(self) -> int:
+        return self.due_ms // HOUR_MS
+
+
+@dataclass(slots=True)
+class Delivery:
+    """A message on its way to one subscription; exists only while it is being delivered."""
+
+    entry: Entry
+    origin: Origin
+    subject: str
+    message_id: str
+    subscription_id: int
+    attempt: int
+    payload: Payload
+    row: Rows
+    """Its row of the wheel (shape 1), for when it has to wait again."""

@@ -1,0 +1,395 @@
+"""Messages: publish, look up, cancel, move. Each answer is definite, and durable before it is told.
+
+A message is found without an index: its id says when it was due and which record published it. Only
+what changed since (cancelled, moved, retried, dead) stands in the overlay or the catalog.
+
+Cost: publish 5 µs, with a key 8 µs; cancel and locate a few µs, plus a search in one slot when the
+hour is loaded. Threads: belongs to the event loop.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from delayserver.config import Settings
+from delayserver.dispatcher import Dispatcher
+from delayserver.errors import (
+    ConflictError,
+    DiskReserveError,
+    InputError,
+    InputErrors,
+    NotFoundError,
+    OverloadedError,
+)
+from delayserver.groups import Groups
+from delayserver.hours import Hours
+from delayserver.ids import IdCodec, KeyHasher, MessageId
+from delayserver.message import Entry, Origin, Payload, State, encode_payload
+from delayserver.replay import hour_key
+from delayserver.sequencer import Change, ChangeState, Group, KeyEntry, Sequencer
+from delayserver.subscriptions import Registry
+from delayserver.wheel import Wheel
+from storage.catalog import Catalog, Table
+from storage.frame import Rows
+from storage.rows import HOUR_MS, NO_KEY, RecordKind
+
+
+@dataclass(slots=True)
+class NewMessage:
+    """A message that somebody wants to publish, checked and with an absolute due time."""
+
+    subject: str
+    due_ms: int
+    payload: Payload
+
+
+@dataclass(slots=True)
+class Published:
+    """What became of it. It may be told to the client once `group` is durable (None: it is)."""
+
+    message_id: str
+    due_ms: int
+    duplicate: bool
+    group: Group | None
+
+
+@dataclass(slots=True)
+class Located:
+    """Where a message is. `entry`: the schedule row that waits, when it is scheduled."""
+
+    state: State
+    entry: Entry
+    attempts: int = 0
+    """Attempts that failed, when a retry waits."""
+    subscription_id: int = 0
+    """Not 0: what waits is a retry for this subscription."""
+
+
+class Messages:
+    """What can be done with messages."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        sequencer: Sequencer,
+        groups: Groups,
+        wheel: Wheel,
+        hours: Hours,
+        dispatcher: Dispatcher,
+        registry: Registry,
+        ids: IdCodec,
+        key_hasher: KeyHasher,
+        *,
+        now_ms: int,
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._sequencer = sequencer
+        self._groups = groups
+        self._wheel = wheel
+        self._hours = hours
+        self._dispatcher = dispatcher
+        self._registry = registry
+        self._ids = ids
+        self._key_hasher = key_hasher
+        self._express_ms = settings.express_ms
+        self.advanced_ms = now_ms
+        self.disk_is_low = False
+        self.accepted_total = 0
+        self.cancelled_total = 0
+
+    # ── publish ────────────────────────────────────────────────────────────────────────────────
+
+    def publish(self, messages: Sequence[NewMessage], now_ms: int) -> list[Published]:
+        """Accept all messages or none, in order.
+
+        Raises ConflictError (one message) or InputErrors (several) for keys that stand for other
+        content, OverloadedError, DiskReserveError, StoppingError."""
+        if self.disk_is_low:
+            raise DiskReserveError(
+                f"the disk of the data directory has less than "
+                f"{self._settings.disk_reserve_bytes} bytes free (disk_reserve_bytes); "
+                "free some space; what is stored is still being delivered"
+            )
+        sealed = [encode_payload(message.payload) for message in messages]
+        self._groups.admit(sum(map(len, sealed)))
+        self._admit_subjects(messages)
+        keyed = any(message.payload.key is not None for message in messages)
+        if not keyed:
+            return [
+                self._accept(message, data, NO_KEY)
+                for message, data in zip(messages, sealed, strict=True)
+            ]
+        return self._publish_keyed(messages, sealed, now_ms)
+
+    def _admit_subjects(self, messages: Sequence[NewMessage]) -> None:
+        known = self._sequencer.subjects
+        new = {message.subject for message in messages if message.subject not in known}
+        if new and len(known) + len(new) > self._settings.subjects_max:
+            raise OverloadedError(
+                f"there are {len(known)} subjects, and the limit is {self._settings.subjects_max} "
+                "(subjects_max); put what varies into the key or the body, not into the subject",
+                60_000,
+            )
+
+    def _publish_keyed(
+        self, messages: Sequence[NewMessage], sealed: list[bytes], now_ms: int
+    ) -> list[Published]:
+        """First look at every key, then accept: a conflict must leave no trace."""
+        conflicts: list[InputError] = []
+        known: dict[bytes, KeyEntry | int] = {}
+        plan: list[tuple[bytes, KeyEntry | int | None]] = []
+        digests: list[int] = []
+        for index, (message, data) in enumerate(zip(messages, sealed, strict=True)):
+            key = message.payload.key
+            digests.append(_digest(data))
+            subject_id = self._sequencer.subjects.get(message.subject)
+            if key is None:
+                plan.append((NO_KEY, None))
+                continue
+            if subject_id is None:
+                # A new subject: only messages of this batch can have its keys.
+                key_hash = message.subject.encode() + b"\0" + key.encode()
+                found = known.get(key_hash)
+            else:
+                key_hash = self._key_hasher(subject_id, key)
+                found = known.get(key_hash)
+                if found is None:
+                    found = self._taken(key_hash, now_ms)
+            if found is not None:
+                digest = digests[found] if isinstance(found, int) else found.digest
+                if digest != digests[index]:
+                    conflicts.append(
+                        InputError(
+                            f"the key {key!r} of subject {message.subject} stands for a message "
+                            "with other content",
+                            f"/{index}/key",
+                        )
+                    )
+            else:
+                known[key_hash] = index
+            plan.append((key_hash, found))
+        if conflicts and len(messages) == 1:
+            raise ConflictError(conflicts[0].detail, State.SCHEDULED)
+        if conflicts:
+            raise InputErrors(f"{len(conflicts)} keys stand for other content", conflicts)
+        published: list[Published] = []
+        for message, data, (key_hash, found) in zip(messages, sealed, plan, strict=True):
+            if isinstance(found, int):
+                first = published[found]
+                published.append(Published(first.message_id, first.due_ms, True, first.group))
+            elif found is not None:
+                change = self._sequencer.changes(found.seq).get(0)
+                due_ms = change.due_ms if change else found.due_ms
+                message_id = self._ids.encode(found.due_ms, found.seq)
+                group = self._groups.group_of(found.seq)
+                published.append(Published(message_id, due_ms, True, group))
+            else:
+                if key_hash != NO_KEY:
+                    subject_id = self._sequencer.subject_id(message.subject)
+                    key_hash = self.key_hash(subject_id, message.payload.key)
+                published.append(self._accept(message, data, key_hash))
+        return published
+
+    def _accept(self, message: NewMessage, sealed: bytes, key_hash: bytes) -> Published:
+        sequencer = self._sequencer
+        subject_id = sequencer.subject_id(message.subject)
+        due_ms = message.due_ms
+        seq = sequencer.append(
+            RecordKind.PUBLISH,
+            due_ms=due_ms,
+            key_hash=key_hash,
+            subject_id=subject_id,
+            payload=sealed,
+        )
+        if key_hash != NO_KEY:
+            sequencer.put_key(seq, key_hash, KeyEntry(seq, due_ms, _digest(sealed)))
+        self.schedule(seq, due_ms, subject_id, sealed)
+        self.accepted_total += 1
+        return Published(self._ids.encode(due_ms, seq), due_ms, False, sequencer.group)
+
+    def schedule(self, seq: int, due_ms: int, route: int, sealed: bytes) -> None:
+        """The open group has a new schedule row: should it go to the wheel by the express way?"""
+        if due_ms < self.advanced_ms + self._express_ms and self._hours.is_live(due_ms // HOUR_MS):
+            self._sequencer.group.express.append((seq, due_ms, route, sealed))
+        self._groups.wake()
+
+    def _taken(self, key_hash: bytes, now_ms: int) -> KeyEntry | None:
+        """The message that holds a key: pending, or due no longer ago than the dedupe window."""
+        entry = self._sequencer.key(key_hash)
+        if entry is None:
+            return None
+        changes = self._sequencer.changes(entry.seq)
+        change = changes.get(0)
+        if change is not None and change.state == ChangeState.CANCELLED:
+            return None
+        due_ms = change.due_ms if change is not None else entry.due_ms
+        if due_ms + self._settings.dedupe_window_ms > now_ms:
+            return entry
+        located = self.locate(entry.seq, entry.due_ms)
+        return entry if located.state in (State.SCHEDULED, State.DELIVERING) else None
+
+    # ── where is a message ─────────────────────────────────────────────────────────────────────
+
+    def message_id(self, text: str) -> MessageId:
+        """Parse an id. Raises NotFoundError."""
+        parsed = self._ids.decode(text)
+        if parsed.seq >= self._sequencer.next_seq:
+            raise NotFoundError(f"there is no message {text!r}")
+        return parsed
+
+    def message_id_text(self, seq: int, due_ms: int) -> str:
+        """The id of a message."""
+        return self._ids.encode(due_ms, seq)
+
+    def key_hash(self, subject_id: int, key: str | None) -> bytes:
+        """By which a key is indexed."""
+        return NO_KEY if key is None else self._key_hasher(subject_id, key)
+
+    def by_key(self, subject: str, key: str) -> MessageId:
+        """The message that a key stands for. Raises NotFoundError."""
+        subject_id = self._sequencer.subjects.get(subject)
+        entry = subject_id and self._sequencer.key(self._key_hasher(subject_id, key))
+        if not entry:
+            raise NotFoundError(f"there is no message with key {key!r} in subject {subject!r}")
+        return MessageId(0, entry.due_ms, entry.seq)
+
+    def locate(self, seq: int, due_ms: int) -> Located:
+        """Where the message that was published with `seq` for `due_ms` is; always definite (I5)."""
+        changes = self._sequencer.changes(seq)
+        change = changes.get(0)
+        entry = Entry(change.entry_seq, change.due_ms) if change else Entry(seq, due_ms)
+        if change is not None and change.state == ChangeState.CANCELLED:
+            return Located(State.CANCELLED, entry)
+        if self._waits(entry):
+            return Located(State.SCHEDULED, entry)
+        delivering = self._dispatcher.holds(entry.seq)
+        retry: Located | None = None
+        dead = False
+        for subscription_id, per_subscription in changes.items():
+            if subscription_id == 0:
+                continue
+            again = Entry(per_subscription.entry_seq, per_subscription.due_ms)
+            if per_subscription.state == ChangeState.DEAD:
+                dead = True
+            elif self._waits(again):
+                retry = Located(
+                    State.SCHEDULED, again, per_subscription.attempt - 1, subscription_id
+                )
+            elif self._dispatcher.holds(again.seq):
+                delivering = True
+        if delivering:
+            return Located(State.DELIVERING, entry)
+        if retry is not None:
+            return retry
+        return Located(State.DEAD if dead else State.DELIVERED, entry)
+
+    def _waits(self, entry: Entry) -> bool:
+        """Whether a schedule row has not fired, or fired and is parked."""
+        hour = entry.hour
+        if not self._hours.is_live(hour) or hour in self._hours.loading:
+            return True
+        if self._groups.is_in_memory(entry.seq):
+            return True
+        return self._wheel.contains(entry.seq, entry.due_ms) or self._dispatcher.is_parked(entry)
+
+    def is_known(self, entry: Entry) -> bool:
+        """Whether the files of the row's hour still exist."""
+        if entry.seq > self._groups.checkpoint_seq:
+            return True
+        return self._catalog.get(Table.HOURS, hour_key(entry.hour)) is not None
+
+    # ── cancel and move ────────────────────────────────────────────────────────────────────────
+
+    def cancel(self, seq: int, due_ms: int) -> Group | None:
+        """Cancel a message; it never fires once the group is durable (None: it is) (I5).
+
+        Raises ConflictError with the state, NotFoundError."""
+        located = self.locate(seq, due_ms)
+        if located.state is State.CANCELLED:
+            return self._group_of_change(seq)
+        self._must_be_scheduled(located)
+        self._groups.admit(0)
+        entry = located.entry
+        record = self._sequencer.append(
+            RecordKind.CANCEL,
+            message_seq=seq,
+            target_seq=entry.seq,
+            target_due_ms=entry.due_ms,
+        )
+        change = Change(ChangeState.CANCELLED, entry.seq, entry.due_ms, 0, 0)
+        self._sequencer.put_change(record, seq, 0, change)
+        self._take_out(entry)
+        self.cancelled_total += 1
+        self._groups.wake()
+        return self._sequencer.group
+
+    def _group_of_change(self, message_seq: int) -> Group | None:
+        """A group after which the last change of the message is certainly durable."""
+        return self._groups.not_durable() if self._sequencer.has_fresh_change(message_seq) else None
+
+    def _must_be_scheduled(self, located: Located) -> None:
+        if located.state is not State.SCHEDULED:
+            if not self.is_known(located.entry):
+                raise NotFoundError("the message was settled, and its hour is past its retention")
+            raise ConflictError(f"the message is {located.state}", located.state)
+        if located.subscription_id:
+            # A retry for one subscription waits. Others may have the message already.
+            mine = self._registry.by_id(located.subscription_id)
+            others = (s for s in self._registry if s.id != located.subscription_id)
+            if mine is None or any(other.overlaps(mine) for other in others):
+                raise ConflictError(
+                    "the message was delivered to some of its subscriptions", State.DELIVERING
+                )
+
+    def _take_out(self, entry: Entry) -> None:
+        """Remove a row from wherever it waits in memory, and put it back on a roll-back."""
+        row = self._wheel.remove(entry.seq, entry.due_ms)
+        if row is None:
+            row = self._dispatcher.unpark(entry)
+        if row is not None:
+            self._hours.add(entry.hour, -1)
+            self._sequencer.group.undo.append(partial(self._put_back, entry.hour, row))
+
+    def move(
+        self, seq: int, due_ms: int, new_due_ms: int, payload: Payload, subject_id: int
+    ) -> Group:
+        """Give a message a new due time. Raises as `cancel`."""
+        located = self.locate(seq, due_ms)
+        if located.state is State.SCHEDULED and located.subscription_id:
+            raise ConflictError("the message is being retried", State.DELIVERING)
+        self._must_be_scheduled(located)
+        entry = located.entry
+        sealed = encode_payload(
+            msgspec.structs.replace(
+                payload, origin=Origin(seq, due_ms, subject_id, due_ms=new_due_ms)
+            )
+        )
+        self._groups.admit(len(sealed))
+        record = self._sequencer.append(
+            RecordKind.MOVE,
+            due_ms=new_due_ms,
+            message_seq=seq,
+            target_seq=entry.seq,
+            target_due_ms=entry.due_ms,
+            key_hash=self.key_hash(subject_id, payload.key),
+            subject_id=subject_id,
+            payload=sealed,
+        )
+        change = Change(ChangeState.MOVED, record, new_due_ms, 0, subject_id)
+        self._sequencer.put_change(record, seq, 0, change)
+        self._take_out(entry)
+        self.schedule(record, new_due_ms, subject_id, sealed)
+        return self._sequencer.group
+
+    def _put_back(self, hour: int, row: Rows) -> None:
+        self._wheel.insert(hour, row)
+        self._hours.add(hour, 1)
+
+
+def _digest(sealed: bytes) -> int:
+    """64 bits that tell whether two messages have the same content: checksum and length."""
+    return len(sealed) << 32 | int.from_bytes(sealed[:4], "little")

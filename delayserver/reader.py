@@ -1,0 +1,166 @@
+"""The reader: bodies of rows that go out, and the rows of messages that somebody looks up.
+
+Rows of one hour are read in the order of their place in the file, and neighbours in one call. A body
+is checked against its own checksum; one that does not match is named and left out, and the rest is
+delivered (I8).
+
+Cost: about 3 µs per message from the page cache. Threads: the reader thread, with log instances of
+its own.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from delayserver.dispatcher import Take
+from delayserver.ids import IdCodec
+from delayserver.message import Delivery, Entry, Origin, Payload, decode_payload
+from delayserver.wheel import PAYLOAD_MAX_BYTES, ROUTE_SUBSCRIPTION, Batch
+from storage.errors import DamageError
+from storage.frame import Frame, Rows
+from storage.hour_log import HourLog, concatenate
+from storage.rows import DISPATCH_DTYPE, HOUR_MS
+
+_SPAN_BYTES_MAX = 1 << 20
+_GAP_BYTES_MAX = 4096
+
+
+class Found(NamedTuple):
+    """A schedule row with its payload."""
+
+    payload: Payload
+    subject_id: int
+    subscription_id: int
+
+
+class Reader:
+    """Reads from the hours' files."""
+
+    def __init__(
+        self,
+        schedule: HourLog,
+        dispatch: HourLog,
+        ids: IdCodec,
+        subject_names: dict[int, str],
+        on_damage: Callable[[DamageError], None],
+    ) -> None:
+        self._schedule = schedule
+        self._dispatch = dispatch
+        self._ids = ids
+        self._subject_names = subject_names
+        self._on_damage = on_damage
+
+    def deliveries(self, take: Take, unfiled: dict[int, bytes]) -> list[Delivery]:
+        """The rows as deliveries, in order. `unfiled`: payloads that are in memory, by seq."""
+        deliveries: list[Delivery] = []
+        for batch in take.batches:
+            sealed = self._payloads(batch, unfiled)
+            where = self._schedule.path(batch.hour)
+            for index, row in enumerate(batch.rows.tolist()):
+                seq, locator, due_offset_ms, route = row
+                try:
+                    data = sealed.get(index)
+                    if data is None:
+                        raise DamageError(where, locator >> 24, "a row is missing", seq, seq)
+                    payload = decode_payload(data, where, locator >> 24, seq)
+                except DamageError as error:
+                    self._on_damage(error)
+                    continue
+                due_ms = batch.hour * HOUR_MS + due_offset_ms
+                origin = payload.origin
+                if origin is None:
+                    if route & ROUTE_SUBSCRIPTION:
+                        # One of several deliveries that a restart left open: the row tells more.
+                        found = self._schedule.find(batch.hour, seq)
+                        route = int(found[0]["subject_id"]) if found else 0
+                    origin = Origin(seq, due_ms, route, due_ms)
+                deliveries.append(
+                    Delivery(
+                        entry=Entry(seq, due_ms),
+                        origin=origin,
+                        subject=self._subject_names[origin.subject_id],
+                        message_id=self._ids.encode(origin.published_due_ms, origin.message_seq),
+                        subscription_id=take.subscription.id,
+                        attempt=take.attempts.get(seq, origin.attempt),
+                        payload=payload,
+                        row=batch.rows[index : index + 1],
+                    )
+                )
+        return deliveries
+
+    def _payloads(self, batch: Batch, unfiled: dict[int, bytes]) -> dict[int, bytes]:
+        """The sealed payload of each row, by its index in the batch."""
+        found: dict[int, bytes] = {}
+        locators = batch.rows["locator"]
+        for index in np.flatnonzero(locators == 0).tolist():
+            seq = int(batch.rows["seq"][index])
+            data = unfiled.get(seq)
+            if data is None:
+                data = self._find(batch.hour, seq)
+            if data is not None:
+                found[index] = data
+        order = np.argsort(locators, kind="stable")
+        order = order[int((locators == 0).sum()) :]
+        for indexes, start, end in _spans(locators, order):
+            span = self._schedule.read(batch.hour, start, end - start)
+            for index in indexes:
+                locator = int(locators[index])
+                offset = (locator >> 24) - start
+                found[index] = span[offset : offset + (locator & PAYLOAD_MAX_BYTES)]
+        return found
+
+    def _find(self, hour: int, seq: int) -> bytes | None:
+        try:
+            found = self._schedule.find(hour, seq)
+        except DamageError as error:
+            self._on_damage(error)
+            return None
+        if found is None:
+            return None
+        row, offset = found
+        return self._schedule.read(hour, offset, int(row["payload_length"]))
+
+    def find(self, entry: Entry) -> Found | None:
+        """A schedule row and its payload; None when its hour is not kept any more.
+
+        Raises DamageError."""
+        found = self._schedule.find(entry.hour, entry.seq)
+        if found is None:
+            return None
+        row, offset = found
+        sealed = self._schedule.read(entry.hour, offset, int(row["payload_length"]))
+        payload = self.decode(entry, sealed, offset)
+        return Found(payload, int(row["subject_id"]), int(row["subscription_id"]))
+
+    def decode(self, entry: Entry, sealed: bytes, offset: int = 0) -> Payload:
+        """The payload of a schedule row. Raises DamageError."""
+        return decode_payload(sealed, self._schedule.path(entry.hour), offset, entry.seq)
+
+    def settled(self, hour: int, entry_seq: int) -> Rows:
+        """Rows of the dispatch log for one schedule row (DISPATCH_DTYPE)."""
+        parts = [
+            found.rows[found.rows["seq"] == entry_seq]
+            for found in self._dispatch.scan(hour)
+            if isinstance(found, Frame)
+            and found.header.first_seq <= entry_seq <= found.header.last_seq
+        ]
+        return concatenate(parts, DISPATCH_DTYPE)
+
+
+def _spans(locators: np.ndarray, order: np.ndarray) -> Iterator[tuple[list[int], int, int]]:
+    """Rows that are read in one call: their indexes, and from where to where."""
+    indexes: list[int] = []
+    start = end = 0
+    for index, locator in zip(order.tolist(), locators[order].tolist(), strict=True):
+        offset = locator >> 24
+        until = offset + (locator & PAYLOAD_MAX_BYTES)
+        if indexes and (offset - end > _GAP_BYTES_MAX or until - start > _SPAN_BYTES_MAX):
+            yield indexes, start, end
+            indexes = []
+        if not indexes:
+            start = offset
+        indexes.append(index)
+        end = until
+    if indexes:
+        yield indexes, start, end

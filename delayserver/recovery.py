@@ -1,0 +1,169 @@
+"""Recovery: from whatever a crash left on the disk to the state as if it had not happened.
+
+    lock → catalog → cut schedule files to their committed lengths → cut torn tails of dispatch logs
+    → replay the message log to its end → checkpoint → load overdue, current and next hour → ready
+
+Nothing is delivered before replay has reached the end of the message log, else a cancel that was
+logged could be overtaken (I11). Every hour with unsettled messages counts, however old (I13).
+
+Cost: depends on what is due soon and on the unfiled tail of the message log, never on the whole
+backlog (I10): one directory listing, the tail, and the columns of the hours that are due.
+Threads: runs before any other thread starts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from delayserver.loader import LoadedHour, Loader
+from delayserver.replay import Records, Replay
+from delayserver.settler import Settler
+from delayserver.subscriptions import Registry, decode_subscription
+from storage.catalog import Catalog, Table
+from storage.errors import DamageError
+from storage.frame import Damage, Frame, unseal
+from storage.hour_log import HourLog
+from storage.message_log import MessageLog
+from storage.rows import HOUR_MS
+
+BATCH_BYTES = 32 * 1024 * 1024
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, how far, of how much."""
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What the server starts with."""
+
+    next_seq: int
+    subjects: dict[str, int]
+    registry: Registry
+    through_hour: int
+    loaded: list[LoadedHour]
+    damage: list[Damage] = field(default_factory=list)
+    replayed: int = 0
+
+
+def recover(
+    catalog: Catalog,
+    message_log: MessageLog,
+    schedule: HourLog,
+    replay: Replay,
+    settler: Settler,
+    loader: Loader,
+    *,
+    now_ms: int,
+    lead_ms: int,
+    progress: Progress = lambda what, done, total: None,
+) -> Recovered:
+    """Bring the data directory to a checkpoint at the end of the message log, and load what is due.
+
+    Raises StorageError when the disk does not let it; nothing was answered by then."""
+    _check_catalog(message_log, replay)
+    _cut_schedule(schedule, replay)
+    through_hour = (now_ms + lead_ms) // HOUR_MS
+    unsettled = [
+        hour for hour in settler.hours() if hour <= through_hour and not replay.is_retired(hour)
+    ]
+    damage = settler.recover(unsettled)
+    next_seq, replayed = _replay_tail(message_log, replay, damage, now_ms, progress)
+    for found in damage:
+        replay.note_damage(found, now_ms)
+    replay.checkpoint()
+    for hour in {*schedule.hours(), *settler.hours()} - replay.hours.keys():
+        replay.delete_files(hour)
+    registry = Registry(
+        decode_subscription(value) for _, value in catalog.scan(Table.SUBSCRIPTIONS)
+    )
+    subjects = {
+        name.decode(): int.from_bytes(key, "big") for key, name in catalog.scan(Table.SUBJECTS)
+    }
+    names = {number: name for name, number in subjects.items()}
+    snapshots = replay.snapshot(through_hour)
+    loaded = []
+    for done, snapshot in enumerate(snapshots):
+        progress("loading hours", done, len(snapshots))
+        loaded.append(loader.load(snapshot, registry, names))
+        damage += loaded[-1].damage
+    return Recovered(next_seq, subjects, registry, through_hour, loaded, damage, replayed)
+
+
+def _check_catalog(message_log: MessageLog, replay: Replay) -> None:
+    """A catalog that is gone or older than the logs must not make us cut them back to it."""
+    first_seq = message_log.first_seq()
+    if first_seq is not None and first_seq > replay.checkpoint_seq + 1:
+        raise DamageError(
+            "catalog",
+            0,
+            f"its checkpoint is {replay.checkpoint_seq}, but the message log begins with "
+            f"{first_seq}: the catalog is missing or from another time",
+            replay.checkpoint_seq + 1,
+            first_seq - 1,
+        )
+
+
+def _cut_schedule(schedule: HourLog, replay: Replay) -> None:
+    """Cut every schedule file back to its length at the checkpoint (I7)."""
+    for hour in schedule.hours():
+        state = replay.hours.get(hour)
+        committed = state.length if state else 0
+        if schedule.size(hour) > committed:
+            schedule.cut(hour, committed)
+    schedule.sync()
+
+
+def _replay_tail(
+    message_log: MessageLog,
+    replay: Replay,
+    damage: list[Damage],
+    now_ms: int,
+    progress: Progress,
+) -> tuple[int, int]:
+    """File everything behind the checkpoint; returns the next seq and the number of records."""
+    batch: list[Records] = []
+    batch_bytes = replayed = 0
+    next_seq = replay.checkpoint_seq + 1
+    for found in message_log.read(next_seq):
+        if isinstance(found, Damage):
+            damage.append(found)
+            message_log.keep(found.path)
+            next_seq = max(next_seq, found.last_seq + 1)
+            continue
+        next_seq = found.header.last_seq + 1
+        records = _intact(found, damage)
+        batch.append(records)
+        batch_bytes += found.end - found.offset
+        replayed += len(records.rows)
+        if batch_bytes >= BATCH_BYTES:
+            replay.file(batch, now_ms)
+            progress("replaying the message log", replayed, replayed)
+            batch, batch_bytes = [], 0
+    if batch:
+        replay.file(batch, now_ms)
+    return next_seq, replayed
+
+
+def _intact(frame: Frame, damage: list[Damage]) -> Records:
+    """The records of a frame; where its blob is damaged, those whose own payload is not (I8)."""
+    assert frame.payload is not None
+    if frame.payload_intact:
+        return Records(frame.rows, frame.payload)
+    keep = np.ones(len(frame.rows), bool)
+    for index, row in enumerate(frame.rows):
+        start, length = int(row["payload_offset"]), int(row["payload_length"])
+        if length and unseal(frame.payload[start : start + length]) is None:
+            keep[index] = False
+            damage.append(
+                Damage(
+                    frame.path,
+                    frame.payload_start + start,
+                    frame.payload_start + start + length,
+                    "a payload does not match its checksum",
+                    torn=False,
+                    first_seq=int(row["seq"]),
+                    last_seq=int(row["seq"]),
+                )
+            )
+    return Records(frame.rows[keep], frame.payload)

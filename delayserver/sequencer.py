@@ -1,0 +1,331 @@
+"""The sequencer: decisions are taken once, here, in one order, and then logged.
+
+It gives every record its `seq`, keeps the open group that the committer will write next, and the
+overlays: what changed since the last checkpoint, and is therefore not in the catalog yet. A lookup
+goes overlay, then catalog.
+
+A decision shows in the overlays at once, so that the next request sees it, but nobody is answered
+before its group is durable. When the disk is full, the groups that were not written are rolled back
+in reverse order, as if they had never been asked for; a failed sync is never rolled back (I9).
+
+Cost: about 2 µs per record; a keyed publish adds one hash and one dictionary or LMDB lookup.
+Threads: belongs to the event loop. A closed group is handed over and not touched again.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Generic, NamedTuple, TypeVar
+
+from storage.catalog import Catalog, Table
+from storage.frame import seal
+from storage.rows import MESSAGE_DTYPE, NO_KEY, RecordKind
+
+MESSAGE_ROW = struct.Struct("<QqQQq16sIIIIIHBB")
+"""One row of MESSAGE_DTYPE; packing bytes is five times faster than filling an array."""
+assert MESSAGE_ROW.size == MESSAGE_DTYPE.itemsize
+
+Waiter = Callable[[Exception | None], None]
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class KeyEntry(NamedTuple):
+    """The message that a key stands for: what its id says, and a digest of its content."""
+
+    seq: int
+    due_ms: int
+    digest: int
+
+
+class ChangeState(IntEnum):
+    """Why a message is not where its id says."""
+
+    MOVED = 1
+    CANCELLED = 2
+    RETRYING = 3
+    DEAD = 4
+
+
+class Change(NamedTuple):
+    """Where a message is now (subscription 0), or its delivery to one subscription."""
+
+    state: int
+    entry_seq: int
+    due_ms: int
+    attempt: int
+    subject_id: int
+
+
+_KEY_VALUE = struct.Struct(">QQQ")
+_CHANGE_VALUE = struct.Struct(">BQQHI")
+_CHANGE_KEY = struct.Struct(">QI")
+
+
+def pack_key_entry(entry: KeyEntry) -> bytes:
+    """A value of the table KEYS."""
+    return _KEY_VALUE.pack(*entry)
+
+
+def unpack_key_entry(value: bytes) -> KeyEntry:
+    """The inverse of `pack_key_entry`."""
+    return KeyEntry(*_KEY_VALUE.unpack(value))
+
+
+def change_key(message_seq: int, subscription_id: int) -> bytes:
+    """A key of the table CHANGES."""
+    return _CHANGE_KEY.pack(message_seq, subscription_id)
+
+
+def pack_change(change: Change) -> bytes:
+    """A value of the table CHANGES."""
+    return _CHANGE_VALUE.pack(*change)
+
+
+def unpack_change(value: bytes) -> Change:
+    """The inverse of `pack_change`."""
+    return Change(*_CHANGE_VALUE.unpack(value))
+
+
+class Overlay(Generic[K, V]):
+    """Changes since the last checkpoint, by key, forgotten once a checkpoint covers them."""
+
+    def __init__(self) -> None:
+        self._values: dict[K, tuple[int, V]] = {}
+        self._order: deque[tuple[int, K]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._values)
+
+    def get(self, key: K) -> V | None:
+        found = self._values.get(key)
+        return None if found is None else found[1]
+
+    def put(self, seq: int, key: K, value: V) -> Callable[[], None]:
+        """Set a value that record `seq` gave; returns how to undo it."""
+        before = self._values.get(key)
+        self._values[key] = (seq, value)
+        self._order.append((seq, key))
+
+        def undo() -> None:
+            if before is None:
+                del self._values[key]
+            else:
+                self._values[key] = before
+
+        return undo
+
+    def prune(self, through_seq: int) -> None:
+        """Forget what the catalog has now."""
+        order = self._order
+        while order and order[0][0] <= through_seq:
+            seq, key = order.popleft()
+            found = self._values.get(key)
+            if found is not None and found[0] <= seq:
+                del self._values[key]
+
+
+@dataclass(slots=True)
+class Group:
+    """Records that are written and synced together; answered together."""
+
+    first_seq: int
+    created_ms: int = 0
+    rows: list[bytes] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    payload_bytes: int = 0
+    waiters: list[Waiter] = field(default_factory=list)
+    is_ended: bool = False
+    """The waiters have been told."""
+    error: Exception | None = None
+    undo: list[Callable[[], None]] = field(default_factory=list)
+    effects: list[Callable[[], None]] = field(default_factory=list)
+    """What happens on the event loop once the group is durable."""
+    express: list[tuple[int, int, int, bytes]] = field(default_factory=list)
+    """Rows that the event loop itself puts into the wheel once they are durable, since filing them
+    first might be too late: seq, due_ms, route, payload. Replay files them and no more."""
+
+    @property
+    def last_seq(self) -> int:
+        return self.first_seq + len(self.rows) - 1
+
+    @property
+    def total_bytes(self) -> int:
+        return len(self.rows) * MESSAGE_ROW.size + self.payload_bytes
+
+    def when_durable(self, waiter: Waiter) -> None:
+        """Call `waiter` when the group is durable, or with the error that kept it from being so."""
+        if self.is_ended:
+            waiter(self.error)
+        else:
+            self.waiters.append(waiter)
+
+    def end(self, error: Exception | None) -> None:
+        """Tell everybody who waits."""
+        self.is_ended, self.error = True, error
+        for waiter in self.waiters:
+            waiter(error)
+
+    def encode(self) -> tuple[bytes, bytes]:
+        """Rows and payloads as they stand in the frame."""
+        return b"".join(self.rows), self._blob()
+
+    def payload(self, seq: int) -> tuple[bytes, int]:
+        """The sealed payload of one of its records, and the record's subject id."""
+        row = MESSAGE_ROW.unpack(self.rows[seq - self.first_seq])
+        offset, length = row[8], row[9]
+        return self._blob()[offset : offset + length], row[6]
+
+    def _blob(self) -> bytes:
+        if len(self.payloads) > 1:
+            self.payloads = [b"".join(self.payloads)]
+        return self.payloads[0] if self.payloads else b""
+
+
+class Sequencer:
+    """Assigns seqs, fills the open group, answers from overlay and catalog."""
+
+    def __init__(self, catalog: Catalog, *, next_seq: int, subjects: dict[str, int]) -> None:
+        self._catalog = catalog
+        self._keys: Overlay[bytes, KeyEntry] = Overlay()
+        self._changes: Overlay[int, dict[int, Change]] = Overlay()
+        self._removed: Overlay[int, bool] = Overlay()
+        self.next_seq = next_seq
+        self.subjects = subjects
+        self.subject_names = {number: name for name, number in subjects.items()}
+        self.group = Group(next_seq)
+
+    # ── records ────────────────────────────────────────────────────────────────────────────────
+
+    def append(
+        self,
+        kind: RecordKind,
+        *,
+        due_ms: int = 0,
+        message_seq: int = 0,
+        target_seq: int = 0,
+        target_due_ms: int = 0,
+        key_hash: bytes = NO_KEY,
+        subject_id: int = 0,
+        subscription_id: int = 0,
+        payload: bytes = b"",
+        attempt: int = 0,
+    ) -> int:
+        """Put one record into the open group; returns its seq. `payload` is sealed."""
+        group = self.group
+        seq = self.next_seq
+        self.next_seq = seq + 1
+        group.rows.append(
+            MESSAGE_ROW.pack(
+                seq,
+                due_ms,
+                message_seq or seq,
+                target_seq,
+                target_due_ms,
+                key_hash,
+                subject_id,
+                subscription_id,
+                group.payload_bytes,
+                len(payload),
+                int.from_bytes(payload[:4], "little"),
+                attempt,
+                kind,
+                0,
+            )
+        )
+        if payload:
+            group.payloads.append(payload)
+            group.payload_bytes += len(payload)
+        if kind in (RecordKind.CANCEL, RecordKind.MOVE):
+            group.undo.append(self._removed.put(seq, target_seq, True))
+        return seq
+
+    def close_group(self, now_ms: int) -> Group:
+        """Take the open group away, to be committed; a new one is open."""
+        group, self.group = self.group, Group(self.next_seq)
+        group.created_ms = now_ms
+        return group
+
+    def roll_back(self, groups: list[Group]) -> None:
+        """Undo groups that could not be written, the newest last in `groups`."""
+        for group in reversed(groups):
+            for undo in reversed(group.undo):
+                undo()
+        self.next_seq = groups[0].first_seq
+        self.group = Group(self.next_seq)
+
+    def prune(self, through_seq: int) -> None:
+        """The catalog holds everything up to `through_seq`."""
+        self._keys.prune(through_seq)
+        self._changes.prune(through_seq)
+        self._removed.prune(through_seq)
+
+    @property
+    def removed(self) -> Overlay[int, bool]:
+        """Seqs of schedule rows whose removal was decided and may not be filed yet."""
+        return self._removed
+
+    # ── subjects ───────────────────────────────────────────────────────────────────────────────
+
+    def subject_id(self, name: str) -> int:
+        """The number of a subject; a new one is recorded in the open group."""
+        number = self.subjects.get(name)
+        if number is not None:
+            return number
+        number = len(self.subjects) + 1
+        self.append(RecordKind.SUBJECT, subject_id=number, payload=seal(name.encode()))
+        self.subjects[name] = number
+        self.subject_names[number] = name
+
+        def undo() -> None:
+            del self.subjects[name]
+            del self.subject_names[number]
+
+        self.group.undo.append(undo)
+        return number
+
+    # ── keys and changes ───────────────────────────────────────────────────────────────────────
+
+    def key(self, key_hash: bytes) -> KeyEntry | None:
+        """The message that a key stands for."""
+        entry = self._keys.get(key_hash)
+        if entry is None:
+            value = self._catalog.get(Table.KEYS, key_hash)
+            if value is not None:
+                entry = unpack_key_entry(value)
+        return entry
+
+    def put_key(self, seq: int, key_hash: bytes, entry: KeyEntry) -> None:
+        """Record `seq` of the open group made the key stand for `entry`."""
+        self.group.undo.append(self._keys.put(seq, key_hash, entry))
+
+    def changes(self, message_seq: int) -> dict[int, Change]:
+        """Where a message is now, by subscription (0: the message itself)."""
+        known = self._changes.get(message_seq)
+        if known is not None:
+            return known
+        prefix = message_seq.to_bytes(8, "big")
+        return {
+            _CHANGE_KEY.unpack(key)[1]: unpack_change(value)
+            for key, value in self._catalog.scan(Table.CHANGES, prefix=prefix)
+        }
+
+    def has_fresh_change(self, message_seq: int) -> bool:
+        """Whether the message changed since the last checkpoint."""
+        return self._changes.get(message_seq) is not None
+
+    def put_change(
+        self, seq: int, message_seq: int, subscription_id: int, change: Change | None
+    ) -> None:
+        """Record `seq` of the open group changed where a message is."""
+        known = dict(self.changes(message_seq))
+        if change is None:
+            known.pop(subscription_id, None)
+        else:
+            known[subscription_id] = change
+        self.group.undo.append(self._changes.put(seq, message_seq, known))

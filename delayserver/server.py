@@ -1,0 +1,592 @@
+"""The server: the engine, its threads and its clock, wired together; what the HTTP layer talks to.
+
+This is the only place that starts threads, reads the clock, and turns callbacks into awaitables. Every
+call of the engine is on the event loop; results of threads come back by `call_soon_threadsafe`.
+
+Cost: one loop wake-up per commit group. Threads: all public coroutines belong to the event loop.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import structlog
+
+from delayserver.config import Settings
+from delayserver.delivery.webhook import (
+    HttpWebhookSender,
+    WebhookRequest,
+    WebhookResponse,
+    WebhookSender,
+)
+from delayserver.dispatcher import PullRequest, Take
+from delayserver.engine import Engine
+from delayserver.errors import NotFoundError, StoppingError
+from delayserver.ids import IdCodec, KeyHasher
+from delayserver.loader import LoadedHour, Loader
+from delayserver.message import Content, Delivery, Entry, Payload, State
+from delayserver.messages import Located, NewMessage, Published
+from delayserver.reader import Found, Reader
+from delayserver.recovery import Progress, Recovered, recover
+from delayserver.replay import Filed, Replay, Snapshot
+from delayserver.sequencer import Group, Sequencer
+from delayserver.settler import Settler
+from delayserver.signing import WebhookSecret
+from delayserver.subscriptions import Subscription
+from delayserver.targets import TargetPolicy
+from delayserver.wheel import SLOT_MS
+from delayserver.workers import (
+    CallRequest,
+    CheckpointRequest,
+    CommitterThread,
+    HourRequest,
+    LoaderThread,
+    LoadRequest,
+    ReaderThread,
+    ReplayThread,
+    RetireRequest,
+    SettleRequest,
+    SettlerThread,
+    TakeRequest,
+)
+from storage.catalog import Catalog, LmdbCatalog
+from storage.directory import CATALOG_DIRECTORY, LOCK_FILE, open_identity
+from storage.errors import DamageError
+from storage.files import Files, OsFiles
+from storage.hour_log import HourLog
+from storage.message_log import Durability, MessageLog
+from storage.rows import LogKind, Outcome
+
+DISK_CHECK_S = 1.0
+CONTENT_TYPES = {Content.JSON: "application/json", Content.BINARY: "application/octet-stream"}
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class DeliveryView:
+    """What became of a message at one subscription."""
+
+    subscription: str
+    state: str
+    attempt: int
+    at_ms: int
+
+
+@dataclass(slots=True)
+class MessageView:
+    """A message as somebody who looks it up sees it."""
+
+    message_id: str
+    subject: str
+    due_ms: int
+    state: State
+    attempts: int
+    payload: Payload
+    deliveries: list[DeliveryView] = field(default_factory=list)
+
+
+def wall_clock_ms() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+class Server:
+    """One shard: a data directory that is open, and everything that runs on it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        clock: Callable[[], int] = wall_clock_ms,
+        fatal: Callable[[BaseException], None],
+        progress: Progress = lambda what, done, total: None,
+        sender: WebhookSender | None = None,
+    ) -> None:
+        """Lock the directory and recover what is in it. Nothing runs before `start`.
+
+        Raises StorageError."""
+        self.settings = settings
+        self.clock = (
+            (lambda: clock() + settings.clock_offset_ms) if settings.clock_offset_ms else clock
+        )
+        self._fatal = fatal
+        self._sender = sender
+        self._cleanup = contextlib.ExitStack()
+        try:
+            self._open(progress)
+        except BaseException:
+            self._cleanup.close()
+            raise
+
+    def _open(self, progress: Progress) -> None:
+        settings = self.settings
+        files: Files = OsFiles(str(settings.data_dir))
+        self._files = files
+        self._cleanup.enter_context(files.lock(LOCK_FILE))
+        identity = open_identity(files, random_bytes=os.urandom)
+        files.make_directory(CATALOG_DIRECTORY)
+        catalog: Catalog = LmdbCatalog(
+            str(settings.data_dir / CATALOG_DIRECTORY), max_bytes=settings.catalog_max_bytes
+        )
+        self._cleanup.callback(catalog.close)
+        self.catalog = catalog
+
+        def hour_log(kind: LogKind) -> HourLog:
+            made = HourLog(files, kind, stamp=identity.stamp)
+            self._cleanup.callback(made.close)
+            return made
+
+        self._message_log = MessageLog(
+            files,
+            stamp=identity.stamp,
+            segment_bytes=settings.segment_bytes,
+            durability=settings.durability,
+        )
+        schedule = hour_log(LogKind.SCHEDULE)
+        replay_dispatch = hour_log(LogKind.DISPATCH)
+        self._replay = Replay(catalog, schedule, replay_dispatch, self._message_log)
+        self._settler = Settler(hour_log(LogKind.DISPATCH))
+        self._loader = Loader(
+            hour_log(LogKind.SCHEDULE), hour_log(LogKind.DISPATCH), slot_ms=SLOT_MS
+        )
+        now_ms = self.clock()
+        recovered = recover(
+            catalog,
+            self._message_log,
+            schedule,
+            self._replay,
+            self._settler,
+            self._loader,
+            now_ms=now_ms,
+            lead_ms=settings.lead_ms,
+            progress=progress,
+        )
+        self._report(recovered)
+        ids = IdCodec(identity.shard, identity.id_secret)
+        sequencer = Sequencer(catalog, next_seq=recovered.next_seq, subjects=recovered.subjects)
+        self._reader = Reader(
+            hour_log(LogKind.SCHEDULE),
+            hour_log(LogKind.DISPATCH),
+            ids,
+            sequencer.subject_names,
+            self._on_damage,
+        )
+        first_hour = min([recovered.through_hour, *(hour.hour for hour in recovered.loaded)])
+        self.engine = Engine(
+            settings,
+            catalog,
+            sequencer,
+            recovered.registry,
+            ids,
+            KeyHasher(identity.id_secret),
+            self,
+            first_hour=first_hour,
+            now_ms=now_ms,
+            epoch=os.urandom(4).hex(),
+            random=random.random,
+        )
+        self.engine.start(recovered.through_hour, recovered.loaded)
+
+    def _report(self, recovered: Recovered) -> None:
+        for damage in recovered.damage:
+            log.error(
+                "damage found",
+                file=damage.path,
+                offset=damage.offset,
+                end=damage.end,
+                reason=damage.reason,
+                first_seq=damage.first_seq,
+                last_seq=damage.last_seq,
+            )
+        log.info(
+            "recovered",
+            data_dir=str(self.settings.data_dir),
+            replayed=recovered.replayed,
+            hours=len(recovered.loaded),
+            waiting=sum(hour.count for hour in recovered.loaded),
+        )
+
+    # ── start and stop ─────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        """Start the threads and the clock: from now on messages fire."""
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tick_asked = False
+        self._settle_asked = False
+        self._settle = SettleRequest()
+        self._sending: set[asyncio.Task[None]] = set()
+        self._calls: set[asyncio.Future[object]] = set()
+        if self._sender is None:
+            self._sender = HttpWebhookSender(TargetPolicy(self.settings.webhook_targets))
+        settings, post, fatal = self.settings, self._post, self._on_fatal
+        self._committer = CommitterThread(
+            self._message_log, post, self._on_committed, self.engine.groups.on_commit_failed, fatal
+        )
+        self._replayer = ReplayThread(
+            self._replay,
+            self.clock,
+            post,
+            self._on_filed,
+            self.engine.on_checkpoint,
+            self._on_loading,
+            fatal,
+            checkpoint_ms=settings.checkpoint_ms,
+            checkpoint_bytes=settings.checkpoint_bytes,
+            retention_ms=settings.retention_ms,
+        )
+        self._loading = LoaderThread(self._loader, post, self._on_loaded, fatal)
+        self._reading = ReaderThread(self._reader, post, fatal)
+        self._settling = SettlerThread(
+            self._settler,
+            self.clock,
+            time.monotonic,
+            post,
+            fatal,
+            sync_ms=settings.settle_sync_ms,
+            durable=settings.durability is Durability.FSYNC,
+        )
+        self._threads = [
+            self._committer,
+            self._settling,
+            self._loading,
+            self._reading,
+            self._replayer,
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._check_disk()
+        self._tick()
+
+    async def stop(self) -> None:
+        """Stop accepting, let what is on its way finish, file everything, close the directory."""
+        engine = self.engine
+        engine.groups.stopping = True
+        engine.dispatcher.drain()
+        deadline = self._loop.time() + self.settings.drain_ms / 1000
+        if self._sending:
+            await asyncio.wait(self._sending, timeout=self.settings.drain_ms / 1000)
+        for task in self._sending:
+            task.cancel()
+        while not engine.groups.is_idle and self._loop.time() < deadline + 10:
+            self._flush()
+            await asyncio.sleep(0.002)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._disk_timer.cancel()
+        self._flush_settle()
+        for thread in self._threads:
+            thread.finish()
+            await asyncio.to_thread(thread.join)
+        assert self._sender is not None
+        await self._sender.close()
+        self._cleanup.close()
+        log.info("stopped")
+
+    def _post(self, function: Callable[..., None], *arguments: object) -> None:
+        # The loop is closed already when a thread ends late; nobody waits for it then.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _on_fatal(self, error: BaseException) -> None:
+        log.critical("the server must stop", error=str(error), exc_info=error)
+        self._fatal(error)
+
+    def _on_damage(self, error: DamageError) -> None:
+        log.error("damage found", error=str(error))
+
+    def _check_disk(self) -> None:
+        free = self._files.free_bytes()
+        self.free_bytes = free
+        self.engine.messages.disk_is_low = free < self.settings.disk_reserve_bytes
+        self._disk_timer = self._loop.call_later(DISK_CHECK_S, self._check_disk)
+
+    # ── time ───────────────────────────────────────────────────────────────────────────────────
+
+    def _tick(self) -> None:
+        self._tick_asked = False
+        if self._timer is not None:
+            self._timer.cancel()
+        now_ms = self.clock()
+        next_ms = self.engine.advance(now_ms)
+        # Never longer than a second, since the clock may be set.
+        delay_s = min(max(next_ms - now_ms, 0) / 1000, 1.0)
+        self._timer = self._loop.call_later(delay_s, self._tick)
+
+    def _tick_soon(self) -> None:
+        if not self._tick_asked:
+            self._tick_asked = True
+            self._loop.call_soon(self._tick)
+
+    # ── ports of the engine ────────────────────────────────────────────────────────────────────
+
+    def wake(self) -> None:
+        self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self.engine.groups.flush(self.clock())
+
+    def commit(self, group: Group) -> None:
+        self._committer.put(group)
+
+    def _on_committed(self) -> None:
+        self.engine.on_committed(self.clock())
+        self._tick_soon()
+
+    def file(self, group: Group) -> None:
+        self._replayer.put(group)
+
+    def _on_filed(self, filed: Filed) -> None:
+        self.engine.on_filed(filed)
+        self._tick_soon()
+
+    def load(self, through_hour: int) -> None:
+        self._replayer.put(LoadRequest(through_hour))
+
+    def _on_loading(self, before: int, snapshots: list[Snapshot]) -> None:
+        self.engine.on_loading(before, snapshots)
+        registry = self.engine.registry.snapshot()
+        names = self.engine.sequencer.subject_names
+        for snapshot in snapshots:
+            self._loading.put(HourRequest(snapshot, registry, dict(names)))
+
+    def _on_loaded(self, loaded: LoadedHour) -> None:
+        for damage in loaded.damage:
+            self._on_damage(damage.error())
+        self.engine.on_loaded(loaded)
+        self._tick_soon()
+
+    def retire(self, hours: list[int], through_seq: int) -> None:
+        def recorded() -> None:
+            self._replayer.put(RetireRequest(hours, through_seq))
+
+        self._settle.forget += hours
+        self._settle.done.append(recorded)
+        self._settle_soon()
+
+    def read(self, take: Take) -> None:
+        unfiled: dict[int, bytes] = {}
+        for batch in take.batches:
+            for seq in batch.rows["seq"][batch.rows["locator"] == 0].tolist():
+                found = self.engine.groups.payload(seq)
+                if found is not None:
+                    unfiled[seq] = found[0]
+        if len(unfiled) == take.count:
+            # Everything is in memory: no need to go through the thread.
+            self.engine.on_read(take, self._reader.deliveries(take, unfiled))
+        else:
+            self._reading.put(TakeRequest(take, unfiled, self.engine.on_read))
+
+    def hand_out(self, take: Take, deliveries: list[Delivery]) -> None:
+        self.engine.hand_out(take, deliveries, self.clock())
+        self._tick_soon()
+
+    def settle(self, hour: int, row: bytes) -> None:
+        self._settle.rows_by_hour.setdefault(hour, []).append(row)
+        self._settle_soon()
+
+    def _settle_soon(self) -> None:
+        if not self._settle_asked:
+            self._settle_asked = True
+            self._loop.call_soon(self._flush_settle)
+
+    def _flush_settle(self) -> None:
+        self._settle_asked = False
+        request, self._settle = self._settle, SettleRequest()
+        if request.rows_by_hour or request.done:
+            self._settling.put(request)
+
+    def send(self, subscription: Subscription, delivery: Delivery) -> None:
+        task = self._loop.create_task(self._send(subscription, delivery))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _send(self, subscription: Subscription, delivery: Delivery) -> None:
+        assert self._sender is not None
+        payload = delivery.payload
+        request = WebhookRequest(
+            url=subscription.url,
+            message_id=delivery.message_id,
+            subject=delivery.subject,
+            key=payload.key,
+            due_ms=delivery.origin.due_ms,
+            attempt=delivery.attempt,
+            headers=payload.headers or {},
+            body=payload.body,
+            content_type=CONTENT_TYPES[Content(payload.content)],
+            secrets=tuple(WebhookSecret.parse(secret) for secret in subscription.secrets),
+            timeout_ms=subscription.timeout_ms,
+            timestamp_s=self.clock() // 1000,
+        )
+        response: WebhookResponse = await self._sender.send(request)
+        self.engine.on_sent(delivery, response, self.clock())
+
+    # ── what the HTTP layer asks for ───────────────────────────────────────────────────────────
+
+    def publish(self, messages: list[NewMessage]) -> list[Published]:
+        """Accept all or none; tell nobody before `durable(group)`. See Messages.publish."""
+        return self.engine.messages.publish(messages, self.clock())
+
+    def durable(self, group: Group | None) -> asyncio.Future[None]:
+        """Done when the group is durable; raises what kept it from being so."""
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def waiter(error: Exception | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        if group is None:
+            future.set_result(None)
+        else:
+            group.when_durable(waiter)
+        return future
+
+    async def cancel(self, seq: int, due_ms: int) -> None:
+        """Cancel; on return it is durable that the message never fires (I5)."""
+        await self.durable(self.engine.messages.cancel(seq, due_ms))
+
+    async def move(self, seq: int, due_ms: int, new_due_ms: int) -> None:
+        """Give a message a new due time; durable on return."""
+        found = await self._find(self.engine.messages.locate(seq, due_ms))
+        group = self.engine.messages.move(seq, due_ms, new_due_ms, found.payload, found.subject_id)
+        await self.durable(group)
+
+    async def _find(self, located: Located) -> Found:
+        """Payload and subject of a message."""
+        entry = located.entry
+        unfiled = self.engine.groups.payload(entry.seq)
+        if unfiled is not None:
+            sealed, subject_id = unfiled
+            payload = self._reader.decode(entry, sealed)
+            return Found(payload, subject_id, 0)
+        found = await self._call(lambda reader: reader.find(entry))
+        if found is None:
+            raise NotFoundError("the message was settled, and its hour is past its retention")
+        return found
+
+    def _call(self, function: Callable[[Reader], T]) -> "asyncio.Future[T]":
+        """Run something in the reader thread."""
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def done(result: object, error: Exception | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]
+
+        self._reading.put(CallRequest(function, done))
+        return future
+
+    async def look_up(self, seq: int, due_ms: int) -> MessageView:
+        """A message, its state and what became of it so far. Raises NotFoundError, DamageError."""
+        messages, registry = self.engine.messages, self.engine.registry
+        located = messages.locate(seq, due_ms)
+        found = await self._find(located)
+        view = MessageView(
+            message_id=self.engine.ids.encode(due_ms, seq),
+            subject=self.engine.sequencer.subject_names[found.subject_id],
+            due_ms=located.entry.due_ms,
+            state=located.state,
+            attempts=located.attempts,
+            payload=found.payload,
+        )
+        entries = {0: (located.entry, 0)}
+        for subscription_id, change in self.engine.sequencer.changes(seq).items():
+            if subscription_id:
+                entries[subscription_id] = (Entry(change.entry_seq, change.due_ms), change.attempt)
+        if located.state is State.SCHEDULED and len(entries) == 1:
+            return view
+        for entry, _ in entries.values():
+            rows = await self._call(lambda reader, e=entry: reader.settled(e.hour, e.seq))
+            for row in rows[rows["outcome"] == Outcome.DELIVERED]:
+                subscription = registry.by_id(int(row["subscription_id"]))
+                name = subscription.name if subscription else ""
+                attempt, at_ms = int(row["attempt"]), int(row["settled_ms"])
+                view.deliveries.append(DeliveryView(name, State.DELIVERED, attempt, at_ms))
+                view.attempts = max(view.attempts, attempt)
+        done = {delivery.subscription for delivery in view.deliveries}
+        for subscription_id, (entry, attempt) in entries.items():
+            subscription = registry.by_id(subscription_id)
+            if subscription is None or subscription.name in done:
+                continue
+            change = self.engine.sequencer.changes(seq)[subscription_id]
+            state = State.DEAD if located.state is State.DEAD else State.SCHEDULED
+            view.deliveries.append(DeliveryView(subscription.name, state, attempt, entry.due_ms))
+            view.attempts = max(view.attempts, attempt - (state is State.SCHEDULED))
+        return view
+
+    async def pull(
+        self, subscription: Subscription, max_messages: int, wait_ms: int, lease_ms: int
+    ) -> list[tuple[Delivery, str]]:
+        """Messages and their leases, as soon as there are any, none after `wait_ms`."""
+        if self.engine.groups.stopping:
+            raise StoppingError("the server is stopping")
+        future: asyncio.Future[list[tuple[Delivery, str]]] = self._loop.create_future()
+
+        def answer(deliveries: list[tuple[Delivery, str]]) -> None:
+            if not future.done():
+                future.set_result(deliveries)
+                return
+            # The consumer is gone: what it would have got is available again.
+            for _, token in deliveries:
+                self.engine.nack(token, 0, self.clock())
+
+        request = PullRequest(max_messages, lease_ms, self.clock() + wait_ms, answer)
+        self.engine.pull(subscription, request)
+        self._tick_soon()
+        return await future
+
+    async def ack(self, tokens: list[str]) -> list[str]:
+        """Acknowledge leases; on return it is recorded. Returns those that were over."""
+        now_ms = self.clock()
+        expired = [token for token in tokens if not self.engine.ack(token, now_ms)]
+        if len(expired) < len(tokens):
+            future: asyncio.Future[None] = self._loop.create_future()
+
+            def recorded() -> None:
+                if not future.done():
+                    future.set_result(None)
+
+            self._settle.done.append(recorded)
+            self._settle_soon()
+            await future
+        return expired
+
+    async def nack(self, tokens: list[str], delay_ms: int) -> list[str]:
+        """Give leased messages back. Returns the tokens that were over."""
+        now_ms = self.clock()
+        expired = [token for token in tokens if not self.engine.nack(token, delay_ms, now_ms)]
+        self._tick_soon()
+        await self.durable(self.engine.groups.not_durable() if delay_ms else None)
+        return expired
+
+    def extend(self, tokens: list[str], lease_ms: int) -> list[str]:
+        """Give leases a new deadline. Returns those that were over."""
+        deadline_ms = self.clock() + lease_ms
+        return [token for token in tokens if not self.engine.leases.extend(token, deadline_ms)]
+
+    async def put_subscription(self, subscription: Subscription) -> None:
+        """Add, change or remove a subscription; durable and in force on return."""
+        await self.durable(self.engine.put_subscription(subscription))
+
+    async def checkpoint(self) -> None:
+        """File everything that was accepted so far, so that the catalog shows it."""
+        await self.durable(self.engine.groups.not_durable())
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._replayer.put(
+            CheckpointRequest(lambda: None if future.done() else future.set_result(None))
+        )
+        await future

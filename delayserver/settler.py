@@ -1,0 +1,81 @@
+"""The settler: appends finished deliveries to the dispatch log of their hour.
+
+Rows are written at once and synced together: as soon as somebody waits for it (an acknowledgement
+is answered when it is recorded), and otherwise at least every `settle_sync_ms`. What was recorded is
+never delivered again (I4).
+
+Cost: one write per hour and batch, one fdatasync per hour and sync. Threads: the settler thread.
+"""
+
+import struct
+from collections.abc import Iterable
+
+from storage.frame import Damage
+from storage.hour_log import HourLog
+from storage.rows import DISPATCH_DTYPE
+
+DISPATCH_ROW = struct.Struct("<QQqqIHBB")
+assert DISPATCH_ROW.size == DISPATCH_DTYPE.itemsize
+
+
+class Settler:
+    """Writes the tails of the dispatch logs."""
+
+    def __init__(self, dispatch: HourLog) -> None:
+        self._dispatch = dispatch
+        self._ends: dict[int, int] = {}
+        self.unsynced = False
+
+    def hours(self) -> list[int]:
+        """Hours that have a dispatch log."""
+        return self._dispatch.hours()
+
+    def recover(self, hours: Iterable[int]) -> list[Damage]:
+        """Cut the torn tails that a crash left; returns the damage found before valid frames.
+
+        Nobody was told about a delivery in a torn tail, so it is delivered again (I4). What is
+        intact is synced: a killed process may have left it in the page cache alone."""
+        damage = []
+        for hour in hours:
+            self._dispatch.touch(hour)
+            for found in self._dispatch.scan(hour):
+                if isinstance(found, Damage):
+                    if found.torn:
+                        self._dispatch.cut(hour, found.offset)
+                    else:
+                        damage.append(found)
+        self._dispatch.sync()
+        return damage
+
+    def write(self, rows_by_hour: dict[int, list[bytes]], now_ms: int) -> None:
+        """Append rows (DISPATCH_ROW) to their hours, and take out the hours that are written.
+
+        Raises DiskFullError: call again with what is left."""
+        while rows_by_hour:
+            hour, rows = next(iter(rows_by_hour.items()))
+            offset = self._ends.get(hour)
+            if offset is None:
+                offset = self._dispatch.size(hour)
+            seqs = [int.from_bytes(row[:8], "little") for row in rows]
+            self.unsynced = True
+            _, self._ends[hour] = self._dispatch.append(
+                hour,
+                b"".join(rows),
+                b"",
+                offset=offset,
+                first_seq=min(seqs),
+                last_seq=max(seqs),
+                created_ms=now_ms,
+            )
+            del rows_by_hour[hour]
+
+    def sync(self) -> None:
+        """Make all that was written durable. Raises SyncError."""
+        if self.unsynced:
+            self._dispatch.sync()
+            self.unsynced = False
+
+    def forget(self, hour: int) -> None:
+        """The hour is settled; its file may be deleted by others."""
+        self._ends.pop(hour, None)
+        self._dispatch.release(hour)

@@ -1,0 +1,120 @@
+"""Subscriptions: who gets which messages.
+
+A subscription's subject is exact, or a prefix that ends in `.*` (any depth), or `*`. A message goes
+to every subscription that matches and existed when it fell due; if there was none, to the first
+one, by age, that matches now. The rule is a function of the registry and the due time alone, so it
+gives the same answer after a restart.
+
+Cost: a lookup is one dictionary access; the result is cached per subject until the registry changes.
+Threads: changed on the event loop only; `snapshot` is immutable and may be read anywhere.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+import msgspec
+
+from delayserver.delivery.webhook import RetryPolicy
+
+
+class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A definition as it stands in the log and in the catalog (MessagePack)."""
+
+    id: int
+    name: str
+    subject: str
+    type: Literal["webhook", "pull"]
+    created_ms: int
+    url: str = ""
+    secrets: tuple[str, ...] = ()
+    timeout_ms: int = 15_000
+    max_in_flight: int = 64
+    max_attempts: int = 10
+    backoff_ms: tuple[int, ...] = ()
+    """Empty: the default schedule of RetryPolicy."""
+    lease_ms: int = 30_000
+    paused: bool = False
+    deleted: bool = False
+
+    @property
+    def retry_policy(self) -> RetryPolicy:
+        """When to try again, and how often."""
+        if not self.backoff_ms:
+            return RetryPolicy(self.max_attempts)
+        return RetryPolicy(self.max_attempts, self.backoff_ms)
+
+    def matches(self, subject: str) -> bool:
+        """Whether messages of that subject are for this subscription."""
+        if self.subject == "*" or self.subject == subject:
+            return True
+        return self.subject.endswith(".*") and subject.startswith(self.subject[:-1])
+
+    def overlaps(self, other: "Subscription") -> bool:
+        """Whether some subject matches both."""
+        return self.matches(other.subject) or other.matches(self.subject)
+
+
+def encode_subscription(subscription: Subscription) -> bytes:
+    """The definition as bytes."""
+    return msgspec.msgpack.encode(subscription)
+
+
+_decoder = msgspec.msgpack.Decoder(Subscription)
+
+
+def decode_subscription(data: bytes) -> Subscription:
+    """The definition again. Raises msgspec.DecodeError."""
+    return _decoder.decode(data)
+
+
+class Registry:
+    """All subscriptions that exist, oldest first."""
+
+    def __init__(self, subscriptions: Iterable[Subscription] = (), *, last_id: int = 0) -> None:
+        known = sorted(subscriptions, key=lambda s: s.id)
+        self._by_id = {s.id: s for s in known if not s.deleted}
+        self._by_name = {s.name: s for s in self._by_id.values()}
+        self._matching: dict[str, tuple[Subscription, ...]] = {}
+        # Numbers of deleted subscriptions are never given again: dispatch rows still name them.
+        self._last_id = max([last_id, *(s.id for s in known)])
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Subscription]:
+        return iter(self._by_id.values())
+
+    def by_id(self, subscription_id: int) -> Subscription | None:
+        """The subscription with that number."""
+        return self._by_id.get(subscription_id)
+
+    def by_name(self, name: str) -> Subscription | None:
+        """The subscription of that name."""
+        return self._by_name.get(name)
+
+    def next_id(self) -> int:
+        """A number that no subscription ever had."""
+        self._last_id += 1
+        return self._last_id
+
+    def put(self, subscription: Subscription) -> None:
+        """Add, change or (with `deleted`) remove a subscription."""
+        self._matching.clear()
+        if subscription.deleted:
+            self._by_id.pop(subscription.id, None)
+            self._by_name.pop(subscription.name, None)
+        else:
+            self._by_id[subscription.id] = subscription
+            self._by_name[subscription.name] = subscription
+
+    def matching(self, subject: str) -> Sequence[Subscription]:
+        """All subscriptions of a subject, oldest first."""
+        found = self._matching.get(subject)
+        if found is None:
+            found = tuple(s for s in self._by_id.values() if s.matches(subject))
+            self._matching[subject] = found
+        return found
+
+    def snapshot(self) -> "Registry":
+        """A copy that never changes, for another thread."""
+        return Registry(self._by_id.values(), last_id=self._last_id)

@@ -1,0 +1,395 @@
+"""The threads: each runs one part of the server, fed by a queue, and reports to the event loop.
+
+    committer   one group at a time: write and sync
+    replay      groups, filed about once a second; then a checkpoint; loads and retirements in between
+    loader      hours that come near
+    reader      bodies that go out; rows that somebody looks up
+    settler     the tails of the dispatch logs
+
+The parts themselves know nothing of threads: the simulation calls them directly. A full disk makes a
+thread wait and try the same again, except the committer, whose group is refused; any other error of
+the disk ends the server (I9).
+"""
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
+
+import structlog
+
+from delayserver.dispatcher import Take
+from delayserver.loader import LoadedHour, Loader
+from delayserver.message import Delivery
+from delayserver.reader import Reader
+from delayserver.replay import Filed, Records, Replay, Snapshot
+from delayserver.sequencer import Group
+from delayserver.settler import Settler
+from delayserver.subscriptions import Registry
+from storage.errors import DiskFullError
+from storage.message_log import MessageLog
+
+DISK_FULL_WAIT_S = 1.0
+
+log = structlog.get_logger()
+Item = TypeVar("Item")
+Post = Callable[..., None]
+"""Calls a function on the event loop: `post(function, *arguments)`."""
+Fatal = Callable[[BaseException], None]
+Clock = Callable[[], int]
+
+
+class Worker(threading.Thread, Generic[Item]):
+    """A thread with an inbox. `None` in the inbox ends it, after what was put before."""
+
+    def __init__(self, name: str, fatal: Fatal) -> None:
+        super().__init__(name=f"delayserver-{name}", daemon=True)
+        self._inbox: SimpleQueue[Item | None] = SimpleQueue()
+        self._fatal = fatal
+        self._ended = threading.Event()
+
+    def put(self, item: Item) -> None:
+        """Hand something over; never waits."""
+        self._inbox.put(item)
+
+    def finish(self) -> None:
+        """Let the thread end once its inbox is empty."""
+        self._inbox.put(None)
+
+    def end_now(self) -> None:
+        """End without emptying the inbox, also while waiting for disk space."""
+        self._ended.set()
+        self._inbox.put(None)
+
+    def timeout_s(self) -> float | None:
+        """How long to wait for the next item before `handle` is called without any."""
+        return None
+
+    def run(self) -> None:
+        try:
+            while not self._ended.is_set():
+                items, more = self._next_items()
+                self._handle_until_done(items)
+                if not more:
+                    self.close()
+                    return
+        except BaseException as error:
+            self._fatal(error)
+
+    def _next_items(self) -> tuple[list[Item], bool]:
+        items: list[Item] = []
+        try:
+            item = self._inbox.get(timeout=self.timeout_s())
+            while item is not None:
+                items.append(item)
+                item = self._inbox.get_nowait()
+            return items, False
+        except Empty:
+            return items, True
+
+    def _handle_until_done(self, items: list[Item]) -> None:
+        while not self._ended.is_set():
+            try:
+                self.handle(items)
+                return
+            except DiskFullError as error:
+                log.error("disk full", thread=self.name, error=str(error))
+                self._ended.wait(DISK_FULL_WAIT_S)
+
+    @abstractmethod
+    def handle(self, items: list[Item]) -> None:
+        """Deal with the items, and take each off the list when it is done."""
+
+    def close(self) -> None:
+        """Called in the thread, after the last item."""
+
+
+class CommitterThread(Worker[Group]):
+    """Makes groups durable."""
+
+    def __init__(
+        self,
+        message_log: MessageLog,
+        post: Post,
+        on_committed: Callable[[], None],
+        on_failed: Callable[[Exception], None],
+        fatal: Fatal,
+    ) -> None:
+        super().__init__("committer", fatal)
+        self._message_log = message_log
+        self._post = post
+        self._on_committed = on_committed
+        self._on_failed = on_failed
+
+    def handle(self, items: list[Group]) -> None:
+        while items:
+            group = items.pop(0)
+            rows, payload = group.encode()
+            try:
+                self._message_log.append(
+                    rows,
+                    payload,
+                    first_seq=group.first_seq,
+                    last_seq=group.last_seq,
+                    created_ms=group.created_ms,
+                )
+            except DiskFullError as error:
+                self._post(self._on_failed, error)
+            else:
+                self._post(self._on_committed)
+
+    def close(self) -> None:
+        self._message_log.close()
+
+
+@dataclass(slots=True)
+class LoadRequest:
+    """Make all hours up to one live."""
+
+    through_hour: int
+
+
+@dataclass(slots=True)
+class RetireRequest:
+    """These hours are settled."""
+
+    hours: list[int]
+    through_seq: int
+
+
+@dataclass(slots=True)
+class CheckpointRequest:
+    """File and make a checkpoint of everything before this, now; then call back on the loop."""
+
+    done: Callable[[], None]
+
+
+ReplayItem = Group | LoadRequest | RetireRequest | CheckpointRequest
+
+
+class ReplayThread(Worker[ReplayItem]):
+    """Files groups lazily, in the order in which they and the requests came."""
+
+    def __init__(
+        self,
+        replay: Replay,
+        clock: Clock,
+        post: Post,
+        on_filed: Callable[[Filed], None],
+        on_checkpoint: Callable[[int], None],
+        on_loading: Callable[[int, list[Snapshot]], None],
+        fatal: Fatal,
+        *,
+        checkpoint_ms: int,
+        checkpoint_bytes: int,
+        retention_ms: int,
+    ) -> None:
+        super().__init__("replay", fatal)
+        self._replay = replay
+        self._clock = clock
+        self._post = post
+        self._on_filed = on_filed
+        self._on_checkpoint = on_checkpoint
+        self._on_loading = on_loading
+        self._checkpoint_ms = checkpoint_ms
+        self._checkpoint_bytes = checkpoint_bytes
+        self._retention_ms = retention_ms
+        self._waiting: list[Group] = []
+        self._waiting_bytes = 0
+        self._last_ms = clock()
+        self._more_to_purge = False
+
+    def timeout_s(self) -> float | None:
+        if self._more_to_purge:
+            return 0.001
+        passed_ms = self._clock() - self._last_ms
+        # A clock that was set back must not stop the checkpoints.
+        return min(max(self._checkpoint_ms - passed_ms, 1), self._checkpoint_ms) / 1000
+
+    def handle(self, items: list[ReplayItem]) -> None:
+        while items:
+            item = items[0]
+            if isinstance(item, Group):
+                self._waiting.append(item)
+                self._waiting_bytes += item.total_bytes
+                del items[0]
+                continue
+            # Whatever came before the request is filed before it is answered.
+            self._file()
+            match item:
+                case LoadRequest(through_hour=through_hour):
+                    before = self._replay.live_through_hour
+                    self._post(self._on_loading, before, self._replay.snapshot(through_hour))
+                case RetireRequest(hours=hours, through_seq=through_seq):
+                    for hour in hours:
+                        self._replay.retire(hour, through_seq, self._clock())
+                case CheckpointRequest(done=done):
+                    self._checkpoint()
+                    self._post(done)
+            del items[0]
+        now_ms = self._clock()
+        if not 0 <= now_ms - self._last_ms < self._checkpoint_ms:
+            self._file()
+            self._checkpoint()
+            self._more_to_purge = self._replay.purge(now_ms, self._retention_ms)
+        elif self._waiting_bytes >= self._checkpoint_bytes:
+            self._file()
+            self._checkpoint()
+        elif self._more_to_purge:
+            self._more_to_purge = self._replay.purge(now_ms, self._retention_ms)
+
+    def _file(self) -> None:
+        if not self._waiting:
+            return
+        batch = []
+        for group in self._waiting:
+            rows, payload = group.encode()
+            express = frozenset(row[0] for row in group.express)
+            batch.append(Records.from_bytes(rows, payload, express))
+        filed = self._replay.file(batch, self._clock())
+        self._waiting, self._waiting_bytes = [], 0
+        self._post(self._on_filed, filed)
+
+    def _checkpoint(self) -> None:
+        self._last_ms = self._clock()
+        if self._replay.is_dirty:
+            self._post(self._on_checkpoint, self._replay.checkpoint())
+
+    def close(self) -> None:
+        self._file()
+        if self._replay.is_dirty:
+            self._replay.checkpoint()
+
+
+@dataclass(slots=True)
+class HourRequest:
+    """Read one hour."""
+
+    snapshot: Snapshot
+    registry: Registry
+    subject_names: dict[int, str]
+
+
+class LoaderThread(Worker[HourRequest]):
+    """Reads hours."""
+
+    def __init__(
+        self,
+        loader: Loader,
+        post: Post,
+        on_loaded: Callable[[LoadedHour], None],
+        fatal: Fatal,
+    ) -> None:
+        super().__init__("loader", fatal)
+        self._loader = loader
+        self._post = post
+        self._on_loaded = on_loaded
+
+    def handle(self, items: list[HourRequest]) -> None:
+        while items:
+            request = items.pop(0)
+            loaded = self._loader.load(request.snapshot, request.registry, request.subject_names)
+            self._post(self._on_loaded, loaded)
+
+
+@dataclass(slots=True)
+class TakeRequest:
+    """Read the bodies of rows that go out."""
+
+    take: Take
+    unfiled: dict[int, bytes]
+    done: Callable[[Take, list[Delivery]], None]
+
+
+@dataclass(slots=True)
+class CallRequest:
+    """Run a function of the reader, and hand its result or error to the event loop."""
+
+    function: Callable[[Reader], object]
+    done: Callable[[object, Exception | None], None]
+
+
+class ReaderThread(Worker[TakeRequest | CallRequest]):
+    """Reads bodies and rows."""
+
+    def __init__(self, reader: Reader, post: Post, fatal: Fatal) -> None:
+        super().__init__("reader", fatal)
+        self._reader = reader
+        self._post = post
+
+    def handle(self, items: list[TakeRequest | CallRequest]) -> None:
+        while items:
+            item = items.pop(0)
+            if isinstance(item, TakeRequest):
+                deliveries = self._reader.deliveries(item.take, item.unfiled)
+                self._post(item.done, item.take, deliveries)
+                continue
+            try:
+                result, error = item.function(self._reader), None
+            except Exception as caught:  # handed to whoever asked
+                result, error = None, caught
+            self._post(item.done, result, error)
+
+
+@dataclass(slots=True)
+class SettleRequest:
+    """Append rows to the dispatch logs; `done` is called on the loop once they are durable."""
+
+    rows_by_hour: dict[int, list[bytes]] = field(default_factory=dict)
+    done: list[Callable[[], None]] = field(default_factory=list)
+    forget: list[int] = field(default_factory=list)
+    """Hours that are settled: nothing of them comes any more."""
+
+
+class SettlerThread(Worker[SettleRequest]):
+    """Writes at once; syncs when somebody waits, and otherwise in intervals."""
+
+    def __init__(
+        self,
+        settler: Settler,
+        clock: Clock,
+        monotonic: Callable[[], float],
+        post: Post,
+        fatal: Fatal,
+        *,
+        sync_ms: int,
+        durable: bool,
+    ) -> None:
+        super().__init__("settler", fatal)
+        self._settler = settler
+        self._clock = clock
+        self._monotonic = monotonic
+        self._post = post
+        self._sync_s = sync_ms / 1000
+        self._durable = durable
+        self._synced_at = monotonic()
+
+    def timeout_s(self) -> float | None:
+        if not self._settler.unsynced or not self._durable:
+            return None
+        return max(0.0, self._synced_at + self._sync_s - self._monotonic())
+
+    def handle(self, items: list[SettleRequest]) -> None:
+        rows: dict[int, list[bytes]] = {}
+        for item in items:
+            for hour, more in item.rows_by_hour.items():
+                rows.setdefault(hour, []).extend(more)
+            item.rows_by_hour = {}
+        # If the disk is full, what is not written is still in the list when this is called again.
+        items[:1] = [SettleRequest(rows, *([items[0].done, items[0].forget] if items else []))]
+        self._settler.write(rows, self._clock())
+        waited_for = any(item.done or item.forget for item in items)
+        if self._durable and (waited_for or self._monotonic() - self._synced_at >= self._sync_s):
+            self._settler.sync()
+            self._synced_at = self._monotonic()
+        for item in items:
+            for hour in item.forget:
+                self._settler.forget(hour)
+            for done in item.done:
+                self._post(done)
+        items.clear()
+
+    def close(self) -> None:
+        self._settler.sync()

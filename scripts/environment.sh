@@ -1,0 +1,164 @@
+# shellcheck shell=bash
+# Shared by scripts/run and scripts/test, which source it: the virtual environment .venv of the
+# project, its packages, and Java for Spark. Everything it prints goes to stderr.
+#
+#   ensure_environment [extra ...]   makes .venv and installs the project with these extras; does
+#                                    nothing when it was done and nothing has changed since
+#   ensure_java                      finds Java 17 or newer, or installs it (root on Debian)
+#   show_help FILE                   prints the comment at the head of FILE
+#
+# PYTHON=/path/to/python chooses the interpreter that .venv is made with.
+
+project_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+venv=$project_root/.venv
+
+say() { printf '%s\n' "$*" >&2; }
+
+fail() {
+  say "error: $*"
+  exit 1
+}
+
+show_help() { awk 'NR == 1 { next } !/^#/ { exit } { sub(/^# ?/, ""); print }' "$1"; }
+
+# Whether this process may install Debian packages.
+can_apt() { [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; }
+
+apt_install() {
+  say "Installing the Debian package $1 ..."
+  {
+    DEBIAN_FRONTEND=noninteractive apt-get update -qq &&
+      DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends "$1"
+  } >&2
+}
+
+# Prints the path of a Python that is new enough. It is run, not only looked up: a name on the
+# PATH may belong to a version manager that has no such version.
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.13 python3; do
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      "$candidate" -c 'import sys; print(sys.executable)'
+      return
+    elif [[ $candidate == "${PYTHON:-}" ]]; then
+      fail "PYTHON=$PYTHON is not a Python 3.11 or newer"
+    fi
+  done
+  fail "Python 3.11 or newer was not found (tried python3.11, python3.12, python3.13, python3)." \
+    "On Debian and Ubuntu: apt-get install python3 python3-venv"
+}
+
+make_venv() {
+  local python package
+  python=$(find_python)
+  # Debian keeps ensurepip, which puts pip into a new environment, in a package of its own.
+  if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+    package=$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
+    if can_apt; then
+      apt_install "$package" || apt_install python3-venv || true
+    fi
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+      fail "$python cannot make virtual environments: its module ensurepip is missing." \
+        "On Debian and Ubuntu: apt-get install python3-venv (or $package)"
+  fi
+  say "Making .venv with $("$python" --version) ..."
+  "$python" -m venv --clear "$venv"
+}
+
+# One stamp per extra holds the fingerprint of what was installed: the location (an environment
+# cannot be moved), pyproject.toml and the pinned versions.
+fingerprint() {
+  {
+    printf '%s\n' "$project_root"
+    cat "$project_root/pyproject.toml" "$project_root/scripts/constraints.txt"
+  } | sha256sum | cut -d ' ' -f 1
+}
+
+is_installed() {
+  local want=$1 part
+  shift
+  for part in base "$@"; do
+    [[ -f $venv/.installed-$part && $(<"$venv/.installed-$part") == "$want" ]] || return 1
+  done
+  [[ -x $venv/bin/python ]]
+}
+
+# Whether .venv is a working environment of this place: not one that was copied here with the tree,
+# not a half-made one, and not one of a Python that is gone or too old.
+is_usable() {
+  [[ ! -f $venv/.location || $(<"$venv/.location") == "$project_root" ]] &&
+    "$venv/bin/python" -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
+# A subshell, so that neither `cd` nor the lock outlives it.
+ensure_environment() (
+  want=$(fingerprint)
+  if is_installed "$want" "$@"; then
+    exit 0
+  fi
+
+  cd "$project_root"
+  # Two scripts started at once must not install into the same environment.
+  if command -v flock >/dev/null; then
+    exec 9<scripts/environment.sh
+    flock --nonblock 9 || {
+      say "Waiting for another script that is installing into .venv ..."
+      flock 9
+    }
+    if is_installed "$want" "$@"; then
+      exit 0
+    fi
+  fi
+
+  if ! is_usable; then
+    make_venv
+  fi
+  printf '%s\n' "$project_root" >"$venv/.location"
+
+  extras=$(IFS=, && printf '%s' "$*")
+  say "Installing delayserver${extras:+ with $extras} into .venv ..."
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+    --constraint scripts/constraints.txt --editable ".${extras:+[$extras]}" >&2
+  for part in base "$@"; do
+    printf '%s\n' "$want" >"$venv/.installed-$part"
+  done
+)
+
+# Prints the major version of a java command, or nothing.
+java_major() {
+  "$1" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p;' | head -n 1 || true
+}
+
+# Spark takes $JAVA_HOME/bin/java if that is set, else the java on the PATH. This one leaves the
+# caller with a JAVA_HOME, or a PATH, where Spark finds Java 17 or newer.
+find_java() {
+  local home
+  if [[ -n ${JAVA_HOME:-} && $(java_major "$JAVA_HOME/bin/java") -ge 17 ]]; then
+    return
+  fi
+  unset JAVA_HOME
+  if [[ $(java_major java) -ge 17 ]]; then
+    return
+  fi
+  for home in /usr/lib/jvm/*; do
+    if [[ $(java_major "$home/bin/java") -ge 17 ]]; then
+      export JAVA_HOME=$home
+      return
+    fi
+  done
+  return 1
+}
+
+ensure_java() {
+  if find_java; then
+    return
+  fi
+  if can_apt; then
+    apt_install openjdk-17-jre-headless || true
+    if find_java; then
+      return
+    fi
+  fi
+  fail "Spark needs Java 17 or newer, and none was found." \
+    "On Debian and Ubuntu: apt-get install openjdk-17-jre-headless (or set JAVA_HOME)"
+}

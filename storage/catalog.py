@@ -1,0 +1,135 @@
+"""The catalog: what must be found again without reading a log. The only module that knows LMDB.
+
+Tables of bytes to bytes, ordered by key; all changes of a checkpoint are one synced transaction.
+It is an index, not a log: everything in it follows from the message log up to the checkpoint that
+is stored in the same transaction, so the two can never disagree.
+
+Cost: `get` about 1 µs, sorted writes 760,000/s, one commit about 1 ms.
+Threads: one writer (the replay thread); readers on any thread, each call a transaction of its own,
+so that it sees the newest commit.
+"""
+
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Protocol
+
+import lmdb
+
+from storage.errors import CatalogError, DiskFullError
+
+
+class Table(StrEnum):
+    """The tables. Numbers in keys are big-endian, so that they sort."""
+
+    META = "meta"
+    """Name → value: format version, checkpoint."""
+    HOURS = "hours"
+    """Hour → committed length, counts, state."""
+    KEYS = "keys"
+    """Key hash → seq, due time, content digest, state."""
+    CHANGES = "changes"
+    """Message seq + subscription → where it is now, if not where its id says."""
+    SUBJECTS = "subjects"
+    """Subject id → name."""
+    SUBSCRIPTIONS = "subscriptions"
+    """Subscription id → definition."""
+    DEAD_LETTERS = "dead_letters"
+    """Subscription + schedule row seq → the dead letter."""
+    DAMAGE = "damage"
+    """Path + offset → what was found damaged and when."""
+
+
+Writes = Mapping[Table, Sequence[tuple[bytes, bytes | None]]]
+"""Per table the pairs to write; a value of None removes the key. Later pairs win."""
+
+
+class Catalog(Protocol):
+    """Ordered tables with atomic, durable commits."""
+
+    def get(self, table: Table, key: bytes) -> bytes | None: ...
+
+    def scan(
+        self, table: Table, start: bytes = b"", *, prefix: bytes = b""
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Pairs in key order from `start` on, as long as the key begins with `prefix`.
+
+        The iterator sees one moment; it must not be kept open across a commit of its thread."""
+        ...
+
+    def commit(self, writes: Writes) -> None:
+        """Apply all or nothing; durable on return. Raises DiskFullError, CatalogError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LmdbCatalog:
+    """The catalog in an LMDB environment at `path`, which may grow to `max_bytes`."""
+
+    def __init__(self, path: str, *, max_bytes: int, readonly: bool = False) -> None:
+        try:
+            self._environment = lmdb.open(
+                path,
+                map_size=max_bytes,
+                max_dbs=len(Table),
+                max_readers=256,
+                readonly=readonly,
+                metasync=True,
+                sync=True,
+                # The backlog is larger than memory and access is random: read-ahead only evicts.
+                readahead=False,
+            )
+            self._tables = {
+                table: self._environment.open_db(table.value.encode(), create=not readonly)
+                for table in Table
+            }
+        except lmdb.Error as error:
+            raise CatalogError("open", f"{error}") from error
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        try:
+            with self._environment.begin(db=self._tables[table]) as transaction:
+                value: bytes | None = transaction.get(key)
+                return value
+        except lmdb.Error as error:
+            raise CatalogError(f"read {table}", f"{error}") from error
+
+    def scan(
+        self, table: Table, start: bytes = b"", *, prefix: bytes = b""
+    ) -> Iterator[tuple[bytes, bytes]]:
+        try:
+            with self._environment.begin(db=self._tables[table]) as transaction:
+                cursor = transaction.cursor()
+                first = max(start, prefix)
+                if not (cursor.set_range(first) if first else cursor.first()):
+                    return
+                for key, value in cursor:
+                    if not key.startswith(prefix):
+                        return
+                    yield key, value
+        except lmdb.Error as error:
+            raise CatalogError(f"scan {table}", f"{error}") from error
+
+    def commit(self, writes: Writes) -> None:
+        try:
+            with self._environment.begin(write=True) as transaction:
+                for table, pairs in writes.items():
+                    if not pairs:
+                        continue
+                    final = dict(pairs)
+                    with transaction.cursor(db=self._tables[table]) as cursor:
+                        cursor.putmulti(sorted((k, v) for k, v in final.items() if v is not None))
+                    for key in sorted(k for k, v in final.items() if v is None):
+                        transaction.delete(key, db=self._tables[table])
+        except lmdb.MapFullError as error:
+            raise DiskFullError("commit", "catalog", f"{error}") from error
+        except lmdb.Error as error:
+            # LMDB reports the system's error by its text alone. Either way nothing was committed.
+            if os.strerror(errno.ENOSPC) in str(error):
+                raise DiskFullError("commit", "catalog", f"{error}") from error
+            raise CatalogError("commit", f"{error}") from error
+
+    def close(self) -> None:
+        self._environment.close()

@@ -1,0 +1,90 @@
+"""The data directory: who owns it, which format it has, and the secrets that belong to it.
+
+    DIR/LOCK              owned by one process (I12)
+    DIR/FORMAT            JSON: format version, stamp of the frames, shard, secret of the ids
+    DIR/messages/         the message log
+    DIR/schedule/         the schedule log, one file per UTC hour
+    DIR/dispatch/         the dispatch log, one file per UTC hour
+    DIR/catalog/          LMDB
+
+Cost: a few system calls at start. Threads: used before any thread starts.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from storage.errors import DamageError, FormatVersionError
+from storage.files import Files
+
+FORMAT_VERSION = 1
+FORMAT_FILE = "FORMAT"
+LOCK_FILE = "LOCK"
+CATALOG_DIRECTORY = "catalog"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What tells this data directory from all others; made once, never changed."""
+
+    stamp: int
+    """In every frame header; not known to publishers (u32)."""
+    shard: int
+    """In every message id (u16)."""
+    id_secret: bytes
+    """Key of the check digits of message ids, 16 bytes."""
+
+
+def open_identity(
+    files: Files, *, random_bytes: Callable[[int], bytes] | None, shard: int = 0
+) -> Identity:
+    """Read DIR/FORMAT; make it first where there is none and `random_bytes` is given.
+
+    Raises FormatVersionError for a directory of a newer server, DamageError for a FORMAT file that
+    is not one, FileNotFoundError when there is none and none is to be made."""
+    try:
+        file = files.open(FORMAT_FILE)
+    except FileNotFoundError:
+        if random_bytes is None:
+            raise
+        return _create(files, random_bytes, shard)
+    try:
+        text = file.pread(64 * 1024, 0)
+    finally:
+        file.close()
+    try:
+        document = json.loads(text)
+        version = int(document["format"])
+        if version > FORMAT_VERSION:
+            raise FormatVersionError(f"{files.root}", version, FORMAT_VERSION)
+        return Identity(
+            stamp=int(document["stamp"]),
+            shard=int(document["shard"]),
+            id_secret=bytes.fromhex(document["id_secret"]),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamageError(FORMAT_FILE, 0, f"not a format file ({error})") from error
+
+
+def _create(files: Files, random_bytes: Callable[[int], bytes], shard: int) -> Identity:
+    identity = Identity(
+        stamp=int.from_bytes(random_bytes(4), "big") or 1,
+        shard=shard,
+        id_secret=random_bytes(16),
+    )
+    document = {
+        "format": FORMAT_VERSION,
+        "stamp": identity.stamp,
+        "shard": identity.shard,
+        "id_secret": identity.id_secret.hex(),
+    }
+    file = files.open(FORMAT_FILE + ".new", create=True)
+    try:
+        file.truncate(0)
+        file.pwrite([json.dumps(document, indent=1).encode() + b"\n"], 0)
+        file.fdatasync()
+    finally:
+        file.close()
+    files.rename(FORMAT_FILE + ".new", FORMAT_FILE)
+    files.sync_directory("")
+    return identity

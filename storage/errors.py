@@ -1,0 +1,96 @@
+"""The errors of everything that touches a disk, in one tree.
+
+StorageError
+├── DiskError               the operating system refused a call (EIO, EACCES, …)
+│   ├── DiskFullError       no space is left; the same write may succeed later
+│   └── SyncError           fsync failed: what is durable is unknown, the process must end (I9)
+├── DamageError             bytes that were read do not match their checksum (I8)
+├── FormatVersionError      written by a version of this software that is newer than this one
+├── DirectoryLockedError    another process owns the data directory (I12)
+└── CatalogError            the catalog (LMDB) failed
+
+Every error says what happened, where, and what to do. A mistake of our own is an `assert`,
+never one of these.
+"""
+
+
+class StorageError(Exception):
+    """Base of all errors that come from the disk."""
+
+
+class DiskError(StorageError):
+    """The operating system refused a file call."""
+
+    def __init__(self, call: str, path: str, reason: str, advice: str = "check the disk") -> None:
+        super().__init__(f"{call} failed on {path}: {reason}; {advice}")
+        self.call = call
+        self.path = path
+        self.reason = reason
+
+
+class DiskFullError(DiskError):
+    """No space is left on the device (ENOSPC, EDQUOT). Nothing durable was lost."""
+
+    def __init__(self, call: str, path: str, reason: str) -> None:
+        super().__init__(call, path, reason, "free some space on the device of the data directory")
+
+
+class SyncError(DiskError):
+    """fsync or fdatasync failed.
+
+    The kernel may have dropped the dirty pages, so a second fsync that succeeds would prove
+    nothing. It is never retried: the process ends and recovers from the disk (I9).
+    """
+
+    def __init__(self, call: str, path: str, reason: str) -> None:
+        super().__init__(call, path, reason, "check the device; the server recovers at its start")
+
+
+class DamageError(StorageError):
+    """Bytes on disk do not match their checksum, or are not what they claim to be.
+
+    `first_seq` and `last_seq` bound what is missing, as far as the neighbours tell (0: unknown).
+    """
+
+    def __init__(
+        self, path: str, offset: int, reason: str, first_seq: int = 0, last_seq: int = 0
+    ) -> None:
+        seqs = f", seq {first_seq}–{last_seq}" if last_seq else ""
+        super().__init__(
+            f"{path} is damaged at offset {offset}{seqs}: {reason}; "
+            "see `delayserver check --data-dir DIR`, and restore the file from a copy if there is one"
+        )
+        self.path = path
+        self.offset = offset
+        self.reason = reason
+        self.first_seq = first_seq
+        self.last_seq = last_seq
+
+
+class FormatVersionError(StorageError):
+    """The data was written by a newer version, whose format this one does not know."""
+
+    def __init__(self, where: str, found: int, known: int) -> None:
+        super().__init__(
+            f"{where} has format version {found}, this server knows up to {known}; "
+            "start a server at least as new as the one that wrote it"
+        )
+        self.found = found
+        self.known = known
+
+
+class DirectoryLockedError(StorageError):
+    """Another process has the data directory open."""
+
+    def __init__(self, path: str, owner: str) -> None:
+        super().__init__(
+            f"the data directory {path} is in use by {owner}; "
+            "stop that server first, or choose another --data-dir"
+        )
+
+
+class CatalogError(StorageError):
+    """The catalog refused a transaction."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(f"the catalog failed to {what}: {reason}; check disk space and the device")

@@ -1,0 +1,289 @@
+"""The one seam to the operating system's files: nothing else in the project opens a file.
+
+All paths are relative to the root that a `Files` was made for, with forward slashes. Writes are
+positioned (`pwrite`), so that a write that failed half-way can simply be repeated, and no file has
+a position that two callers could disagree on. There are two implementations with one contract:
+`OsFiles` here, and `SimulatedFiles` in `storage.testing`, which can fail, tear and drop any call.
+
+Cost: one system call per call. Threads: every method may be called from any thread; the callers
+see to it that a file has one writer.
+
+Durability, as POSIX has it: bytes are durable after `fdatasync` of their file; a name is durable
+(created, renamed or removed) after `sync_directory` of its directory.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from storage.errors import DirectoryLockedError, DiskError, DiskFullError, SyncError
+
+Buffer = bytes | bytearray | memoryview
+
+_BUFFERS_MAX = 64
+
+
+class File(Protocol):
+    """One open file. `path` is relative to the root."""
+
+    path: str
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Read up to `length` bytes at `offset`; fewer only at the end of the file."""
+        ...
+
+    def pwrite(self, buffers: Sequence[Buffer], offset: int) -> None:
+        """Write all buffers, one behind the other, at `offset`. Not durable yet."""
+        ...
+
+    def pwrite_durable(self, buffers: Sequence[Buffer], offset: int) -> None:
+        """As `pwrite` followed by `fdatasync`, in one call where the system has one.
+
+        A file that is written this way must have no plain `pwrite` that is not synced: an error of
+        that write could be reported here, for the wrong bytes.
+        Raises DiskFullError when there was no space: nothing of it counts as durable.
+        Raises SyncError for any other failure, because the write and the sync cannot be told
+        apart."""
+        ...
+
+    def fdatasync(self) -> None:
+        """Make all that was written durable. Raises SyncError; never to be retried."""
+        ...
+
+    def truncate(self, length: int) -> None: ...
+
+    def size(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Files(Protocol):
+    """The files below one root directory."""
+
+    root: str
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Open for reading and writing. Raises FileNotFoundError unless it exists or `create`,
+        and where its directory does not exist (as `rename` and `unlink` do)."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def list(self, directory: str) -> list[str]:
+        """Names in a directory, sorted; an empty list where there is no such directory."""
+        ...
+
+    def rename(self, source: str, target: str) -> None: ...
+
+    def unlink(self, path: str) -> None: ...
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory and its parents, durably; nothing where it exists."""
+        ...
+
+    def sync_directory(self, path: str) -> None: ...
+
+    def free_bytes(self) -> int:
+        """Bytes that are free on the device for this process."""
+        ...
+
+    def lock(self, path: str) -> contextlib.AbstractContextManager[None]:
+        """Own `path` exclusively until the context ends, or the process does (I12)."""
+        ...
+
+
+def _wrap(call: str, path: str, error: OSError) -> DiskError:
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFullError(call, path, reason)
+    return DiskError(call, path, reason)
+
+
+@contextlib.contextmanager
+def _disk_errors(call: str, path: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _wrap(call, path, error) from error
+
+
+class OsFile:
+    """A file of the operating system. See `File`."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._knows_dsync = hasattr(os, "RWF_DSYNC")
+
+    def pread(self, length: int, offset: int) -> bytes:
+        try:
+            data = os.pread(self._descriptor, length, offset)
+            if len(data) == length or not data:
+                return data
+            # The kernel caps one read at 2 GiB, and a signal may shorten it: ask until the end.
+            parts = [data]
+            have = len(data)
+            while have < length and (
+                data := os.pread(self._descriptor, length - have, offset + have)
+            ):
+                parts.append(data)
+                have += len(data)
+            return b"".join(parts)
+        except OSError as error:
+            raise _wrap("pread", self.path, error) from error
+
+    def pwrite(self, buffers: Sequence[Buffer], offset: int) -> None:
+        with _disk_errors("pwrite", self.path):
+            self._write_all(buffers, offset, 0)
+
+    def pwrite_durable(self, buffers: Sequence[Buffer], offset: int) -> None:
+        # RWF_DSYNC needs one GIL hand-over where write + fdatasync need two.
+        try:
+            if self._knows_dsync:
+                try:
+                    self._write_all(buffers, offset, os.RWF_DSYNC)
+                    return
+                except OSError as error:
+                    if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                        raise
+                    self._knows_dsync = False
+            self._write_all(buffers, offset, 0)
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            wrapped = _wrap("pwritev", self.path, error)
+            if isinstance(wrapped, DiskFullError):
+                raise wrapped from error
+            raise SyncError("pwritev(RWF_DSYNC)", self.path, wrapped.reason) from error
+
+    def _write_all(self, buffers: Sequence[Buffer], offset: int, flags: int) -> None:
+        if len(buffers) > _BUFFERS_MAX:
+            buffers = [b"".join(buffers)]
+        total = sum(memoryview(buffer).nbytes for buffer in buffers)
+        written = os.pwritev(self._descriptor, buffers, offset, flags)
+        if written == total:
+            return
+        rest = memoryview(b"".join(buffers))[written:]
+        while rest:
+            # A short write: the rest again, from where it stopped.
+            more = os.pwritev(self._descriptor, [rest], offset + total - len(rest), flags)
+            if more == 0:
+                raise OSError(errno.EIO, "the system wrote nothing")
+            rest = rest[more:]
+
+    def fdatasync(self) -> None:
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise SyncError("fdatasync", self.path, error.strerror or str(error)) from error
+
+    def truncate(self, length: int) -> None:
+        with _disk_errors("ftruncate", self.path):
+            os.ftruncate(self._descriptor, length)
+
+    def size(self) -> int:
+        with _disk_errors("fstat", self.path):
+            return os.fstat(self._descriptor).st_size
+
+    def close(self) -> None:
+        # Later use of this object must fail, not reach another file of the same number.
+        descriptor, self._descriptor = self._descriptor, -1
+        with _disk_errors("close", self.path):
+            os.close(descriptor)
+
+
+class OsFiles:
+    """The operating system's files below `root`, which is made if it does not exist."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        with _disk_errors("mkdir", root):
+            os.makedirs(root, exist_ok=True)
+        self._sync_directory(os.path.dirname(os.path.abspath(root)))
+
+    def _full(self, path: str) -> str:
+        assert not path.startswith("/") and ".." not in path.split("/"), path
+        return os.path.join(self.root, path) if path else self.root
+
+    def open(self, path: str, *, create: bool = False) -> OsFile:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        with _disk_errors("open", path):
+            return OsFile(path, os.open(self._full(path), flags, 0o640))
+
+    def exists(self, path: str) -> bool:
+        with _disk_errors("stat", path):
+            try:
+                os.stat(self._full(path))
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            return True
+
+    def list(self, directory: str) -> list[str]:
+        with _disk_errors("listdir", directory):
+            try:
+                return sorted(os.listdir(self._full(directory)))
+            except FileNotFoundError:
+                return []
+
+    def rename(self, source: str, target: str) -> None:
+        with _disk_errors("rename", source):
+            os.rename(self._full(source), self._full(target))
+
+    def unlink(self, path: str) -> None:
+        with _disk_errors("unlink", path):
+            os.unlink(self._full(path))
+
+    def make_directory(self, path: str) -> None:
+        # Synced even where it exists: a process that was killed may have made it a moment ago.
+        with _disk_errors("mkdir", path):
+            os.makedirs(self._full(path), exist_ok=True)
+        parent = path
+        while parent:
+            parent = parent.rpartition("/")[0]
+            self.sync_directory(parent)
+
+    def sync_directory(self, path: str) -> None:
+        self._sync_directory(self._full(path))
+
+    @staticmethod
+    def _sync_directory(path: str) -> None:
+        # Whatever fails here, the names are not known to be durable: always a SyncError.
+        descriptor = -1
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            os.fsync(descriptor)
+        except OSError as error:
+            raise SyncError("fsync of directory", path, error.strerror or "") from error
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def free_bytes(self) -> int:
+        with _disk_errors("statvfs", self.root):
+            status = os.statvfs(self.root)
+            return status.f_bavail * status.f_frsize
+
+    @contextlib.contextmanager
+    def lock(self, path: str) -> Iterator[None]:
+        with _disk_errors("open", path):
+            descriptor = os.open(self._full(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            with _disk_errors("lock", path):
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+                    raise DirectoryLockedError(
+                        self.root, f"process {owner}" if owner else "another process"
+                    ) from error
+            # The number is for people; a full disk must not keep the server from starting.
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(descriptor)

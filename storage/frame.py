@@ -1,0 +1,290 @@
+"""The frame: the one unit in which all three logs are written, read, checked and repaired.
+
+    header 64 B │ rows: count × dtype.itemsize │ payload blob │ zeros up to a multiple of 8
+
+The header carries three checksums (crc32c): of itself, of the rows, of the payload blob. So a
+reader that needs columns alone never touches the payloads, and still trusts nothing unchecked (I8).
+Every payload in the blob begins with a checksum of its own besides (`seal`), so that one body can be
+read alone.
+
+Cost: one crc32c pass (8 GB/s) and one copy per frame to write; `numpy.frombuffer` to read.
+Threads: functions without state; a `Frame` is immutable.
+
+A frame that does not verify is either a torn tail (nothing valid behind it: it was never answered)
+or damage (something valid behind it). `scan` tells the two apart by searching on for the next
+header. The search accepts only headers with the stamp of this data directory, a random number that
+no publisher knows; otherwise a message body could be made to look like a frame.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.errors import DamageError, FormatVersionError
+from storage.files import Buffer, File
+from storage.rows import DTYPES, LogKind
+
+MAGIC = b"DLY1"
+VERSION = 1
+HEADER = struct.Struct("<4sHHIIQQQqIIII")
+HEADER_BYTES = HEADER.size
+_CRC = struct.Struct("<I")
+ALIGNMENT = 8
+PAYLOAD_MAX_BYTES = 1 << 31
+
+Rows = NDArray[np.void]
+
+_READ_BYTES = 256 * 1024
+_SEARCH_BYTES = 1024 * 1024
+_ZEROS = bytes(HEADER_BYTES)
+
+assert HEADER_BYTES == 64
+
+
+def crc32c(data: Buffer) -> int:
+    """The Castagnoli checksum of `data`."""
+    return google_crc32c.value(bytes(data) if not isinstance(data, bytes) else data)  # type: ignore[no-any-return]
+
+
+class Header(NamedTuple):
+    """The first 64 bytes of a frame; field by field in FORMAT.md."""
+
+    magic: bytes
+    version: int
+    kind: int
+    count: int
+    rows_bytes: int
+    payload_bytes: int
+    first_seq: int
+    last_seq: int
+    created_ms: int
+    rows_crc: int
+    payload_crc: int
+    stamp: int
+    header_crc: int
+
+    @property
+    def frame_bytes(self) -> int:
+        """Length on disk, padding included."""
+        return padded(HEADER_BYTES + self.rows_bytes + self.payload_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame that verified. `payload` is None when it was not asked for.
+
+    `payload_intact` is False when the blob as a whole does not match its checksum: rows can be
+    trusted then, and each payload only by the checksum in its own row."""
+
+    path: str
+    offset: int
+    header: Header
+    rows: Rows
+    payload: bytes | None
+    payload_intact: bool = True
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.header.frame_bytes
+
+    @property
+    def payload_start(self) -> int:
+        """Where the payload blob begins in the file."""
+        return self.offset + HEADER_BYTES + self.header.rows_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes that are not a valid frame: `[offset, end)` of `path`.
+
+    `torn` means that nothing valid stands behind it. The seqs bound what is missing (0: unknown)."""
+
+    path: str
+    offset: int
+    end: int
+    reason: str
+    torn: bool
+    first_seq: int = 0
+    last_seq: int = 0
+
+    def error(self) -> DamageError:
+        return DamageError(self.path, self.offset, self.reason, self.first_seq, self.last_seq)
+
+
+def seal(data: bytes) -> bytes:
+    """A payload as it stands in a blob: its crc32c (u32), then the data."""
+    return _CRC.pack(crc32c(data)) + data
+
+
+def unseal(sealed: bytes) -> bytes | None:
+    """The data of a sealed payload, or None if it does not match its checksum."""
+    data = sealed[_CRC.size :]
+    if len(sealed) < _CRC.size or _CRC.unpack_from(sealed)[0] != crc32c(data):
+        return None
+    return data
+
+
+def padded(length: int) -> int:
+    """The next multiple of ALIGNMENT."""
+    return -(-length // ALIGNMENT) * ALIGNMENT
+
+
+def encode(
+    kind: LogKind,
+    rows: Buffer,
+    payload: Buffer,
+    *,
+    first_seq: int,
+    last_seq: int,
+    created_ms: int,
+    stamp: int,
+) -> bytes:
+    """One frame as bytes. `rows` is a whole number of rows of the kind's dtype."""
+    dtype = DTYPES[kind]
+    count, rest = divmod(len(rows), dtype.itemsize)
+    assert rest == 0 and count > 0, (len(rows), dtype.itemsize)
+    assert len(payload) < PAYLOAD_MAX_BYTES
+    header = HEADER.pack(
+        MAGIC,
+        VERSION,
+        kind,
+        count,
+        len(rows),
+        len(payload),
+        first_seq,
+        last_seq,
+        created_ms,
+        crc32c(rows),
+        crc32c(payload),
+        stamp,
+        0,
+    )
+    header = header[:-4] + _CRC.pack(crc32c(header[:-4]))
+    length = HEADER_BYTES + len(rows) + len(payload)
+    return b"".join((header, rows, payload, bytes(padded(length) - length)))
+
+
+def decode_header(data: Buffer, where: str = "a frame") -> Header | None:
+    """The header in the first 64 bytes, or None if they are not one.
+
+    Raises FormatVersionError when it verifies but a newer server wrote it."""
+    if len(data) < HEADER_BYTES or data[:4] != MAGIC:
+        return None
+    head = bytes(data[:HEADER_BYTES])
+    header = Header(*HEADER.unpack(head))
+    if crc32c(head[:-4]) != header.header_crc:
+        return None
+    if header.version > VERSION:
+        raise FormatVersionError(where, header.version, VERSION)
+    dtype = DTYPES.get(header.kind)  # type: ignore[call-overload]
+    if dtype is None or header.rows_bytes != header.count * dtype.itemsize or not header.count:
+        return None
+    return header
+
+
+def decode_rows(header: Header, data: bytes) -> Rows | None:
+    """The rows of a frame from the bytes behind its header, or None if they do not verify."""
+    if len(data) != header.rows_bytes or crc32c(data) != header.rows_crc:
+        return None
+    return np.frombuffer(data, dtype=DTYPES[LogKind(header.kind)])
+
+
+class _Window:
+    """Reads a file front to back in large pieces, so that small frames cost no call each."""
+
+    def __init__(self, file: File, end: int) -> None:
+        self._file = file
+        self._end = end
+        self._start = 0
+        self._data = b""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """`length` bytes at `offset`, fewer at the end."""
+        length = max(0, min(length, self._end - offset))
+        if not (self._start <= offset and offset + length <= self._start + len(self._data)):
+            ahead = max(0, min(max(length, _READ_BYTES), self._end - offset))
+            self._data = self._file.pread(ahead, offset)
+            self._start = offset
+        position = offset - self._start
+        return self._data[position : position + length]
+
+
+def scan(
+    file: File, start: int, end: int, *, payload: bool, stamp: int
+) -> Iterator[Frame | Damage]:
+    """All frames of `file` between two offsets in order, and every stretch that is not a frame.
+
+    A run of zeros up to `end` (a preallocated tail) is neither. With `payload=False` the blobs are
+    skipped without being read. Raises FormatVersionError, DiskError."""
+    window = _Window(file, end)
+    offset = start
+    last_seq = 0
+    while offset < end:
+        found = _read_frame(window, file.path, offset, end, payload)
+        if isinstance(found, Frame):
+            yield found
+            offset, last_seq = found.end, found.header.last_seq
+            continue
+        following = _search(file, offset + ALIGNMENT, end, stamp, last_seq)
+        if following is None:
+            if found == _EMPTY:
+                return
+            yield Damage(file.path, offset, end, found, torn=True, first_seq=last_seq + 1)
+            return
+        next_offset, header = following
+        reason = "zeros where a frame should be" if found == _EMPTY else found
+        yield Damage(
+            file.path,
+            offset,
+            next_offset,
+            reason,
+            torn=False,
+            first_seq=last_seq + 1,
+            last_seq=header.first_seq - 1,
+        )
+        offset = next_offset
+
+
+_EMPTY = "empty"
+
+
+def _read_frame(window: _Window, path: str, offset: int, end: int, payload: bool) -> Frame | str:
+    """The frame at `offset`, or in words why there is none (_EMPTY: zeros or the end)."""
+    head = window.read(offset, HEADER_BYTES)
+    if head == _ZEROS[: len(head)]:
+        return _EMPTY
+    header = decode_header(head, path)
+    if header is None:
+        return "the header does not match its checksum"
+    if offset + header.frame_bytes > end:
+        return "the frame is cut off"
+    rows = decode_rows(header, window.read(offset + HEADER_BYTES, header.rows_bytes))
+    if rows is None:
+        return "the rows do not match their checksum"
+    if not payload:
+        return Frame(path, offset, header, rows, None)
+    blob = window.read(offset + HEADER_BYTES + header.rows_bytes, header.payload_bytes)
+    return Frame(path, offset, header, rows, blob, crc32c(blob) == header.payload_crc)
+
+
+def _search(
+    file: File, start: int, end: int, stamp: int, last_seq: int
+) -> tuple[int, Header] | None:
+    """The next offset from `start` on where a header of this directory verifies."""
+    while start < end:
+        piece = file.pread(min(_SEARCH_BYTES, end - start) + HEADER_BYTES, start)
+        position = piece.find(MAGIC)
+        while 0 <= position < _SEARCH_BYTES:
+            offset = start + position
+            if offset % ALIGNMENT == 0 and offset + HEADER_BYTES <= end:
+                header = decode_header(piece[position : position + HEADER_BYTES], file.path)
+                if header and header.stamp == stamp and header.first_seq > last_seq:
+                    return offset, header
+            position = piece.find(MAGIC, position + 1)
+        start += _SEARCH_BYTES
+    return None

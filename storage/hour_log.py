@@ -1,0 +1,237 @@
+"""A log with one file per UTC hour: the schedule log and the dispatch log.
+
+A file is frames, one behind the other, appended with positioned writes and made durable by `sync`,
+which covers all files that were touched since the last one. Rows of one frame, and frames of one
+file, are in the order of their seq; therefore a row is found by two bisections, over the frames and
+within one (`find`).
+
+Cost: append is one write; `find` reads the columns of one frame; `scan` reads columns only, unless
+asked for payloads. The index of a file is 24 bytes per frame, built by reading its headers once.
+Threads: one instance belongs to one thread. Several threads read the same files through instances
+of their own; only one of them writes.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.errors import DamageError
+from storage.files import File, Files
+from storage.frame import HEADER_BYTES, Damage, Frame, Rows, decode_rows, encode, scan
+from storage.frame import decode_header as _decode_header
+from storage.rows import FLAG_REMOVAL, HOUR_MS, LogKind
+
+OPEN_FILES_MAX = 128
+INDEXES_MAX = 256
+
+_NAME = "%Y-%m-%dT%H"
+_INDEX_DTYPE = np.dtype([("first_seq", "<u8"), ("last_seq", "<u8"), ("offset", "<u8")])
+
+
+def hour_of(due_ms: int) -> int:
+    """The number of the UTC hour since the epoch that `due_ms` lies in."""
+    return due_ms // HOUR_MS
+
+
+class HourLog:
+    """All files of one of the two logs."""
+
+    def __init__(self, files: Files, kind: LogKind, *, stamp: int) -> None:
+        self.kind = kind
+        self.directory = kind.name.lower()
+        self._suffix = "." + self.directory
+        self._files = files
+        self._stamp = stamp
+        self._open: OrderedDict[int, File] = OrderedDict()
+        self._dirty: set[int] = set()
+        self._created = False
+        self._indexes: OrderedDict[int, tuple[NDArray[np.void], int]] = OrderedDict()
+        files.make_directory(self.directory)
+
+    def path(self, hour: int) -> str:
+        """The path of an hour's file; its name is UTC, never local time."""
+        name = datetime.fromtimestamp(hour * HOUR_MS / 1000, UTC).strftime(_NAME)
+        return f"{self.directory}/{name}{self._suffix}"
+
+    def hours(self) -> list[int]:
+        """The hours that have a file, in order."""
+        found = []
+        for name in self._files.list(self.directory):
+            if name.endswith(self._suffix):
+                start = datetime.strptime(name.removesuffix(self._suffix), _NAME)
+                found.append(int(start.replace(tzinfo=UTC).timestamp() * 1000) // HOUR_MS)
+        return found
+
+    def size(self, hour: int) -> int:
+        """Length of the hour's file in bytes, 0 where there is none."""
+        file = self._file(hour)
+        return file.size() if file else 0
+
+    def _file(self, hour: int, *, create: bool = False) -> File | None:
+        file = self._open.get(hour)
+        if file is not None:
+            self._open.move_to_end(hour)
+            return file
+        path = self.path(hour)
+        try:
+            file = self._files.open(path)
+        except FileNotFoundError:
+            if not create:
+                return None
+            file = self._files.open(path, create=True)
+            self._created = True
+        self._open[hour] = file
+        while len(self._open) > OPEN_FILES_MAX:
+            oldest, old = self._open.popitem(last=False)
+            if oldest in self._dirty:
+                old.fdatasync()
+                self._dirty.discard(oldest)
+            old.close()
+        return file
+
+    # ── writing ────────────────────────────────────────────────────────────────────────────────
+
+    def append(
+        self,
+        hour: int,
+        rows: bytes,
+        payload: bytes,
+        *,
+        offset: int,
+        first_seq: int,
+        last_seq: int,
+        created_ms: int,
+    ) -> tuple[int, int]:
+        """Write one frame at `offset`, the end of the file as the caller knows it.
+
+        Returns where the payload blob begins and where the frame ends. Not durable before `sync`.
+        Repeating the call after a DiskFullError overwrites the same bytes."""
+        frame = encode(
+            self.kind,
+            rows,
+            payload,
+            first_seq=first_seq,
+            last_seq=last_seq,
+            created_ms=created_ms,
+            stamp=self._stamp,
+        )
+        file = self._file(hour, create=True)
+        assert file is not None
+        file.pwrite([frame], offset)
+        self._dirty.add(hour)
+        return offset + HEADER_BYTES + len(rows), offset + len(frame)
+
+    def sync(self) -> None:
+        """Make everything that was appended durable. Raises SyncError."""
+        for hour in sorted(self._dirty):
+            file = self._file(hour)
+            assert file is not None
+            file.fdatasync()
+        self._dirty.clear()
+        if self._created:
+            self._files.sync_directory(self.directory)
+            self._created = False
+
+    def touch(self, hour: int) -> None:
+        """Let the next `sync` cover an hour's file, if there is one."""
+        if self._file(hour) is not None:
+            self._dirty.add(hour)
+
+    def cut(self, hour: int, length: int) -> None:
+        """Cut an hour's file back to `length` bytes, durably with the next `sync` (I7)."""
+        file = self._file(hour)
+        if file is not None and file.size() > length:
+            file.truncate(length)
+            self._dirty.add(hour)
+        self._indexes.pop(hour, None)
+
+    def release(self, hour: int) -> None:
+        """Forget an hour's open file and index: somebody else may delete it now."""
+        file = self._open.pop(hour, None)
+        if file is not None:
+            if hour in self._dirty:
+                file.fdatasync()
+            file.close()
+        self._dirty.discard(hour)
+        self._indexes.pop(hour, None)
+
+    def delete(self, hour: int) -> None:
+        """Remove an hour's file, if there is one."""
+        self._dirty.discard(hour)
+        self.release(hour)
+        path = self.path(hour)
+        if self._files.exists(path):
+            self._files.unlink(path)
+
+    # ── reading ────────────────────────────────────────────────────────────────────────────────
+
+    def scan(
+        self, hour: int, *, start: int = 0, end: int | None = None, payload: bool = False
+    ) -> Iterator[Frame | Damage]:
+        """Frames and damage between two offsets of an hour's file (None: its end)."""
+        file = self._file(hour)
+        if file is None:
+            return
+        size = file.size()
+        end = size if end is None else min(end, size)
+        yield from scan(file, start, end, payload=payload, stamp=self._stamp)
+
+    def read(self, hour: int, offset: int, length: int) -> bytes:
+        """Bytes of an hour's file; the caller holds their checksum. Empty where no file is."""
+        file = self._file(hour)
+        return file.pread(length, offset) if file else b""
+
+    def find(self, hour: int, seq: int) -> tuple[np.void, int] | None:
+        """The schedule row with that seq, and the offset of its payload in the file.
+
+        Tombstones are not found. Raises DamageError when the frame that must hold it is damaged."""
+        index = self._index(hour)
+        position = int(np.searchsorted(index["first_seq"], seq, side="right")) - 1
+        if position < 0 or seq > int(index["last_seq"][position]):
+            return None
+        offset = int(index["offset"][position])
+        path = self.path(hour)
+        header = _decode_header(self.read(hour, offset, HEADER_BYTES), path)
+        rows = header and decode_rows(
+            header, self.read(hour, offset + HEADER_BYTES, header.rows_bytes)
+        )
+        if header is None or rows is None:
+            raise DamageError(path, offset, "the frame does not match its checksum", seq, seq)
+        at = int(np.searchsorted(rows["seq"], seq))
+        while at < len(rows) and rows["seq"][at] == seq:
+            if not rows["flags"][at] & FLAG_REMOVAL:
+                start = offset + HEADER_BYTES + header.rows_bytes
+                return rows[at], start + int(rows["payload_offset"][at])
+            at += 1
+        return None
+
+    def _index(self, hour: int) -> NDArray[np.void]:
+        index, end = self._indexes.pop(hour, (np.empty(0, _INDEX_DTYPE), 0))
+        size = self.size(hour)
+        if size > end:
+            entries = [index]
+            for found in self.scan(hour, start=end, end=size):
+                if isinstance(found, Frame):
+                    header = found.header
+                    entry = (header.first_seq, header.last_seq, found.offset)
+                    entries.append(np.array([entry], _INDEX_DTYPE))
+                    end = found.end
+            index = np.concatenate(entries)
+        self._indexes[hour] = (index, end)
+        while len(self._indexes) > INDEXES_MAX:
+            self._indexes.popitem(last=False)
+        return index
+
+    def close(self) -> None:
+        """Close all files. What was not synced is not durable."""
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+
+
+def concatenate(parts: list[Rows], dtype: np.dtype[np.void]) -> Rows:
+    """All rows in one array, also when there are no parts."""
+    return np.concatenate(parts) if parts else np.empty(0, dtype)

@@ -1,0 +1,131 @@
+"""The fixed-width columns of the three logs, and the kinds of their rows.
+
+Every frame carries rows of one of these dtypes, little-endian and packed, followed by one payload
+blob. A column is all that bulk work needs: an hour is loaded, filed, counted and audited without a
+look at the payloads. FORMAT.md describes each field; a test keeps the two in step.
+
+seq           the one total order of the shard (u64, from 1, no gaps in the message log)
+message_seq   the seq of the publish that made the message; part of its id, never changes
+target_seq    the schedule row that this record removes (0: none)
+due_ms        milliseconds since the epoch, UTC
+"""
+
+from enum import IntEnum
+
+import numpy as np
+
+
+class LogKind(IntEnum):
+    """Which log a frame belongs to; it selects the dtype of the rows."""
+
+    MESSAGE = 1
+    SCHEDULE = 2
+    DISPATCH = 3
+
+
+class RecordKind(IntEnum):
+    """What a row of the message log or the schedule log records.
+
+    Each is a decision that was taken before it was logged: replay applies it and never judges."""
+
+    PUBLISH = 1
+    """A new message. In the schedule log: it is due at `due_ms`."""
+    CANCEL = 2
+    """Removes the schedule row `target_seq`, which was due at `target_due_ms`, for good."""
+    MOVE = 3
+    """Removes `target_seq` and schedules the message again at `due_ms`."""
+    RETRY = 4
+    """As MOVE, but for the delivery to `subscription_id` alone: its attempt `attempt` is next."""
+    DEAD = 5
+    """Removes `target_seq` for `subscription_id`; the message is a dead letter of it now."""
+    REDRIVE = 6
+    """Takes the dead letter `target_seq` of `subscription_id` and schedules it at `due_ms`."""
+    SUBJECT = 7
+    """Gives the subject in the payload the number `subject_id`."""
+    SUBSCRIPTION = 8
+    """The payload is the new definition of `subscription_id`, or its removal."""
+    DISCARD = 9
+    """Deletes the dead letter `target_seq` of `subscription_id`."""
+
+
+SCHEDULES = (RecordKind.PUBLISH, RecordKind.MOVE, RecordKind.RETRY, RecordKind.REDRIVE)
+"""The kinds that make a schedule row at `due_ms`."""
+
+REMOVES = (RecordKind.CANCEL, RecordKind.MOVE, RecordKind.RETRY, RecordKind.DEAD)
+"""The kinds that remove the schedule row `target_seq` at `target_due_ms`."""
+
+
+class Outcome(IntEnum):
+    """How a delivery ended. Only what is not a record of the message log stands here."""
+
+    DELIVERED = 1
+    DROPPED = 2
+    """The subscription was deleted while the delivery waited, and others had the message."""
+
+
+MESSAGE_DTYPE = np.dtype(
+    [
+        ("seq", "<u8"),
+        ("due_ms", "<i8"),
+        ("message_seq", "<u8"),
+        ("target_seq", "<u8"),
+        ("target_due_ms", "<i8"),
+        ("key_hash", "V16"),
+        ("subject_id", "<u4"),
+        ("subscription_id", "<u4"),
+        ("payload_offset", "<u4"),
+        ("payload_length", "<u4"),
+        ("payload_crc", "<u4"),
+        ("attempt", "<u2"),
+        ("kind", "u1"),
+        ("flags", "u1"),
+    ]
+)
+"""A record of the message log, 80 bytes. `payload_offset` counts from the frame's blob."""
+
+SCHEDULE_DTYPE = np.dtype(
+    [
+        ("seq", "<u8"),
+        ("due_ms", "<i8"),
+        ("message_seq", "<u8"),
+        ("key_hash", "V16"),
+        ("subject_id", "<u4"),
+        ("subscription_id", "<u4"),
+        ("payload_offset", "<u4"),
+        ("payload_length", "<u4"),
+        ("payload_crc", "<u4"),
+        ("attempt", "<u2"),
+        ("kind", "u1"),
+        ("flags", "u1"),
+    ]
+)
+"""A row of the schedule log, 64 bytes, in the file of the hour of `due_ms`.
+
+Either an entry (kind in SCHEDULES) or, with the flag REMOVAL, a tombstone: then `message_seq` holds
+the seq of the entry of the same hour that it removes, for `subscription_id` (0: for all)."""
+
+DISPATCH_DTYPE = np.dtype(
+    [
+        ("seq", "<u8"),
+        ("message_seq", "<u8"),
+        ("due_ms", "<i8"),
+        ("settled_ms", "<i8"),
+        ("subscription_id", "<u4"),
+        ("attempt", "<u2"),
+        ("outcome", "u1"),
+        ("flags", "u1"),
+    ]
+)
+"""A finished delivery of the schedule row `seq` to one subscription, 40 bytes."""
+
+DTYPES = {
+    LogKind.MESSAGE: MESSAGE_DTYPE,
+    LogKind.SCHEDULE: SCHEDULE_DTYPE,
+    LogKind.DISPATCH: DISPATCH_DTYPE,
+}
+
+FLAG_REMOVAL = 1
+"""This schedule row is a tombstone."""
+
+HOUR_MS = 3_600_000
+NO_KEY = bytes(16)

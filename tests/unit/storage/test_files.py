@@ -1,0 +1,391 @@
+"""The contract of the file seam, which the real files and the simulated ones both keep.
+
+Then what only `OsFiles` has to do: finish short writes, and turn the system's errors into ours.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from storage.errors import DirectoryLockedError, DiskError, DiskFullError, SyncError
+from storage.files import Files, OsFiles
+from storage.testing import Faults, FaultyFiles, SimulatedFiles
+
+
+@pytest.fixture(params=["os", "simulated", "faulty os", "faulty simulated"])
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
+    name: str = request.param
+    inner: Files = OsFiles(str(tmp_path / "root")) if name.endswith("os") else SimulatedFiles()
+    return FaultyFiles(inner, Faults()) if name.startswith("faulty") else inner
+
+
+@pytest.fixture
+def os_files(tmp_path: Path) -> OsFiles:
+    return OsFiles(str(tmp_path / "root"))
+
+
+def put(files: Files, path: str, data: bytes) -> None:
+    file = files.open(path, create=True)
+    file.pwrite([data], 0)
+    file.close()
+
+
+def get(files: Files, path: str) -> bytes:
+    file = files.open(path)
+    try:
+        return file.pread(file.size(), 0)
+    finally:
+        file.close()
+
+
+# ---- reading and writing ---------------------------------------------------------------------
+
+
+def test_a_new_file_is_empty(files: Files) -> None:
+    file = files.open("a", create=True)
+    assert (file.path, file.size(), file.pread(10, 0)) == ("a", 0, b"")
+    file.close()
+
+
+def test_open_with_create_keeps_what_is_there(files: Files) -> None:
+    put(files, "a", b"old")
+    files.open("a", create=True).close()
+    assert get(files, "a") == b"old"
+
+
+def test_open_without_create_needs_the_file(files: Files) -> None:
+    with pytest.raises(FileNotFoundError):
+        files.open("a")
+    assert not files.exists("a")
+
+
+def test_pread_is_short_only_at_the_end(files: Files) -> None:
+    put(files, "a", b"0123456789")
+    file = files.open("a")
+    assert file.pread(4, 0) == b"0123"
+    assert file.pread(4, 8) == b"89"
+    assert file.pread(4, 10) == b""
+    assert file.pread(4, 99) == b""
+    assert file.pread(0, 3) == b""
+    assert isinstance(file.pread(4, 0), bytes)
+    file.close()
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_writes_are_positioned(files: Files, durable: bool) -> None:
+    file = files.open("a", create=True)
+    write = file.pwrite_durable if durable else file.pwrite
+    write([b"abc", bytearray(b"def"), memoryview(b"ghi")], 2)
+    assert file.pread(99, 0) == b"\0\0abcdefghi"
+    write([b"XY"], 3)
+    assert file.pread(99, 0) == b"\0\0aXYdefghi"
+    write([b"12345"], 9)
+    assert file.pread(99, 0) == b"\0\0aXYdefg12345"
+    file.close()
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("buffers", [[], [b""], [b"", b""]])
+def test_writing_nothing_changes_nothing(
+    files: Files, durable: bool, buffers: Sequence[bytes]
+) -> None:
+    file = files.open("a", create=True)
+    (file.pwrite_durable if durable else file.pwrite)(buffers, 100)
+    assert file.size() == 0
+    file.close()
+
+
+def test_more_buffers_than_the_system_takes_at_once(files: Files) -> None:
+    parts = [bytes([index % 256]) * 3 for index in range(3000)]
+    file = files.open("a", create=True)
+    file.pwrite(parts, 7)
+    file.pwrite_durable(parts, 7 + 9000)
+    assert file.pread(99_999, 7) == b"".join(parts) * 2
+    file.close()
+
+
+def test_buffers_may_have_items_larger_than_a_byte(files: Files) -> None:
+    wide = memoryview(bytes(range(32))).cast("Q")
+    file = files.open("a", create=True)
+    file.pwrite([wide, b"end"], 0)
+    assert file.pread(99, 0) == bytes(range(32)) + b"end"
+    file.close()
+
+
+def test_a_buffer_may_be_reused_after_the_write(files: Files) -> None:
+    buffer = bytearray(b"first")
+    file = files.open("a", create=True)
+    file.pwrite([buffer], 0)
+    buffer[:] = b"other"
+    buffer.clear()  # Fails if the file had kept a view of it.
+    file.fdatasync()
+    assert file.pread(9, 0) == b"first"
+    file.close()
+
+
+def test_truncate_cuts_and_grows(files: Files) -> None:
+    put(files, "a", b"0123456789")
+    file = files.open("a")
+    file.truncate(4)
+    assert (file.size(), file.pread(99, 0)) == (4, b"0123")
+    file.truncate(6)
+    assert (file.size(), file.pread(99, 0)) == (6, b"0123\0\0")
+    file.truncate(0)
+    assert (file.size(), file.pread(99, 0)) == (0, b"")
+    file.close()
+
+
+def test_two_handles_see_the_same_bytes(files: Files) -> None:
+    writer = files.open("a", create=True)
+    reader = files.open("a")
+    writer.pwrite([b"now"], 0)
+    assert reader.pread(9, 0) == b"now"
+    reader.close()
+    writer.fdatasync()
+    writer.close()
+
+
+def test_a_closed_file_cannot_be_used(files: Files) -> None:
+    file = files.open("a", create=True)
+    file.close()
+    with pytest.raises(DiskError):
+        file.pread(1, 0)
+    with pytest.raises(DiskError):
+        file.pwrite([b"x"], 0)
+    with pytest.raises(SyncError):
+        file.pwrite_durable([b"x"], 0)
+    with pytest.raises(SyncError):
+        file.fdatasync()
+    with pytest.raises(DiskError):
+        file.truncate(0)
+    with pytest.raises(DiskError):
+        file.size()
+    with pytest.raises(DiskError):
+        file.close()
+
+
+# ---- names -----------------------------------------------------------------------------------
+
+
+def test_exists_and_list(files: Files) -> None:
+    files.make_directory("logs/deep")
+    put(files, "b", b"")
+    put(files, "a", b"")
+    put(files, "logs/c", b"")
+    assert files.list("") == ["a", "b", "logs"]
+    assert files.list("logs") == ["c", "deep"]
+    assert files.list("logs/deep") == []
+    assert files.list("nowhere") == []
+    assert files.list("nowhere/deep") == []
+    assert all(files.exists(path) for path in ("", "a", "logs", "logs/c", "logs/deep"))
+    assert not any(files.exists(path) for path in ("c", "logs/a", "nowhere/a", "a/b"))
+
+
+def test_make_directory_makes_parents_and_may_be_repeated(files: Files) -> None:
+    files.make_directory("")
+    files.make_directory("x/y/z")
+    put(files, "x/y/z/a", b"kept")
+    files.make_directory("x/y/z")
+    files.make_directory("x/y")
+    assert get(files, "x/y/z/a") == b"kept"
+
+
+def test_rename_moves_and_replaces(files: Files) -> None:
+    files.make_directory("d")
+    put(files, "a", b"new")
+    put(files, "d/b", b"old")
+    replaced = files.open("d/b")
+    moved = files.open("a")
+    files.rename("a", "d/b")
+    assert not files.exists("a")
+    assert get(files, "d/b") == b"new"
+    assert replaced.pread(9, 0) == b"old"  # An open file outlives its name.
+    moved.pwrite([b"NEW"], 0)
+    assert get(files, "d/b") == b"NEW"
+    replaced.close()
+    moved.close()
+
+
+def test_rename_to_itself_changes_nothing(files: Files) -> None:
+    put(files, "a", b"same")
+    files.rename("a", "a")
+    assert get(files, "a") == b"same"
+
+
+def test_unlink_removes_the_name_only(files: Files) -> None:
+    put(files, "a", b"old")
+    file = files.open("a")
+    files.unlink("a")
+    assert not files.exists("a")
+    assert file.pread(9, 0) == b"old"
+    put(files, "a", b"another")
+    assert file.pread(9, 0) == b"old"
+    file.close()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda files: files.open("a"),
+        lambda files: files.open("nowhere/a", create=True),
+        lambda files: files.unlink("a"),
+        lambda files: files.unlink("nowhere/a"),
+        lambda files: files.rename("a", "b"),
+        lambda files: files.rename("here", "nowhere/a"),
+    ],
+)
+def test_what_is_not_there_is_a_file_not_found_error(
+    files: Files, call: Callable[[Files], object]
+) -> None:
+    put(files, "here", b"")
+    with pytest.raises(FileNotFoundError):
+        call(files)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda files: files.open(""),
+        lambda files: files.open("directory"),
+        lambda files: files.open("directory", create=True),
+        lambda files: files.unlink("directory"),
+        lambda files: files.rename("file", "directory"),
+        lambda files: files.open("file/a", create=True),
+        lambda files: files.unlink("file/a"),
+        lambda files: files.rename("file", "file/a"),
+        lambda files: files.list("file"),
+        lambda files: files.list("file/a"),
+        lambda files: files.make_directory("file/a"),
+        lambda files: files.make_directory("file/a/b"),
+    ],
+)
+def test_a_directory_is_no_file_and_a_file_no_directory(
+    files: Files, call: Callable[[Files], object]
+) -> None:
+    files.make_directory("directory")
+    put(files, "file", b"")
+    with pytest.raises(DiskError):
+        call(files)
+
+
+def test_sync_directory(files: Files) -> None:
+    files.make_directory("d")
+    put(files, "d/a", b"")
+    files.sync_directory("d")
+    files.sync_directory("")
+    with pytest.raises(SyncError):
+        files.sync_directory("nowhere")
+
+
+def test_free_bytes(files: Files) -> None:
+    assert files.free_bytes() > 0
+
+
+# ---- the lock --------------------------------------------------------------------------------
+
+
+def test_a_lock_is_owned_once(files: Files) -> None:
+    with files.lock("lock"):
+        assert files.exists("lock")
+        with (
+            pytest.raises(DirectoryLockedError, match=r"in use by process \d+"),
+            files.lock("lock"),
+        ):
+            pass
+        with files.lock("other"):
+            pass
+        with pytest.raises(DirectoryLockedError), files.lock("lock"):
+            pass
+    with files.lock("lock"):
+        pass
+
+
+def test_a_lock_ends_with_an_error_too(files: Files) -> None:
+    with pytest.raises(ZeroDivisionError), files.lock("lock"):
+        raise ZeroDivisionError
+    with files.lock("lock"):
+        pass
+
+
+def test_a_lock_is_taken_when_it_is_entered(files: Files) -> None:
+    lock = files.lock("lock")
+    assert not files.exists("lock")
+    with files.lock("lock"):
+        pass
+    with lock:
+        pass
+
+
+# ---- OsFiles alone ---------------------------------------------------------------------------
+
+
+def test_short_writes_are_finished(os_files: OsFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    system_pwritev = os.pwritev
+    flags_seen: list[int] = []
+
+    def stingy_pwritev(
+        descriptor: int, buffers: Sequence[bytes], offset: int, flags: int = 0
+    ) -> int:
+        flags_seen.append(flags)
+        return system_pwritev(descriptor, [b"".join(buffers)[:3]], offset, flags)
+
+    file = os_files.open("a", create=True)
+    monkeypatch.setattr(os, "pwritev", stingy_pwritev)
+    file.pwrite([b"abcd", b"efgh"], 1)
+    assert file.pread(99, 0) == b"\0abcdefgh"
+    assert flags_seen == [0, 0, 0]
+    flags_seen.clear()
+    file.pwrite_durable([b"01234567"], 0)
+    assert file.pread(99, 0) == b"01234567h"
+    assert flags_seen == [os.RWF_DSYNC] * 3
+    file.close()
+
+
+def fail_with(number: int) -> Callable[..., int]:
+    def refuse(*_arguments: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+@pytest.mark.parametrize(
+    ("number", "from_pwrite", "from_pwrite_durable"),
+    [
+        (errno.EIO, DiskError, SyncError),
+        (errno.ENOSPC, DiskFullError, DiskFullError),
+        (errno.EDQUOT, DiskFullError, DiskFullError),
+    ],
+)
+def test_write_errors_are_typed(
+    os_files: OsFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    from_pwrite: type[DiskError],
+    from_pwrite_durable: type[DiskError],
+) -> None:
+    file = os_files.open("a", create=True)
+    monkeypatch.setattr(os, "pwritev", fail_with(number))
+    with pytest.raises(DiskError, match=os.strerror(number)) as plain:
+        file.pwrite([b"x"], 0)
+    with pytest.raises(DiskError, match=os.strerror(number)) as durable:
+        file.pwrite_durable([b"x"], 0)
+    assert (type(plain.value), type(durable.value)) == (from_pwrite, from_pwrite_durable)
+    assert plain.value.path == durable.value.path == "a"
+    file.close()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_every_error_of_a_sync_is_a_sync_error(
+    os_files: OsFiles, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    file = os_files.open("a", create=True)
+    monkeypatch.setattr(os, "fdatasync", fail_with(number))
+    monkeypatch.setattr(os, "fsync", fail_with(number))
+    with pytest.raises(SyncError, match=os.strerror(number)):
+        file.fdatasync()
+    with pytest.raises(SyncError, match=os.strerror(number)):
+        os_files.sync_directory("")
+    file.close()

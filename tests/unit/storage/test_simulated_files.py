@@ -1,0 +1,764 @@
+"""What the fakes add to the contract: power loss, SIGKILL, and calls that fail as planned."""
+
+import contextlib
+import errno
+import os
+import random
+from collections.abc import Callable, Iterator
+from itertools import count, product
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.errors import DirectoryLockedError, DiskError, DiskFullError, SyncError
+from storage.files import File, Files, OsFiles
+from storage.testing import (
+    SECTOR_BYTES,
+    Fault,
+    FaultKind,
+    Faults,
+    FaultyFiles,
+    Moment,
+    NumberedCall,
+    SimulatedCrash,
+    SimulatedFiles,
+)
+
+OUTCOME_COUNT = 3000  # Power losses per test: enough for every outcome that is named to occur.
+
+
+def durable_file(files: SimulatedFiles, path: str, data: bytes = b"") -> File:
+    file = files.open(path, create=True)
+    file.pwrite([data], 0)
+    file.fdatasync()
+    files.sync_directory(path.rpartition("/")[0])
+    return file
+
+
+def content(files: Files, path: str) -> bytes:
+    file = files.open(path)
+    try:
+        return file.pread(file.size(), 0)
+    finally:
+        file.close()
+
+
+def tree(files: Files) -> dict[str, bytes]:
+    return {name: content(files, name) for name in files.list("")}
+
+
+def outcomes(files: SimulatedFiles) -> list[SimulatedFiles]:
+    """What power losses at this moment leave. `files` stays on."""
+    machines = [files.crash() for _ in range(OUTCOME_COUNT)]
+    files.is_off = False
+    return machines
+
+
+def contents(files: SimulatedFiles, path: str) -> set[bytes]:
+    return {content(machine, path) for machine in outcomes(files)}
+
+
+def trees(files: SimulatedFiles) -> set[tuple[tuple[str, bytes], ...]]:
+    return {tuple(tree(machine).items()) for machine in outcomes(files)}
+
+
+# ---- power loss: content ---------------------------------------------------------------------
+
+
+def test_synced_writes_are_never_lost() -> None:
+    files = SimulatedFiles()
+    file = durable_file(files, "a", b"one")
+    file.pwrite_durable([b"two"], 3)
+    assert contents(files, "a") == {b"onetwo"}
+
+
+def test_unsynced_writes_are_lost_kept_and_reordered() -> None:
+    files = SimulatedFiles()
+    file = durable_file(files, "a", b"....")
+    for offset in range(4):
+        file.pwrite([b"x"], offset)  # One byte cannot be torn, only lost.
+    assert contents(files, "a") == {bytes(case) for case in product(b".x", repeat=4)}
+
+
+def test_of_overlapping_writes_the_later_one_wins_if_it_survives() -> None:
+    files = SimulatedFiles()
+    file = durable_file(files, "a", b".")
+    file.pwrite([b"1"], 0)
+    file.pwrite([b"2"], 0)
+    assert contents(files, "a") == {b".", b"1", b"2"}
+
+
+def test_a_write_is_torn_at_any_byte_and_the_file_may_have_grown_without_it() -> None:
+    files = SimulatedFiles()
+    durable_file(files, "a").pwrite([b"abcde"], 0)
+    torn = {b"abcde"[:kept] for kept in range(6)}
+    assert contents(files, "a") == torn | {part.ljust(5, b"\0") for part in torn}
+
+
+def test_a_write_is_torn_at_sectors_of_the_file() -> None:
+    files = SimulatedFiles()
+    size = 3 * SECTOR_BYTES
+    file = durable_file(files, "a", b"." * size)
+    file.pwrite([b"x" * (size - 200)], 100)  # The first and the last sector are partly covered.
+    sectors = {
+        bytes(data[start] for start in (100, SECTOR_BYTES, size - 101))
+        for data in contents(files, "a")
+    }
+    assert sectors == {bytes(case) for case in product(b".x", repeat=3)}
+    assert all(data[:100] + data[-100:] == b"." * 200 for data in contents(files, "a"))
+
+
+def test_a_lost_write_before_a_kept_one_leaves_zeros() -> None:
+    files = SimulatedFiles()
+    file = durable_file(files, "a")
+    file.pwrite([b"1"], 0)
+    file.pwrite([b"2"], 1)
+    assert contents(files, "a") == {b"", b"1", b"12", b"\x002", b"\0", b"1\0", b"\0\0"}
+
+
+def test_a_truncate_is_lost_or_kept() -> None:
+    files = SimulatedFiles()
+    file = durable_file(files, "a", b"old!")
+    file.truncate(1)
+    file.pwrite([b"x"], 2)
+    assert contents(files, "a") == {b"old!", b"olx!", b"o", b"o\0x", b"o\0\0"}
+    file.fdatasync()
+    assert contents(files, "a") == {b"o\0x"}
+
+
+def test_a_durable_write_does_not_make_earlier_ones_durable() -> None:
+    files = SimulatedFiles()
+    file = durable_file(files, "a", b"...")
+    file.pwrite([b"1"], 0)
+    file.pwrite([b"1"], 1)
+    file.pwrite_durable([b"22"], 1)
+    file.pwrite([b"3"], 2)
+    assert contents(files, "a") == {b".22", b".23", b"122", b"123"}
+
+
+def test_each_file_is_synced_for_itself() -> None:
+    files = SimulatedFiles()
+    file, other = durable_file(files, "a", b"."), durable_file(files, "b", b".")
+    file.pwrite([b"x"], 0)
+    other.pwrite([b"x"], 0)
+    other.fdatasync()
+    assert contents(files, "a") == {b".", b"x"}
+    assert contents(files, "b") == {b"x"}
+
+
+def test_what_came_up_after_a_crash_is_durable() -> None:
+    files = SimulatedFiles(rng=random.Random(5))
+    durable_file(files, "a", b"." * 2000).pwrite([b"x" * 2000], 0)
+    files.open("b", create=True)
+    after = files.crash()
+    assert trees(after) == {tuple(tree(after).items())}
+
+
+# ---- power loss: names -----------------------------------------------------------------------
+
+
+def test_a_name_that_was_not_synced_may_vanish_with_its_synced_content() -> None:
+    files = SimulatedFiles()
+    file = files.open("a", create=True)
+    file.pwrite_durable([b"x"], 0)
+    assert trees(files) == {(), (("a", b"x"),)}
+    files.sync_directory("")
+    assert trees(files) == {(("a", b"x"),)}
+
+
+def test_a_rename_is_atomic() -> None:
+    files = SimulatedFiles()
+    durable_file(files, "a", b"new")
+    durable_file(files, "b", b"old")
+    files.rename("a", "b")
+    assert trees(files) == {(("a", b"new"), ("b", b"old")), (("b", b"new"),)}
+    files.sync_directory("")
+    assert trees(files) == {(("b", b"new"),)}
+
+
+def test_a_rename_does_not_sync_the_content() -> None:
+    files = SimulatedFiles()
+    durable_file(files, "a").pwrite([b"x"], 0)
+    files.rename("a", "b")
+    assert (("b", b""),) in trees(files)
+
+
+def test_a_file_that_made_room_for_another_is_never_lost() -> None:
+    files = SimulatedFiles()
+    durable_file(files, "log", b"1")
+    files.rename("log", "log.old")
+    files.open("log", create=True).pwrite_durable([b"2"], 0)
+    assert trees(files) == {
+        (("log", b"1"),),
+        (("log.old", b"1"),),
+        (("log", b"2"), ("log.old", b"1")),
+    }
+
+
+def test_an_unlink_is_lost_or_kept() -> None:
+    files = SimulatedFiles()
+    durable_file(files, "a", b"old")
+    files.unlink("a")
+    assert trees(files) == {(), (("a", b"old"),)}
+    files.open("a", create=True).pwrite_durable([b"new"], 0)
+    assert trees(files) == {(), (("a", b"old"),), (("a", b"new"),)}
+    files.sync_directory("")
+    assert trees(files) == {(("a", b"new"),)}
+
+
+def test_names_are_reordered() -> None:
+    files = SimulatedFiles()
+    durable_file(files, "old")
+    files.open("new", create=True)
+    files.unlink("old")
+    assert () in trees(files)  # Unlinked the old one before the new one was durable: both gone.
+
+
+def test_a_synced_directory_takes_along_what_its_names_were_built_on() -> None:
+    files = SimulatedFiles()
+    files.make_directory("from")
+    files.make_directory("to")
+    files.open("from/x", create=True)
+    files.open("from/other", create=True)
+    files.open("from/a", create=True).pwrite_durable([b"1"], 0)
+    files.rename("from/a", "from/x")
+    files.rename("from/x", "to/b")
+    files.rename("from/other", "from/later")
+    files.sync_directory("to")
+    machines = outcomes(files)
+    assert all(content(machine, "to/b") == b"1" for machine in machines)
+    assert {tuple(machine.list("from")) for machine in machines} == {
+        (),
+        ("other",),
+        ("later",),
+    }
+
+
+def test_directories_are_durable_at_once() -> None:
+    files = SimulatedFiles()
+    files.make_directory("x/y")
+    assert all(files.crash().list("x") == ["y"] for _ in range(50))
+
+
+# ---- the machine and the process -------------------------------------------------------------
+
+
+def every_call(files: Files, file: File) -> list[Callable[[], object]]:
+    return [
+        lambda: file.pread(1, 0),
+        lambda: file.pwrite([b"x"], 0),
+        lambda: file.pwrite_durable([b"x"], 0),
+        file.fdatasync,
+        lambda: file.truncate(0),
+        file.size,
+        lambda: files.open("a"),
+        lambda: files.exists("a"),
+        lambda: files.list(""),
+        lambda: files.rename("a", "b"),
+        lambda: files.unlink("b"),
+        lambda: files.make_directory("d"),
+        lambda: files.sync_directory(""),
+        files.free_bytes,
+        lambda: files.lock("lock").__enter__(),
+    ]
+
+
+@pytest.mark.parametrize("end", [SimulatedFiles.crash, SimulatedFiles.kill])
+def test_a_machine_that_is_off_cannot_be_used(
+    end: Callable[[SimulatedFiles], SimulatedFiles],
+) -> None:
+    files = SimulatedFiles()
+    file = durable_file(files, "a", b"old")
+    after = end(files)
+    for call in every_call(files, file):
+        with pytest.raises(DiskError, match="off"):
+            call()
+    file.close()  # Does no harm, so that code which is unwinding can do it.
+    assert tree(after) == {"a": b"old"}
+
+
+@pytest.mark.parametrize("end", [SimulatedFiles.crash, SimulatedFiles.kill])
+def test_locks_end_with_the_machine(end: Callable[[SimulatedFiles], SimulatedFiles]) -> None:
+    files = SimulatedFiles()
+    with files.lock("lock"):
+        files.sync_directory("")
+        after = end(files)
+        with after.lock("lock"):
+            pass
+    with (
+        after.lock("lock"),
+        pytest.raises(DirectoryLockedError, match="in use by process 1;"),
+        after.lock("lock"),
+    ):
+        pass
+
+
+def test_root_and_free_space_outlive_a_crash() -> None:
+    files = SimulatedFiles(root="disk")
+    files.free_space_bytes = 7
+    after = files.crash().kill()
+    assert (after.root, after.free_bytes()) == ("disk", 7)
+
+
+def test_sigkill_keeps_all_that_was_written_and_makes_nothing_durable() -> None:
+    files = SimulatedFiles()
+    durable_file(files, "a", b".").pwrite([b"x"], 0)
+    durable_file(files, "b")
+    files.rename("b", "c")
+    after = files.kill()
+    assert tree(after) == {"a": b"x", "c": b""}
+    assert trees(after) == {
+        (("a", data), (name, b"")) for data, name in product([b".", b"x"], "bc")
+    }
+    after.open("a").fdatasync()
+    after.sync_directory("")
+    assert trees(after) == {(("a", b"x"), ("c", b""))}
+
+
+def test_the_next_machine_does_not_write_into_the_last_one() -> None:
+    files = SimulatedFiles()
+    durable_file(files, "a", b"old").pwrite([b"!"], 0)
+    for after in (files.kill(), files.crash()):
+        file = after.open("a")
+        file.pwrite_durable([b"new"], 0)
+        file.truncate(9)
+    assert tree(files.kill()) == {"a": b"!ld"}
+    assert b"old" in contents(files, "a")
+
+
+def scenario(seed: int) -> list[dict[str, bytes]]:
+    """Some writes and crashes; what was on the disk after each crash."""
+    rng = random.Random(seed)
+    files = SimulatedFiles(rng=rng)
+    states: list[dict[str, bytes]] = []
+    for turn in range(10):
+        for name in ("a", "b", "c"):
+            file = files.open(name, create=True)
+            file.pwrite([rng.randbytes(3000)], rng.randrange(2000))
+            if rng.random() < 0.3:
+                file.fdatasync()
+        files.rename("a", f"turn-{turn}")
+        files = files.crash()
+        states.append(tree(files))
+    return states
+
+
+def test_the_same_seed_gives_the_same_outcome() -> None:
+    assert scenario(1) == scenario(1)
+    assert scenario(1) != scenario(2)
+
+
+# ---- a property: all that is found was written, all that was synced is found ------------------
+
+NAMES = ("a", "b", "c")
+paths = st.sampled_from(NAMES)
+offsets = st.integers(0, 1200)
+lengths = st.integers(1, 1200)
+operations = st.one_of(
+    st.tuples(st.just("pwrite"), paths, offsets, lengths),
+    st.tuples(st.just("pwrite_durable"), paths, offsets, lengths),
+    st.tuples(st.just("truncate"), paths, offsets, st.just(0)),
+    st.tuples(st.just("fdatasync"), paths, st.just(0), st.just(0)),
+    st.tuples(st.just("rename to a"), paths, st.just(0), st.just(0)),
+    st.tuples(st.just("rename to b"), paths, st.just(0), st.just(0)),
+    st.tuples(st.just("unlink"), paths, st.just(0), st.just(0)),
+    st.tuples(st.just("sync_directory"), st.just(""), st.just(0), st.just(0)),
+)
+
+
+class ContentModel:
+    """What each byte of a file, and its size, may be after a crash."""
+
+    def __init__(self) -> None:
+        self.now = bytearray()
+        self.durable_at: dict[int, int] = {}
+        self.unsynced: list[tuple[int, bytes | None]] = []
+        self.may_be: list[set[int]] = []
+        self.sizes = {0}
+
+    def _reach(self, size: int) -> None:
+        self.may_be.extend({0} for _ in range(size - len(self.may_be)))
+
+    def write(self, offset: int, data: bytes, *, durable: bool) -> None:
+        end = offset + len(data)
+        self.now.extend(bytes(max(0, end - len(self.now))))
+        self.now[offset:end] = data
+        self._reach(end)
+        for index, byte in enumerate(data, offset):
+            self.may_be[index] = {byte} if durable else self.may_be[index] | {byte}
+        if durable:
+            self.sizes = {max(size, end) for size in self.sizes}
+        else:
+            smallest = min(self.sizes)
+            self.sizes |= {size for size in range(offset + 1, end + 1) if size > smallest}
+
+    def truncate(self, length: int) -> None:
+        del self.now[length:]
+        self.now.extend(bytes(length - len(self.now)))
+        self._reach(length)
+        for index in range(length, len(self.may_be)):
+            self.may_be[index] = self.may_be[index] | {0}
+        self.sizes |= {length}
+
+    def sync(self) -> None:
+        self.may_be = [{byte} for byte in self.now]
+        self.sizes = {len(self.now)}
+
+    def explains(self, found: bytes) -> bool:
+        return len(found) in self.sizes and all(
+            byte in may_be for byte, may_be in zip(found, self.may_be, strict=False)
+        )
+
+
+class NamesModel:
+    """All that a directory may look like after a crash. A file is a number here."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, int] = {}
+        self.may_be: list[dict[str, int]] = [{}]
+
+    def change(self, changes: dict[str, int | None]) -> None:
+        """Give these names these files, atomically, where they are as they are now."""
+
+        def changed(names: dict[str, int]) -> dict[str, int]:
+            merged = {**names, **changes}
+            return {name: file for name, file in merged.items() if file is not None}
+
+        for names in list(self.may_be):
+            as_now = all(names.get(name) == self.now.get(name) for name in changes)
+            if as_now and changed(names) not in self.may_be:
+                self.may_be.append(changed(names))
+        self.now = changed(self.now)
+
+    def sync(self) -> None:
+        self.may_be = [self.now]
+
+
+@given(st.integers(), st.lists(operations, max_size=25))
+def test_what_a_crash_leaves_is_explained_by_what_was_done(
+    seed: int, steps: list[tuple[str, str, int, int]]
+) -> None:
+    files = SimulatedFiles(rng=random.Random(seed))
+    names = NamesModel()
+    models: list[ContentModel] = []
+    for step, (action, path, offset, length) in enumerate(steps):
+        data = bytes([step + 1]) * length
+        if action.startswith("pwrite") or action in ("truncate", "fdatasync"):
+            file = files.open(path, create=True)
+            if path not in names.now:
+                names.change({path: len(models)})
+                models.append(ContentModel())
+            model = models[names.now[path]]
+            if action == "pwrite":
+                file.pwrite([data], offset)
+                model.write(offset, data, durable=False)
+            elif action == "pwrite_durable":
+                file.pwrite_durable([data], offset)
+                model.write(offset, data, durable=True)
+            elif action == "truncate":
+                file.truncate(offset)
+                model.truncate(offset)
+            else:
+                file.fdatasync()
+                model.sync()
+        elif action == "sync_directory":
+            files.sync_directory("")
+            names.sync()
+        elif path in names.now:
+            if action == "unlink":
+                files.unlink(path)
+                names.change({path: None})
+            elif (target := action[-1]) != path:
+                files.rename(path, target)
+                names.change({path: None, target: names.now[path]})
+
+    killed = files.kill()
+    assert tree(killed) == {path: bytes(models[file].now) for path, file in names.now.items()}
+    for machine in (files.crash(), files.crash(), killed.crash()):
+        found = tree(machine)
+        assert any(
+            found.keys() == may_be.keys()
+            and all(models[file].explains(found[path]) for path, file in may_be.items())
+            for may_be in names.may_be
+        ), (found, names.may_be)
+
+
+# ---- planned faults --------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def fails_as(error: type[DiskError], number: int) -> Iterator[None]:
+    with pytest.raises(error, match=rf"fault at call {number}\)") as raised:
+        yield
+    assert type(raised.value) is error
+
+
+def io_error(at: int, moment: Moment = Moment.BEFORE, *, for_good: bool = False) -> Fault:
+    return Fault(at, FaultKind.IO_ERROR, moment, for_good)
+
+
+def work(files: Files) -> None:
+    """Makes every call of the seam once or more. 19 calls."""
+    with files.lock("lock"):
+        files.make_directory("d")
+        assert not files.exists("d/a")
+        file = files.open("d/a", create=True)
+        file.pwrite([b"abc"], 0)
+        file.fdatasync()
+        file.pwrite_durable([b"def"], 3)
+        assert file.size() == 6
+        file.truncate(4)
+        assert file.pread(9, 0) == b"abcd"
+        file.close()
+        files.sync_directory("d")
+        assert files.list("d") == ["a"]
+        assert files.free_bytes() > 0
+        files.rename("d/a", "d/b")
+        files.open("d/b").close()
+        files.unlink("d/b")
+        files.sync_directory("d")
+
+
+WORK_CALLS = 19
+
+
+def test_empty_faults_only_count_and_trace() -> None:
+    faults = Faults(keep_trace=True)
+    work(FaultyFiles(SimulatedFiles(), faults))
+    assert faults.call_count == WORK_CALLS
+    assert faults.trace[:5] == [
+        NumberedCall(1, "lock", "lock"),
+        NumberedCall(2, "make_directory", "d"),
+        NumberedCall(3, "exists", "d/a"),
+        NumberedCall(4, "open", "d/a"),
+        NumberedCall(5, "pwrite", "d/a"),
+    ]
+    assert [call.number for call in faults.trace] == list(range(1, WORK_CALLS + 1))
+    assert len({call.call for call in faults.trace}) == 16
+    assert not faults.struck
+
+
+@pytest.mark.parametrize("moment", Moment)
+@pytest.mark.parametrize("real", [False, True])
+def test_a_fault_hits_exactly_the_nth_call(tmp_path: Path, real: bool, moment: Moment) -> None:
+    trace = Faults(keep_trace=True)
+    work(FaultyFiles(SimulatedFiles(), trace))
+    for at in count(1):
+        inner = OsFiles(str(tmp_path / str(at))) if real else SimulatedFiles()
+        faults = Faults(io_error(at, moment), keep_trace=True)
+        try:
+            work(FaultyFiles(inner, faults))
+        except DiskError as error:
+            assert faults.struck == [trace.trace[at - 1]]
+            assert faults.trace == trace.trace[:at]
+            assert f"(fault at call {at})" in str(error)
+            assert error.call == trace.trace[at - 1].call
+            syncs = ("pwrite_durable", "fdatasync", "sync_directory")
+            assert type(error) is (SyncError if error.call in syncs else DiskError)
+        else:
+            assert at == WORK_CALLS + 1
+            break
+    with inner.lock("lock"):
+        pass
+
+
+@pytest.mark.parametrize("moment", Moment)
+def test_a_crash_hits_the_nth_call_and_all_later_ones(moment: Moment) -> None:
+    for at in range(1, WORK_CALLS + 1):
+        inner = SimulatedFiles(rng=random.Random(at))
+        faults = Faults(Fault(at, FaultKind.CRASH, moment))
+        files = FaultyFiles(inner, faults)
+        with pytest.raises(SimulatedCrash, match=f"{moment.value} call {at}: "):
+            work(files)
+        assert faults.call_count == at
+        with pytest.raises(SimulatedCrash, match=f"came after a .* call {at}: "):
+            files.open("d/b", create=True)
+        for after in (inner.kill(), inner.crash()):
+            with pytest.raises(SimulatedCrash):
+                files.open("d/b", create=True)
+            with after.lock("lock"):
+                pass
+
+
+def test_code_that_unwinds_after_a_crash_has_no_effect() -> None:
+    inner = SimulatedFiles()
+    durable_file(inner, "a", b".")
+    file = FaultyFiles(inner, Faults(Fault(1, FaultKind.CRASH))).open
+    with pytest.raises(SimulatedCrash):
+        file("a")
+    opened = FaultyFiles(inner, faults := Faults(Fault(2, FaultKind.CRASH))).open("a")
+    with pytest.raises(SimulatedCrash, match="close of a came after a simulated crash before call"):
+        try:
+            opened.pwrite([b"x"], 0)
+        finally:
+            with contextlib.suppress(SimulatedCrash):
+                opened.fdatasync()
+            opened.close()
+    assert len(faults.struck) == 1
+    assert content(inner, "a") == b"."
+
+
+def test_a_transient_fault_passes_and_a_permanent_one_stays() -> None:
+    for for_good in (False, True):
+        inner = SimulatedFiles()
+        faults = Faults(io_error(2, for_good=for_good))
+        file = FaultyFiles(inner, faults).open("a", create=True)
+        with fails_as(DiskError, 2):
+            file.pwrite([b"x"], 0)
+        assert content(inner, "a") == b""
+        if for_good:
+            for number in (3, 4):
+                with fails_as(DiskError, number):
+                    file.pwrite([b"x"], 0)
+            faults.faults.clear()
+        file.pwrite([b"x"], 0)
+        assert content(inner, "a") == b"x"
+
+
+@pytest.mark.parametrize("real", [False, True])
+@pytest.mark.parametrize("call", ["pwrite", "pwrite_durable"])
+def test_a_short_write(tmp_path: Path, real: bool, call: str) -> None:
+    inner: Files = OsFiles(str(tmp_path)) if real else SimulatedFiles()
+    faults = Faults(
+        Fault(2, FaultKind.NO_SPACE, Moment.MIDDLE),
+        Fault(3, FaultKind.NO_SPACE, Moment.MIDDLE, partial_bytes=3),
+        Fault(4, FaultKind.NO_SPACE, Moment.MIDDLE, partial_bytes=99),
+    )
+    file = FaultyFiles(inner, faults).open("a", create=True)
+    write = getattr(file, call)
+    for number, expected in ((2, b"ab"), (3, b"abc"), (4, b"abcd")):
+        with fails_as(DiskFullError, number):
+            write([b"a", b"bc", b"d"], 0)
+        assert content(inner, "a") == expected
+    write([b"ABCD"], 0)
+    assert content(inner, "a") == b"ABCD"
+    file.close()
+
+
+def test_a_full_disk_still_reads_syncs_and_removes() -> None:
+    inner = SimulatedFiles()
+    durable_file(inner, "a", b"abc")
+    files = FaultyFiles(inner, Faults(Fault(1, FaultKind.NO_SPACE, for_good=True)))
+    file = files.open("a", create=True)
+    for refused in (
+        lambda: file.pwrite([b"x"], 0),
+        lambda: file.pwrite_durable([b"x"], 0),
+        lambda: files.open("b", create=True),
+        lambda: files.rename("a", "b"),
+        lambda: files.make_directory("d"),
+        lambda: files.lock("lock").__enter__(),
+    ):
+        with pytest.raises(DiskFullError, match=os.strerror(errno.ENOSPC)):
+            refused()
+    assert file.pread(9, 0) == b"abc"
+    file.truncate(2)
+    file.fdatasync()
+    file.close()
+    assert tree(inner) == {"a": b"ab"}
+    files.unlink("a")
+    files.sync_directory("")
+    assert files.list("") == []
+
+
+def test_after_a_failed_sync_the_bytes_are_seen_and_never_become_durable() -> None:
+    inner = SimulatedFiles()
+    durable_file(inner, "a", b"..")
+    file = FaultyFiles(inner, Faults(io_error(3))).open("a")
+    file.pwrite([b"x"], 0)
+    with fails_as(SyncError, 3):
+        file.fdatasync()
+    file.fdatasync()  # The mistake: it succeeds, and proves nothing.
+    assert content(inner, "a") == b"x."
+    assert contents(inner, "a") == {b".."}
+    after = inner.kill()
+    reopened = after.open("a")
+    assert reopened.pread(9, 0) == b"x."
+    reopened.fdatasync()
+    assert contents(after, "a") == {b".."}
+    reopened.pwrite([b"x"], 0)  # Written again, they are dirty again.
+    reopened.fdatasync()
+    assert contents(after, "a") == {b"x."}
+
+
+def test_a_durable_write_whose_sync_failed() -> None:
+    for moment, seen, left in (
+        (Moment.BEFORE, b".d.", {b".d."}),
+        (Moment.MIDDLE, b".dx", {b".d."}),
+        (Moment.AFTER, b".dx", {b".dx"}),
+    ):
+        inner = SimulatedFiles()
+        durable_file(inner, "a", b"...")
+        file = FaultyFiles(inner, Faults(io_error(3, moment))).open("a")
+        file.pwrite_durable([b"d"], 1)
+        with fails_as(SyncError, 3):
+            file.pwrite_durable([b"x"], 2)
+        assert content(inner, "a") == seen
+        assert contents(inner, "a") == left
+
+
+def test_a_failed_sync_does_not_take_durable_writes_along() -> None:
+    inner = SimulatedFiles()
+    durable_file(inner, "a", b"...")
+    file = FaultyFiles(inner, Faults(io_error(4))).open("a")
+    file.pwrite([b"x"], 0)
+    file.pwrite_durable([b"d"], 1)
+    with fails_as(SyncError, 4):
+        file.fdatasync()
+    assert contents(inner, "a") == {b".d."}
+
+
+@pytest.mark.parametrize(("moment", "left"), [("BEFORE", {b".", b"x"}), ("AFTER", {b"x"})])
+def test_a_crash_in_a_sync_drops_nothing(moment: str, left: set[bytes]) -> None:
+    inner = SimulatedFiles()
+    durable_file(inner, "a", b".")
+    file = FaultyFiles(inner, Faults(Fault(3, FaultKind.CRASH, Moment[moment]))).open("a")
+    file.pwrite([b"x"], 0)
+    with pytest.raises(SimulatedCrash):
+        file.fdatasync()
+    assert contents(inner, "a") == left
+
+
+def test_a_directory_sync_that_failed_leaves_the_names_at_risk() -> None:
+    inner = SimulatedFiles()
+    inner.open("a", create=True)
+    with fails_as(SyncError, 1):
+        FaultyFiles(inner, Faults(io_error(1))).sync_directory("")
+    assert trees(inner) == {(), (("a", b""),)}
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_an_effect_whose_answer_is_lost(tmp_path: Path, real: bool) -> None:
+    inner: Files = OsFiles(str(tmp_path)) if real else SimulatedFiles()
+    files = FaultyFiles(inner, Faults(io_error(1, Moment.AFTER, for_good=True)))
+    with fails_as(DiskError, 1):
+        files.open("a", create=True)
+    with fails_as(DiskError, 2):
+        files.rename("a", "b")
+    with fails_as(DiskError, 3), files.lock("lock"):
+        pass
+    assert inner.list("") == ["b", "lock"]
+    with inner.lock("lock"):
+        pass
+
+
+def test_a_plan_may_be_restricted_to_some_calls() -> None:
+    faults = Faults(io_error(2), only={"fdatasync"}, keep_trace=True)
+    file = FaultyFiles(SimulatedFiles(), faults).open("a", create=True)
+    file.pwrite([b"x"], 0)
+    file.fdatasync()
+    with fails_as(SyncError, 2):
+        file.fdatasync()
+    file.fdatasync()
+    assert faults.trace == [NumberedCall(number, "fdatasync", "a") for number in (1, 2, 3)]
+    assert faults.struck == [NumberedCall(2, "fdatasync", "a")]
+
+
+def test_one_plan_may_serve_several_files() -> None:
+    faults = Faults(io_error(2))
+    first = FaultyFiles(SimulatedFiles(), faults)
+    second = FaultyFiles(SimulatedFiles(), faults)
+    first.exists("a")
+    with fails_as(DiskError, 2):
+        second.exists("a")
