@@ -2,12 +2,15 @@
 
 DelayServerError
 ├── InputError              a request or a setting is wrong; nothing was changed
-│   └── InputErrors         several of them at once (a batch), each with its own pointer
+│   ├── InputErrors         several of them at once (a batch), each with its own pointer
+│   └── TooLargeError       longer than a limit allows
+├── SignatureError          a webhook that was received is not authentic (delayserver.signing)
 ├── NotFoundError           no such message, key, subscription, …
 ├── ConflictError           the state does not allow it; carries the state
 ├── OverloadedError         a bounded queue is full: try again after `retry_after_ms`
 ├── DiskReserveError        the disk is nearly full: publishing is refused, dispatch goes on
 ├── StoppingError           the server is shutting down or has stopped after a failed fsync
+├── TimerShutdownError      a timer that was shut down was given work (delayserver.timers)
 └── AccessError             no token, a wrong one, or one without the scope
 """
 
@@ -39,6 +42,10 @@ class InputErrors(InputError):
     def __init__(self, detail: str, errors: Sequence[InputError]) -> None:
         super().__init__(detail)
         self.errors = errors
+
+
+class TooLargeError(InputError):
+    """A request, a body or a batch is longer than the limit."""
 
 
 class NotFoundError(DelayServerError):

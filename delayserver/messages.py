@@ -108,12 +108,7 @@ class Messages:
 
         Raises ConflictError (one message) or InputErrors (several) for keys that stand for other
         content, OverloadedError, DiskReserveError, StoppingError."""
-        if self.disk_is_low:
-            raise DiskReserveError(
-                f"the disk of the data directory has less than "
-                f"{self._settings.disk_reserve_bytes} bytes free (disk_reserve_bytes); "
-                "free some space; what is stored is still being delivered"
-            )
+        self._refuse_when_disk_is_low()
         sealed = [encode_payload(message.payload) for message in messages]
         self._groups.admit(sum(map(len, sealed)))
         self._admit_subjects(messages)
@@ -124,6 +119,14 @@ class Messages:
                 for message, data in zip(messages, sealed, strict=True)
             ]
         return self._publish_keyed(messages, sealed, now_ms)
+
+    def _refuse_when_disk_is_low(self) -> None:
+        if self.disk_is_low:
+            raise DiskReserveError(
+                f"the disk of the data directory has less than "
+                f"{self._settings.disk_reserve_bytes} bytes free (disk_reserve_bytes); "
+                "free some space; what is stored is still being delivered"
+            )
 
     def _admit_subjects(self, messages: Sequence[NewMessage]) -> None:
         known = self._sequencer.subjects
@@ -330,6 +333,33 @@ class Messages:
     def _group_of_change(self, message_seq: int) -> Group | None:
         """A group after which the last change of the message is certainly durable."""
         return self._groups.not_durable() if self._sequencer.has_fresh_change(message_seq) else None
+
+    def replace(self, message: NewMessage, now_ms: int) -> tuple[Published, bool]:
+        """Publish a message under its key, in place of the one that waits under it, if one does.
+
+        Both happen or neither. Returns what was published, and whether something was replaced."""
+        self._refuse_when_disk_is_low()
+        key = message.payload.key
+        assert key is not None
+        sealed = encode_payload(message.payload)
+        self._groups.admit(len(sealed))
+        self._admit_subjects([message])
+        subject_id = self._sequencer.subject_id(message.subject)
+        key_hash = self.key_hash(subject_id, key)
+        entry = self._sequencer.key(key_hash)
+        replaced = False
+        if entry is not None and self._is_cancellable(entry):
+            self.cancel(entry.seq, entry.due_ms)
+            replaced = True
+        return self._accept(message, sealed, key_hash), replaced
+
+    def _is_cancellable(self, entry: KeyEntry) -> bool:
+        located = self.locate(entry.seq, entry.due_ms)
+        try:
+            self._must_be_scheduled(located)
+        except (ConflictError, NotFoundError):
+            return False
+        return True
 
     def _must_be_scheduled(self, located: Located) -> None:
         if located.state is not State.SCHEDULED:

@@ -1,20 +1,23 @@
 """The server: the engine, its threads and its clock, wired together; what the HTTP layer talks to.
 
-This is the only place that starts threads, reads the clock, and turns callbacks into awaitables. Every
-call of the engine is on the event loop; results of threads come back by `call_soon_threadsafe`.
+This is the only place that starts threads, reads the clock, and turns callbacks into awaitables.
+Every call of the engine is on the event loop; results of threads come back by `call_soon_threadsafe`.
 
 Cost: one loop wake-up per commit group. Threads: all public coroutines belong to the event loop.
 """
 
 import asyncio
 import contextlib
+import itertools
 import os
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
+import msgspec
 import structlog
 
 from delayserver.config import Settings
@@ -26,19 +29,29 @@ from delayserver.delivery.webhook import (
 )
 from delayserver.dispatcher import PullRequest, Take
 from delayserver.engine import Engine
-from delayserver.errors import NotFoundError, StoppingError
+from delayserver.errors import InputError, NotFoundError, StoppingError
 from delayserver.ids import IdCodec, KeyHasher
 from delayserver.loader import LoadedHour, Loader
-from delayserver.message import Content, Delivery, Entry, Payload, State
+from delayserver.message import Content, Delivery, Entry, Payload, State, decode_payload
 from delayserver.messages import Located, NewMessage, Published
+from delayserver.metrics import Metrics
 from delayserver.reader import Found, Reader
 from delayserver.recovery import Progress, Recovered, recover
-from delayserver.replay import Filed, Replay, Snapshot
-from delayserver.sequencer import Group, Sequencer
+from delayserver.replay import (
+    DeadLetter,
+    Filed,
+    Replay,
+    Snapshot,
+    dead_letter_key,
+    parse_dead_letter_key,
+    read_hours,
+)
+from delayserver.sequencer import ChangeState, Group, Sequencer
 from delayserver.settler import Settler
 from delayserver.signing import WebhookSecret
 from delayserver.subscriptions import Subscription
 from delayserver.targets import TargetPolicy
+from delayserver.times import format_time
 from delayserver.wheel import SLOT_MS
 from delayserver.workers import (
     CallRequest,
@@ -53,20 +66,36 @@ from delayserver.workers import (
     SettleRequest,
     SettlerThread,
     TakeRequest,
+    Worker,
 )
-from storage.catalog import Catalog, LmdbCatalog
+from storage.catalog import Catalog, LmdbCatalog, Table
 from storage.directory import CATALOG_DIRECTORY, LOCK_FILE, open_identity
 from storage.errors import DamageError
 from storage.files import Files, OsFiles
+from storage.frame import Rows
 from storage.hour_log import HourLog
 from storage.message_log import Durability, MessageLog
-from storage.rows import LogKind, Outcome
+from storage.rows import HOUR_MS, LogKind, Outcome
 
 DISK_CHECK_S = 1.0
+REDRIVE_PAGE = 500
 CONTENT_TYPES = {Content.JSON: "application/json", Content.BINARY: "application/octet-stream"}
 
 log = structlog.get_logger()
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class DeadLetterView:
+    """A message that no attempt delivered."""
+
+    entry_seq: int
+    message_id: str
+    subject: str
+    reason: str
+    died_ms: int
+    attempts: int
+    payload: Payload
 
 
 @dataclass(slots=True)
@@ -113,9 +142,8 @@ class Server:
 
         Raises StorageError."""
         self.settings = settings
-        self.clock = (
-            (lambda: clock() + settings.clock_offset_ms) if settings.clock_offset_ms else clock
-        )
+        offset_ms = settings.clock_offset_ms
+        self.clock: Callable[[], int] = (lambda: clock() + offset_ms) if offset_ms else clock
         self._fatal = fatal
         self._sender = sender
         self._cleanup = contextlib.ExitStack()
@@ -193,6 +221,7 @@ class Server:
             random=random.random,
         )
         self.engine.start(recovered.through_hour, recovered.loaded)
+        self.metrics = self._make_metrics()
 
     def _report(self, recovered: Recovered) -> None:
         for damage in recovered.damage:
@@ -213,6 +242,32 @@ class Server:
             waiting=sum(hour.count for hour in recovered.loaded),
         )
 
+    def _make_metrics(self) -> Metrics:
+        metrics, engine = Metrics(), self.engine
+        messages, groups, hours = engine.messages, engine.groups, engine.hours
+        metrics.counter("accepted", "Messages accepted", lambda: messages.accepted_total)
+        metrics.counter("cancelled", "Messages cancelled", lambda: messages.cancelled_total)
+        metrics.counter(
+            "delivered", "Deliveries that arrived", lambda: engine.dispatcher.delivered_total
+        )
+        metrics.counter("retried", "Deliveries tried again", lambda: engine.retried_total)
+        metrics.counter("dead", "Deliveries given up", lambda: engine.dead_total)
+        metrics.counter("commits", "Groups committed", lambda: groups.committed_total)
+        metrics.gauge("pending_deliveries", "Waiting in loaded hours", hours.unsettled)
+        metrics.gauge("unmatched_messages", "Due, without any subscription", self._unmatched)
+        metrics.gauge("unfiled_bytes", "Accepted and not filed", lambda: groups.unfiled_bytes)
+        metrics.gauge(
+            "replay_lag_records",
+            "Accepted and not behind a checkpoint",
+            lambda: engine.sequencer.next_seq - 1 - groups.checkpoint_seq,
+        )
+        metrics.gauge("leases", "Messages that consumers hold", engine.leases.count)
+        metrics.gauge("disk_free_bytes", "Free on the device", lambda: self.free_bytes)
+        return metrics
+
+    def _unmatched(self) -> int:
+        return self.engine.dispatcher.parked_count()
+
     # ── start and stop ─────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
@@ -223,7 +278,7 @@ class Server:
         self._settle_asked = False
         self._settle = SettleRequest()
         self._sending: set[asyncio.Task[None]] = set()
-        self._calls: set[asyncio.Future[object]] = set()
+        self.subscription_lock = asyncio.Lock()
         if self._sender is None:
             self._sender = HttpWebhookSender(TargetPolicy(self.settings.webhook_targets))
         settings, post, fatal = self.settings, self._post, self._on_fatal
@@ -253,7 +308,7 @@ class Server:
             sync_ms=settings.settle_sync_ms,
             durable=settings.durability is Durability.FSYNC,
         )
-        self._threads = [
+        self._threads: list[Worker[Any]] = [
             self._committer,
             self._settling,
             self._loading,
@@ -265,11 +320,15 @@ class Server:
         self._check_disk()
         self._tick()
 
+    def begin_stop(self) -> None:
+        """Accept nothing more, send nothing more, answer those who wait."""
+        self.engine.groups.stopping = True
+        self.engine.dispatcher.drain()
+
     async def stop(self) -> None:
-        """Stop accepting, let what is on its way finish, file everything, close the directory."""
+        """Let what is on its way finish, file everything, close the directory."""
         engine = self.engine
-        engine.groups.stopping = True
-        engine.dispatcher.drain()
+        self.begin_stop()
         deadline = self._loop.time() + self.settings.drain_ms / 1000
         if self._sending:
             await asyncio.wait(self._sending, timeout=self.settings.drain_ms / 1000)
@@ -334,9 +393,12 @@ class Server:
         self.engine.groups.flush(self.clock())
 
     def commit(self, group: Group) -> None:
+        self.metrics.group_records.observe(len(group.rows))
+        self._commit_began_at = time.perf_counter()
         self._committer.put(group)
 
     def _on_committed(self) -> None:
+        self.metrics.commit_seconds.observe(time.perf_counter() - self._commit_began_at)
         self.engine.on_committed(self.clock())
         self._tick_soon()
 
@@ -385,7 +447,10 @@ class Server:
             self._reading.put(TakeRequest(take, unfiled, self.engine.on_read))
 
     def hand_out(self, take: Take, deliveries: list[Delivery]) -> None:
-        self.engine.hand_out(take, deliveries, self.clock())
+        now_ms = self.clock()
+        for delivery in deliveries:
+            self.metrics.lateness_seconds.observe((now_ms - delivery.entry.due_ms) / 1000)
+        self.engine.hand_out(take, deliveries, now_ms)
         self._tick_soon()
 
     def settle(self, hour: int, row: bytes) -> None:
@@ -404,6 +469,8 @@ class Server:
             self._settling.put(request)
 
     def send(self, subscription: Subscription, delivery: Delivery) -> None:
+        late_ms = self.clock() - delivery.entry.due_ms
+        self.metrics.lateness_seconds.observe(late_ms / 1000)
         task = self._loop.create_task(self._send(subscription, delivery))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
@@ -510,7 +577,7 @@ class Server:
         if located.state is State.SCHEDULED and len(entries) == 1:
             return view
         for entry, _ in entries.values():
-            rows = await self._call(lambda reader, e=entry: reader.settled(e.hour, e.seq))
+            rows = await self._call(partial(_settled, entry))
             for row in rows[rows["outcome"] == Outcome.DELIVERED]:
                 subscription = registry.by_id(int(row["subscription_id"]))
                 name = subscription.name if subscription else ""
@@ -590,3 +657,110 @@ class Server:
             CheckpointRequest(lambda: None if future.done() else future.set_result(None))
         )
         await future
+
+    # ── dead letters ───────────────────────────────────────────────────────────────────────────
+
+    async def dead_letters(
+        self, subscription: Subscription, from_seq: int, limit: int
+    ) -> list[DeadLetterView]:
+        """Dead letters of a subscription from one schedule row on, in the order of their rows."""
+        await self.checkpoint()
+        return await asyncio.to_thread(self._scan_dead_letters, subscription, from_seq, limit)
+
+    def _scan_dead_letters(
+        self, subscription: Subscription, from_seq: int, limit: int
+    ) -> list[DeadLetterView]:
+        prefix = subscription.id.to_bytes(4, "big")
+        pairs = self.catalog.scan(
+            Table.DEAD_LETTERS, dead_letter_key(subscription.id, from_seq), prefix=prefix
+        )
+        letters = []
+        for key, value in itertools.islice(pairs, limit):
+            letter = msgspec.msgpack.decode(value, type=DeadLetter)
+            _, entry_seq = parse_dead_letter_key(key)
+            payload = decode_payload(letter.payload, "catalog", 0, entry_seq)
+            origin = payload.origin
+            assert origin is not None
+            letters.append(
+                DeadLetterView(
+                    entry_seq,
+                    self.engine.ids.encode(origin.published_due_ms, origin.message_seq),
+                    self.engine.sequencer.subject_names[origin.subject_id],
+                    letter.reason,
+                    letter.died_ms,
+                    letter.attempts,
+                    payload,
+                )
+            )
+        return letters
+
+    async def redrive(self, subscription: Subscription, ids: set[str] | None) -> int:
+        """Schedule dead letters again: those with these message ids, or all. Returns how many."""
+        from_seq = count = 0
+        while letters := await self.dead_letters(subscription, from_seq, REDRIVE_PAGE):
+            now_ms = self.clock()
+            for letter in letters:
+                if ids is None or letter.message_id in ids:
+                    self.engine.redrive(subscription.id, letter.entry_seq, letter.payload, now_ms)
+                    count += 1
+            from_seq = letters[-1].entry_seq + 1
+        await self.durable(self.engine.groups.not_durable())
+        return count
+
+    async def discard(self, subscription: Subscription, message_id: str) -> None:
+        """Delete the dead letter of a message. Raises NotFoundError."""
+        found = self.engine.messages.message_id(message_id)
+        change = self.engine.sequencer.changes(found.seq).get(subscription.id)
+        if change is None or change.state != ChangeState.DEAD:
+            raise NotFoundError(f"{subscription.name} has no dead letter {message_id!r}")
+        group = self.engine.discard(subscription.id, change.entry_seq, found.seq)
+        await self.durable(group)
+
+    # ── operations ─────────────────────────────────────────────────────────────────────────────
+
+    def stats(self) -> dict[str, object]:
+        """Counters since the start of this process, and what waits now."""
+        engine = self.engine
+        return {
+            "accepted": engine.messages.accepted_total,
+            "cancelled": engine.messages.cancelled_total,
+            "delivered": engine.dispatcher.delivered_total,
+            "retried": engine.retried_total,
+            "dead": engine.dead_total,
+            "last_seq": engine.sequencer.next_seq - 1,
+            "checkpoint_seq": engine.groups.checkpoint_seq,
+            "pending_loaded": engine.hours.unsettled(),
+            "pending_later": self._pending_later(),
+            "unmatched": self._unmatched(),
+            "subjects": len(engine.sequencer.subjects),
+            "subscriptions": len(engine.registry),
+            "disk_free_bytes": self.free_bytes,
+        }
+
+    def _pending_later(self) -> int:
+        """Messages of hours that are not loaded, as of the last checkpoint."""
+        through_hour = self.engine.hours.live_through_hour
+        return sum(
+            max(0, state.entries - state.removals)
+            for hour, state in read_hours(self.catalog).items()
+            if hour > through_hour
+        )
+
+    async def forecast(self, bucket_ms: int) -> list[dict[str, object]]:
+        """How many messages fall due per bucket, a whole number of hours. Raises InputError."""
+        if bucket_ms < HOUR_MS or bucket_ms % HOUR_MS:
+            raise InputError("a bucket is a whole number of hours, such as 1h or 1d", "/bucket")
+        await self.checkpoint()
+        counts: dict[int, int] = {}
+        for hour, state in read_hours(self.catalog).items():
+            if not state.retired_ms:
+                bucket = hour * HOUR_MS // bucket_ms * bucket_ms
+                counts[bucket] = counts.get(bucket, 0) + state.entries - state.removals
+        return [
+            {"from": format_time(bucket), "count": max(0, count)}
+            for bucket, count in sorted(counts.items())
+        ]
+
+
+def _settled(entry: Entry, reader: Reader) -> Rows:
+    return reader.settled(entry.hour, entry.seq)

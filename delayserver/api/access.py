@@ -1,0 +1,49 @@
+"""Who may call: everybody on loopback, holders of the token elsewhere.
+
+Only the digest of the token is kept in memory, and digests are compared in constant time. Without
+a token, a request that a web page of another origin sent is refused: a browser on this machine
+must not become a way in.
+
+Cost: a walk over the request's headers; one SHA-256 where there is a token. Threads: event loop.
+"""
+
+import hashlib
+import hmac
+from urllib.parse import urlsplit
+
+from delayserver.api.hot import Asgi, Receive, Scope, Send, header, send_problem
+from delayserver.errors import AccessError
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class Access:
+    """ASGI middleware in front of everything."""
+
+    def __init__(self, token: str | None, app: Asgi) -> None:
+        self._digest = hashlib.sha256(token.encode()).digest() if token is not None else None
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            try:
+                self._check(scope)
+            except AccessError as error:
+                await send_problem(send, error)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        if self._digest is None:
+            origin = header(scope, b"origin").decode("latin-1")
+            if origin and urlsplit(origin).hostname not in _LOCAL:
+                raise AccessError(
+                    "requests from web pages of other origins need a token", authenticated=True
+                )
+            return
+        scheme, _, token = header(scope, b"authorization").partition(b" ")
+        if scheme.lower() != b"bearer" or not token:
+            raise AccessError("send the header `Authorization: Bearer TOKEN`")
+        if not hmac.compare_digest(hashlib.sha256(token.strip()).digest(), self._digest):
+            raise AccessError("the token is not valid")

@@ -1,0 +1,132 @@
+"""Errors as problem documents (RFC 9457): what happened, where, and what to do.
+
+Cost: only when something is wrong. Threads: pure.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+import msgspec
+
+from delayserver.errors import (
+    AccessError,
+    ConflictError,
+    DelayServerError,
+    DiskReserveError,
+    InputError,
+    InputErrors,
+    NotFoundError,
+    OverloadedError,
+    StoppingError,
+    TooLargeError,
+)
+from storage.errors import DamageError, DiskFullError, StorageError
+
+MEDIA_TYPE = "application/problem+json"
+POINTED_ERRORS_MAX = 1000
+STOPPING_RETRY_AFTER_MS = 2000
+
+
+class FieldError(msgspec.Struct, omit_defaults=True):
+    """One bad field."""
+
+    pointer: str
+    detail: str
+
+
+class ProblemDocument(msgspec.Struct, omit_defaults=True):
+    """The body of every error answer."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: list[FieldError] | None = None
+    state: str = ""
+    """With a conflict: the state that the message is in."""
+
+
+@dataclass(slots=True)
+class Problem:
+    """An error answer."""
+
+    document: ProblemDocument
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def status(self) -> int:
+        return self.document.status
+
+    def encode(self) -> bytes:
+        """The document as JSON."""
+        return msgspec.json.encode(self.document)
+
+
+def _problem(name: str, title: str, status: int, error: Exception) -> Problem:
+    document = ProblemDocument(f"urn:delayserver:problem:{name}", title, status, str(error))
+    return Problem(document)
+
+
+def problem_of(error: Exception) -> Problem:
+    """The answer to an error of ours. An error that is not ours is a bug, and is raised again."""
+    match error:
+        case TooLargeError():
+            problem = _problem("too-large", "The request is too large", 413, error)
+            problem.document.errors = [FieldError(error.pointer, error.detail)]
+        case InputErrors():
+            problem = _problem("invalid", "The request is invalid", 422, error)
+            problem.document.errors = [
+                FieldError(one.pointer, one.detail) for one in error.errors[:POINTED_ERRORS_MAX]
+            ]
+        case InputError():
+            problem = _problem("invalid", "The request is invalid", 422, error)
+            problem.document.errors = [FieldError(error.pointer, error.detail)]
+        case NotFoundError():
+            problem = _problem("not-found", "Not found", 404, error)
+        case ConflictError():
+            problem = _problem("conflict", "The state does not allow it", 409, error)
+            problem.document.state = error.state
+        case OverloadedError():
+            problem = _problem("overloaded", "Too much at once", 503, error)
+            problem.headers["retry-after"] = _seconds(error.retry_after_ms)
+        case StoppingError():
+            problem = _problem("stopping", "The server is stopping", 503, error)
+            problem.headers["retry-after"] = _seconds(STOPPING_RETRY_AFTER_MS)
+        case DiskReserveError() | DiskFullError():
+            problem = _problem("disk-full", "The disk is nearly full", 507, error)
+        case AccessError(authenticated=True):
+            problem = _problem("forbidden", "Not allowed", 403, error)
+        case AccessError():
+            problem = _problem("unauthorized", "A token is needed", 401, error)
+            problem.headers["www-authenticate"] = "Bearer"
+        case DamageError():
+            problem = _problem("damaged", "The stored message is damaged", 500, error)
+        case DelayServerError() | StorageError():
+            problem = _problem("internal", "The server failed", 500, error)
+        case _:
+            raise error
+    return problem
+
+
+def _seconds(duration_ms: int) -> str:
+    return str(max(1, -(-duration_ms // 1000)))
+
+
+_AT = re.compile(r"^(?P<detail>.*) - at `(?P<path>.*)`$", re.DOTALL)
+_UNKNOWN = re.compile(r"unknown field `(?P<name>.*)`")
+_MISSING = re.compile(r"missing required field `(?P<name>.*)`")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
+
+
+def input_error(error: msgspec.DecodeError, pointer: str = "") -> InputError:
+    """A decoder's error with a JSON pointer to the field, below `pointer`."""
+    text = str(error)
+    found = _AT.match(text)
+    if found is not None:
+        text = found["detail"]
+        for name, index in _STEP.findall(found["path"]):
+            pointer += "/" + (name or index)
+    named = _UNKNOWN.search(text) or _MISSING.search(text)
+    if named is not None:
+        pointer += "/" + named["name"]
+    return InputError(text, pointer)

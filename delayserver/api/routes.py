@@ -1,0 +1,545 @@
+"""Every call that is not hot, on FastAPI. What each does is in its docstring, which OpenAPI shows.
+
+Cost: about 100 µs per call. Threads: belongs to the event loop.
+"""
+
+import base64
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Body, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from delayserver.api import models
+from delayserver.api.hot import HotPath, read_body
+from delayserver.api.intake import SUBJECT_PATTERN, Intake, check_key
+from delayserver.delivery.webhook import RetryPolicy
+from delayserver.errors import ConflictError, InputError, NotFoundError
+from delayserver.message import Content, Payload, State
+from delayserver.server import MessageView, Server
+from delayserver.signing import WebhookSecret
+from delayserver.subscriptions import Subscription
+from delayserver.targets import TargetPolicy
+from delayserver.times import format_duration, format_time, parse_duration_ms
+
+PAGE_MAX = 1000
+
+_PROBLEM: dict[str, Any] = {"model": models.ProblemModel}
+INVALID: dict[int | str, dict[str, Any]] = {422: _PROBLEM, 503: _PROBLEM}
+MISSING: dict[int | str, dict[str, Any]] = {404: _PROBLEM, **INVALID}
+CONFLICT: dict[int | str, dict[str, Any]] = {409: _PROBLEM, **MISSING}
+PUBLISH: dict[int | str, dict[str, Any]] = {
+    409: _PROBLEM,
+    413: _PROBLEM,
+    507: _PROBLEM,
+    **INVALID,
+}
+
+SubjectPath = Annotated[str, Path(pattern=f"^{SUBJECT_PATTERN}$")]
+KeyPath = Annotated[str, Path(description="the key of the message")]
+NamePath = Annotated[str, Path(pattern=f"^{SUBJECT_PATTERN}$")]
+
+
+def make_router(
+    server: Server, intake: Intake, hot: HotPath, targets: TargetPolicy, registry: CollectorRegistry
+) -> APIRouter:
+    """All routes of one server."""
+    router = APIRouter()
+    engine = server.engine
+
+    # ── publish ────────────────────────────────────────────────────────────────────────────────
+
+    @router.post(
+        "/v1/messages",
+        tags=["messages"],
+        status_code=201,
+        response_model=models.PublishedModel,
+        responses={
+            200: {"model": models.PublishedModel, "description": "the key was published before"},
+            **PUBLISH,
+        },
+        openapi_extra=_json_body("PublishModel"),
+    )
+    async def publish(request: Request) -> Response:
+        """Publish a message: it is durable when this answers."""
+        return _Forward(hot.publish, request)
+
+    @router.post(
+        "/v1/messages/batch",
+        tags=["messages"],
+        response_model=models.BatchModel,
+        responses=PUBLISH,
+        openapi_extra=_batch_body(),
+    )
+    async def publish_batch(request: Request) -> Response:
+        """Publish up to 10,000 messages, all or none: JSON array, NDJSON or MessagePack."""
+        return _Forward(hot.publish_batch, request)
+
+    @router.post("/v1/messages/cancel", tags=["messages"], responses=INVALID)
+    async def cancel_many(request: models.CancelModel) -> models.CancelledModel:
+        """Cancel many messages by id and by key; one result for each."""
+        results: list[models.CancelResultModel] = []
+        for text in request.ids:
+            result = models.CancelResultModel(id=text)
+            results.append(result)
+            _cancel_one(server, lambda t=text: engine.messages.message_id(t), result)
+        for name in request.keys:
+            result = models.CancelResultModel(subject=name.subject, key=name.key)
+            results.append(result)
+            _cancel_one(
+                server,
+                lambda n=name: engine.messages.by_key(n.subject, n.key),
+                result,
+            )
+        await server.durable(engine.groups.not_durable())
+        return models.CancelledModel(results=results)
+
+    # ── one message ────────────────────────────────────────────────────────────────────────────
+
+    @router.get("/v1/messages/{message_id}", tags=["messages"], responses=MISSING)
+    async def get_message(message_id: str) -> models.MessageModel:
+        """A message, its state, and what became of it."""
+        found = engine.messages.message_id(message_id)
+        return _message(await server.look_up(found.seq, found.due_ms))
+
+    @router.delete("/v1/messages/{message_id}", tags=["messages"], responses=CONFLICT)
+    async def cancel_message(message_id: str) -> models.StateModel:
+        """Cancel a message: when this answers, it will never be delivered, crash or not."""
+        found = engine.messages.message_id(message_id)
+        await server.cancel(found.seq, found.due_ms)
+        return models.StateModel(id=message_id, state=State.CANCELLED)
+
+    @router.patch("/v1/messages/{message_id}", tags=["messages"], responses=CONFLICT)
+    async def move_message(message_id: str, move: models.MoveModel) -> models.MovedModel:
+        """Give a message a new due time; its id stays."""
+        found = engine.messages.message_id(message_id)
+        return await _move(server, intake, found.seq, found.due_ms, move)
+
+    # ── one message, by key ────────────────────────────────────────────────────────────────────
+
+    @router.get("/v1/subjects/{subject}/keys/{key:path}", tags=["keys"], responses=MISSING)
+    async def get_by_key(subject: SubjectPath, key: KeyPath) -> models.MessageModel:
+        """The message that a key stands for."""
+        found = engine.messages.by_key(subject, key)
+        return _message(await server.look_up(found.seq, found.due_ms))
+
+    @router.delete("/v1/subjects/{subject}/keys/{key:path}", tags=["keys"], responses=CONFLICT)
+    async def cancel_by_key(subject: SubjectPath, key: KeyPath) -> models.StateModel:
+        """Cancel the message that a key stands for."""
+        found = engine.messages.by_key(subject, key)
+        await server.cancel(found.seq, found.due_ms)
+        message_id = engine.ids.encode(found.due_ms, found.seq)
+        return models.StateModel(id=message_id, state=State.CANCELLED)
+
+    @router.patch("/v1/subjects/{subject}/keys/{key:path}", tags=["keys"], responses=CONFLICT)
+    async def move_by_key(
+        subject: SubjectPath, key: KeyPath, move: models.MoveModel
+    ) -> models.MovedModel:
+        """Give the message that a key stands for a new due time."""
+        found = engine.messages.by_key(subject, key)
+        return await _move(server, intake, found.seq, found.due_ms, move)
+
+    @router.put(
+        "/v1/subjects/{subject}/keys/{key:path}",
+        tags=["keys"],
+        status_code=201,
+        response_model=models.PublishedModel,
+        responses={
+            200: {"model": models.PublishedModel, "description": "a message was replaced"},
+            **PUBLISH,
+        },
+        openapi_extra=_json_body("PublishUnderKeyModel"),
+    )
+    async def put_by_key(subject: SubjectPath, key: KeyPath, request: Request) -> Response:
+        """Publish, or replace what waits under the key: a timer that each call pushes back."""
+        check_key(key)
+        data = await read_body(request.receive, hot.one_max_bytes)
+        message = intake.under_key(data, subject, key, server.clock())
+        published, replaced = engine.messages.replace(message, server.clock())
+        await server.durable(published.group)
+        document = models.PublishedModel(
+            id=published.message_id,
+            subject=subject,
+            key=key,
+            deliver_at=format_time(published.due_ms),
+            state=State.SCHEDULED,
+            duplicate=False,
+        )
+        return JSONResponse(
+            document.model_dump(),
+            200 if replaced else 201,
+            {"location": f"/v1/messages/{published.message_id}"},
+        )
+
+    # ── subscriptions ──────────────────────────────────────────────────────────────────────────
+
+    @router.put(
+        "/v1/subscriptions/{name}",
+        tags=["subscriptions"],
+        responses={201: {"model": models.SubscriptionViewModel}, **CONFLICT},
+    )
+    async def put_subscription(
+        name: NamePath, wanted: models.SubscriptionModel, response: Response
+    ) -> models.SubscriptionViewModel:
+        """Create or change a subscription."""
+        async with server.subscription_lock:
+            existing = engine.registry.by_name(name)
+            subscription = _subscription(server, targets, name, wanted, existing)
+            await server.put_subscription(subscription)
+        response.status_code = 200 if existing else 201
+        return _view(server, subscription)
+
+    @router.get("/v1/subscriptions", tags=["subscriptions"])
+    async def list_subscriptions() -> models.SubscriptionsModel:
+        """All subscriptions, oldest first."""
+        return models.SubscriptionsModel(
+            subscriptions=[_view(server, subscription) for subscription in engine.registry]
+        )
+
+    @router.get("/v1/subscriptions/{name}", tags=["subscriptions"], responses=MISSING)
+    async def get_subscription(name: NamePath) -> models.SubscriptionViewModel:
+        """One subscription."""
+        return _view(server, engine.subscription(name))
+
+    @router.delete(
+        "/v1/subscriptions/{name}", tags=["subscriptions"], status_code=204, responses=MISSING
+    )
+    async def delete_subscription(name: NamePath) -> None:
+        """Delete a subscription. What only it was to get waits for the next one that matches."""
+        await _change(server, name, deleted=True)
+
+    @router.post("/v1/subscriptions/{name}/pause", tags=["subscriptions"], responses=MISSING)
+    async def pause(name: NamePath) -> models.SubscriptionViewModel:
+        """Deliver nothing until it is resumed; what falls due waits."""
+        return _view(server, await _change(server, name, paused=True))
+
+    @router.post("/v1/subscriptions/{name}/resume", tags=["subscriptions"], responses=MISSING)
+    async def resume(name: NamePath) -> models.SubscriptionViewModel:
+        """Deliver again."""
+        return _view(server, await _change(server, name, paused=False))
+
+    # ── pull ───────────────────────────────────────────────────────────────────────────────────
+
+    @router.post("/v1/subscriptions/{name}/pull", tags=["pull"], responses=CONFLICT)
+    async def pull(
+        name: NamePath, wanted: Annotated[models.PullModel, Body()] = models.PullModel()
+    ) -> Response:
+        """Messages that are due, each with a lease; waits for the first one up to `wait`.
+
+        Answers `{"messages": [{id, subject, key, headers, body or body_base64, deliver_at,
+        attempt, lease}]}`."""
+        subscription = engine.subscription(name)
+        if subscription.type != "pull":
+            raise ConflictError(f"the subscription {name!r} is a webhook")
+        lease_ms = subscription.lease_ms if wanted.lease is None else wanted.lease
+        pulled = await server.pull(subscription, wanted.max, wanted.wait, lease_ms)
+        documents = [
+            _PulledDocument(
+                delivery.message_id,
+                delivery.subject,
+                delivery.payload.key,
+                delivery.payload.headers or {},
+                *_raw_body(delivery.payload),
+                format_time(delivery.origin.due_ms),
+                delivery.attempt,
+                lease,
+            )
+            for delivery, lease in pulled
+        ]
+        return Response(_encode({"messages": documents}), media_type="application/json")
+
+    @router.post("/v1/subscriptions/{name}/ack", tags=["pull"], responses=MISSING)
+    async def ack(name: NamePath, leases: models.LeasesModel) -> models.AckedModel:
+        """These are done; when this answers it is recorded, and they never come again."""
+        engine.subscription(name)
+        expired = await server.ack(leases.leases)
+        return models.AckedModel(acked=len(leases.leases) - len(expired), expired=expired)
+
+    @router.post("/v1/subscriptions/{name}/nack", tags=["pull"], responses=MISSING)
+    async def nack(name: NamePath, leases: models.NackModel) -> models.NackedModel:
+        """These are not done: deliver them again, now or after `delay`."""
+        engine.subscription(name)
+        expired = await server.nack(leases.leases, leases.delay)
+        return models.NackedModel(nacked=len(leases.leases) - len(expired), expired=expired)
+
+    @router.post("/v1/subscriptions/{name}/extend", tags=["pull"], responses=MISSING)
+    async def extend(name: NamePath, leases: models.ExtendModel) -> models.ExtendedModel:
+        """These need more time: `lease` from now."""
+        engine.subscription(name)
+        expired = server.extend(leases.leases, leases.lease)
+        return models.ExtendedModel(extended=len(leases.leases) - len(expired), expired=expired)
+
+    # ── dead letters ───────────────────────────────────────────────────────────────────────────
+
+    @router.get("/v1/subscriptions/{name}/dead-letters", tags=["dead letters"], responses=MISSING)
+    async def list_dead_letters(
+        name: NamePath,
+        limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
+        cursor: Annotated[str | None, Query(pattern="^[0-9]{1,20}$")] = None,
+    ) -> models.DeadLettersModel:
+        """Messages that no attempt delivered, in the order in which they were published."""
+        subscription = engine.subscription(name)
+        letters = await server.dead_letters(subscription, int(cursor or 0), limit + 1)
+        page = letters[:limit]
+        return models.DeadLettersModel(
+            dead_letters=[
+                models.DeadLetterModel(
+                    dead_letter=str(letter.entry_seq),
+                    id=letter.message_id,
+                    subject=letter.subject,
+                    key=letter.payload.key,
+                    reason=letter.reason,
+                    attempts=letter.attempts,
+                    died_at=format_time(letter.died_ms),
+                    headers=letter.payload.headers or {},
+                    **_body(letter.payload),
+                )
+                for letter in page
+            ],
+            cursor=str(letters[limit].entry_seq) if len(letters) > limit else None,
+        )
+
+    @router.post(
+        "/v1/subscriptions/{name}/dead-letters/redrive", tags=["dead letters"], responses=MISSING
+    )
+    async def redrive(
+        name: NamePath, which: Annotated[models.RedriveModel, Body()] = models.RedriveModel()
+    ) -> models.RedrivenModel:
+        """Deliver dead letters again, all or those named by message id."""
+        ids = None if which.ids is None else set(which.ids)
+        return models.RedrivenModel(redriven=await server.redrive(engine.subscription(name), ids))
+
+    @router.delete(
+        "/v1/subscriptions/{name}/dead-letters/{message_id}",
+        tags=["dead letters"],
+        status_code=204,
+        responses=MISSING,
+    )
+    async def discard(name: NamePath, message_id: str) -> None:
+        """Delete a dead letter, by message id."""
+        await server.discard(engine.subscription(name), message_id)
+
+    # ── operations ─────────────────────────────────────────────────────────────────────────────
+
+    @router.get("/healthz", tags=["operations"])
+    async def healthz() -> dict[str, str]:
+        """The process is alive."""
+        return {"status": "ok"}
+
+    @router.get("/readyz", tags=["operations"], responses={503: _PROBLEM})
+    async def readyz() -> dict[str, str]:
+        """The server has recovered and accepts messages."""
+        engine.groups.admit(0)
+        return {"status": "ready"}
+
+    @router.get("/metrics", tags=["operations"], response_class=Response)
+    async def metrics() -> Response:
+        """Metrics for Prometheus."""
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    @router.get("/v1/stats", tags=["operations"])
+    async def stats() -> dict[str, Any]:
+        """How much is pending, on its way and done, since this process started."""
+        return server.stats()
+
+    @router.get("/v1/forecast", tags=["operations"], responses=INVALID)
+    async def forecast(bucket: str = "1h") -> dict[str, Any]:
+        """How many messages fall due when, cancelled ones already taken out."""
+        bucket_ms = parse_duration_ms(bucket, "/bucket")
+        return {"bucket": format_duration(bucket_ms), "buckets": await server.forecast(bucket_ms)}
+
+    return router
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _PulledDocument(msgspec.Struct, omit_defaults=True):
+    """A pulled message. JSON bodies go through as they were published."""
+
+    id: str
+    subject: str
+    key: str | None
+    headers: dict[str, str]
+    body: msgspec.Raw | msgspec.UnsetType
+    body_base64: str | msgspec.UnsetType
+    deliver_at: str
+    attempt: int
+    lease: str
+
+
+def _raw_body(
+    payload: Payload,
+) -> tuple[msgspec.Raw | msgspec.UnsetType, str | msgspec.UnsetType]:
+    if payload.content == Content.JSON:
+        return msgspec.Raw(payload.body), msgspec.UNSET
+    return msgspec.UNSET, base64.b64encode(payload.body).decode()
+
+
+def _body(payload: Payload) -> dict[str, Any]:
+    if payload.content == Content.JSON:
+        return {"body": msgspec.json.decode(payload.body)}
+    return {"body_base64": base64.b64encode(payload.body).decode()}
+
+
+class _Forward(Response):
+    """An answer that a plain ASGI function gives."""
+
+    def __init__(self, handler: Any, request: Request) -> None:
+        super().__init__()
+        self._handler = handler
+        self._request = request
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._handler(scope, self._request.receive, send)
+
+
+def _json_body(model: str) -> dict[str, Any]:
+    schema = getattr(models, model).model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _batch_body() -> dict[str, Any]:
+    schema = models.PublishModel.model_json_schema()
+    items = {"type": "array", "items": schema, "maxItems": 10_000}
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {"schema": items},
+                "application/x-ndjson": {"schema": {"type": "string"}},
+                "application/msgpack": {"schema": {"type": "string", "format": "binary"}},
+            },
+        }
+    }
+
+
+def _cancel_one(server: Server, find: Any, result: models.CancelResultModel) -> None:
+    """Decide one of many cancels; durable with the group that is open now."""
+    try:
+        found = find()
+        result.id = server.engine.ids.encode(found.due_ms, found.seq)
+        server.engine.messages.cancel(found.seq, found.due_ms)
+        result.state = State.CANCELLED
+    except ConflictError as error:
+        result.state, result.error = error.state, str(error)
+    except NotFoundError as error:
+        result.error = str(error)
+
+
+def _message(view: MessageView) -> models.MessageModel:
+    payload = view.payload
+    return models.MessageModel(
+        id=view.message_id,
+        subject=view.subject,
+        key=payload.key,
+        deliver_at=format_time(view.due_ms),
+        state=view.state.value,
+        attempts=view.attempts,
+        headers=payload.headers or {},
+        deliveries=[
+            models.DeliveryModel(
+                subscription=delivery.subscription,
+                state=delivery.state,
+                attempt=delivery.attempt,
+                at=format_time(delivery.at_ms),
+            )
+            for delivery in view.deliveries
+        ],
+        **_body(payload),
+    )
+
+
+async def _move(
+    server: Server, intake: Intake, seq: int, due_ms: int, move: models.MoveModel
+) -> models.MovedModel:
+    if move.delay is None and move.deliver_at is None:
+        raise InputError("give delay or deliver_at", "/delay")
+    new_due_ms = intake.due_ms(
+        msgspec.UNSET if move.delay is None else move.delay,
+        msgspec.UNSET if move.deliver_at is None else move.deliver_at,
+        server.clock(),
+    )
+    await server.move(seq, due_ms, new_due_ms)
+    return models.MovedModel(
+        id=server.engine.ids.encode(due_ms, seq),
+        deliver_at=format_time(new_due_ms),
+        state=State.SCHEDULED,
+    )
+
+
+def _subscription(
+    server: Server,
+    targets: TargetPolicy,
+    name: str,
+    wanted: models.SubscriptionModel,
+    existing: Subscription | None,
+) -> Subscription:
+    settings, registry = server.settings, server.engine.registry
+    if existing is None and len(registry) >= settings.subscriptions_max:
+        raise ConflictError(f"there are {len(registry)} subscriptions, the limit")
+    if existing is not None and existing.type != wanted.type:
+        raise ConflictError(f"the subscription is of type {existing.type}; delete it first")
+    webhook = wanted.type == "webhook"
+    if webhook != (wanted.url is not None):
+        raise InputError("a webhook needs a url, and only a webhook has one", "/url")
+    if wanted.url is not None:
+        targets.check_url(wanted.url)
+    if wanted.secret is not None:
+        WebhookSecret.parse(wanted.secret, "/secret")
+    backoff_ms = tuple(wanted.retry.backoff)
+    try:
+        RetryPolicy(wanted.retry.max_attempts, *([backoff_ms] if backoff_ms else []))
+    except InputError as error:
+        raise error.below("/retry") from error
+    if not webhook and wanted.lease == 0:
+        raise InputError("a lease is longer than nothing", "/lease")
+    return Subscription(
+        id=existing.id if existing else registry.next_id(),
+        name=name,
+        subject=wanted.subject,
+        type=wanted.type,
+        created_ms=existing.created_ms if existing else server.clock(),
+        url=wanted.url or "",
+        secrets=(wanted.secret,) if wanted.secret else (),
+        timeout_ms=wanted.timeout,
+        max_in_flight=wanted.max_in_flight or settings.in_flight_max,
+        max_attempts=wanted.retry.max_attempts,
+        backoff_ms=backoff_ms,
+        lease_ms=wanted.lease,
+        paused=existing.paused if existing else False,
+    )
+
+
+async def _change(server: Server, name: str, **changes: bool) -> Subscription:
+    async with server.subscription_lock:
+        existing = server.engine.subscription(name)
+        changed = msgspec.structs.replace(existing, **changes)
+        await server.put_subscription(changed)
+        return changed
+
+
+def _view(server: Server, subscription: Subscription) -> models.SubscriptionViewModel:
+    queue = server.engine.dispatcher.queue(subscription)
+    policy = subscription.retry_policy
+    webhook = subscription.type == "webhook"
+    return models.SubscriptionViewModel(
+        name=subscription.name,
+        subject=subscription.subject,
+        type=subscription.type,
+        created_at=format_time(subscription.created_ms),
+        paused=subscription.paused,
+        queued=queue.count,
+        in_flight=queue.in_flight,
+        url=subscription.url or None,
+        signed=bool(subscription.secrets) if webhook else None,
+        timeout=format_duration(subscription.timeout_ms) if webhook else None,
+        max_in_flight=subscription.max_in_flight if webhook else None,
+        retry={
+            "max_attempts": policy.max_attempts,
+            "backoff": [format_duration(wait_ms) for wait_ms in policy.backoff_ms],
+        },
+        lease=None if webhook else format_duration(subscription.lease_ms),
+    )

@@ -1,0 +1,142 @@
+"""The wiring: from settings to a process that serves until it is told to stop.
+
+    bind the port → lock and recover → start the threads → listen → … → drain → checkpoint → end
+
+The port is bound first, so that a port in use is known before anything is touched, but nobody is
+answered before recovery has ended.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import socket
+import sys
+from typing import Any
+
+import structlog
+import uvicorn
+
+from delayserver.api.app import make_app
+from delayserver.config import Settings
+from delayserver.errors import DelayServerError
+from delayserver.server import Server
+from storage.errors import StorageError
+
+EXIT_REFUSED = 1
+EXIT_FATAL = 70
+GRACE_S = 5
+SWITCH_INTERVAL_S = 0.0005
+"""The GIL changes hands this often at the latest: the committer must not wait for 5 ms."""
+
+log = structlog.get_logger()
+
+
+def serve(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit status."""
+    set_up_logging(settings)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        listener = _bind(settings)
+        server = Server(settings, fatal=_end, progress=_progress)
+    except (StorageError, DelayServerError, OSError) as error:
+        log.critical("cannot start", error=str(error))
+        return EXIT_REFUSED
+    # What is alive now lives until the end: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings, server, listener))
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+class _Uvicorn(uvicorn.Server):
+    """Lets long polls end before connections are waited for."""
+
+    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+        super().__init__(config)
+        self._server = server
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._server.begin_stop()
+        await super().shutdown(sockets)
+
+
+async def _serve(settings: Settings, server: Server, listener: socket.socket) -> None:
+    await server.start()
+    config = uvicorn.Config(
+        make_app(server),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        backlog=4096,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    host, port = listener.getsockname()[:2]
+    log.info("listening", url=f"http://{host}:{port}", pid=os.getpid())
+    try:
+        await _Uvicorn(config, server).serve(sockets=[listener])
+    finally:
+        await server.stop()
+
+
+def _bind(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise OSError(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
+            "stop what listens there, or choose another --port"
+        ) from error
+    listener.set_inheritable(False)
+    return listener
+
+
+def _end(error: BaseException) -> None:
+    """A thread failed: end at once, recover from the disk at the next start (I9)."""
+    log.critical("ending", error=str(error))
+    sys.stderr.flush()
+    os._exit(EXIT_FATAL)
+
+
+def _progress(what: str, done: int, total: int) -> None:
+    log.info("recovering", what=what, done=done, total=total)
+
+
+def set_up_logging(settings: Settings) -> None:
+    """Lines for people on a terminal, JSON for programs; always on standard error."""
+    renderer: Any = (
+        structlog.processors.JSONRenderer()
+        if settings.log_json
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    logging.basicConfig(level=max(level, logging.WARNING), stream=sys.stderr)
