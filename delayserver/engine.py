@@ -183,14 +183,17 @@ class Engine:
 
     # ── the way of a group ─────────────────────────────────────────────────────────────────────
 
-    def on_committed(self, now_ms: int) -> None:
-        """The group that was being written is durable: now it happens, now it is answered."""
+    def on_committed(self, now_ms: int) -> bool:
+        """The group that was being written is durable: now it happens, now it is answered.
+
+        True: something of it may be due soon."""
         group = self.groups.on_committed(now_ms)
         if group.express:
             self._insert_express(group)
         for effect in group.effects:
             effect()
         group.end(None)
+        return bool(group.express)
 
     def _insert_express(self, group: Group) -> None:
         removed = self.sequencer.removed

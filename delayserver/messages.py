@@ -112,13 +112,13 @@ class Messages:
         sealed = [encode_payload(message.payload) for message in messages]
         self._groups.admit(sum(map(len, sealed)))
         self._admit_subjects(messages)
-        keyed = any(message.payload.key is not None for message in messages)
-        if not keyed:
-            return [
-                self._accept(message, data, NO_KEY)
-                for message, data in zip(messages, sealed, strict=True)
-            ]
-        return self._publish_keyed(messages, sealed, now_ms)
+        for message in messages:
+            if message.payload.key is not None:
+                return self._publish_keyed(messages, sealed, now_ms)
+        return [
+            self._accept(message, data, NO_KEY)
+            for message, data in zip(messages, sealed, strict=True)
+        ]
 
     def _refuse_when_disk_is_low(self) -> None:
         if self.disk_is_low:

@@ -168,7 +168,10 @@ class Group:
     def end(self, error: Exception | None) -> None:
         """Tell everybody who waits."""
         self.is_ended, self.error = True, error
-        for waiter in self.waiters:
+        waiters, self.waiters = self.waiters, []
+        # It lives on until it is filed: the garbage collector must not walk over these until then.
+        self.undo, self.effects = [], []
+        for waiter in waiters:
             waiter(error)
 
     def encode(self) -> tuple[bytes, bytes]:

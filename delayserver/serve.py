@@ -26,7 +26,7 @@ from storage.errors import StorageError
 EXIT_REFUSED = 1
 EXIT_FATAL = 70
 GRACE_S = 5
-SWITCH_INTERVAL_S = 0.0005
+SWITCH_INTERVAL_S = 0.00001
 """The GIL changes hands this often at the latest: the committer must not wait for 5 ms."""
 
 log = structlog.get_logger()
@@ -70,9 +70,10 @@ class _Uvicorn(uvicorn.Server):
 
 async def _serve(settings: Settings, server: Server, listener: socket.socket) -> None:
     await server.start()
+    app, protocol = make_app(server)
     config = uvicorn.Config(
-        make_app(server),
-        http="httptools",
+        app,
+        http=protocol,
         ws="none",
         lifespan="off",
         log_config=None,

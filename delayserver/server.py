@@ -399,11 +399,13 @@ class Server:
 
     def _on_committed(self) -> None:
         self.metrics.commit_seconds.observe(time.perf_counter() - self._commit_began_at)
-        self.engine.on_committed(self.clock())
-        self._tick_soon()
+        if self.engine.on_committed(self.clock()):
+            self._tick_soon()
 
     def file(self, group: Group) -> None:
-        self._replayer.put(group)
+        # It files about once a second, by its own clock; only a large backlog wakes it before.
+        waiting_bytes = self.engine.groups.unfiled_bytes
+        self._replayer.put(group, wake=waiting_bytes >= self.settings.checkpoint_bytes)
 
     def _on_filed(self, filed: Filed) -> None:
         self.engine.on_filed(filed)

@@ -11,8 +11,10 @@ thread wait and try the same again, except the committer, whose group is refused
 the disk ends the server (I9).
 """
 
+import contextlib
 import threading
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -42,26 +44,34 @@ Clock = Callable[[], int]
 
 
 class Worker(threading.Thread, Generic[Item]):
-    """A thread with an inbox. `None` in the inbox ends it, after what was put before."""
+    """A thread with an inbox.
+
+    What is put without `wake` waits until something else wakes the thread, or its time-out does:
+    waking a thread makes it fight the event loop for the GIL, and costs both more than most work."""
 
     def __init__(self, name: str, fatal: Fatal) -> None:
         super().__init__(name=f"delayserver-{name}", daemon=True)
-        self._inbox: SimpleQueue[Item | None] = SimpleQueue()
+        self._inbox: deque[Item] = deque()
+        self._wakes: SimpleQueue[bool] = SimpleQueue()
         self._fatal = fatal
+        self._finish = False
         self._ended = threading.Event()
 
-    def put(self, item: Item) -> None:
+    def put(self, item: Item, *, wake: bool = True) -> None:
         """Hand something over; never waits."""
-        self._inbox.put(item)
+        self._inbox.append(item)
+        if wake:
+            self._wakes.put(True)
 
     def finish(self) -> None:
         """Let the thread end once its inbox is empty."""
-        self._inbox.put(None)
+        self._finish = True
+        self._wakes.put(True)
 
     def end_now(self) -> None:
         """End without emptying the inbox, also while waiting for disk space."""
         self._ended.set()
-        self._inbox.put(None)
+        self._wakes.put(True)
 
     def timeout_s(self) -> float | None:
         """How long to wait for the next item before `handle` is called without any."""
@@ -70,24 +80,18 @@ class Worker(threading.Thread, Generic[Item]):
     def run(self) -> None:
         try:
             while not self._ended.is_set():
-                items, more = self._next_items()
+                finish = self._finish
+                with contextlib.suppress(Empty):
+                    self._wakes.get(timeout=0 if finish else self.timeout_s())
+                items: list[Item] = []
+                while self._inbox:
+                    items.append(self._inbox.popleft())
                 self._handle_until_done(items)
-                if not more:
+                if finish:
                     self.close()
                     return
         except BaseException as error:
             self._fatal(error)
-
-    def _next_items(self) -> tuple[list[Item], bool]:
-        items: list[Item] = []
-        try:
-            item = self._inbox.get(timeout=self.timeout_s())
-            while item is not None:
-                items.append(item)
-                item = self._inbox.get_nowait()
-            return items, False
-        except Empty:
-            return items, True
 
     def _handle_until_done(self, items: list[Item]) -> None:
         while not self._ended.is_set():

@@ -11,7 +11,16 @@ import hashlib
 import hmac
 from urllib.parse import urlsplit
 
-from delayserver.api.hot import Asgi, Receive, Scope, Send, header, send_problem
+from delayserver.api.hot import (
+    Asgi,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    header,
+    problem_answer,
+    send_answer,
+)
 from delayserver.errors import AccessError
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
@@ -28,21 +37,22 @@ class Access:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             try:
-                self._check(scope)
+                self.check(scope["headers"])
             except AccessError as error:
-                await send_problem(send, error)
+                await send_answer(send, problem_answer(error))
                 return
         await self._app(scope, receive, send)
 
-    def _check(self, scope: Scope) -> None:
+    def check(self, headers: Headers) -> None:
+        """Raises AccessError unless the request with these headers may be served."""
         if self._digest is None:
-            origin = header(scope, b"origin").decode("latin-1")
+            origin = header(headers, b"origin").decode("latin-1")
             if origin and urlsplit(origin).hostname not in _LOCAL:
                 raise AccessError(
                     "requests from web pages of other origins need a token", authenticated=True
                 )
             return
-        scheme, _, token = header(scope, b"authorization").partition(b" ")
+        scheme, _, token = header(headers, b"authorization").partition(b" ")
         if scheme.lower() != b"bearer" or not token:
             raise AccessError("send the header `Authorization: Bearer TOKEN`")
         if not hmac.compare_digest(hashlib.sha256(token.strip()).digest(), self._digest):

@@ -8,10 +8,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import delayserver
 from delayserver.api.access import Access
-from delayserver.api.hot import Asgi, HotPath
+from delayserver.api.hot import Asgi, Hot, HotPath
 from delayserver.api.intake import Intake
 from delayserver.api.problems import (
     MEDIA_TYPE,
@@ -20,6 +21,7 @@ from delayserver.api.problems import (
     ProblemDocument,
     problem_of,
 )
+from delayserver.api.protocol import make_protocol
 from delayserver.api.routes import make_router
 from delayserver.errors import DelayServerError
 from delayserver.server import Server
@@ -35,22 +37,24 @@ times: RFC 3339 with an offset, or integer milliseconds since the epoch.
 """
 
 
-def make_app(server: Server) -> Asgi:
-    """The ASGI application of a server."""
+def make_app(server: Server) -> tuple[Asgi, type[HttpToolsProtocol]]:
+    """The ASGI application of a server, and the protocol that takes the hot path past it."""
     intake = Intake(server.settings, server.engine.sequencer.subjects)
     registry = CollectorRegistry()
     registry.register(server.metrics)
     fastapi = FastAPI(
         title="Delay server", version=delayserver.__version__, description=DESCRIPTION
     )
-    hot = HotPath(server, intake, fastapi)
+    hot = Hot(server, intake)
+    path = HotPath(server, hot, fastapi)
     targets = TargetPolicy(server.settings.webhook_targets)
-    fastapi.include_router(make_router(server, intake, hot, targets, registry))
+    fastapi.include_router(make_router(server, intake, path, hot, targets, registry))
     fastapi.add_exception_handler(DelayServerError, _on_error)
     fastapi.add_exception_handler(StorageError, _on_error)
     fastapi.add_exception_handler(RequestValidationError, _on_invalid)
     fastapi.add_exception_handler(HTTPException, _on_http)
-    return Access(server.settings.token, hot)
+    access = Access(server.settings.token, path)
+    return access, make_protocol(hot, access)
 
 
 def _answer(problem: Problem) -> Response:

@@ -1,14 +1,16 @@
-"""The hot path: publish one message, publish a batch. Plain ASGI, in front of FastAPI.
+"""The hot path: publish one message, publish a batch. What happens between request and answer.
 
-    request ──▶ read body ──▶ Intake ──▶ Server.publish ──▶ durable(group) ──▶ answer
+    body ──▶ Intake ──▶ Server.publish ──▶ answer, made at once ──▶ told when its group is durable
 
-The two calls stand in the OpenAPI document like all others, and any ASGI server can serve them.
+There are two ways in, with the same answers: `HotPath`, plain ASGI in front of FastAPI, for any
+ASGI server, and `delayserver.api.protocol`, which never enters ASGI. The calls stand in the OpenAPI
+document like all others.
 
-Cost: 15 µs per request on top of uvicorn's own work (FastAPI with a pydantic body: 80 µs).
-Threads: belongs to the event loop.
+Cost: 15 µs per request. Threads: belongs to the event loop.
 """
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -16,6 +18,7 @@ import msgspec
 from delayserver.api.intake import Intake
 from delayserver.api.problems import MEDIA_TYPE, problem_of
 from delayserver.errors import DelayServerError, TooLargeError
+from delayserver.sequencer import Group
 from delayserver.server import Server
 from delayserver.times import format_time
 from storage.errors import StorageError
@@ -24,11 +27,13 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = Iterable[tuple[bytes, bytes]]
 
 MESSAGES_PATH = "/v1/messages"
 BATCH_PATH = "/v1/messages/batch"
 ENVELOPE_BYTES = 64 * 1024
 """A request may be longer than its body by this much."""
+JSON = b"application/json"
 
 
 class PublishedDocument(msgspec.Struct):
@@ -53,39 +58,56 @@ class BatchDocument(msgspec.Struct):
 _encode = msgspec.json.Encoder().encode
 
 
-class HotPath:
-    """Serves the two paths, and passes everything else on."""
+@dataclass(slots=True)
+class Answer:
+    """An answer that may be given once `group` is durable (None: at once)."""
 
-    def __init__(self, server: Server, intake: Intake, rest: Asgi) -> None:
+    status: int
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    content_type: bytes = JSON
+    group: Group | None = None
+
+
+def problem_answer(error: Exception) -> Answer:
+    """The problem document of an error."""
+    problem = problem_of(error)
+    headers = tuple((name.encode(), value.encode()) for name, value in problem.headers.items())
+    return Answer(problem.status, problem.encode(), headers, MEDIA_TYPE.encode())
+
+
+class Hot:
+    """The two calls, apart from how they came in."""
+
+    def __init__(self, server: Server, intake: Intake) -> None:
         self._server = server
         self._intake = intake
-        self._rest = rest
         # Base64 makes a third more of a body.
         self.one_max_bytes = server.settings.body_max_bytes * 4 // 3 + ENVELOPE_BYTES
-        self._batch_max_bytes = server.settings.batch_max_bytes
+        self.batch_max_bytes = server.settings.batch_max_bytes
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
-            await self._rest(scope, receive, send)
-        elif scope["path"] == MESSAGES_PATH:
-            await self.publish(scope, receive, send)
-        elif scope["path"] == BATCH_PATH:
-            await self.publish_batch(scope, receive, send)
-        else:
-            await self._rest(scope, receive, send)
+    def answer(self, path: str, data: bytes, content_type: bytes) -> Answer:
+        """Accept what `data` says, or tell why not."""
+        try:
+            if path == MESSAGES_PATH:
+                return self._publish(data)
+            return self._publish_batch(data, content_type.decode("latin-1").lower())
+        except (DelayServerError, StorageError) as error:
+            return problem_answer(error)
 
-    async def publish(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def max_bytes(self, path: str) -> int:
+        """The longest request that the path takes."""
+        return self.one_max_bytes if path == MESSAGES_PATH else self.batch_max_bytes
+
+    def too_large(self, path: str) -> TooLargeError:
+        """What to say about a longer one."""
+        return TooLargeError(f"the request has more than {self.max_bytes(path)} bytes")
+
+    def _publish(self, data: bytes) -> Answer:
         """POST /v1/messages"""
         server = self._server
-        try:
-            data = await read_body(receive, self.one_max_bytes)
-            message = self._intake.one(data, server.clock())
-            (published,) = server.publish([message])
-            if published.group is not None:
-                await server.durable(published.group)
-        except (DelayServerError, StorageError) as error:
-            await send_problem(send, error)
-            return
+        message = self._intake.one(data, server.clock())
+        (published,) = server.publish([message])
         document = PublishedDocument(
             published.message_id,
             message.subject,
@@ -94,84 +116,83 @@ class HotPath:
             "scheduled",
             published.duplicate,
         )
-        location = b"/v1/messages/" + published.message_id.encode()
-        await _answer(
-            send, 200 if published.duplicate else 201, _encode(document), (b"location", location)
-        )
+        location = (b"location", b"/v1/messages/" + published.message_id.encode())
+        status = 200 if published.duplicate else 201
+        return Answer(status, _encode(document), (location,), group=published.group)
 
-    async def publish_batch(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _publish_batch(self, data: bytes, content_type: str) -> Answer:
         """POST /v1/messages/batch"""
         server = self._server
-        content_type = header(scope, b"content-type").decode("latin-1").lower()
-        try:
-            data = await read_body(receive, self._batch_max_bytes)
-            messages = self._intake.batch(data, content_type, server.clock())
-            published = server.publish(messages)
-            # All new ones are in one group; only duplicates may be in an older one.
-            groups = {id(one.group): one.group for one in published if one.group is not None}
-            for group in groups.values():
-                await server.durable(group)
-        except (DelayServerError, StorageError) as error:
-            await send_problem(send, error)
-            return
+        messages = self._intake.batch(data, content_type, server.clock())
+        published = server.publish(messages)
         document = BatchDocument(
             len(published),
             sum(one.duplicate for one in published),
             [one.message_id for one in published],
         )
-        await _answer(send, 200, _encode(document))
+        # Groups become durable in order: the last one that is not is the one to wait for.
+        groups = [one.group for one in published if one.group is not None]
+        last = max(groups, key=lambda group: group.first_seq, default=None)
+        return Answer(200, _encode(document), group=last)
+
+
+class HotPath:
+    """The ASGI way in: serves the two paths, and passes everything else on."""
+
+    def __init__(self, server: Server, hot: Hot, rest: Asgi) -> None:
+        self._server = server
+        self._hot = hot
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        if is_post and scope["path"] in (MESSAGES_PATH, BATCH_PATH):
+            await self.publish(scope, receive, send)
+        else:
+            await self._rest(scope, receive, send)
+
+    async def publish(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one of the two."""
+        path, hot = scope["path"], self._hot
+        try:
+            data = await read_body(receive, hot.max_bytes(path))
+            answer = hot.answer(path, data, header(scope["headers"], b"content-type"))
+            if answer.group is not None:
+                await self._server.durable(answer.group)
+        except (DelayServerError, StorageError) as error:
+            answer = problem_answer(error)
+        await send_answer(send, answer)
 
 
 async def read_body(receive: Receive, max_bytes: int) -> bytes:
     """The whole request body. Raises TooLargeError as soon as it is longer than `max_bytes`."""
-    message = await receive()
-    data: bytes = message.get("body", b"")
-    if not message.get("more_body", False):
-        if len(data) > max_bytes:
-            raise TooLargeError(f"the request has more than {max_bytes} bytes")
-        return data
-    parts = [data]
-    total = len(data)
-    while message.get("more_body", False):
+    parts: list[bytes] = []
+    total = 0
+    more = True
+    while more:
         message = await receive()
         parts.append(message.get("body", b""))
         total += len(parts[-1])
         if total > max_bytes:
             raise TooLargeError(f"the request has more than {max_bytes} bytes")
-    return b"".join(parts)
+        more = message.get("more_body", False)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def header(scope: Scope, name: bytes) -> bytes:
+def header(headers: Headers, name: bytes) -> bytes:
     """The value of a request header (lower-case name), empty if it is not there."""
-    for key, value in scope["headers"]:
+    for key, value in headers:
         if key == name:
-            return bytes(value)
+            return value
     return b""
 
 
-async def send_problem(send: Send, error: Exception) -> None:
-    """Answer with the problem document of an error."""
-    problem = problem_of(error)
-    extra = [(name.encode(), value.encode()) for name, value in problem.headers.items()]
-    await _answer(send, problem.status, problem.encode(), *extra, content_type=MEDIA_TYPE.encode())
-
-
-async def _answer(
-    send: Send,
-    status: int,
-    body: bytes,
-    *extra: tuple[bytes, bytes],
-    content_type: bytes = b"application/json",
-) -> None:
-    await send(
-        {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [
-                (b"content-type", content_type),
-                (b"content-length", b"%d" % len(body)),
-                *extra,
-            ],
-        }
-    )
-    await send({"type": "http.response.body", "body": body})
+async def send_answer(send: Send, answer: Answer) -> None:
+    """Give an answer through ASGI."""
+    headers = [
+        (b"content-type", answer.content_type),
+        (b"content-length", b"%d" % len(answer.body)),
+        *answer.headers,
+    ]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})

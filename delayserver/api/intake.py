@@ -11,6 +11,7 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Container
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -188,7 +189,7 @@ class Intake:
             if not isinstance(deliver_at, _Unset):
                 raise InputError("give either delay or deliver_at, not both", "/deliver_at")
             pointer = "/delay"
-            wait_ms = parse_duration_ms(delay, pointer)
+            wait_ms = _delay_ms(delay)
         elif not isinstance(deliver_at, _Unset):
             pointer = "/deliver_at"
             wait_ms = parse_time_ms(deliver_at, pointer) - now_ms
@@ -200,6 +201,12 @@ class Intake:
                 pointer,
             )
         return now_ms + max(0, wait_ms)
+
+
+@lru_cache(maxsize=4096)
+def _delay_ms(delay: int | str) -> int:
+    """Clients send the same few delays again and again."""
+    return parse_duration_ms(delay, "/delay")
 
 
 def check_key(key: str) -> None:

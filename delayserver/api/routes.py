@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from delayserver.api import models
-from delayserver.api.hot import HotPath, read_body
+from delayserver.api.hot import Hot, HotPath, read_body
 from delayserver.api.intake import SUBJECT_PATTERN, Intake, check_key
 from delayserver.delivery.webhook import RetryPolicy
 from delayserver.errors import ConflictError, InputError, NotFoundError
@@ -25,6 +25,8 @@ from delayserver.targets import TargetPolicy
 from delayserver.times import format_duration, format_time, parse_duration_ms
 
 PAGE_MAX = 1000
+_PULL_DEFAULTS = models.PullModel()
+_REDRIVE_ALL = models.RedriveModel()
 
 _PROBLEM: dict[str, Any] = {"model": models.ProblemModel}
 INVALID: dict[int | str, dict[str, Any]] = {422: _PROBLEM, 503: _PROBLEM}
@@ -43,7 +45,12 @@ NamePath = Annotated[str, Path(pattern=f"^{SUBJECT_PATTERN}$")]
 
 
 def make_router(
-    server: Server, intake: Intake, hot: HotPath, targets: TargetPolicy, registry: CollectorRegistry
+    server: Server,
+    intake: Intake,
+    path: HotPath,
+    hot: Hot,
+    targets: TargetPolicy,
+    registry: CollectorRegistry,
 ) -> APIRouter:
     """All routes of one server."""
     router = APIRouter()
@@ -64,7 +71,7 @@ def make_router(
     )
     async def publish(request: Request) -> Response:
         """Publish a message: it is durable when this answers."""
-        return _Forward(hot.publish, request)
+        return _Forward(path.publish, request)
 
     @router.post(
         "/v1/messages/batch",
@@ -75,7 +82,7 @@ def make_router(
     )
     async def publish_batch(request: Request) -> Response:
         """Publish up to 10,000 messages, all or none: JSON array, NDJSON or MessagePack."""
-        return _Forward(hot.publish_batch, request)
+        return _Forward(path.publish, request)
 
     @router.post("/v1/messages/cancel", tags=["messages"], responses=INVALID)
     async def cancel_many(request: models.CancelModel) -> models.CancelledModel:
@@ -224,7 +231,7 @@ def make_router(
 
     @router.post("/v1/subscriptions/{name}/pull", tags=["pull"], responses=CONFLICT)
     async def pull(
-        name: NamePath, wanted: Annotated[models.PullModel, Body()] = models.PullModel()
+        name: NamePath, wanted: Annotated[models.PullModel, Body()] = _PULL_DEFAULTS
     ) -> Response:
         """Messages that are due, each with a lease; waits for the first one up to `wait`.
 
@@ -305,7 +312,7 @@ def make_router(
         "/v1/subscriptions/{name}/dead-letters/redrive", tags=["dead letters"], responses=MISSING
     )
     async def redrive(
-        name: NamePath, which: Annotated[models.RedriveModel, Body()] = models.RedriveModel()
+        name: NamePath, which: Annotated[models.RedriveModel, Body()] = _REDRIVE_ALL
     ) -> models.RedrivenModel:
         """Deliver dead letters again, all or those named by message id."""
         ids = None if which.ids is None else set(which.ids)
