@@ -1,8 +1,9 @@
 """The engine: everything the event loop decides, as one synchronous state machine.
 
-    commands ──▶ Messages, Sequencer ──▶ Groups ──▶ committer ──▶ on_committed ──▶ replay ──▶ on_filed
-                                                                    │ express          │ live rows
-    advance(now) ──▶ Hours, Wheel ──▶ Dispatcher ──▶ read, send, settle ◀──────────────┘
+    commands ──▶ Messages ──▶ Groups ──▶ committer ──▶ on_committed ──▶ replay ──▶ on_filed
+                                                         │ express          │ live rows
+    advance(now) ──▶ Hours, Wheel ◀─────────────────────┴──────────────────┘
+                       └──▶ Dispatcher ──▶ read, send, settle
 
 It reads no clock, touches no file and starts no thread: time comes in with every call, and what has
 to be done elsewhere goes out through `Ports` and comes back through an `on_…` method. The server

@@ -1,7 +1,7 @@
 """Which hours are loaded, how many of their deliveries are not settled, and when they are done.
 
-Hours go live in order, up to `live_through_hour`; an hour that is live but still being loaded holds
-the wheel back (`loaded_until_ms`). The count of an hour is the number of its rows that wait plus the
+Hours go live in order, up to `live_through_hour`; an hour that is live but still being loaded
+holds the wheel back (`loaded_until_ms`). The count of an hour is the number of its rows that wait plus the
 deliveries on their way; it exists for live hours only.
 
 Cost: one dictionary access per change. Threads: belongs to the event loop.

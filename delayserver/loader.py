@@ -2,8 +2,8 @@
 
     rows of the schedule file  −  tombstones in it  −  rows of the dispatch file  =  what waits
 
-A row that went to several subscriptions may be settled for some of them only; it becomes one row for
-each of the others. Only columns are read, never payloads.
+A row that went to several subscriptions may be settled for some of them only; it becomes one row
+for each of the others. Only columns are read, never payloads.
 
 Cost: 10 M rows in about 2 s, 24 bytes each; NumPy releases the GIL in the long steps.
 Threads: pure but for reading; runs in the loader thread with log instances of its own.

@@ -1,7 +1,7 @@
 """The reader: bodies of rows that go out, and the rows of messages that somebody looks up.
 
-Rows of one hour are read in the order of their place in the file, and neighbours in one call. A body
-is checked against its own checksum; one that does not match is named and left out, and the rest is
+Rows of one hour are read in the order of their place in the file, and neighbours in one call. A
+body is checked against its own checksum; one that does not match is named and left out, and the rest is
 delivered (I8).
 
 Cost: about 3 µs per message from the page cache. Threads: the reader thread, with log instances of

@@ -1,7 +1,7 @@
 """The server: the engine, its threads and its clock, wired together; what the HTTP layer talks to.
 
 This is the only place that starts threads, reads the clock, and turns callbacks into awaitables.
-Every call of the engine is on the event loop; results of threads come back by `call_soon_threadsafe`.
+Every call of the engine is on the event loop, also what comes back from a thread.
 
 Cost: one loop wake-up per commit group. Threads: all public coroutines belong to the event loop.
 """
@@ -21,8 +21,8 @@ import msgspec
 import structlog
 
 from delayserver.config import Settings
+from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.webhook import (
-    HttpWebhookSender,
     WebhookRequest,
     WebhookResponse,
     WebhookSender,

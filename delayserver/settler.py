@@ -1,8 +1,8 @@
 """The settler: appends finished deliveries to the dispatch log of their hour.
 
 Rows are written at once and synced together: as soon as somebody waits for it (an acknowledgement
-is answered when it is recorded), and otherwise at least every `settle_sync_ms`. What was recorded is
-never delivered again (I4).
+is answered when it is recorded), and otherwise at least every `settle_sync_ms`. What was recorded
+is never delivered again (I4).
 
 Cost: one write per hour and batch, one fdatasync per hour and sync. Threads: the settler thread.
 """

@@ -1,14 +1,14 @@
 """The threads: each runs one part of the server, fed by a queue, and reports to the event loop.
 
     committer   one group at a time: write and sync
-    replay      groups, filed about once a second; then a checkpoint; loads and retirements in between
+    replay      groups, filed about once a second, then a checkpoint; loads and retirements between
     loader      hours that come near
     reader      bodies that go out; rows that somebody looks up
     settler     the tails of the dispatch logs
 
-The parts themselves know nothing of threads: the simulation calls them directly. A full disk makes a
-thread wait and try the same again, except the committer, whose group is refused; any other error of
-the disk ends the server (I9).
+The parts themselves know nothing of threads: the simulation calls them directly. A full disk makes
+a thread wait and try the same again, except the committer, whose group is refused; any other error
+of the disk ends the server (I9).
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class Worker(threading.Thread, Generic[Item]):
     """A thread with an inbox.
 
     What is put without `wake` waits until something else wakes the thread, or its time-out does:
-    waking a thread makes it fight the event loop for the GIL, and costs both more than most work."""
+    a thread that wakes fights the event loop for the GIL, and that costs more than most work."""
 
     def __init__(self, name: str, fatal: Fatal) -> None:
         super().__init__(name=f"delayserver-{name}", daemon=True)
@@ -101,6 +101,22 @@ class Worker(threading.Thread, Generic[Item]):
             except DiskFullError as error:
                 log.error("disk full", thread=self.name, error=str(error))
                 self._ended.wait(DISK_FULL_WAIT_S)
+
+    @property
+    def backlog(self) -> int:
+        """Items that are not done; approximate while the thread runs."""
+        return self._inbox.qsize() + len(self._held)
+
+    def step(self, items_max: int) -> None:
+        """One turn in the caller's thread, without waiting, for the simulation.
+
+        Raises what `handle` raises; after a DiskFullError the next step tries the same again."""
+        if not self._held:
+            while len(self._held) < items_max and self._inbox.qsize():
+                item = self._inbox.get_nowait()
+                if item is not None:
+                    self._held.append(item)
+        self.handle(self._held)
 
     @abstractmethod
     def handle(self, items: list[Item]) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from delayserver.delivery import webhook
-from delayserver.delivery.webhook import HttpWebhookSender, WebhookRequest, WebhookResponse
+from delayserver.delivery import sender as sender_module
+from delayserver.delivery.sender import HttpWebhookSender
+from delayserver.delivery.webhook import WebhookRequest, WebhookResponse
 from delayserver.signing import WebhookSecret, verify
 from delayserver.targets import TargetPolicy
 
@@ -296,7 +297,7 @@ def test_a_connection_that_was_idle_for_long_is_not_used_again(run, monkeypatch)
     async def main():
         async with Receiver(OK) as receiver, open_sender() as sender:
             assert await sender.send(request_to(receiver.port)) == WebhookResponse(200)
-            monkeypatch.setattr(webhook, "IDLE_S", 0)  # as if so much time had passed
+            monkeypatch.setattr(sender_module, "IDLE_S", 0)  # as if so much time had passed
             assert await sender.send(request_to(receiver.port)) == WebhookResponse(200)
             return receiver.connections
 
@@ -304,8 +305,8 @@ def test_a_connection_that_was_idle_for_long_is_not_used_again(run, monkeypatch)
 
 
 def test_idle_connections_and_unused_targets_are_forgotten(run, monkeypatch):
-    monkeypatch.setattr(webhook, "IDLE_S", 0.01)
-    monkeypatch.setattr(webhook, "ADDRESS_TTL_S", 0.01)
+    monkeypatch.setattr(sender_module, "IDLE_S", 0.01)
+    monkeypatch.setattr(sender_module, "ADDRESS_TTL_S", 0.01)
 
     async def main():
         async with Receiver(OK) as receiver, open_sender() as sender:
@@ -508,7 +509,7 @@ def test_of_several_addresses_only_the_allowed_ones_are_tried(run):
 
 
 def test_a_name_that_turns_bad_is_refused_after_its_time_to_live(run, monkeypatch):
-    monkeypatch.setattr(webhook, "ADDRESS_TTL_S", 0)
+    monkeypatch.setattr(sender_module, "ADDRESS_TTL_S", 0)
     mapping = {"hooks.test": ["127.0.0.1"]}
 
     async def main():
@@ -532,7 +533,7 @@ def test_a_name_that_turns_bad_is_refused_after_its_time_to_live(run, monkeypatc
 
 
 def test_an_idle_connection_to_an_address_that_the_name_left_is_not_used(run, monkeypatch):
-    monkeypatch.setattr(webhook, "ADDRESS_TTL_S", 0)
+    monkeypatch.setattr(sender_module, "ADDRESS_TTL_S", 0)
 
     async def main():
         resolve = Names({"hooks.test": ["127.0.0.1"]})

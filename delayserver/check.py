@@ -1,0 +1,296 @@
+"""The check of a data directory: what `storage.check` finds, and whether logs and catalog agree.
+
+    catalog                          must agree with
+    hours: length                    the end of a frame of the schedule file
+    hours: counts, last entry        the rows up to there
+    checkpoint                       the message log: not behind its end, not before its beginning
+    subjects                         the subjects of filed rows; numbered from 1 without gaps
+    keys, changes, dead letters, …   themselves: each entry can be read
+
+It may run beside a server. Therefore what the catalog promises is read first, and the logs, which
+only grow, after it; what looks missing then is looked up again.
+
+Cost: see `storage.check`; besides, one pass over the catalog. Threads: one, any.
+"""
+
+import contextlib
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from delayserver.message import decode_payload
+from delayserver.replay import (
+    DeadLetter,
+    HourState,
+    hour_key,
+    parse_dead_letter_key,
+    read_checkpoint,
+    read_hours,
+)
+from delayserver.sequencer import ChangeState, unpack_change, unpack_key_entry
+from delayserver.subscriptions import decode_subscription
+from storage.catalog import Catalog, LmdbCatalog, Table
+from storage.check import NotADataDirectoryError, Progress, Report, Severity, check_directory
+from storage.directory import CATALOG_DIRECTORY, FORMAT_FILE
+from storage.errors import CatalogError, DamageError
+from storage.files import Files, OsFiles
+from storage.frame import Frame
+from storage.hour_log import hour_path
+from storage.message_log import DIRECTORY as MESSAGES_DIRECTORY
+from storage.message_log import parse_segment_name
+from storage.rows import FLAG_REMOVAL, LogKind
+
+_KEY_HASH_BYTES = 16
+_CHANGE_KEY_BYTES = 12
+_NUMBER_BYTES = 4
+_UNREADABLE = (struct.error, ValueError, msgspec.DecodeError, DamageError)
+
+
+def check_path(
+    data_dir: Path,
+    *,
+    catalog_max_bytes: int,
+    progress: Progress = lambda what, done, total: None,
+) -> Report:
+    """Check the directory `data_dir` and its catalog; nothing is written.
+
+    Raises NotADataDirectoryError, FormatVersionError, DamageError for a broken FORMAT file."""
+    if not (data_dir / FORMAT_FILE).is_file():
+        raise NotADataDirectoryError(str(data_dir))
+    files = OsFiles(str(data_dir))
+    try:
+        catalog = LmdbCatalog(
+            str(data_dir / CATALOG_DIRECTORY), max_bytes=catalog_max_bytes, readonly=True
+        )
+    except CatalogError as error:
+        report = check_directory(files, None, progress=progress)
+        report.add(CATALOG_DIRECTORY, f"{error}")
+        return report
+    try:
+        return check(files, catalog, progress=progress)
+    finally:
+        catalog.close()
+
+
+def check(
+    files: Files,
+    catalog: Catalog,
+    *,
+    progress: Progress = lambda what, done, total: None,
+) -> Report:
+    """Check the logs, the catalog, and the one against the other. Raises as `check_path`."""
+    try:
+        promised = _Promised(files, catalog)
+    except (struct.error, CatalogError) as error:
+        report = check_directory(files, catalog, progress=progress)
+        report.add(CATALOG_DIRECTORY, f"hours or checkpoint cannot be read: {error}")
+        return report
+    report = check_directory(
+        files, catalog, progress=progress, visit=promised.visit, committed=promised.lengths()
+    )
+    promised.compare(report)
+    _check_entries(catalog, report)
+    return report
+
+
+@dataclass(slots=True)
+class _Hour:
+    """What the catalog says about an hour, and what its file says up to that length."""
+
+    hour: int
+    state: HourState
+    entries: int = 0
+    removals: int = 0
+    last_entry_seq: int = 0
+    end: int = 0
+    """Where the last frame ends that begins before the committed length."""
+
+
+class _Promised:
+    """What the catalog promises of the logs."""
+
+    def __init__(self, files: Files, catalog: Catalog) -> None:
+        self._files = files
+        self._catalog = catalog
+        self._checkpoint_seq = read_checkpoint(catalog)
+        self._hours = {
+            hour_path(LogKind.SCHEDULE, hour): _Hour(hour, state)
+            for hour, state in read_hours(catalog).items()
+        }
+        self._subject_ids = np.array(
+            [int.from_bytes(key, "big") for key, _ in catalog.scan(Table.SUBJECTS)], np.uint32
+        )
+        names = (parse_segment_name(name) for name in files.list(MESSAGES_DIRECTORY))
+        self._segments = sorted(first_seq for first_seq in names if first_seq is not None)
+        self._last_seq = self._segments[-1] - 1 if self._segments else 0
+        self._unknown_subjects: dict[str, set[int]] = {}
+
+    def lengths(self) -> dict[str, int]:
+        """How many bytes of each schedule file are committed."""
+        return {path: hour.state.length for path, hour in self._hours.items()}
+
+    def visit(self, frame: Frame) -> None:
+        """Count a frame that verified."""
+        if frame.header.kind == LogKind.MESSAGE:
+            self._last_seq = max(self._last_seq, frame.last_seq)
+        hour = self._hours.get(frame.path)
+        if hour is None or frame.offset >= hour.state.length:
+            return
+        is_entry = (frame.rows["flags"] & FLAG_REMOVAL) == 0
+        entries = frame.rows[is_entry]
+        hour.entries += len(entries)
+        hour.removals += len(frame.rows) - len(entries)
+        hour.end = frame.end
+        if len(entries):
+            hour.last_entry_seq = int(entries["seq"][-1])
+        unknown = np.setdiff1d(entries["subject_id"], self._subject_ids)
+        if len(unknown):
+            self._unknown_subjects.setdefault(frame.path, set()).update(unknown.tolist())
+
+    def compare(self, report: Report) -> None:
+        """Add what does not agree, after all files were visited."""
+        self._compare_checkpoint(report)
+        damaged = {(found.file, found.offset) for found in report.damage}
+        for path, hour in self._hours.items():
+            length = hour.state.length
+            if not any(file == path and offset < length for file, offset in damaged):
+                self._compare_hour(report, path, hour)
+        for path, subject_ids in self._unknown_subjects.items():
+            report.add(path, f"rows of subjects that the catalog does not know: {subject_ids}")
+
+    def _compare_checkpoint(self, report: Report) -> None:
+        seq = self._checkpoint_seq
+        if self._segments and seq > self._last_seq:
+            report.add(
+                MESSAGES_DIRECTORY,
+                f"the message log ends with seq {self._last_seq}, the checkpoint is {seq}",
+                first_seq=self._last_seq + 1,
+                last_seq=seq,
+            )
+        # A server may have gone on; then it deleted what its newer checkpoint covers.
+        newest = read_checkpoint(self._catalog)
+        if self._segments and self._segments[0] > newest + 1:
+            report.add(
+                MESSAGES_DIRECTORY,
+                f"the message log begins with seq {self._segments[0]}, the checkpoint is {newest}",
+                first_seq=newest + 1,
+                last_seq=self._segments[0] - 1,
+            )
+
+    def _compare_hour(self, report: Report, path: str, hour: _Hour) -> None:
+        state = hour.state
+        problem = None
+        size = self._size(path)
+        if size < state.length:
+            problem = f"the file has {size} bytes, the catalog says {state.length}"
+        elif hour.end != state.length:
+            problem = f"the committed length {state.length} is not where a frame ends"
+        else:
+            for what, found, said in (
+                ("entries", hour.entries, state.entries),
+                ("removals", hour.removals, state.removals),
+                ("as the last entry", hour.last_entry_seq, state.last_entry_seq),
+            ):
+                if found != said:
+                    problem = f"the file has {found} {what}, the catalog says {said}"
+        # An hour that is past its retention disappears from the catalog first.
+        if problem and self._catalog.get(Table.HOURS, hour_key(hour.hour)) is not None:
+            report.add(path, problem, offset=min(size, state.length), end=state.length)
+
+    def _size(self, path: str) -> int:
+        try:
+            file = self._files.open(path)
+        except FileNotFoundError:
+            return 0
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+
+# ── the catalog by itself ──────────────────────────────────────────────────────────────────────
+
+
+def _check_entries(catalog: Catalog, report: Report) -> None:
+    for table, parse in _PARSERS.items():
+        try:
+            for key, value in catalog.scan(table):
+                try:
+                    parse(key, value)
+                except _UNREADABLE as error:
+                    report.add(
+                        CATALOG_DIRECTORY, f"{table}: entry {key.hex()} cannot be read ({error})"
+                    )
+        except CatalogError:
+            return  # `check_directory` has said so.
+    _check_subjects(catalog, report)
+    _add_known_damage(catalog, report)
+
+
+def _check_subjects(catalog: Catalog, report: Report) -> None:
+    subjects = list(catalog.scan(Table.SUBJECTS))
+    numbers = [int.from_bytes(key, "big") for key, _ in subjects]
+    if numbers != list(range(1, len(numbers) + 1)):
+        report.add(CATALOG_DIRECTORY, "subjects are not numbered from 1 without gaps")
+    if len({name for _, name in subjects}) != len(subjects):
+        report.add(CATALOG_DIRECTORY, "two subjects have the same name")
+
+
+def _add_known_damage(catalog: Catalog, report: Report) -> None:
+    for _, value in catalog.scan(Table.DAMAGE):
+        with contextlib.suppress(ValueError, LookupError, TypeError):  # reported above
+            found = json.loads(value)
+            report.add(
+                found["path"],
+                f"noted at a start before this check: {found['reason']}",
+                offset=found["offset"],
+                end=found["end"],
+                first_seq=found["first_seq"],
+                last_seq=found["last_seq"],
+                severity=Severity.NOTE,
+            )
+
+
+def _must(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise ValueError(otherwise)
+
+
+def _parse_key(key: bytes, value: bytes) -> None:
+    _must(len(key) == _KEY_HASH_BYTES, "a key of another length")
+    unpack_key_entry(value)
+
+
+def _parse_change(key: bytes, value: bytes) -> None:
+    _must(len(key) == _CHANGE_KEY_BYTES, "a key of another length")
+    ChangeState(unpack_change(value).state)
+
+
+def _parse_subject(key: bytes, value: bytes) -> None:
+    _must(len(key) == _NUMBER_BYTES, "a key of another length")
+    value.decode()
+
+
+def _parse_subscription(key: bytes, value: bytes) -> None:
+    _must(int.from_bytes(key, "big") == decode_subscription(value).id, "a key of another number")
+
+
+def _parse_dead_letter(key: bytes, value: bytes) -> None:
+    _, entry_seq = parse_dead_letter_key(key)
+    sealed = msgspec.msgpack.decode(value, type=DeadLetter).payload
+    decode_payload(sealed, CATALOG_DIRECTORY, 0, entry_seq)
+
+
+_PARSERS: dict[Table, Callable[[bytes, bytes], None]] = {
+    Table.KEYS: _parse_key,
+    Table.CHANGES: _parse_change,
+    Table.SUBJECTS: _parse_subject,
+    Table.SUBSCRIPTIONS: _parse_subscription,
+    Table.DEAD_LETTERS: _parse_dead_letter,
+    Table.DAMAGE: lambda key, value: json.loads(value),
+}

@@ -1,0 +1,378 @@
+"""The sender of webhooks: one POST, to an address that was checked, within a deadline.
+
+The status line decides. The rest of an answer is read only so that the connection can be used
+again, up to RESPONSE_BYTES_MAX and the request's deadline; a receiver that answers 200 and then
+stalls, resets or streams without end has received the message, and loses its connection.
+
+`HttpWebhookSender` speaks HTTP/1.1 itself, on asyncio and the parser that the server's own HTTP
+side uses. That is little code, because a webhook is one POST without redirects, cookies, proxies or
+decompression, and it makes the safety of a target plain to see: a name is resolved here, each
+address goes through `TargetPolicy.check_address`, and the socket is opened to that address and no
+other (Host, SNI and the certificate stay with the name). Everything that a receiver can make us
+hold is bounded: bytes, time, addresses, idle connections.
+
+    name ──► addresses, for ADDRESS_TTL_S; later looked up again while the old ones serve
+         └─► idle connections, newest first, each for IDLE_S (below the 5 s after which common
+             servers close theirs, so that a request rarely meets a closing connection)
+
+Cost: 30 µs of the event loop per delivery, signing included: 29,000/s on one core with uvloop, 64
+in flight, a receiver on the same machine. Threads: all of it belongs to the event loop; names are
+looked up in four threads of its own, so that a slow name server delays only webhooks to names not
+yet known.
+
+Measured in the same run and rejected: pyreqwest (21,000/s; an answer of endless `100 Continue`
+lines keeps its thread busy long after the request was given up, and every other request then takes
+0.4 s), aiohttp (11,000/s).
+"""
+
+import asyncio
+import socket
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, partial
+from typing import cast
+
+import httptools
+
+from delayserver.delivery.webhook import (
+    WebhookRequest,
+    WebhookResponse,
+    check_headers,
+    parse_retry_after_ms,
+    request_headers,
+)
+from delayserver.errors import InputError
+from delayserver.targets import Target, TargetPolicy, split_url
+
+RESPONSE_BYTES_MAX = 64 * 1024
+ADDRESS_TTL_S = 30.0
+ADDRESSES_MAX = 8
+"""For each name."""
+IDLE_S = 4.0
+IDLE_CONNECTIONS_MAX = 256
+"""For each target."""
+CONNECT_S = 3.0
+"""After which another address of the same name is tried, when there is one."""
+RESOLVER_THREADS = 4
+URLS_REMEMBERED = 4096
+"""As allowed, for the policy does not change."""
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""The addresses of a host name (and port). Raises OSError."""
+
+
+class HttpWebhookSender:
+    """The sender over HTTP/1.1; one for all subscriptions. How many requests are in flight is the
+    caller's business.
+
+    `resolve` replaces the system's name look-up, and `tls` its trusted certificates."""
+
+    def __init__(
+        self,
+        policy: TargetPolicy,
+        *,
+        resolve: Resolve | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._policy = policy
+        self._target = lru_cache(maxsize=URLS_REMEMBERED)(self._check_url)
+        self._resolve = resolve or self._resolve_by_system
+        self._given_tls = tls
+        self._routes: dict[Target, _Route] = {}
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    async def send(self, request: WebhookRequest) -> WebhookResponse:
+        """See WebhookSender."""
+        assert not self._closed
+        try:
+            target, path = self._target(request.url)
+            head = _request_head(request, target, path)
+        except InputError as error:
+            return WebhookResponse(None, error=error.detail)
+        route = self._route(target)
+        connection: _Connection | None = None
+        failure = None
+        route.users += 1
+        try:
+            async with asyncio.timeout(request.timeout_ms / 1000):
+                connection = await self._connect(target, route)
+                await connection.exchange(head, request.body)
+        except TimeoutError:
+            failure = f"no answer within {request.timeout_ms} ms"
+        except OSError as error:
+            failure = str(error) or type(error).__name__
+        finally:
+            route.users -= 1
+            if connection is not None:
+                self._release(route, connection)
+        if connection is None or connection.status is None:
+            return WebhookResponse(None, error=failure)
+        retry_after = connection.retry_after
+        return WebhookResponse(
+            connection.status,
+            None if retry_after is None else parse_retry_after_ms(retry_after, request.timestamp_s),
+        )
+
+    async def close(self) -> None:
+        """See WebhookSender."""
+        self._closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for route in self._routes.values():
+            if route.lookup is not None:
+                route.lookup.cancel()
+            for connection in route.idle:
+                connection.abort()
+        self._routes.clear()
+        if "_resolver_threads" in self.__dict__:
+            self._resolver_threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.sleep(0)  # in which the transports close their sockets
+
+    # Names and addresses
+
+    def _check_url(self, url: str) -> tuple[Target, str]:
+        target, path = split_url(url)
+        self._policy.check_target(target)
+        return target, path
+
+    def _route(self, target: Target) -> "_Route":
+        route = self._routes.get(target)
+        if route is None:
+            route = self._routes[target] = _Route()
+            if target.is_address:
+                route.addresses = (target.host,)  # the name gate has checked it
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().call_later(IDLE_S, self._sweep)
+        return route
+
+    async def _addresses(self, target: Target, route: "_Route") -> tuple[str, ...]:
+        """The checked addresses of a target, the one that worked last first. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        if not target.is_address and loop.time() >= route.fresh_until_s and route.lookup is None:
+            route.lookup = loop.create_task(self._look_up(target, route))
+        if not route.addresses and route.lookup is not None:
+            # Shared by all who wait, so the deadline of one does not end it.
+            await asyncio.shield(route.lookup)
+        if not route.addresses:
+            raise OSError(route.failure)
+        return route.addresses
+
+    async def _look_up(self, target: Target, route: "_Route") -> None:
+        refusal = f"{target.host} has no address"
+        allowed: list[str] = []
+        try:
+            for address in dict.fromkeys(await self._resolve(target.host, target.port)):
+                try:
+                    self._policy.check_address(target.host, target.port, address)
+                    allowed.append(address)
+                except InputError as error:
+                    refusal = error.detail
+        except OSError as error:
+            # A name server that is down does not stop deliveries to a name that was known.
+            route.failure = f"cannot resolve {target.host}: {error}"
+        else:
+            # An address that is still in use stays the first: connections to it are open.
+            allowed.sort(key=lambda address: address not in route.addresses[:1])
+            route.addresses = tuple(allowed[:ADDRESSES_MAX])
+            route.failure = refusal
+        finally:
+            route.lookup = None
+        if route.addresses:
+            route.fresh_until_s = asyncio.get_running_loop().time() + ADDRESS_TTL_S
+
+    async def _resolve_by_system(self, host: str, port: int) -> Sequence[str]:
+        lookup = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._resolver_threads, lookup)
+        return [str(address[0]) for *_, address in found]
+
+    @cached_property
+    def _resolver_threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(RESOLVER_THREADS, thread_name_prefix="resolver")
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        # Reading the system's certificates takes 20 ms: only where there is an https target.
+        return self._given_tls or ssl.create_default_context()
+
+    # Connections
+
+    async def _connect(self, target: Target, route: "_Route") -> "_Connection":
+        """An open connection to a checked address: an idle one, or a new one. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        addresses = await self._addresses(target, route)
+        while route.idle:
+            connection = route.idle.pop()
+            fresh = loop.time() - connection.idle_since_s < IDLE_S
+            if fresh and connection.is_open and connection.address in addresses:
+                return connection
+            connection.abort()
+        tls = self._tls if target.scheme == "https" else None
+        server_name = target.host if tls else None
+        for index, address in enumerate(addresses):
+            is_last = index == len(addresses) - 1
+            try:
+                # Nothing was sent yet, so to try the next address repeats nothing.
+                async with asyncio.timeout(None if is_last else CONNECT_S):
+                    _, connection = await loop.create_connection(
+                        partial(_Connection, loop, address),
+                        address,
+                        target.port,
+                        ssl=tls,
+                        server_hostname=server_name,
+                    )
+            except OSError:
+                if is_last:
+                    raise
+            else:
+                if index and route.addresses == addresses:
+                    route.addresses = (*addresses[index:], *addresses[:index])
+                return connection
+        raise AssertionError("there is at least one address")
+
+    def _release(self, route: "_Route", connection: "_Connection") -> None:
+        if connection.is_reusable and len(route.idle) < IDLE_CONNECTIONS_MAX and not self._closed:
+            connection.idle_since_s = asyncio.get_running_loop().time()
+            route.idle.append(connection)
+        else:
+            connection.abort()
+
+    def _sweep(self) -> None:
+        """Close what has been idle for long, and forget the targets that are not used any more."""
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        for target, route in list(self._routes.items()):
+            while route.idle and now_s - route.idle[0].idle_since_s >= IDLE_S:
+                route.idle.popleft().abort()
+            if not (route.users or route.idle or route.lookup) and now_s >= route.fresh_until_s:
+                del self._routes[target]
+        self._sweeper = loop.call_later(IDLE_S, self._sweep) if self._routes else None
+
+
+@dataclass(slots=True)
+class _Route:
+    """What is known of one target."""
+
+    addresses: tuple[str, ...] = ()
+    """Checked; the one to try first is first."""
+    failure: str = ""
+    """Why there are none."""
+    fresh_until_s: float = 0.0
+    lookup: asyncio.Task[None] | None = None
+    users: int = 0
+    """Sends under way."""
+    idle: deque["_Connection"] = field(default_factory=deque)
+    """The one used last is last."""
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, which carries one request at a time. Its other half is the parser, which
+    calls the `on_…` methods from within `feed_data`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: str) -> None:
+        self._loop = loop
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._answered: asyncio.Future[None] | None = None
+        self._received_bytes = 0
+        self.address = address
+        self.idle_since_s = 0.0
+        self.is_open = False
+        self.is_reusable = False
+        self.status: int | None = None
+        self.retry_after: str | None = None
+
+    async def exchange(self, head: bytes, body: bytes) -> None:
+        """Send a request and wait for the end of its answer; `status` is set as soon as it is
+        known. Raises OSError when there will be none."""
+        assert self._transport is not None
+        self._answered = self._loop.create_future()
+        self._received_bytes = 0
+        self.is_reusable = False
+        self.status = None
+        self.retry_after = None
+        if not self.is_open:
+            raise ConnectionError("the connection was closed before the request was sent")
+        # As one buffer: the copy costs less than a second system call, or uvloop's writelines.
+        self._transport.write(head + body)
+        await self._answered
+
+    def abort(self) -> None:
+        """Close at once, whatever is still to be sent or received."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _finish(self, failure: str) -> None:
+        answered = self._answered
+        if answered is None or answered.done():
+            return
+        if self.status is None:
+            answered.set_exception(ConnectionError(failure))
+        else:
+            answered.set_result(None)
+
+    # Called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self.is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        if self._answered is None or self._answered.done():
+            self.abort()  # an answer to a question that nobody asked
+            return
+        self._received_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self.is_reusable = False
+            self._finish(f"the answer is not HTTP: {error}")
+        if self._received_bytes > RESPONSE_BYTES_MAX:
+            self._finish(f"no status in the first {RESPONSE_BYTES_MAX} bytes of the answer")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        self.is_reusable = False
+        self._finish(f"the connection was closed without an answer{f' ({exc})' if exc else ''}")
+
+    # Called by the parser
+
+    def on_message_begin(self) -> None:
+        if self._answered is not None and self._answered.done():
+            self.is_reusable = False  # more answers than requests: the next would get the wrong one
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.status is None and len(name) == 11 and name.lower() == b"retry-after":
+            self.retry_after = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if self.status is None and status >= 200:  # below: the answer is still to come
+            self.status = status
+
+    def on_message_complete(self) -> None:
+        if self.status is not None and self._answered is not None and not self._answered.done():
+            self.is_reusable = self._parser.should_keep_alive()
+            self._finish("")
+
+
+def _request_head(request: WebhookRequest, target: Target, path: str) -> bytes:
+    # Headers were checked when they were published, yet a bulk load may have written them.
+    check_headers(request.headers)
+    lines = [
+        f"POST {path} HTTP/1.1",
+        f"host: {target.authority}",
+        f"content-length: {len(request.body)}",
+        *(f"{name}: {value}" for name, value in request_headers(request).items()),
+    ]
+    text = "\r\n".join(lines) + "\r\n\r\n"
+    breaks = len(lines) + 1
+    if text.count("\r") != breaks or text.count("\n") != breaks:
+        raise InputError("a header holds a line break")
+    try:
+        return text.encode("latin-1")
+    except UnicodeEncodeError:
+        raise InputError("a header holds other characters than Latin-1") from None
