@@ -2,13 +2,13 @@
 # after the image's name (docker run delayserver --help).
 #
 # The server is reached from outside the container, so it listens on every address, and refuses
-# to start there without DELAYSERVER_TOKEN or DELAYSERVER_TOKENS_FILE.
+# to start there without DELAYSERVER_TOKEN.
 FROM python:3.11-slim
 
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 
 WORKDIR /usr/src/delayserver
-COPY pyproject.toml LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
 COPY scripts/constraints.txt scripts/
 COPY delayserver delayserver
 COPY storage storage
