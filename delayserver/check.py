@@ -91,7 +91,12 @@ def check(
         report.add(CATALOG_DIRECTORY, f"hours or checkpoint cannot be read: {error}")
         return report
     report = check_directory(
-        files, catalog, progress=progress, visit=promised.visit, committed=promised.lengths()
+        files,
+        catalog,
+        progress=progress,
+        visit=promised.visit,
+        committed=promised.lengths(),
+        filed_seq=promised.checkpoint_seq,
     )
     promised.compare(report)
     _check_entries(catalog, report)
@@ -117,7 +122,7 @@ class _Promised:
     def __init__(self, files: Files, catalog: Catalog) -> None:
         self._files = files
         self._catalog = catalog
-        self._checkpoint_seq = read_checkpoint(catalog)
+        self.checkpoint_seq = read_checkpoint(catalog)
         self._hours = {
             hour_path(LogKind.SCHEDULE, hour): _Hour(hour, state)
             for hour, state in read_hours(catalog).items()
@@ -164,7 +169,7 @@ class _Promised:
             report.add(path, f"rows of subjects that the catalog does not know: {subject_ids}")
 
     def _compare_checkpoint(self, report: Report) -> None:
-        seq = self._checkpoint_seq
+        seq = self.checkpoint_seq
         if self._segments and seq > self._last_seq:
             report.add(
                 MESSAGES_DIRECTORY,

@@ -334,6 +334,12 @@ class Dispatcher:
             if queue.subscription.type == "webhook"
         )
 
+    def shift_requests(self, delta_ms: int) -> None:
+        """The clock was set: consumers wait as long as they said."""
+        for queue in self._queues.values():
+            for request in queue.requests:
+                request.deadline_ms += delta_ms
+
     def expire_requests(self, now_ms: int) -> int | None:
         """Answer the requests whose deadline is over; returns the next deadline."""
         next_ms: int | None = None

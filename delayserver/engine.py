@@ -151,6 +151,11 @@ class Engine:
         # Rows of hours that are being loaded make the wheel wait, not spin.
         return max(next_ms, now_ms + 1)
 
+    def on_clock_set(self, delta_ms: int) -> None:
+        """The clock was set by that much. Due times are moments; leases and waits are lengths."""
+        self.leases.shift(delta_ms)
+        self.dispatcher.shift_requests(delta_ms)
+
     def _load_ahead(self, now_ms: int) -> None:
         wanted = (now_ms + self._settings.lead_ms) // HOUR_MS
         if wanted > max(self.hours.live_through_hour, self._loads_wanted):

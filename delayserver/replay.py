@@ -54,6 +54,7 @@ from storage.rows import (
 
 CHECKPOINT_KEY = b"checkpoint"
 PURGE_ROWS = 20_000
+_KEYS_SLICE = 1_000
 
 _HOUR_KEY = struct.Struct(">I")
 _HOUR_VALUE = struct.Struct(">QQQQq")
@@ -245,6 +246,14 @@ class Replay:
         """Queue what the records mean for the catalog, for the next checkpoint."""
         published = rows["kind"] == RecordKind.PUBLISH
         keyed = rows[published & (rows["key_hash"] != np.void(NO_KEY))]
+        for start in range(0, len(keyed), _KEYS_SLICE):
+            # In slices, since `tolist` holds the GIL from its beginning to its end.
+            self._note_keys(keyed[start : start + _KEYS_SLICE])
+        for row in rows[~published]:
+            start = int(row["payload_offset"])
+            self._note_effect(row, blob[start : start + int(row["payload_length"])])
+
+    def _note_keys(self, keyed: Rows) -> None:
         keys = self._writes[Table.KEYS]
         for key_hash, seq, due_ms, digest in zip(
             keyed["key_hash"].tolist(),
@@ -254,9 +263,6 @@ class Replay:
             strict=True,
         ):
             keys.append((key_hash, pack_key_entry(KeyEntry(seq, due_ms, digest))))
-        for row in rows[~published]:
-            start = int(row["payload_offset"])
-            self._note_effect(row, blob[start : start + int(row["payload_length"])])
 
     def _note_effect(self, row: np.void, sealed: bytes) -> None:
         kind = RecordKind(int(row["kind"]))

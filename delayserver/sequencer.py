@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
+from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
 from storage.catalog import Catalog, Table
@@ -89,45 +91,63 @@ def unpack_change(value: bytes) -> Change:
     return Change(*_CHANGE_VALUE.unpack(value))
 
 
-class Overlay(Generic[K, V]):
-    """Changes since the last checkpoint, by key, forgotten once a checkpoint covers them."""
+class _Generation(Generic[K, V]):
+    """Changes between two checkpoints."""
+
+    __slots__ = ("last_seq", "values")
 
     def __init__(self) -> None:
-        self._values: dict[K, tuple[int, V]] = {}
-        self._order: deque[tuple[int, K]] = deque()
+        self.values: dict[K, V] = {}
+        self.last_seq = 0
+
+
+class Overlay(Generic[K, V]):
+    """Changes since the last checkpoint, by key, forgotten once a checkpoint covers them.
+
+    They stand in generations, one per checkpoint, so that forgetting is O(1) and not a pause."""
+
+    def __init__(self) -> None:
+        self._newest: _Generation[K, V] = _Generation()
+        self._generations: deque[_Generation[K, V]] = deque([self._newest])
 
     def __len__(self) -> int:
-        return len(self._values)
+        return sum(len(generation.values) for generation in self._generations)
 
     def __iter__(self) -> Iterator[K]:
-        return iter(self._values)
+        return chain.from_iterable(generation.values for generation in self._generations)
 
     def get(self, key: K) -> V | None:
-        found = self._values.get(key)
-        return None if found is None else found[1]
+        """The newest value of a key."""
+        for generation in reversed(self._generations):
+            found = generation.values.get(key)
+            if found is not None:
+                return found
+        return None
 
     def put(self, seq: int, key: K, value: V) -> Callable[[], None]:
         """Set a value that record `seq` gave; returns how to undo it."""
-        before = self._values.get(key)
-        self._values[key] = (seq, value)
-        self._order.append((seq, key))
-
-        def undo() -> None:
-            if before is None:
-                del self._values[key]
-            else:
-                self._values[key] = before
-
-        return undo
+        generation = self._newest
+        values = generation.values
+        before = values.get(key)
+        values[key] = value
+        generation.last_seq = seq
+        return partial(_restore, values, key, before)
 
     def prune(self, through_seq: int) -> None:
         """Forget what the catalog has now."""
-        order = self._order
-        while order and order[0][0] <= through_seq:
-            seq, key = order.popleft()
-            found = self._values.get(key)
-            if found is not None and found[0] <= seq:
-                del self._values[key]
+        generations = self._generations
+        if self._newest.values:
+            self._newest = _Generation()
+            generations.append(self._newest)
+        while len(generations) > 1 and generations[0].last_seq <= through_seq:
+            generations.popleft()
+
+
+def _restore(values: dict[K, V], key: K, before: V | None) -> None:
+    if before is None:
+        del values[key]
+    else:
+        values[key] = before
 
 
 @dataclass(slots=True)

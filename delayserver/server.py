@@ -79,6 +79,9 @@ from storage.rows import HOUR_MS, LogKind, Outcome
 
 DISK_CHECK_S = 1.0
 REDRIVE_PAGE = 500
+CLOCK_SET_MS = 1_000
+"""A clock that differs by more than this from one that cannot be set was set. A slow drift of
+less adds up to this before it is noticed, and changes a lease by no more."""
 CONTENT_TYPES = {Content.JSON: "application/json", Content.BINARY: "application/octet-stream"}
 
 log = structlog.get_logger()
@@ -275,6 +278,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._tick_asked = False
+        self._clock_offset_ms = self.clock() - time.monotonic_ns() // 1_000_000
         self._settle_asked = False
         self._settle = SettleRequest()
         self._sending: set[asyncio.Task[None]] = set()
@@ -374,10 +378,20 @@ class Server:
         if self._timer is not None:
             self._timer.cancel()
         now_ms = self.clock()
+        self._watch_clock(now_ms)
         next_ms = self.engine.advance(now_ms)
         # Never longer than a second, since the clock may be set.
         delay_s = min(max(next_ms - now_ms, 0) / 1000, 1.0)
         self._timer = self._loop.call_later(delay_s, self._tick)
+
+    def _watch_clock(self, now_ms: int) -> None:
+        """Notice when somebody sets the clock, by comparing it with one that nobody can set."""
+        offset_ms = now_ms - time.monotonic_ns() // 1_000_000
+        delta_ms = offset_ms - self._clock_offset_ms
+        if abs(delta_ms) > CLOCK_SET_MS:
+            log.warning("the clock was set", by_ms=delta_ms)
+            self.engine.on_clock_set(delta_ms)
+            self._clock_offset_ms = offset_ms
 
     def _tick_soon(self) -> None:
         if not self._tick_asked:

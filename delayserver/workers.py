@@ -56,6 +56,7 @@ class Worker(threading.Thread, Generic[Item]):
         self._fatal = fatal
         self._finish = False
         self._ended = threading.Event()
+        self._held: list[Item] = []
 
     def put(self, item: Item, *, wake: bool = True) -> None:
         """Hand something over; never waits."""
@@ -104,18 +105,16 @@ class Worker(threading.Thread, Generic[Item]):
 
     @property
     def backlog(self) -> int:
-        """Items that are not done; approximate while the thread runs."""
-        return self._inbox.qsize() + len(self._held)
+        """How many items `step` has before it."""
+        return len(self._inbox) + len(self._held)
 
     def step(self, items_max: int) -> None:
-        """One turn in the caller's thread, without waiting, for the simulation.
+        """One turn in the caller's thread instead of `run`, for the simulation; never waits.
 
         Raises what `handle` raises; after a DiskFullError the next step tries the same again."""
         if not self._held:
-            while len(self._held) < items_max and self._inbox.qsize():
-                item = self._inbox.get_nowait()
-                if item is not None:
-                    self._held.append(item)
+            while self._inbox and len(self._held) < items_max:
+                self._held.append(self._inbox.popleft())
         self.handle(self._held)
 
     @abstractmethod

@@ -20,6 +20,9 @@ import lmdb
 from storage.errors import CatalogError, DiskFullError
 
 
+_PUT_SLICE = 500
+
+
 class Table(StrEnum):
     """The tables. Numbers in keys are big-endian, so that they sort."""
 
@@ -120,7 +123,10 @@ class LmdbCatalog:
                         continue
                     final = dict(pairs)
                     with transaction.cursor(db=self._tables[table]) as cursor:
-                        cursor.putmulti(sorted((k, v) for k, v in final.items() if v is not None))
+                        puts = sorted((k, v) for k, v in final.items() if v is not None)
+                        # In slices, since one call holds the GIL from its beginning to its end.
+                        for start in range(0, len(puts), _PUT_SLICE):
+                            cursor.putmulti(puts[start : start + _PUT_SLICE])
                     for key in sorted(k for k, v in final.items() if v is None):
                         transaction.delete(key, db=self._tables[table])
         except lmdb.MapFullError as error:

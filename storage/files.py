@@ -24,6 +24,8 @@ from storage.errors import DirectoryLockedError, DiskError, DiskFullError, SyncE
 Buffer = bytes | bytearray | memoryview
 
 _BUFFERS_MAX = 64
+_CLOSED = 2**31 - 1
+"""No process has this descriptor: the system answers EBADF."""
 
 
 class File(Protocol):
@@ -191,7 +193,7 @@ class OsFile:
 
     def close(self) -> None:
         # Later use of this object must fail, not reach another file of the same number.
-        descriptor, self._descriptor = self._descriptor, -1
+        descriptor, self._descriptor = self._descriptor, _CLOSED
         with _disk_errors("close", self.path):
             os.close(descriptor)
 

@@ -100,6 +100,13 @@ class Leases:
                     self._end(number, index, pull)
         return expired
 
+    def shift(self, delta_ms: int) -> None:
+        """The clock was set: a lease is a length of time, and keeps its length."""
+        for pull in self._pulls.values():
+            pull.deadlines_ms = [deadline_ms + delta_ms for deadline_ms in pull.deadlines_ms]
+        # All by the same amount, so it is a heap still.
+        self._heap = [(deadline_ms + delta_ms, number) for deadline_ms, number in self._heap]
+
     def next_ms(self) -> int | None:
         """When `expire` has something to look at."""
         return self._heap[0][0] if self._heap else None
