@@ -35,17 +35,22 @@ class Settler:
 
         Nobody was told about a delivery in a torn tail, so it is delivered again (I4). What is
         intact is synced: a killed process may have left it in the page cache alone."""
-        damage = []
+        damage: list[Damage] = []
         for hour in hours:
             self._dispatch.touch(hour)
-            for found in self._dispatch.scan(hour):
-                if isinstance(found, Damage):
-                    if found.torn:
-                        self._dispatch.cut(hour, found.offset)
-                    else:
-                        damage.append(found)
+            self._ends[hour] = self._cut_torn_tail(hour, damage)
         self._dispatch.sync()
         return damage
+
+    def _cut_torn_tail(self, hour: int, damage: list[Damage]) -> int:
+        """Where the next frame of an hour goes."""
+        for found in self._dispatch.scan(hour):
+            if isinstance(found, Damage):
+                if found.torn:
+                    self._dispatch.cut(hour, found.offset)
+                else:
+                    damage.append(found)
+        return self._dispatch.size(hour)
 
     def write(self, rows_by_hour: dict[int, list[bytes]], now_ms: int) -> None:
         """Append rows (DISPATCH_ROW) to their hours, and take out the hours that are written.
@@ -53,16 +58,16 @@ class Settler:
         Raises DiskFullError: call again with what is left."""
         while rows_by_hour:
             hour, rows = next(iter(rows_by_hour.items()))
-            offset = self._ends.get(hour)
-            if offset is None:
-                offset = self._dispatch.size(hour)
+            if hour not in self._ends:
+                # An hour that recovery had no reason to look at: settled, or far in the future.
+                self._ends[hour] = self._cut_torn_tail(hour, [])
             seqs = [int.from_bytes(row[:8], "little") for row in rows]
             self.unsynced = True
             _, self._ends[hour] = self._dispatch.append(
                 hour,
                 b"".join(rows),
                 b"",
-                offset=offset,
+                offset=self._ends[hour],
                 first_seq=min(seqs),
                 last_seq=max(seqs),
                 created_ms=now_ms,

@@ -19,7 +19,6 @@ import lmdb
 
 from storage.errors import CatalogError, DiskFullError
 
-
 _PUT_SLICE = 500
 
 

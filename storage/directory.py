@@ -20,7 +20,9 @@ from storage.files import Files
 FORMAT_VERSION = 1
 FORMAT_FILE = "FORMAT"
 LOCK_FILE = "LOCK"
+ID_SECRET_BYTES = 16
 CATALOG_DIRECTORY = "catalog"
+LOG_DIRECTORIES = ("messages", "schedule", "dispatch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,13 @@ def open_identity(
     """Read DIR/FORMAT; make it first where there is none and `random_bytes` is given.
 
     Raises FormatVersionError for a directory of a newer server, DamageError for a FORMAT file that
-    is not one, FileNotFoundError when there is none and none is to be made."""
+    is not one or is missing beside logs, FileNotFoundError when there is none and none is to be
+    made."""
     try:
         file = files.open(FORMAT_FILE)
+        if random_bytes is not None:
+            # A process that was killed while it made the file may not have made its name durable.
+            files.sync_directory("")
     except FileNotFoundError:
         if random_bytes is None:
             raise
@@ -57,20 +63,31 @@ def open_identity(
         version = int(document["format"])
         if version > FORMAT_VERSION:
             raise FormatVersionError(f"{files.root}", version, FORMAT_VERSION)
-        return Identity(
+        identity = Identity(
             stamp=int(document["stamp"]),
             shard=int(document["shard"]),
             id_secret=bytes.fromhex(document["id_secret"]),
         )
+        if not (
+            version >= 1
+            and 0 < identity.stamp < 1 << 32
+            and 0 <= identity.shard < 1 << 16
+            and len(identity.id_secret) == ID_SECRET_BYTES
+        ):
+            raise ValueError("a number is out of its range")
+        return identity
     except (ValueError, KeyError, TypeError) as error:
         raise DamageError(FORMAT_FILE, 0, f"not a format file ({error})") from error
 
 
 def _create(files: Files, random_bytes: Callable[[int], bytes], shard: int) -> Identity:
+    # FORMAT is the first thing that is made. With a new stamp the logs could not be read.
+    if any(files.list(name) for name in LOG_DIRECTORIES):
+        raise DamageError(FORMAT_FILE, 0, "the file is missing, though there are logs beside it")
     identity = Identity(
         stamp=int.from_bytes(random_bytes(4), "big") or 1,
         shard=shard,
-        id_secret=random_bytes(16),
+        id_secret=random_bytes(ID_SECRET_BYTES),
     )
     document = {
         "format": FORMAT_VERSION,

@@ -3,30 +3,30 @@
     header 64 B │ rows: count × dtype.itemsize │ payload blob │ zeros up to a multiple of 8
 
 The header carries three checksums (crc32c): of itself, of the rows, of the payload blob. So a
-reader that needs columns alone never touches the payloads, and still trusts nothing unchecked (I8).
-Every payload in the blob begins with a checksum of its own besides (`seal`), so that one body can be
-read alone.
+reader that needs columns alone never touches the payloads, and still trusts nothing unchecked
+(I8). Every payload in the blob begins with a checksum of its own besides (`seal`), so that one body
+can be read alone.
 
 Cost: one crc32c pass (8 GB/s) and one copy per frame to write; `numpy.frombuffer` to read.
 Threads: functions without state; a `Frame` is immutable.
 
 A frame that does not verify is either a torn tail (nothing valid behind it: it was never answered)
 or damage (something valid behind it). `scan` tells the two apart by searching on for the next
-header. The search accepts only headers with the stamp of this data directory, a random number that
-no publisher knows; otherwise a message body could be made to look like a frame.
+frame. Only frames with the stamp of this data directory count, a random number that no publisher
+knows; otherwise a message body could be made to look like a frame.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DamageError, FormatVersionError
-from storage.files import Buffer, File
+from storage.files import Buffer
 from storage.rows import DTYPES, LogKind
 
 MAGIC = b"DLY1"
@@ -34,6 +34,7 @@ VERSION = 1
 HEADER = struct.Struct("<4sHHIIQQQqIIII")
 HEADER_BYTES = HEADER.size
 _CRC = struct.Struct("<I")
+CRC_BYTES = _CRC.size
 ALIGNMENT = 8
 PAYLOAD_MAX_BYTES = 1 << 31
 
@@ -57,7 +58,7 @@ class Header(NamedTuple):
     magic: bytes
     version: int
     kind: int
-    count: int
+    count: int  # type: ignore[assignment]  # not the method of a tuple
     rows_bytes: int
     payload_bytes: int
     first_seq: int
@@ -93,6 +94,14 @@ class Frame:
         return self.offset + self.header.frame_bytes
 
     @property
+    def first_seq(self) -> int:
+        return self.header.first_seq
+
+    @property
+    def last_seq(self) -> int:
+        return self.header.last_seq
+
+    @property
     def payload_start(self) -> int:
         """Where the payload blob begins in the file."""
         return self.offset + HEADER_BYTES + self.header.rows_bytes
@@ -102,7 +111,8 @@ class Frame:
 class Damage:
     """Bytes that are not a valid frame: `[offset, end)` of `path`.
 
-    `torn` means that nothing valid stands behind it. The seqs bound what is missing (0: unknown)."""
+    `torn` means that nothing valid stands behind it. The seqs bound what is missing (0: unknown).
+    """
 
     path: str
     offset: int
@@ -123,8 +133,8 @@ def seal(data: bytes) -> bytes:
 
 def unseal(sealed: bytes) -> bytes | None:
     """The data of a sealed payload, or None if it does not match its checksum."""
-    data = sealed[_CRC.size :]
-    if len(sealed) < _CRC.size or _CRC.unpack_from(sealed)[0] != crc32c(data):
+    data = sealed[CRC_BYTES:]
+    if len(sealed) < CRC_BYTES or _CRC.unpack_from(sealed)[0] != crc32c(data):
         return None
     return data
 
@@ -169,8 +179,8 @@ def encode(
     return b"".join((header, rows, payload, bytes(padded(length) - length)))
 
 
-def decode_header(data: Buffer, where: str = "a frame") -> Header | None:
-    """The header in the first 64 bytes, or None if they are not one.
+def decode_header(data: Buffer, where: str, *, stamp: int | None) -> Header | None:
+    """The header in the first 64 bytes, or None if they are not one with that stamp (None: any).
 
     Raises FormatVersionError when it verifies but a newer server wrote it."""
     if len(data) < HEADER_BYTES or data[:4] != MAGIC:
@@ -178,6 +188,9 @@ def decode_header(data: Buffer, where: str = "a frame") -> Header | None:
     head = bytes(data[:HEADER_BYTES])
     header = Header(*HEADER.unpack(head))
     if crc32c(head[:-4]) != header.header_crc:
+        return None
+    # Before the version: whoever publishes may write any version into a body, but no stamp.
+    if stamp is not None and header.stamp != stamp:
         return None
     if header.version > VERSION:
         raise FormatVersionError(where, header.version, VERSION)
@@ -194,10 +207,19 @@ def decode_rows(header: Header, data: bytes) -> Rows | None:
     return np.frombuffer(data, dtype=DTYPES[LogKind(header.kind)])
 
 
+class Readable(Protocol):
+    """What a scan needs of a file."""
+
+    @property
+    def path(self) -> str: ...
+
+    def pread(self, length: int, offset: int) -> bytes: ...
+
+
 class _Window:
     """Reads a file front to back in large pieces, so that small frames cost no call each."""
 
-    def __init__(self, file: File, end: int) -> None:
+    def __init__(self, file: Readable, end: int) -> None:
         self._file = file
         self._end = end
         self._start = 0
@@ -215,76 +237,117 @@ class _Window:
 
 
 def scan(
-    file: File, start: int, end: int, *, payload: bool, stamp: int
+    file: Readable,
+    start: int,
+    end: int,
+    *,
+    kind: LogKind,
+    stamp: int,
+    payload: bool,
+    after_seq: int = 0,
 ) -> Iterator[Frame | Damage]:
     """All frames of `file` between two offsets in order, and every stretch that is not a frame.
 
-    A run of zeros up to `end` (a preallocated tail) is neither. With `payload=False` the blobs are
+    In the message log, whose segments are filled with zeros beforehand, zeros that no frame follows
+    are neither. `after_seq`: the last seq before `start`. With `payload=False` the blobs are
     skipped without being read. Raises FormatVersionError, DiskError."""
-    window = _Window(file, end)
-    offset = start
-    last_seq = 0
+    scanner = _Scanner(file, end, kind, stamp)
+    offset, last_seq = start, after_seq
     while offset < end:
-        found = _read_frame(window, file.path, offset, end, payload)
+        found = scanner.frame(offset, payload)
         if isinstance(found, Frame):
             yield found
             offset, last_seq = found.end, found.header.last_seq
             continue
-        following = _search(file, offset + ALIGNMENT, end, stamp, last_seq)
-        if following is None:
-            if found == _EMPTY:
-                return
-            yield Damage(file.path, offset, end, found, torn=True, first_seq=last_seq + 1)
+        following = scanner.search(offset + 1, last_seq)
+        if following is None and found == _ZEROS_FOUND and kind is LogKind.MESSAGE:
             return
-        next_offset, header = following
-        reason = "zeros where a frame should be" if found == _EMPTY else found
+        first_missing = last_seq + 1 if kind in _ASCENDING else 0
+        if following is None:
+            yield Damage(file.path, offset, end, found, torn=True, first_seq=first_missing)
+            return
+        last_missing = following.header.first_seq - 1 if kind in _ASCENDING else 0
         yield Damage(
             file.path,
             offset,
-            next_offset,
-            reason,
+            following.offset,
+            found,
             torn=False,
-            first_seq=last_seq + 1,
-            last_seq=header.first_seq - 1,
+            first_seq=first_missing,
+            last_seq=last_missing,
         )
-        offset = next_offset
+        offset = following.offset
 
 
-_EMPTY = "empty"
+def with_torn_payload(items: Iterable[Frame | Damage]) -> Iterator[Frame | Damage]:
+    """The items of a scan with payloads; a frame that was cut within them is a torn tail, too."""
+    held: Frame | None = None
+    for found in items:
+        if held is not None:
+            if isinstance(found, Damage) and found.torn:
+                break
+            yield held
+            held = None
+        if isinstance(found, Frame) and not found.payload_intact:
+            held = found
+        else:
+            yield found
+    if held is not None:
+        reason = "the payloads do not match their checksum"
+        first_seq = held.first_seq if held.header.kind in _ASCENDING else 0
+        yield Damage(held.path, held.offset, held.end, reason, torn=True, first_seq=first_seq)
 
 
-def _read_frame(window: _Window, path: str, offset: int, end: int, payload: bool) -> Frame | str:
-    """The frame at `offset`, or in words why there is none (_EMPTY: zeros or the end)."""
-    head = window.read(offset, HEADER_BYTES)
-    if head == _ZEROS[: len(head)]:
-        return _EMPTY
-    header = decode_header(head, path)
-    if header is None:
-        return "the header does not match its checksum"
-    if offset + header.frame_bytes > end:
-        return "the frame is cut off"
-    rows = decode_rows(header, window.read(offset + HEADER_BYTES, header.rows_bytes))
-    if rows is None:
-        return "the rows do not match their checksum"
-    if not payload:
-        return Frame(path, offset, header, rows, None)
-    blob = window.read(offset + HEADER_BYTES + header.rows_bytes, header.payload_bytes)
-    return Frame(path, offset, header, rows, blob, crc32c(blob) == header.payload_crc)
+_ASCENDING = (LogKind.MESSAGE, LogKind.SCHEDULE)
+"""Where each frame begins behind the last seq of the one before. (Deliveries end in any order.)"""
+_ZEROS_FOUND = "zeros where a frame should be"
 
 
-def _search(
-    file: File, start: int, end: int, stamp: int, last_seq: int
-) -> tuple[int, Header] | None:
-    """The next offset from `start` on where a header of this directory verifies."""
-    while start < end:
-        piece = file.pread(min(_SEARCH_BYTES, end - start) + HEADER_BYTES, start)
-        position = piece.find(MAGIC)
-        while 0 <= position < _SEARCH_BYTES:
-            offset = start + position
-            if offset % ALIGNMENT == 0 and offset + HEADER_BYTES <= end:
-                header = decode_header(piece[position : position + HEADER_BYTES], file.path)
-                if header and header.stamp == stamp and header.first_seq > last_seq:
-                    return offset, header
-            position = piece.find(MAGIC, position + 1)
-        start += _SEARCH_BYTES
-    return None
+class _Scanner:
+    """Looks for frames of one log in one file."""
+
+    def __init__(self, file: Readable, end: int, kind: LogKind, stamp: int) -> None:
+        self._file = file
+        self._end = end
+        self._kind = kind
+        self._stamp = stamp
+        self._window = _Window(file, end)
+
+    def frame(self, offset: int, payload: bool) -> Frame | str:
+        """The frame at `offset`, or in words why there is none."""
+        window, path = self._window, self._file.path
+        head = window.read(offset, HEADER_BYTES)
+        if head == _ZEROS[: len(head)]:
+            return _ZEROS_FOUND
+        header = decode_header(head, path, stamp=self._stamp)
+        if header is None:
+            return "there is no header of this data directory that matches its checksum"
+        if header.kind != self._kind:
+            return f"the frame belongs to the {LogKind(header.kind).name.lower()} log"
+        if offset + header.frame_bytes > self._end:
+            return "the frame is cut off"
+        rows = decode_rows(header, window.read(offset + HEADER_BYTES, header.rows_bytes))
+        if rows is None:
+            return "the rows do not match their checksum"
+        if not payload:
+            return Frame(path, offset, header, rows, None)
+        blob = window.read(offset + HEADER_BYTES + header.rows_bytes, header.payload_bytes)
+        return Frame(path, offset, header, rows, blob, crc32c(blob) == header.payload_crc)
+
+    def search(self, start: int, last_seq: int) -> Frame | None:
+        """The next frame from `start` on that verifies, without its payload."""
+        start = padded(start)
+        while start < self._end:
+            piece = self._file.pread(min(_SEARCH_BYTES + len(MAGIC), self._end - start), start)
+            position = piece.find(MAGIC)
+            while 0 <= position < _SEARCH_BYTES:
+                if position % ALIGNMENT == 0:
+                    found = self.frame(start + position, payload=False)
+                    # What is older is left over from a group that was refused and overwritten.
+                    if isinstance(found, Frame) and (
+                        self._kind not in _ASCENDING or found.header.first_seq > last_seq
+                    ):
+                        return found
+                position = piece.find(MAGIC, position + 1)
+            start += _SEARCH_BYTES
+        return None

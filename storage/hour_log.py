@@ -1,18 +1,19 @@
 """A log with one file per UTC hour: the schedule log and the dispatch log.
 
 A file is frames, one behind the other, appended with positioned writes and made durable by `sync`,
-which covers all files that were touched since the last one. Rows of one frame, and frames of one
-file, are in the order of their seq; therefore a row is found by two bisections, over the frames and
-within one (`find`).
+which covers all files that were touched since the last one. In the schedule log the rows of one
+frame, and the frames of one file, are in the order of their seq; therefore a row is found by two
+bisections, over the frames and within one (`find`).
 
 Cost: append is one write; `find` reads the columns of one frame; `scan` reads columns only, unless
-asked for payloads. The index of a file is 24 bytes per frame, built by reading its headers once.
+asked for payloads. The index of a file is 24 bytes per frame, built by reading its columns once.
 Threads: one instance belongs to one thread. Several threads read the same files through instances
 of their own; only one of them writes.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import numpy as np
@@ -20,8 +21,17 @@ from numpy.typing import NDArray
 
 from storage.errors import DamageError
 from storage.files import File, Files
-from storage.frame import HEADER_BYTES, Damage, Frame, Rows, decode_rows, encode, scan
-from storage.frame import decode_header as _decode_header
+from storage.frame import (
+    ALIGNMENT,
+    HEADER_BYTES,
+    Damage,
+    Frame,
+    Rows,
+    decode_header,
+    decode_rows,
+    encode,
+    scan,
+)
 from storage.rows import FLAG_REMOVAL, HOUR_MS, LogKind
 
 OPEN_FILES_MAX = 128
@@ -36,34 +46,48 @@ def hour_of(due_ms: int) -> int:
     return due_ms // HOUR_MS
 
 
+def hour_path(kind: LogKind, hour: int) -> str:
+    """The path of an hour's file; its name is UTC, never local time."""
+    log = kind.name.lower()
+    name = datetime.fromtimestamp(hour * HOUR_MS / 1000, UTC).strftime(_NAME)
+    return f"{log}/{name}.{log}"
+
+
+def parse_hour_name(kind: LogKind, name: str) -> int | None:
+    """The hour of a file name, or None if it is not one of that log."""
+    log = kind.name.lower()
+    try:
+        start = datetime.strptime(name, f"{_NAME}.{log}").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    hour = int(start.timestamp()) * 1000 // HOUR_MS
+    return hour if hour_path(kind, hour) == f"{log}/{name}" else None
+
+
 class HourLog:
     """All files of one of the two logs."""
 
     def __init__(self, files: Files, kind: LogKind, *, stamp: int) -> None:
         self.kind = kind
         self.directory = kind.name.lower()
-        self._suffix = "." + self.directory
         self._files = files
         self._stamp = stamp
         self._open: OrderedDict[int, File] = OrderedDict()
         self._dirty: set[int] = set()
-        self._created = False
+        # A process that was killed may have left names that are not durable yet.
+        self._created = True
         self._indexes: OrderedDict[int, tuple[NDArray[np.void], int]] = OrderedDict()
         files.make_directory(self.directory)
 
     def path(self, hour: int) -> str:
-        """The path of an hour's file; its name is UTC, never local time."""
-        name = datetime.fromtimestamp(hour * HOUR_MS / 1000, UTC).strftime(_NAME)
-        return f"{self.directory}/{name}{self._suffix}"
+        """The path of an hour's file."""
+        return hour_path(self.kind, hour)
 
     def hours(self) -> list[int]:
-        """The hours that have a file, in order."""
-        found = []
-        for name in self._files.list(self.directory):
-            if name.endswith(self._suffix):
-                start = datetime.strptime(name.removesuffix(self._suffix), _NAME)
-                found.append(int(start.replace(tzinfo=UTC).timestamp() * 1000) // HOUR_MS)
-        return found
+        """The hours that have a file, in order. Files of other names are left alone."""
+        names = self._files.list(self.directory)
+        hours = (parse_hour_name(self.kind, name) for name in names)
+        return [hour for hour in hours if hour is not None]
 
     def size(self, hour: int) -> int:
         """Length of the hour's file in bytes, 0 where there is none."""
@@ -81,8 +105,8 @@ class HourLog:
         except FileNotFoundError:
             if not create:
                 return None
+            self._created = True  # Even if the call fails: it may have had its effect.
             file = self._files.open(path, create=True)
-            self._created = True
         self._open[hour] = file
         while len(self._open) > OPEN_FILES_MAX:
             oldest, old = self._open.popitem(last=False)
@@ -109,6 +133,7 @@ class HourLog:
 
         Returns where the payload blob begins and where the frame ends. Not durable before `sync`.
         Repeating the call after a DiskFullError overwrites the same bytes."""
+        assert offset % ALIGNMENT == 0, (hour, offset)
         frame = encode(
             self.kind,
             rows,
@@ -172,12 +197,21 @@ class HourLog:
         self, hour: int, *, start: int = 0, end: int | None = None, payload: bool = False
     ) -> Iterator[Frame | Damage]:
         """Frames and damage between two offsets of an hour's file (None: its end)."""
-        file = self._file(hour)
-        if file is None:
-            return
-        size = file.size()
-        end = size if end is None else min(end, size)
-        yield from scan(file, start, end, payload=payload, stamp=self._stamp)
+        size = self.size(hour)
+        yield from self._scan(hour, start, size if end is None else min(end, size), payload, 0)
+
+    def _scan(
+        self, hour: int, start: int, end: int, payload: bool, after_seq: int
+    ) -> Iterator[Frame | Damage]:
+        return scan(
+            _HourFile(self, hour, self.path(hour)),
+            start,
+            end,
+            kind=self.kind,
+            stamp=self._stamp,
+            payload=payload,
+            after_seq=after_seq,
+        )
 
     def read(self, hour: int, offset: int, length: int) -> bytes:
         """Bytes of an hour's file; the caller holds their checksum. Empty where no file is."""
@@ -187,14 +221,14 @@ class HourLog:
     def find(self, hour: int, seq: int) -> tuple[np.void, int] | None:
         """The schedule row with that seq, and the offset of its payload in the file.
 
-        Tombstones are not found. Raises DamageError when the frame that must hold it is damaged."""
+        Tombstones are not found. Raises DamageError when the frame that may hold it is damaged."""
         index = self._index(hour)
         position = int(np.searchsorted(index["first_seq"], seq, side="right")) - 1
         if position < 0 or seq > int(index["last_seq"][position]):
             return None
         offset = int(index["offset"][position])
         path = self.path(hour)
-        header = _decode_header(self.read(hour, offset, HEADER_BYTES), path)
+        header = decode_header(self.read(hour, offset, HEADER_BYTES), path, stamp=self._stamp)
         rows = header and decode_rows(
             header, self.read(hour, offset + HEADER_BYTES, header.rows_bytes)
         )
@@ -212,14 +246,18 @@ class HourLog:
         index, end = self._indexes.pop(hour, (np.empty(0, _INDEX_DTYPE), 0))
         size = self.size(hour)
         if size > end:
-            entries = [index]
-            for found in self.scan(hour, start=end, end=size):
+            last_seq = int(index["last_seq"][-1]) if len(index) else 0
+            entries = []
+            for found in self._scan(hour, end, size, False, last_seq):
                 if isinstance(found, Frame):
-                    header = found.header
-                    entry = (header.first_seq, header.last_seq, found.offset)
-                    entries.append(np.array([entry], _INDEX_DTYPE))
-                    end = found.end
-            index = np.concatenate(entries)
+                    entries.append((found.header.first_seq, found.header.last_seq, found.offset))
+                elif found.torn:
+                    break
+                else:
+                    # `find` stumbles on it, so that what is damaged is not taken for unknown.
+                    entries.append((found.first_seq, found.last_seq, found.offset))
+                end = found.end
+            index = np.concatenate([index, np.array(entries, _INDEX_DTYPE)])
         self._indexes[hour] = (index, end)
         while len(self._indexes) > INDEXES_MAX:
             self._indexes.popitem(last=False)
@@ -230,6 +268,18 @@ class HourLog:
         for file in self._open.values():
             file.close()
         self._open.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _HourFile:
+    """An hour's file for a scan that may last: the open file may be closed and opened meanwhile."""
+
+    log: HourLog
+    hour: int
+    path: str
+
+    def pread(self, length: int, offset: int) -> bytes:
+        return self.log.read(self.hour, offset, length)
 
 
 def concatenate(parts: list[Rows], dtype: np.dtype[np.void]) -> Rows:

@@ -3,7 +3,9 @@
 One frame is one group, written and made durable by a single call on a segment that was filled with
 zeros beforehand. (Overwriting allocated blocks needs no journal commit: 1.5 times the rate of
 appending.) A segment is named by the seq of its first record, so the segment of a seq is found by
-bisection, and the first record behind a segment is the next one's name: a missing frame cannot hide.
+bisection, and the first record behind a segment is the next one's name: a missing frame cannot
+hide. The old segment is cut to its frames, durably, before the new one gets its name; therefore
+only the newest segment can have a torn tail.
 
 Cost: one durable write per group. Reading back is one pass over the frames.
 Threads: `append` belongs to the committer; `prepare_spare` and `delete_through` to the replay
@@ -11,18 +13,31 @@ thread; `read` runs before either starts. The list of segments only grows at one
 the other, both atomically.
 """
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from enum import StrEnum
 
+from storage.errors import DamageError
 from storage.files import File, Files
-from storage.frame import Damage, Frame, encode, scan
+from storage.frame import (
+    HEADER_BYTES,
+    Damage,
+    Frame,
+    decode_header,
+    encode,
+    scan,
+    with_torn_payload,
+)
 from storage.rows import LogKind
 
 DIRECTORY = "messages"
 SUFFIX = ".messages"
 DAMAGED_SUFFIX = ".damaged"
-_SPARE = f"{DIRECTORY}/spare"
+SPARE_NAMES = ("spare", "spare.new")
+_SPARE, _SPARE_NEW = (f"{DIRECTORY}/{name}" for name in SPARE_NAMES)
 _FILL_BYTES = 1024 * 1024
+_NAME = re.compile(rf"([0-9]{{20}}){SUFFIX}")
 
 
 class Durability(StrEnum):
@@ -32,6 +47,12 @@ class Durability(StrEnum):
     """On the device: survives power loss."""
     OS = "os"
     """In the page cache: survives kill -9, not power loss."""
+
+
+def parse_segment_name(name: str) -> int | None:
+    """The first seq of a segment from its file name, or None if it is not one."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 class MessageLog:
@@ -49,11 +70,9 @@ class MessageLog:
         self._tail_bytes = 0
         self._kept: set[str] = set()
         files.make_directory(DIRECTORY)
-        self._first_seqs = sorted(
-            int(name.removesuffix(SUFFIX))
-            for name in files.list(DIRECTORY)
-            if name.endswith(SUFFIX)
-        )
+        # Files of other names are left alone.
+        names = (parse_segment_name(name) for name in files.list(DIRECTORY))
+        self._first_seqs = sorted(first_seq for first_seq in names if first_seq is not None)
 
     @staticmethod
     def path(first_seq: int) -> str:
@@ -65,66 +84,68 @@ class MessageLog:
     def read(self, from_seq: int) -> Iterator[Frame | Damage]:
         """Every frame that holds a record at or after `from_seq`, and every damaged stretch.
 
-        What is torn at the very end was never answered: it is cut off, and not reported. After
-        the iterator is exhausted the log is ready for `append`."""
+        What is torn at the end of the newest segment was never answered: it is cut off, and not
+        reported. After the iterator is exhausted the log is ready for `append`."""
         assert self._tail is None, "read() must come before append()"
         expected = from_seq
         segments = list(self._first_seqs)
-        for index, first_seq in enumerate(segments):
-            behind = segments[index + 1] if index + 1 < len(segments) else None
+        for first_seq, behind in zip(segments, [*segments[1:], None], strict=False):
             if behind is not None and behind <= from_seq:
                 continue
-            last = behind is None or not any(self._has_frames(seq) for seq in segments[index + 1 :])
-            for found in self._read_segment(first_seq, last):
-                if isinstance(found, Frame):
-                    if found.header.last_seq < from_seq:
-                        continue
-                    if found.header.first_seq > expected:
-                        yield Damage(
-                            found.path,
-                            found.offset,
-                            found.offset,
-                            "records are missing before this frame",
-                            torn=False,
-                            first_seq=expected,
-                            last_seq=found.header.first_seq - 1,
-                        )
-                    expected = found.header.last_seq + 1
-                elif found.last_seq:
-                    if found.last_seq < from_seq:
-                        continue
-                    expected = max(expected, found.last_seq + 1)
+            for found in self._read_segment(first_seq, behind):
+                first, last = found.first_seq, found.last_seq
+                if last < from_seq:
+                    continue
+                if isinstance(found, Frame) and first > expected:
+                    yield _missing(found.path, found.offset, expected, first - 1)
+                expected = max(expected, last + 1)
                 yield found
+            if behind is not None and expected < behind:
+                yield _missing(self.path(behind), 0, expected, behind - 1)
+                expected = behind
 
-    def _has_frames(self, first_seq: int) -> bool:
-        file = self._files.open(self.path(first_seq))
-        try:
-            found = next(scan(file, 0, file.size(), payload=False, stamp=self._stamp), None)
-            return found is not None and not (isinstance(found, Damage) and found.torn)
-        finally:
-            file.close()
-
-    def _read_segment(self, first_seq: int, last: bool) -> Iterator[Frame | Damage]:
+    def _read_segment(self, first_seq: int, behind: int | None) -> Iterator[Frame | Damage]:
         path = self.path(first_seq)
         file = self._files.open(path)
         try:
             end = 0
             size = file.size()
-            for found in scan(file, 0, size, payload=True, stamp=self._stamp):
+            items = self._scan(file, first_seq, size)
+            # In an older segment a broken payload is damage, and the others of its group are not.
+            for found in items if behind is not None else with_torn_payload(items):
                 if isinstance(found, Damage) and found.torn:
-                    if not last:
-                        yield found
+                    if behind is not None and found.first_seq < behind:
+                        yield replace(found, torn=False, last_seq=behind - 1)
                     break
                 end = found.end
                 yield found
-            if last and end < size:
+            if behind is None and end < size:
+                if end == 0:
+                    self._refuse_foreign(file)
                 file.truncate(end)
                 file.fdatasync()
         finally:
             file.close()
-        if last and end == 0:
+        if behind is None and end == 0:
             self._files.unlink(path)
             self._first_seqs.remove(first_seq)
+
+    def _scan(self, file: File, first_seq: int, end: int) -> Iterator[Frame | Damage]:
+        return scan(
+            file,
+            0,
+            end,
+            kind=LogKind.MESSAGE,
+            stamp=self._stamp,
+            payload=True,
+            after_seq=first_seq - 1,
+        )
+
+    def _refuse_foreign(self, file: File) -> None:
+        """What another data directory wrote must not be taken for a torn tail and deleted."""
+        header = decode_header(file.pread(HEADER_BYTES, 0), file.path, stamp=None)
+        if header is not None and header.stamp != self._stamp:
+            raise DamageError(file.path, 0, "the segment was written in another data directory")
 
     # ── appending: the committer ───────────────────────────────────────────────────────────────
 
@@ -154,20 +175,29 @@ class MessageLog:
         self._tail_offset += len(frame)
 
     def _rotate(self, first_seq: int, need_bytes: int) -> None:
+        # Cut the old segment for good before there is a new one: a group that was refused half-way
+        # may have left bytes behind the last good frame, and they must not come back in a crash.
+        self._end_tail()
         path = self.path(first_seq)
         if self._files.exists(_SPARE) and need_bytes <= self._segment_bytes:
             self._files.rename(_SPARE, path)
         else:
             self._fill(path, max(need_bytes, self._segment_bytes))
         self._files.sync_directory(DIRECTORY)
-        if self._tail is not None:
-            self._tail.truncate(self._tail_offset)
-            self._tail.close()
         self._tail = self._files.open(path)
         self._tail_bytes = self._tail.size()
         self._tail_offset = 0
         if first_seq not in self._first_seqs:
             self._first_seqs.append(first_seq)
+
+    def _end_tail(self) -> None:
+        if self._tail is not None:
+            tail, self._tail = self._tail, None
+            try:
+                tail.truncate(self._tail_offset)
+                tail.fdatasync()
+            finally:
+                tail.close()
 
     def _fill(self, path: str, length: int) -> None:
         file = self._files.open(path, create=True)
@@ -175,7 +205,8 @@ class MessageLog:
             zeros = bytes(min(_FILL_BYTES, length))
             for offset in range(0, length, len(zeros)):
                 file.pwrite([zeros[: length - offset]], offset)
-            file.fdatasync()
+                # Bit by bit: one sync of it all would hold up the committer's for 100 ms and more.
+                file.fdatasync()
         finally:
             file.close()
 
@@ -185,9 +216,8 @@ class MessageLog:
         """Fill the segment that the next rotation takes, so that no publish waits for it."""
         if self._files.exists(_SPARE):
             return
-        making = _SPARE + ".new"
-        self._fill(making, self._segment_bytes)
-        self._files.rename(making, _SPARE)
+        self._fill(_SPARE_NEW, self._segment_bytes)
+        self._files.rename(_SPARE_NEW, _SPARE)
 
     def delete_through(self, seq: int) -> None:
         """Delete the segments whose records are all at or below `seq`, a checkpoint (I6)."""
@@ -213,7 +243,9 @@ class MessageLog:
 
     def close(self) -> None:
         """Close the tail, cut back to what was written."""
-        if self._tail is not None:
-            self._tail.truncate(self._tail_offset)
-            self._tail.close()
-            self._tail = None
+        self._end_tail()
+
+
+def _missing(path: str, offset: int, first_seq: int, last_seq: int) -> Damage:
+    reason = "records are missing before this frame"
+    return Damage(path, offset, offset, reason, torn=False, first_seq=first_seq, last_seq=last_seq)

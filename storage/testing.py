@@ -5,6 +5,8 @@ reader sees (the page cache), and what a power loss cannot take away. Between th
 changes that nobody has synced yet, and `crash()` returns a machine that came up with any legal
 part of them: lost, reordered, torn. `kill()` returns one where only the process died.
 
+`MemoryCatalog` is the contract of `storage.catalog`: what was committed survives, nothing else.
+
 `FaultyFiles` wraps any `Files`, this one or `OsFiles`. It numbers the calls and lets the Nth one
 fail, fail half-way, or bring the machine down, as its `Faults` say. One run with empty `Faults`
 counts the calls, then N = 1, 2, … visits each of them:
@@ -47,14 +49,18 @@ import enum
 import errno
 import os
 import random
+from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
-from storage.errors import DirectoryLockedError, DiskError, DiskFullError, SyncError
+from storage.catalog import Table, Writes
+from storage.errors import CatalogError, DirectoryLockedError, DiskError, DiskFullError, SyncError
 from storage.files import Buffer, File, Files
 
 SECTOR_BYTES = 512
+CATALOG_KEY_BYTES_MAX = 511
+"""The longest key that LMDB takes."""
 
 _Result = TypeVar("_Result")
 
@@ -533,8 +539,9 @@ Call = Literal[
     "truncate",
     "size",
     "close",
+    "commit",
 ]
-"""The calls that can fail: all of `Files` and `File`."""
+"""The calls that can fail: all of `Files` and `File`, and the commit of a catalog."""
 
 _SYNC_CALLS: frozenset[Call] = frozenset({"pwrite_durable", "fdatasync", "sync_directory"})
 
@@ -749,3 +756,80 @@ class FaultyFiles:
             raise self._faults.error(fault)
         with self._inner.lock(path):
             yield
+
+
+class MemoryCatalog:
+    """A catalog in memory. See `storage.catalog.Catalog`.
+
+    A commit is one step: `crash` and `kill` return a catalog with all that was committed. With
+    `faults`, every commit is one call of the plan, on the path "catalog": CatalogError for an I/O
+    error, DiskFullError where there is no space, and in a crash all of it or nothing.
+    """
+
+    def __init__(self, faults: Faults | None = None) -> None:
+        self.faults = faults
+        self._values: dict[Table, dict[bytes, bytes]] = {table: {} for table in Table}
+        self._keys: dict[Table, list[bytes]] = {table: [] for table in Table}
+        self._closed = False
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        self._check(f"read {table}", key)
+        return self._values[table].get(key)
+
+    def scan(
+        self, table: Table, start: bytes = b"", *, prefix: bytes = b""
+    ) -> Iterator[tuple[bytes, bytes]]:
+        self._check(f"scan {table}")
+        keys, values = self._keys[table], self._values[table]
+        first = last = bisect_left(keys, max(start, prefix))
+        while last < len(keys) and keys[last].startswith(prefix):
+            last += 1
+        # Taken at once: the iterator sees one moment.
+        yield from [(key, values[key]) for key in keys[first:last]]
+
+    def commit(self, writes: Writes) -> None:
+        self._check("commit", *(key for pairs in writes.values() for key, _ in pairs))
+        if self.faults is None:
+            self._apply(writes)
+            return
+        fault = self.faults.next_fault("commit", "catalog", takes_space=True)
+        if fault is None:
+            self._apply(writes)
+            return
+        if fault.moment is Moment.AFTER:
+            self._apply(writes)
+        error = self.faults.error(fault)
+        if isinstance(error, DiskError) and not isinstance(error, DiskFullError):
+            raise CatalogError("commit", error.reason)
+        raise error
+
+    def close(self) -> None:
+        self._closed = True
+
+    def crash(self) -> "MemoryCatalog":
+        """The catalog as the next process finds it. This one is closed from now on."""
+        self._closed = True
+        heir = MemoryCatalog()
+        heir._values = {table: dict(values) for table, values in self._values.items()}
+        heir._keys = {table: list(keys) for table, keys in self._keys.items()}
+        return heir
+
+    kill = crash
+
+    def _apply(self, writes: Writes) -> None:
+        for table, pairs in writes.items():
+            keys, values = self._keys[table], self._values[table]
+            for key, value in pairs:
+                if value is not None:
+                    if key not in values:
+                        insort(keys, key)
+                    values[key] = bytes(value)
+                elif values.pop(key, None) is not None:
+                    del keys[bisect_left(keys, key)]
+
+    def _check(self, what: str, *keys: bytes) -> None:
+        if self._closed:
+            raise CatalogError(what, "it is closed")
+        for key in keys:
+            if not 0 < len(key) <= CATALOG_KEY_BYTES_MAX:
+                raise CatalogError(what, f"a key of {len(key)} bytes")

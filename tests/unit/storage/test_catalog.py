@@ -1,0 +1,182 @@
+"""The contract of the catalog, which LMDB and the catalog in memory both keep."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from storage.catalog import Catalog, LmdbCatalog, Table
+from storage.errors import CatalogError, DiskFullError
+from storage.testing import MemoryCatalog
+
+MAX_BYTES = 1 << 20
+
+Reopen = Callable[[], Catalog]
+
+
+@pytest.fixture(params=["lmdb", "memory"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Catalog, Reopen]]:
+    """A catalog, and how to close it and open it again."""
+    current: Catalog
+
+    def reopen() -> Catalog:
+        nonlocal current
+        if isinstance(current, MemoryCatalog):
+            current = current.crash()
+        else:
+            current.close()
+            current = LmdbCatalog(str(tmp_path), max_bytes=MAX_BYTES)
+        return current
+
+    if request.param == "lmdb":
+        current = LmdbCatalog(str(tmp_path), max_bytes=MAX_BYTES)
+    else:
+        current = MemoryCatalog()
+    yield current, reopen
+    current.close()
+
+
+@pytest.fixture
+def catalog(opened: tuple[Catalog, Reopen]) -> Catalog:
+    return opened[0]
+
+
+def put(catalog: Catalog, *pairs: tuple[bytes, bytes | None], table: Table = Table.KEYS) -> None:
+    catalog.commit({table: list(pairs)})
+
+
+def test_a_new_catalog_is_empty(catalog: Catalog) -> None:
+    for table in Table:
+        assert catalog.get(table, b"key") is None
+        assert list(catalog.scan(table)) == []
+
+
+def test_values_are_read_back(catalog: Catalog) -> None:
+    put(catalog, (b"b", b"2"), (b"a", b"1"), (b"empty", b""))
+    assert catalog.get(Table.KEYS, b"a") == b"1"
+    assert catalog.get(Table.KEYS, b"b") == b"2"
+    assert catalog.get(Table.KEYS, b"empty") == b""
+    assert catalog.get(Table.KEYS, b"ab") is None
+
+
+def test_a_commit_survives(opened: tuple[Catalog, Reopen]) -> None:
+    catalog, reopen = opened
+    catalog.commit({Table.META: [(b"checkpoint", b"7")], Table.HOURS: [(b"h", b"x")]})
+    catalog = reopen()
+    assert catalog.get(Table.META, b"checkpoint") == b"7"
+    assert list(catalog.scan(Table.HOURS)) == [(b"h", b"x")]
+
+
+def test_tables_are_apart(catalog: Catalog) -> None:
+    for table in Table:
+        put(catalog, (b"key", table.value.encode()), table=table)
+    assert [catalog.get(table, b"key") for table in Table] == [t.value.encode() for t in Table]
+
+
+def test_none_removes(catalog: Catalog) -> None:
+    put(catalog, (b"a", b"1"), (b"b", b"2"))
+    put(catalog, (b"a", None), (b"unknown", None))
+    assert list(catalog.scan(Table.KEYS)) == [(b"b", b"2")]
+
+
+def test_later_pairs_win(catalog: Catalog) -> None:
+    put(catalog, (b"a", b"1"), (b"a", b"2"), (b"b", b"1"), (b"b", None), (b"c", None), (b"c", b"3"))
+    assert list(catalog.scan(Table.KEYS)) == [(b"a", b"2"), (b"c", b"3")]
+
+
+def test_an_empty_commit(catalog: Catalog) -> None:
+    catalog.commit({})
+    catalog.commit({table: [] for table in Table})
+    assert all(not list(catalog.scan(table)) for table in Table)
+
+
+def test_a_scan_is_in_the_order_of_the_bytes(catalog: Catalog) -> None:
+    keys = [b"\xff", b"a", b"ab", b"\x00\x01", b"b", b"\x00"]
+    put(catalog, *((key, key) for key in keys))
+    assert [key for key, _ in catalog.scan(Table.KEYS)] == sorted(keys)
+
+
+@pytest.mark.parametrize(
+    ("start", "prefix", "expected"),
+    [
+        (b"", b"", [b"a", b"b1", b"b2", b"b3", b"c"]),
+        (b"b2", b"", [b"b2", b"b3", b"c"]),
+        (b"b15", b"", [b"b2", b"b3", b"c"]),
+        (b"", b"b", [b"b1", b"b2", b"b3"]),
+        (b"b2", b"b", [b"b2", b"b3"]),
+        (b"a", b"b", [b"b1", b"b2", b"b3"]),
+        (b"c", b"b", []),
+        (b"d", b"", []),
+        (b"", b"x", []),
+        (b"", b"b3", [b"b3"]),
+    ],
+)
+def test_a_scan_has_a_start_and_a_prefix(
+    catalog: Catalog, start: bytes, prefix: bytes, expected: list[bytes]
+) -> None:
+    put(catalog, *((key, b"") for key in (b"a", b"b1", b"b2", b"b3", b"c")))
+    assert [key for key, _ in catalog.scan(Table.KEYS, start, prefix=prefix)] == expected
+
+
+def test_a_scan_may_be_left_half_way(catalog: Catalog) -> None:
+    put(catalog, (b"a", b"1"), (b"b", b"2"))
+    for _ in range(300):  # More than there are readers.
+        assert next(iter(catalog.scan(Table.KEYS))) == (b"a", b"1")
+    put(catalog, (b"c", b"3"))
+
+
+def test_a_commit_is_all_or_nothing(catalog: Catalog) -> None:
+    put(catalog, (b"a", b"1"))
+    too_long = b"x" * 600
+    with pytest.raises(CatalogError, match="commit"):
+        catalog.commit({Table.META: [(b"m", b"1")], Table.KEYS: [(b"a", b"2"), (too_long, b"1")]})
+    assert catalog.get(Table.META, b"m") is None
+    assert list(catalog.scan(Table.KEYS)) == [(b"a", b"1")]
+
+
+def test_a_value_may_be_large(catalog: Catalog) -> None:
+    put(catalog, (b"a", b"x" * 100_000))
+    assert catalog.get(Table.KEYS, b"a") == b"x" * 100_000
+
+
+def test_the_readers_own_copy_of_a_value_stays(catalog: Catalog) -> None:
+    put(catalog, (b"a", b"1"))
+    value = catalog.get(Table.KEYS, b"a")
+    put(catalog, (b"a", b"2"))
+    assert value == b"1"
+
+
+# ---- LMDB alone ------------------------------------------------------------------------------
+
+
+def test_a_catalog_that_is_full_is_a_full_disk(tmp_path: Path) -> None:
+    catalog = LmdbCatalog(str(tmp_path), max_bytes=MAX_BYTES)
+    put(catalog, (b"a", b"1"))
+    with pytest.raises(DiskFullError, match="commit failed on catalog"):
+        put(catalog, *((b"%d" % index, bytes(4000)) for index in range(1000)))
+    assert list(catalog.scan(Table.KEYS)) == [(b"a", b"1")]
+    put(catalog, (b"b", b"2"))
+    catalog.close()
+
+
+def test_a_reader_in_read_only_mode(tmp_path: Path) -> None:
+    catalog = LmdbCatalog(str(tmp_path), max_bytes=MAX_BYTES)
+    put(catalog, (b"a", b"1"))
+    catalog.close()
+    catalog = LmdbCatalog(str(tmp_path), max_bytes=MAX_BYTES, readonly=True)
+    assert catalog.get(Table.KEYS, b"a") == b"1"
+    with pytest.raises(CatalogError):
+        put(catalog, (b"b", b"2"))
+    catalog.close()
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_what_is_no_catalog_is_an_error(tmp_path: Path, readonly: bool) -> None:
+    (tmp_path / "data.mdb").write_bytes(b"something else" * 1000)
+    with pytest.raises(CatalogError, match="the catalog failed to open"):
+        LmdbCatalog(str(tmp_path), max_bytes=MAX_BYTES, readonly=readonly)
+
+
+def test_a_catalog_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match="open"):
+        LmdbCatalog(str(tmp_path / "nowhere"), max_bytes=MAX_BYTES, readonly=True)

@@ -1,0 +1,137 @@
+"""FORMAT.md and the code say the same."""
+
+import re
+import struct
+from importlib.resources import files
+from typing import get_type_hints
+
+import msgspec
+import numpy as np
+import pytest
+
+from delayserver.message import Origin, Payload
+from delayserver.replay import DeadLetter
+from storage.catalog import Table
+from storage.directory import FORMAT_FILE, FORMAT_VERSION, open_identity
+from storage.frame import HEADER, HEADER_BYTES, MAGIC, VERSION, Header
+from storage.rows import DTYPES, REMOVES, SCHEDULES, LogKind, Outcome, RecordKind
+from storage.testing import SimulatedFiles
+from tests.unit.storage.samples import content
+
+DOCUMENT = files("storage").joinpath("FORMAT.md").read_text(encoding="utf-8")
+NUMPY_TYPES = {
+    "u8": "u1",
+    "u16": "<u2",
+    "u32": "<u4",
+    "u64": "<u8",
+    "i64": "<i8",
+    "16 bytes": "V16",
+}
+STRUCT_TYPES = {"4 bytes": "4s", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
+
+
+def tables(heading: str) -> list[list[list[str]]]:
+    """The tables below a heading, each as rows of cells without the title row."""
+    _, found, below = DOCUMENT.partition(f"\n{heading}\n")
+    assert found, heading
+    section = re.split(r"\n##+ ", below)[0]
+    return [
+        [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+        for table in re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)
+    ]
+
+
+def field_name(cell: str) -> str:
+    assert cell.startswith("`") and cell.endswith("`"), cell
+    return cell.strip("`")
+
+
+def test_the_header() -> None:
+    (rows,) = tables("### Header")
+    assert tuple(field_name(row[0]) for row in rows) == Header._fields
+    formats = [STRUCT_TYPES[row[2]] for row in rows]
+    assert HEADER.format == "<" + "".join(formats)
+    offsets = [struct.calcsize("<" + "".join(formats[:index])) for index in range(len(rows))]
+    assert [int(row[1]) for row in rows] == offsets
+    assert HEADER_BYTES == 64
+    assert f"`{MAGIC.decode()}`" in rows[0][3]
+
+
+def test_the_versions() -> None:
+    assert DOCUMENT.startswith(f"# The bytes of a data directory, version {FORMAT_VERSION}\n")
+    assert f"version of the frame: {VERSION}" in DOCUMENT
+    assert f"version of the directory: {FORMAT_VERSION}" in DOCUMENT
+
+
+@pytest.mark.parametrize("kind", LogKind)
+def test_the_columns(kind: LogKind) -> None:
+    dtype = DTYPES[kind]
+    heading = f"### Rows of the {kind.name.lower()} log (kind {kind:d}, {dtype.itemsize} bytes)"
+    rows = tables(heading)[0]
+    documented = np.dtype(
+        {
+            "names": [field_name(row[0]) for row in rows],
+            "offsets": [int(row[1]) for row in rows],
+            "formats": [NUMPY_TYPES[row[2]] for row in rows],
+            "itemsize": dtype.itemsize,
+        }
+    )
+    assert documented == dtype
+
+
+def test_the_kinds_of_records() -> None:
+    dtype = DTYPES[LogKind.MESSAGE]
+    rows = tables(f"### Rows of the message log (kind 1, {dtype.itemsize} bytes)")[1]
+    assert [(int(row[0]), row[1]) for row in rows] == [(int(k), k.name) for k in RecordKind]
+    assert {RecordKind(int(row[0])) for row in rows if row[2]} == set(SCHEDULES)
+    removing = {RecordKind(int(row[0])) for row in rows if row[3] and row[3] != "the dead letter"}
+    assert removing == set(REMOVES)
+
+
+def test_the_kinds_of_logs_and_the_outcomes() -> None:
+    (header,) = tables("### Header")
+    assert ", ".join(f"{kind:d} {kind.name.lower()}" for kind in LogKind) in header[2][3]
+    rows = tables("### Rows of the dispatch log (kind 3, 40 bytes)")[0]
+    for outcome in Outcome:
+        assert f"{outcome:d} {outcome.name.lower()}" in rows[-2][3]
+
+
+@pytest.mark.parametrize("record", [Payload, Origin, DeadLetter])
+def test_the_payloads(record: type[msgspec.Struct]) -> None:
+    (rows,) = tables(f"### {record.__name__}")
+    names = [field_name(row[1]) for row in rows]
+    assert tuple(names) == record.__struct_fields__
+    assert [int(row[0]) for row in rows] == list(range(len(rows)))
+    assert record.__struct_config__.array_like
+    wanted = {int: "int", str: "str", bytes: "bin", str | None: "str or nil"}
+    hints = get_type_hints(record)
+    for name, row in zip(names, rows, strict=True):
+        assert wanted.get(hints[name], row[2]) == row[2]
+
+
+def test_the_format_file() -> None:
+    (rows,) = tables("### FORMAT")
+    disk = SimulatedFiles()
+    open_identity(disk, random_bytes=bytes)
+    made = msgspec.json.decode(content(disk, FORMAT_FILE))
+    assert [field_name(row[0]) for row in rows] == list(made)
+
+
+def test_the_tables_of_the_catalog() -> None:
+    (rows,) = tables("## The catalog")
+    assert [field_name(row[0]) for row in rows] == [table.value for table in Table]
+
+
+@pytest.mark.parametrize(
+    ("table", "value"),
+    [("hours", "_HOUR_VALUE"), ("keys", "_KEY_VALUE"), ("changes", "_CHANGE_VALUE")],
+)
+def test_the_values_of_the_catalog(table: str, value: str) -> None:
+    from delayserver import replay, sequencer
+
+    (rows,) = tables("## The catalog")
+    (cell,) = (row[2] for row in rows if row[0] == f"`{table}`")
+    types = re.findall(r"`\w+` ([ui]\d+)", cell)
+    letters = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
+    module = replay if hasattr(replay, value) else sequencer
+    assert getattr(module, value).format == ">" + "".join(letters[t] for t in types)

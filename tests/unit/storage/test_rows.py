@@ -1,0 +1,49 @@
+"""The columns: their sizes are on disk, and so are the numbers of the kinds."""
+
+import pytest
+
+from storage.rows import DTYPES, REMOVES, SCHEDULES, LogKind, Outcome, RecordKind
+
+
+@pytest.mark.parametrize(
+    ("kind", "row_bytes"), [(LogKind.MESSAGE, 80), (LogKind.SCHEDULE, 64), (LogKind.DISPATCH, 40)]
+)
+def test_rows_are_packed_and_little_endian(kind: LogKind, row_bytes: int) -> None:
+    dtype = DTYPES[kind]
+    assert dtype.itemsize == row_bytes
+    assert row_bytes % 8 == 0
+    fields = [dtype.fields[name] for name in dtype.names or () if dtype.fields is not None]
+    assert sum(field[0].itemsize for field in fields) == row_bytes
+    assert all(field[0].str[0] in "<|" for field in fields)
+
+
+def test_kinds_keep_their_numbers() -> None:
+    assert {kind.name: int(kind) for kind in LogKind} == {
+        "MESSAGE": 1,
+        "SCHEDULE": 2,
+        "DISPATCH": 3,
+    }
+    assert {kind.name: int(kind) for kind in RecordKind} == {
+        "PUBLISH": 1,
+        "CANCEL": 2,
+        "MOVE": 3,
+        "RETRY": 4,
+        "DEAD": 5,
+        "REDRIVE": 6,
+        "SUBJECT": 7,
+        "SUBSCRIPTION": 8,
+        "DISCARD": 9,
+    }
+    assert {outcome.name: int(outcome) for outcome in Outcome} == {"DELIVERED": 1, "DROPPED": 2}
+
+
+def test_every_log_has_its_columns() -> None:
+    assert set(DTYPES) == set(LogKind)
+    for names in (dtype.names or () for dtype in DTYPES.values()):
+        assert {"seq", "message_seq", "due_ms", "subscription_id", "attempt", "flags"} <= {*names}
+
+
+def test_only_a_move_and_a_retry_both_remove_and_schedule() -> None:
+    assert set(SCHEDULES) & set(REMOVES) == {RecordKind.MOVE, RecordKind.RETRY}
+    assert RecordKind.PUBLISH not in REMOVES
+    assert RecordKind.CANCEL not in SCHEDULES
