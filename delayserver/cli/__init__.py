@@ -1,0 +1,65 @@
+"""The command line.
+
+    session        a connection to a server: problem documents become sentences, exit statuses
+    options        how values are written on the command line
+    output         how answers are shown: tables for people, JSON for programs
+    messages       publish, get, cancel, move
+    subscriptions  subscribe, subscriptions, pull, ack
+    operations     stats, check
+    serve          serve: every setting is an option
+    demo           a small shop, and a server that is killed in the middle
+
+Exit status: 0 done, 1 refused by the server (or: damage found), 2 wrong usage, 3 no server there.
+
+Cost: 0.5 s to start, most of it the settings' imports; what a command alone needs is imported
+inside it. Threads: one.
+"""
+
+from typing import Annotated
+
+import typer
+
+import delayserver
+from delayserver.cli import demo, messages, operations, serve, subscriptions
+from delayserver.cli.output import help_text
+
+HELP = """Publish a message now, receive it on time, once, and lose nothing in a crash.
+
+Try `delayserver demo`, or start a server with `delayserver serve`. Commands that talk to a server
+find it at --url (DELAYSERVER_URL) and show themselves with --token (DELAYSERVER_TOKEN); with --json
+they print what the server answered."""
+
+app = typer.Typer(
+    name="delayserver",
+    help=help_text(HELP),
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"delayserver {delayserver.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    pass
+
+
+for _group in (serve, messages, subscriptions, operations, demo):
+    _group.register(app)
+
+
+def main() -> None:
+    """The entry point of the command `delayserver`."""
+    app(prog_name="delayserver")

@@ -1,0 +1,224 @@
+"""demo: a shop that lives for a few seconds, and a server that is killed in the middle of them.
+
+    shop      what happens
+    ledger    what was promised and what was received, and the judgement
+    process   the server, as a process that can be killed
+    wire      HTTP to and from it
+
+The crash tests use the last three as well.
+
+Cost: as long as it was told to take. Threads: one, and the server's process.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from delayserver.cli.demo.ledger import VIOLATIONS, Verdict, judge
+from delayserver.cli.demo.process import ServerFailed
+from delayserver.cli.demo.shop import REFUND, UNPAID, Phase, Plan, Shop
+from delayserver.cli.output import help_text, print_json
+from delayserver.cli.session import CommandError, JsonOption, error_exit
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+REFRESH_S = 0.1
+HELP = """Watch a server survive a crash: start one, run a small shop on it, kill it, count.
+
+A server is started on a free port with a directory of its own. The shop publishes notices about
+unpaid orders (webhook) and refunds of red envelopes (pull), and cancels those that get paid or
+opened. In the middle the server is killed with SIGKILL and started again. An independent ledger
+then says what was lost, early, or delivered although it was cancelled: nothing, or status 1."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    examples = ("demo", "demo --orders 1000 --seconds 20 --keep")
+    app.command("demo", help=help_text(HELP, *examples))(demo)
+
+
+def demo(
+    orders: Annotated[int, typer.Option(min=1, max=20_000, help="Orders of the shop.")] = 200,
+    seconds: Annotated[float, typer.Option(min=2, help="How long the shop is open.")] = 8.0,
+    seed: Annotated[
+        int | None, typer.Option(help="Plan the same again.", show_default="a new one")
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the server's directory and the ledger.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """The command; see HELP."""
+    plan = Plan(orders, seconds, random.randrange(1_000_000) if seed is None else seed)
+    directory = Path(tempfile.mkdtemp(prefix="delayserver-demo-"))
+    try:
+        with error_exit(as_json=as_json):
+            try:
+                shop = asyncio.run(_run(Shop(plan, directory), quiet=as_json))
+            except* asyncio.CancelledError as group:
+                raise typer.Exit(128 + signal.SIGTERM) from group
+            except* ServerFailed as group:
+                raise CommandError(str(_first(group))) from group
+        verdict = judge(shop.ledger)
+        if keep:
+            shop.ledger.write(directory / "ledger.jsonl")
+        if as_json:
+            print_json(_document(shop, verdict, directory if keep else None))
+        else:
+            from rich.console import Console
+
+            for part in _rendered(shop, verdict, directory if keep else None):
+                Console().print(part)
+    finally:
+        if not keep:
+            shutil.rmtree(directory, ignore_errors=True)
+    if not verdict.is_clean or shop.ledger.strangers or shop.damage:
+        raise typer.Exit(1)
+
+
+def _first(group: BaseExceptionGroup[ServerFailed]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+# ---- while it runs -----------------------------------------------------------------------------
+
+
+async def _run(shop: Shop, *, quiet: bool) -> Shop:
+    """Run the shop, show how far it is, and leave no server behind when it is stopped."""
+    task = asyncio.create_task(shop.run())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    with contextlib.nullcontext() if quiet else _progress(shop) as show:
+        while not task.done():
+            await asyncio.wait([task], timeout=REFRESH_S)
+            if show is not None:
+                show()
+    await task
+    return shop
+
+
+@contextlib.contextmanager
+def _progress(shop: Shop) -> Iterator[Any]:
+    """Bars on standard error: published, settled; and what is happening."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    progress = Progress(
+        TextColumn("{task.description:<10}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[phase]}"),
+        console=Console(stderr=True),
+    )
+    published = progress.add_task("published", phase="", total=None)
+    settled = progress.add_task("settled", phase="", total=None)
+
+    def show() -> None:
+        orders = shop.ledger.orders
+        answered = sum(order.answered for order in orders)
+        done = sum(order.cancelled_ms is not None or order.is_delivered for order in orders)
+        total = len(orders) or None
+        phase = f"[yellow]{shop.phase}" if shop.phase is Phase.DOWN else shop.phase
+        progress.update(published, completed=answered, total=total, phase=phase)
+        progress.update(settled, completed=done, total=total)
+
+    with progress:
+        yield show
+
+
+# ---- when it is over ---------------------------------------------------------------------------
+
+
+def _document(shop: Shop, verdict: Verdict, directory: Path | None) -> dict[str, Any]:
+    return {
+        "orders": shop.plan.orders,
+        "seed": shop.plan.seed,
+        "published": verdict.published,
+        "cancelled": verdict.cancelled,
+        "delivered": verdict.delivered,
+        "repeated": verdict.repeated,
+        **{name: len(getattr(verdict, name)) for name in VIOLATIONS},
+        "never_published": len(shop.ledger.strangers),
+        "damage": shop.damage,
+        "cancelled_too_late": shop.payments_too_late,
+        "lateness_p50_ms": verdict.lateness_percentile_ms(50),
+        "lateness_p99_ms": verdict.lateness_percentile_ms(99),
+        "start_s": round(shop.start_s, 3),
+        "restart_s": round(shop.restart_s, 3),
+        "violations": [
+            {"what": name, "ids": sorted(order.message_ids), "key": order.key}
+            for name, order in verdict.violations()
+        ],
+        "directory": None if directory is None else str(directory),
+    }
+
+
+def _rendered(shop: Shop, verdict: Verdict, directory: Path | None) -> "Iterator[RenderableType]":
+    from rich.table import Table
+
+    ledger = shop.ledger
+    parts = [
+        judge(ledger, [order for order in ledger.orders if order.subject == subject])
+        for subject in (UNPAID, REFUND)
+    ]
+    table = Table(title="What became of it", title_justify="left", header_style="bold")
+    table.add_column("")
+    for column in (f"{UNPAID}\nwebhook", f"{REFUND}\npull", "together"):
+        table.add_column(column, justify="right")
+
+    def row(name: str, values: list[str], style: str = "") -> None:
+        table.add_row(name, *values, style=style)
+
+    def counted(name: str, attribute: str, *, bad: bool = False) -> None:
+        found = [getattr(part, attribute) for part in (*parts, verdict)]
+        counts = [value if isinstance(value, int) else len(value) for value in found]
+        style = _style(bad=counts[-1] > 0) if bad else ""
+        row(name, [f"{count:,}" for count in counts], style)
+
+    counted("published", "published")
+    counted("cancelled (paid, opened)", "cancelled")
+    counted("delivered", "delivered")
+    counted("lost", "lost", bad=True)
+    counted("cancelled, yet delivered", "fired_cancelled", bad=True)
+    counted("early", "early", bad=True)
+    counted("recorded, yet repeated", "repeated_recorded", bad=True)
+    counted("under another id", "other_id", bad=True)
+    counted("changed on the way", "garbled", bad=True)
+    row("damaged in the files", ["", "", str(len(shop.damage))], _style(bad=bool(shop.damage)))
+    counted("repeated ¹", "repeated")
+    for percent in (50, 99):
+        late = [part.lateness_percentile_ms(percent) for part in (*parts, verdict)]
+        row(f"late, p{percent} ²", ["–" if one is None else f"{one} ms" for one in late])
+    row("restart after SIGKILL", ["", "", f"{shop.restart_s:.2f} s"])
+    yield table
+    yield (
+        "[dim]¹ on their way at the kill, delivered but not yet recorded: they come again with the "
+        "same id, by which a receiver knows them\n"
+        "² where the server was up from the due time on; "
+        f"{shop.payments_too_late} payments came when the notice was on its way already\n"
+        f"seed {shop.plan.seed}[/dim]"
+    )
+    for name, order in verdict.violations():
+        yield f"[bold red]{name}[/bold red] {json.dumps(order.to_json())}"
+    for stranger in ledger.strangers:
+        yield f"[bold red]never published[/bold red] {stranger}"
+    for damage in shop.damage:
+        yield f"[bold red]{damage}[/bold red]"
+    if directory is not None:
+        yield f"data, log and ledger are in {directory}"
+
+
+def _style(*, bad: bool) -> str:
+    return "bold red" if bad else "green"

@@ -1,0 +1,344 @@
+"""The ledger: what was asked of a server and what it answered, written down outside of it.
+
+Every message is an `Order` with a number of its own in its body, so that it is recognised whatever
+becomes of its id. After a run, `judge` compares what was promised with what was received:
+
+    lost              the publish was answered, no cancel was, and it was not delivered
+    early             it was received before it was due
+    cancelled, fired  the cancel was answered "cancelled", and it was received all the same
+    recorded, again   it was acknowledged, or delivered long before any kill, and came again
+    other id          one message came under two ids
+    garbled           the body is not what was published
+
+A delivery may be repeated if it was in flight at a kill: it was received, yet the server died
+before it had recorded that. `RECORD_MS` is how long that takes at most; a cancel that is answered
+after such a kill may also have been overtaken by such a delivery.
+
+All times are ms of the server's clock, which is this machine's plus `offset_ms`.
+
+Cost: a small object per message and per delivery. Threads: one.
+"""
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+RECORD_MS = 1000
+"""After this time a delivery that was answered is certainly recorded: the server writes it at once,
+and a process that is killed (unlike a machine without power) loses nothing that it wrote."""
+RECEIVE_MS = 250
+"""A delivery may be read from the connection this long after its sender was killed."""
+
+
+@dataclass(slots=True)
+class Receipt:
+    """One delivery as the receiver saw it."""
+
+    at_ms: int
+    message_id: str
+    settled_ms: int | None
+    """When it was done for the receiver: it answered the webhook with 2xx, or its acknowledgement
+    was answered. None: not (yet)."""
+    ack_asked: bool = False
+    """An acknowledgement was sent; without an answer, it may have been recorded or not."""
+    is_recorded: bool = False
+    """The server has said that it recorded it."""
+
+    def acknowledged(self, now_ms: int) -> None:
+        """The acknowledgement was answered."""
+        self.settled_ms = now_ms
+        self.is_recorded = True
+
+
+@dataclass(slots=True)
+class Order:
+    """One message, from the outside."""
+
+    number: int
+    subject: str
+    key: str | None
+    subscriptions: tuple[str, ...]
+    """Who is to get it."""
+    body: dict[str, object]
+    asked_ms: int = 0
+    """When it was first sent."""
+    message_ids: set[str] = field(default_factory=set)
+    """All ids under which it was answered or received."""
+    answered: bool = False
+    due_ms: int = 0
+    """As it was answered last."""
+    earliest_ms: int = 0
+    """Nothing that was asked or answered until now allows a delivery before."""
+    last_change_ms: int = 0
+    """When the answer that said `due_ms` came."""
+    cancel_asked: bool = False
+    """A cancel was sent, and no answer has come."""
+    cancelled_ms: int | None = None
+    """When the answer "cancelled" came."""
+    receipts: dict[str, list[Receipt]] = field(default_factory=lambda: defaultdict(list))
+    """Per subscription, in the order in which they came."""
+    is_early: bool = False
+    is_garbled: bool = False
+
+    def publish_asked(self, delay_ms: int, now_ms: int) -> None:
+        """It is sent, for the first time or again: the first time counts."""
+        if not self.asked_ms:
+            self.asked_ms = now_ms
+            self.earliest_ms = now_ms + delay_ms
+
+    def publish_answered(self, message_id: str, due_ms: int, now_ms: int) -> None:
+        """The server has it."""
+        self.answered = True
+        self.message_ids.add(message_id)
+        self.due_ms = due_ms
+        self.earliest_ms = max(due_ms, self.earliest_ms)
+        self.last_change_ms = now_ms
+
+    def move_asked(self, due_ms: int) -> None:
+        """Until it is answered with a due time, both are possible: the server may have moved it
+        before its answer was lost, and refuse when it is asked again."""
+        self.earliest_ms = min(self.earliest_ms, due_ms)
+
+    def move_answered(self, due_ms: int, now_ms: int) -> None:
+        """It has a new due time."""
+        self.due_ms = self.earliest_ms = due_ms
+        self.last_change_ms = now_ms
+
+    def received(self, subscription: str, message_id: str, at_ms: int, *, settled: bool) -> Receipt:
+        """It has come."""
+        receipt = Receipt(at_ms, message_id, at_ms if settled else None)
+        self.is_early |= at_ms < self.earliest_ms
+        self.receipts[subscription].append(receipt)
+        self.message_ids.add(message_id)
+        return receipt
+
+    def is_settled(self, subscription: str) -> bool:
+        """Whether it is done at that subscription, or may be."""
+        return any(
+            receipt.settled_ms is not None or receipt.ack_asked
+            for receipt in self.receipts.get(subscription, ())
+        )
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether everybody has it who is to get it."""
+        return all(self.is_settled(subscription) for subscription in self.subscriptions)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still has to be delivered."""
+        return (
+            self.answered
+            and self.cancelled_ms is None
+            and not self.cancel_asked
+            and not self.is_delivered
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """All but the body."""
+        return {
+            "order": self.number,
+            "subject": self.subject,
+            "key": self.key,
+            "ids": sorted(self.message_ids),
+            "asked_ms": self.asked_ms,
+            "answered": self.answered,
+            "due_ms": self.due_ms,
+            "cancel_asked": self.cancel_asked,
+            "cancelled_ms": self.cancelled_ms,
+            "received": {
+                name: [
+                    {
+                        "at_ms": receipt.at_ms,
+                        "settled_ms": receipt.settled_ms,
+                        "ack_asked": receipt.ack_asked,
+                        "recorded": receipt.is_recorded,
+                    }
+                    for receipt in some
+                ]
+                for name, some in self.receipts.items()
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """The time between a kill and the moment when the server accepted messages again."""
+
+    down_ms: int
+    up_ms: int
+
+
+class Ledger:
+    """All orders and all outages of a run."""
+
+    def __init__(self) -> None:
+        self.offset_ms = 0
+        self.orders: list[Order] = []
+        self.outages: list[Outage] = []
+        self.kills_ms: list[int] = []
+        self.strangers: list[str] = []
+        """What came without ever having been published."""
+
+    def now_ms(self) -> int:
+        """The server's clock."""
+        return time.time_ns() // 1_000_000 + self.offset_ms
+
+    def order(
+        self,
+        subject: str,
+        subscriptions: tuple[str, ...],
+        *,
+        with_key: bool = True,
+        filling: str = "",
+    ) -> Order:
+        """Open an order that has not been published yet."""
+        number = len(self.orders)
+        body: dict[str, object] = {"order": number}
+        if filling:
+            body["filling"] = filling
+        key = str(number) if with_key else None
+        order = Order(number, subject, key, subscriptions, body)
+        self.orders.append(order)
+        return order
+
+    def receive(
+        self, subscription: str, message_id: str, body: object, *, settled: bool
+    ) -> Receipt:
+        """Write a delivery down under the order that its body names."""
+        now_ms = self.now_ms()
+        number = body.get("order") if isinstance(body, dict) else None
+        if not isinstance(number, int) or not 0 <= number < len(self.orders):
+            self.strangers.append(f"{message_id} at {subscription}: {str(body)[:200]}")
+            return Receipt(now_ms, message_id, None)
+        order = self.orders[number]
+        if body != order.body or subscription not in order.subscriptions:
+            order.is_garbled = True
+        return order.received(subscription, message_id, now_ms, settled=settled)
+
+    @property
+    def open_count(self) -> int:
+        """How many orders still have to be delivered."""
+        return sum(order.is_open for order in self.orders)
+
+    def write(self, where: Path) -> None:
+        """Lines of JSON: the outages and the kills, then a line for each order."""
+        outages = [[outage.down_ms, outage.up_ms] for outage in self.outages]
+        with where.open("w") as file:
+            file.write(json.dumps({"outages_ms": outages, "kills_ms": self.kills_ms}) + "\n")
+            for order in self.orders:
+                file.write(json.dumps(order.to_json()) + "\n")
+
+    def was_up(self, from_ms: int, to_ms: int) -> bool:
+        """Whether the server accepted messages all that time."""
+        return not any(
+            outage.down_ms <= to_ms and from_ms < outage.up_ms for outage in self.outages
+        )
+
+
+# ---- the judgement -----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Verdict:
+    """Which orders broke a promise (all must be empty), and the figures of a run."""
+
+    lost: list[Order] = field(default_factory=list)
+    early: list[Order] = field(default_factory=list)
+    fired_cancelled: list[Order] = field(default_factory=list)
+    repeated_recorded: list[Order] = field(default_factory=list)
+    other_id: list[Order] = field(default_factory=list)
+    garbled: list[Order] = field(default_factory=list)
+    published: int = 0
+    cancelled: int = 0
+    delivered: int = 0
+    repeated: int = 0
+    """Deliveries beyond the first to each subscription."""
+    lateness_ms: list[int] = field(default_factory=list)
+    """Sorted; of first deliveries, if the server was up from their due time on."""
+
+    def violations(self) -> Iterator[tuple[str, Order]]:
+        """Every broken promise by its name."""
+        for name in VIOLATIONS:
+            for order in getattr(self, name):
+                yield name, order
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every promise was kept."""
+        return next(self.violations(), None) is None
+
+    def lateness_percentile_ms(self, percent: float) -> int | None:
+        """The lateness that this many percent do not exceed."""
+        if not self.lateness_ms:
+            return None
+        index = min(len(self.lateness_ms) - 1, int(len(self.lateness_ms) * percent / 100))
+        return self.lateness_ms[index]
+
+
+VIOLATIONS = ("lost", "early", "fired_cancelled", "repeated_recorded", "other_id", "garbled")
+
+
+def judge(ledger: Ledger, orders: Sequence[Order] | None = None) -> Verdict:
+    """Compare what was promised with what was received, for all orders or some."""
+    verdict = Verdict()
+    for order in ledger.orders if orders is None else orders:
+        _judge_order(order, ledger, verdict)
+    verdict.lateness_ms.sort()
+    return verdict
+
+
+def _judge_order(order: Order, ledger: Ledger, verdict: Verdict) -> None:
+    verdict.published += order.answered
+    verdict.cancelled += order.cancelled_ms is not None
+    verdict.delivered += order.is_delivered
+    if order.is_open:
+        verdict.lost.append(order)
+    if order.is_garbled:
+        verdict.garbled.append(order)
+    if len(order.message_ids) > 1:
+        verdict.other_id.append(order)
+    receipts = [receipt for some in order.receipts.values() for receipt in some]
+    if order.is_early:
+        verdict.early.append(order)
+    if order.cancelled_ms is not None and any(
+        _broke_cancel(receipt, order.cancelled_ms, ledger.kills_ms) for receipt in receipts
+    ):
+        verdict.fired_cancelled.append(order)
+    if any(_broke_record(some, ledger.kills_ms) for some in order.receipts.values()):
+        verdict.repeated_recorded.append(order)
+    for some in order.receipts.values():
+        verdict.repeated += len(some) - 1
+        first_ms = some[0].at_ms
+        was_up = order.last_change_ms < order.due_ms and ledger.was_up(order.due_ms, first_ms)
+        if order.answered and was_up:
+            verdict.lateness_ms.append(first_ms - order.due_ms)
+
+
+def _in_flight_at_kill(receipt: Receipt, before_ms: int, kills_ms: Sequence[int]) -> bool:
+    """Whether a kill may have kept the server from recording a delivery that it made."""
+    if receipt.is_recorded:
+        return False
+    first_ms = receipt.at_ms - RECEIVE_MS
+    last_ms = min(receipt.at_ms + RECORD_MS, before_ms)
+    return any(first_ms <= kill_ms <= last_ms for kill_ms in kills_ms)
+
+
+def _broke_cancel(receipt: Receipt, cancelled_ms: int, kills_ms: Sequence[int]) -> bool:
+    if receipt.at_ms <= cancelled_ms and receipt.settled_ms is None:
+        return False  # A delivery that failed may be cancelled before its next attempt.
+    return not _in_flight_at_kill(receipt, cancelled_ms, kills_ms)
+
+
+def _broke_record(receipts: Sequence[Receipt], kills_ms: Sequence[int]) -> bool:
+    """Whether a delivery came again after it was recorded."""
+    for index, first in enumerate(receipts):
+        for again in receipts[index + 1 :]:
+            if first.settled_ms is None or again.at_ms < first.settled_ms:
+                continue
+            if not _in_flight_at_kill(first, again.at_ms, kills_ms):
+                return True
+    return False

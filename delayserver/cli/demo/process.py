@@ -1,0 +1,139 @@
+"""A server as a process of its own, that can be killed for real.
+
+Cost: a start takes what Python's imports take, about half a second, and the recovery. Threads: the
+methods block, and may be called from any thread, one at a time.
+"""
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+READY_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+POLL_S = 0.02
+
+
+class ServerFailed(Exception):
+    """The server ended, or did not become ready; the text holds the end of its log."""
+
+
+def free_port() -> int:
+    """A port that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def damage_in(data_dir: Path) -> list[str]:
+    """What the check of a data directory finds, by the same code as the command `check`."""
+    from delayserver.check import check_path
+    from delayserver.config import Settings
+
+    catalog_max_bytes = Settings.model_fields["catalog_max_bytes"].default
+    return [str(one) for one in check_path(data_dir, catalog_max_bytes=catalog_max_bytes).damage]
+
+
+class ServerProcess:
+    """`delayserver serve` on loopback. As a context manager it never outlives its block."""
+
+    def __init__(
+        self, data_dir: Path, *, port: int, log_path: Path, options: Sequence[str] = ()
+    ) -> None:
+        self.data_dir = data_dir
+        self.port = port
+        self.log_path = log_path
+        self.options = list(options)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start the process; it is not ready yet."""
+        assert not self.is_running, "the server runs already"
+        command = [sys.executable, "-m", "delayserver", "serve", "--port", str(self.port)]
+        command += ["--host", "127.0.0.1", "--data-dir", str(self.data_dir), *self.options]
+        # Settings of another server on this machine are not meant for this one.
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("DELAYSERVER_")
+        }
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # ctrl-C is for the one who started it
+            )
+
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Wait until it accepts messages. Raises ServerFailed."""
+        deadline = time.monotonic() + timeout_s
+        while not self._is_ready():
+            if not self.is_running:
+                raise ServerFailed(f"the server ended with status {self._status()}\n{self._log()}")
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"the server was not ready in {timeout_s:g} s\n{self._log()}")
+            time.sleep(POLL_S)
+
+    def _is_ready(self) -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=1)
+        try:
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def kill(self) -> None:
+        """SIGKILL: not a line of code runs in it any more. Waits until it is gone."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)  # nobody, if it has ended already
+            self._process.wait()
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Ask it to end; the exit status. Raises ServerFailed where it does not end in time."""
+        assert self._process is not None
+        self._process.send_signal(number)
+        try:
+            return self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            self.kill()
+            raise ServerFailed(
+                f"the server did not stop within {STOP_TIMEOUT_S:g} s\n{self._log()}"
+            ) from error
+
+    def _status(self) -> int | None:
+        return None if self._process is None else self._process.returncode
+
+    def _log(self) -> str:
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-20:])

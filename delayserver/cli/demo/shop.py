@@ -1,0 +1,298 @@
+"""A small shop: unpaid orders are looked at after a while, red envelopes nobody opened go back.
+
+    order.unpaid      one notice per order, by webhook; most orders get paid, which cancels theirs
+    envelope.refund   one refund per envelope, pulled and acknowledged; some are opened in time
+
+Seconds stand for minutes and hours. In the middle the server is killed with SIGKILL, while notices
+are being published, cancelled and delivered, and started again on the same directory. Whoever gets
+no answer asks again, with the same key, until there is one: that is all a client has to do.
+
+Cost: as long as it was told to take, and the restart. Threads: belongs to the event loop; the
+server is a process of its own.
+"""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from http import HTTPStatus
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+from delayserver.cli.demo.ledger import Ledger, Order, Outage
+from delayserver.cli.demo.process import ServerFailed, ServerProcess, damage_in, free_port
+from delayserver.cli.demo.wire import HttpClient, Receiver, Unanswered
+from delayserver.cli.session import path
+from delayserver.errors import InputError
+from delayserver.times import parse_time_ms
+
+UNPAID = "order.unpaid"
+REFUND = "envelope.refund"
+SHOP = "shop"
+"""The webhook subscription."""
+WALLET = "wallet"
+"""The pull subscription."""
+
+PAID_SHARE = 0.6
+OPENED_SHARE = 0.4
+ENVELOPES_SHARE = 0.5
+"""Envelopes per order."""
+RETRY_WAITS_S = (0.05, 0.1, 0.2, 0.4)
+POLL_S = 0.05
+PULL_WAIT_MS = 2000
+GRACE_S = 20.0
+"""What is not delivered this long after it was due, or after the restart, is lost."""
+SETTLE_S = 0.5
+"""After the last due time: is something coming that must not?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to happen; the same seed plans the same."""
+
+    orders: int = 200
+    seconds: float = 8.0
+    seed: int = 1
+
+
+class Phase(StrEnum):
+    """How far the demo is."""
+
+    STARTING = "starting the server"
+    OPEN = "the shop is open"
+    DOWN = "the server was killed with SIGKILL; clients keep asking"
+    REOPENED = "the server is back; the shop goes on"
+    WAITING = "all is published; waiting for what is not due yet"
+    DONE = "done"
+
+
+class Shop:
+    """One run of the demo."""
+
+    def __init__(self, plan: Plan, directory: Path) -> None:
+        self.plan = plan
+        self.ledger = Ledger()
+        self.phase = Phase.STARTING
+        self.start_s = 0.0
+        self.restart_s = 0.0
+        self.payments_too_late = 0
+        self.damage: list[str] = []
+        """What the check of the data directory found in the end."""
+        self._random = random.Random(plan.seed)
+        self._directory = directory
+        self._last_due_ms = 0
+
+    async def run(self) -> None:
+        """Open, live, die, come back, and wait until everything is delivered.
+
+        Raises ServerFailed."""
+        port = free_port()
+        data_dir, log_path = self._directory / "data", self._directory / "server.log"
+        async with Receiver(self._on_notice) as receiver:
+            with ServerProcess(data_dir, port=port, log_path=log_path) as server:
+                self._client = HttpClient(port)
+                self.start_s = await self._start(server)
+                await self._subscribe(receiver.url)
+                self.phase = Phase.OPEN
+                async with self._in_background(self._wallet()):
+                    async with asyncio.TaskGroup() as tasks:
+                        for life in self._lives():
+                            tasks.create_task(life)
+                        await self._crash(server)
+                    self.phase = Phase.WAITING
+                    await self._wait_for_the_rest()
+                await self._client.close()
+                await asyncio.to_thread(server.stop)
+        self.damage = await asyncio.to_thread(damage_in, data_dir)
+        self.phase = Phase.DONE
+
+    # ── the server ─────────────────────────────────────────────────────────────────────────────
+
+    async def _start(self, server: ServerProcess) -> float:
+        began_s = time.monotonic()
+        server.start()
+        await asyncio.to_thread(server.wait_ready)
+        return time.monotonic() - began_s
+
+    async def _crash(self, server: ServerProcess) -> None:
+        """Kill the server in the middle, and start it again."""
+        await asyncio.sleep(self.plan.seconds * self._random.uniform(0.35, 0.5))
+        down_ms = self.ledger.now_ms()
+        server.kill()
+        self.ledger.kills_ms.append(self.ledger.now_ms())
+        self.phase = Phase.DOWN
+        self.restart_s = await self._start(server)
+        self.ledger.outages.append(Outage(down_ms, self.ledger.now_ms()))
+        self.phase = Phase.REOPENED
+
+    async def _subscribe(self, url: str) -> None:
+        webhook = {"subject": UNPAID, "type": "webhook", "url": url, "retry": {"backoff": ["1s"]}}
+        await self._ask("PUT", path("subscriptions", SHOP), webhook)
+        pull = {"subject": REFUND, "type": "pull", "lease": "10s"}
+        await self._ask("PUT", path("subscriptions", WALLET), pull)
+
+    async def _ask(
+        self,
+        method: str,
+        where: str,
+        document: object = None,
+        *,
+        timeout_s: float | None = None,
+        waits_s: tuple[float, ...] = RETRY_WAITS_S,
+    ) -> tuple[int, Any]:
+        """Ask until there is an answer ("later" is none), less and less often."""
+        for wait_s in chain(waits_s, repeat(waits_s[-1])):
+            try:
+                status, answer = await self._client.call(
+                    method, where, document, timeout_s=timeout_s
+                )
+            except Unanswered:
+                status, answer = HTTPStatus.SERVICE_UNAVAILABLE, None
+            if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+                await asyncio.sleep(wait_s * random.uniform(0.5, 1))
+            elif status < HTTPStatus.BAD_REQUEST or status == HTTPStatus.CONFLICT:
+                return status, answer
+            else:
+                raise ServerFailed(f"{method} {where} was answered with {status}: {answer}")
+        raise AssertionError("there is always another attempt")
+
+    # ── orders and envelopes ───────────────────────────────────────────────────────────────────
+
+    def _lives(self) -> list[Coroutine[None, None, None]]:
+        """The life of every order and envelope, planned with the seed before anything begins."""
+        envelopes = round(self.plan.orders * ENVELOPES_SHARE)
+        lives = [self._life(UNPAID, SHOP, PAID_SHARE) for _ in range(self.plan.orders)]
+        lives += [self._life(REFUND, WALLET, OPENED_SHARE) for _ in range(envelopes)]
+        return lives
+
+    def _life(
+        self, subject: str, subscription: str, cancelled_share: float
+    ) -> Coroutine[None, None, None]:
+        seconds, chance = self.plan.seconds, self._random
+        begin_s = seconds * chance.uniform(0, 0.6)
+        delay_ms = round(1000 * seconds * chance.uniform(0.15, 0.4))
+        # Some pay a moment too late; then the notice is on its way, and the answer says so.
+        pay_s = delay_ms / 1000 * chance.uniform(0, 1.05)
+        pays = chance.random() < cancelled_share
+        order = self.ledger.order(subject, (subscription,))
+        return self._live(order, begin_s, delay_ms, pay_s if pays else None)
+
+    async def _live(self, order: Order, begin_s: float, delay_ms: int, pay_s: float | None) -> None:
+        await asyncio.sleep(begin_s)
+        await self._publish(order, delay_ms)
+        if pay_s is not None:
+            await asyncio.sleep(pay_s)
+            await self._pay(order)
+
+    async def _publish(self, order: Order, delay_ms: int) -> None:
+        order.publish_asked(delay_ms, self.ledger.now_ms())
+        document = {
+            "subject": order.subject,
+            "key": order.key,
+            "body": order.body,
+            "delay": delay_ms,
+        }
+        _, answer = await self._ask("POST", path("messages"), document)
+        due_ms = due_of(answer)
+        order.publish_answered(answer["id"], due_ms, self.ledger.now_ms())
+        self._last_due_ms = max(self._last_due_ms, due_ms)
+
+    async def _pay(self, order: Order) -> None:
+        assert order.key is not None
+        order.cancel_asked = True
+        status, _ = await self._ask("DELETE", path("subjects", order.subject, "keys", order.key))
+        order.cancel_asked = False
+        if status == HTTPStatus.OK:
+            order.cancelled_ms = self.ledger.now_ms()
+        else:
+            self.payments_too_late += 1
+
+    # ── who receives ───────────────────────────────────────────────────────────────────────────
+
+    async def _on_notice(self, headers: Mapping[str, str], body: bytes) -> int:
+        message_id = headers.get("webhook-id", "")
+        self.ledger.receive(SHOP, message_id, parse_json(body), settled=True)
+        return HTTPStatus.OK
+
+    async def _wallet(self) -> None:
+        """Pull refunds and acknowledge them, for ever."""
+        request = {"max": 100, "wait": PULL_WAIT_MS}
+        subscription = path("subscriptions", WALLET)
+        timeout_s = PULL_WAIT_MS / 1000 + 10
+        while True:
+            # The wallet is the only one that pulls; it is to be there as soon as the server is.
+            _, answer = await self._ask(
+                *("POST", f"{subscription}/pull", request), timeout_s=timeout_s, waits_s=(POLL_S,)
+            )
+            await take(self.ledger, WALLET, answer["messages"], self._ack)
+
+    async def _ack(self, leases: list[str]) -> set[str]:
+        where = path("subscriptions", WALLET) + "/ack"
+        _, answer = await self._ask("POST", where, {"leases": leases})
+        return set(answer["expired"])
+
+    async def _wait_for_the_rest(self) -> None:
+        last_ms = max([self._last_due_ms, *(outage.up_ms for outage in self.ledger.outages)])
+        deadline_ms = last_ms + GRACE_S * 1000
+        settled_ms = last_ms + SETTLE_S * 1000
+        while (now_ms := self.ledger.now_ms()) < deadline_ms:
+            if now_ms >= settled_ms and not self.ledger.open_count:
+                break
+            await asyncio.sleep(POLL_S)
+
+    @asynccontextmanager
+    async def _in_background(self, work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+        """Run `work` for as long as the block lasts; its failure is raised at the end."""
+        task = asyncio.create_task(work)
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if not task.cancelled():
+            task.result()
+
+
+def due_of(answer: Any) -> int:
+    """`deliver_at` of an answer in ms. Raises ServerFailed where it is none."""
+    try:
+        return parse_time_ms(answer["deliver_at"])
+    except (InputError, KeyError, TypeError) as error:
+        raise ServerFailed(f"an answer without deliver_at: {answer!r}") from error
+
+
+def parse_json(body: bytes) -> object:
+    """A delivered body, None where it is not JSON."""
+    try:
+        return json.loads(body)
+    except ValueError:
+        return None
+
+
+async def take(
+    ledger: Ledger,
+    subscription: str,
+    messages: list[dict[str, Any]],
+    ack: Callable[[list[str]], Awaitable[set[str]]],
+) -> None:
+    """Write pulled messages down, acknowledge them, and write down what was answered."""
+    receipts = {
+        message["lease"]: ledger.receive(
+            subscription, message["id"], message.get("body"), settled=False
+        )
+        for message in messages
+    }
+    if not receipts:
+        return
+    for receipt in receipts.values():
+        receipt.ack_asked = True
+    expired = await ack(list(receipts))
+    for lease, receipt in receipts.items():
+        receipt.ack_asked = False
+        if lease not in expired:
+            receipt.acknowledged(ledger.now_ms())

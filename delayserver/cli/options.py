@@ -1,0 +1,106 @@
+"""How values are written on the command line, and what becomes of them in a request.
+
+Only what the command line itself makes is checked here; the rest is the server's to judge.
+
+Cost: none. Threads: pure, but for a body that is read from a file.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from delayserver.cli.session import path
+
+IdArgument = Annotated[
+    str | None, typer.Argument(metavar="[ID]", help="Id of the message.", show_default=False)
+]
+SubjectOption = Annotated[
+    str | None,
+    typer.Option("--subject", metavar="SUBJECT", help="Subject of the key.", show_default=False),
+]
+KeyOption = Annotated[
+    str | None,
+    typer.Option("--key", metavar="KEY", help="Key instead of an id.", show_default=False),
+]
+DelayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--delay",
+        metavar="DURATION",
+        help="Due this long from now: 500ms, 30m, 1h30m, 2d.",
+        show_default=False,
+    ),
+]
+AtOption = Annotated[
+    str | None,
+    typer.Option(
+        "--at",
+        metavar="TIME",
+        help="Due at this time: 2026-11-20T17:30:00+01:00, or milliseconds since the epoch.",
+        show_default=False,
+    ),
+]
+
+
+def message_path(message_id: str | None, subject: str | None, key: str | None) -> str:
+    """Where a message is looked up: by its id, or by subject and key."""
+    if message_id is not None and subject is None and key is None:
+        return path("messages", message_id)
+    if message_id is None and subject is not None and key is not None:
+        return path("subjects", subject, "keys", key)
+    raise typer.BadParameter("give either ID, or both --subject and --key")
+
+
+def due_fields(delay: str | None, at: str | None) -> dict[str, Any]:
+    """`delay` or `deliver_at` of a request."""
+    if delay is not None and at is not None:
+        raise typer.BadParameter("give either --delay or --at, not both")
+    if delay is not None:
+        return {"delay": number_or_text(delay)}
+    return {} if at is None else {"deliver_at": number_or_text(at)}
+
+
+def number_or_text(value: str) -> int | str:
+    """Milliseconds where only digits were written, else the text as it is."""
+    return int(value) if value.isdecimal() and value.isascii() else value
+
+
+def header_fields(headers: list[str] | None) -> dict[str, str]:
+    """`["x-shop=7"]` as `{"x-shop": "7"}`."""
+    fields: dict[str, str] = {}
+    for header in headers or ():
+        name, equals, value = header.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{header!r} has no '='", param_hint="--header")
+        if name in fields:
+            raise typer.BadParameter(f"{name!r} is there twice", param_hint="--header")
+        fields[name] = value
+    return fields
+
+
+def read_body(body: str) -> str:
+    """BODY as JSON text: as it is, from standard input (`-`), or from a file (`@FILE`)."""
+    try:
+        if body == "-":
+            text = sys.stdin.read()
+        elif body.startswith("@"):
+            text = Path(body[1:]).read_text()
+        else:
+            text = body
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"cannot read the body: {error}", param_hint="BODY") from error
+    try:
+        json.loads(text, parse_constant=_no_constant)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"not JSON: {error}. A text stands in double quotes, for a shell: '\"hello\"'",
+            param_hint="BODY",
+        ) from error
+    return text
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON value")

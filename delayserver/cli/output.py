@@ -1,0 +1,104 @@
+"""How things are shown: tables for people, one line of JSON for programs.
+
+Cost: rich is imported where a table is made. Threads: pure functions, but for the printing.
+"""
+
+import inspect
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+
+def help_text(documentation: str | None, *examples: str) -> str:
+    """A command's help: its docstring, then its examples, each on a line of its own."""
+    paragraphs = inspect.cleandoc(documentation or "").split("\n\n")
+    text = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+    if examples:
+        # "\b" keeps the lines of the paragraph as they are; "[" would open markup.
+        lines = (f"$ delayserver {example}".replace("[", r"\[") for example in examples)
+        text += "\n\n\b\n[bold]Example[/bold]\n" + "\n".join(lines)
+    return text
+
+
+def print_json(value: object, *, err: bool = False) -> None:
+    """One document on one line."""
+    typer.echo(json.dumps(value, ensure_ascii=False), err=err)
+
+
+def text_of(value: object) -> str:
+    """A value of an answer in a cell of a table."""
+    match value:
+        case None:
+            return "–"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:,.3f}"
+        case str():
+            return value
+        case _:
+            return json.dumps(value, ensure_ascii=False)
+
+
+def details(document: Mapping[str, Any]) -> "Table":
+    """One thing: a line for each field that has a value. Nested documents: dotted names."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _flat(document):
+        if value not in (None, {}, []):
+            table.add_row(name.replace("_", " "), _cell(value))
+    return table
+
+
+def blocks(documents: Sequence[Mapping[str, Any]], *, empty: str) -> "RenderableType":
+    """Many things, each as `details`: where an id or a lease must not be cut."""
+    from rich.console import Group
+
+    if not documents:
+        return empty
+    parts: list[RenderableType] = []
+    for document in documents:
+        parts += [details(document), ""]
+    return Group(*parts[:-1])
+
+
+def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in document.items():
+        # What clients wrote (a body, headers) is shown as they wrote it.
+        if isinstance(value, dict) and value and name not in ("body", "headers"):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def rows(
+    documents: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empty: str
+) -> "Table | str":
+    """Many things: a line for each, or the sentence `empty`."""
+    from rich.table import Table
+
+    if not documents:
+        return empty
+    table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column.replace("_", " "), overflow="fold")
+    for document in documents:
+        table.add_row(*(_cell(document.get(column)) for column in columns))
+    return table
+
+
+def _cell(value: object) -> str:
+    from rich.markup import escape
+
+    return escape(text_of(value))

@@ -1,0 +1,160 @@
+"""serve: run a server. Every field of Settings is an option; the rest is the settings' business.
+
+An option that is not given is not passed on, so that flags come before the environment, the
+environment before the TOML file, and that before the defaults. Values go on as text: what they
+mean, and what is wrong with them, is said in one place, the settings.
+
+Cost: none that lasts. Threads: the server's own.
+"""
+
+import inspect
+import os
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, get_origin
+
+import typer
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from delayserver.cli.output import help_text
+from delayserver.cli.session import use_signature
+from delayserver.config import Settings
+from delayserver.errors import InputError
+from delayserver.times import format_duration
+
+USAGE_STATUS = 2
+ENVIRONMENT_PREFIX = "DELAYSERVER_"
+HELP = """Run a server, until it is told to stop (SIGTERM, or ctrl-C).
+
+Each option may also be given as a variable (--data-dir as DELAYSERVER_DATA_DIR), or in a TOML file
+(data_dir = "…"): flags win over variables, variables over the file. Durations are milliseconds or
+text such as 500ms, 10m, 2d. On an address that others can reach, a token is needed."""
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        envvar="DELAYSERVER_CONFIG",
+        help="TOML file with settings.",
+        show_default=False,
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    parameters = [
+        inspect.Parameter(
+            "config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigOption
+        ),
+        *(_parameter(name, field) for name, field in Settings.model_fields.items()),
+    ]
+    use_signature(serve, parameters)
+    examples = (
+        "serve --port 9000 --data-dir /var/lib/delayserver",
+        "serve --config delayserver.toml --retention-ms 7d",
+    )
+    app.command("serve", help=help_text(HELP, *examples))(serve)
+
+
+def serve(config: Path | None = None, **options: Any) -> None:
+    """Run a server; `options` are fields of Settings, None where an option was not given."""
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        settings = Settings(**{**given, "config": config})
+    except InputError as error:
+        typer.echo(f"error: {error.detail}", err=True)
+        raise typer.Exit(USAGE_STATUS) from error
+    except ValidationError as error:
+        for line in _complaints(error, given, config):
+            typer.echo(f"error: {line}", err=True)
+        raise typer.Exit(USAGE_STATUS) from error
+
+    from delayserver.serve import serve as run  # the wiring: everything that a server needs
+
+    raise SystemExit(run(settings))
+
+
+# ---- from a field to an option -----------------------------------------------------------------
+
+
+def flag(name: str) -> str:
+    """`data_dir` as `--data-dir`."""
+    return "--" + name.replace("_", "-")
+
+
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    annotation: Any = str | None
+    declarations: tuple[str, ...] = (flag(name),)
+    metavar: str | None = _metavar(name, field)
+    if field.annotation is bool:
+        annotation, metavar = bool | None, None
+        declarations = (f"{flag(name)}/--no-{name.replace('_', '-')}",)
+    elif get_origin(field.annotation) is tuple:
+        annotation = list[str] | None
+    option = typer.Option(
+        *declarations, metavar=metavar, help=_help(name, field), show_default=False
+    )
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[annotation, option],
+    )
+
+
+def _metavar(name: str, field: FieldInfo) -> str:
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Enum):
+        return "|".join(str(choice.value) for choice in field.annotation)
+    if field.annotation is Path:
+        return "DIRECTORY"
+    if field.annotation is int:
+        return "DURATION" if name.endswith("_ms") else "BYTES" if name.endswith("bytes") else "N"
+    return "TEXT"
+
+
+def _help(name: str, field: FieldInfo) -> str:
+    text = field.description or ""
+    default = _default(name, field.default)
+    return text if default is None else rf"{text} \[default: {default}]"
+
+
+def _default(name: str, default: Any) -> str | None:
+    if default is None or default == () or isinstance(default, bool):
+        return None
+    if isinstance(default, Enum):
+        return str(default.value)
+    if isinstance(default, int) and name.endswith("_ms"):
+        return format_duration(default)
+    return str(default)
+
+
+# ---- what is wrong -----------------------------------------------------------------------------
+
+
+def _complaints(
+    error: ValidationError, given: Mapping[str, object], config: Path | None
+) -> list[str]:
+    """A line for each wrong setting, that names it as it was given."""
+    lines = []
+    for one in error.errors(include_url=False):
+        message = one["msg"].removeprefix("Value error, ")
+        if not one["loc"]:  # how settings relate to each other
+            lines.append(message)
+            continue
+        name = str(one["loc"][0])
+        value = "" if name == "token" or one["input"] is None else f" (given: {one['input']})"
+        lines.append(f"{_source(name, given, config)}: {message}{value}")
+    return lines
+
+
+def _source(name: str, given: Mapping[str, object], config: Path | None) -> str:
+    if name in given:
+        return flag(name)
+    variable = ENVIRONMENT_PREFIX + name.upper()
+    if any(known.upper() == variable for known in os.environ):
+        return variable
+    return name if config is None else f"{name} in {config}"

@@ -1,0 +1,266 @@
+"""A connection to a server, as commands see it: an answer, or an error that says what to do.
+
+    CommandError       exit status 1
+    ├── Refused        1  the server said no (problem document, RFC 9457)
+    └── Unreachable    3  there is no server, or not one of ours
+
+`server_command` registers a function whose first parameter is a `Session`; the command line gets
+--url, --token and --json in its place. Tests hand another `ClientFactory` in as the context object.
+
+Cost: one TCP connection per command. Threads: one.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, Protocol
+from urllib.parse import quote
+
+import typer
+
+from delayserver.cli.output import help_text, print_json
+
+if TYPE_CHECKING:
+    import httpx
+    from rich.console import RenderableType
+
+URL_DEFAULT = "http://127.0.0.1:8080"
+TIMEOUT_S = 30.0
+
+P = ParamSpec("P")
+
+
+class CommandError(Exception):
+    """A command failed; the text says why, and what to do."""
+
+    exit_status = 1
+    document: Mapping[str, Any] | None = None
+    """What --json shows instead of the text."""
+
+
+class Refused(CommandError):
+    """The server understood, and said no."""
+
+    def __init__(self, status: int, problem: Mapping[str, Any], retry_after: str | None) -> None:
+        super().__init__(_sentence(status, problem, retry_after))
+        self.document = problem
+
+
+class Unreachable(CommandError):
+    """No delay server answers at that address."""
+
+    exit_status = 3
+
+
+class ClientFactory(Protocol):
+    """Makes the HTTP client; a test makes one that never leaves the process."""
+
+    def __call__(
+        self, *, base_url: str, headers: Mapping[str, str], timeout: float
+    ) -> "httpx.Client": ...
+
+
+def http_client(*, base_url: str, headers: Mapping[str, str], timeout: float) -> "httpx.Client":
+    """The client of real life. A proxy for the web is not meant for the way to this server."""
+    import httpx
+
+    return httpx.Client(base_url=base_url, headers=headers, timeout=timeout, trust_env=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a command that talks to a server is given."""
+
+    client: "httpx.Client"
+    url: str
+    as_json: bool
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        document: object = None,
+        *,
+        content: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Any:
+        """One request, `document` (or `content`, JSON as text) in it; the answer's document.
+
+        Raises Refused, Unreachable."""
+        import httpx
+
+        if document is not None:
+            content = json.dumps(document)
+        headers = {} if content is None else {"content-type": "application/json"}
+        try:
+            response = self.client.request(
+                method,
+                path,
+                content=None if content is None else content.encode(),
+                headers=headers,
+                timeout=timeout_s,
+            )
+        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+            raise typer.BadParameter(
+                f"{self.url!r} is not an address such as {URL_DEFAULT} ({error})",
+                param_hint="--url",
+            ) from error
+        except httpx.TimeoutException as error:
+            raise Unreachable(
+                f"The server at {self.url} did not answer within {timeout_s:g} s. Whether it has "
+                "done what was asked is not known: look it up, or send it again with the same key."
+            ) from error
+        except httpx.TransportError as error:
+            raise Unreachable(
+                f"No server can be reached at {self.url} ({error}). "
+                "Start one with `delayserver serve`, or say where it is with --url."
+            ) from error
+        return self._answer(response)
+
+    def _answer(self, response: "httpx.Response") -> Any:
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = None
+        if response.is_success and answer is not None:
+            return answer
+        if isinstance(answer, dict) and "title" in answer:
+            raise Refused(response.status_code, answer, response.headers.get("retry-after"))
+        raise Unreachable(
+            f"What answers at {self.url} is not a delay server (status {response.status_code}, "
+            f"{response.headers.get('content-type', 'no content type')}). "
+            "Say where the server is with --url."
+        )
+
+    def show(self, answer: object, rendered: "Callable[[], RenderableType]") -> None:
+        """Print an answer: as it came for programs, as `rendered` for people."""
+        if self.as_json:
+            print_json(answer)
+        else:
+            from rich.console import Console
+
+            Console().print(rendered())
+
+
+_ADVICE = {
+    401: "Give the token with --token or DELAYSERVER_TOKEN.",
+    403: "Use a token that has the right to do this.",
+    404: "An id or a key stands as `publish` printed it; what was settled is forgotten after the "
+    "server's retention time.",
+    413: "Make it smaller, or raise the server's limit.",
+    422: "Correct it and send it again; nothing was changed.",
+    507: "Free some space on the server's disk.",
+}
+
+
+def _sentence(status: int, problem: Mapping[str, Any], retry_after: str | None) -> str:
+    """`The request is invalid: give either … (/deliver_at). Correct it …`"""
+    title, detail = str(problem.get("title", "")), str(problem.get("detail", ""))
+    errors = [error for error in problem.get("errors") or () if isinstance(error, dict)]
+    if len(errors) == 1 and errors[0].get("detail") == detail:
+        pointer = errors[0].get("pointer")
+        detail += f" ({pointer})" if pointer else ""
+        errors = []
+    sentence = f"{title}: {detail}" if detail else title
+    for error in errors:
+        sentence += f"\n  {error.get('pointer') or '/'}: {error.get('detail')}"
+    if errors:
+        sentence += "\n"
+    elif not sentence.endswith((".", "!", "?")):
+        sentence += ". "
+    else:
+        sentence += " "
+    if retry_after is not None:
+        sentence += f"Try again in {retry_after} s."
+    else:
+        sentence += _ADVICE.get(status, "")
+    return sentence.rstrip()
+
+
+def path(*parts: str) -> str:
+    """A path below /v1; names and keys may hold anything."""
+    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+
+
+UrlOption = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        envvar="DELAYSERVER_URL",
+        help="Where the server is.",
+        rich_help_panel="Server",
+    ),
+]
+TokenOption = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        metavar="TOKEN",
+        envvar="DELAYSERVER_TOKEN",
+        show_default=False,
+        help="Bearer token, where the server asks for one.",
+        rich_help_panel="Server",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def server_command(
+    app: typer.Typer, name: str, *examples: str
+) -> Callable[[Callable[Concatenate[Session, P], None]], Callable[Concatenate[Session, P], None]]:
+    """Register a command that talks to a server."""
+
+    def register(
+        function: Callable[Concatenate[Session, P], None],
+    ) -> Callable[Concatenate[Session, P], None]:
+        def run(
+            context: typer.Context, url: str, token: str | None, as_json: bool, **arguments: Any
+        ) -> None:
+            factory: ClientFactory = context.obj or http_client
+            headers = {"authorization": f"Bearer {token}"} if token else {}
+            with (
+                error_exit(as_json=as_json),
+                factory(base_url=url, headers=headers, timeout=TIMEOUT_S) as client,
+            ):
+                function(Session(client, url, as_json), **arguments)  # type: ignore[call-arg]
+
+        _, *own = inspect.signature(function, eval_str=True).parameters.values()
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [
+            inspect.Parameter("context", keyword, annotation=typer.Context),
+            *(parameter.replace(kind=keyword) for parameter in own),
+            inspect.Parameter("as_json", keyword, default=False, annotation=JsonOption),
+            inspect.Parameter("url", keyword, default=URL_DEFAULT, annotation=UrlOption),
+            inspect.Parameter("token", keyword, default=None, annotation=TokenOption),
+        ]
+        use_signature(run, parameters)
+        app.command(name, help=help_text(function.__doc__, *examples))(run)
+        return function
+
+    return register
+
+
+def use_signature(function: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:
+    """Give a function that takes keyword arguments the signature that typer is to read."""
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function.__annotations__ = {one.name: one.annotation for one in parameters}
+
+
+class error_exit:
+    """Ends the program with the error's sentence and status instead of a traceback."""
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        self._as_json = as_json
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, CommandError):
+            if self._as_json:
+                print_json(error.document or {"title": str(error)}, err=True)
+            else:
+                typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(error.exit_status) from error

@@ -1,0 +1,119 @@
+"""publish, get, cancel, move: what is asked, what is shown."""
+
+import json
+
+import pytest
+
+PUBLISHED = {
+    "id": "00ff",
+    "subject": "order.unpaid",
+    "key": "1001",
+    "deliver_at": "2026-11-20T16:30:00.000Z",
+    "state": "scheduled",
+    "duplicate": False,
+}
+
+
+def test_publish_sends_everything_that_was_given(cli):
+    cli.answer(201, PUBLISHED)
+    result = cli.run(
+        *("publish", "order.unpaid", '{"order": 1001}', "--delay", "30m", "--key", "1001"),
+        *("--header", "x-shop=7", "--header", "x-note=a=b"),
+    )
+    assert result.exit_code == 0, result.output
+    assert cli.asked == (
+        "POST",
+        "/v1/messages",
+        {
+            "subject": "order.unpaid",
+            "body": {"order": 1001},
+            "delay": "30m",
+            "key": "1001",
+            "headers": {"x-shop": "7", "x-note": "a=b"},
+        },
+    )
+    assert "00ff" in result.stdout
+    assert "2026-11-20T16:30:00.000Z" in result.stdout
+
+
+def test_publish_with_json_prints_the_answer(cli):
+    cli.answer(201, PUBLISHED)
+    result = cli.run("publish", "order.unpaid", "null", "--json")
+    assert json.loads(result.stdout) == PUBLISHED
+    assert cli.asked[2] == {"subject": "order.unpaid", "body": None}
+
+
+def test_body_goes_out_as_it_was_written(cli):
+    cli.answer(201, PUBLISHED)
+    cli.run("publish", "s", '{"n": 1.10000000000000000001, "n": 2e400}')
+    assert b'"body": {"n": 1.10000000000000000001, "n": 2e400}' in cli.requests[0].content
+
+
+def test_body_from_standard_input(cli):
+    cli.answer(201, PUBLISHED)
+    cli.run("publish", "s", "-", stdin="[1, 2]\n")
+    assert cli.asked[2]["body"] == [1, 2]
+
+
+def test_body_from_a_file(cli, tmp_path):
+    (tmp_path / "body.json").write_text('"Grüße"')
+    cli.answer(201, PUBLISHED)
+    cli.run("publish", "s", f"@{tmp_path / 'body.json'}")
+    assert cli.asked[2]["body"] == "Grüße"
+
+
+def test_a_time_is_text_or_milliseconds(cli):
+    for at in ("2026-11-20T17:30:00+01:00", "1795192200000"):
+        cli.answer(201, PUBLISHED)
+        cli.run("publish", "s", "1", "--at", at)
+    first, second = (json.loads(request.content)["deliver_at"] for request in cli.requests)
+    assert first == "2026-11-20T17:30:00+01:00"
+    assert second == 1795192200000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("publish", "s", "hello"), "not JSON"),
+        (("publish", "s", "NaN"), "not JSON"),
+        (("publish", "s", "@/no/such/file"), "cannot read the body"),
+        (("publish", "s", "1", "--delay", "1s", "--at", "5"), "either --delay or --at"),
+        (("publish", "s", "1", "--header", "x"), "no '='"),
+        (("publish", "s", "1", "--header", "x=1", "--header", "x=2"), "twice"),
+        (("publish", "s"), "BODY"),
+        (("get",), "either ID, or both --subject and --key"),
+        (("get", "00ff", "--key", "1"), "either ID, or both --subject and --key"),
+        (("cancel", "--subject", "s"), "either ID, or both --subject and --key"),
+        (("move", "00ff"), "--delay or --at"),
+        (("nothing",), "nothing"),
+    ],
+)
+def test_wrong_usage_asks_nothing(cli, arguments, complaint):
+    result = cli.run(*arguments)
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+    assert not cli.requests
+
+
+def test_get_by_id(cli):
+    cli.answer(200, {"id": "00ff", "state": "delivered", "deliveries": [{"attempt": 1}]})
+    result = cli.run("get", "00ff")
+    assert cli.asked == ("GET", "/v1/messages/00ff", None)
+    assert "delivered" in result.stdout
+
+
+def test_a_key_may_hold_anything(cli):
+    cli.answer(200, {"id": "00ff", "state": "cancelled"})
+    cli.run("cancel", "--subject", "order.unpaid", "--key", "a/b ?ü")
+    assert cli.asked[:2] == ("DELETE", "/v1/subjects/order.unpaid/keys/a%2Fb%20%3F%C3%BC")
+
+
+def test_move(cli):
+    cli.answer(200, {"id": "00ff", "deliver_at": "2026-11-20T16:45:00.000Z"})
+    cli.run("move", "00ff", "--delay", "1500")
+    assert cli.asked == ("PATCH", "/v1/messages/00ff", {"delay": 1500})
+
+
+def test_markup_in_a_message_is_shown_as_it_is(cli):
+    cli.answer(200, {"id": "00ff", "body": "[bold]x[/bold] [/nothing]"})
+    assert "[bold]x[/bold] [/nothing]" in cli.run("get", "00ff").stdout
