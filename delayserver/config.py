@@ -157,6 +157,6 @@ def _read_toml(path: object) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        return tomllib.loads(Path(str(path)).read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        return tomllib.loads(Path(str(path)).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"cannot read the configuration file {path}: {error}") from error

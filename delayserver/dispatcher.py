@@ -14,7 +14,7 @@ Cost: routing is vectorised; a queue entry is a slice. About 10 µs per delivery
 Threads: belongs to the event loop.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -129,6 +129,10 @@ class Dispatcher:
         self._ports = ports
         self._queues: dict[int, Queue] = {}
         self._parked: dict[int, list[Batch]] = {}
+        self._orphans: Counter[int] = Counter()
+        """Rows whose subscription is gone: on their way, or read to find out whose they are now."""
+        self.fired_until_ms = 0
+        """The latest due time of what has fired."""
         self.delivered_total = 0
         self.draining = False
         """Nothing leaves the queues any more: the server is stopping."""
@@ -150,6 +154,8 @@ class Dispatcher:
         """Rows that are due: to the queues of their subscriptions."""
         touched: dict[int, Queue] = {}
         for batch in batches:
+            last_ms = batch.hour * HOUR_MS + int(batch.rows["due_offset_ms"][-1])
+            self.fired_until_ms = max(self.fired_until_ms, last_ms)
             for route, rows in _by_route(batch.rows):
                 for queue in self._route(route, Batch(batch.hour, rows)):
                     touched[queue.subscription.id] = queue
@@ -190,19 +196,22 @@ class Dispatcher:
 
     def _adopt(self, batch: Batch) -> list[Queue]:
         """Rows for a subscription that is gone: their subject stands in their payload alone."""
+        if not len(batch.rows):
+            return []
+        self._orphans.update(batch.rows["seq"].tolist())
         gone = Subscription(id=0, name="", subject="", type="pull", created_ms=0)
         self._ports.read(Take(gone, [batch], {}))
         return []
 
-    def _on_adopted(self, deliveries: list[Delivery], now_ms: int) -> None:
+    def _on_adopted(self, take: Take, deliveries: list[Delivery], now_ms: int) -> None:
+        self._forget_orphans(take)
         for delivery in deliveries:
             matching = self._registry.matching(delivery.subject)
-            hour = delivery.entry.hour
             if any(s.created_ms <= delivery.origin.due_ms for s in matching):
                 # It had this message on its own.
                 self._settle(delivery, Outcome.DROPPED, now_ms)
                 continue
-            batch = Batch(hour, delivery.row)
+            batch = Batch(delivery.entry.hour, delivery.row)
             if matching:
                 queue = self.queue(matching[0])
                 queue.push(batch)
@@ -210,32 +219,53 @@ class Dispatcher:
             else:
                 self._parked.setdefault(delivery.origin.subject_id, []).append(batch)
 
+    def _forget_orphans(self, take: Take) -> None:
+        for batch in take.batches:
+            self._orphans -= Counter(batch.rows["seq"].tolist())
+
     def parked_count(self) -> int:
         """Rows that are due and that no subscription matches."""
         return sum(len(b.rows) for batches in self._parked.values() for b in batches)
 
     def unpark(self, entry: Entry) -> Rows | None:
         """Take a row that no subscription matched; None if it is not here."""
+        found = self._find_parked(entry)
+        if found is None:
+            return None
+        batches, position, hits = found
+        batch = batches[position]
+        if hits.all():
+            del batches[position]
+        else:
+            batches[position] = Batch(batch.hour, batch.rows[~hits])
+        rows: Rows = batch.rows[hits]
+        return rows
+
+    def is_parked(self, entry: Entry) -> bool:
+        """Whether the row is due and no subscription matched it yet."""
+        return self._find_parked(entry) is not None
+
+    def parked(self, entry: Entry) -> Rows | None:
+        """The row, if it is due and no subscription matched it yet."""
+        found = self._find_parked(entry)
+        if found is None:
+            return None
+        batches, position, hits = found
+        rows: Rows = batches[position].rows[hits]
+        return rows
+
+    def _find_parked(self, entry: Entry) -> tuple[list[Batch], int, np.ndarray] | None:
         for batches in self._parked.values():
             for position, batch in enumerate(batches):
                 if batch.hour == entry.hour:
                     hits = batch.rows["seq"] == entry.seq
                     if hits.any():
-                        batches[position] = Batch(batch.hour, batch.rows[~hits])
-                        return batch.rows[hits]
+                        return batches, position, hits
         return None
-
-    def is_parked(self, entry: Entry) -> bool:
-        """Whether the row is due and no subscription matched it yet."""
-        return any(
-            batch.hour == entry.hour and bool((batch.rows["seq"] == entry.seq).any())
-            for batches in self._parked.values()
-            for batch in batches
-        )
 
     def holds(self, entry_seq: int) -> bool:
         """Whether the row waits in a queue or is on its way."""
-        return any(
+        return entry_seq in self._orphans or any(
             entry_seq in queue.reserved
             or any(bool((batch.rows["seq"] == entry_seq).any()) for batch in queue.batches)
             for queue in self._queues.values()
@@ -263,6 +293,7 @@ class Dispatcher:
         del self._queues[queue.subscription.id]
         for request in queue.requests:
             request.answer([])
+        self._orphans.update(queue.reserved.keys())
         for batch in queue.batches:
             self._adopt(batch)
 
@@ -291,11 +322,14 @@ class Dispatcher:
     def on_read(self, take: Take, deliveries: list[Delivery], now_ms: int) -> None:
         """The payloads are here. Rows that could not be read were reported and are left out."""
         if take.subscription.id == 0:
-            self._on_adopted(deliveries, now_ms)
+            self._on_adopted(take, deliveries, now_ms)
             return
         queue = self._queues.get(take.subscription.id)
         if queue is None:
             # Deleted meanwhile: the rows go where those in its queue went.
+            if take.request is not None:
+                take.request.answer([])
+            self._forget_orphans(take)
             for batch in take.batches:
                 self._adopt(batch)
             return
@@ -367,10 +401,13 @@ class Dispatcher:
 
     def leave(self, delivery: Delivery) -> None:
         """The delivery is not on its way any more, whatever came of it."""
+        seq = delivery.entry.seq
         queue = self._queues.get(delivery.subscription_id)
-        if queue is not None and queue.reserved.pop(delivery.entry.seq, None) is not None:
+        if queue is None:
+            self._orphans -= Counter((seq,))
+        elif queue.reserved.pop(seq, None) is not None:
             queue.in_flight -= 1
-            queue.attempts.pop(delivery.entry.seq, None)
+            queue.attempts.pop(seq, None)
 
     def give_back(self, delivery: Delivery, next_attempt: int) -> None:
         """It was not taken: first in the queue again."""

@@ -12,7 +12,7 @@ wires the ports to threads, the simulation to a scheduler with a seed.
 Cost: see the parts. Threads: belongs to the event loop; no locks.
 """
 
-import contextlib
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
@@ -89,7 +89,7 @@ class Engine:
         self._random = random
         self._advanced_ms = now_ms
         self._prune_seq = 0
-        self._loads_wanted = 0
+        self._loads_asked: deque[range] = deque()
         self._stalled: list[tuple[int, Delivery, WebhookResponse]] = []
         self.ids = ids
         self.sequencer = sequencer
@@ -115,9 +115,12 @@ class Engine:
         self.retried_total = 0
         self.dead_total = 0
 
-    def start(self, through_hour: int, loaded: Iterable[LoadedHour]) -> None:
+    def start(
+        self, through_hour: int, loaded: Iterable[LoadedHour], retired_through_hour: int = -1
+    ) -> None:
         """Take over what recovery loaded: every unsettled hour up to `through_hour`."""
-        self.hours.live_through_hour = self._loads_wanted = through_hour
+        self.hours.live_through_hour = through_hour
+        self.hours.retired_through_hour = retired_through_hour
         for hour in loaded:
             self.on_loaded(hour)
 
@@ -158,34 +161,45 @@ class Engine:
 
     def _load_ahead(self, now_ms: int) -> None:
         wanted = (now_ms + self._settings.lead_ms) // HOUR_MS
-        if wanted > max(self.hours.live_through_hour, self._loads_wanted):
-            self._loads_wanted = wanted
-            before = self.hours.live_through_hour
-            # Until the replay thread has answered, nothing of these hours may fire.
-            self.hours.loading.add(before + 1)
+        if wanted > self.hours.live_through_hour:
+            asked = range(self.hours.live_through_hour + 1, wanted + 1)
+            # Until the replay thread has answered, nothing is known of any of these hours.
+            self._loads_asked.append(asked)
+            self.hours.loading.update(asked)
             self.hours.live_through_hour = wanted
             self._ports.load(wanted)
 
     def on_loading(self, before: int, snapshots: Iterable[Snapshot]) -> None:
         """The replay thread has made the hours after `before` live; these are being read."""
-        self.hours.loading.discard(before + 1)
+        asked = self._loads_asked.popleft()
+        assert asked.start == before + 1, (asked, before)
+        self.hours.loading.difference_update(asked)
         self.hours.loading.update(snapshot.hour for snapshot in snapshots)
 
     def on_loaded(self, loaded: LoadedHour) -> None:
         """An hour has come from the disk."""
         run = loaded.run
-        self.hours.add(loaded.hour, loaded.count)
-        if loaded.count and len(self.sequencer.removed):
-            gone = np.isin(run.rows["seq"], self._removed_seqs())
-            run.rows["seq"][gone] = 0
-            self.hours.add(loaded.hour, -int(gone.sum()))
+        gone = self._removed_among(loaded.hour, run.rows)
+        run.rows["seq"][gone] = 0
+        self.hours.add(loaded.hour, loaded.count - int(gone.sum()))
         self.wheel.load(loaded.hour, run)
         self.hours.loading.discard(loaded.hour)
         self._prune()
 
-    def _removed_seqs(self) -> np.ndarray:
+    def _removed_among(self, hour: int, rows: Rows) -> np.ndarray:
+        """Which of the rows that come are not to wait, since their removal was decided already.
+
+        As long as the removal is not durable it may be rolled back, and they with it."""
         removed = self.sequencer.removed
-        return np.fromiter(removed, np.uint64, len(removed))
+        gone = np.isin(rows["seq"], np.fromiter(removed, np.uint64, len(removed)))
+        for index in np.flatnonzero(gone).tolist():
+            row = rows[index : index + 1].copy()
+            record = removed.get(int(row["seq"][0]))
+            assert record is not None
+            group = self.groups.group_of(record)
+            if group is not None:
+                group.undo.append(partial(self.insert, hour, row))
+        return gone
 
     # ── the way of a group ─────────────────────────────────────────────────────────────────────
 
@@ -202,28 +216,28 @@ class Engine:
         return bool(group.express)
 
     def _insert_express(self, group: Group) -> None:
-        removed = self.sequencer.removed
         by_hour: dict[int, list[tuple[int, int, int, int]]] = {}
         for seq, due_ms, route, _ in group.express:
-            if removed.get(seq) is None:
-                row = (seq, 0, due_ms % HOUR_MS, route)
-                by_hour.setdefault(due_ms // HOUR_MS, []).append(row)
+            row = (seq, 0, due_ms % HOUR_MS, route)
+            by_hour.setdefault(due_ms // HOUR_MS, []).append(row)
         for hour, rows in by_hour.items():
-            self.insert(hour, np.array(rows, WHEEL_DTYPE))
+            self._insert_unless_removed(hour, np.array(rows, WHEEL_DTYPE))
+
+    def _insert_unless_removed(self, hour: int, rows: Rows) -> None:
+        if len(self.sequencer.removed):
+            rows = rows[~self._removed_among(hour, rows)]
+        self.insert(hour, rows)
 
     def insert(self, hour: int, rows: Rows) -> None:
-        """Rows of a live hour begin to wait."""
-        self.wheel.insert(hour, rows)
+        """Rows of a live hour begin to wait. Without rows: the hour may have to retire again."""
+        if len(rows):
+            self.wheel.insert(hour, rows)
         self.hours.add(hour, len(rows))
 
     def on_filed(self, filed: Filed) -> None:
         """Records are in their hours' files; those of live hours begin to wait."""
-        removed = self._removed_seqs() if filed.live and len(self.sequencer.removed) else None
         for hour, rows in filed.live:
-            if removed is not None:
-                rows = rows[~np.isin(rows["seq"], removed)]
-            if len(rows):
-                self.insert(hour, rows)
+            self._insert_unless_removed(hour, rows)
         self.groups.on_filed(filed.last_seq)
 
     def on_checkpoint(self, seq: int) -> None:
@@ -242,6 +256,10 @@ class Engine:
     def put_subscription(self, subscription: Subscription) -> Group:
         """Add, change or (with `deleted`) remove a subscription; it counts once it is durable."""
         self.groups.admit(0)
+        if self.registry.by_id(subscription.id) is None:
+            # What has fired was for others, also if the clock was set back since.
+            created_ms = max(subscription.created_ms, self.dispatcher.fired_until_ms + 1)
+            subscription = msgspec.structs.replace(subscription, created_ms=created_ms)
         self.sequencer.append(
             RecordKind.SUBSCRIPTION,
             subscription_id=subscription.id,
@@ -294,14 +312,16 @@ class Engine:
         delivery = self.leases.end(token)
         if delivery is None:
             return False
-        if delay_ms:
+        subscription = self.registry.by_id(delivery.subscription_id)
+        is_last = subscription is not None and delivery.attempt >= subscription.max_attempts
+        if delay_ms and not is_last:
             self._retry(delivery, delay_ms, now_ms, WebhookResponse(None, None, "nack"))
         else:
             self.give_back(delivery, now_ms)
         return True
 
     def give_back(self, delivery: Delivery, now_ms: int) -> None:
-        """A delivery was not taken: it is available again, or a dead letter after the last attempt."""
+        """A delivery was not taken: it is available again, or dead after its last attempt."""
         subscription = self.registry.by_id(delivery.subscription_id)
         if subscription is not None and delivery.attempt >= subscription.max_attempts:
             response = WebhookResponse(None, None, "no acknowledgement")
@@ -327,13 +347,29 @@ class Engine:
                 self._bury(delivery, reason, now_ms, response)
             case PauseSubscription():
                 self.dispatcher.give_back(delivery, delivery.attempt)
-                if subscription is not None and not subscription.paused:
-                    # Refused under pressure: then the next delivery is answered 410 as well.
-                    with contextlib.suppress(OverloadedError, StoppingError):
-                        self.put_subscription(msgspec.structs.replace(subscription, paused=True))
+                if subscription is not None:
+                    self._pause(subscription)
         if subscription is not None:
             queue = self.dispatcher.queue(subscription)
             self.dispatcher.pump(queue, now_ms)
+
+    def _pause(self, subscription: Subscription) -> None:
+        """The receiver is gone: send it nothing more, at once, and record it."""
+        queue = self.dispatcher.queue(subscription)
+        if queue.subscription.paused:
+            return
+        paused = msgspec.structs.replace(subscription, paused=True)
+        try:
+            group = self.put_subscription(paused)
+        except (OverloadedError, StoppingError):
+            return  # The next delivery will be answered 410 as well.
+        queue.subscription = paused
+
+        def unless_written(error: Exception | None) -> None:
+            if error is not None and queue.subscription is paused:
+                queue.subscription = subscription
+
+        group.when_durable(unless_written)
 
     def _retry(
         self, delivery: Delivery, delay_ms: int, now_ms: int, response: WebhookResponse
@@ -407,8 +443,15 @@ class Engine:
         """Record `seq` ends this delivery, once it is durable."""
         sequencer = self.sequencer
         sequencer.put_change(seq, delivery.origin.message_seq, delivery.subscription_id, change)
-        self.dispatcher.leave(delivery)
-        sequencer.group.effects.append(partial(self.hours.add, delivery.entry.hour, -1))
+
+        def concluded() -> None:
+            self.hours.add(delivery.entry.hour, -1)
+            self.dispatcher.leave(delivery)
+            subscription = self.registry.by_id(delivery.subscription_id)
+            if subscription is not None:
+                self.dispatcher.pump(self.dispatcher.queue(subscription), self._advanced_ms)
+
+        sequencer.group.effects.append(concluded)
 
         def unless_written(error: Exception | None) -> None:
             if error is not None:
@@ -430,6 +473,10 @@ class Engine:
         """Deliver a dead letter again, counting its attempts from 1 again."""
         origin = payload.origin
         assert origin is not None
+        change = self.sequencer.changes(origin.message_seq).get(subscription_id)
+        # Without a change its hour was deleted long ago.
+        if change is not None and (change.state, change.entry_seq) != (ChangeState.DEAD, entry_seq):
+            raise NotFoundError("the dead letter was redriven or discarded already")
         origin = msgspec.structs.replace(origin, attempt=1)
         sealed = encode_payload(msgspec.structs.replace(payload, origin=origin))
         self.groups.admit(len(sealed))

@@ -1,8 +1,8 @@
 """Which hours are loaded, how many of their deliveries are not settled, and when they are done.
 
-Hours go live in order, up to `live_through_hour`; an hour that is live but still being loaded
-holds the wheel back (`loaded_until_ms`). The count of an hour is the number of its rows that wait plus the
-deliveries on their way; it exists for live hours only.
+Hours go live in order, up to `live_through_hour`; an hour that is live but still being loaded holds
+the wheel back (`loaded_until_ms`). The count of an hour is the number of its rows that wait plus
+the deliveries on their way; it exists for live hours only.
 
 Cost: one dictionary access per change. Threads: belongs to the event loop.
 """
@@ -21,10 +21,20 @@ class Hours:
     """Hours that were asked for and have not come."""
     _unsettled: dict[int, int] = field(default_factory=dict)
     _closed_at_seq: dict[int, int] = field(default_factory=dict)
+    retired_through_hour: int = -1
+    """The newest hour that was settled."""
 
     def is_live(self, hour: int) -> bool:
         """Whether new rows of the hour go to the wheel."""
         return hour <= self.live_through_hour
+
+    def takes_express(self, hour: int) -> bool:
+        """Whether rows of the hour may go to the wheel before they are filed.
+
+        Not if it was settled (a clock that was set back does that): its files may be deleted at any
+        moment, until a row that is filed opens it again."""
+        is_open = hour > self.retired_through_hour or hour in self._unsettled
+        return is_open and self.is_live(hour)
 
     @property
     def loaded_until_ms(self) -> int:
@@ -59,4 +69,5 @@ class Hours:
             if count == 0 and filed_seq >= closed_at_seq - 1:
                 del self._unsettled[hour], self._closed_at_seq[hour]
                 settled.append(hour)
+                self.retired_through_hour = max(self.retired_through_hour, hour)
         return settled

@@ -48,7 +48,17 @@ class Loader:
     def load(
         self, snapshot: Snapshot, registry: Registry, subject_names: dict[int, str]
     ) -> LoadedHour:
-        """What of the hour waits. Damage is named in the result; the healthy rest is loaded (I8)."""
+        """What of the hour waits. Damage is named in the result, and the rest is loaded (I8)."""
+        try:
+            return self._load(snapshot, registry, subject_names)
+        finally:
+            # An open file would keep the space of an hour that is deleted later.
+            self._schedule.release(snapshot.hour)
+            self._dispatch.release(snapshot.hour)
+
+    def _load(
+        self, snapshot: Snapshot, registry: Registry, subject_names: dict[int, str]
+    ) -> LoadedHour:
         damage: list[Damage] = []
         entries, waiting, tombstones = self._read_schedule(snapshot, damage)
         settled = self._read_settled(snapshot.hour, tombstones, damage)

@@ -30,9 +30,8 @@ from delayserver.message import Entry, Origin, Payload, State, encode_payload
 from delayserver.replay import hour_key
 from delayserver.sequencer import Change, ChangeState, Group, KeyEntry, Sequencer
 from delayserver.subscriptions import Registry
-from delayserver.wheel import Wheel
+from delayserver.wheel import ROUTE_SUBSCRIPTION, Wheel
 from storage.catalog import Catalog, Table
-from storage.frame import Rows
 from storage.rows import HOUR_MS, NO_KEY, RecordKind
 
 
@@ -155,7 +154,7 @@ class Messages:
                 continue
             if subject_id is None:
                 # A new subject: only messages of this batch can have its keys.
-                key_hash = message.subject.encode() + b"\0" + key.encode()
+                key_hash = b"%b\0%b\0of a new subject" % (message.subject.encode(), key.encode())
                 found = known.get(key_hash)
             else:
                 key_hash = self._key_hasher(subject_id, key)
@@ -180,7 +179,7 @@ class Messages:
         if conflicts:
             raise InputErrors(f"{len(conflicts)} keys stand for other content", conflicts)
         published: list[Published] = []
-        for message, data, (key_hash, found) in zip(messages, sealed, plan, strict=True):
+        for message, data, (known_hash, found) in zip(messages, sealed, plan, strict=True):
             if isinstance(found, int):
                 first = published[found]
                 published.append(Published(first.message_id, first.due_ms, True, first.group))
@@ -188,10 +187,13 @@ class Messages:
                 change = self._sequencer.changes(found.seq).get(0)
                 due_ms = change.due_ms if change else found.due_ms
                 message_id = self._ids.encode(found.due_ms, found.seq)
-                group = self._groups.group_of(found.seq)
+                # Its time may be that of a move which is not durable yet.
+                group = self._group_of_change(found.seq) or self._groups.group_of(found.seq)
                 published.append(Published(message_id, due_ms, True, group))
             else:
-                if key_hash != NO_KEY:
+                key_hash = known_hash
+                if len(key_hash) != len(NO_KEY):
+                    # The subject was new: now it has a number.
                     subject_id = self._sequencer.subject_id(message.subject)
                     key_hash = self.key_hash(subject_id, message.payload.key)
                 published.append(self._accept(message, data, key_hash))
@@ -216,7 +218,8 @@ class Messages:
 
     def schedule(self, seq: int, due_ms: int, route: int, sealed: bytes) -> None:
         """The open group has a new schedule row: should it go to the wheel by the express way?"""
-        if due_ms < self.advanced_ms + self._express_ms and self._hours.is_live(due_ms // HOUR_MS):
+        hour = due_ms // HOUR_MS
+        if due_ms < self.advanced_ms + self._express_ms and self._hours.takes_express(hour):
             self._sequencer.group.express.append((seq, due_ms, route, sealed))
         self._groups.wake()
 
@@ -268,7 +271,11 @@ class Messages:
         if change is not None and change.state == ChangeState.CANCELLED:
             return Located(State.CANCELLED, entry)
         if self._waits(entry):
+            if self._is_partly_settled(entry):
+                return Located(State.DELIVERING, entry)
             return Located(State.SCHEDULED, entry)
+        # With several subscriptions it is on its way until it ended at all of them.
+        several = len(changes.keys() - {0}) > 1
         delivering = self._dispatcher.holds(entry.seq)
         retry: Located | None = None
         dead = False
@@ -284,7 +291,7 @@ class Messages:
                 )
             elif self._dispatcher.holds(again.seq):
                 delivering = True
-        if delivering:
+        if delivering or (retry is not None and several):
             return Located(State.DELIVERING, entry)
         if retry is not None:
             return retry
@@ -298,6 +305,13 @@ class Messages:
         if self._groups.is_in_memory(entry.seq):
             return True
         return self._wheel.contains(entry.seq, entry.due_ms) or self._dispatcher.is_parked(entry)
+
+    def _is_partly_settled(self, entry: Entry) -> bool:
+        """Whether only some subscriptions still wait for the row: a restart leaves such rows."""
+        row = self._wheel.get(entry.seq, entry.due_ms)
+        if row is None:
+            row = self._dispatcher.parked(entry)
+        return row is not None and bool(row["route"][0] & ROUTE_SUBSCRIPTION)
 
     def is_known(self, entry: Entry) -> bool:
         """Whether the files of the row's hour still exist."""
@@ -381,8 +395,10 @@ class Messages:
         if row is None:
             row = self._dispatcher.unpark(entry)
         if row is not None:
-            self._hours.add(entry.hour, -1)
-            self._sequencer.group.undo.append(partial(self._put_back, entry.hour, row))
+            group = self._sequencer.group
+            group.undo.append(partial(self._wheel.insert, entry.hour, row))
+            # It counts until then, since an hour must not retire before what settles it is durable.
+            group.effects.append(partial(self._hours.add, entry.hour, -1))
 
     def move(
         self, seq: int, due_ms: int, new_due_ms: int, payload: Payload, subject_id: int
@@ -414,10 +430,6 @@ class Messages:
         self._take_out(entry)
         self.schedule(record, new_due_ms, subject_id, sealed)
         return self._sequencer.group
-
-    def _put_back(self, hour: int, row: Rows) -> None:
-        self._wheel.insert(hour, row)
-        self._hours.add(hour, 1)
 
 
 def _digest(sealed: bytes) -> int:

@@ -1,8 +1,8 @@
 """The reader: bodies of rows that go out, and the rows of messages that somebody looks up.
 
 Rows of one hour are read in the order of their place in the file, and neighbours in one call. A
-body is checked against its own checksum; one that does not match is named and left out, and the rest is
-delivered (I8).
+body is checked against its own checksum; one that does not match is named and left out, and the
+rest is delivered (I8).
 
 Cost: about 3 µs per message from the page cache. Threads: the reader thread, with log instances of
 its own.
@@ -64,17 +64,16 @@ class Reader:
                     if data is None:
                         raise DamageError(where, locator >> 24, "a row is missing", seq, seq)
                     payload = decode_payload(data, where, locator >> 24, seq)
+                    due_ms = batch.hour * HOUR_MS + due_offset_ms
+                    origin = payload.origin
+                    if origin is None:
+                        if route & ROUTE_SUBSCRIPTION:
+                            # One of several deliveries that a restart left open.
+                            route = self._subject_id(batch.hour, seq)
+                        origin = Origin(seq, due_ms, route, due_ms)
                 except DamageError as error:
                     self._on_damage(error)
                     continue
-                due_ms = batch.hour * HOUR_MS + due_offset_ms
-                origin = payload.origin
-                if origin is None:
-                    if route & ROUTE_SUBSCRIPTION:
-                        # One of several deliveries that a restart left open: the row tells more.
-                        found = self._schedule.find(batch.hour, seq)
-                        route = int(found[0]["subject_id"]) if found else 0
-                    origin = Origin(seq, due_ms, route, due_ms)
                 deliveries.append(
                     Delivery(
                         entry=Entry(seq, due_ms),
@@ -88,6 +87,17 @@ class Reader:
                     )
                 )
         return deliveries
+
+    def _subject_id(self, hour: int, seq: int) -> int:
+        found = self._schedule.find(hour, seq)
+        if found is None:
+            raise DamageError(self._schedule.path(hour), 0, "a row is missing", seq, seq)
+        return int(found[0]["subject_id"])
+
+    def release(self, hour: int) -> None:
+        """The hour was deleted: do not keep its files open, nor mistake new ones for them."""
+        self._schedule.release(hour)
+        self._dispatch.release(hour)
 
     def _payloads(self, batch: Batch, unfiled: dict[int, bytes]) -> dict[int, bytes]:
         """The sealed payload of each row, by its index in the batch."""

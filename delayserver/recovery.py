@@ -1,7 +1,7 @@
 """Recovery: from whatever a crash left on the disk to the state as if it had not happened.
 
-    lock → catalog → cut schedule files to their committed lengths → cut torn tails of dispatch logs
-    → replay the message log to its end → checkpoint → load overdue, current and next hour → ready
+    lock → catalog → cut schedule files to their committed lengths → replay the message log to
+    its end → cut torn tails of dispatch logs → checkpoint → load what is due or near → ready
 
 Nothing is delivered before replay has reached the end of the message log, else a cancel that was
 logged could be overtaken (I11). Every hour with unsettled messages counts, however old (I13).
@@ -44,6 +44,10 @@ class Recovered:
     loaded: list[LoadedHour]
     damage: list[Damage] = field(default_factory=list)
     replayed: int = 0
+    torn: list[Damage] = field(default_factory=list)
+    """What was cut off at the ends of logs, as a crash may leave it: written, never answered."""
+    retired_through_hour: int = -1
+    """The newest hour that is settled, for `Engine.start`."""
 
 
 def recover(
@@ -63,15 +67,17 @@ def recover(
     Raises StorageError when the disk does not let it; nothing was answered by then."""
     _check_catalog(message_log, replay)
     _cut_schedule(schedule, replay)
-    through_hour = (now_ms + lead_ms) // HOUR_MS
-    unsettled = [
-        hour for hour in settler.hours() if hour <= through_hour and not replay.is_retired(hour)
-    ]
-    damage = settler.recover(unsettled)
+    damage: list[Damage] = []
     next_seq, replayed = _replay_tail(message_log, replay, damage, now_ms, progress)
+    # After the replay, which may have opened a settled hour again.
+    damage += settler.recover(hour for hour in settler.hours() if not replay.is_retired(hour))
     for found in damage:
         replay.note_damage(found, now_ms)
-    replay.checkpoint()
+    if damage:
+        replay.name_lost_subjects()
+    # What has fired once was live, and stays so, also if the clock was set back since.
+    through_hour = max((now_ms + lead_ms) // HOUR_MS, replay.live_once_through_hour)
+    snapshots = replay.snapshot(through_hour)
     for hour in {*schedule.hours(), *settler.hours()} - replay.hours.keys():
         replay.delete_files(hour)
     registry = Registry(
@@ -81,13 +87,23 @@ def recover(
         name.decode(): int.from_bytes(key, "big") for key, name in catalog.scan(Table.SUBJECTS)
     }
     names = {number: name for name, number in subjects.items()}
-    snapshots = replay.snapshot(through_hour)
     loaded = []
     for done, snapshot in enumerate(snapshots):
         progress("loading hours", done, len(snapshots))
         loaded.append(loader.load(snapshot, registry, names))
         damage += loaded[-1].damage
-    return Recovered(next_seq, subjects, registry, through_hour, loaded, damage, replayed)
+    retired = (hour for hour, state in replay.hours.items() if state.retired_ms)
+    return Recovered(
+        next_seq,
+        subjects,
+        registry,
+        through_hour,
+        loaded,
+        damage,
+        replayed,
+        [*([message_log.torn] if message_log.torn else []), *settler.torn],
+        max(retired, default=-1),
+    )
 
 
 def _check_catalog(message_log: MessageLog, replay: Replay) -> None:

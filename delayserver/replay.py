@@ -2,22 +2,24 @@
 
 About once a second everything that was accepted since is filed in one go: rows are sorted by the
 hour they are due, and each hour gets one frame. Then the files are synced, and one catalog
-transaction records the effects together with the checkpoint: that every effect of every record up to
-that seq is durable (I6). After a crash the hour files are cut back to the length in the catalog and
-the records behind the checkpoint are filed again, by the same code, to the same bytes (I7).
+transaction records the effects together with the checkpoint: that every effect of every record up
+to that seq is durable (I6). After a crash the hour files are cut back to the length in the catalog
+and the records behind the checkpoint are filed again, by the same code, to the same bytes (I7).
 
 Filing lazily is what keeps an hour's file to at most one frame per checkpoint, however the messages
 arrived. What falls due before it would be filed does not wait for it: the event loop puts it into
 the wheel itself (`Group.express`).
 
 Rows of loaded hours are handed to the wheel with the place of their payload. Loading an hour goes
-through here, too: `snapshot` tells how much of the file holds what was filed so far and marks the hour
-as live; whatever is filed later is handed over. So no message falls between the two (I11).
+through here, too: `snapshot` tells how much of the file holds what was filed so far and marks the
+hour as live; whatever is filed later is handed over. So no message falls between the two (I11).
 
-Cost: about 1 µs per record, vectorised; per checkpoint one fdatasync per touched hour and one commit.
-Threads: belongs to the replay thread; in recovery and in the simulation it is called directly.
+Cost: about 1 µs per record, vectorised; per checkpoint one fdatasync per touched hour and one
+commit. Threads: belongs to the replay thread; in recovery and in the simulation it is called
+directly.
 """
 
+import contextlib
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,10 +28,10 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from delayserver.message import decode_payload
 from delayserver.sequencer import (
     Change,
     ChangeState,
-    KeyEntry,
     change_key,
     pack_change,
     pack_key_entry,
@@ -38,6 +40,7 @@ from delayserver.sequencer import (
 )
 from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE
 from storage.catalog import Catalog, Table
+from storage.errors import DamageError, DiskFullError
 from storage.frame import Damage, Frame, Rows, unseal
 from storage.hour_log import HourLog, concatenate
 from storage.message_log import MessageLog
@@ -53,7 +56,9 @@ from storage.rows import (
 )
 
 CHECKPOINT_KEY = b"checkpoint"
-PURGE_ROWS = 20_000
+LIVE_KEY = b"live_through_hour"
+PURGE_ROWS = 1_000
+"""Per step, so that neither filing nor the event loop waits for long."""
 _KEYS_SLICE = 1_000
 
 _HOUR_KEY = struct.Struct(">I")
@@ -173,9 +178,17 @@ class Replay:
         self.checkpoint_seq = read_checkpoint(catalog)
         self.filed_seq = self.checkpoint_seq
         self.live_through_hour = -1
+        live = catalog.get(Table.META, LIVE_KEY)
+        self.live_once_through_hour: int = _HOUR_KEY.unpack(live)[0] if live else -1
+        """The newest hour that was ever live, also in an earlier process: it may have fired."""
         self._dirty_hours: set[int] = set()
         self._writes: dict[Table, list[tuple[bytes, bytes | None]]] = {t: [] for t in Table}
         self._purging: tuple[int, Iterator[None]] | None = None
+        self._subject_ids: set[int] = set()
+        """Of messages that were filed since the last checkpoint."""
+        self._purged: list[int] = []
+        self.deleted_hours: list[int] = []
+        """Hours whose files were deleted, for whoever has them open; the caller takes them out."""
 
     # ── filing ─────────────────────────────────────────────────────────────────────────────────
 
@@ -186,6 +199,8 @@ class Replay:
         rows, blob = _join(batch)
         if not len(rows):
             return Filed(self.filed_seq)
+        if self._purged:
+            self._delete_purged()
         # Without damage in the message log it is the very next seq.
         assert int(rows["seq"][0]) > self.filed_seq, (int(rows["seq"][0]), self.filed_seq)
         filed = Filed(int(rows["seq"][-1]))
@@ -231,8 +246,8 @@ class Replay:
             live = wheel_rows(entries, hour, payload_start)
             if express:
                 live = live[~np.isin(live["seq"], np.fromiter(express, np.uint64, len(express)))]
-            if len(live):
-                filed.live.append((hour, live))
+            # Without rows, too: the hour is open again.
+            filed.live.append((hour, live))
         return HourState(
             length=end,
             entries=state.entries + len(entries),
@@ -245,6 +260,7 @@ class Replay:
     def _note_effects(self, rows: Rows, blob: bytes) -> None:
         """Queue what the records mean for the catalog, for the next checkpoint."""
         published = rows["kind"] == RecordKind.PUBLISH
+        self._subject_ids.update(np.unique(rows["subject_id"][published]).tolist())
         keyed = rows[published & (rows["key_hash"] != np.void(NO_KEY))]
         for start in range(0, len(keyed), _KEYS_SLICE):
             # In slices, since `tolist` holds the GIL from its beginning to its end.
@@ -262,7 +278,7 @@ class Replay:
             content_digests(keyed),
             strict=True,
         ):
-            keys.append((key_hash, pack_key_entry(KeyEntry(seq, due_ms, digest))))
+            keys.append((key_hash, pack_key_entry((seq, due_ms, digest))))
 
     def _note_effect(self, row: np.void, sealed: bytes) -> None:
         kind = RecordKind(int(row["kind"]))
@@ -317,13 +333,19 @@ class Replay:
             state = self.hours.get(hour)
             writes[Table.HOURS].append((hour_key(hour), state.pack() if state else None))
         writes[Table.META].append((CHECKPOINT_KEY, _CHECKPOINT_VALUE.pack(self.filed_seq)))
+        if self.live_once_through_hour >= 0:
+            live = _HOUR_KEY.pack(self.live_once_through_hour)
+            writes[Table.META].append((LIVE_KEY, live))
         self._catalog.commit(writes)
         for pairs in writes.values():
             pairs.clear()
         self._dirty_hours.clear()
+        self._subject_ids.clear()
         self.checkpoint_seq = self.filed_seq
         self._message_log.delete_through(self.checkpoint_seq)
-        self._message_log.prepare_spare()
+        # Without it the next segment is made when it is needed.
+        with contextlib.suppress(DiskFullError):
+            self._message_log.prepare_spare()
         return self.checkpoint_seq
 
     @property
@@ -347,6 +369,16 @@ class Replay:
         )
         self._writes[Table.DAMAGE].append((key, value))
 
+    def name_lost_subjects(self) -> None:
+        """Give a name to subjects whose record was damaged, so that no other gets their number.
+
+        Nobody can publish under it or subscribe to it; a subscription to `*` gets the messages."""
+        known = {int.from_bytes(key, "big") for key, _ in self._catalog.scan(Table.SUBJECTS)}
+        known |= {int.from_bytes(key, "big") for key, _ in self._writes[Table.SUBJECTS]}
+        for number in sorted(self._subject_ids - known):
+            pair = (number.to_bytes(4, "big"), f"(lost subject {number})".encode())
+            self._writes[Table.SUBJECTS].append(pair)
+
     # ── hours ──────────────────────────────────────────────────────────────────────────────────
 
     def is_retired(self, hour: int) -> bool:
@@ -357,7 +389,10 @@ class Replay:
     def snapshot(self, through_hour: int) -> list[Snapshot]:
         """Mark all hours up to `through_hour` live, and tell what to load of those that were not.
 
-        Settled hours and hours without messages are left out."""
+        It makes a checkpoint, so that after a crash it is known what may have fired, whatever the
+        clock says then. Settled hours and hours without messages are left out."""
+        self.live_once_through_hour = max(self.live_once_through_hour, through_hour)
+        self.checkpoint()
         before, self.live_through_hour = self.live_through_hour, through_hour
         return [
             Snapshot(hour, state.length)
@@ -375,26 +410,40 @@ class Replay:
     def purge(self, now_ms: int, retention_ms: int) -> bool:
         """Go on deleting what is past its retention, a slice per call; True: there is more to do.
 
-        First the index entries of the hour's messages go, then its row in the catalog (with the
-        next checkpoint), then its files."""
+        First the index entries of the hour's messages go, then its row in the catalog, then its
+        files."""
+        if self._purged:
+            self._delete_purged()
+        if self.filed_seq != self.checkpoint_seq:
+            self.checkpoint()  # What it looks up in the catalog must be up to date.
         if self._purging is None:
-            for hour, state in self.hours.items():
-                if state.retired_ms and (hour + 1) * HOUR_MS + retention_ms <= now_ms:
+            for hour in self.hours:
+                if self._is_over(hour, now_ms, retention_ms):
                     self._purging = (hour, self._purge_hour(hour))
                     break
             else:
                 return False
         hour, steps = self._purging
-        if self.hours[hour].retired_ms == 0:
+        if not self._is_over(hour, now_ms, retention_ms):
+            # The clock was set back, and the hour may have got a message.
             self._purging = None
-            return True
-        if next(steps, steps) is steps:
+        elif next(steps, steps) is steps:
             self._purging = None
             del self.hours[hour]
             self._dirty_hours.add(hour)
-            self.checkpoint()
-            self.delete_files(hour)
+            self._purged.append(hour)
+            self._delete_purged()
         return True
+
+    def _is_over(self, hour: int, now_ms: int, retention_ms: int) -> bool:
+        return self.is_retired(hour) and (hour + 1) * HOUR_MS + retention_ms <= now_ms
+
+    def _delete_purged(self) -> None:
+        # Before anything else is filed, which may be of these hours.
+        self.checkpoint()
+        while self._purged:
+            self.delete_files(self._purged[0])
+            self.deleted_hours.append(self._purged.pop(0))
 
     def delete_files(self, hour: int) -> None:
         """Remove both files of an hour that the catalog does not know any more."""
@@ -402,39 +451,62 @@ class Replay:
         self._dispatch.delete(hour)
 
     def _purge_hour(self, hour: int) -> Iterator[None]:
-        moved: set[int] = set()
-        for rows in self._frames(hour):
-            removals = rows[(rows["flags"] & FLAG_REMOVAL) != 0]
-            moved.update(removals["message_seq"].tolist())
-        for rows in self._frames(hour):
-            entries = rows[(rows["flags"] & FLAG_REMOVAL) == 0]
-            for start in range(0, len(entries), PURGE_ROWS):
-                for row in entries[start : start + PURGE_ROWS]:
-                    self._purge_entry(row, int(row["seq"]) in moved)
+        parts = [np.empty(0, np.uint64)]
+        for frame in self._frames(hour):
+            is_removal = (frame.rows["flags"] & FLAG_REMOVAL) != 0
+            parts.append(frame.rows["message_seq"][is_removal])
+        removed = np.concatenate(parts)
+        for frame in self._frames(hour):
+            entries = frame.rows[(frame.rows["flags"] & FLAG_REMOVAL) == 0]
+            # A row that was never removed is all there is of its message: only its key is indexed.
+            alone = (entries["seq"] == entries["message_seq"]) & ~np.isin(entries["seq"], removed)
+            keyed = entries["key_hash"] != np.void(NO_KEY)
+            for indexes in _slices(np.flatnonzero(~alone | keyed), PURGE_ROWS):
+                for index in indexes.tolist():
+                    row = entries[index]
+                    if alone[index] or not self._lives_elsewhere(hour, row, frame.payload_start):
+                        self._purge_message(int(row["message_seq"]), bytes(row["key_hash"]))
                 yield
 
-    def _frames(self, hour: int) -> Iterable[Rows]:
+    def _frames(self, hour: int) -> Iterable[Frame]:
         for found in self._schedule.scan(hour, end=self.hours[hour].length):
             if isinstance(found, Frame):
-                yield found.rows
+                yield found
 
-    def _purge_entry(self, row: np.void, was_removed: bool) -> None:
-        seq, message_seq = int(row["seq"]), int(row["message_seq"])
-        key_hash = bytes(row["key_hash"])
-        if was_removed or seq != message_seq:
-            for key, value in self._catalog.scan(
-                Table.CHANGES, prefix=message_seq.to_bytes(8, "big")
-            ):
-                change = unpack_change(value)
-                if change.entry_seq == seq:
-                    self._writes[Table.CHANGES].append((key, None))
-                elif change.state in (ChangeState.MOVED, ChangeState.RETRYING):
-                    # It lives on in another hour, and its key with it.
-                    key_hash = NO_KEY
+    def _lives_elsewhere(self, hour: int, row: np.void, payload_start: int) -> bool:
+        """Whether another hour that is still kept holds a row of the message.
+
+        The last of them takes the index entries with it: as long as there is one, the message may
+        be asked for, and must not be taken for what its id alone says."""
+        message_seq = int(row["message_seq"])
+        hours = {
+            unpack_change(value).due_ms // HOUR_MS
+            for _, value in self._catalog.scan(Table.CHANGES, prefix=message_seq.to_bytes(8, "big"))
+        }
+        if row["seq"] != message_seq:
+            offset = payload_start + int(row["payload_offset"])
+            sealed = self._schedule.read(hour, offset, int(row["payload_length"]))
+            try:
+                payload = decode_payload(sealed, self._schedule.path(hour), offset, int(row["seq"]))
+            except DamageError:
+                return True
+            if payload.origin is not None:
+                hours.add(payload.origin.published_due_ms // HOUR_MS)
+        return any(other in self.hours for other in hours - {hour})
+
+    def _purge_message(self, message_seq: int, key_hash: bytes) -> None:
+        for key, _ in self._catalog.scan(Table.CHANGES, prefix=message_seq.to_bytes(8, "big")):
+            self._writes[Table.CHANGES].append((key, None))
         if key_hash != NO_KEY:
             value = self._catalog.get(Table.KEYS, key_hash) or b""
             if value and unpack_key_entry(value).seq == message_seq:
                 self._writes[Table.KEYS].append((key_hash, None))
+
+
+def _slices(indexes: np.ndarray, length: int) -> Iterator[np.ndarray]:
+    """At least one, which may be empty."""
+    for start in range(0, max(1, len(indexes)), length):
+        yield indexes[start : start + length]
 
 
 def content_digests(rows: Rows) -> list[int]:

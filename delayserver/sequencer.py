@@ -66,8 +66,8 @@ _CHANGE_VALUE = struct.Struct(">BQQHI")
 _CHANGE_KEY = struct.Struct(">QI")
 
 
-def pack_key_entry(entry: KeyEntry) -> bytes:
-    """A value of the table KEYS."""
+def pack_key_entry(entry: tuple[int, int, int]) -> bytes:
+    """A value of the table KEYS, from the fields of a KeyEntry."""
     return _KEY_VALUE.pack(*entry)
 
 
@@ -217,7 +217,7 @@ class Sequencer:
         self._catalog = catalog
         self._keys: Overlay[bytes, KeyEntry] = Overlay()
         self._changes: Overlay[int, dict[int, Change]] = Overlay()
-        self._removed: Overlay[int, bool] = Overlay()
+        self._removed: Overlay[int, int] = Overlay()
         self.next_seq = next_seq
         self.subjects = subjects
         self.subject_names = {number: name for name, number in subjects.items()}
@@ -265,7 +265,7 @@ class Sequencer:
             group.payloads.append(payload)
             group.payload_bytes += len(payload)
         if kind in (RecordKind.CANCEL, RecordKind.MOVE):
-            group.undo.append(self._removed.put(seq, target_seq, True))
+            group.undo.append(self._removed.put(seq, target_seq, seq))
         return seq
 
     def close_group(self, now_ms: int) -> Group:
@@ -289,8 +289,8 @@ class Sequencer:
         self._removed.prune(through_seq)
 
     @property
-    def removed(self) -> Overlay[int, bool]:
-        """Seqs of schedule rows whose removal was decided and may not be filed yet."""
+    def removed(self) -> Overlay[int, int]:
+        """Schedule rows whose removal was decided and may not be filed yet; by which record."""
         return self._removed
 
     # ── subjects ───────────────────────────────────────────────────────────────────────────────
@@ -300,7 +300,8 @@ class Sequencer:
         number = self.subjects.get(name)
         if number is not None:
             return number
-        number = len(self.subjects) + 1
+        # They stand in the order of their numbers.
+        number = next(reversed(self.subject_names), 0) + 1
         self.append(RecordKind.SUBJECT, subject_id=number, payload=seal(name.encode()))
         self.subjects[name] = number
         self.subject_names[number] = name

@@ -2,16 +2,19 @@
 
     bind the port → lock and recover → start the threads → listen → … → drain → checkpoint → end
 
-The port is bound first, so that a port in use is known before anything is touched, but nobody is
-answered before recovery has ended.
+The port is bound first, so that a port in use is known before anything is touched, but nobody can
+connect before recovery has ended.
 """
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
+import signal
 import socket
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import structlog
@@ -26,6 +29,7 @@ from storage.errors import StorageError
 EXIT_REFUSED = 1
 EXIT_FATAL = 70
 GRACE_S = 5
+BACKLOG = 4096
 SWITCH_INTERVAL_S = 0.00001
 """The GIL changes hands this often at the latest: the committer must not wait for 5 ms."""
 
@@ -39,6 +43,9 @@ def serve(settings: Settings) -> int:
     try:
         listener = _bind(settings)
         server = Server(settings, fatal=_end, progress=_progress)
+        with _port_errors(settings, listener):
+            # uvloop would not tell that another server, which started with us, was quicker.
+            listener.listen(BACKLOG)
     except (StorageError, DelayServerError, OSError) as error:
         log.critical("cannot start", error=str(error))
         return EXIT_REFUSED
@@ -57,11 +64,20 @@ def serve(settings: Settings) -> int:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Lets long polls end before connections are waited for."""
+    """Lets long polls end before connections are waited for, and outlives the signal."""
 
     def __init__(self, config: uvicorn.Config, server: Server) -> None:
         super().__init__(config)
         self._server = server
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn would raise the signal again at its end: then the server would die before it has
+        filed what it accepted."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._server.begin_stop()
@@ -82,12 +98,13 @@ async def _serve(settings: Settings, server: Server, listener: socket.socket) ->
         server_header=False,
         date_header=False,
         proxy_headers=False,
-        backlog=4096,
+        backlog=BACKLOG,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=GRACE_S,
     )
     host, port = listener.getsockname()[:2]
-    log.info("listening", url=f"http://{host}:{port}", pid=os.getpid())
+    authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    log.info("listening", url=f"http://{authority}", pid=os.getpid())
     try:
         await _Uvicorn(config, server).serve(sockets=[listener])
     finally:
@@ -98,16 +115,22 @@ def _bind(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
+    with _port_errors(settings, listener):
         listener.bind((settings.host, settings.port))
+    listener.set_inheritable(False)
+    return listener
+
+
+@contextlib.contextmanager
+def _port_errors(settings: Settings, listener: socket.socket) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         listener.close()
         raise OSError(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
             "stop what listens there, or choose another --port"
         ) from error
-    listener.set_inheritable(False)
-    return listener
 
 
 def _end(error: BaseException) -> None:

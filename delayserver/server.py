@@ -630,7 +630,13 @@ class Server:
         request = PullRequest(max_messages, lease_ms, self.clock() + wait_ms, answer)
         self.engine.pull(subscription, request)
         self._tick_soon()
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # The consumer is gone: nothing must be leased to it.
+            with contextlib.suppress(ValueError):
+                self.engine.dispatcher.queue(subscription).requests.remove(request)
+            raise
 
     async def ack(self, tokens: list[str]) -> list[str]:
         """Acknowledge leases; on return it is recorded. Returns those that were over."""
@@ -717,8 +723,12 @@ class Server:
             now_ms = self.clock()
             for letter in letters:
                 if ids is None or letter.message_id in ids:
-                    self.engine.redrive(subscription.id, letter.entry_seq, letter.payload, now_ms)
-                    count += 1
+                    # Another call may have taken it since it was listed.
+                    with contextlib.suppress(NotFoundError):
+                        self.engine.redrive(
+                            subscription.id, letter.entry_seq, letter.payload, now_ms
+                        )
+                        count += 1
             from_seq = letters[-1].entry_seq + 1
         await self.durable(self.engine.groups.not_durable())
         return count
@@ -726,11 +736,27 @@ class Server:
     async def discard(self, subscription: Subscription, message_id: str) -> None:
         """Delete the dead letter of a message. Raises NotFoundError."""
         found = self.engine.messages.message_id(message_id)
-        change = self.engine.sequencer.changes(found.seq).get(subscription.id)
-        if change is None or change.state != ChangeState.DEAD:
-            raise NotFoundError(f"{subscription.name} has no dead letter {message_id!r}")
-        group = self.engine.discard(subscription.id, change.entry_seq, found.seq)
-        await self.durable(group)
+        await self.checkpoint()
+        entry_seq = await self._find_dead_letter(subscription, found.seq, message_id)
+        await self.durable(self.engine.discard(subscription.id, entry_seq, found.seq))
+
+    async def _find_dead_letter(
+        self, subscription: Subscription, message_seq: int, message_id: str
+    ) -> int:
+        change = self.engine.sequencer.changes(message_seq).get(subscription.id)
+        if change is not None:
+            key = dead_letter_key(subscription.id, change.entry_seq)
+            if change.state == ChangeState.DEAD and self.catalog.get(Table.DEAD_LETTERS, key):
+                return change.entry_seq
+        else:
+            # Its hour is past the retention: only the letter itself tells whose it is.
+            from_seq = 0
+            while letters := await self.dead_letters(subscription, from_seq, REDRIVE_PAGE):
+                for letter in letters:
+                    if letter.message_id == message_id:
+                        return letter.entry_seq
+                from_seq = letters[-1].entry_seq + 1
+        raise NotFoundError(f"{subscription.name} has no dead letter {message_id!r}")
 
     # ── operations ─────────────────────────────────────────────────────────────────────────────
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from storage.frame import Damage
 from storage.hour_log import HourLog
-from storage.rows import DISPATCH_DTYPE
+from storage.rows import DISPATCH_DTYPE, FLAG_AFTER_SYNC
 
 DISPATCH_ROW = struct.Struct("<QQqqIHBB")
 assert DISPATCH_ROW.size == DISPATCH_DTYPE.itemsize
@@ -24,17 +24,22 @@ class Settler:
     def __init__(self, dispatch: HourLog) -> None:
         self._dispatch = dispatch
         self._ends: dict[int, int] = {}
+        self._unsynced_hours: set[int] = set()
         self.unsynced = False
+        self.torn: list[Damage] = []
+        """What was cut off, since it was torn."""
 
     def hours(self) -> list[int]:
         """Hours that have a dispatch log."""
         return self._dispatch.hours()
 
     def recover(self, hours: Iterable[int]) -> list[Damage]:
-        """Cut the torn tails that a crash left; returns the damage found before valid frames.
+        """Cut the torn tails that a crash left; returns the damage found in what had been synced.
 
-        Nobody was told about a delivery in a torn tail, so it is delivered again (I4). What is
-        intact is synced: a killed process may have left it in the page cache alone."""
+        A power loss may keep a later frame that was not synced, and lose an earlier one:
+        FLAG_AFTER_SYNC tells such a hole from damage. Nobody was told about a delivery in a torn
+        tail, so it is delivered again (I4). What is intact is synced: a killed process may have
+        left it in the page cache alone."""
         damage: list[Damage] = []
         for hour in hours:
             self._dispatch.touch(hour)
@@ -44,12 +49,16 @@ class Settler:
 
     def _cut_torn_tail(self, hour: int, damage: list[Damage]) -> int:
         """Where the next frame of an hour goes."""
+        holes: list[Damage] = []
         for found in self._dispatch.scan(hour):
             if isinstance(found, Damage):
-                if found.torn:
-                    self._dispatch.cut(hour, found.offset)
-                else:
-                    damage.append(found)
+                holes.append(found)
+            elif found.rows["flags"][0] & FLAG_AFTER_SYNC:
+                damage += holes
+                holes.clear()
+        if holes:
+            self.torn += holes
+            self._dispatch.cut(hour, holes[0].offset)
         return self._dispatch.size(hour)
 
     def write(self, rows_by_hour: dict[int, list[bytes]], now_ms: int) -> None:
@@ -61,23 +70,28 @@ class Settler:
             if hour not in self._ends:
                 # An hour that recovery had no reason to look at: settled, or far in the future.
                 self._ends[hour] = self._cut_torn_tail(hour, [])
+            data = bytearray(b"".join(rows))
+            if hour not in self._unsynced_hours:
+                data[DISPATCH_ROW.size - 1] |= FLAG_AFTER_SYNC
             seqs = [int.from_bytes(row[:8], "little") for row in rows]
             self.unsynced = True
             _, self._ends[hour] = self._dispatch.append(
                 hour,
-                b"".join(rows),
+                bytes(data),
                 b"",
                 offset=self._ends[hour],
                 first_seq=min(seqs),
                 last_seq=max(seqs),
                 created_ms=now_ms,
             )
+            self._unsynced_hours.add(hour)
             del rows_by_hour[hour]
 
     def sync(self) -> None:
         """Make all that was written durable. Raises SyncError."""
         if self.unsynced:
             self._dispatch.sync()
+            self._unsynced_hours.clear()
             self.unsynced = False
 
     def forget(self, hour: int) -> None:

@@ -5,8 +5,8 @@ to every subscription that matches and existed when it fell due; if there was no
 one, by age, that matches now. The rule is a function of the registry and the due time alone, so it
 gives the same answer after a restart.
 
-Cost: a lookup is one dictionary access; the result is cached per subject until the registry changes.
-Threads: changed on the event loop only; `snapshot` is immutable and may be read anywhere.
+Cost: a lookup is one dictionary access; the result is cached per subject until the registry
+changes. Threads: changed on the event loop only; `snapshot` is immutable and may be read anywhere.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -45,7 +45,7 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def matches(self, subject: str) -> bool:
         """Whether messages of that subject are for this subscription."""
-        if self.subject == "*" or self.subject == subject:
+        if self.subject in ("*", subject):
             return True
         return self.subject.endswith(".*") and subject.startswith(self.subject[:-1])
 

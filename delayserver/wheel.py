@@ -17,9 +17,9 @@ I1). An insert due at 702 goes to the open slot and fires at the next advance. `
 When the clock is set back, the slots stay open; a new row whose slot was opened before goes to the
 open rows, and fires when the clock, as it is now, reaches it. So nothing fires early or twice.
 
-Cost: load O(n) (radix sort of u16), insert O(1) amortised per row and vectorised, remove O(rows of a
-slot), advance O(rows that fire) plus one slice per run and slot. Memory: 24 B per row, 29 KB per run.
-Threads: belongs to the event loop; `build_run` is pure and runs in the loader thread.
+Cost: load O(n) (radix sort of u16), insert O(1) amortised per row and vectorised, remove O(rows of
+a slot), advance O(rows that fire) plus one slice per run and slot. Memory: 24 B per row, 29 KB per
+run. Threads: belongs to the event loop; `build_run` is pure and runs in the loader thread.
 
 Rejected: a pointer-linked wheel (70 B and a Python object per message); one heap (the same, and
 O(log n) to insert); sorting a whole hour by time (5 times slower than by u16 slot, for an order
@@ -89,6 +89,20 @@ class _HourWheel:
 
     def all_runs(self) -> list[Run]:
         return self.merged_runs + self.runs
+
+    def first_slot(self, slot: int, slot_ms: int) -> int:
+        """The first slot from `slot` on that has rows; the number of slots if there is none."""
+        first = HOUR_MS // slot_ms
+        for run in self.all_runs():
+            # Empty slots have the same pointer as their successor.
+            here = run.pointers[slot:]
+            first = min(first, slot + int(np.searchsorted(here, here[0], side="right")) - 1)
+        if self.tail_count:
+            slots = self.tail["due_offset_ms"][: self.tail_count] // slot_ms
+            later = slots[slots >= slot]
+            if len(later):
+                first = min(first, int(later.min()))
+        return first
 
 
 def build_run(rows: Rows, slot_ms: int = SLOT_MS) -> Run:
@@ -248,6 +262,11 @@ class Wheel:
         """Whether the row waits here."""
         return self._find(seq, due_ms) is not None
 
+    def get(self, seq: int, due_ms: int) -> Rows | None:
+        """The row as it waits here (shape 1), or None."""
+        found = self._find(seq, due_ms)
+        return None if found is None else found[0][found[1] : found[1] + 1]
+
     def _find(self, seq: int, due_ms: int) -> tuple[Rows, int] | None:
         if due_ms < self._opened_until_ms:
             return self._open.find(seq, due_ms)
@@ -280,12 +299,21 @@ class Wheel:
         start_ms = self._opened_until_ms
         hour = start_ms // HOUR_MS
         wheel = self._hours.get(hour)
-        if wheel is None:
-            # Nothing in this hour: pass over it at once, but never beyond the moment asked for.
-            passed = min((hour + 1) * HOUR_MS, until_ms // self._slot_ms * self._slot_ms)
-            self._opened_until_ms = max(passed, start_ms + self._slot_ms)
-            return
         slot = start_ms % HOUR_MS // self._slot_ms
+        next_ms = (hour + 1) * HOUR_MS
+        if wheel is not None:
+            next_ms = hour * HOUR_MS + wheel.first_slot(slot, self._slot_ms) * self._slot_ms
+        # Pass over empty slots at once, but never beyond the moment asked for.
+        passed_ms = min(next_ms, until_ms // self._slot_ms * self._slot_ms)
+        if wheel is None or passed_ms > start_ms:
+            self._opened_until_ms = max(passed_ms, start_ms + self._slot_ms)
+        else:
+            self._opened_until_ms = start_ms + self._slot_ms
+            self._open_slot(wheel, hour, slot)
+        if self._opened_until_ms % HOUR_MS == 0:
+            self._hours.pop(hour, None)
+
+    def _open_slot(self, wheel: _HourWheel, hour: int, slot: int) -> None:
         parts = [
             run.rows[run.pointers[slot] : run.pointers[slot + 1]]
             for run in wheel.all_runs()
@@ -296,12 +324,9 @@ class Wheel:
             here = tail["due_offset_ms"] // self._slot_ms == slot
             if here.any():
                 parts.append(tail[here])
-        self._opened_until_ms = start_ms + self._slot_ms
         if parts:
             rows = np.concatenate(parts)
             self._open.add(hour, rows[rows["seq"] != 0])
-        if self._opened_until_ms % HOUR_MS == 0:
-            del self._hours[hour]
 
     def next_ms(self) -> int:
         """When `advance` has something to do again: a row falls due or a slot opens."""

@@ -84,6 +84,10 @@ class Worker(threading.Thread, Generic[Item]):
                 finish = self._finish
                 with contextlib.suppress(Empty):
                     self._wakes.get(timeout=0 if finish else self.timeout_s())
+                with contextlib.suppress(Empty):
+                    # One turn for all that was put meanwhile, not one for each.
+                    while True:
+                        self._wakes.get_nowait()
                 items: list[Item] = []
                 while self._inbox:
                     items.append(self._inbox.popleft())
@@ -204,6 +208,7 @@ class ReplayThread(Worker[ReplayItem]):
         checkpoint_ms: int,
         checkpoint_bytes: int,
         retention_ms: int,
+        on_deleted: Callable[[list[int]], None] = lambda hours: None,
     ) -> None:
         super().__init__("replay", fatal)
         self._replay = replay
@@ -212,6 +217,7 @@ class ReplayThread(Worker[ReplayItem]):
         self._on_filed = on_filed
         self._on_checkpoint = on_checkpoint
         self._on_loading = on_loading
+        self._on_deleted = on_deleted
         self._checkpoint_ms = checkpoint_ms
         self._checkpoint_bytes = checkpoint_bytes
         self._retention_ms = retention_ms
@@ -219,6 +225,7 @@ class ReplayThread(Worker[ReplayItem]):
         self._waiting_bytes = 0
         self._last_ms = clock()
         self._more_to_purge = False
+        self._told_seq = replay.checkpoint_seq
 
     def timeout_s(self) -> float | None:
         if self._more_to_purge:
@@ -258,6 +265,7 @@ class ReplayThread(Worker[ReplayItem]):
             self._checkpoint()
         elif self._more_to_purge:
             self._more_to_purge = self._replay.purge(now_ms, self._retention_ms)
+        self._report()
 
     def _file(self) -> None:
         if not self._waiting:
@@ -269,12 +277,23 @@ class ReplayThread(Worker[ReplayItem]):
             batch.append(Records.from_bytes(rows, payload, express))
         filed = self._replay.file(batch, self._clock())
         self._waiting, self._waiting_bytes = [], 0
+        self._report()
         self._post(self._on_filed, filed)
 
     def _checkpoint(self) -> None:
         self._last_ms = self._clock()
         if self._replay.is_dirty:
-            self._post(self._on_checkpoint, self._replay.checkpoint())
+            self._replay.checkpoint()
+        self._report()
+
+    def _report(self) -> None:
+        replay = self._replay
+        if replay.deleted_hours:
+            deleted, replay.deleted_hours = replay.deleted_hours, []
+            self._post(self._on_deleted, deleted)
+        if replay.checkpoint_seq != self._told_seq:
+            self._told_seq = replay.checkpoint_seq
+            self._post(self._on_checkpoint, self._told_seq)
 
     def close(self) -> None:
         self._file()
@@ -384,6 +403,7 @@ class SettlerThread(Worker[SettleRequest]):
         self._sync_s = sync_ms / 1000
         self._durable = durable
         self._synced_at = monotonic()
+        self._pending = SettleRequest()
 
     def timeout_s(self) -> float | None:
         if not self._settler.unsynced or not self._durable:
@@ -391,24 +411,25 @@ class SettlerThread(Worker[SettleRequest]):
         return max(0.0, self._synced_at + self._sync_s - self._monotonic())
 
     def handle(self, items: list[SettleRequest]) -> None:
-        rows: dict[int, list[bytes]] = {}
+        pending = self._pending
         for item in items:
-            for hour, more in item.rows_by_hour.items():
-                rows.setdefault(hour, []).extend(more)
-            item.rows_by_hour = {}
-        # If the disk is full, what is not written is still in the list when this is called again.
-        items[:1] = [SettleRequest(rows, *([items[0].done, items[0].forget] if items else []))]
-        self._settler.write(rows, self._clock())
-        waited_for = any(item.done or item.forget for item in items)
-        if self._durable and (waited_for or self._monotonic() - self._synced_at >= self._sync_s):
+            for hour, rows in item.rows_by_hour.items():
+                pending.rows_by_hour.setdefault(hour, []).extend(rows)
+            pending.done += item.done
+            pending.forget += item.forget
+        items.clear()
+        # If the disk is full, what is not written is still there when this is called again.
+        self._settler.write(pending.rows_by_hour, self._clock())
+        waited_for = bool(pending.done or pending.forget)
+        is_time = self._monotonic() - self._synced_at >= self._sync_s
+        if self._durable and (waited_for or is_time):
             self._settler.sync()
             self._synced_at = self._monotonic()
-        for item in items:
-            for hour in item.forget:
-                self._settler.forget(hour)
-            for done in item.done:
-                self._post(done)
-        items.clear()
+        self._pending = SettleRequest()
+        for hour in pending.forget:
+            self._settler.forget(hour)
+        for done in pending.done:
+            self._post(done)
 
     def close(self) -> None:
         self._settler.sync()

@@ -41,6 +41,7 @@ from storage.frame import (
 from storage.hour_log import hour_path, parse_hour_name
 from storage.message_log import SPARE_NAMES, MessageLog, parse_segment_name
 from storage.rows import (
+    FLAG_AFTER_SYNC,
     FLAG_REMOVAL,
     HOUR_MS,
     REMOVES,
@@ -521,7 +522,7 @@ def _dispatch_rules(header: Header, rows: Rows, hour: int) -> list[Rule]:
         ("no subscription", no_subscription),
         ("no attempt", rows["attempt"] == 0),
         ("unknown outcomes", ~np.isin(outcomes, list(Outcome))),
-        ("flags that are not known", rows["flags"] != 0),
+        ("flags that are not known", (rows["flags"] & ~np.uint8(FLAG_AFTER_SYNC)) != 0),
     ]
 
 

@@ -58,7 +58,7 @@ class DamageError(StorageError):
         seqs = f", seq {first_seq}–{last_seq}" if last_seq else ""
         super().__init__(
             f"{path} is damaged at offset {offset}{seqs}: {reason}; "
-            "see `delayserver check --data-dir DIR`, and restore the file from a copy if there is one"
+            "see `delayserver check --data-dir DIR`, and restore the file if you have a copy"
         )
         self.path = path
         self.offset = offset

@@ -69,6 +69,8 @@ class MessageLog:
         self._tail_offset = 0
         self._tail_bytes = 0
         self._kept: set[str] = set()
+        self.torn: Damage | None = None
+        """What `read` cut off at the end, since it was torn."""
         files.make_directory(DIRECTORY)
         # Files of other names are left alone.
         names = (parse_segment_name(name) for name in files.list(DIRECTORY))
@@ -84,8 +86,9 @@ class MessageLog:
     def read(self, from_seq: int) -> Iterator[Frame | Damage]:
         """Every frame that holds a record at or after `from_seq`, and every damaged stretch.
 
-        What is torn at the end of the newest segment was never answered: it is cut off, and not
-        reported. After the iterator is exhausted the log is ready for `append`."""
+        What is torn at the end of the newest segment was never answered: it is cut off, and stands
+        in `torn` (damage of the very last group looks the same). After the iterator is exhausted
+        the log is ready for `append`."""
         assert self._tail is None, "read() must come before append()"
         expected = from_seq
         segments = list(self._first_seqs)
@@ -116,6 +119,8 @@ class MessageLog:
                 if isinstance(found, Damage) and found.torn:
                     if behind is not None and found.first_seq < behind:
                         yield replace(found, torn=False, last_seq=behind - 1)
+                    elif behind is None:
+                        self.torn = found
                     break
                 end = found.end
                 yield found

@@ -127,5 +127,10 @@ DTYPES = {
 FLAG_REMOVAL = 1
 """This schedule row is a tombstone."""
 
+FLAG_AFTER_SYNC = 1
+"""All that stands before the frame that begins with this row of the dispatch log was synced: what
+is damaged there was damaged later. What is damaged behind the last such frame may never have been
+written whole."""
+
 HOUR_MS = 3_600_000
 NO_KEY = bytes(16)

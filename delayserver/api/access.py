@@ -47,7 +47,7 @@ class Access:
         """Raises AccessError unless the request with these headers may be served."""
         if self._digest is None:
             origin = header(headers, b"origin").decode("latin-1")
-            if origin and urlsplit(origin).hostname not in _LOCAL:
+            if origin and _host(origin) not in _LOCAL:
                 raise AccessError(
                     "requests from web pages of other origins need a token", authenticated=True
                 )
@@ -57,3 +57,10 @@ class Access:
             raise AccessError("send the header `Authorization: Bearer TOKEN`")
         if not hmac.compare_digest(hashlib.sha256(token.strip()).digest(), self._digest):
             raise AccessError("the token is not valid")
+
+
+def _host(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).hostname
+    except ValueError:
+        return None

@@ -3,27 +3,32 @@
 Threads: belongs to the event loop.
 """
 
+from typing import Any
+
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import delayserver
 from delayserver.api.access import Access
 from delayserver.api.hot import Asgi, Hot, HotPath
 from delayserver.api.intake import Intake
+from delayserver.api.openapi import complete
 from delayserver.api.problems import (
     MEDIA_TYPE,
-    FieldError,
     Problem,
     ProblemDocument,
+    input_error,
+    pointer_to,
     problem_of,
 )
 from delayserver.api.protocol import make_protocol
 from delayserver.api.routes import make_router
-from delayserver.errors import DelayServerError
+from delayserver.errors import DelayServerError, InputError, InputErrors
 from delayserver.server import Server
 from delayserver.targets import TargetPolicy
 from storage.errors import StorageError
@@ -42,19 +47,29 @@ def make_app(server: Server) -> tuple[Asgi, type[HttpToolsProtocol]]:
     intake = Intake(server.settings, server.engine.sequencer.subjects)
     registry = CollectorRegistry()
     registry.register(server.metrics)
-    fastapi = FastAPI(
+    fastapi = _FastAPI(
         title="Delay server", version=delayserver.__version__, description=DESCRIPTION
     )
     hot = Hot(server, intake)
     path = HotPath(server, hot, fastapi)
     targets = TargetPolicy(server.settings.webhook_targets)
-    fastapi.include_router(make_router(server, intake, path, hot, targets, registry))
+    fastapi.include_router(make_router(server, intake, path, targets, registry))
     fastapi.add_exception_handler(DelayServerError, _on_error)
     fastapi.add_exception_handler(StorageError, _on_error)
     fastapi.add_exception_handler(RequestValidationError, _on_invalid)
     fastapi.add_exception_handler(HTTPException, _on_http)
+    fastapi.add_exception_handler(ClientDisconnect, _on_disconnect)
+    fastapi.add_exception_handler(Exception, _on_error)
     access = Access(server.settings.token, path)
     return access, make_protocol(hot, access)
+
+
+class _FastAPI(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            complete(super().openapi())
+        assert self.openapi_schema is not None
+        return self.openapi_schema
 
 
 def _answer(problem: Problem) -> Response:
@@ -68,23 +83,36 @@ async def _on_error(request: Request, error: Exception) -> Response:
 async def _on_invalid(request: Request, error: Exception) -> Response:
     """What pydantic found, with a pointer per field."""
     assert isinstance(error, RequestValidationError)
-    errors = []
-    for one in error.errors():
-        where = [str(step) for step in one["loc"] if step != "body"]
-        errors.append(FieldError("".join("/" + step for step in where), one["msg"]))
-    document = ProblemDocument(
-        "urn:delayserver:problem:invalid",
-        "The request is invalid",
-        422,
-        "; ".join(f"{one.pointer or '/'}: {one.detail}" for one in errors[:5]),
-        errors,
-    )
-    return _answer(Problem(document))
+    errors = [_field_error(one) for one in error.errors()]
+    detail = "; ".join(f"{one.pointer}: {one.detail}".lstrip(": ") for one in errors[:5])
+    return _answer(problem_of(InputErrors(detail, errors)))
+
+
+def _field_error(error: dict[str, Any]) -> InputError:
+    where, *steps = error["loc"]
+    if error["type"] == "json_invalid":
+        return InputError(f"JSON is malformed: {error['ctx']['error']} (character {steps[0]})")
+    if error["type"] == "model_attributes_type" and isinstance(error["input"], bytes):
+        return InputError("send a JSON object, with the header `Content-Type: application/json`")
+    detail = error["msg"].removeprefix("Value error, ")
+    return InputError(detail, pointer_to(*(steps if where == "body" else error["loc"])))
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    """Nobody reads the answer."""
+    return Response(status_code=499)
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
-    """No such path, no such method."""
+    """No such path, no such method; or a body that cannot be read, and why."""
     assert isinstance(error, HTTPException)
+    cause = error.__cause__
+    if isinstance(cause, DelayServerError):
+        return _answer(problem_of(cause))
+    if isinstance(cause, ClientDisconnect):
+        return await _on_disconnect(request, cause)
+    if isinstance(cause, Exception) and error.status_code == 400:
+        return _answer(problem_of(input_error(cause)))
     detail = f"{request.method} {request.url.path}: {error.detail}; see /docs"
     document = ProblemDocument("about:blank", str(error.detail), error.status_code, detail)
     return _answer(Problem(document, dict(error.headers or {})))

@@ -14,10 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import structlog
+from starlette.requests import ClientDisconnect
 
 from delayserver.api.intake import Intake
 from delayserver.api.problems import MEDIA_TYPE, problem_of
 from delayserver.errors import DelayServerError, TooLargeError
+from delayserver.message import State
+from delayserver.messages import Published
 from delayserver.sequencer import Group
 from delayserver.server import Server
 from delayserver.times import format_time
@@ -33,7 +37,11 @@ MESSAGES_PATH = "/v1/messages"
 BATCH_PATH = "/v1/messages/batch"
 ENVELOPE_BYTES = 64 * 1024
 """A request may be longer than its body by this much."""
+REST_MAX_BYTES = 8 * 1024 * 1024
+"""Longest request of the other calls, such as 10,000 keys to cancel."""
 JSON = b"application/json"
+
+log = structlog.get_logger()
 
 
 class PublishedDocument(msgspec.Struct):
@@ -71,6 +79,8 @@ class Answer:
 
 def problem_answer(error: Exception) -> Answer:
     """The problem document of an error."""
+    if not isinstance(error, DelayServerError | StorageError):
+        log.error("a request failed", exc_info=error)
     problem = problem_of(error)
     headers = tuple((name.encode(), value.encode()) for name, value in problem.headers.items())
     return Answer(problem.status, problem.encode(), headers, MEDIA_TYPE.encode())
@@ -92,16 +102,12 @@ class Hot:
             if path == MESSAGES_PATH:
                 return self._publish(data)
             return self._publish_batch(data, content_type.decode("latin-1").lower())
-        except (DelayServerError, StorageError) as error:
+        except Exception as error:
             return problem_answer(error)
 
     def max_bytes(self, path: str) -> int:
         """The longest request that the path takes."""
         return self.one_max_bytes if path == MESSAGES_PATH else self.batch_max_bytes
-
-    def too_large(self, path: str) -> TooLargeError:
-        """What to say about a longer one."""
-        return TooLargeError(f"the request has more than {self.max_bytes(path)} bytes")
 
     def _publish(self, data: bytes) -> Answer:
         """POST /v1/messages"""
@@ -113,12 +119,18 @@ class Hot:
             message.subject,
             message.payload.key,
             format_time(published.due_ms),
-            "scheduled",
+            self._state(published) if published.duplicate else State.SCHEDULED,
             published.duplicate,
         )
         location = (b"location", b"/v1/messages/" + published.message_id.encode())
         status = 200 if published.duplicate else 201
         return Answer(status, _encode(document), (location,), group=published.group)
+
+    def _state(self, published: Published) -> State:
+        """The first message with that key may have been delivered meanwhile."""
+        messages = self._server.engine.messages
+        found = messages.message_id(published.message_id)
+        return messages.locate(found.seq, found.due_ms).state
 
     def _publish_batch(self, data: bytes, content_type: str) -> Answer:
         """POST /v1/messages/batch"""
@@ -149,32 +161,53 @@ class HotPath:
         if is_post and scope["path"] in (MESSAGES_PATH, BATCH_PATH):
             await self.publish(scope, receive, send)
         else:
-            await self._rest(scope, receive, send)
+            limit = max(self._hot.one_max_bytes, REST_MAX_BYTES)
+            await self._rest(scope, limited(scope["headers"], receive, limit), send)
 
     async def publish(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one of the two."""
-        path, hot = scope["path"], self._hot
+        path, hot, headers = scope["path"], self._hot, scope["headers"]
         try:
-            data = await read_body(receive, hot.max_bytes(path))
-            answer = hot.answer(path, data, header(scope["headers"], b"content-type"))
+            data = await read_body(limited(headers, receive, hot.max_bytes(path)))
+            answer = hot.answer(path, data, header(headers, b"content-type"))
             if answer.group is not None:
                 await self._server.durable(answer.group)
+        except ClientDisconnect:
+            return
         except (DelayServerError, StorageError) as error:
             answer = problem_answer(error)
         await send_answer(send, answer)
 
 
-async def read_body(receive: Receive, max_bytes: int) -> bytes:
-    """The whole request body. Raises TooLargeError as soon as it is longer than `max_bytes`."""
+def limited(headers: Headers, receive: Receive, max_bytes: int) -> Receive:
+    """The same, but for a request body that is longer: then it raises TooLargeError, at once when
+    the length is known."""
+    length = header(headers, b"content-length")
+    total = int(length) if length.isdigit() else 0
+    counted = 0
+
+    async def receive_limited() -> MutableMapping[str, Any]:
+        nonlocal counted, total
+        if total <= max_bytes:
+            message = await receive()
+            counted += len(message.get("body", b""))
+            total = max(total, counted)
+        if total > max_bytes:
+            raise TooLargeError(f"the request has more than {max_bytes} bytes")
+        return message
+
+    return receive_limited
+
+
+async def read_body(receive: Receive) -> bytes:
+    """The whole request body. Raises ClientDisconnect when it ends before that."""
     parts: list[bytes] = []
-    total = 0
     more = True
     while more:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
         parts.append(message.get("body", b""))
-        total += len(parts[-1])
-        if total > max_bytes:
-            raise TooLargeError(f"the request has more than {max_bytes} bytes")
         more = message.get("more_body", False)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 

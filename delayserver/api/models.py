@@ -6,7 +6,15 @@ or integer milliseconds since the epoch. Threads: values.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StringConstraints,
+    WithJsonSchema,
+)
 
 from delayserver.errors import InputError
 from delayserver.times import parse_duration_ms
@@ -19,20 +27,46 @@ def _duration(value: Any) -> int:
         raise ValueError(error.detail) from error
 
 
-DurationMs = Annotated[
-    int,
-    BeforeValidator(_duration),
-    WithJsonSchema(
+def _when(value: Any) -> Any:
+    """Read later, by the same code as on the hot path."""
+    if isinstance(value, bool) or not isinstance(value, int | str | None):
+        raise ValueError("a whole number or text")
+    return value
+
+
+_DURATION: dict[str, Any] = {
+    "anyOf": [
+        {"type": "integer", "minimum": 0},
         {
-            "anyOf": [
-                {"type": "integer", "minimum": 0, "maximum": 10**12},
-                {"type": "string", "pattern": r"^[0-9]{1,6}(ms|s|m|h|d)$"},
-            ],
-            "description": "milliseconds, or text such as 500ms, 30s, 1h30m, 2d",
-            "examples": ["30s"],
-        }
-    ),
+            "type": "string",
+            "pattern": r"^(?=.)([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?$",
+        },
+    ],
+    "description": "milliseconds, or text such as 500ms, 30s, 1h30m, 2d",
+}
+_TIME: dict[str, Any] = {
+    "anyOf": [{"type": "integer"}, {"type": "string", "format": "date-time"}],
+    "description": "RFC 3339 with an offset, or milliseconds since the epoch",
+}
+_NULL = {"type": "null"}
+HOUR_MS = 3_600_000
+WEEK_MS = 7 * 24 * HOUR_MS
+
+DurationMs = Annotated[
+    int, BeforeValidator(_duration), WithJsonSchema({**_DURATION, "examples": ["30s"]})
 ]
+LeaseMs = Annotated[DurationMs, Field(ge=1, le=WEEK_MS)]
+Delay = Annotated[
+    int | str | None,
+    PlainValidator(_when),
+    WithJsonSchema({**_DURATION, "anyOf": [*_DURATION["anyOf"], _NULL]}),
+]
+DeliverAt = Annotated[
+    int | str | None,
+    PlainValidator(_when),
+    WithJsonSchema({**_TIME, "anyOf": [*_TIME["anyOf"], _NULL]}),
+]
+Key = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Pattern = Annotated[
     str,
@@ -41,16 +75,16 @@ Pattern = Annotated[
 
 
 class Strict(BaseModel):
-    """Refuses fields that it does not know."""
+    """Refuses fields that it does not know, and text that is not Unicode (half a surrogate pair),
+    which pydantic looks at only where text has a length to check."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", str_min_length=0)
 
 
 class PublishModel(Strict):
     """A message to publish. Give `body` or `body_base64`, and `delay` or `deliver_at`."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={
             "examples": [
                 {"subject": "order.unpaid", "body": {"order": 1001}, "delay": "30m", "key": "1001"}
@@ -61,10 +95,10 @@ class PublishModel(Strict):
     subject: Name
     body: Any = None
     body_base64: str | None = None
-    delay: int | str | None = Field(None, description="from now, such as 30m")
-    deliver_at: int | str | None = Field(None, description="RFC 3339 with an offset")
-    key: str | None = Field(None, min_length=1, max_length=256)
-    headers: dict[str, str] | None = None
+    delay: Delay = None
+    deliver_at: DeliverAt = None
+    key: Key | None = Field(None, description="1 to 256 bytes; the same key: the same message")
+    headers: dict[str, str] | None = Field(None, description="sent along with a webhook")
 
 
 class PublishUnderKeyModel(Strict):
@@ -72,8 +106,8 @@ class PublishUnderKeyModel(Strict):
 
     body: Any = None
     body_base64: str | None = None
-    delay: int | str | None = None
-    deliver_at: int | str | None = None
+    delay: Delay = None
+    deliver_at: DeliverAt = None
     headers: dict[str, str] | None = None
 
 
@@ -115,9 +149,9 @@ class MessageModel(BaseModel):
     state: Literal["scheduled", "delivering", "delivered", "cancelled", "dead"]
     attempts: int
     headers: dict[str, str]
+    deliveries: list[DeliveryModel]
     body: Any = None
     body_base64: str | None = None
-    deliveries: list[DeliveryModel]
 
 
 class StateModel(BaseModel):
@@ -130,8 +164,10 @@ class StateModel(BaseModel):
 class MoveModel(Strict):
     """A new due time: give one of the two."""
 
-    delay: int | str | None = Field(None, examples=["10m"])
-    deliver_at: int | str | None = None
+    model_config = ConfigDict(json_schema_extra={"examples": [{"delay": "10m"}]})
+
+    delay: Delay = None
+    deliver_at: DeliverAt = None
 
 
 class MovedModel(BaseModel):
@@ -175,7 +211,7 @@ class CancelledModel(BaseModel):
 class RetryModel(Strict):
     """When a failed webhook is tried again."""
 
-    max_attempts: int = Field(10, ge=1, le=100)
+    max_attempts: int = Field(10, strict=True, ge=1, le=100)
     backoff: list[DurationMs] = Field(
         default=[], max_length=100, description="waits before the attempts after the first"
     )
@@ -185,7 +221,6 @@ class SubscriptionModel(Strict):
     """Who gets the messages of a subject."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={
             "examples": [
                 {
@@ -202,10 +237,10 @@ class SubscriptionModel(Strict):
     type: Literal["webhook", "pull"]
     url: str | None = Field(None, max_length=2048, description="webhook: where to POST")
     secret: str | None = Field(None, description="webhook: whsec_…, signs every request")
-    timeout: DurationMs = Field(15_000, description="webhook: time for an answer")
-    max_in_flight: int | None = Field(None, ge=1, le=10_000)
+    timeout: DurationMs = Field(15_000, ge=1, le=HOUR_MS, description="webhook: time for an answer")
+    max_in_flight: int | None = Field(None, strict=True, ge=1, le=10_000)
     retry: RetryModel = RetryModel()
-    lease: DurationMs = Field(30_000, description="pull: time to acknowledge")
+    lease: LeaseMs = Field(30_000, description="pull: time to acknowledge")
 
 
 class SubscriptionViewModel(BaseModel):
@@ -235,9 +270,9 @@ class SubscriptionsModel(BaseModel):
 class PullModel(Strict):
     """What a consumer wants."""
 
-    max: int = Field(100, ge=1, le=10_000)
+    max: int = Field(100, strict=True, ge=1, le=10_000)
     wait: DurationMs = Field(0, le=60_000, description="how long to wait for the first message")
-    lease: DurationMs | None = Field(None, description="default: that of the subscription")
+    lease: LeaseMs | None = Field(None, description="default: that of the subscription")
 
 
 class LeasesModel(Strict):
@@ -255,7 +290,27 @@ class NackModel(LeasesModel):
 class ExtendModel(LeasesModel):
     """Messages that need more time."""
 
-    lease: DurationMs
+    lease: LeaseMs
+
+
+class PulledModel(BaseModel):
+    """A message that is leased to the consumer that pulled it."""
+
+    id: str
+    subject: str
+    key: str | None
+    headers: dict[str, str]
+    deliver_at: str
+    attempt: int
+    lease: str = Field(description="to be named in ack, nack and extend")
+    body: Any = None
+    body_base64: str | None = None
+
+
+class PulledListModel(BaseModel):
+    """What is due; empty when nothing fell due in time."""
+
+    messages: list[PulledModel]
 
 
 class AckedModel(BaseModel):
@@ -313,12 +368,19 @@ class RedrivenModel(BaseModel):
     redriven: int
 
 
+class FieldErrorModel(BaseModel):
+    """One bad field."""
+
+    pointer: str = Field(description="a JSON pointer (RFC 6901); empty: the whole document")
+    detail: str
+
+
 class ProblemModel(BaseModel):
-    """RFC 9457."""
+    """What went wrong, where, and what to do (RFC 9457)."""
 
     type: str
     title: str
     status: int
     detail: str
-    errors: list[dict[str, str]] | None = None
-    state: str | None = None
+    errors: list[FieldErrorModel] | None = None
+    state: str | None = Field(None, description="with 409: the state that the message is in")

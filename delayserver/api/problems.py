@@ -25,6 +25,8 @@ from storage.errors import DamageError, DiskFullError, StorageError
 MEDIA_TYPE = "application/problem+json"
 POINTED_ERRORS_MAX = 1000
 STOPPING_RETRY_AFTER_MS = 2000
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for a document that is not what it should be."""
 
 
 class FieldError(msgspec.Struct, omit_defaults=True):
@@ -62,13 +64,18 @@ class Problem:
         return msgspec.json.encode(self.document)
 
 
+def pointer_to(*steps: str | int) -> str:
+    """A JSON pointer (RFC 6901)."""
+    return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)
+
+
 def _problem(name: str, title: str, status: int, error: Exception) -> Problem:
     document = ProblemDocument(f"urn:delayserver:problem:{name}", title, status, str(error))
     return Problem(document)
 
 
 def problem_of(error: Exception) -> Problem:
-    """The answer to an error of ours. An error that is not ours is a bug, and is raised again."""
+    """The answer to an error. One that is not of our trees is a bug; whoever asks logs it."""
     match error:
         case TooLargeError():
             problem = _problem("too-large", "The request is too large", 413, error)
@@ -104,7 +111,8 @@ def problem_of(error: Exception) -> Problem:
         case DelayServerError() | StorageError():
             problem = _problem("internal", "The server failed", 500, error)
         case _:
-            raise error
+            problem = _problem("internal", "The server failed", 500, error)
+            problem.document.detail = "an unexpected error, which is in the server's log"
     return problem
 
 
@@ -115,18 +123,22 @@ def _seconds(duration_ms: int) -> str:
 _AT = re.compile(r"^(?P<detail>.*) - at `(?P<path>.*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"unknown field `(?P<name>.*)`")
 _MISSING = re.compile(r"missing required field `(?P<name>.*)`")
-_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 
-def input_error(error: msgspec.DecodeError, pointer: str = "") -> InputError:
-    """A decoder's error with a JSON pointer to the field, below `pointer`."""
+def input_error(error: Exception, pointer: str = "") -> InputError:
+    """A decoder's error (UNREADABLE) with a JSON pointer to the field, below `pointer`."""
+    if isinstance(error, UnicodeDecodeError):
+        return InputError(f"not UTF-8: {error.reason} (byte {error.start})", pointer)
+    if isinstance(error, RecursionError):
+        return InputError("nested too deeply", pointer)
     text = str(error)
     found = _AT.match(text)
     if found is not None:
         text = found["detail"]
         for name, index in _STEP.findall(found["path"]):
-            pointer += "/" + (name or index)
+            pointer += pointer_to(name or index)
     named = _UNKNOWN.search(text) or _MISSING.search(text)
     if named is not None:
-        pointer += "/" + named["name"]
+        pointer += pointer_to(named["name"])
     return InputError(text, pointer)

@@ -12,11 +12,13 @@ Cost: 12 µs per request, where ASGI alone costs 30 µs. Threads: belongs to the
 
 from functools import partial
 from http import HTTPStatus
+from typing import TypeAlias, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from delayserver.api.access import Access
 from delayserver.api.hot import BATCH_PATH, MESSAGES_PATH, Answer, Hot, header, problem_answer
+from delayserver.api.problems import MEDIA_TYPE, Problem, ProblemDocument
 from delayserver.errors import AccessError
 
 _PATHS = {MESSAGES_PATH.encode(): MESSAGES_PATH, BATCH_PATH.encode(): BATCH_PATH}
@@ -33,13 +35,26 @@ def make_protocol(hot: Hot, access: Access) -> type[HttpToolsProtocol]:
 class _Cycle:
     """What uvicorn's protocol wants to know of a request that is being answered here."""
 
-    __slots__ = ("disconnected", "keep_alive", "message_event", "response_complete")
+    __slots__ = ("disconnected", "keep_alive", "message_event", "more_body", "response_complete")
 
     def __init__(self, keep_alive: bool) -> None:
         self.keep_alive = keep_alive
+        self.more_body = True
         self.response_complete = False
         self.disconnected = False
         self.message_event = _NO_EVENT
+
+
+_AnyCycle: TypeAlias = _Cycle | RequestResponseCycle
+_NOT_HTTP = Answer(
+    400,
+    Problem(
+        ProblemDocument(
+            "about:blank", "Bad Request", 400, "what came in is not an HTTP/1.1 request"
+        )
+    ).encode(),
+    content_type=MEDIA_TYPE.encode(),
+)
 
 
 class _NoEvent:
@@ -83,14 +98,19 @@ class _HotProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def _is_ours(self, path: str) -> bool:
-        parser, cycle = self.parser, self.cycle
+        parser = self.parser
         if parser.get_method() != b"POST" or self.expect_100_continue or parser.should_upgrade():
             return False
-        if parser.get_http_version() != "1.1" or not (cycle is None or cycle.response_complete):
+        if parser.get_http_version() != "1.1" or self._unanswered() is not None:
             return False
         length = header(self.headers, b"content-length")
         # Without a length, or with one that is too long: uvicorn's way knows what to do.
         return length.isdigit() and int(length) <= self.hot.max_bytes(path)
+
+    def _unanswered(self) -> _AnyCycle | None:
+        """The request that began last, as long as it has no answer."""
+        cycle = cast(_AnyCycle | None, self.cycle)
+        return None if cycle is None or cycle.response_complete else cycle
 
     def on_body(self, body: bytes) -> None:
         if self._path:
@@ -103,25 +123,27 @@ class _HotProtocol(HttpToolsProtocol):
             super().on_message_complete()
             return
         path, self._path = self._path, ""
+        cycle = self.cycle
+        cycle.more_body = False
         try:
             self.access.check(self.headers)
         except AccessError as error:
-            self._write(problem_answer(error))
+            self._write(cycle, problem_answer(error))
             return
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         answer = self.hot.answer(path, data, header(self.headers, b"content-type"))
         if answer.group is None:
-            self._write(answer)
+            self._write(cycle, answer)
         else:
-            answer.group.when_durable(partial(self._when_durable, answer))
+            # Until then the next request may come in, and `self.cycle` be that one's.
+            answer.group.when_durable(partial(self._when_durable, cycle, answer))
 
     # ── answers ────────────────────────────────────────────────────────────────────────────────
 
-    def _when_durable(self, answer: Answer, error: Exception | None) -> None:
-        self._write(answer if error is None else problem_answer(error))
+    def _when_durable(self, cycle: _AnyCycle, answer: Answer, error: Exception | None) -> None:
+        self._write(cycle, answer if error is None else problem_answer(error))
 
-    def _write(self, answer: Answer) -> None:
-        cycle = self.cycle
+    def _write(self, cycle: _AnyCycle, answer: Answer) -> None:
         cycle.response_complete = True
         if self.transport.is_closing():
             return
@@ -138,6 +160,17 @@ class _HotProtocol(HttpToolsProtocol):
             self.transport.write(b"%bconnection: close\r\n\r\n%b" % (head, answer.body))
             self.transport.close()
         self.on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What came in last is not HTTP. A whole request before it is answered nevertheless."""
+        cycle = self._unanswered()
+        if cycle is not None and not cycle.more_body:
+            cycle.keep_alive = False
+            self.flow.pause_reading()
+        elif self.pipeline:
+            self.transport.close()  # an answer now would be taken for that to an earlier request
+        else:
+            self._write(_Cycle(keep_alive=False), _NOT_HTTP)
 
     # ── idle connections ───────────────────────────────────────────────────────────────────────
     # One timer per connection that looks now and then, not one per request.
@@ -168,7 +201,7 @@ class _HotProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         idle_s = self.loop.time() - self._idle_since
-        busy = self.cycle is not None and not self.cycle.response_complete
+        busy = self._unanswered() is not None
         if busy or idle_s < self.timeout_keep_alive:
             self._watch_idleness(max(0.1, self.timeout_keep_alive - (0 if busy else idle_s)))
         else:

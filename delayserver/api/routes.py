@@ -1,43 +1,75 @@
 """Every call that is not hot, on FastAPI. What each does is in its docstring, which OpenAPI shows.
 
+Statuses that may come with every call are added in `openapi`.
+
 Cost: about 100 µs per call. Threads: belongs to the event loop.
 """
 
-import base64
-from typing import Annotated, Any
+import asyncio
+from collections.abc import Awaitable
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Body, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.requests import ClientDisconnect
 
 from delayserver.api import models
-from delayserver.api.hot import Hot, HotPath, read_body
+from delayserver.api.documents import (
+    DeadLettersDocument,
+    PulledListDocument,
+    dead_letter_document,
+    encode,
+    message_document,
+    pulled_document,
+)
+from delayserver.api.hot import HotPath, read_body
 from delayserver.api.intake import SUBJECT_PATTERN, Intake, check_key
+from delayserver.api.openapi import batch_body, json_body
 from delayserver.delivery.webhook import RetryPolicy
 from delayserver.errors import ConflictError, InputError, NotFoundError
-from delayserver.message import Content, Payload, State
-from delayserver.server import MessageView, Server
+from delayserver.message import State
+from delayserver.server import Server
 from delayserver.signing import WebhookSecret
 from delayserver.subscriptions import Subscription
 from delayserver.targets import TargetPolicy
 from delayserver.times import format_duration, format_time, parse_duration_ms
 
 PAGE_MAX = 1000
+SEQ_MAX = 2**64 - 1
 _PULL_DEFAULTS = models.PullModel()
 _REDRIVE_ALL = models.RedriveModel()
 
+T = TypeVar("T")
+Responses = dict[int | str, dict[str, Any]]
+
 _PROBLEM: dict[str, Any] = {"model": models.ProblemModel}
-INVALID: dict[int | str, dict[str, Any]] = {422: _PROBLEM, 503: _PROBLEM}
-MISSING: dict[int | str, dict[str, Any]] = {404: _PROBLEM, **INVALID}
-CONFLICT: dict[int | str, dict[str, Any]] = {409: _PROBLEM, **MISSING}
-PUBLISH: dict[int | str, dict[str, Any]] = {
-    409: _PROBLEM,
-    413: _PROBLEM,
-    507: _PROBLEM,
-    **INVALID,
-}
+INVALID: Responses = {422: _PROBLEM, 503: _PROBLEM}
+MISSING: Responses = {404: _PROBLEM, **INVALID}
+CONFLICT: Responses = {409: _PROBLEM, **MISSING}
+PUBLISH: Responses = {409: _PROBLEM, 507: _PROBLEM, **INVALID}
+STORED: Responses = {500: _PROBLEM}
+"""What is read from the disk may turn out to be damaged."""
+LOGGED: Responses = {507: _PROBLEM}
+"""What is recorded may find the disk full."""
+
+
+class _KeyConvertor(Convertor[str]):
+    """The rest of the path, slashes and line breaks included."""
+
+    regex = "(?s:.*)"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("key", _KeyConvertor())
 
 SubjectPath = Annotated[str, Path(pattern=f"^{SUBJECT_PATTERN}$")]
 KeyPath = Annotated[str, Path(description="the key of the message")]
@@ -48,7 +80,6 @@ def make_router(
     server: Server,
     intake: Intake,
     path: HotPath,
-    hot: Hot,
     targets: TargetPolicy,
     registry: CollectorRegistry,
 ) -> APIRouter:
@@ -67,7 +98,7 @@ def make_router(
             200: {"model": models.PublishedModel, "description": "the key was published before"},
             **PUBLISH,
         },
-        openapi_extra=_json_body("PublishModel"),
+        openapi_extra=json_body(models.PublishModel),
     )
     async def publish(request: Request) -> Response:
         """Publish a message: it is durable when this answers."""
@@ -78,13 +109,13 @@ def make_router(
         tags=["messages"],
         response_model=models.BatchModel,
         responses=PUBLISH,
-        openapi_extra=_batch_body(),
+        openapi_extra=batch_body(),
     )
     async def publish_batch(request: Request) -> Response:
         """Publish up to 10,000 messages, all or none: JSON array, NDJSON or MessagePack."""
         return _Forward(path.publish, request)
 
-    @router.post("/v1/messages/cancel", tags=["messages"], responses=INVALID)
+    @router.post("/v1/messages/cancel", tags=["messages"], responses=INVALID | LOGGED)
     async def cancel_many(request: models.CancelModel) -> models.CancelledModel:
         """Cancel many messages by id and by key; one result for each."""
         results: list[models.CancelResultModel] = []
@@ -105,20 +136,27 @@ def make_router(
 
     # ── one message ────────────────────────────────────────────────────────────────────────────
 
-    @router.get("/v1/messages/{message_id}", tags=["messages"], responses=MISSING)
-    async def get_message(message_id: str) -> models.MessageModel:
+    @router.get(
+        "/v1/messages/{message_id}",
+        tags=["messages"],
+        response_model=models.MessageModel,
+        responses=MISSING | STORED,
+    )
+    async def get_message(message_id: str) -> Response:
         """A message, its state, and what became of it."""
         found = engine.messages.message_id(message_id)
-        return _message(await server.look_up(found.seq, found.due_ms))
+        return _json(message_document(await server.look_up(found.seq, found.due_ms)))
 
-    @router.delete("/v1/messages/{message_id}", tags=["messages"], responses=CONFLICT)
+    @router.delete("/v1/messages/{message_id}", tags=["messages"], responses=CONFLICT | LOGGED)
     async def cancel_message(message_id: str) -> models.StateModel:
         """Cancel a message: when this answers, it will never be delivered, crash or not."""
         found = engine.messages.message_id(message_id)
         await server.cancel(found.seq, found.due_ms)
         return models.StateModel(id=message_id, state=State.CANCELLED)
 
-    @router.patch("/v1/messages/{message_id}", tags=["messages"], responses=CONFLICT)
+    @router.patch(
+        "/v1/messages/{message_id}", tags=["messages"], responses=CONFLICT | STORED | LOGGED
+    )
     async def move_message(message_id: str, move: models.MoveModel) -> models.MovedModel:
         """Give a message a new due time; its id stays."""
         found = engine.messages.message_id(message_id)
@@ -126,13 +164,20 @@ def make_router(
 
     # ── one message, by key ────────────────────────────────────────────────────────────────────
 
-    @router.get("/v1/subjects/{subject}/keys/{key:path}", tags=["keys"], responses=MISSING)
-    async def get_by_key(subject: SubjectPath, key: KeyPath) -> models.MessageModel:
+    @router.get(
+        "/v1/subjects/{subject}/keys/{key:key}",
+        tags=["keys"],
+        response_model=models.MessageModel,
+        responses=MISSING | STORED,
+    )
+    async def get_by_key(subject: SubjectPath, key: KeyPath) -> Response:
         """The message that a key stands for."""
         found = engine.messages.by_key(subject, key)
-        return _message(await server.look_up(found.seq, found.due_ms))
+        return _json(message_document(await server.look_up(found.seq, found.due_ms)))
 
-    @router.delete("/v1/subjects/{subject}/keys/{key:path}", tags=["keys"], responses=CONFLICT)
+    @router.delete(
+        "/v1/subjects/{subject}/keys/{key:key}", tags=["keys"], responses=CONFLICT | LOGGED
+    )
     async def cancel_by_key(subject: SubjectPath, key: KeyPath) -> models.StateModel:
         """Cancel the message that a key stands for."""
         found = engine.messages.by_key(subject, key)
@@ -140,7 +185,11 @@ def make_router(
         message_id = engine.ids.encode(found.due_ms, found.seq)
         return models.StateModel(id=message_id, state=State.CANCELLED)
 
-    @router.patch("/v1/subjects/{subject}/keys/{key:path}", tags=["keys"], responses=CONFLICT)
+    @router.patch(
+        "/v1/subjects/{subject}/keys/{key:key}",
+        tags=["keys"],
+        responses=CONFLICT | STORED | LOGGED,
+    )
     async def move_by_key(
         subject: SubjectPath, key: KeyPath, move: models.MoveModel
     ) -> models.MovedModel:
@@ -149,7 +198,7 @@ def make_router(
         return await _move(server, intake, found.seq, found.due_ms, move)
 
     @router.put(
-        "/v1/subjects/{subject}/keys/{key:path}",
+        "/v1/subjects/{subject}/keys/{key:key}",
         tags=["keys"],
         status_code=201,
         response_model=models.PublishedModel,
@@ -157,12 +206,12 @@ def make_router(
             200: {"model": models.PublishedModel, "description": "a message was replaced"},
             **PUBLISH,
         },
-        openapi_extra=_json_body("PublishUnderKeyModel"),
+        openapi_extra=json_body(models.PublishUnderKeyModel, required=False),
     )
     async def put_by_key(subject: SubjectPath, key: KeyPath, request: Request) -> Response:
         """Publish, or replace what waits under the key: a timer that each call pushes back."""
         check_key(key)
-        data = await read_body(request.receive, hot.one_max_bytes)
+        data = await read_body(request.receive)
         message = intake.under_key(data, subject, key, server.clock())
         published, replaced = engine.messages.replace(message, server.clock())
         await server.durable(published.group)
@@ -185,7 +234,12 @@ def make_router(
     @router.put(
         "/v1/subscriptions/{name}",
         tags=["subscriptions"],
-        responses={201: {"model": models.SubscriptionViewModel}, **CONFLICT},
+        responses={
+            201: {"model": models.SubscriptionViewModel, "description": "Created"},
+            409: _PROBLEM,
+            **INVALID,
+            **LOGGED,
+        },
     )
     async def put_subscription(
         name: NamePath, wanted: models.SubscriptionModel, response: Response
@@ -211,51 +265,51 @@ def make_router(
         return _view(server, engine.subscription(name))
 
     @router.delete(
-        "/v1/subscriptions/{name}", tags=["subscriptions"], status_code=204, responses=MISSING
+        "/v1/subscriptions/{name}",
+        tags=["subscriptions"],
+        status_code=204,
+        responses=MISSING | LOGGED,
     )
     async def delete_subscription(name: NamePath) -> None:
         """Delete a subscription. What only it was to get waits for the next one that matches."""
         await _change(server, name, deleted=True)
 
-    @router.post("/v1/subscriptions/{name}/pause", tags=["subscriptions"], responses=MISSING)
+    @router.post(
+        "/v1/subscriptions/{name}/pause", tags=["subscriptions"], responses=MISSING | LOGGED
+    )
     async def pause(name: NamePath) -> models.SubscriptionViewModel:
         """Deliver nothing until it is resumed; what falls due waits."""
         return _view(server, await _change(server, name, paused=True))
 
-    @router.post("/v1/subscriptions/{name}/resume", tags=["subscriptions"], responses=MISSING)
+    @router.post(
+        "/v1/subscriptions/{name}/resume", tags=["subscriptions"], responses=MISSING | LOGGED
+    )
     async def resume(name: NamePath) -> models.SubscriptionViewModel:
         """Deliver again."""
         return _view(server, await _change(server, name, paused=False))
 
     # ── pull ───────────────────────────────────────────────────────────────────────────────────
 
-    @router.post("/v1/subscriptions/{name}/pull", tags=["pull"], responses=CONFLICT)
+    @router.post(
+        "/v1/subscriptions/{name}/pull",
+        tags=["pull"],
+        response_model=models.PulledListModel,
+        responses=CONFLICT,
+    )
     async def pull(
-        name: NamePath, wanted: Annotated[models.PullModel, Body()] = _PULL_DEFAULTS
+        name: NamePath,
+        request: Request,
+        wanted: Annotated[models.PullModel, Body()] = _PULL_DEFAULTS,
     ) -> Response:
-        """Messages that are due, each with a lease; waits for the first one up to `wait`.
-
-        Answers `{"messages": [{id, subject, key, headers, body or body_base64, deliver_at,
-        attempt, lease}]}`."""
+        """Messages that are due, each with a lease; waits for the first one up to `wait`."""
         subscription = engine.subscription(name)
         if subscription.type != "pull":
             raise ConflictError(f"the subscription {name!r} is a webhook")
         lease_ms = subscription.lease_ms if wanted.lease is None else wanted.lease
-        pulled = await server.pull(subscription, wanted.max, wanted.wait, lease_ms)
-        documents = [
-            _PulledDocument(
-                delivery.message_id,
-                delivery.subject,
-                delivery.payload.key,
-                delivery.payload.headers or {},
-                *_raw_body(delivery.payload),
-                format_time(delivery.origin.due_ms),
-                delivery.attempt,
-                lease,
-            )
-            for delivery, lease in pulled
-        ]
-        return Response(_encode({"messages": documents}), media_type="application/json")
+        pulled = await _while_connected(
+            request, server.pull(subscription, wanted.max, wanted.wait, lease_ms)
+        )
+        return _json(PulledListDocument([pulled_document(*one) for one in pulled]))
 
     @router.post("/v1/subscriptions/{name}/ack", tags=["pull"], responses=MISSING)
     async def ack(name: NamePath, leases: models.LeasesModel) -> models.AckedModel:
@@ -264,10 +318,11 @@ def make_router(
         expired = await server.ack(leases.leases)
         return models.AckedModel(acked=len(leases.leases) - len(expired), expired=expired)
 
-    @router.post("/v1/subscriptions/{name}/nack", tags=["pull"], responses=MISSING)
+    @router.post("/v1/subscriptions/{name}/nack", tags=["pull"], responses=MISSING | LOGGED)
     async def nack(name: NamePath, leases: models.NackModel) -> models.NackedModel:
         """These are not done: deliver them again, now or after `delay`."""
         engine.subscription(name)
+        intake.check_wait(leases.delay, "/delay")
         expired = await server.nack(leases.leases, leases.delay)
         return models.NackedModel(nacked=len(leases.leases) - len(expired), expired=expired)
 
@@ -280,36 +335,32 @@ def make_router(
 
     # ── dead letters ───────────────────────────────────────────────────────────────────────────
 
-    @router.get("/v1/subscriptions/{name}/dead-letters", tags=["dead letters"], responses=MISSING)
+    @router.get(
+        "/v1/subscriptions/{name}/dead-letters",
+        tags=["dead letters"],
+        response_model=models.DeadLettersModel,
+        responses=MISSING | STORED,
+    )
     async def list_dead_letters(
         name: NamePath,
         limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
         cursor: Annotated[str | None, Query(pattern="^[0-9]{1,20}$")] = None,
-    ) -> models.DeadLettersModel:
+    ) -> Response:
         """Messages that no attempt delivered, in the order in which they were published."""
         subscription = engine.subscription(name)
-        letters = await server.dead_letters(subscription, int(cursor or 0), limit + 1)
-        page = letters[:limit]
-        return models.DeadLettersModel(
-            dead_letters=[
-                models.DeadLetterModel(
-                    dead_letter=str(letter.entry_seq),
-                    id=letter.message_id,
-                    subject=letter.subject,
-                    key=letter.payload.key,
-                    reason=letter.reason,
-                    attempts=letter.attempts,
-                    died_at=format_time(letter.died_ms),
-                    headers=letter.payload.headers or {},
-                    **_body(letter.payload),
-                )
-                for letter in page
-            ],
-            cursor=str(letters[limit].entry_seq) if len(letters) > limit else None,
+        from_seq = min(int(cursor or 0), SEQ_MAX)
+        letters = await server.dead_letters(subscription, from_seq, limit + 1)
+        return _json(
+            DeadLettersDocument(
+                [dead_letter_document(letter) for letter in letters[:limit]],
+                cursor=str(letters[limit].entry_seq) if len(letters) > limit else None,
+            )
         )
 
     @router.post(
-        "/v1/subscriptions/{name}/dead-letters/redrive", tags=["dead letters"], responses=MISSING
+        "/v1/subscriptions/{name}/dead-letters/redrive",
+        tags=["dead letters"],
+        responses=MISSING | STORED | LOGGED,
     )
     async def redrive(
         name: NamePath, which: Annotated[models.RedriveModel, Body()] = _REDRIVE_ALL
@@ -322,7 +373,7 @@ def make_router(
         "/v1/subscriptions/{name}/dead-letters/{message_id}",
         tags=["dead letters"],
         status_code=204,
-        responses=MISSING,
+        responses=MISSING | LOGGED,
     )
     async def discard(name: NamePath, message_id: str) -> None:
         """Delete a dead letter, by message id."""
@@ -360,35 +411,29 @@ def make_router(
     return router
 
 
-_encode = msgspec.json.Encoder().encode
+def _json(document: msgspec.Struct) -> Response:
+    return Response(encode(document), media_type="application/json")
 
 
-class _PulledDocument(msgspec.Struct, omit_defaults=True):
-    """A pulled message. JSON bodies go through as they were published."""
+async def _while_connected(request: Request, work: Awaitable[T]) -> T:
+    """The result of a wait that nobody but this client has an interest in.
 
-    id: str
-    subject: str
-    key: str | None
-    headers: dict[str, str]
-    body: msgspec.Raw | msgspec.UnsetType
-    body_base64: str | msgspec.UnsetType
-    deliver_at: str
-    attempt: int
-    lease: str
-
-
-def _raw_body(
-    payload: Payload,
-) -> tuple[msgspec.Raw | msgspec.UnsetType, str | msgspec.UnsetType]:
-    if payload.content == Content.JSON:
-        return msgspec.Raw(payload.body), msgspec.UNSET
-    return msgspec.UNSET, base64.b64encode(payload.body).decode()
+    Raises ClientDisconnect when the client is gone before."""
+    waiting = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            raise ClientDisconnect
+        return waiting.result()
+    finally:
+        waiting.cancel()
+        gone.cancel()
 
 
-def _body(payload: Payload) -> dict[str, Any]:
-    if payload.content == Content.JSON:
-        return {"body": msgspec.json.decode(payload.body)}
-    return {"body_base64": base64.b64encode(payload.body).decode()}
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 class _Forward(Response):
@@ -401,26 +446,6 @@ class _Forward(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await self._handler(scope, self._request.receive, send)
-
-
-def _json_body(model: str) -> dict[str, Any]:
-    schema = getattr(models, model).model_json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def _batch_body() -> dict[str, Any]:
-    schema = models.PublishModel.model_json_schema()
-    items = {"type": "array", "items": schema, "maxItems": 10_000}
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {"schema": items},
-                "application/x-ndjson": {"schema": {"type": "string"}},
-                "application/msgpack": {"schema": {"type": "string", "format": "binary"}},
-            },
-        }
-    }
 
 
 def _cancel_one(server: Server, find: Any, result: models.CancelResultModel) -> None:
@@ -436,39 +461,12 @@ def _cancel_one(server: Server, find: Any, result: models.CancelResultModel) -> 
         result.error = str(error)
 
 
-def _message(view: MessageView) -> models.MessageModel:
-    payload = view.payload
-    return models.MessageModel(
-        id=view.message_id,
-        subject=view.subject,
-        key=payload.key,
-        deliver_at=format_time(view.due_ms),
-        state=view.state.value,
-        attempts=view.attempts,
-        headers=payload.headers or {},
-        deliveries=[
-            models.DeliveryModel(
-                subscription=delivery.subscription,
-                state=delivery.state,
-                attempt=delivery.attempt,
-                at=format_time(delivery.at_ms),
-            )
-            for delivery in view.deliveries
-        ],
-        **_body(payload),
-    )
-
-
 async def _move(
     server: Server, intake: Intake, seq: int, due_ms: int, move: models.MoveModel
 ) -> models.MovedModel:
     if move.delay is None and move.deliver_at is None:
         raise InputError("give delay or deliver_at", "/delay")
-    new_due_ms = intake.due_ms(
-        msgspec.UNSET if move.delay is None else move.delay,
-        msgspec.UNSET if move.deliver_at is None else move.deliver_at,
-        server.clock(),
-    )
+    new_due_ms = intake.due_ms(move.delay, move.deliver_at, server.clock())
     await server.move(seq, due_ms, new_due_ms)
     return models.MovedModel(
         id=server.engine.ids.encode(due_ms, seq),
@@ -501,8 +499,6 @@ def _subscription(
         RetryPolicy(wanted.retry.max_attempts, *([backoff_ms] if backoff_ms else []))
     except InputError as error:
         raise error.below("/retry") from error
-    if not webhook and wanted.lease == 0:
-        raise InputError("a lease is longer than nothing", "/lease")
     return Subscription(
         id=existing.id if existing else registry.next_id(),
         name=name,

@@ -1,0 +1,140 @@
+"""Answers that hold messages: their bodies go out byte for byte as they were published.
+
+A body is JSON that nobody decodes: neither a number that is too long for a float nor the order of
+the fields changes on its way. The models of the same names describe these documents in OpenAPI.
+
+Cost: 1 µs per message. Threads: values.
+"""
+
+import base64
+
+import msgspec
+
+from delayserver.message import Content, Delivery, Payload
+from delayserver.server import DeadLetterView, MessageView
+from delayserver.times import format_time
+
+_UNSET = msgspec.UNSET
+_Unset = msgspec.UnsetType
+
+encode = msgspec.json.Encoder().encode
+
+
+class DeliveryDocument(msgspec.Struct):
+    """What became of a message at one subscription."""
+
+    subscription: str
+    state: str
+    attempt: int
+    at: str
+
+
+class MessageDocument(msgspec.Struct):
+    """A message and its state."""
+
+    id: str
+    subject: str
+    key: str | None
+    deliver_at: str
+    state: str
+    attempts: int
+    headers: dict[str, str]
+    deliveries: list[DeliveryDocument]
+    body: msgspec.Raw | _Unset = _UNSET
+    body_base64: str | _Unset = _UNSET
+
+
+class PulledDocument(msgspec.Struct):
+    """A message and its lease."""
+
+    id: str
+    subject: str
+    key: str | None
+    headers: dict[str, str]
+    deliver_at: str
+    attempt: int
+    lease: str
+    body: msgspec.Raw | _Unset = _UNSET
+    body_base64: str | _Unset = _UNSET
+
+
+class PulledListDocument(msgspec.Struct):
+    """The answer to a pull."""
+
+    messages: list[PulledDocument]
+
+
+class DeadLetterDocument(msgspec.Struct):
+    """A message that no attempt delivered."""
+
+    dead_letter: str
+    id: str
+    subject: str
+    key: str | None
+    reason: str
+    attempts: int
+    died_at: str
+    headers: dict[str, str]
+    body: msgspec.Raw | _Unset = _UNSET
+    body_base64: str | _Unset = _UNSET
+
+
+class DeadLettersDocument(msgspec.Struct):
+    """A page of dead letters."""
+
+    dead_letters: list[DeadLetterDocument]
+    cursor: str | None
+
+
+def message_document(view: MessageView) -> MessageDocument:
+    """What somebody who looks a message up gets."""
+    deliveries = [
+        DeliveryDocument(one.subscription, one.state, one.attempt, format_time(one.at_ms))
+        for one in view.deliveries
+    ]
+    return MessageDocument(
+        view.message_id,
+        view.subject,
+        view.payload.key,
+        format_time(view.due_ms),
+        view.state,
+        view.attempts,
+        view.payload.headers or {},
+        deliveries,
+        *_body(view.payload),
+    )
+
+
+def pulled_document(delivery: Delivery, lease: str) -> PulledDocument:
+    """What a consumer gets."""
+    return PulledDocument(
+        delivery.message_id,
+        delivery.subject,
+        delivery.payload.key,
+        delivery.payload.headers or {},
+        format_time(delivery.origin.due_ms),
+        delivery.attempt,
+        lease,
+        *_body(delivery.payload),
+    )
+
+
+def dead_letter_document(letter: DeadLetterView) -> DeadLetterDocument:
+    """What the list of dead letters holds."""
+    return DeadLetterDocument(
+        str(letter.entry_seq),
+        letter.message_id,
+        letter.subject,
+        letter.payload.key,
+        letter.reason,
+        letter.attempts,
+        format_time(letter.died_ms),
+        letter.payload.headers or {},
+        *_body(letter.payload),
+    )
+
+
+def _body(payload: Payload) -> tuple[msgspec.Raw | _Unset, str | _Unset]:
+    if payload.content == Content.JSON:
+        return msgspec.Raw(payload.body), _UNSET
+    return _UNSET, base64.b64encode(payload.body).decode()

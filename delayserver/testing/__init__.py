@@ -1,0 +1,33 @@
+"""The simulated world: the real server without threads, network, disk and clock, driven by a seed.
+
+    World ── schedules ──▶ SimulatedServer ── the real Engine, Replay, Loader, Settler, Reader,
+      │                        │              recover, and the real workers, called step by step
+      │                        ▼
+      │                    SimulatedFiles, MemoryCatalog        (storage.testing)
+      ├── clients, webhook receivers, pull consumers, a clock that jumps both ways
+      └── Ledger: what was promised, what is durable, what was received; every promise is checked
+
+A world lives many lives. Each begins with a recovery and ends with a stop, a kill, a power loss, or
+a crash in the middle of a file call; the disk may refuse or fail on the way. Then the world
+quietens down: everything that was accepted must have arrived or be a dead letter, every hour must
+retire, and nothing may be left over. The seed decides everything, so a seed that fails fails again:
+
+    python -m delayserver.testing --seed 7 --cycles 1000
+
+Rejected: comparing with a second implementation of the server. The ledger is built from the records
+that the message log made durable and from the answers that were given; both are few and simple.
+"""
+
+from delayserver.testing.ledger import Ledger, Violation
+from delayserver.testing.server import SimulatedClock, SimulatedServer, Watcher
+from delayserver.testing.world import World, run_world
+
+__all__ = [
+    "Ledger",
+    "SimulatedClock",
+    "SimulatedServer",
+    "Violation",
+    "Watcher",
+    "World",
+    "run_world",
+]

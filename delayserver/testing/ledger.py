@@ -1,0 +1,371 @@
+"""The ledger: what is durable, what was promised and what was received, kept outside the server.
+
+It learns from three sources only: groups that the message log made durable, rows that the dispatch
+log made durable, and what clients and subscribers saw. Every delivery and every answer is held
+against it at once (I1, I3–I5), the files after every recovery (I6, I7), the rest at the end.
+
+Cost: about 10 µs per record. Threads: none.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from delayserver.message import Delivery, Payload, State, decode_payload
+from delayserver.replay import Records
+from delayserver.sequencer import MESSAGE_ROW
+from delayserver.settler import DISPATCH_ROW
+from delayserver.subscriptions import Subscription, decode_subscription
+from delayserver.testing.server import SimulatedClock, SimulatedServer, Watcher
+from delayserver.wheel import Batch
+from storage.errors import DamageError
+from storage.frame import Frame, unseal
+from storage.rows import FLAG_REMOVAL, HOUR_MS, REMOVES, SCHEDULES, Outcome, RecordKind
+
+_SCHEDULES = frozenset(map(int, SCHEDULES))
+_REMOVES = frozenset(map(int, REMOVES))
+
+
+class Violation(AssertionError):
+    """A promise was broken. The message says which; the seed repeats it."""
+
+
+@dataclass(slots=True)
+class Message:
+    """A message, as the durable records tell."""
+
+    seq: int
+    due_ms: int
+    """As it was published; part of its id."""
+    subject_id: int
+    payload: Payload
+    cancelled: bool = False
+    where: dict[int, int] = field(default_factory=dict)
+    """The row that waits, by subscription (0: for all)."""
+    dead: set[int] = field(default_factory=set)
+    """Subscriptions that have it as a dead letter, or had and threw it away."""
+
+
+class Ledger(Watcher):
+    """Everything that was promised."""
+
+    def __init__(self, clock: SimulatedClock) -> None:
+        self._clock = clock
+        self.messages: dict[int, Message] = {}
+        self.subjects: dict[int, str] = {}
+        self.subscriptions: dict[int, Subscription] = {}
+        self.durable_seq = 0
+        self.counts: Counter[str] = Counter()
+        self.damage: list[DamageError] = []
+        self._entries: dict[int, tuple[int, int, int]] = {}
+        """Schedule row → due time, message, subscription."""
+        self._removed: set[tuple[int, int]] = set()
+        """Schedule row and subscription (0: all) that a durable record took away."""
+        self._filed: dict[int, list[tuple[int, int]]] = {}
+        """Hour → (seq, flags) of the rows that its schedule file must hold."""
+        self._tentative: dict[int, Records] = {}
+        self._outcomes: dict[tuple[int, int], int] = {}
+        """Schedule row and subscription → how the delivery ended; durable."""
+        self._ended: dict[tuple[int, int], int] = {}
+        """The same in this life, durable or not."""
+        self._settled: set[bytes] = set()
+        """All rows that were ever given to the dispatch log."""
+        self._on_their_way: set[tuple[int, int]] = set()
+        self._fired_until_ms = 0
+        """The latest moment at which the wheel was advanced in this life."""
+        self.received: dict[int, set[int]] = {}
+        """Message → subscriptions that saw it, whatever the server knows."""
+        self.delivered: dict[int, set[int]] = {}
+        """Message → subscriptions whose delivery is recorded."""
+        self.dropped: set[int] = set()
+
+    # ── what is durable ────────────────────────────────────────────────────────────────────────
+
+    def committed(self, rows: bytes, payload: bytes) -> None:
+        self._apply(rows, payload)
+
+    def filing(self, batch: list[Records]) -> None:
+        for records in batch:
+            first_seq = int(records.rows["seq"][0]) if len(records.rows) else 0
+            if first_seq > self.durable_seq:
+                self._tentative[first_seq] = records
+
+    def _apply(self, rows: bytes, payload: bytes) -> None:
+        for row in MESSAGE_ROW.iter_unpack(rows):
+            self._apply_record(row, payload)
+            seq = row[0]
+            if seq != self.durable_seq + 1:
+                raise Violation(f"seq {seq} follows {self.durable_seq} in the message log (I3)")
+            self.durable_seq = seq
+
+    def _apply_record(self, row: tuple[object, ...], blob: bytes) -> None:
+        (
+            seq,
+            due_ms,
+            message_seq,
+            target,
+            target_due_ms,
+            _,
+            subject_id,
+            subscription_id,
+            offset,
+            length,
+            _,
+            _,
+            kind,
+            _,
+        ) = row
+        assert isinstance(seq, int) and isinstance(due_ms, int) and isinstance(message_seq, int)
+        assert isinstance(target, int) and isinstance(target_due_ms, int)
+        assert isinstance(subject_id, int) and isinstance(subscription_id, int)
+        assert isinstance(offset, int) and isinstance(length, int) and isinstance(kind, int)
+        self.counts[RecordKind(kind).name.lower()] += 1
+        sealed = blob[offset : offset + length]
+        if kind in _SCHEDULES:
+            self._entries[seq] = (due_ms, message_seq, subscription_id)
+            self._filed.setdefault(due_ms // HOUR_MS, []).append((seq, 0))
+        if kind in _REMOVES:
+            self._filed.setdefault(target_due_ms // HOUR_MS, []).append((seq, FLAG_REMOVAL))
+            self._removed.add((target, subscription_id))
+        if kind == RecordKind.PUBLISH:
+            message = Message(seq, due_ms, subject_id, decode_payload(sealed, "", 0, seq))
+            message.where[0] = seq
+            self.messages[seq] = message
+        elif kind == RecordKind.SUBJECT:
+            self.subjects[subject_id] = (unseal(sealed) or b"").decode()
+        elif kind == RecordKind.SUBSCRIPTION:
+            definition = decode_subscription(unseal(sealed) or b"")
+            self.subscriptions[definition.id] = definition
+        else:
+            message = self.messages[message_seq]
+            if kind == RecordKind.CANCEL:
+                message.cancelled = True
+            elif kind == RecordKind.MOVE:
+                message.where[0] = seq
+            elif kind in (RecordKind.RETRY, RecordKind.REDRIVE):
+                message.where[subscription_id] = seq
+                message.dead.discard(subscription_id)
+            elif kind == RecordKind.DEAD:
+                message.dead.add(subscription_id)
+
+    # ── deliveries ─────────────────────────────────────────────────────────────────────────────
+
+    def fired(self, batches: list[Batch], now_ms: int) -> None:
+        last_ms = 0
+        self._fired_until_ms = max(self._fired_until_ms, now_ms)
+        for batch in batches:
+            for offset_ms in batch.rows["due_offset_ms"].tolist():
+                due_ms = batch.hour * HOUR_MS + offset_ms
+                if due_ms > now_ms:
+                    raise Violation(f"due at {due_ms}, fired at {now_ms}: early (I1)")
+                if due_ms < last_ms:
+                    raise Violation(f"due at {due_ms}, fired after {last_ms} (I13)")
+                last_ms = due_ms
+
+    def sent(self, subscription: Subscription, delivery: Delivery) -> None:
+        self.counts["sent"] += 1
+        seq, key = delivery.entry.seq, (delivery.entry.seq, subscription.id)
+        entry = self._entries.get(seq)
+        if entry is None:
+            raise Violation(f"row {seq} was sent before it was durable (I3)")
+        due_ms, message_seq, entry_subscription_id = entry
+        message = self.messages[message_seq]
+        if self._fired_until_ms < due_ms:
+            raise Violation(f"row {seq}, due at {due_ms}, was sent too early (I1)")
+        if (
+            delivery.entry.due_ms != due_ms
+            or delivery.origin.message_seq != message_seq
+            or delivery.origin.published_due_ms != message.due_ms
+            or delivery.subject != self.subjects[message.subject_id]
+            or delivery.payload.body != message.payload.body
+            or delivery.payload.key != message.payload.key
+        ):
+            raise Violation(f"row {seq} was sent as another message: {delivery} (I8)")
+        if message.cancelled:
+            raise Violation(f"message {message_seq} was cancelled, and row {seq} fired (I5)")
+        if message.where[entry_subscription_id] != seq:
+            raise Violation(f"message {message_seq} is elsewhere by now, and row {seq} fired (I5)")
+        if (seq, 0) in self._removed or key in self._removed:
+            raise Violation(f"row {seq} was removed, and fired (I4)")
+        if key in self._outcomes or key in self._ended:
+            raise Violation(f"row {seq} was sent to {subscription.name} again (I4)")
+        if key in self._on_their_way:
+            raise Violation(f"row {seq} is on its way to {subscription.name} twice (I4)")
+        self._on_their_way.add(key)
+
+    def returned(self, delivery: Delivery, *, seen: bool) -> None:
+        """A delivery is not on its way any more; `seen`: the subscriber had it."""
+        self._on_their_way.discard((delivery.entry.seq, delivery.subscription_id))
+        if seen:
+            self.received.setdefault(delivery.origin.message_seq, set()).add(
+                delivery.subscription_id
+            )
+
+    def expired(self, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            self.returned(delivery, seen=False)
+
+    def settled(self, row: bytes) -> None:
+        seq, message_seq, _, _, subscription_id, _, outcome, _ = DISPATCH_ROW.unpack(row)
+        self._ended[seq, subscription_id] = outcome
+        self._settled.add(row)
+        if outcome == Outcome.DROPPED:
+            self.dropped.add(message_seq)
+        elif subscription_id not in self.received.get(message_seq, ()):
+            raise Violation(f"message {message_seq} counts as delivered, and nobody saw it (I3)")
+
+    def recorded(self, rows: list[bytes]) -> None:
+        for row in rows:
+            seq, message_seq, _, _, subscription_id, _, outcome, _ = DISPATCH_ROW.unpack(row)
+            self._outcomes[seq, subscription_id] = outcome
+            if outcome == Outcome.DELIVERED:
+                self.delivered.setdefault(message_seq, set()).add(subscription_id)
+
+    def damaged(self, error: DamageError) -> None:
+        self.damage.append(error)
+
+    # ── answers ────────────────────────────────────────────────────────────────────────────────
+
+    def published(self, seq: int) -> None:
+        """A publish was answered."""
+        self.counts["published"] += 1
+        if seq not in self.messages:
+            raise Violation(f"the publish of {seq} was answered before it was durable (I3)")
+
+    def cancelled(self, message_seq: int) -> None:
+        """A cancel was answered."""
+        self.counts["cancelled"] += 1
+        if not self.messages[message_seq].cancelled:
+            raise Violation(f"the cancel of {message_seq} was answered and is not durable (I5)")
+
+    def moved(self, message_seq: int, due_ms: int) -> None:
+        """A move was answered."""
+        message = self.messages[message_seq]
+        entry_due_ms = self._entries[message.where[0]][0]
+        self.counts["moved"] += 1
+        if entry_due_ms != due_ms and not message.cancelled:
+            self.counts["moved again"] += 1
+
+    def acked(self, delivery: Delivery) -> None:
+        """An acknowledgement was answered."""
+        self.counts["acked"] += 1
+        if (delivery.entry.seq, delivery.subscription_id) not in self._outcomes:
+            raise Violation(f"the ack of row {delivery.entry.seq} is not recorded (I4)")
+
+    def located(self, message_seq: int, state: State) -> None:
+        """A look-up, a cancel or a move was answered with the state of a message."""
+        message = self.messages.get(message_seq)
+        if message is None:
+            return
+        ended = {
+            outcome
+            for (seq, _), outcome in (*self._ended.items(), *self._outcomes.items())
+            if self._entries[seq][1] == message_seq
+        }
+        if state is State.DELIVERED and not ended and not message.cancelled:
+            raise Violation(f"message {message_seq} reads as delivered, and is not (I5)")
+        if state is State.SCHEDULED and message.cancelled:
+            raise Violation(f"message {message_seq} was cancelled, and reads as scheduled (I5)")
+        first = message.where[0]
+        if state is State.SCHEDULED and any(
+            seq == first and outcome == Outcome.DELIVERED
+            for (seq, _), outcome in (*self._ended.items(), *self._outcomes.items())
+        ):
+            raise Violation(f"message {message_seq} was delivered, and reads as scheduled (I5)")
+
+    # ── recovery ───────────────────────────────────────────────────────────────────────────────
+
+    def new_life(self) -> None:
+        """The process is gone: what was not durable does not count any more."""
+        self._fired_until_ms = 0
+        self._ended.clear()
+        self._on_their_way.clear()
+
+    def recovered(self, server: SimulatedServer) -> None:
+        """Hold the disk and the recovered state against what is durable."""
+        last_seq = server.recovered.next_seq - 1
+        if last_seq < self.durable_seq:
+            raise Violation(
+                f"recovered up to seq {last_seq}, but {self.durable_seq} was durable (I3)"
+            )
+        while self.durable_seq < last_seq:
+            records = self._tentative.get(self.durable_seq + 1)
+            if records is None:
+                raise Violation(f"seqs up to {last_seq} are there, and nobody wrote them")
+            self._apply(records.rows.tobytes(), records.payload)
+        self._tentative.clear()
+        for damage in server.recovered.damage:
+            raise Violation(f"a crash left damage behind: {damage} (I8)")
+        if server.recovered.subjects != {name: key for key, name in self.subjects.items()}:
+            raise Violation(f"subjects are {server.recovered.subjects} (I7)")
+        expected = {s.id: s for s in self.subscriptions.values() if not s.deleted}
+        if {s.id: s for s in server.recovered.registry} != expected:
+            raise Violation(f"subscriptions differ: {list(server.recovered.registry)} (I7)")
+        self._check_files(server)
+
+    def _check_files(self, server: SimulatedServer) -> None:
+        for hour in self._filed.keys() | server.replay.hours.keys():
+            expected = self._filed.get(hour, [])
+            state = server.replay.hours.get(hour)
+            found: list[tuple[int, int]] = []
+            if state is not None:
+                for frame in server.reader._schedule.scan(hour):
+                    if not isinstance(frame, Frame):
+                        raise Violation(f"damage in a schedule file: {frame} (I7)")
+                    found += zip(
+                        frame.rows["seq"].tolist(), frame.rows["flags"].tolist(), strict=True
+                    )
+            entry_seqs = {seq for seq, flags in found if not flags & FLAG_REMOVAL}
+            self._check_dispatch(server, hour, entry_seqs)
+            missing = expected[: len(expected) - len(found)]
+            if found != expected[len(missing) :]:
+                raise Violation(f"hour {hour} holds {found}, not {expected} (I7)")
+            # Rows may be missing only if the hour was settled and deleted.
+            self._must_be_settled(seq for seq, flags in missing if not flags & FLAG_REMOVAL)
+            self._filed[hour] = expected[len(missing) :]
+
+    def _check_dispatch(self, server: SimulatedServer, hour: int, entry_seqs: set[int]) -> None:
+        on_disk: list[bytes] = []
+        for frame in server.reader._dispatch.scan(hour):
+            if not isinstance(frame, Frame):
+                raise Violation(f"damage in a dispatch file: {frame} (I4)")
+            data, size = frame.rows.tobytes(), frame.rows.dtype.itemsize
+            # The last byte is the flags, which the settler sets.
+            on_disk += [data[at : at + size - 1] + b"\0" for at in range(0, len(data), size)]
+        for row in on_disk:
+            if row not in self._settled:
+                raise Violation(f"hour {hour} holds a delivery that nobody recorded: {row!r} (I4)")
+        # What reached the disk without being synced counts from now on.
+        self.recorded(on_disk)
+        recorded = {DISPATCH_ROW.unpack(row)[0] for row in on_disk}
+        for seq, _ in self._outcomes:
+            if seq in entry_seqs and seq not in recorded:
+                raise Violation(f"the delivery of row {seq} was recorded, and is not any more (I4)")
+
+    def _must_be_settled(self, seqs: Iterable[int]) -> None:
+        done = {seq for seq, _ in self._outcomes} | {seq for seq, _ in self._removed}
+        for seq in seqs:
+            if seq not in done:
+                raise Violation(f"row {seq} was deleted and never settled (I3)")
+
+    # ── the end ────────────────────────────────────────────────────────────────────────────────
+
+    def due_times(self) -> Iterable[int]:
+        """Of all rows there ever were."""
+        return (due_ms for due_ms, _, _ in self._entries.values())
+
+    def check_all_delivered(self, faithful: Iterable[Subscription]) -> None:
+        """Whether everything arrived: at those that were there all the time, or at anybody."""
+        faithful = list(faithful)
+        for message in self.messages.values():
+            if message.cancelled:
+                continue
+            subject = self.subjects[message.subject_id]
+            delivered = self.delivered.get(message.seq, set())
+            for subscription in faithful:
+                if subscription.matches(subject) and subscription.id not in (
+                    delivered | message.dead
+                ):
+                    raise Violation(f"message {message.seq} never came to {subscription.name} (I3)")
+            if not delivered and not message.dead and message.seq not in self.dropped:
+                raise Violation(f"message {message.seq} was lost (I3)")

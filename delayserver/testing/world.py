@@ -1,0 +1,662 @@
+"""The world around one server: machine, clients, subscribers, and a scheduler with a seed.
+
+Cost: a few milliseconds per life. Threads: none.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from delayserver.config import Settings
+from delayserver.delivery.webhook import WebhookResponse
+from delayserver.dispatcher import PullRequest
+from delayserver.errors import ConflictError, DelayServerError, NotFoundError
+from delayserver.message import Delivery, Payload, State, decode_payload
+from delayserver.messages import NewMessage, Published
+from delayserver.reader import Found
+from delayserver.replay import DeadLetter, parse_dead_letter_key
+from delayserver.subscriptions import Subscription
+from delayserver.testing.ledger import Ledger, Violation
+from delayserver.testing.server import SimulatedClock, SimulatedServer
+from storage.catalog import Table
+from storage.errors import DiskFullError, StorageError
+from storage.rows import HOUR_MS
+from storage.testing import (
+    Fault,
+    FaultKind,
+    Faults,
+    FaultyFiles,
+    MemoryCatalog,
+    Moment,
+    SimulatedCrash,
+    SimulatedFiles,
+)
+
+SUBJECTS = ("orders.paid", "orders.late", "misc")
+KEYS = ("k1", "k2", "k3")
+OK = WebhookResponse(200)
+LOST = WebhookResponse(None, None, "timed out")
+FAITHFUL = (
+    Subscription(
+        id=1,
+        name="hook",
+        subject="orders.paid",
+        type="webhook",
+        created_ms=0,
+        max_in_flight=3,
+        max_attempts=3,
+        backoff_ms=(5, 900),
+    ),
+    Subscription(id=2, name="queue", subject="orders.*", type="pull", created_ms=0, max_attempts=4),
+)
+"""Subscriptions that are there from the first to the last moment."""
+PASSING = ("p1", "p2", "p3")
+"""Names of subscriptions that come and go."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """What a consumer holds."""
+
+    token: str
+    delivery: Delivery
+
+
+class World:
+    """One seed: a machine, many lives of a server on it, and what everybody did."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.seed = seed
+        self.clock = SimulatedClock()
+        self.ledger = Ledger(self.clock)
+        self.counts: Counter[str] = Counter()
+        self.settings = Settings(
+            segment_bytes=4096,
+            checkpoint_ms=rng.choice((50, 200, 1000)),
+            checkpoint_bytes=rng.choice((2000, 64 << 20)),
+            lead_ms=rng.choice((1, 50, 1000, HOUR_MS // 2)),
+            retention_ms=rng.choice((0, 0, 1000, 2 * HOUR_MS)),
+            dedupe_window_ms=rng.choice((0, 100, HOUR_MS)),
+            settle_sync_ms=rng.choice((0, 20, 100)),
+            group_max_bytes=1 << 20,
+            fire_rows_max=rng.choice((2, 10_000)),
+        )
+        self.disk = SimulatedFiles(rng=rng)
+        self.catalog = MemoryCatalog()
+        self.faults = Faults()
+        self.server: SimulatedServer | None = None
+        self.leases: list[Lease] = []
+        self._body_count = 0
+        self._weights: list[float] = []
+        self._gentle = False
+
+    # ── lives ──────────────────────────────────────────────────────────────────────────────────
+
+    def live(self, steps: int) -> None:
+        """One life, from recovery to its end, whatever that is."""
+        rng = self.rng
+        self.counts["lives"] += 1
+        self.ledger.new_life()
+        self.leases = []
+        self.server = None
+        self.faults = self._plan()
+        self.catalog.faults = self.faults
+        # A bias of its own in every life: one thread may starve, another be everywhere first.
+        self._weights = [step.weight * rng.choice((0.1, 1.0, 1.0, 3.0)) for step in _STEPS]
+        ending = "power loss" if rng.random() < 0.5 else "kill"
+        try:
+            self._start()
+            for _ in range(steps):
+                self._step()
+            if rng.random() < 0.15:
+                self.faults.faults.clear()
+                self._running.stop()
+                ending = "stop" if rng.random() < 0.5 else ending
+                self.counts["stops"] += 1
+        except SimulatedCrash:
+            self.counts["crashes inside a call"] += 1
+        except StorageError:
+            if not self.faults.struck:
+                raise
+            self.counts["ended by a failed disk"] += 1
+        self.counts[ending] += 1
+        self.disk = self.disk.crash() if ending == "power loss" else self.disk.kill()
+        self.catalog = self.catalog.crash()
+
+    @property
+    def _running(self) -> SimulatedServer:
+        assert self.server is not None
+        return self.server
+
+    def _plan(self) -> Faults:
+        rng = self.rng
+        dice = rng.random()
+        at = rng.randrange(1, rng.choice((60, 200, 200, 400)))
+        if dice < 0.5:
+            return Faults(Fault(at, FaultKind.CRASH, rng.choice(tuple(Moment))))
+        if dice < 0.6:
+            only = rng.choice((None, {"pwrite_durable", "fdatasync", "pwrite", "commit"}))
+            if only:
+                at = at // 4 + 1
+            fault = Fault(at, FaultKind.IO_ERROR, rng.choice(tuple(Moment)), for_good=dice < 0.55)
+            return Faults(fault, only=only)  # type: ignore[arg-type]
+        if dice < 0.75:
+            return Faults(Fault(at, FaultKind.NO_SPACE, rng.choice(tuple(Moment)), for_good=True))
+        return Faults()
+
+    def _start(self) -> None:
+        files = FaultyFiles(self.disk, self.faults)
+        try:
+            self.server = SimulatedServer(
+                self.settings, files, self.catalog, self.clock, self.rng, self.ledger
+            )
+        except DiskFullError:
+            # The operator makes room, and the server is started again.
+            self.counts["started on a full disk"] += 1
+            raise
+        self.faults_begin_again()
+        self.ledger.recovered(self.server)
+        registry = self.server.engine.registry
+        for subscription in FAITHFUL:
+            if registry.by_id(subscription.id) is None:
+                registry.next_id()
+                self._put(subscription)
+        self.server.tick()
+
+    def faults_begin_again(self) -> None:
+        """A hook for tests that count calls after the recovery."""
+
+    # ── steps ──────────────────────────────────────────────────────────────────────────────────
+
+    def _step(self) -> None:
+        weights = [
+            weight if step.is_possible(self) else 0.0
+            for step, weight in zip(_STEPS, self._weights, strict=True)
+        ]
+        self.rng.choices(_STEPS, weights)[0].do(self)
+
+    def _turn(self) -> None:
+        for _ in range(self.rng.randrange(1, 6)):
+            self._running.turn()
+
+    def _commit(self) -> None:
+        self._run_worker(0)
+
+    def _file(self) -> None:
+        self._run_worker(1)
+
+    def _load(self) -> None:
+        self._run_worker(2)
+
+    def _read(self) -> None:
+        self._run_worker(3)
+
+    def _settle(self) -> None:
+        self._run_worker(4)
+
+    def _run_worker(self, index: int) -> None:
+        server = self._running
+        worker = server.workers[index]
+        if index in (1, 4) or worker.backlog:
+            if not server.run(worker, self.rng.randrange(1, 8)):
+                self.counts["disk full"] += 1
+                if self.rng.random() < 0.3:
+                    self.faults.faults.clear()
+            elif self.faults.struck and self.rng.random() < 0.02:
+                self.faults.faults.clear()
+
+    def _tick(self) -> None:
+        rng, clock = self.rng, self.clock
+        dice = rng.random()
+        if dice < 0.80:
+            clock.move(rng.choice((0, 1, 3, 10, 40, 300)))
+        elif dice < 0.90:
+            next_hour_ms = (clock.now_ms // HOUR_MS + 1) * HOUR_MS
+            clock.move(next_hour_ms - clock.now_ms + rng.choice((-200, -2, -1, 0, 1, 30)))
+            self.counts["hour changes"] += 1
+        elif dice < 0.94:
+            clock.move(rng.choice((1, 2, 3)) * HOUR_MS + rng.randrange(100))
+            self.counts["clock jumps ahead"] += 1
+        elif dice < 0.98:
+            clock.move(-rng.choice((1, 5, 100, 600)))
+        elif not self._gentle:
+            clock.move(-rng.choice((1, 2)) * HOUR_MS)
+            self.counts["clock jumps back"] += 1
+        self._running.tick()
+
+    # clients
+
+    def _due_ms(self) -> int:
+        rng, now_ms = self.rng, self.clock.now_ms
+        to_hour = HOUR_MS - now_ms % HOUR_MS
+        delay_ms = rng.choice(
+            (
+                0,
+                rng.randrange(20),
+                rng.randrange(400),
+                rng.randrange(3000),
+                to_hour + rng.randrange(-2, 3),
+                to_hour + rng.randrange(600),
+                HOUR_MS + rng.randrange(600),
+                2 * HOUR_MS + rng.randrange(-100, 100),
+            )
+        )
+        return now_ms + max(0, delay_ms)
+
+    def _new_message(self, subject: str, key: str | None) -> NewMessage:
+        self._body_count += 1
+        variant = self.rng.randrange(2) if key else self._body_count
+        body = f'"{variant}{"x" * self.rng.choice((0, 5, 200))}"'.encode()
+        if key:
+            body = f'"{variant}"'.encode()
+        return NewMessage(subject, self._due_ms(), Payload(body, key=key))
+
+    def _publish(self) -> None:
+        rng = self.rng
+        keyed = rng.random() < 0.3
+        count = rng.choice((1, 1, 1, 2, 5))
+        messages = [
+            self._new_message(rng.choice(SUBJECTS), rng.choice(KEYS) if keyed else None)
+            for _ in range(count)
+        ]
+        try:
+            published = self._running.engine.messages.publish(messages, self.clock.now_ms)
+        except DelayServerError:
+            return
+        for message, one in zip(messages, published, strict=True):
+            self._await_publish(message, one)
+
+    def _await_publish(self, message: NewMessage, one: Published) -> None:
+        seq = self._running.engine.ids.decode(one.message_id).seq
+
+        def answered(error: Exception | None) -> None:
+            if error is None:
+                self.ledger.published(seq)
+                known = self.ledger.messages[seq]
+                if known.payload.body != message.payload.body:
+                    raise Violation(f"the publish of {seq} was answered for other content (I3)")
+                if one.duplicate:
+                    self.counts["duplicates"] += 1
+                if one.duplicate and known.cancelled:
+                    self.counts["duplicates of cancelled ones"] += 1
+
+        if one.group is None:
+            answered(None)
+        else:
+            one.group.when_durable(answered)
+
+    def _replace(self) -> None:
+        rng, messages = self.rng, self._running.engine.messages
+        subject, key = rng.choice(SUBJECTS), rng.choice(KEYS)
+        message = self._new_message(subject, key)
+        try:
+            before = messages.by_key(subject, key).seq
+        except NotFoundError:
+            before = 0
+        try:
+            published, replaced = messages.replace(message, self.clock.now_ms)
+        except DelayServerError:
+            return
+        assert published.group is not None
+        self._await_publish(message, published)
+        if replaced:
+            self.counts["replaced"] += 1
+            published.group.when_durable(partial(self._cancel_answered, before))
+
+    def _some_message(self) -> tuple[int, int] | None:
+        """A message that a client may know; mostly a young one."""
+        known = self.ledger.messages
+        if not known:
+            return None
+        seqs = list(known)
+        seq = self.rng.choice(seqs[-12:] if self.rng.random() < 0.8 else seqs)
+        return seq, known[seq].due_ms
+
+    def _cancel(self) -> None:
+        chosen = self._some_message()
+        if chosen is None:
+            return
+        seq, due_ms = chosen
+        try:
+            group = self._running.engine.messages.cancel(seq, due_ms)
+        except ConflictError as error:
+            if error.state:
+                self.ledger.located(seq, State(error.state))
+            return
+        except DelayServerError:
+            return
+        if group is None:
+            self._cancel_answered(seq, None)
+        else:
+            group.when_durable(partial(self._cancel_answered, seq))
+
+    def _cancel_answered(self, seq: int, error: Exception | None) -> None:
+        if error is None:
+            self.ledger.cancelled(seq)
+
+    def _look_up(self) -> None:
+        chosen = self._some_message()
+        if chosen is None:
+            return
+        located = self._running.engine.messages.locate(*chosen)
+        # Of a message that is being retried the others may have been delivered.
+        is_retry = bool(located.subscription_id)
+        if self._running.engine.messages.is_known(located.entry) and not is_retry:
+            self.ledger.located(chosen[0], located.state)
+
+    def _move(self) -> None:
+        chosen = self._some_message()
+        if chosen is None:
+            return
+        seq, due_ms = chosen
+        server, new_due_ms = self._running, self._due_ms()
+
+        def found(value: Found | None, error: Exception | None) -> None:
+            if error is not None:
+                raise error
+            if value is None:
+                return
+            try:
+                group = server.engine.messages.move(
+                    seq, due_ms, max(new_due_ms, self.clock.now_ms), value.payload, value.subject_id
+                )
+            except ConflictError as conflict:
+                if conflict.state:
+                    self.ledger.located(seq, State(conflict.state))
+                return
+            except DelayServerError:
+                return
+            group.when_durable(answered)
+
+        def answered(error: Exception | None) -> None:
+            if error is None:
+                self.ledger.moved(seq, new_due_ms)
+
+        server.find(server.engine.messages.locate(seq, due_ms), found)
+
+    # subscriptions
+
+    def _put(self, subscription: Subscription) -> None:
+        try:
+            self._running.engine.put_subscription(subscription)
+        except DelayServerError:
+            return
+        self.counts["subscription changes"] += 1
+
+    def _change_subscription(self) -> None:
+        rng, registry = self.rng, self._running.engine.registry
+        if not self._running.engine.groups.is_idle:
+            return  # The server changes one at a time, and waits for it.
+        if rng.random() < 0.3:
+            chosen = registry.by_id(rng.choice((1, 2)))
+            if chosen is not None:
+                self._put(msgspec.structs.replace(chosen, paused=not chosen.paused))
+            return
+        name = rng.choice(PASSING)
+        known = registry.by_name(name)
+        if known is None:
+            made = Subscription(
+                id=registry.next_id(),
+                name=name,
+                subject=rng.choice((*SUBJECTS, "orders.*", "*")),
+                type=rng.choice(("webhook", "pull")),
+                created_ms=self.clock.now_ms,
+                max_in_flight=rng.choice((1, 3)),
+                max_attempts=rng.choice((1, 2, 4)),
+                backoff_ms=(rng.choice((1, 50, 2000)),),
+            )
+            self._put(made)
+        elif rng.random() < 0.6:
+            self._put(msgspec.structs.replace(known, deleted=True))
+        else:
+            self._put(msgspec.structs.replace(known, paused=not known.paused))
+
+    def _dead_letters(self) -> None:
+        """Redrive or throw away a dead letter, as the server lists them."""
+        server = self._running
+        pairs = list(server.catalog.scan(Table.DEAD_LETTERS))
+        if not pairs:
+            return
+        key, value = self.rng.choice(pairs)
+        subscription_id, entry_seq = parse_dead_letter_key(key)
+        letter = msgspec.msgpack.decode(value, type=DeadLetter)
+        payload = decode_payload(letter.payload, "catalog", 0, entry_seq)
+        assert payload.origin is not None
+        engine = server.engine
+        try:
+            if self.rng.random() < 0.7:
+                engine.redrive(subscription_id, entry_seq, payload, self.clock.now_ms)
+            else:
+                engine.discard(subscription_id, entry_seq, payload.origin.message_seq)
+        except DelayServerError:
+            return
+
+    # subscribers
+
+    def _webhook(self) -> None:
+        server = self._running
+        if not server.sending:
+            return
+        delivery = self.rng.choice(server.sending)
+        dice = 0.0 if self._gentle else self.rng.random()
+        if dice < 0.5:
+            response, seen = OK, True
+        elif dice < 0.62:
+            response, seen = LOST, True
+        elif dice < 0.74:
+            response, seen = LOST, False
+        elif dice < 0.92:
+            response, seen = WebhookResponse(500), False
+        elif dice < 0.98:
+            response, seen = WebhookResponse(503, 2000), False
+        else:
+            response, seen = WebhookResponse(410), False
+        self.ledger.returned(delivery, seen=seen)
+        server.answer(delivery, response)
+
+    def _pull(self) -> None:
+        rng, server = self.rng, self._running
+        pulls = [s for s in server.engine.registry if s.type == "pull"]
+        if not pulls:
+            return
+        subscription = rng.choice(pulls)
+        gone = not self._gentle and rng.random() < 0.1
+
+        def answer(got: list[tuple[Delivery, str]]) -> None:
+            for delivery, token in got:
+                if gone:
+                    self.ledger.returned(delivery, seen=False)
+                    server.engine.nack(token, 0, self.clock.now_ms)
+                else:
+                    self.leases.append(Lease(token, delivery))
+
+        wait_ms = 10 if self._gentle else rng.choice((0, 50, 5000))
+        lease_ms = 10_000 if self._gentle else rng.choice((5, 500, 10_000))
+        request = PullRequest(rng.choice((1, 3, 10)), lease_ms, self.clock.now_ms + wait_ms, answer)
+        server.pull(subscription, request)
+
+    def _consume(self) -> None:
+        rng, server = self.rng, self._running
+        if not self.leases:
+            return
+        lease = self.leases[rng.randrange(len(self.leases))]
+        dice = 0.0 if self._gentle else rng.random()
+        if dice < 0.6:
+            self.leases.remove(lease)
+            if server.engine.leases.get(lease.token) is not None:
+                self.ledger.returned(lease.delivery, seen=True)
+            server.ack([lease.token], partial(self._acked, lease))
+        elif dice < 0.75:
+            self.leases.remove(lease)
+            if server.engine.leases.get(lease.token) is not None:
+                self.ledger.returned(lease.delivery, seen=False)
+            server.engine.nack(lease.token, rng.choice((0, 0, 20, 1000)), self.clock.now_ms)
+        elif dice < 0.9:
+            server.engine.leases.extend(lease.token, self.clock.now_ms + rng.choice((1, 1000)))
+        else:
+            self.leases.remove(lease)  # It fell over.
+
+    def _acked(self, lease: Lease, expired: list[str]) -> None:
+        if not expired:
+            self.ledger.acked(lease.delivery)
+
+    # ── the end ────────────────────────────────────────────────────────────────────────────────
+
+    def finish(self) -> None:
+        """The last life: no faults, patient subscribers; then nothing may be left."""
+        self.ledger.new_life()
+        self.leases = []
+        self._gentle = True
+        self.faults = Faults()
+        self.catalog.faults = None
+        self._start()
+        server = self._running
+        server.rest()
+        for subscription in list(server.engine.registry):
+            self._put(msgspec.structs.replace(subscription, paused=False))
+        server.rest()
+        everything = Subscription(
+            id=server.engine.registry.next_id(),
+            name="everything",
+            subject="*",
+            type="webhook",
+            created_ms=self.clock.now_ms,
+        )
+        self._put(everything)
+        hours = server.engine.hours
+        for _ in range(300):
+            server.rest()
+            while server.sending:
+                self._webhook()
+                server.rest()
+            for subscription in server.engine.registry:
+                if subscription.type == "pull":
+                    self._pull_all(subscription)
+            while self.leases:
+                self._consume()
+            server.rest()
+            if (
+                not server.sending
+                and not self.leases
+                and not hours.unsettled()
+                and all(state.retired_ms for state in server.replay.hours.values())
+                and server.is_idle()
+            ):
+                break
+            self._jump_to_next()
+        else:
+            raise Violation(f"it never comes to rest: {self._leftovers()}")
+        self.ledger.check_all_delivered(FAITHFUL)
+        self._purge()
+
+    def _pull_all(self, subscription: Subscription) -> None:
+        def answer(got: list[tuple[Delivery, str]]) -> None:
+            self.leases += [Lease(token, delivery) for delivery, token in got]
+
+        server = self._running
+        server.pull(subscription, PullRequest(1000, 60_000, self.clock.now_ms, answer))
+        server.rest()
+
+    def _jump_to_next(self) -> None:
+        """To the next moment at which a row falls due, or an hour ends."""
+        now_ms = self.clock.now_ms
+        next_hour_ms = (now_ms // HOUR_MS + 1) * HOUR_MS
+        next_ms = min(
+            (due for due in self.ledger.due_times() if due > now_ms), default=next_hour_ms
+        )
+        self.clock.move(min(next_ms + 300, next_hour_ms) - now_ms)
+        self._running.tick()
+
+    def _leftovers(self) -> str:
+        engine = self._running.engine
+        queues = {
+            queue.subscription.name: (queue.count, queue.in_flight, queue.reserved)
+            for queue in engine.dispatcher.queues()
+        }
+        return (
+            f"unsettled {engine.hours._unsettled}, loading {engine.hours.loading}, "
+            f"hours {self._running.replay.hours}, queues {queues}, "
+            f"parked {engine.dispatcher.parked_count()}"
+        )
+
+    def _purge(self) -> None:
+        server, engine = self._running, self._running.engine
+        self.clock.move(4 * HOUR_MS)
+        for _ in range(200):
+            self.clock.move(self.settings.checkpoint_ms)
+            server.tick()
+            server.rest()
+        files = [
+            name for directory in ("schedule", "dispatch") for name in self.disk.list(directory)
+        ]
+        queues = list(engine.dispatcher.queues())
+        left = {
+            "hours": server.replay.hours,
+            "files": files,
+            "keys": list(server.catalog.scan(Table.KEYS)),
+            "changes": list(server.catalog.scan(Table.CHANGES)),
+            "rows of the catalog about hours": list(server.catalog.scan(Table.HOURS)),
+            "counts": {h: n for h, n in engine.hours._unsettled.items() if n},
+            "leases": engine.leases.count() + len(engine.leases._pulls),
+            "in flight": [q.in_flight for q in queues if q.in_flight],
+            "reserved": [q.reserved for q in queues if q.reserved],
+            "attempts": [q.attempts for q in queues if q.attempts],
+            "orphans": engine.dispatcher._orphans,
+            "parked": engine.dispatcher.parked_count(),
+            "unfiled": engine.groups.unfiled_bytes,
+            "removed": len(engine.sequencer.removed),
+        }
+        for name, value in left.items():
+            if value:
+                raise Violation(f"{name} are left over: {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Something that may happen next."""
+
+    do: Callable[[World], None]
+    weight: float
+    is_possible: Callable[[World], object] = lambda world: True
+
+
+def _has_work(index: int) -> Callable[[World], object]:
+    return lambda world: world._running.workers[index].backlog
+
+
+_STEPS = (
+    _Step(World._turn, 6, lambda world: world._running.has_callbacks),
+    _Step(World._commit, 3, _has_work(0)),
+    _Step(World._file, 1),
+    _Step(World._load, 3, _has_work(2)),
+    _Step(World._read, 4, _has_work(3)),
+    _Step(World._settle, 1.5),
+    _Step(World._tick, 3),
+    _Step(World._publish, 2),
+    _Step(World._replace, 0.7),
+    _Step(World._cancel, 0.8),
+    _Step(World._look_up, 0.8),
+    _Step(World._move, 0.7),
+    _Step(World._change_subscription, 0.5),
+    _Step(World._dead_letters, 0.5),
+    _Step(World._webhook, 4, lambda world: world._running.sending),
+    _Step(World._pull, 1),
+    _Step(World._consume, 3, lambda world: world.leases),
+)
+
+LIVES = 12
+STEPS = 100
+
+
+def run_world(seed: int, *, lives: int = LIVES, steps: int = STEPS) -> World:
+    """One world from its first to its last life. Raises Violation."""
+    world = World(seed)
+    for _ in range(lives):
+        world.live(steps)
+    world.finish()
+    return world

@@ -1,0 +1,147 @@
+"""What a client publishes, as far as HTTP has no part in it."""
+
+import json
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delayserver.api.intake import Intake, check_key
+from delayserver.config import Settings
+from delayserver.errors import InputError, InputErrors, TooLargeError
+from delayserver.message import Content
+
+NOW_MS = 1_795_192_200_000
+FORMS = ("application/json", "application/x-ndjson", "application/msgpack")
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@pytest.fixture(scope="module")
+def intake():
+    return Intake(Settings(body_max_bytes=1000, batch_max_messages=5), {"known"})
+
+
+def encode(form, documents):
+    if form == FORMS[0]:
+        return json.dumps(documents).encode()
+    if form == FORMS[1]:
+        return b"\n".join(json.dumps(document).encode() for document in documents)
+    return msgpack.packb(documents)
+
+
+def test_a_message_without_anything_is_due_now(intake):
+    message = intake.one(b'{"subject":"a"}', NOW_MS)
+    assert (message.subject, message.due_ms) == ("a", NOW_MS)
+    assert (message.payload.body, message.payload.content) == (b"null", Content.JSON)
+    assert message.payload.key is message.payload.headers is message.payload.origin is None
+
+
+@pytest.mark.parametrize(
+    ("when", "due_ms"),
+    [
+        ({"delay": "1h30m"}, NOW_MS + 5_400_000),
+        ({"delay": 1}, NOW_MS + 1),
+        ({"deliver_at": NOW_MS - 1}, NOW_MS),
+        ({"deliver_at": NOW_MS + 1}, NOW_MS + 1),
+        ({"deliver_at": "2026-11-20T16:30:00.0001Z"}, 1_795_192_200_001),
+    ],
+)
+def test_due_times(intake, when, due_ms):
+    document = json.dumps({"subject": "a", **when}).encode()
+    assert intake.one(document, NOW_MS).due_ms == due_ms
+
+
+def test_a_body_is_not_touched(intake):
+    body = b'{"b": 1.10,\n "a":[ ] }'
+    message = intake.one(b'{"subject":"a","body":%b}' % body, NOW_MS)
+    assert message.payload.body == body
+    (message,) = intake.batch(b'[{"subject":"a","body":%b}]' % body, FORMS[0], NOW_MS)
+    assert message.payload.body == body
+    assert intake.under_key(b'{"body":%b}' % body, "a", "k", NOW_MS).payload.body == body
+
+
+@given(body=VALUES, form=st.sampled_from(FORMS))
+def test_every_value_comes_through_in_every_form(intake, body, form):
+    if len(json.dumps(body)) > 900 or (form == FORMS[2] and _is_beyond_64_bits(body)):
+        return
+    data = encode(form, [{"subject": "known", "body": body}])
+    (message,) = intake.batch(data, form, NOW_MS)
+    assert json.loads(message.payload.body) == body
+
+
+def _is_beyond_64_bits(value):
+    if isinstance(value, list | dict):
+        return any(map(_is_beyond_64_bits, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, int) and not -(2**63) <= value < 2**64
+
+
+@given(data=st.binary(max_size=60), form=st.sampled_from(FORMS))
+def test_no_input_does_more_than_be_refused(intake, data, form):
+    for read in (
+        lambda: intake.batch(data, form, NOW_MS),
+        lambda: intake.one(data, NOW_MS),
+        lambda: intake.under_key(data, "a", "k", NOW_MS),
+    ):
+        try:
+            read()
+        except InputError as error:
+            assert error.detail
+
+
+@given(
+    documents=st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "subject": st.sampled_from(["known", "a b", 5]),
+                "delay": st.sampled_from(["1h", "x", 10**12]),
+                "body": st.sampled_from([1, "x" * 2000]),
+                "key": st.sampled_from(["k", ""]),
+                "more": st.just(1),
+            },
+        ),
+        max_size=5,
+    ),
+    form=st.sampled_from(FORMS),
+)
+def test_a_batch_is_refused_for_just_those_items_that_are_refused_alone(intake, documents, form):
+    wrong = set()
+    for index, document in enumerate(documents):
+        try:
+            intake.one(json.dumps(document).encode(), NOW_MS)
+        except InputError:
+            wrong.add(str(index))
+    data = encode(form, documents)
+    if not wrong:
+        assert len(intake.batch(data, form, NOW_MS)) == len(documents)
+        return
+    with pytest.raises(InputErrors) as caught:
+        intake.batch(data, form, NOW_MS)
+    assert {error.pointer.split("/")[1] for error in caught.value.errors} == wrong
+
+
+def test_too_many_messages_are_too_large(intake):
+    for form in FORMS:
+        with pytest.raises(TooLargeError):
+            intake.batch(encode(form, [{"subject": "a"}] * 6), form, NOW_MS)
+        with pytest.raises(TooLargeError):
+            intake.batch(encode(form, [{}] * 6), form, NOW_MS)
+
+
+def test_keys_are_measured_in_bytes():
+    for key in ("k" * 256, "é" * 128, "😀" * 64):
+        check_key(key)
+    for key in ("", "k" * 257, "é" * 129, "😀" * 65):
+        with pytest.raises(InputError) as caught:
+            check_key(key)
+        assert caught.value.pointer == "/key"

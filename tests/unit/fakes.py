@@ -1,0 +1,353 @@
+"""What the tests of the core share: ports that only take notes, and parts on a disk in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from delayserver.config import Settings
+from delayserver.dispatcher import Dispatcher, Take
+from delayserver.groups import Groups
+from delayserver.hours import Hours
+from delayserver.ids import IdCodec, KeyHasher
+from delayserver.loader import LoadedHour, Loader
+from delayserver.message import Delivery, Entry, Origin, Payload, encode_payload
+from delayserver.messages import Messages, NewMessage
+from delayserver.reader import Reader
+from delayserver.recovery import Recovered, recover
+from delayserver.replay import Filed, Records, Replay, Snapshot
+from delayserver.sequencer import Group, Sequencer
+from delayserver.settler import DISPATCH_ROW, Settler
+from delayserver.subscriptions import Registry, Subscription
+from delayserver.wheel import WHEEL_DTYPE, Batch, Wheel
+from storage.errors import DamageError
+from storage.files import Files
+from storage.frame import Rows
+from storage.hour_log import HourLog
+from storage.message_log import Durability, MessageLog
+from storage.rows import HOUR_MS, NO_KEY, LogKind, Outcome, RecordKind
+from storage.testing import MemoryCatalog, SimulatedFiles
+
+HOUR = 500_000
+"""The hour that most tests play in."""
+START_MS = HOUR * HOUR_MS
+MINUTE_MS = 60_000
+STAMP = 0x5EED
+SECRET = bytes(range(16))
+SUBJECT = "order.unpaid"
+SEGMENT_BYTES = 64 * 1024
+SLOT_MS = 500
+
+
+def wheel_rows(hour: int, *rows: tuple[int, int], route: int = 1, locator: int = 0) -> Rows:
+    """Rows of the wheel from pairs of seq and due time."""
+    return np.array(
+        [(seq, locator, due_ms - hour * HOUR_MS, route) for seq, due_ms in rows], WHEEL_DTYPE
+    )
+
+
+def seqs(batches: Iterable[Batch]) -> list[int]:
+    """The seqs of all rows, in order."""
+    return [seq for batch in batches for seq in batch.rows["seq"].tolist()]
+
+
+def message(
+    due_ms: int, *, key: str | None = None, body: bytes = b"{}", subject: str = SUBJECT
+) -> NewMessage:
+    return NewMessage(subject, due_ms, Payload(body, key=key))
+
+
+def subscription(number: int = 1, **more: Any) -> Subscription:
+    values: dict[str, Any] = {
+        "id": number,
+        "name": f"s{number}",
+        "subject": SUBJECT,
+        "type": "pull",
+        "created_ms": 0,
+    }
+    return Subscription(**{**values, **more})
+
+
+def delivery(
+    seq: int, due_ms: int = START_MS, *, subscription_id: int = 1, attempt: int = 1, **origin: Any
+) -> Delivery:
+    values: dict[str, Any] = {
+        "message_seq": seq,
+        "published_due_ms": due_ms,
+        "subject_id": 1,
+        "due_ms": due_ms,
+        "attempt": attempt,
+    }
+    return Delivery(
+        entry=Entry(seq, due_ms),
+        origin=Origin(**{**values, **origin}),
+        subject=SUBJECT,
+        message_id=f"m{seq}",
+        subscription_id=subscription_id,
+        attempt=attempt,
+        payload=Payload(b"{}"),
+        row=wheel_rows(due_ms // HOUR_MS, (seq, due_ms)),
+    )
+
+
+def dispatch_row(
+    seq: int, *, subscription_id: int = 1, due_ms: int = START_MS, settled_ms: int = START_MS
+) -> bytes:
+    return DISPATCH_ROW.pack(seq, seq, due_ms, settled_ms, subscription_id, 1, Outcome.DELIVERED, 0)
+
+
+class NotingPorts:
+    """Ports that do nothing but remember what they were asked for, in order."""
+
+    def __init__(self) -> None:
+        self.wakes = 0
+        self.committing: list[Group] = []
+        self.filing: list[Group] = []
+        self.taken: list[Take] = []
+        self.sent: list[tuple[str, Delivery]] = []
+        self.handed_out: list[tuple[Take, list[Delivery]]] = []
+        self.settled: list[tuple[int, bytes]] = []
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+    def commit(self, group: Group) -> None:
+        self.committing.append(group)
+
+    def file(self, group: Group) -> None:
+        self.filing.append(group)
+
+    def read(self, take: Take) -> None:
+        self.taken.append(take)
+
+    def send(self, subscription: Subscription, delivery: Delivery) -> None:
+        self.sent.append((subscription.name, delivery))
+
+    def hand_out(self, take: Take, deliveries: list[Delivery]) -> None:
+        self.handed_out.append((take, deliveries))
+
+    def settle(self, hour: int, row: bytes) -> None:
+        self.settled.append((hour, row))
+
+
+class MessageParts:
+    """`Messages` with its real neighbours, on ports that take notes. Nothing is filed."""
+
+    def __init__(self, *subscriptions: Subscription, now_ms: int = START_MS, **settings: Any):
+        self.settings = Settings(**settings)
+        self.catalog = MemoryCatalog()
+        self.ports = NotingPorts()
+        self.sequencer = Sequencer(self.catalog, next_seq=1, subjects={})
+        self.groups = Groups(self.settings, self.sequencer, self.ports)
+        self.hours = Hours(live_through_hour=now_ms // HOUR_MS)
+        self.wheel = Wheel(now_ms)
+        self.registry = Registry(subscriptions)
+        self.dispatcher = Dispatcher(
+            self.registry, self.sequencer.subject_names, self.hours, self.ports
+        )
+        self.ids = IdCodec(0, SECRET)
+        self.messages = Messages(
+            self.settings,
+            self.catalog,
+            self.sequencer,
+            self.groups,
+            self.wheel,
+            self.hours,
+            self.dispatcher,
+            self.registry,
+            self.ids,
+            KeyHasher(SECRET),
+            now_ms=now_ms,
+        )
+
+    def publish(self, *messages: NewMessage, now_ms: int = START_MS) -> list[int]:
+        """Publish; returns the seqs."""
+        published = self.messages.publish(messages, now_ms)
+        return [self.ids.decode(one.message_id).seq for one in published]
+
+    def commit(self) -> Group:
+        """Let the open group become durable, with what the engine does then."""
+        self.groups.flush(START_MS)
+        group = self.groups.on_committed(START_MS)
+        for seq, due_ms, route, _ in group.express:
+            if self.sequencer.removed.get(seq) is None:
+                self.insert(seq, due_ms, route=route)
+        for effect in group.effects:
+            effect()
+        group.end(None)
+        return group
+
+    def file(self) -> None:
+        """Let everything that is durable be filed, and what is not express go to the wheel."""
+        for group in self.ports.filing:
+            express = {row[0] for row in group.express}
+            for row in Records.from_bytes(*group.encode(), frozenset()).rows:
+                seq, due_ms = int(row["seq"]), int(row["due_ms"])
+                schedules = row["kind"] in (RecordKind.PUBLISH, RecordKind.MOVE)
+                hour = due_ms // HOUR_MS
+                removed = self.sequencer.removed.get(seq) is not None
+                if schedules and not removed and seq not in express and self.hours.is_live(hour):
+                    self.insert(seq, due_ms)
+        self.ports.filing.clear()
+        self.groups.on_filed(self.groups.durable_seq)
+
+    def insert(self, seq: int, due_ms: int, *, route: int = 1) -> None:
+        hour = due_ms // HOUR_MS
+        self.wheel.insert(hour, wheel_rows(hour, (seq, due_ms), route=route))
+        self.hours.add(hour, 1)
+
+    def trace(self) -> tuple[object, ...]:
+        """Everything that a refused command must leave as it was."""
+        group = self.sequencer.group
+        return (
+            self.sequencer.next_seq,
+            dict(self.sequencer.subjects),
+            list(group.rows),
+            list(group.payloads),
+            list(group.express),
+            len(group.undo),
+            len(self.sequencer.removed),
+            self.messages.accepted_total,
+            self.hours.unsettled(),
+        )
+
+
+class Disk:
+    """The parts that read and write files, on one disk and one catalog."""
+
+    def __init__(
+        self,
+        files: Files | None = None,
+        catalog: MemoryCatalog | None = None,
+        *,
+        slot_ms: int = 500,
+    ) -> None:
+        self.files: Files = SimulatedFiles() if files is None else files
+        self.catalog = MemoryCatalog() if catalog is None else catalog
+        self.message_log = MessageLog(
+            self.files, stamp=STAMP, segment_bytes=SEGMENT_BYTES, durability=Durability.FSYNC
+        )
+        self.schedule = HourLog(self.files, LogKind.SCHEDULE, stamp=STAMP)
+        self.dispatch = HourLog(self.files, LogKind.DISPATCH, stamp=STAMP)
+        self.replay = Replay(
+            self.catalog,
+            self.schedule,
+            HourLog(self.files, LogKind.DISPATCH, stamp=STAMP),
+            self.message_log,
+        )
+        self.settler = Settler(self.dispatch)
+        self.loader = Loader(
+            HourLog(self.files, LogKind.SCHEDULE, stamp=STAMP),
+            HourLog(self.files, LogKind.DISPATCH, stamp=STAMP),
+            slot_ms=slot_ms,
+        )
+        self.names: dict[int, str] = {1: SUBJECT}
+        self.damage: list[DamageError] = []
+        self.reader = Reader(
+            HourLog(self.files, LogKind.SCHEDULE, stamp=STAMP),
+            HourLog(self.files, LogKind.DISPATCH, stamp=STAMP),
+            IdCodec(0, SECRET),
+            self.names,
+            self.damage.append,
+        )
+
+    def log(self, group: Group) -> None:
+        """What the committer does with a group."""
+        rows, payload = group.encode()
+        self.message_log.append(
+            rows,
+            payload,
+            first_seq=group.first_seq,
+            last_seq=group.last_seq,
+            created_ms=group.created_ms,
+        )
+
+    def file(self, *groups: Group, now_ms: int = START_MS) -> Filed:
+        return self.replay.file([records(group) for group in groups], now_ms)
+
+    def load(self, snapshot: Snapshot, *subscriptions: Subscription) -> LoadedHour:
+        return self.loader.load(snapshot, Registry(subscriptions), self.names)
+
+    def settle(self, hour: int, *rows: bytes) -> None:
+        self.settler.write({hour: list(rows)}, START_MS)
+        self.settler.sync()
+
+    def recover(self, now_ms: int = START_MS, lead_ms: int = 10 * MINUTE_MS) -> Recovered:
+        return recover(
+            self.catalog,
+            self.message_log,
+            self.schedule,
+            self.replay,
+            self.settler,
+            self.loader,
+            now_ms=now_ms,
+            lead_ms=lead_ms,
+        )
+
+
+class Log:
+    """Makes groups of records, in seq order, as the server would."""
+
+    def __init__(self, next_seq: int = 1, subjects: Sequence[str] = (SUBJECT,)) -> None:
+        numbers = {name: number for number, name in enumerate(subjects, 1)}
+        self.sequencer = Sequencer(MemoryCatalog(), next_seq=next_seq, subjects=numbers)
+
+    def publish(
+        self, due_ms: int, *, body: bytes = b"{}", express: bool = False, **more: Any
+    ) -> int:
+        sealed = encode_payload(Payload(body))
+        seq = self.sequencer.append(
+            RecordKind.PUBLISH, due_ms=due_ms, subject_id=1, payload=sealed, **more
+        )
+        if express:
+            self.sequencer.group.express.append((seq, due_ms, 1, sealed))
+        return seq
+
+    def cancel(self, target_seq: int, target_due_ms: int, message_seq: int = 0) -> int:
+        return self.sequencer.append(
+            RecordKind.CANCEL,
+            message_seq=message_seq or target_seq,
+            target_seq=target_seq,
+            target_due_ms=target_due_ms,
+        )
+
+    def move(
+        self, target_seq: int, target_due_ms: int, due_ms: int, *, key_hash: bytes = NO_KEY
+    ) -> int:
+        origin = Origin(target_seq, target_due_ms, 1, due_ms)
+        return self.sequencer.append(
+            RecordKind.MOVE,
+            due_ms=due_ms,
+            message_seq=target_seq,
+            target_seq=target_seq,
+            target_due_ms=target_due_ms,
+            key_hash=key_hash,
+            subject_id=1,
+            payload=encode_payload(Payload(b"{}", origin=origin)),
+        )
+
+    def retry(
+        self, target_seq: int, target_due_ms: int, due_ms: int, *, subscription_id: int = 1
+    ) -> int:
+        origin = Origin(target_seq, target_due_ms, 1, target_due_ms, attempt=2)
+        return self.sequencer.append(
+            RecordKind.RETRY,
+            due_ms=due_ms,
+            message_seq=target_seq,
+            target_seq=target_seq,
+            target_due_ms=target_due_ms,
+            subject_id=1,
+            subscription_id=subscription_id,
+            attempt=2,
+            payload=encode_payload(Payload(b"{}", origin=origin)),
+        )
+
+    def close(self) -> Group:
+        return self.sequencer.close_group(START_MS)
+
+
+def records(group: Group) -> Records:
+    """A group as the replay thread files it."""
+    return Records.from_bytes(*group.encode(), frozenset(row[0] for row in group.express))

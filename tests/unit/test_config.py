@@ -1,0 +1,100 @@
+"""Settings: their sources in order, and relations that are checked before anything starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from delayserver.config import MIB, Settings
+from delayserver.errors import InputError
+from delayserver.wheel import PAYLOAD_MAX_BYTES
+from storage.message_log import Durability
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("DELAYSERVER_"):
+            monkeypatch.delenv(name)
+
+
+def test_the_defaults_are_valid_and_on_loopback() -> None:
+    settings = Settings()
+    assert settings.on_loopback
+    assert settings.durability is Durability.FSYNC
+    assert settings.express_ms > settings.checkpoint_ms
+
+
+def test_flags_win_over_the_environment_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text('port = 1\nlead_ms = "20m"\nretention_ms = 5\n')
+    monkeypatch.setenv("DELAYSERVER_PORT", "2")
+    monkeypatch.setenv("DELAYSERVER_LEAD_MS", "30m")
+    settings = Settings(config=str(file), port=3)  # type: ignore[call-arg]
+    assert (settings.port, settings.lead_ms, settings.retention_ms) == (3, 30 * 60_000, 5)
+
+
+@pytest.mark.parametrize(
+    ("value", "milliseconds"), [("90s", 90_000), ("1h30m", 5_400_000), ("250", 250), (7, 7)]
+)
+def test_a_duration_is_milliseconds_or_text(value: object, milliseconds: int) -> None:
+    assert Settings(lead_ms=value).lead_ms == milliseconds
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"lead_ms": "soon"}, "lead_ms"),
+        ({"lead_ms": 0}, "lead_ms"),
+        ({"port": 70_000}, "port"),
+        ({"log_level": "loud"}, "log_level"),
+        ({"durability": "maybe"}, "durability"),
+        ({"token": "short"}, "token"),
+        ({"unheard_of": 1}, "unheard_of"),
+        ({"body_max_bytes": PAYLOAD_MAX_BYTES}, "body_max_bytes"),
+        ({"body_max_bytes": 2 * MIB, "batch_max_bytes": MIB}, "batch_max_bytes"),
+        ({"group_max_bytes": 300 * MIB}, "unfiled_max_bytes"),
+        ({"checkpoint_bytes": 300 * MIB}, "unfiled_max_bytes"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(values: dict[str, object], named: str) -> None:
+    with pytest.raises(ValidationError, match=named):
+        Settings(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "::", "shop.example"])
+def test_nobody_else_reaches_a_server_without_a_token(host: str) -> None:
+    with pytest.raises(ValidationError, match="token"):
+        Settings(host=host)
+    assert not Settings(host=host, token="0123456789abcdef").on_loopback
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "localhost"])
+def test_loopback_needs_no_token(host: str) -> None:
+    assert Settings(host=host).on_loopback
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValidationError):
+        Settings().port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("text", [None, "port = "])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "server.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(InputError, match=r"server\.toml"):
+        Settings(config=str(file))  # type: ignore[call-arg]
+
+
+def test_an_unknown_name_in_the_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text("prot = 1\n")
+    with pytest.raises(ValidationError, match="prot"):
+        Settings(config=str(file))  # type: ignore[call-arg]

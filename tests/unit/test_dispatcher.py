@@ -1,0 +1,425 @@
+"""The dispatcher: one delivery for each subscription, accounted for until it is settled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from delayserver.dispatcher import Dispatcher, PullRequest, Queue, Take
+from delayserver.hours import Hours
+from delayserver.message import Delivery, Entry
+from delayserver.settler import DISPATCH_ROW
+from delayserver.subscriptions import Registry, Subscription
+from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Batch
+from storage.rows import DISPATCH_DTYPE, Outcome
+from tests.unit.fakes import (
+    HOUR,
+    START_MS,
+    NotingPorts,
+    delivery,
+    dispatch_row,
+    seqs,
+    subscription,
+    wheel_rows,
+)
+
+NAMES = {1: "order.unpaid", 2: "refund"}
+NOW_MS = START_MS + 1_000
+
+
+class Parts:
+    def __init__(self, *subscriptions: Subscription) -> None:
+        self.ports = NotingPorts()
+        self.hours = Hours(live_through_hour=HOUR)
+        self.registry = Registry(subscriptions)
+        self.dispatcher = Dispatcher(self.registry, NAMES, self.hours, self.ports)
+        self.answers: list[list[tuple[Delivery, str]]] = []
+
+    def fire(self, *rows: tuple[int, int], route: int = 1) -> None:
+        self.hours.add(HOUR, len(rows))
+        batch = Batch(HOUR, wheel_rows(HOUR, *rows, route=route))
+        self.dispatcher.fire([batch], NOW_MS)
+
+    def pull(self, subscription: Subscription, count: int, deadline_ms: int = NOW_MS) -> None:
+        request = PullRequest(count, 30_000, deadline_ms, self.answers.append)
+        self.dispatcher.request(self.dispatcher.queue(subscription), request, NOW_MS)
+
+    def change(self, subscription: Subscription) -> None:
+        self.registry.put(subscription)
+        self.dispatcher.on_subscription(subscription, NOW_MS)
+
+    def read(self, *unreadable: int, attempt: int = 1, **origin: Any) -> list[Delivery]:
+        """Answer the oldest read; returns its deliveries."""
+        take = self.ports.taken.pop(0)
+        deliveries = [
+            delivery(
+                seq,
+                START_MS,
+                subscription_id=take.subscription.id,
+                attempt=take.attempts.get(seq, attempt),
+                **origin,
+            )
+            for seq in seqs(take.batches)
+            if seq not in unreadable
+        ]
+        self.dispatcher.on_read(take, deliveries, NOW_MS)
+        return deliveries
+
+    def waiting(self, subscription: Subscription) -> list[int]:
+        return seqs(self.dispatcher.queue(subscription).batches)
+
+    def settled(self) -> list[tuple[int, int, int]]:
+        """Seq, subscription and outcome of all rows for the dispatch log."""
+        rows = np.frombuffer(b"".join(row for _, row in self.ports.settled), DISPATCH_DTYPE)
+        return list(
+            zip(
+                rows["seq"].tolist(),
+                rows["subscription_id"].tolist(),
+                rows["outcome"].tolist(),
+                strict=True,
+            )
+        )
+
+
+def webhook(number: int = 1, **more: Any) -> Subscription:
+    return subscription(number, type="webhook", url="http://127.0.0.1/", **more)
+
+
+# ---- routing ---------------------------------------------------------------------------------
+
+
+def test_a_message_goes_to_every_subscription_that_matches_and_each_counts() -> None:
+    one, every, other = subscription(1), subscription(2, subject="*"), subscription(3, subject="x")
+    parts = Parts(one, every, other)
+    parts.fire((5, START_MS), (6, START_MS))
+    assert parts.waiting(one) == parts.waiting(every) == [5, 6]
+    assert parts.waiting(other) == []
+    assert parts.hours.unsettled() == 4
+    for subscription_id in (1, 2):
+        for seq in (5, 6):
+            parts.dispatcher.delivered(delivery(seq, subscription_id=subscription_id), NOW_MS)
+    assert parts.hours.unsettled() == 0
+    assert parts.dispatcher.delivered_total == 4
+    assert parts.settled() == [
+        (seq, subscription_id, Outcome.DELIVERED) for subscription_id in (1, 2) for seq in (5, 6)
+    ]
+
+
+def test_a_subscription_gets_only_what_fell_due_since_it_exists() -> None:
+    old, young = subscription(1), subscription(2, created_ms=START_MS + 500)
+    parts = Parts(old, young)
+    parts.fire((5, START_MS + 499), (6, START_MS + 500))
+    assert parts.waiting(old) == [5, 6]
+    assert parts.waiting(young) == [6]
+    assert parts.hours.unsettled() == 3
+
+
+def test_what_fell_due_before_all_subscriptions_goes_to_the_oldest() -> None:
+    first, second = (subscription(number, created_ms=START_MS + 500) for number in (1, 2))
+    parts = Parts(first, second)
+    parts.fire((5, START_MS + 499), (6, START_MS + 500))
+    assert sorted(parts.waiting(first)) == [5, 6]
+    assert parts.waiting(second) == [6]
+    assert parts.hours.unsettled() == 3
+
+
+def test_rows_of_several_subjects_in_one_batch_are_told_apart() -> None:
+    orders, refunds = subscription(1), subscription(2, subject="refund")
+    parts = Parts(orders, refunds)
+    rows = np.concatenate(
+        [
+            wheel_rows(HOUR, (5, START_MS), route=1),
+            wheel_rows(HOUR, (6, START_MS), route=2),
+            wheel_rows(HOUR, (7, START_MS), route=1),
+            wheel_rows(HOUR, (8, START_MS), route=2 | ROUTE_SUBSCRIPTION),
+        ]
+    ).astype(WHEEL_DTYPE)
+    parts.hours.add(HOUR, 4)
+    parts.dispatcher.fire([Batch(HOUR, rows)], NOW_MS)
+    assert parts.waiting(orders) == [5, 7]
+    assert sorted(parts.waiting(refunds)) == [6, 8]
+    assert parts.hours.unsettled() == 4
+
+
+def test_a_retry_goes_to_its_own_subscription_alone() -> None:
+    one, other = subscription(1), subscription(2)
+    parts = Parts(one, other)
+    parts.fire((5, START_MS), route=2 | ROUTE_SUBSCRIPTION)
+    assert parts.waiting(one) == []
+    assert parts.waiting(other) == [5]
+    assert parts.hours.unsettled() == 1
+
+
+# ---- parked ----------------------------------------------------------------------------------
+
+
+def test_a_message_without_subscription_waits_for_the_first_that_matches() -> None:
+    parts = Parts(subscription(1, subject="refund"))
+    parts.fire((5, START_MS), (6, START_MS))
+    assert parts.dispatcher.parked_count() == 2
+    assert parts.dispatcher.is_parked(Entry(5, START_MS))
+    assert not parts.dispatcher.is_parked(Entry(7, START_MS))
+    parts.change(subscription(2, subject="other.*", created_ms=NOW_MS))
+    assert parts.dispatcher.parked_count() == 2
+    late = subscription(3, subject="order.*", created_ms=NOW_MS)
+    parts.change(late)
+    assert parts.dispatcher.parked_count() == 0
+    assert parts.waiting(late) == [5, 6]
+    assert parts.hours.unsettled() == 2
+
+
+def test_a_parked_message_can_be_taken_out_once() -> None:
+    parts = Parts()
+    parts.fire((5, START_MS), (6, START_MS))
+    row = parts.dispatcher.unpark(Entry(5, START_MS))
+    assert row is not None
+    assert row["seq"].tolist() == [5]
+    assert parts.dispatcher.unpark(Entry(5, START_MS)) is None
+    assert parts.dispatcher.unpark(Entry(6, START_MS + 3_600_000)) is None
+    assert parts.dispatcher.parked_count() == 1
+    parts.dispatcher.unpark(Entry(6, START_MS))
+    late = subscription(3)
+    parts.change(late)
+    parts.pull(late, 10)
+    assert parts.waiting(late) == []
+    assert parts.ports.taken == []
+
+
+# ---- a subscription is deleted ---------------------------------------------------------------
+
+
+def test_what_waited_for_a_deleted_subscription_goes_to_another_that_matches() -> None:
+    gone, heir = subscription(1), subscription(2, created_ms=START_MS + 1)
+    parts = Parts(gone, heir)
+    parts.fire((5, START_MS))
+    parts.change(subscription(1, deleted=True))
+    assert parts.ports.taken[0].subscription.id == 0
+    parts.read()
+    assert parts.waiting(heir) == [5]
+    assert parts.hours.unsettled() == 1
+    assert parts.settled() == []
+
+
+def test_what_another_subscription_got_on_its_own_is_dropped() -> None:
+    gone, other = subscription(1), subscription(2)
+    parts = Parts(gone, other)
+    parts.fire((5, START_MS))
+    assert parts.hours.unsettled() == 2
+    parts.change(subscription(1, deleted=True))
+    parts.read()
+    assert parts.waiting(other) == [5]
+    assert parts.settled() == [(5, 0, Outcome.DROPPED)]
+    assert parts.hours.unsettled() == 1
+
+
+def test_what_no_other_subscription_matches_is_parked_again() -> None:
+    parts = Parts(subscription(1))
+    parts.fire((5, START_MS))
+    parts.change(subscription(1, deleted=True))
+    parts.read()
+    assert parts.dispatcher.parked_count() == 1
+    late = subscription(2)
+    parts.change(late)
+    assert parts.waiting(late) == [5]
+    assert parts.hours.unsettled() == 1
+
+
+def test_a_retry_for_a_deleted_subscription_is_adopted_when_it_fires() -> None:
+    heir = subscription(2, created_ms=NOW_MS)
+    parts = Parts(heir)
+    parts.fire((5, START_MS), route=1 | ROUTE_SUBSCRIPTION)
+    parts.read(attempt=3)
+    assert parts.waiting(heir) == [5]
+
+
+def test_what_is_being_adopted_is_on_its_way() -> None:
+    parts = Parts(subscription(1))
+    parts.fire((5, START_MS), (6, START_MS))
+    parts.change(subscription(1, deleted=True))
+    assert parts.dispatcher.holds(5)
+    parts.read(6)
+    assert not parts.dispatcher.holds(5)
+    assert not parts.dispatcher.holds(6)
+    assert parts.dispatcher.is_parked(Entry(5, START_MS))
+
+
+def test_a_deletion_during_the_read_adopts_the_rows_as_well() -> None:
+    gone, heir = webhook(1), subscription(2, created_ms=NOW_MS)
+    parts = Parts(gone, heir)
+    parts.fire((5, START_MS))
+    parts.change(webhook(1, deleted=True))
+    parts.read()
+    assert parts.ports.sent == []
+    parts.read()
+    assert parts.waiting(heir) == [5]
+    assert parts.hours.unsettled() == 1
+
+
+def test_what_comes_back_after_the_deletion_is_adopted() -> None:
+    gone, heir = webhook(1), subscription(2, created_ms=NOW_MS)
+    parts = Parts(gone, heir)
+    parts.fire((5, START_MS))
+    [one] = parts.read()
+    parts.change(webhook(1, deleted=True))
+    parts.dispatcher.give_back(one, 2)
+    parts.read()
+    assert parts.waiting(heir) == [5]
+
+
+def test_those_who_wait_at_a_deleted_subscription_are_answered() -> None:
+    parts = Parts(subscription(1))
+    parts.pull(subscription(1), 10)
+    parts.change(subscription(1, deleted=True))
+    assert parts.answers == [[]]
+
+
+# ---- handing out -----------------------------------------------------------------------------
+
+
+def test_a_webhook_has_no_more_in_flight_than_it_allows() -> None:
+    one = webhook(max_in_flight=2)
+    parts = Parts(one)
+    parts.fire((5, START_MS), (6, START_MS), (7, START_MS))
+    first, _ = parts.read()
+    assert [sent.entry.seq for _, sent in parts.ports.sent] == [5, 6]
+    assert parts.dispatcher.in_flight() == 2
+    assert parts.dispatcher.holds(5)
+    parts.dispatcher.pump(parts.dispatcher.queue(one), NOW_MS)
+    assert parts.ports.taken == []
+    parts.dispatcher.delivered(first, NOW_MS)
+    parts.dispatcher.pump(parts.dispatcher.queue(one), NOW_MS)
+    parts.read()
+    assert [sent.entry.seq for _, sent in parts.ports.sent] == [5, 6, 7]
+    assert not parts.dispatcher.holds(5)
+
+
+def test_a_slow_subscription_delays_nobody_else() -> None:
+    slow, quick = webhook(1, max_in_flight=1), webhook(2, max_in_flight=100)
+    parts = Parts(slow, quick)
+    parts.fire(*[(seq, START_MS) for seq in range(1, 11)])
+    taken = {take.subscription.id: take.count for take in parts.ports.taken}
+    assert taken == {1: 1, 2: 10}
+
+
+def test_a_paused_subscription_keeps_its_messages_until_it_is_resumed() -> None:
+    parts = Parts(webhook(paused=True))
+    parts.fire((5, START_MS))
+    assert parts.ports.taken == []
+    assert parts.dispatcher.holds(5)
+    parts.change(webhook(paused=False))
+    assert seqs(parts.ports.taken[0].batches) == [5]
+
+
+def test_a_consumer_gets_as_many_as_it_asked_for_the_rest_waits() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.fire((5, START_MS), (6, START_MS), (7, START_MS))
+    assert parts.ports.taken == []
+    parts.pull(one, 2)
+    parts.read()
+    [(take, deliveries)] = parts.ports.handed_out
+    assert [d.entry.seq for d in deliveries] == [5, 6]
+    assert take.request is not None
+    assert parts.waiting(one) == [7]
+
+
+def test_a_consumer_that_waits_is_served_when_something_falls_due() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.pull(one, 10)
+    parts.pull(one, 10)
+    parts.fire((5, START_MS))
+    assert [take.count for take in parts.ports.taken] == [1]
+    parts.fire((6, START_MS))
+    assert [take.count for take in parts.ports.taken] == [1, 1]
+
+
+def test_a_consumer_is_answered_with_nothing_at_its_deadline() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.pull(one, 10, deadline_ms=NOW_MS + 100)
+    parts.pull(one, 10, deadline_ms=NOW_MS + 50)
+    assert parts.dispatcher.expire_requests(NOW_MS + 49) == NOW_MS + 50
+    assert parts.answers == []
+    assert parts.dispatcher.expire_requests(NOW_MS + 50) == NOW_MS + 100
+    assert parts.answers == [[]]
+    assert parts.dispatcher.expire_requests(NOW_MS + 100) is None
+    assert parts.answers == [[], []]
+    parts.fire((5, START_MS))
+    assert parts.ports.taken == []
+
+
+def test_when_the_server_stops_nothing_leaves_and_everybody_is_answered() -> None:
+    one, hook = subscription(1), webhook(2)
+    parts = Parts(one, hook)
+    parts.pull(one, 10)
+    parts.dispatcher.drain()
+    assert parts.answers == [[]]
+    parts.fire((5, START_MS))
+    assert parts.ports.taken == []
+    assert parts.waiting(one) == parts.waiting(hook) == [5]
+
+
+def test_a_message_that_was_not_taken_is_the_next_one_and_counts_its_attempts() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.fire((5, START_MS), (6, START_MS))
+    parts.pull(one, 1)
+    [first] = parts.read()
+    parts.dispatcher.give_back(first, 2)
+    assert parts.waiting(one) == [5, 6]
+    assert parts.hours.unsettled() == 2
+    parts.pull(one, 2)
+    again, other = parts.read()
+    assert (again.entry.seq, again.attempt) == (5, 2)
+    assert (other.entry.seq, other.attempt) == (6, 1)
+    parts.dispatcher.delivered(again, NOW_MS)
+    assert parts.dispatcher.queue(one).attempts == {}
+
+
+def test_a_message_that_cannot_be_read_keeps_its_hour_open_and_its_place_free() -> None:
+    parts = Parts(webhook(max_in_flight=2))
+    parts.fire((5, START_MS), (6, START_MS))
+    parts.read(5)
+    assert [sent.entry.seq for _, sent in parts.ports.sent] == [6]
+    assert parts.dispatcher.in_flight() == 1
+    assert not parts.dispatcher.holds(5)
+    assert parts.hours.unsettled() == 2
+
+
+def test_a_delivery_is_settled_in_the_hour_of_its_row() -> None:
+    parts = Parts(subscription())
+    parts.fire((5, START_MS + 7))
+    one = delivery(5, START_MS + 7, attempt=3, message_seq=2, published_due_ms=1)
+    parts.dispatcher.delivered(one, NOW_MS)
+    [(hour, row)] = parts.ports.settled
+    assert hour == HOUR
+    assert DISPATCH_ROW.unpack(row) == (5, 2, START_MS + 7, NOW_MS, 1, 3, Outcome.DELIVERED, 0)
+    assert len(row) == len(dispatch_row(5))
+
+
+# ---- the queue -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows_max", [1, 2, 3, 4, 5, 9])
+def test_a_queue_gives_its_rows_in_order_and_in_pieces(rows_max: int) -> None:
+    queue = Queue(subscription())
+    queue.push(Batch(HOUR, wheel_rows(HOUR, (3, START_MS), (4, START_MS))))
+    queue.push(Batch(HOUR + 1, wheel_rows(HOUR + 1, (5, START_MS + 3_600_000))))
+    queue.push_front(Batch(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS))))
+    popped: list[int] = []
+    while queue.count:
+        batches = queue.pop(rows_max)
+        here = seqs(batches)
+        assert 0 < len(here) <= rows_max
+        assert all(batch.hour == HOUR + (5 in seqs([batch])) for batch in batches)
+        popped += here
+    assert popped == [1, 2, 3, 4, 5]
+    assert queue.pop(rows_max) == []
+
+
+def test_a_take_counts_its_rows() -> None:
+    batch = Batch(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS)))
+    assert Take(subscription(), [batch, batch], {}).count == 4

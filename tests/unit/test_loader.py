@@ -1,0 +1,211 @@
+"""The loader: what an hour's file holds, minus what was removed, minus what is settled."""
+
+from __future__ import annotations
+
+import pytest
+
+from delayserver.loader import LoadedHour
+from delayserver.wheel import ROUTE_SUBSCRIPTION, unpack_locator
+from storage.frame import unseal
+from storage.rows import HOUR_MS, RecordKind
+from tests.unit.fakes import (
+    HOUR,
+    START_MS,
+    SUBJECT,
+    Disk,
+    Log,
+    dispatch_row,
+    subscription,
+)
+
+
+def waiting(loaded: LoadedHour) -> list[int]:
+    return loaded.run.rows["seq"].tolist()
+
+
+def routes(loaded: LoadedHour) -> set[tuple[int, int]]:
+    """Seq and subscription of all rows that wait (0: all that match)."""
+    result = set()
+    for row in loaded.run.rows:
+        route = int(row["route"])
+        is_one = bool(route & ROUTE_SUBSCRIPTION)
+        result.add((int(row["seq"]), route & ~ROUTE_SUBSCRIPTION if is_one else 0))
+    return result
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return Disk()
+
+
+def test_rows_come_sorted_by_slot_with_the_place_of_their_payload(disk: Disk) -> None:
+    log = Log()
+    log.publish(START_MS + 2_000, body=b"late")
+    log.publish(START_MS + 10, body=b"early")
+    disk.file(log.close())
+    log.publish(START_MS + 1_000, body=b"between")
+    log.publish(START_MS + HOUR_MS, body=b"another hour")
+    disk.file(log.close())
+    [snapshot] = disk.replay.snapshot(HOUR)
+    loaded = disk.load(snapshot)
+    assert (loaded.hour, loaded.count, loaded.damage) == (HOUR, 3, [])
+    assert waiting(loaded) == [2, 3, 1]
+    assert loaded.run.rows["due_offset_ms"].tolist() == [10, 1_000, 2_000]
+    assert routes(loaded) == {(1, 0), (2, 0), (3, 0)}
+    for row, text in zip(loaded.run.rows, (b"early", b"between", b"late"), strict=True):
+        offset, length = unpack_locator(int(row["locator"]))
+        data = unseal(disk.schedule.read(HOUR, offset, length))
+        assert data is not None
+        assert text in data
+
+
+def test_what_was_filed_after_the_snapshot_is_not_loaded(disk: Disk) -> None:
+    log = Log()
+    log.publish(START_MS)
+    disk.file(log.close())
+    [snapshot] = disk.replay.snapshot(HOUR)
+    log.publish(START_MS)
+    disk.file(log.close())
+    assert waiting(disk.load(snapshot)) == [1]
+
+
+def test_cancelled_and_moved_rows_are_gone_in_whichever_frame_that_stands(disk: Disk) -> None:
+    log = Log()
+    for _ in range(4):
+        log.publish(START_MS)
+    log.cancel(1, START_MS)
+    disk.file(log.close())
+    log.cancel(2, START_MS)
+    moved = log.move(3, START_MS, START_MS + 5)
+    disk.file(log.close())
+    [snapshot] = disk.replay.snapshot(HOUR)
+    assert waiting(disk.load(snapshot)) == [4, moved]
+
+
+def test_what_is_settled_does_not_come_back(disk: Disk) -> None:
+    log = Log()
+    log.publish(START_MS)
+    log.publish(START_MS)
+    disk.file(log.close())
+    disk.settle(HOUR, dispatch_row(1))
+    [snapshot] = disk.replay.snapshot(HOUR)
+    assert waiting(disk.load(snapshot, subscription(1))) == [2]
+
+
+def test_what_is_settled_for_some_remains_for_the_others(disk: Disk) -> None:
+    log = Log()
+    log.publish(START_MS)
+    log.publish(START_MS)
+    disk.file(log.close())
+    disk.settle(HOUR, dispatch_row(1, subscription_id=2))
+    [snapshot] = disk.replay.snapshot(HOUR)
+    subscriptions = [
+        subscription(1),
+        subscription(2),
+        subscription(3, subject="*"),
+        subscription(4, created_ms=START_MS + 1),
+        subscription(5, subject="other"),
+    ]
+    loaded = disk.load(snapshot, *subscriptions)
+    assert routes(loaded) == {(2, 0), (1, 1), (1, 3)}
+
+
+def test_a_retry_settles_the_delivery_it_follows_and_no_other(disk: Disk) -> None:
+    log = Log()
+    log.publish(START_MS)
+    retry = log.retry(1, START_MS, START_MS + 100, subscription_id=1)
+    disk.file(log.close())
+    [snapshot] = disk.replay.snapshot(HOUR)
+    subscriptions = [subscription(1), subscription(2)]
+    assert routes(disk.load(snapshot, *subscriptions)) == {(1, 2), (retry, 1)}
+    again = log.retry(retry, START_MS + 100, START_MS + 200, subscription_id=1)
+    disk.file(log.close())
+    disk.settle(HOUR, dispatch_row(1, subscription_id=2))
+    snapshot = snapshot._replace(length=disk.schedule.size(HOUR))
+    assert routes(disk.load(snapshot, *subscriptions)) == {(again, 1)}
+    disk.settle(HOUR, dispatch_row(again, subscription_id=1))
+    assert waiting(disk.load(snapshot, *subscriptions)) == []
+
+
+def test_what_was_delivered_to_a_subscription_that_came_late_is_done(disk: Disk) -> None:
+    log = Log()
+    log.publish(START_MS)
+    disk.file(log.close())
+    disk.settle(HOUR, dispatch_row(1, subscription_id=1))
+    [snapshot] = disk.replay.snapshot(HOUR)
+    assert waiting(disk.load(snapshot, subscription(1, created_ms=START_MS + 1))) == []
+
+
+def test_an_hour_that_was_deleted_and_began_again_is_read_anew(disk: Disk) -> None:
+    log = Log()
+    log.publish(START_MS)
+    disk.file(log.close())
+    disk.settle(HOUR, dispatch_row(1))
+    [snapshot] = disk.replay.snapshot(HOUR)
+    assert waiting(disk.load(snapshot, subscription(1))) == []
+    del disk.replay.hours[HOUR]
+    disk.replay.delete_files(HOUR)
+    log.publish(START_MS)
+    log.publish(START_MS)
+    disk.file(log.close())
+    snapshot = snapshot._replace(length=disk.schedule.size(HOUR))
+    assert waiting(disk.load(snapshot, subscription(1))) == [2, 3]
+
+
+def test_damage_is_named_and_the_healthy_rest_is_loaded(disk: Disk) -> None:
+    log = Log()
+    for _ in range(3):
+        log.publish(START_MS)
+        disk.file(log.close())
+    [snapshot] = disk.replay.snapshot(HOUR)
+    path = disk.schedule.path(HOUR)
+    second = snapshot.length // 3
+    disk.files.open(path).pwrite([b"\xff"], second + 70)
+    loaded = disk.load(snapshot)
+    assert waiting(loaded) == [1, 3]
+    [damage] = loaded.damage
+    assert (damage.path, damage.offset, damage.first_seq, damage.last_seq) == (path, second, 2, 2)
+
+
+def test_a_file_that_is_shorter_than_the_catalog_says_is_damage(disk: Disk) -> None:
+    log = Log()
+    for _ in range(2):
+        log.publish(START_MS)
+        disk.file(log.close())
+    [snapshot] = disk.replay.snapshot(HOUR)
+    disk.schedule.cut(HOUR, snapshot.length // 2)
+    loaded = disk.load(snapshot)
+    assert waiting(loaded) == [1]
+    [damage] = loaded.damage
+    assert (damage.offset, damage.end) == (snapshot.length // 2, snapshot.length)
+    assert "shorter" in damage.reason
+
+
+def test_a_damaged_dispatch_log_is_named_and_a_torn_tail_is_not(disk: Disk) -> None:
+    log = Log()
+    for _ in range(3):
+        log.publish(START_MS)
+    disk.file(log.close())
+    for seq in (1, 2):
+        disk.settle(HOUR, dispatch_row(seq))
+    [snapshot] = disk.replay.snapshot(HOUR)
+    path = disk.dispatch.path(HOUR)
+    file = disk.files.open(path)
+    file.pwrite([b"torn"], disk.dispatch.size(HOUR))
+    assert disk.load(snapshot, subscription(1)).damage == []
+    file.pwrite([b"\xff"], 70)
+    loaded = disk.load(snapshot, subscription(1))
+    assert sorted(waiting(loaded)) == [1, 3]
+    assert [damage.path for damage in loaded.damage] == [path]
+
+
+def test_an_hour_of_several_subjects(disk: Disk) -> None:
+    log = Log(subjects=[SUBJECT, "refund"])
+    disk.names[2] = "refund"
+    log.publish(START_MS)
+    log.sequencer.append(RecordKind.PUBLISH, due_ms=START_MS, subject_id=2, payload=b"\0" * 5)
+    disk.file(log.close())
+    disk.settle(HOUR, dispatch_row(1, subscription_id=1), dispatch_row(2, subscription_id=2))
+    [snapshot] = disk.replay.snapshot(HOUR)
+    both = [subscription(1), subscription(2, subject="refund"), subscription(3, subject="*")]
+    assert routes(disk.load(snapshot, *both)) == {(1, 3), (2, 3)}

@@ -1,0 +1,574 @@
+"""Replay: filing, checkpoints that promise what is durable, hours that retire and are purged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from delayserver import replay as replay_module
+from delayserver.message import Payload, encode_payload
+from delayserver.replay import (
+    DeadLetter,
+    HourState,
+    Records,
+    Snapshot,
+    content_digests,
+    dead_letter_key,
+    parse_dead_letter_key,
+    read_checkpoint,
+    read_hours,
+)
+from delayserver.sequencer import (
+    Change,
+    ChangeState,
+    KeyEntry,
+    change_key,
+    unpack_change,
+    unpack_key_entry,
+)
+from delayserver.wheel import ROUTE_SUBSCRIPTION, unpack_locator
+from storage.catalog import Table
+from storage.errors import DiskFullError
+from storage.frame import Damage, Frame, Rows, seal
+from storage.rows import FLAG_REMOVAL, HOUR_MS, NO_KEY, RecordKind
+from storage.testing import (
+    Fault,
+    FaultKind,
+    Faults,
+    FaultyFiles,
+    MemoryCatalog,
+    SimulatedFiles,
+)
+from tests.unit.fakes import HOUR, START_MS, Disk, Log, dispatch_row, records
+
+KEY = bytes(range(16))
+NEXT_MS = START_MS + HOUR_MS
+END_MS = NEXT_MS
+DAY_MS = 24 * HOUR_MS
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return Disk()
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+def frames(disk: Disk, hour: int = HOUR) -> list[Frame]:
+    found = list(disk.schedule.scan(hour, payload=True))
+    assert all(isinstance(one, Frame) for one in found), found
+    return [one for one in found if isinstance(one, Frame)]
+
+
+def rows_of(disk: Disk, hour: int = HOUR) -> list[tuple[int, bool]]:
+    """Seq of every row of an hour's file, and whether it is a tombstone."""
+    return [
+        (int(row["seq"]), bool(row["flags"] & FLAG_REMOVAL))
+        for frame in frames(disk, hour)
+        for row in frame.rows
+    ]
+
+
+# ---- filing ----------------------------------------------------------------------------------
+
+
+def test_records_are_filed_under_their_hours_with_their_payloads(disk: Disk, log: Log) -> None:
+    log.publish(NEXT_MS + 5, body=b"next", key_hash=KEY)
+    log.publish(START_MS + 5, body=b"this")
+    first = log.close()
+    log.publish(NEXT_MS + 1, body=b"next again")
+    filed = disk.file(first, log.close())
+    assert filed.last_seq == disk.replay.filed_seq == 3
+    assert filed.live == []
+    [frame] = frames(disk, HOUR + 1)
+    assert frame.payload_intact
+    assert frame.payload is not None
+    assert frame.rows["seq"].tolist() == frame.rows["message_seq"].tolist() == [1, 3]
+    assert frame.rows["due_ms"].tolist() == [NEXT_MS + 5, NEXT_MS + 1]
+    assert [bytes(key) for key in frame.rows["key_hash"]] == [KEY, NO_KEY]
+    payloads = [
+        frame.payload[offset : offset + length]
+        for offset, length in frame.rows[["payload_offset", "payload_length"]].tolist()
+    ]
+    assert payloads == [encode_payload(Payload(body)) for body in (b"next", b"next again")]
+    assert rows_of(disk) == [(2, False)]
+    assert disk.replay.hours[HOUR + 1] == HourState(frame.end, entries=2, last_entry_seq=3)
+
+
+def test_removals_are_filed_in_the_hour_of_what_they_remove(disk: Disk, log: Log) -> None:
+    log.publish(START_MS)
+    log.publish(START_MS)
+    log.cancel(1, START_MS)
+    log.move(2, START_MS, NEXT_MS)
+    disk.file(log.close())
+    assert rows_of(disk) == [(1, False), (2, False), (3, True), (4, True)]
+    [frame] = frames(disk)
+    assert frame.rows["message_seq"][2:].tolist() == [1, 2]
+    assert rows_of(disk, HOUR + 1) == [(4, False)]
+    assert disk.replay.hours[HOUR] == HourState(frame.end, 2, 2, last_entry_seq=2)
+
+
+def test_a_move_within_an_hour_is_a_row_and_a_tombstone(disk: Disk, log: Log) -> None:
+    log.publish(START_MS)
+    log.move(1, START_MS, START_MS + 5)
+    disk.file(log.close())
+    assert rows_of(disk) == [(1, False), (2, False), (2, True)]
+
+
+def test_rows_of_a_frame_are_in_the_order_of_their_seq(disk: Disk, log: Log) -> None:
+    log.publish(START_MS)
+    log.cancel(1, START_MS)
+    log.publish(START_MS + 5, body=b"found")
+    disk.file(log.close())
+    assert rows_of(disk) == [(1, False), (2, True), (3, False)]
+    found = disk.schedule.find(HOUR, 3)
+    assert found is not None
+    row, offset = found
+    body = disk.schedule.read(HOUR, offset, int(row["payload_length"]))
+    assert body == encode_payload(Payload(b"found"))
+
+
+def test_only_rows_of_live_hours_that_are_not_in_the_wheel_are_handed_over(
+    disk: Disk, log: Log
+) -> None:
+    assert disk.replay.snapshot(HOUR) == []
+    log.publish(START_MS + 7, body=b"live")
+    log.publish(START_MS + 8, express=True)
+    log.publish(NEXT_MS)
+    retry = log.retry(1, START_MS + 7, START_MS + 9, subscription_id=6)
+    [(hour, rows)] = disk.file(log.close()).live
+    assert hour == HOUR
+    assert rows["seq"].tolist() == [1, retry]
+    assert rows["due_offset_ms"].tolist() == [7, 9]
+    assert rows["route"].tolist() == [1, 6 | ROUTE_SUBSCRIPTION]
+    offset, length = unpack_locator(int(rows["locator"][0]))
+    assert disk.schedule.read(HOUR, offset, length) == encode_payload(Payload(b"live"))
+
+
+def test_no_row_falls_between_the_snapshot_and_the_live_feed(disk: Disk, log: Log) -> None:
+    log.publish(START_MS)
+    disk.file(log.close())
+    assert disk.replay.snapshot(HOUR - 1) == []
+    log.publish(START_MS)
+    assert disk.file(log.close()).live == []
+    [snapshot] = disk.replay.snapshot(HOUR)
+    assert snapshot == Snapshot(HOUR, disk.schedule.size(HOUR))
+    log.publish(START_MS)
+    [(_, rows)] = disk.file(log.close()).live
+    assert disk.load(snapshot).run.rows["seq"].tolist() + rows["seq"].tolist() == [1, 2, 3]
+    assert disk.replay.snapshot(HOUR + 5) == []
+
+
+def test_nothing_to_file_is_nothing_done(disk: Disk) -> None:
+    assert disk.replay.file([], START_MS).last_seq == 0
+    assert not disk.replay.is_dirty
+    assert disk.schedule.hours() == []
+
+
+def test_a_full_disk_in_the_middle_leaves_everything_as_it_was() -> None:
+    disk = SimulatedFiles()
+    log = Log()
+    for hours in (0, 1, 2):
+        log.publish(START_MS + hours * HOUR_MS, key_hash=KEY)
+    group = log.close()
+    faults = Faults(only=["pwrite"])
+    parts = Disk(FaultyFiles(disk, faults))
+    parts.replay.snapshot(HOUR + 5)
+    faults.faults.append(Fault(at=2, kind=FaultKind.NO_SPACE))
+    with pytest.raises(DiskFullError):
+        parts.file(group)
+    assert parts.replay.hours == {}
+    assert parts.replay.filed_seq == 0
+    assert not parts.replay.is_dirty
+    filed = parts.file(group)
+    assert [hour for hour, _ in filed.live] == [HOUR, HOUR + 1, HOUR + 2]
+    parts.replay.checkpoint()
+    reference = Disk()
+    reference.file(group)
+    for hour in (HOUR, HOUR + 1, HOUR + 2):
+        assert parts.schedule.size(hour) == reference.schedule.size(hour)
+        assert rows_of(parts, hour) == rows_of(reference, hour)
+
+
+# ---- effects ---------------------------------------------------------------------------------
+
+
+def change_of(disk: Disk, message_seq: int, subscription_id: int = 0) -> Change | None:
+    value = disk.catalog.get(Table.CHANGES, change_key(message_seq, subscription_id))
+    return None if value is None else unpack_change(value)
+
+
+def test_the_newest_publish_of_a_key_is_the_one_in_the_catalog(disk: Disk, log: Log) -> None:
+    log.publish(START_MS, key_hash=KEY)
+    log.publish(NEXT_MS, key_hash=KEY, body=b"newer")
+    log.publish(NEXT_MS)
+    group = log.close()
+    disk.file(group)
+    disk.replay.checkpoint()
+    value = disk.catalog.get(Table.KEYS, KEY)
+    assert value is not None
+    rows = records(group).rows
+    assert unpack_key_entry(value) == KeyEntry(2, NEXT_MS, content_digests(rows)[1])
+    assert len(list(disk.catalog.scan(Table.KEYS))) == 1
+
+
+def test_every_kind_of_change_is_in_the_catalog(disk: Disk, log: Log) -> None:
+    for _ in range(4):
+        log.publish(START_MS)
+    log.cancel(1, START_MS)
+    move = log.move(2, START_MS, NEXT_MS)
+    retry = log.retry(3, START_MS, NEXT_MS, subscription_id=6)
+    letter = b"letter"
+    dead: dict[str, Any] = {"message_seq": 4, "target_seq": 4, "subscription_id": 6, "attempt": 9}
+    log.sequencer.append(
+        RecordKind.DEAD, target_due_ms=START_MS, subject_id=1, payload=seal(letter), **dead
+    )
+    disk.file(log.close())
+    disk.replay.checkpoint()
+    assert change_of(disk, 1) == Change(ChangeState.CANCELLED, 1, START_MS, 0, 0)
+    assert change_of(disk, 2) == Change(ChangeState.MOVED, move, NEXT_MS, 0, 1)
+    assert change_of(disk, 3, 6) == Change(ChangeState.RETRYING, retry, NEXT_MS, 2, 1)
+    assert change_of(disk, 4, 6) == Change(ChangeState.DEAD, 4, START_MS, 9, 1)
+    assert list(disk.catalog.scan(Table.DEAD_LETTERS)) == [(dead_letter_key(6, 4), letter)]
+
+
+@pytest.mark.parametrize("kind", [RecordKind.REDRIVE, RecordKind.DISCARD])
+def test_a_dead_letter_is_redriven_or_discarded_once(
+    disk: Disk, log: Log, kind: RecordKind
+) -> None:
+    log.publish(START_MS)
+    which: dict[str, Any] = {"message_seq": 1, "target_seq": 1, "subscription_id": 6}
+    log.sequencer.append(RecordKind.DEAD, target_due_ms=START_MS, payload=seal(b"x"), **which)
+    disk.file(log.close())
+    disk.replay.checkpoint()
+    assert disk.catalog.get(Table.DEAD_LETTERS, dead_letter_key(6, 1)) is not None
+    again = log.sequencer.append(
+        kind, due_ms=NEXT_MS, payload=encode_payload(Payload(b"{}")), attempt=1, **which
+    )
+    disk.file(log.close())
+    disk.replay.checkpoint()
+    assert disk.catalog.get(Table.DEAD_LETTERS, dead_letter_key(6, 1)) is None
+    if kind is RecordKind.REDRIVE:
+        assert rows_of(disk, HOUR + 1) == [(again, False)]
+        change = change_of(disk, 1, 6)
+        assert change is not None
+        assert (change.state, change.entry_seq) == (ChangeState.RETRYING, again)
+
+
+def test_subjects_and_subscriptions_are_in_the_catalog(disk: Disk) -> None:
+    log = Log(subjects=[])
+    log.sequencer.subject_id("order.unpaid")
+    log.sequencer.append(RecordKind.SUBSCRIPTION, subscription_id=3, payload=seal(b"old"))
+    log.sequencer.append(RecordKind.SUBSCRIPTION, subscription_id=3, payload=seal(b"new"))
+    disk.file(log.close())
+    disk.replay.checkpoint()
+    assert list(disk.catalog.scan(Table.SUBJECTS)) == [((1).to_bytes(4, "big"), b"order.unpaid")]
+    assert list(disk.catalog.scan(Table.SUBSCRIPTIONS)) == [((3).to_bytes(4, "big"), b"new")]
+    assert disk.schedule.hours() == []
+
+
+# ---- checkpoints -----------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_durable_as_a_whole(log: Log) -> None:
+    files = SimulatedFiles()
+    disk = Disk(files)
+    log.publish(START_MS, key_hash=KEY)
+    disk.file(log.close())
+    assert disk.replay.is_dirty
+    assert disk.replay.checkpoint() == 1
+    assert not disk.replay.is_dirty
+    length = disk.schedule.size(HOUR)
+    for _ in range(10):
+        after = Disk(files.crash(), disk.catalog.crash())
+        assert after.replay.checkpoint_seq == after.replay.filed_seq == 1
+        assert after.replay.hours == {HOUR: HourState(length, 1, 0, 1)}
+        assert rows_of(after) == [(1, False)]
+
+
+def test_schedule_files_are_synced_before_the_catalog_speaks_of_them() -> None:
+    order: list[str] = []
+
+    class NotingCatalog(MemoryCatalog):
+        def commit(self, writes) -> None:
+            order.append("catalog")
+            super().commit(writes)
+
+    class NotingFaults(Faults):
+        def next_fault(self, call, path, *, takes_space=False):
+            if call in ("fdatasync", "unlink"):
+                order.append(f"{call} {path.partition('/')[0]}")
+            return super().next_fault(call, path, takes_space=takes_space)
+
+    disk = Disk(FaultyFiles(SimulatedFiles(), NotingFaults()), NotingCatalog())
+    log = Log()
+    for _ in range(3):
+        log.publish(START_MS, body=bytes(30_000))
+        log.publish(START_MS, body=bytes(30_000))
+        group = log.close()
+        disk.log(group)
+        disk.file(group)
+    order.clear()
+    disk.replay.checkpoint()
+    wanted = ["fdatasync schedule", "catalog", "unlink messages"]
+    assert [step for step in order if step in wanted] == [*wanted, "unlink messages"]
+
+
+def test_a_catalog_that_is_full_keeps_what_is_to_be_recorded(log: Log) -> None:
+    faults = Faults(Fault(at=1, kind=FaultKind.NO_SPACE))
+    disk = Disk(catalog=MemoryCatalog(faults))
+    log.publish(START_MS, key_hash=KEY)
+    disk.file(log.close())
+    with pytest.raises(DiskFullError):
+        disk.replay.checkpoint()
+    assert disk.replay.is_dirty
+    assert disk.replay.checkpoint_seq == 0
+    log.publish(NEXT_MS)
+    disk.file(log.close())
+    assert disk.replay.checkpoint() == read_checkpoint(disk.catalog) == 2
+    assert sorted(read_hours(disk.catalog)) == [HOUR, HOUR + 1]
+    assert disk.catalog.get(Table.KEYS, KEY) is not None
+
+
+def test_a_checkpoint_needs_no_room_for_the_next_segment(
+    disk: Disk, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> None:
+        raise DiskFullError("pwrite", "messages/spare", "no space")
+
+    monkeypatch.setattr(disk.message_log, "prepare_spare", full)
+    log.publish(START_MS)
+    disk.file(log.close())
+    assert disk.replay.checkpoint() == read_checkpoint(disk.catalog) == 1
+
+
+# ---- hours retire ----------------------------------------------------------------------------
+
+
+def retired(disk: Disk, *hours: int, through_seq: int | None = None) -> None:
+    for hour in hours:
+        seq = disk.replay.filed_seq if through_seq is None else through_seq
+        disk.replay.retire(hour, seq, END_MS)
+
+
+def test_a_retired_hour_is_not_loaded_again(disk: Disk, log: Log) -> None:
+    log.publish(START_MS)
+    disk.file(log.close())
+    disk.replay.checkpoint()
+    retired(disk, HOUR, HOUR + 7)
+    assert disk.replay.is_retired(HOUR)
+    assert not disk.replay.is_retired(HOUR + 7)
+    assert disk.replay.is_dirty
+    disk.replay.checkpoint()
+    after = Disk(disk.files, disk.catalog)
+    assert after.replay.hours[HOUR].retired_ms == END_MS
+    assert after.replay.snapshot(HOUR) == []
+
+
+def test_an_hour_is_not_retired_over_a_message_that_came_meanwhile(disk: Disk, log: Log) -> None:
+    for _ in range(2):
+        log.publish(START_MS)
+        disk.file(log.close())
+    retired(disk, HOUR, through_seq=1)
+    assert not disk.replay.is_retired(HOUR)
+    retired(disk, HOUR, through_seq=2)
+    assert disk.replay.is_retired(HOUR)
+
+
+def test_a_retired_hour_that_gets_a_message_is_open_again(disk: Disk, log: Log) -> None:
+    log.publish(START_MS)
+    disk.file(log.close())
+    retired(disk, HOUR)
+    log.cancel(1, START_MS)
+    disk.file(log.close())
+    assert disk.replay.is_retired(HOUR)
+    log.publish(START_MS)
+    disk.file(log.close())
+    assert not disk.replay.is_retired(HOUR)
+    assert [snapshot.hour for snapshot in disk.replay.snapshot(HOUR)] == [HOUR]
+
+
+# ---- purge -----------------------------------------------------------------------------------
+
+
+def purge(disk: Disk, now_ms: int, retention_ms: int = DAY_MS) -> int:
+    """Purge until nothing is left to do; returns the number of slices."""
+    slices = 0
+    while disk.replay.purge(now_ms, retention_ms):
+        slices += 1
+        assert slices < 100
+    return slices
+
+
+def settled_hour(disk: Disk, log: Log) -> None:
+    """An hour of three messages, one of them cancelled, one moved to the next hour."""
+    log.publish(START_MS, key_hash=KEY)
+    log.publish(START_MS, key_hash=bytes([2] * 16))
+    log.publish(START_MS, key_hash=bytes([3] * 16))
+    log.cancel(2, START_MS)
+    log.move(3, START_MS, NEXT_MS, key_hash=bytes([3] * 16))
+    disk.file(log.close())
+    disk.replay.checkpoint()
+    disk.settle(HOUR, dispatch_row(1))
+    retired(disk, HOUR)
+
+
+def test_an_hour_is_kept_for_its_retention(disk: Disk, log: Log) -> None:
+    settled_hour(disk, log)
+    assert purge(disk, END_MS + DAY_MS - 1) == 0
+    assert disk.schedule.hours() == [HOUR, HOUR + 1]
+    purge(disk, END_MS + DAY_MS)
+    assert disk.schedule.hours() == [HOUR + 1]
+    assert disk.dispatch.hours() == []
+    assert HOUR not in disk.replay.hours
+    assert list(read_hours(disk.catalog)) == [HOUR + 1]
+
+
+def test_an_hour_with_unsettled_messages_is_kept_for_good(disk: Disk, log: Log) -> None:
+    log.publish(START_MS)
+    disk.file(log.close())
+    assert purge(disk, END_MS + 1000 * DAY_MS) == 0
+    assert disk.schedule.hours() == [HOUR]
+
+
+def test_a_purge_takes_the_index_entries_of_what_is_gone_and_of_nothing_else(
+    disk: Disk, log: Log
+) -> None:
+    settled_hour(disk, log)
+    purge(disk, END_MS + DAY_MS)
+    assert [key for key, _ in disk.catalog.scan(Table.KEYS)] == [bytes([3] * 16)]
+    assert change_of(disk, 2) is None
+    moved = change_of(disk, 3)
+    assert moved is not None
+    assert moved.entry_seq == 5
+    # When the message is gone from its new hour too, so are its key and its change.
+    retired(disk, HOUR + 1)
+    purge(disk, NEXT_MS + HOUR_MS + DAY_MS)
+    assert list(disk.catalog.scan(Table.CHANGES)) == []
+    assert list(disk.catalog.scan(Table.KEYS)) == []
+    assert disk.schedule.hours() == []
+
+
+def test_a_message_that_was_moved_to_an_earlier_hour_is_known_until_both_are_gone(
+    disk: Disk, log: Log
+) -> None:
+    log.publish(NEXT_MS, key_hash=KEY)
+    log.move(1, NEXT_MS, START_MS, key_hash=KEY)
+    disk.file(log.close())
+    disk.replay.checkpoint()
+    retired(disk, HOUR)
+    purge(disk, END_MS + DAY_MS)
+    assert disk.schedule.hours() == [HOUR + 1]
+    assert change_of(disk, 1) is not None
+    assert disk.catalog.get(Table.KEYS, KEY) is not None
+    retired(disk, HOUR + 1)
+    purge(disk, NEXT_MS + HOUR_MS + DAY_MS)
+    assert list(disk.catalog.scan(Table.CHANGES)) == []
+    assert list(disk.catalog.scan(Table.KEYS)) == []
+
+
+def test_a_key_that_was_used_again_is_not_purged(disk: Disk, log: Log) -> None:
+    log.publish(START_MS, key_hash=KEY)
+    log.publish(NEXT_MS, key_hash=KEY)
+    disk.file(log.close())
+    disk.replay.checkpoint()
+    retired(disk, HOUR)
+    purge(disk, END_MS + DAY_MS)
+    value = disk.catalog.get(Table.KEYS, KEY)
+    assert value is not None
+    assert unpack_key_entry(value).seq == 2
+
+
+def test_a_key_that_was_used_again_and_is_not_in_the_catalog_yet_is_not_purged(
+    disk: Disk, log: Log
+) -> None:
+    log.publish(START_MS, key_hash=KEY)
+    disk.file(log.close())
+    disk.replay.checkpoint()
+    retired(disk, HOUR)
+    log.publish(NEXT_MS, key_hash=KEY)
+    disk.file(log.close())
+    purge(disk, END_MS + DAY_MS)
+    assert disk.schedule.hours() == [HOUR + 1]
+    assert disk.catalog.get(Table.KEYS, KEY) is not None
+
+
+def test_a_purge_goes_on_in_slices(disk: Disk, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_module, "PURGE_ROWS", 2)
+    for number in range(5):
+        log.publish(START_MS, key_hash=bytes([number] * 16))
+    disk.file(log.close())
+    disk.replay.checkpoint()
+    retired(disk, HOUR)
+    assert purge(disk, END_MS + DAY_MS) >= 3
+    assert list(disk.catalog.scan(Table.KEYS)) == []
+
+
+def test_a_purge_stops_when_its_hour_gets_a_message(
+    disk: Disk, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_module, "PURGE_ROWS", 1)
+    log.publish(START_MS)
+    log.publish(START_MS)
+    disk.file(log.close())
+    retired(disk, HOUR)
+    assert disk.replay.purge(END_MS + DAY_MS, DAY_MS)
+    log.publish(START_MS)
+    disk.file(log.close())
+    purge(disk, END_MS + DAY_MS)
+    assert rows_of(disk) == [(1, False), (2, False), (3, False)]
+
+
+def test_a_crash_during_a_purge_leaves_an_hour_that_can_be_purged_again(log: Log) -> None:
+    files = SimulatedFiles()
+    disk = Disk(files)
+    settled_hour(disk, log)
+    disk.replay.checkpoint()
+    disk.replay.purge(END_MS + DAY_MS, DAY_MS)
+    after = Disk(files.crash(), disk.catalog.crash())
+    assert after.replay.is_retired(HOUR)
+    purge(after, END_MS + DAY_MS)
+    assert after.schedule.hours() == [HOUR + 1]
+
+
+# ---- small things ----------------------------------------------------------------------------
+
+
+def test_payloads_that_are_scattered_are_gathered_in_order() -> None:
+    blob = b"abcdefghij"
+    starts, lengths = np.array([0, 2, 9, 4, 0]), np.array([2, 2, 1, 3, 0])
+    assert replay_module._gather(blob, starts, lengths) == b"abcdjefg"
+    assert replay_module._gather(blob, starts[:2], lengths[:2]) == b"abcd"
+    assert replay_module._gather(blob, starts[4:], lengths[4:]) == b""
+
+
+def test_records_that_lost_some_rows_to_damage_are_filed(disk: Disk, log: Log) -> None:
+    for body in (b"one", b"two", b"three"):
+        log.publish(START_MS, body=body)
+    whole = records(log.close())
+    rows: Rows = whole.rows[[0, 2]]
+    disk.replay.file([Records(rows, whole.payload)], START_MS)
+    [frame] = frames(disk)
+    assert frame.payload == b"".join(encode_payload(Payload(body)) for body in (b"one", b"three"))
+
+
+def test_damage_is_kept_in_the_catalog_once(disk: Disk) -> None:
+    damage = Damage("schedule/x", 64, 128, "torn apart", torn=False, first_seq=3, last_seq=5)
+    disk.replay.note_damage(damage, START_MS)
+    disk.replay.note_damage(damage, START_MS)
+    disk.replay.checkpoint()
+    [(_, value)] = disk.catalog.scan(Table.DAMAGE)
+    assert b"torn apart" in value
+    assert b'"first_seq":3' in value
+
+
+def test_keys_and_values_of_the_catalog_come_back_as_they_were() -> None:
+    assert parse_dead_letter_key(dead_letter_key(7, 1 << 40)) == (7, 1 << 40)
+    assert dead_letter_key(1, 9) < dead_letter_key(2, 1)
+    letter = DeadLetter("gone", START_MS, 3, b"payload")
+    assert letter.payload == b"payload"
