@@ -175,7 +175,9 @@ class Messages:
                 known[key_hash] = index
             plan.append((key_hash, found))
         if conflicts and len(messages) == 1:
-            raise ConflictError(conflicts[0].detail, State.SCHEDULED)
+            (_, found) = plan[0]
+            assert isinstance(found, KeyEntry)
+            raise ConflictError(conflicts[0].detail, self.locate(found.seq, found.due_ms).state)
         if conflicts:
             raise InputErrors(f"{len(conflicts)} keys stand for other content", conflicts)
         published: list[Published] = []

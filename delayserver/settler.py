@@ -38,8 +38,8 @@ class Settler:
 
         A power loss may keep a later frame that was not synced, and lose an earlier one:
         FLAG_AFTER_SYNC tells such a hole from damage. Nobody was told about a delivery in a torn
-        tail, so it is delivered again (I4). What is intact is synced: a killed process may have
-        left it in the page cache alone."""
+        tail, so it is delivered again (I4). What is intact is written once more and synced: a
+        process that was killed, or whose sync failed, may have left it in the page cache alone."""
         damage: list[Damage] = []
         for hour in hours:
             self._dispatch.touch(hour)
@@ -50,15 +50,18 @@ class Settler:
     def _cut_torn_tail(self, hour: int, damage: list[Damage]) -> int:
         """Where the next frame of an hour goes."""
         holes: list[Damage] = []
+        unsynced_from = 0
         for found in self._dispatch.scan(hour):
             if isinstance(found, Damage):
                 holes.append(found)
             elif found.rows["flags"][0] & FLAG_AFTER_SYNC:
                 damage += holes
                 holes.clear()
+                unsynced_from = found.offset
         if holes:
             self.torn += holes
             self._dispatch.cut(hour, holes[0].offset)
+        self._dispatch.rewrite(hour, unsynced_from)
         return self._dispatch.size(hour)
 
     def write(self, rows_by_hour: dict[int, list[bytes]], now_ms: int) -> None:

@@ -1,14 +1,16 @@
 """Who may call: everybody on loopback, holders of the token elsewhere.
 
 Only the digest of the token is kept in memory, and digests are compared in constant time. Without
-a token, a request that a web page of another origin sent is refused: a browser on this machine
-must not become a way in.
+a token, a request that a web page of another origin sent is refused, and so is one for a host that
+is not this machine (a name of somebody else's that was made to resolve to 127.0.0.1): a browser on
+this machine must not become a way in.
 
 Cost: a walk over the request's headers; one SHA-256 where there is a token. Threads: event loop.
 """
 
 import hashlib
 import hmac
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from delayserver.api.hot import (
@@ -47,9 +49,15 @@ class Access:
         """Raises AccessError unless the request with these headers may be served."""
         if self._digest is None:
             origin = header(headers, b"origin").decode("latin-1")
-            if origin and _host(origin) not in _LOCAL:
+            host = header(headers, b"host").decode("latin-1")
+            if origin and not _is_local(origin):
                 raise AccessError(
                     "requests from web pages of other origins need a token", authenticated=True
+                )
+            if host and not _is_local("//" + host):
+                raise AccessError(
+                    f"without a token the server answers to localhost and 127.0.0.1, not to {host}",
+                    authenticated=True,
                 )
             return
         scheme, _, token = header(headers, b"authorization").partition(b" ")
@@ -59,8 +67,10 @@ class Access:
             raise AccessError("the token is not valid")
 
 
-def _host(origin: str) -> str | None:
+@lru_cache(maxsize=256)
+def _is_local(url: str) -> bool:
+    """Whether a URL names this machine. Clients send the same one again and again."""
     try:
-        return urlsplit(origin).hostname
+        return urlsplit(url).hostname in _LOCAL
     except ValueError:
-        return None
+        return False

@@ -407,7 +407,7 @@ class World:
                 type=rng.choice(("webhook", "pull")),
                 created_ms=self.clock.now_ms,
                 max_in_flight=rng.choice((1, 3)),
-                max_attempts=rng.choice((1, 2, 4)),
+                max_attempts=rng.choice((1, 1, 2, 4)),
                 backoff_ms=(rng.choice((1, 50, 2000)),),
             )
             self._put(made)
@@ -415,6 +415,9 @@ class World:
             self._put(msgspec.structs.replace(known, deleted=True))
         else:
             self._put(msgspec.structs.replace(known, paused=not known.paused))
+
+    def _has_dead_letters(self) -> bool:
+        return any(True for _ in self._running.catalog.scan(Table.DEAD_LETTERS))
 
     def _dead_letters(self) -> None:
         """Redrive or throw away a dead letter, as the server lists them."""
@@ -529,6 +532,15 @@ class World:
         )
         self._put(everything)
         hours = server.engine.hours
+        server.tick()
+        server.rest()
+        for subscription in server.engine.registry:
+            if subscription.type == "pull":
+                self._pull_all(subscription)
+        for lease in self.leases:  # Once more, before everybody takes everything.
+            self.ledger.returned(lease.delivery, seen=False)
+            server.engine.nack(lease.token, 0, self.clock.now_ms)
+        self.leases.clear()
         for _ in range(300):
             server.rest()
             while server.sending:
@@ -592,7 +604,9 @@ class World:
             server.tick()
             server.rest()
         files = [
-            name for directory in ("schedule", "dispatch") for name in self.disk.list(directory)
+            f"{directory}/{name}"
+            for directory in ("schedule", "dispatch")
+            for name in self.disk.list(directory)
         ]
         queues = list(engine.dispatcher.queues())
         left = {
@@ -606,6 +620,12 @@ class World:
             "in flight": [q.in_flight for q in queues if q.in_flight],
             "reserved": [q.reserved for q in queues if q.reserved],
             "attempts": [q.attempts for q in queues if q.attempts],
+            "open files": [
+                hour
+                for log in (server.reader._schedule, server.reader._dispatch)
+                for hour in log._open
+                if log.path(hour) not in files
+            ],
             "orphans": engine.dispatcher._orphans,
             "parked": engine.dispatcher.parked_count(),
             "unfiled": engine.groups.unfiled_bytes,
@@ -643,7 +663,7 @@ _STEPS = (
     _Step(World._look_up, 0.8),
     _Step(World._move, 0.7),
     _Step(World._change_subscription, 0.5),
-    _Step(World._dead_letters, 0.5),
+    _Step(World._dead_letters, 1.5, lambda world: world._has_dead_letters()),
     _Step(World._webhook, 4, lambda world: world._running.sending),
     _Step(World._pull, 1),
     _Step(World._consume, 3, lambda world: world.leases),

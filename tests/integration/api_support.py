@@ -1,0 +1,227 @@
+"""A real server process on loopback, and a receiver for its webhooks, for the tests of the API."""
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from delayserver.cli.demo.process import ServerProcess, damage_in, free_port
+
+T = TypeVar("T")
+DEADLINE_S = 30.0
+"""For what happens at once on a quiet machine."""
+
+_numbers = itertools.count(1)
+
+
+def unique(prefix: str) -> str:
+    """A name that no other test uses."""
+    return f"{prefix}-{next(_numbers)}"
+
+
+def wait_until(probe: Callable[[], T], timeout_s: float = DEADLINE_S) -> T:
+    """What `probe` returns as soon as that is true."""
+    deadline = time.monotonic() + timeout_s
+    while not (result := probe()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+    return result
+
+
+def time_ms(text: str) -> int:
+    """A time of an answer as milliseconds since the epoch."""
+    return round(datetime.fromisoformat(text).timestamp() * 1000)
+
+
+def now_ms() -> int:
+    """The clock of this machine."""
+    return time.time_ns() // 1_000_000
+
+
+class ApiServer(httpx.Client):
+    """A server process, and an HTTP client for it."""
+
+    def __init__(self, directory: Path, **settings: object) -> None:
+        self.settings = settings
+        self.data_dir = directory / "data"
+        self.may_be_damaged = False
+        self._log_path = directory / "server.log"
+        self.process = ServerProcess(self.data_dir, port=free_port(), log_path=self._log_path)
+        super().__init__(base_url=self.process.url, timeout=DEADLINE_S)
+
+    def launch(self, **settings: object) -> None:
+        """Start the process; it is not ready yet. `settings` replace those from before."""
+        self.settings.update(settings)
+        self.process.options = [
+            f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items()
+        ]
+        self.process.start()
+
+    def start(self, **settings: object) -> None:
+        """Start the process, and wait until it is ready."""
+        self.launch(**settings)
+        self.process.wait_ready()
+
+    def restart(self, *, kill: bool = False, **settings: object) -> None:
+        """End the process, with SIGTERM or with SIGKILL, and start it again."""
+        if kill:
+            self.process.kill()
+        else:
+            assert self.process.stop() == 0, self.log
+        self.start(**settings)
+
+    def shut_down(self) -> None:
+        """End everything, and check what is on the disk."""
+        self.close()
+        self.process.kill()
+        if not self.may_be_damaged and self.data_dir.exists():
+            assert damage_in(self.data_dir) == []
+
+    @property
+    def log(self) -> str:
+        """What the process has logged."""
+        return self._log_path.read_text(errors="replace")
+
+    def clear_log(self) -> None:
+        """Forget what it has logged."""
+        self._log_path.write_text("")
+
+    # ── calls that many tests make ─────────────────────────────────────────────────────────────
+
+    def ask(self, method: str, path: str, status: int = 200, **arguments: Any) -> Any:
+        """One call; the document of the answer, which has that status."""
+        answer = self.request(method, path, **arguments)
+        assert answer.status_code == status, (method, path, answer.status_code, answer.text)
+        return answer.json() if answer.content else None
+
+    def publish(self, subject: str, **message: object) -> dict[str, Any]:
+        """Publish a new message."""
+        document = {"subject": subject, **message}
+        answer: dict[str, Any] = self.ask("POST", "/v1/messages", 201, json=document)
+        return answer
+
+    def look_up(self, message_id: str) -> dict[str, Any]:
+        """A message."""
+        answer: dict[str, Any] = self.ask("GET", f"/v1/messages/{message_id}")
+        return answer
+
+    def subscribe(self, name: str, subject: str, **definition: object) -> str:
+        """Make a subscription, which pulls unless a url is given; its path."""
+        kind = "webhook" if "url" in definition else "pull"
+        path = f"/v1/subscriptions/{name}"
+        self.ask("PUT", path, 201, json={"subject": subject, "type": kind, **definition})
+        return path
+
+    def pull(self, path: str, **wanted: object) -> list[dict[str, Any]]:
+        """Messages of a subscription; waits for the first one."""
+        answer = self.ask("POST", f"{path}/pull", json={"wait": "20s", **wanted})
+        messages: list[dict[str, Any]] = answer["messages"]
+        return messages
+
+    def pull_all(self, path: str, count: int) -> list[dict[str, Any]]:
+        """So many messages of a subscription, acknowledged."""
+        messages: list[dict[str, Any]] = []
+        while len(messages) < count:
+            pulled = self.pull(path)
+            assert pulled, f"{len(messages)} of {count} messages came"
+            messages += pulled
+            self.ack(path, *pulled)
+        return messages
+
+    def pull_held(self, path: str, count: int) -> dict[str, dict[str, Any]]:
+        """So many messages of a subscription by their ids, leased."""
+        messages: dict[str, dict[str, Any]] = {}
+        while len(messages) < count:
+            messages |= {message["id"]: message for message in self.pull(path)}
+        return messages
+
+    def ack(self, path: str, *messages: Mapping[str, Any]) -> dict[str, Any]:
+        """Acknowledge messages that were pulled."""
+        leases = [message["lease"] for message in messages]
+        answer: dict[str, Any] = self.ask("POST", f"{path}/ack", json={"leases": leases})
+        return answer
+
+
+@dataclass
+class Received:
+    """A delivery that came in."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    at_ms: int
+
+
+@dataclass
+class _Hook:
+    answers: Iterable[tuple[int, Mapping[str, str]]]
+    received: "queue.Queue[Received]" = field(default_factory=queue.Queue)
+    gate: threading.Event = field(default_factory=threading.Event)
+
+
+class Receiver:
+    """A webhook receiver. Each hook has a path of its own, and answers as it was told."""
+
+    def __init__(self) -> None:
+        self._hooks: dict[str, _Hook] = {}
+        hooks = self._hooks
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                hook = hooks[self.path]
+                hook.received.put(Received(self.path, headers, body, now_ms()))
+                hook.gate.wait(DEADLINE_S)
+                status, extra = next(iter(hook.answers))
+                self.send_response(status)
+                for name, value in {**extra, "content-length": "0"}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+
+            def log_message(self, format: str, *arguments: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let everybody who waits go, and end."""
+        for hook in self._hooks.values():
+            hook.gate.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def hook(self, *answers: int | tuple[int, Mapping[str, str]], gate: bool = False) -> str:
+        """The URL of a new hook, which gives these answers, and the last one again and again.
+
+        `gate`: no answer is given before `open`."""
+        path = "/" + unique("hook")
+        full = [one if isinstance(one, tuple) else (one, {}) for one in answers or (200,)]
+        hook = _Hook(itertools.chain(full, itertools.repeat(full[-1])))
+        if not gate:
+            hook.gate.set()
+        self._hooks[path] = hook
+        return f"http://127.0.0.1:{self._server.server_port}{path}"
+
+    def open(self, url: str) -> None:
+        """Let a hook answer."""
+        self._hooks[httpx.URL(url).path].gate.set()
+
+    def next(self, url: str, timeout_s: float = DEADLINE_S) -> Received:
+        """The next delivery that a hook gets."""
+        return self._hooks[httpx.URL(url).path].received.get(timeout=timeout_s)
+
+    def count(self, url: str) -> int:
+        """Deliveries that came and were not looked at."""
+        return self._hooks[httpx.URL(url).path].received.qsize()

@@ -1,0 +1,66 @@
+"""Servers for the tests of the API: two that are shared, and as many of one's own as are needed."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.api_support import ApiServer, Receiver
+
+
+@pytest.fixture(scope="session")
+def shared_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """A server with small limits. Who uses it takes names of its own, and ends nothing."""
+    server = ApiServer(
+        tmp_path_factory.mktemp("shared"), body_max_bytes=100_000, batch_max_messages=1000
+    )
+    server.start()
+    yield server
+    server.shut_down()
+
+
+@pytest.fixture(scope="session")
+def _lasting_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    server = ApiServer(tmp_path_factory.mktemp("lasting"))
+    yield server
+    server.shut_down()
+
+
+@pytest.fixture
+def lasting_api(_lasting_api: ApiServer) -> ApiServer:
+    """One directory, shared like the other, whose process may be ended and started again."""
+    if not _lasting_api.process.is_running:
+        _lasting_api.start()
+    return _lasting_api
+
+
+@pytest.fixture
+def make_api(tmp_path: Path) -> Iterator[Callable[..., ApiServer]]:
+    """Makes servers that are not started yet, each with a directory of its own."""
+    servers: list[ApiServer] = []
+
+    def make(**settings: object) -> ApiServer:
+        directory = tmp_path / f"server-{len(servers)}"
+        directory.mkdir()
+        servers.append(ApiServer(directory, **settings))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.shut_down()
+
+
+@pytest.fixture
+def api(make_api: Callable[..., ApiServer]) -> ApiServer:
+    """A server of one's own, started."""
+    server = make_api()
+    server.start()
+    return server
+
+
+@pytest.fixture(scope="session")
+def receiver() -> Iterator[Receiver]:
+    """A webhook receiver."""
+    receiver = Receiver()
+    yield receiver
+    receiver.close()

@@ -1,0 +1,182 @@
+"""What operators look at, who may call, and that the store's limits and its clock are respected."""
+
+import pytest
+
+from tests.integration.api_support import now_ms, time_ms, unique, wait_until
+
+TOKEN = "correct horse battery staple"
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def subject():
+    return unique("operations")
+
+
+# ---- what there is to see ----------------------------------------------------------------------
+
+
+def test_the_server_is_alive_and_ready(shared_api):
+    assert shared_api.ask("GET", "/healthz") == {"status": "ok"}
+    assert shared_api.ask("GET", "/readyz") == {"status": "ready"}
+
+
+def test_stats_and_metrics_count(shared_api, subject):
+    api = shared_api
+    path = api.subscribe(unique("consumer"), subject)
+
+    def metric(name):
+        lines = api.get("/metrics").text.splitlines()
+        (value,) = [line.split()[1] for line in lines if line.split()[0] == f"delayserver_{name}"]
+        return float(value)
+
+    before, accepted = api.ask("GET", "/v1/stats"), metric("accepted_total")
+    published = [api.publish(subject, delay=delay) for delay in (0, "1h", "1h")]
+    api.ask("DELETE", f"/v1/messages/{published[1]['id']}")
+    api.pull_all(path, 1)
+    after = api.ask("GET", "/v1/stats")
+    changes = {name: after[name] - before[name] for name in ("accepted", "cancelled", "delivered")}
+    assert changes == {"accepted": 3, "cancelled": 1, "delivered": 1}
+    assert metric("accepted_total") == accepted + 3
+    assert after["subscriptions"] == len(api.ask("GET", "/v1/subscriptions")["subscriptions"])
+    assert api.get("/metrics").headers["content-type"].startswith("text/plain; version=")
+
+
+def test_the_forecast_counts_what_is_to_come_without_what_was_cancelled(shared_api, subject):
+    api = shared_api
+    at_ms = (now_ms() // HOUR_MS + 1000) * HOUR_MS
+    batch = [{"subject": subject, "deliver_at": at_ms + n} for n in range(5)]
+    ids = api.ask("POST", "/v1/messages/batch", json=batch)["ids"]
+    api.ask("DELETE", f"/v1/messages/{ids[0]}")
+    answer = api.ask("GET", "/v1/forecast")
+    assert answer["bucket"] == "1h"
+    assert {time_ms(one["from"]): one["count"] for one in answer["buckets"]}[at_ms] == 4
+    days = api.ask("GET", "/v1/forecast?bucket=1d")["buckets"]
+    assert sum(day["count"] for day in days) == sum(one["count"] for one in answer["buckets"])
+    for bucket in ("x", "90m", "0", "1s"):
+        problem = api.ask("GET", f"/v1/forecast?bucket={bucket}", 422)
+        assert [error["pointer"] for error in problem["errors"]] == ["/bucket"]
+
+
+def test_documentation_is_served(shared_api):
+    assert "swagger" in shared_api.get("/docs").text
+    assert shared_api.ask("GET", "/openapi.json")["openapi"].startswith("3.1")
+
+
+def test_what_is_not_there_or_not_meant_is_a_problem_too(shared_api):
+    problem = shared_api.ask("GET", "/v2/anything", 404)
+    assert "/docs" in problem["detail"]
+    answer = shared_api.delete("/v1/messages")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+# ---- who may call ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost:3000", 201),
+        ("http://127.0.0.1", 201),
+        ("http://[::1]:8080", 201),
+        ("https://evil.example", 403),
+        ("http://localhost.evil.example", 403),
+        ("null", 403),
+        ("http://[", 403),
+        ("é".encode("latin-1"), 403),
+    ],
+)
+def test_a_page_of_another_origin_may_not_call(shared_api, subject, origin, status):
+    document = {"subject": subject}
+    answer = shared_api.post("/v1/messages", json=document, headers={"origin": origin})
+    assert answer.status_code == status
+    answer = shared_api.get("/v1/subscriptions", headers={"origin": origin})
+    assert answer.status_code == (200 if status == 201 else 403)
+
+
+def test_with_a_token_only_its_holder_may_call(make_api, subject):
+    api = make_api(token=TOKEN)
+    api.start()
+    paths = ("/v1/messages", "/v1/subscriptions", "/metrics", "/docs", "/openapi.json", "/nowhere")
+    for path in paths:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": TOKEN}):
+            answer = api.post(path, json={"subject": subject}, headers=headers)
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert answer.json()["type"] == "urn:delayserver:problem:unauthorized"
+    assert api.get("/healthz").status_code == api.get("/readyz").status_code == 200
+    api.headers["authorization"] = f"bearer {TOKEN}"
+    api.publish(subject)
+    api.ask("GET", "/v1/subscriptions")
+    assert TOKEN not in api.log
+
+
+def test_off_loopback_the_server_needs_a_token(make_api):
+    api = make_api(host="0.0.0.0")
+    api.launch()
+    assert wait_until(lambda: not api.process.is_running)
+    assert api.process.stop() != 0
+    assert "token" in api.log
+
+
+# ---- the disk and the clock --------------------------------------------------------------------
+
+
+def test_when_the_disk_is_nearly_full_nothing_is_accepted_and_all_is_delivered(make_api, subject):
+    api = make_api()
+    api.start()
+    path = api.subscribe("consumer", subject)
+    soon = api.publish(subject, delay="1s", key="k")
+    later = api.publish(subject, delay="1h")
+    other = api.publish(subject, delay="1h")
+    api.restart(disk_reserve_bytes=1 << 60)
+    document = {"subject": subject}
+    for method, where, body in (
+        ("POST", "/v1/messages", document),
+        ("POST", "/v1/messages/batch", [document]),
+        ("PUT", f"/v1/subjects/{subject}/keys/x", {}),
+    ):
+        problem = api.ask(method, where, 507, json=body)
+        assert problem["type"] == "urn:delayserver:problem:disk-full"
+        assert "disk_reserve_bytes" in problem["detail"]
+    api.ask("GET", "/readyz")
+    (message,) = api.pull(path)
+    assert message["id"] == soon["id"]
+    api.ask("POST", f"{path}/nack", json={"leases": [message["lease"]], "delay": "100ms"})
+    (message,) = api.pull(path)
+    api.ack(path, message)
+    api.ask("PATCH", f"/v1/messages/{later['id']}", json={"delay": "100ms"})
+    api.ask("DELETE", f"/v1/messages/{other['id']}")
+    assert [one["id"] for one in api.pull_all(path, 1)] == [later["id"]]
+
+
+def test_a_clock_set_forward_and_back_fires_nothing_twice_and_nothing_early(make_api, subject):
+    api = make_api()
+    api.start()
+    path = api.subscribe("consumer", subject)
+    half = api.publish(subject, delay="30m")
+    double = api.publish(subject, delay="2h")
+
+    api.restart(kill=True, clock_offset_ms=HOUR_MS)
+    (message,) = api.pull(path)
+    assert message["id"] == half["id"]
+    api.ack(path, message)
+    ahead = api.publish(subject, delay="30m", key="k")
+    assert time_ms(ahead["deliver_at"]) > now_ms() + HOUR_MS
+    at_once = api.publish(subject)
+    assert [one["id"] for one in api.pull_all(path, 1)] == [at_once["id"]]
+
+    api.restart(kill=True, clock_offset_ms=0)
+    assert api.pull(path, wait="300ms") == []
+    states = [api.look_up(one["id"])["state"] for one in (half, at_once, ahead, double)]
+    assert states == ["delivered", "delivered", "scheduled", "scheduled"]
+    quick = api.publish(subject, delay="200ms")
+    (message,) = api.pull(path)
+    assert message["id"] == quick["id"]
+    assert now_ms() >= time_ms(quick["deliver_at"])
+    api.ack(path, message)
+
+    api.restart(clock_offset_ms=3 * HOUR_MS)
+    assert [one["id"] for one in api.pull_all(path, 2)] == [ahead["id"], double["id"]]
+    assert api.pull(path, wait="200ms") == []

@@ -1,0 +1,159 @@
+"""The hot path has two ways in, with the same answers: the protocol class, and plain ASGI."""
+
+import asyncio
+import contextlib
+import gzip
+import json
+import re
+from typing import Any
+
+import httpx
+import msgpack
+import pytest
+
+from delayserver.api.app import make_app
+from delayserver.config import Settings
+from delayserver.server import Server
+from tests.integration.api_support import ApiServer
+
+TOKEN = "a token for both ways"
+ONE, BATCH = "/v1/messages", "/v1/messages/batch"
+HEADERS = ("content-type", "location", "retry-after", "www-authenticate", "content-length", "allow")
+LIMITS: dict[str, Any] = {
+    "body_max_bytes": 10_000,
+    "batch_max_bytes": 200_000,
+    "batch_max_messages": 100,
+}
+LATER = {"subject": "both", "delay": "1h"}
+
+CASES = {
+    "one": (ONE, {**LATER, "body": {"a": [1, "ü"]}, "headers": {"x-a": "b"}}, {}),
+    "now": (ONE, {"subject": "both"}, {}),
+    "first of a key": (ONE, {**LATER, "key": "k", "body": 1}, {}),
+    "duplicate": (ONE, {**LATER, "key": "k", "body": 1}, {}),
+    "conflict": (ONE, {**LATER, "key": "k", "body": 2}, {}),
+    "binary": (ONE, {**LATER, "body_base64": "AP8="}, {}),
+    "no subject": (ONE, {"delay": 5}, {}),
+    "bad subject": (ONE, {"subject": "a b"}, {}),
+    "bad header": (ONE, {**LATER, "headers": {"host": "a"}}, {}),
+    "unknown field": (ONE, {**LATER, "x": 1}, {}),
+    "two times": (ONE, {**LATER, "deliver_at": 1}, {}),
+    "too far": (ONE, {"subject": "both", "delay": "1000d"}, {}),
+    "not JSON": (ONE, b"{", {}),
+    "not UTF-8": (ONE, b'{"subject":"both","body":"\xff"}', {}),
+    "nested deeply": (ONE, b'{"subject":"both","body":' + b"[" * 9000, {}),
+    "nothing": (ONE, b"", {}),
+    "compressed": (ONE, gzip.compress(b"{}"), {"content-encoding": "gzip"}),
+    "another content type": (ONE, LATER, {"content-type": "text/plain"}),
+    "body too large": (ONE, {**LATER, "body": "x" * 10_000}, {}),
+    "request too large": (ONE, b" " * 200_000, {}),
+    "batch": (BATCH, [LATER, LATER], {}),
+    "batch of keys": (BATCH, [{**LATER, "key": "k", "body": 1}, {**LATER, "key": "l"}], {}),
+    "batch with a conflict": (BATCH, [LATER, {**LATER, "key": "k"}], {}),
+    "batch with bad items": (BATCH, [LATER, {}, {**LATER, "key": ""}, 5], {}),
+    "batch that is none": (BATCH, LATER, {}),
+    "empty batch": (BATCH, [], {}),
+    "NDJSON": (BATCH, json.dumps(LATER).encode(), {"content-type": "application/x-ndjson"}),
+    "bad NDJSON": (BATCH, b"{}\n{", {"content-type": "application/x-ndjson; charset=utf-8"}),
+    "msgpack": (BATCH, msgpack.packb([LATER]), {"content-type": "application/msgpack"}),
+    "bad msgpack": (BATCH, b"\xc1", {"content-type": "application/x-msgpack"}),
+    "too many": (BATCH, [LATER] * 101, {}),
+    "batch too large": (BATCH, b" " * 200_001, {}),
+    "no token": (ONE, LATER, {"authorization": ""}),
+    "wrong token": (ONE, LATER, {"authorization": "Bearer guess"}),
+    "other scheme": (ONE, LATER, {"authorization": f"Basic {TOKEN}"}),
+    "another origin with the token": (ONE, LATER, {"origin": "http://evil.example"}),
+    "no such method": (BATCH, None, {}),
+}
+
+
+def described(answer: httpx.Response) -> tuple[int, dict[str, str], object]:
+    """What both ways must agree on: all but ids, times, and what is measured in them."""
+    text = re.sub(r"\b[0-9a-f]{36}\b", "ID", answer.text)
+    text = re.sub(r"\d{4}-\d\d-\d\dT[0-9:.]+Z", "TIME", text)
+    headers = {
+        name: re.sub(r"[0-9a-f]{36}", "ID", answer.headers[name])
+        for name in HEADERS
+        if name in answer.headers
+    }
+    return answer.status_code, headers, json.loads(text)
+
+
+def prepare(client: httpx.Client | httpx.AsyncClient) -> dict[str, httpx.Request]:
+    requests = {}
+    for name, (path, content, headers) in CASES.items():
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        fields = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json", **headers}
+        method = "PUT" if content is None else "POST"
+        requests[name] = client.build_request(method, path, content=body, headers=fields)
+    return requests
+
+
+@pytest.fixture(scope="module")
+def through_protocol(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("protocol")
+    server = ApiServer(directory, token=TOKEN, **LIMITS)
+    server.start()
+    try:
+        yield {name: described(server.send(one)) for name, one in prepare(server).items()}
+    finally:
+        server.shut_down()
+
+
+@contextlib.asynccontextmanager
+async def server_in_process(directory):
+    settings = Settings(data_dir=directory / "data", token=TOKEN, **LIMITS)
+    failures: list[BaseException] = []
+    server = Server(settings, fatal=failures.append)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+    assert failures == []
+
+
+@pytest.fixture(scope="module")
+def through_asgi(tmp_path_factory):
+    async def ask():
+        async with server_in_process(tmp_path_factory.mktemp("asgi")) as server:
+            transport = httpx.ASGITransport(make_app(server)[0], raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                return {
+                    name: described(await client.send(one)) for name, one in prepare(client).items()
+                }
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_ways_give_the_same_answer(through_protocol, through_asgi, name):
+    assert through_protocol[name] == through_asgi[name]
+
+
+def test_the_answers_are_those_of_the_contract(through_protocol):
+    statuses = {name: status for name, (status, _, _) in through_protocol.items()}
+    assert set(statuses.values()) == {200, 201, 401, 405, 409, 413, 422}
+    assert statuses["one"] == statuses["another content type"] == 201
+    assert statuses["duplicate"] == statuses["NDJSON"] == statuses["msgpack"] == 200
+    assert statuses["another origin with the token"] == 201
+
+
+def test_an_error_of_ours_is_a_500_and_no_exception(tmp_path, monkeypatch, capsys):
+    async def ask():
+        async with server_in_process(tmp_path) as server:
+            app, _ = make_app(server)
+            monkeypatch.setattr(server, "publish", lambda messages: 1 / 0)
+            monkeypatch.setattr(server, "stats", lambda: 1 / 0)
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            headers = {"authorization": f"Bearer {TOKEN}"}
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://test", headers=headers
+            ) as client:
+                return await client.post(ONE, json=LATER), await client.get("/v1/stats")
+
+    for answer in asyncio.run(ask()):
+        assert answer.status_code == 500
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert "division" not in answer.text
+    assert "ZeroDivisionError" in "".join(capsys.readouterr())

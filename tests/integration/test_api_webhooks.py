@@ -1,0 +1,315 @@
+"""Webhooks, from the publish to the receiver: what comes, when, signed, and what answers do."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from standardwebhooks import Webhook
+
+from tests.integration.api_support import now_ms, time_ms, unique, wait_until
+
+SECRET = "whsec_" + "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
+QUICK = {"max_attempts": 3, "backoff": ["100ms"]}
+
+
+@pytest.fixture
+def api(shared_api):
+    return shared_api
+
+
+@pytest.fixture
+def subject():
+    return unique("webhooks")
+
+
+@pytest.fixture
+def subscribe(api, subject):
+    """Makes a subscription of the subject for a hook."""
+    return lambda url, **more: api.subscribe(unique("hook"), subject, url=url, **more)
+
+
+def letters(api, path):
+    return api.ask("GET", f"{path}/dead-letters")["dead_letters"]
+
+
+def state(api, published):
+    return api.look_up(published["id"])["state"]
+
+
+def test_what_a_receiver_gets(api, receiver, subscribe, subject):
+    url = receiver.hook()
+    subscribe(url, secret=SECRET)
+    body = b'{"order": 1001,  "sum": 1e400}'
+    published = api.ask(
+        "POST",
+        "/v1/messages",
+        201,
+        content=b'{"subject":"%s","body":%s,"key":"k/\xc3\xa9","delay":"200ms",'
+        b'"headers":{"X-Shop":"7"}}' % (subject.encode(), body),
+    )
+    received = receiver.next(url)
+    assert received.at_ms >= time_ms(published["deliver_at"])
+    assert received.body == body
+    headers = received.headers
+    assert headers["webhook-id"] == published["id"]
+    assert headers["delay-subject"] == subject
+    assert headers["delay-key"] == "k/%C3%A9"
+    assert headers["delay-due"] == published["deliver_at"]
+    assert headers["delay-attempt"] == "1"
+    assert headers["content-type"] == "application/json"
+    assert headers["x-shop"] == "7"
+    wait_until(lambda: state(api, published) == "delivered")
+
+
+def test_the_signature_is_that_of_standard_webhooks(api, receiver, subscribe, subject):
+    url = receiver.hook()
+    subscribe(url, secret=SECRET)
+    api.publish(subject, body={"order": 1001, "text": "ü"})
+    received = receiver.next(url)
+    verified = Webhook(SECRET).verify(received.body, received.headers)
+    assert verified == {"order": 1001, "text": "ü"}
+
+
+def test_without_a_secret_nothing_is_signed(api, receiver, subscribe, subject):
+    url = receiver.hook()
+    subscribe(url)
+    api.publish(subject, body_base64="AP8=")
+    received = receiver.next(url)
+    assert "webhook-signature" not in received.headers
+    assert received.headers["content-type"] == "application/octet-stream"
+    assert received.body == b"\x00\xff"
+
+
+def test_what_fails_is_tried_again_with_the_same_id(api, receiver, subscribe, subject):
+    url = receiver.hook(500, (302, {"location": "http://127.0.0.1:9/"}), 204)
+    subscribe(url, secret=SECRET, retry=QUICK)
+    published = api.publish(subject, body=1)
+    attempts = [receiver.next(url) for _ in range(3)]
+    assert {one.headers["webhook-id"] for one in attempts} == {published["id"]}
+    assert [one.headers["delay-attempt"] for one in attempts] == ["1", "2", "3"]
+    assert {one.headers["delay-due"] for one in attempts} == {published["deliver_at"]}
+    assert attempts[1].at_ms - attempts[0].at_ms >= 80  # 100 ms and 20 % of jitter
+    assert attempts[2].at_ms - attempts[1].at_ms >= 160
+    for one in attempts:
+        Webhook(SECRET).verify(one.body, one.headers)
+    wait_until(lambda: state(api, published) == "delivered")
+    found = api.look_up(published["id"])
+    assert found["attempts"] == 3
+    assert [one["attempt"] for one in found["deliveries"]] == [3]
+
+
+def test_retry_after_is_honoured(api, receiver, subscribe, subject):
+    url = receiver.hook((503, {"retry-after": "1"}), 200)
+    subscribe(url, retry=QUICK)
+    api.publish(subject)
+    first, second = receiver.next(url), receiver.next(url)
+    assert second.at_ms - first.at_ms >= 1000
+
+
+def test_a_receiver_that_is_too_slow_has_failed(api, receiver, subscribe, subject):
+    url = receiver.hook(gate=True)
+    subscribe(url, timeout="200ms", retry=QUICK)
+    published = api.publish(subject)
+    receiver.next(url)
+    assert receiver.next(url).headers["delay-attempt"] == "2"
+    receiver.open(url)
+    wait_until(lambda: state(api, published) == "delivered")
+
+
+def test_while_it_is_under_way_it_cannot_be_cancelled(api, receiver, subscribe, subject):
+    url = receiver.hook(gate=True)
+    subscribe(url)
+    published = api.publish(subject)
+    receiver.next(url)
+    problem = api.ask("DELETE", f"/v1/messages/{published['id']}", 409)
+    assert problem["state"] == "delivering"
+    receiver.open(url)
+    wait_until(lambda: state(api, published) == "delivered")
+
+
+def test_a_retry_can_be_cancelled(api, receiver, subscribe, subject):
+    url = receiver.hook(500)
+    subscribe(url, retry={"max_attempts": 3, "backoff": ["1h"]})
+    published = api.publish(subject)
+    receiver.next(url)
+    wait_until(lambda: state(api, published) == "scheduled")
+    assert api.look_up(published["id"])["attempts"] == 1
+    assert api.ask("DELETE", f"/v1/messages/{published['id']}")["state"] == "cancelled"
+    assert state(api, published) == "cancelled"
+
+
+def test_who_is_gone_is_paused_and_gets_it_after_resume(api, receiver, subscribe, subject):
+    url = receiver.hook(410, 200)
+    path = subscribe(url)
+    published = api.publish(subject)
+    receiver.next(url)
+    wait_until(lambda: api.ask("GET", path)["paused"])
+    assert receiver.count(url) == 0
+    api.ask("POST", f"{path}/resume")
+    again = receiver.next(url)
+    assert again.headers["webhook-id"] == published["id"]
+    assert again.headers["delay-attempt"] == "1"
+
+
+def test_no_more_are_under_way_than_the_subscription_allows(api, receiver, subscribe, subject):
+    url = receiver.hook(gate=True)
+    path = subscribe(url, max_in_flight=2)
+    batch = [{"subject": subject, "body": n} for n in range(5)]
+    api.ask("POST", "/v1/messages/batch", json=batch)
+    wait_until(lambda: receiver.count(url) == 2)
+    found = api.ask("GET", path)
+    assert (found["in_flight"], found["queued"]) == (2, 3)
+    receiver.open(url)
+    assert sorted(json.loads(receiver.next(url).body) for _ in range(5)) == [0, 1, 2, 3, 4]
+
+
+def test_a_slow_subscription_delays_no_other(api, receiver, subscribe, subject):
+    slow, quick = receiver.hook(gate=True), receiver.hook()
+    subscribe(slow, max_in_flight=1)
+    subscribe(quick)
+    api.ask("POST", "/v1/messages/batch", json=[{"subject": subject}] * 20)
+    for _ in range(20):
+        receiver.next(quick)
+    assert receiver.count(slow) == 1
+    receiver.open(slow)
+
+
+def test_dead_letters_are_listed_redriven_and_deleted(api, receiver, subscribe, subject):
+    url = receiver.hook(*[500] * 6, 200)
+    path = subscribe(url, retry={"max_attempts": 2, "backoff": ["1ms"]})
+    published = [api.publish(subject, body=n, key=str(n), headers={"x-a": "b"}) for n in range(3)]
+    wait_until(lambda: len(letters(api, path)) == 3)
+    found = letters(api, path)
+    assert [one["id"] for one in found] == [one["id"] for one in published]
+    first = found[0]
+    assert (first["subject"], first["key"], first["body"]) == (subject, "0", 0)
+    assert (first["headers"], first["attempts"]) == ({"x-a": "b"}, 2)
+    assert "500" in first["reason"]
+    assert {state(api, one) for one in published} == {"dead"}
+
+    page = api.ask("GET", f"{path}/dead-letters?limit=2")
+    assert page["dead_letters"] == found[:2]
+    rest = api.ask("GET", f"{path}/dead-letters", params={"cursor": page["cursor"]})
+    assert rest == {"dead_letters": found[2:], "cursor": None}
+
+    ids = [published[1]["id"], "0" * 36]
+    assert api.ask("POST", f"{path}/dead-letters/redrive", json={"ids": ids})["redriven"] == 1
+    for _ in range(6):
+        receiver.next(url)
+    again = receiver.next(url)
+    assert again.headers["webhook-id"] == published[1]["id"]
+    wait_until(lambda: state(api, published[1]) == "delivered")
+    api.ask("DELETE", f"{path}/dead-letters/{published[0]['id']}", 204)
+    api.ask("DELETE", f"{path}/dead-letters/{published[0]['id']}", 404)
+    assert letters(api, path) == found[2:]
+    assert api.ask("POST", f"{path}/dead-letters/redrive")["redriven"] == 1
+    assert receiver.next(url).headers["webhook-id"] == published[2]["id"]
+    assert letters(api, path) == []
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=1001", "limit=x", "cursor=x", "cursor=-1", "cursor=" + "9" * 21]
+)
+def test_a_bad_page_is_refused(api, subscribe, query):
+    path = subscribe("http://127.0.0.1:9/")
+    problem = api.ask("GET", f"{path}/dead-letters?{query}", 422)
+    assert [error["pointer"] for error in problem["errors"]] == [f"/query/{query.split('=')[0]}"]
+    assert letters(api, path) == []
+    assert api.ask("GET", f"{path}/dead-letters?cursor=" + "9" * 20)["dead_letters"] == []
+
+
+def test_a_message_goes_to_a_webhook_and_a_consumer(api, receiver, subscribe, subject):
+    url = receiver.hook(500, 200)
+    subscribe(url, retry=QUICK)
+    pulling = api.subscribe(unique("consumer"), subject)
+    published = api.publish(subject)
+    (message,) = api.pull(pulling)
+    api.ack(pulling, message)
+    assert message["id"] == published["id"] == receiver.next(url).headers["webhook-id"]
+    assert receiver.next(url).headers["delay-attempt"] == "2"
+    wait_until(lambda: state(api, published) == "delivered")
+    assert len(api.look_up(published["id"])["deliveries"]) == 2
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["SIGTERM", "SIGKILL"])
+def test_retries_dead_letters_and_pauses_outlive_the_process(lasting_api, receiver, subject, kill):
+    api = lasting_api
+    retried, buried, gone = receiver.hook(500, 200), receiver.hook(400), receiver.hook(410)
+    retrying = api.subscribe(
+        unique("retrying"), f"{subject}.retry", url=retried, retry={"backoff": ["1500ms"]}
+    )
+    burying = api.subscribe(
+        unique("burying"), f"{subject}.bury", url=buried, retry={"max_attempts": 1}
+    )
+    pausing = api.subscribe(unique("pausing"), f"{subject}.pause", url=gone)
+    retry = api.publish(f"{subject}.retry", body=1)
+    dead = api.publish(f"{subject}.bury")
+    paused = api.publish(f"{subject}.pause")
+    first = receiver.next(retried)
+    wait_until(lambda: letters(api, burying))
+    wait_until(lambda: api.ask("GET", pausing)["paused"])
+    wait_until(lambda: state(api, retry) == "scheduled")
+    found = letters(api, burying)
+
+    api.restart(kill=kill)
+    second = receiver.next(retried)
+    assert second.headers["webhook-id"] == first.headers["webhook-id"] == retry["id"]
+    assert second.headers["delay-attempt"] == "2"
+    assert second.at_ms >= first.at_ms + 1200
+    wait_until(lambda: state(api, retry) == "delivered")
+    assert letters(api, burying) == found
+    assert state(api, dead) == "dead"
+    assert api.ask("GET", pausing)["paused"] is True
+    assert api.ask("GET", retrying)["paused"] is False
+
+    api.restart(kill=kill)
+    api.ask("POST", f"{burying}/dead-letters/redrive")
+    api.ask("POST", f"{pausing}/resume")
+    assert [receiver.next(buried).headers["webhook-id"] for _ in range(2)] == [dead["id"]] * 2
+    assert [receiver.next(gone).headers["webhook-id"] for _ in range(2)] == [paused["id"]] * 2
+    assert receiver.count(retried) == 0
+    assert state(api, retry) == "delivered"
+
+
+def test_what_fell_due_while_the_server_was_down_comes_in_due_order(lasting_api, receiver, subject):
+    api = lasting_api
+    url = receiver.hook()
+    api.subscribe(unique("hook"), subject, url=url, max_in_flight=1)
+    at_ms = now_ms() + 300
+    batch = [{"subject": subject, "body": n, "deliver_at": at_ms + 20 * n} for n in (2, 0, 1)]
+    ids = api.ask("POST", "/v1/messages/batch", json=batch)["ids"]
+    api.process.kill()
+    wait_until(lambda: now_ms() > at_ms + 100)
+    api.start()
+    assert [json.loads(receiver.next(url).body) for _ in range(3)] == [0, 1, 2]
+    wait_until(lambda: {api.look_up(one)["state"] for one in ids} == {"delivered"})
+    api.restart()
+    assert receiver.count(url) == 0
+
+
+def test_a_stop_waits_for_what_is_under_way(lasting_api, receiver, subject):
+    api = lasting_api
+    url = receiver.hook(gate=True)
+    api.subscribe(unique("hook"), subject, url=url, max_in_flight=1)
+    first, second = api.publish(subject), api.publish(subject, delay=1)
+    assert receiver.next(url).headers["webhook-id"] == first["id"]
+    with ThreadPoolExecutor(1) as pool:
+        stopped = pool.submit(api.process.stop)
+        wait_until(lambda: refuses(api))
+        assert not stopped.done()
+        receiver.open(url)
+        assert stopped.result() == 0
+    assert receiver.count(url) == 0
+    api.start()
+    assert receiver.next(url).headers["webhook-id"] == second["id"]
+    assert state(api, first) == "delivered"
+    wait_until(lambda: state(api, second) == "delivered")
+
+
+def refuses(api):
+    """Whether the server does not take messages any more."""
+    try:
+        return httpx.get(f"{api.process.url}/readyz").status_code == 503
+    except httpx.TransportError:
+        return True

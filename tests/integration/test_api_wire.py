@@ -1,0 +1,269 @@
+"""HTTP on the wire, byte by byte: pipelining, closing, waiting for leave, breaking off, garbage."""
+
+import json
+import socket
+from http.client import HTTPResponse
+from typing import Any
+
+import pytest
+
+from tests.integration.api_support import DEADLINE_S, unique, wait_until
+
+HOT, BATCH, REST = "/v1/messages", "/v1/messages/batch", "/healthz"
+
+
+@pytest.fixture
+def api(shared_api):
+    return shared_api
+
+
+@pytest.fixture
+def subject():
+    return unique("wire")
+
+
+class Wire:
+    """A connection; answers are read one after the other."""
+
+    def __init__(self, port):
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._file = self.socket.makefile("rb")
+
+    def send(self, data):
+        self.socket.sendall(data)
+
+    def answer(self, method="POST"):
+        """Status, headers and document of the next answer."""
+        shared: Any = _Shared(self._file)
+        answer = HTTPResponse(shared, method=method)
+        answer.begin()
+        body = answer.read()
+        return answer.status, answer.headers, json.loads(body) if body else None
+
+    @property
+    def is_closed(self):
+        """Whether the server ends the connection, and says nothing more."""
+        return self._file.read(1) == b""
+
+    def close(self):
+        self._file.close()
+        self.socket.close()
+
+
+class _Shared:
+    """HTTPResponse wants to open and close the file itself."""
+
+    def __init__(self, file):
+        self._file = file
+
+    def makefile(self, mode):
+        return self
+
+    def close(self):
+        pass
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+
+@pytest.fixture
+def wire(api):
+    wire = Wire(api.process.port)
+    yield wire
+    wire.close()
+
+
+def request(path, body=b"", *fields, method="POST", version="1.1", length=True):
+    lines = [f"{method} {path} HTTP/{version}", "host: localhost", *fields]
+    if length:
+        lines.append(f"content-length: {len(body)}")
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def message(subject, number=0, **more):
+    return json.dumps({"subject": subject, "body": number, "delay": "1h", **more}).encode()
+
+
+def chunked(*parts):
+    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+
+def count(api, subject):
+    """How many messages of a subject there are, by trying their keys."""
+    return sum(
+        api.get(f"/v1/subjects/{subject}/keys/{number}").status_code == 200 for number in range(20)
+    )
+
+
+def test_a_connection_serves_hot_and_other_calls_in_turn(wire, subject):
+    for number in range(5):
+        wire.send(request(HOT, message(subject, number)))
+        assert wire.answer()[0] == 201
+        wire.send(request(REST, method="GET"))
+        assert wire.answer("GET")[2] == {"status": "ok"}
+        wire.send(request(BATCH, b"[" + message(subject) + b"]"))
+        assert wire.answer()[2]["count"] == 1
+
+
+@pytest.mark.parametrize("split", [1 << 20, 700, 37])
+def test_pipelined_requests_are_answered_in_order(wire, subject, split):
+    lone = message(subject, key="same")
+    requests = [
+        request(HOT, lone),
+        request(HOT, message(subject, 2)),
+        request(REST, method="GET"),
+        request(HOT, b"{"),
+        request(HOT, lone),
+        request(BATCH, b"[" + message(subject) + b"," + message(subject) + b"]"),
+        request("/nowhere", method="GET"),
+        request(f"/v1/subjects/{subject}/keys/same", method="GET"),
+        request(HOT, message(subject, 3)),
+    ]
+    data = b"".join(requests)
+    for start in range(0, len(data), split):
+        wire.send(data[start : start + split])
+    answers = [wire.answer() for _ in requests]
+    assert [status for status, _, _ in answers] == [201, 201, 200, 422, 200, 200, 404, 200, 201]
+    documents = [document for _, _, document in answers]
+    assert documents[4]["id"] == documents[0]["id"] == documents[7]["id"]
+    assert documents[5]["count"] == 2
+    assert len({documents[n]["id"] for n in (0, 1, 8)}) == 3
+
+
+def test_many_pipelined_publishes(wire, subject):
+    wire.send(b"".join(request(HOT, message(subject, n)) for n in range(300)))
+    ids = [wire.answer()[2]["id"] for _ in range(300)]
+    assert ids == sorted(ids, key=lambda text: text[16:28])  # in the order of their sequence
+    assert len(set(ids)) == 300
+
+
+@pytest.mark.parametrize("path", [HOT, REST])
+def test_connection_close_is_kept(wire, subject, path):
+    method = "POST" if path == HOT else "GET"
+    body = message(subject) if path == HOT else b""
+    wire.send(request(path, body, "connection: close", method=method))
+    status, headers, _ = wire.answer()
+    assert status in (200, 201)
+    assert headers["connection"] == "close"
+    assert wire.is_closed
+
+
+def test_a_client_of_http_1_0_is_answered_and_left(wire, subject):
+    wire.send(request(HOT, message(subject), version="1.0"))
+    assert wire.answer()[0] == 201
+    assert wire.is_closed
+
+
+def test_a_client_that_asks_for_leave_to_send_gets_it(wire, subject):
+    body = message(subject)
+    head = request(HOT, b"", "expect: 100-continue", f"content-length: {len(body)}", length=False)
+    wire.send(head)
+    assert wire._file.readline() == b"HTTP/1.1 100 Continue\r\n"
+    assert wire._file.readline() == b"\r\n"
+    wire.send(body)
+    assert wire.answer()[0] == 201
+
+
+def test_who_asks_for_leave_to_send_too_much_is_refused_before(wire):
+    wire.send(request(HOT, b"", "expect: 100-continue", "content-length: 99999999", length=False))
+    status, _, problem = wire.answer()
+    assert status == 413
+    assert problem["type"] == "urn:delayserver:problem:too-large"
+
+
+@pytest.mark.parametrize("path", [HOT, BATCH])
+def test_a_body_in_chunks(wire, subject, path):
+    body = message(subject)
+    if path == BATCH:
+        body = b"[" + body + b"]"
+    head = request(path, b"", "transfer-encoding: chunked", length=False)
+    for _ in range(2):
+        wire.send(head + chunked(body[:10], body[10:]))
+        assert wire.answer()[0] in (200, 201)
+
+
+@pytest.mark.parametrize("path", ["/v1/%6Dessages", "/v1/messages?x=1", "//localhost/v1/messages"])
+def test_other_spellings_of_the_path(wire, subject, path):
+    wire.send(request(path, message(subject)))
+    assert wire.answer()[0] == (404 if path.startswith("//") else 201)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01 this is TLS\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"POST /v1/messages HTTP/1.1\r\ncontent-length: x\r\n\r\n",
+        b"POST /v1/messages HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
+        b"POST /v1/messages HTTP/1.1\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}",
+        b"POST /v1/messages HTTP/1.1\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n{}",
+        b"POST /v1/messages HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/messages HTTP/9.9\r\n\r\n",
+    ],
+)
+def test_garbage_gets_a_problem_and_the_connection_ends(wire, data):
+    wire.send(data)
+    status, headers, problem = wire.answer()
+    assert status == problem["status"] == 400
+    assert headers["content-type"] == "application/problem+json"
+    assert wire.is_closed
+
+
+def test_garbage_behind_a_request_does_not_take_its_answer(wire, api, subject):
+    wire.send(request(HOT, message(subject)) + b"garbage\r\n\r\n")
+    status, _, document = wire.answer()
+    assert status == 201
+    assert wire.is_closed
+    assert api.look_up(document["id"])["state"] == "scheduled"
+
+
+def test_garbage_behind_pipelined_requests_never_counts_as_an_answer_to_one(wire, subject):
+    requests = request(HOT, message(subject)) + request(HOT, message(subject))
+    wire.send(requests + b"garbage\r\n\r\n")
+    assert [wire.answer()[0] for _ in range(2)] == [201, 201]
+    assert wire.is_closed
+
+
+@pytest.mark.parametrize("end", ["close", "reset"])
+def test_a_client_that_leaves_before_its_answer_has_published(api, subject, end):
+    wire = Wire(api.process.port)
+    wire.send(request(HOT, message(subject, key="0")) + request(BATCH, b"[]") * 3)
+    if end == "reset":
+        wire.socket.setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00"
+        )
+    wire.close()
+    if end == "close":
+        wait_until(lambda: count(api, subject) == 1)
+    assert api.ask("GET", REST) == {"status": "ok"}
+
+
+@pytest.mark.parametrize("length", [True, False])
+def test_what_breaks_off_publishes_nothing(api, subject, length):
+    lines = b"".join(message(subject, key=str(n)) + b"\n" for n in range(10))
+    wire = Wire(api.process.port)
+    if length:
+        field = f"content-length: {len(lines) + 100}"
+        wire.send(request(BATCH, lines, field, "content-type: application/x-ndjson", length=False))
+    else:
+        fields = ("transfer-encoding: chunked", "content-type: application/x-ndjson")
+        wire.send(request(BATCH, b"", *fields, length=False) + chunked(lines)[:-5])
+    put = Wire(api.process.port)
+    field = "transfer-encoding: chunked"
+    path = f"/v1/subjects/{subject}/keys/11"
+    put.send(request(path, b"8\r\n{}      \r\n", field, method="PUT", length=False))
+    wire.close()
+    put.close()
+    before = api.ask("GET", "/v1/stats")["accepted"]
+    for _ in range(20):  # what they sent came in before these
+        api.ask("GET", REST)
+    assert api.ask("GET", "/v1/stats")["accepted"] == before
+    assert count(api, subject) == 0
+    assert "Exception" not in api.log
+
+
+def test_requests_one_byte_at_a_time(wire, subject):
+    for byte in request(HOT, message(subject)):
+        wire.send(bytes([byte]))
+    assert wire.answer()[0] == 201

@@ -1,0 +1,131 @@
+"""The OpenAPI document: it is valid, it is whole, and the server does what it says.
+
+Schemathesis makes calls from the document, good ones and bad ones; no answer may be a 5xx, have a
+status that is not documented for the call, or a body of another form."""
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from delayserver.api.openapi import PUBLIC_PATHS
+
+EXAMPLES = 8
+"""Of each call, good ones and as many bad ones."""
+CHECKS = (
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+)
+
+
+@pytest.fixture(scope="session")
+def document(shared_api):
+    return shared_api.ask("GET", "/openapi.json")
+
+
+def operations(document):
+    return {
+        (method.upper(), path): operation
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    }
+
+
+def test_every_call_says_what_may_go_wrong(document):
+    for (method, path), operation in operations(document).items():
+        statuses = set(operation["responses"])
+        assert operation["description"], (method, path)
+        if path in PUBLIC_PATHS:
+            continue
+        assert {"401", "403"} <= statuses, (method, path)
+        if "requestBody" in operation:
+            assert {"413", "422"} <= statuses, (method, path)
+        if "{" in path and (method, path) != ("PUT", "/v1/subscriptions/{name}"):
+            wanted = "422" if method == "PUT" else "404"
+            assert wanted in statuses, (method, path)
+        for status, response in operation["responses"].items():
+            if int(status) >= 400:
+                assert list(response["content"]) == ["application/problem+json"]
+                assert response["description"]
+        if "503" in statuses:
+            assert "Retry-After" in operation["responses"]["503"]["headers"]
+
+
+def test_the_hot_calls_are_described_with_examples_that_work(shared_api, document):
+    calls = operations(document)
+    for path in ("/v1/messages", "/v1/messages/batch"):
+        content = calls["POST", path]["requestBody"]["content"]
+        for media_type in ("application/json", "application/x-ndjson"):
+            if media_type in content:
+                example = content[media_type]["example"]
+                data = {"content": example} if isinstance(example, str) else {"json": example}
+                headers = {"content-type": media_type}
+                assert shared_api.post(path, **data, headers=headers).status_code in (200, 201)
+    one = calls["POST", "/v1/messages"]["responses"]
+    assert {"200", "201", "409", "413", "422", "503", "507"} <= set(one)
+    assert "Location" in one["201"]["headers"]
+    example = one["201"]["content"]["application/json"]["example"]
+    answer = shared_api.post("/v1/messages", json={"subject": "openapi.example"}).json()
+    assert example.keys() == answer.keys()
+    assert set(calls["POST", "/v1/messages/batch"]["requestBody"]["content"]) == {
+        "application/json",
+        "application/x-ndjson",
+        "application/msgpack",
+    }
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+def test_calls_made_from_the_document(shared_api, mode):
+    schema = schemathesis.openapi.from_url(f"{shared_api.process.url}/openapi.json")
+    failures = []
+    for result in schema.get_all_operations():
+        assert isinstance(result, Ok), result
+        operation = result.ok()
+        try:
+            exercise(shared_api, operation, mode)
+        except Unsatisfiable:
+            pass  # a call that takes nothing has no wrong form
+        except Exception as error:
+            failures.append(f"{operation.label}: {error}")
+    assert failures == [], "\n\n".join(failures)
+    assert "Exception" not in shared_api.log
+
+
+def exercise(api, operation, mode):
+    """Make some calls of one kind, and check the answers. Good ones are about what exists."""
+    subscription = {"subject": "fuzz.*", "type": "pull"}
+
+    @seed(1)
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def calls(case):
+        if isinstance(case.body, dict) and "wait" in case.body:
+            case.body["wait"] = 0  # nothing falls due that a long poll could wait for
+        if mode is GenerationMode.POSITIVE:
+            if "name" in case.path_parameters:
+                api.put("/v1/subscriptions/fuzz", json=subscription)
+                api.publish("fuzz.a")
+                case.path_parameters["name"] = "fuzz"
+            if "message_id" in case.path_parameters:
+                case.path_parameters["message_id"] = api.publish("fuzz.b", delay="1h")["id"]
+        case.call_and_validate(timeout=30, checks=CHECKS)
+
+    calls()
