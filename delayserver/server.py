@@ -638,10 +638,19 @@ class Server:
                 self.engine.dispatcher.queue(subscription).requests.remove(request)
             raise
 
-    async def ack(self, tokens: list[str]) -> list[str]:
+    def _is_of(self, token: str, subscription: Subscription) -> bool:
+        """Whether a lease is held, by a consumer of this subscription."""
+        delivery = self.engine.leases.get(token)
+        return delivery is not None and delivery.subscription_id == subscription.id
+
+    async def ack(self, subscription: Subscription, tokens: list[str]) -> list[str]:
         """Acknowledge leases; on return it is recorded. Returns those that were over."""
         now_ms = self.clock()
-        expired = [token for token in tokens if not self.engine.ack(token, now_ms)]
+        expired = [
+            token
+            for token in tokens
+            if not (self._is_of(token, subscription) and self.engine.ack(token, now_ms))
+        ]
         if len(expired) < len(tokens):
             future: asyncio.Future[None] = self._loop.create_future()
 
@@ -654,18 +663,28 @@ class Server:
             await future
         return expired
 
-    async def nack(self, tokens: list[str], delay_ms: int) -> list[str]:
+    async def nack(self, subscription: Subscription, tokens: list[str], delay_ms: int) -> list[str]:
         """Give leased messages back. Returns the tokens that were over."""
         now_ms = self.clock()
-        expired = [token for token in tokens if not self.engine.nack(token, delay_ms, now_ms)]
+        expired = [
+            token
+            for token in tokens
+            if not (self._is_of(token, subscription) and self.engine.nack(token, delay_ms, now_ms))
+        ]
         self._tick_soon()
         await self.durable(self.engine.groups.not_durable() if delay_ms else None)
         return expired
 
-    def extend(self, tokens: list[str], lease_ms: int) -> list[str]:
+    def extend(self, subscription: Subscription, tokens: list[str], lease_ms: int) -> list[str]:
         """Give leases a new deadline. Returns those that were over."""
         deadline_ms = self.clock() + lease_ms
-        return [token for token in tokens if not self.engine.leases.extend(token, deadline_ms)]
+        return [
+            token
+            for token in tokens
+            if not (
+                self._is_of(token, subscription) and self.engine.leases.extend(token, deadline_ms)
+            )
+        ]
 
     async def put_subscription(self, subscription: Subscription) -> None:
         """Add, change or remove a subscription; durable and in force on return."""

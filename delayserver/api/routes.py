@@ -314,23 +314,21 @@ def make_router(
     @router.post("/v1/subscriptions/{name}/ack", tags=["pull"], responses=MISSING)
     async def ack(name: NamePath, leases: models.LeasesModel) -> models.AckedModel:
         """These are done; when this answers it is recorded, and they never come again."""
-        engine.subscription(name)
-        expired = await server.ack(leases.leases)
+        expired = await server.ack(engine.subscription(name), leases.leases)
         return models.AckedModel(acked=len(leases.leases) - len(expired), expired=expired)
 
     @router.post("/v1/subscriptions/{name}/nack", tags=["pull"], responses=MISSING | LOGGED)
     async def nack(name: NamePath, leases: models.NackModel) -> models.NackedModel:
         """These are not done: deliver them again, now or after `delay`."""
-        engine.subscription(name)
         intake.check_wait(leases.delay, "/delay")
-        expired = await server.nack(leases.leases, leases.delay)
+        subscription = engine.subscription(name)
+        expired = await server.nack(subscription, leases.leases, leases.delay)
         return models.NackedModel(nacked=len(leases.leases) - len(expired), expired=expired)
 
     @router.post("/v1/subscriptions/{name}/extend", tags=["pull"], responses=MISSING)
     async def extend(name: NamePath, leases: models.ExtendModel) -> models.ExtendedModel:
         """These need more time: `lease` from now."""
-        engine.subscription(name)
-        expired = server.extend(leases.leases, leases.lease)
+        expired = server.extend(engine.subscription(name), leases.leases, leases.lease)
         return models.ExtendedModel(extended=len(leases.leases) - len(expired), expired=expired)
 
     # ── dead letters ───────────────────────────────────────────────────────────────────────────

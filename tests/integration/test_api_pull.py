@@ -70,6 +70,15 @@ def test_messages_come_in_due_order_as_many_as_asked_for(api, path, subject):
     assert api.ask("GET", path)["in_flight"] == 0
 
 
+def test_a_lease_is_good_for_its_own_subscription_only(api, path, subject):
+    other = api.subscribe(unique("consumer"), unique("pull"))
+    api.publish(subject)
+    (message,) = api.pull(path)
+    for action, more in (("ack", {}), ("nack", {}), ("extend", {"lease": "1m"})):
+        assert ask_leases(api, other, action, message, **more)["expired"] == [message["lease"]]
+    assert api.ack(path, message) == {"acked": 1, "expired": []}
+
+
 def test_a_pull_needs_no_document(api, path):
     assert api.ask("POST", f"{path}/pull") == {"messages": []}
 
