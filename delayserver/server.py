@@ -72,7 +72,7 @@ from storage.catalog import Catalog, LmdbCatalog, Table
 from storage.directory import CATALOG_DIRECTORY, LOCK_FILE, open_identity
 from storage.errors import DamageError
 from storage.files import Files, OsFiles
-from storage.frame import Rows
+from storage.frame import Damage, Rows
 from storage.hour_log import HourLog
 from storage.message_log import Durability, MessageLog
 from storage.rows import HOUR_MS, LogKind, Outcome
@@ -223,20 +223,15 @@ class Server:
             epoch=os.urandom(4).hex(),
             random=random.random,
         )
-        self.engine.start(recovered.through_hour, recovered.loaded)
+        self.engine.start(recovered.through_hour, recovered.loaded, recovered.retired_through_hour)
         self.metrics = self._make_metrics()
 
     def _report(self, recovered: Recovered) -> None:
         for damage in recovered.damage:
-            log.error(
-                "damage found",
-                file=damage.path,
-                offset=damage.offset,
-                end=damage.end,
-                reason=damage.reason,
-                first_seq=damage.first_seq,
-                last_seq=damage.last_seq,
-            )
+            log.error("damage found", **_named(damage))
+        for torn in recovered.torn:
+            # As a crash leaves it; but damage to the very last frame looks the same.
+            log.warning("torn tail cut off", **_named(torn))
         log.info(
             "recovered",
             data_dir=str(self.settings.data_dir),
@@ -300,6 +295,7 @@ class Server:
             checkpoint_ms=settings.checkpoint_ms,
             checkpoint_bytes=settings.checkpoint_bytes,
             retention_ms=settings.retention_ms,
+            on_deleted=self._on_deleted,
         )
         self._loading = LoaderThread(self._loader, post, self._on_loaded, fatal)
         self._reading = ReaderThread(self._reader, post, fatal)
@@ -434,6 +430,13 @@ class Server:
         names = self.engine.sequencer.subject_names
         for snapshot in snapshots:
             self._loading.put(HourRequest(snapshot, registry, dict(names)))
+
+    def _on_deleted(self, hours: list[int]) -> None:
+        def release(reader: Reader) -> None:
+            for hour in hours:
+                reader.release(hour)
+
+        self._reading.put(CallRequest(release, lambda result, error: None))
 
     def _on_loaded(self, loaded: LoadedHour) -> None:
         for damage in loaded.damage:
@@ -821,6 +824,17 @@ class Server:
             {"from": format_time(bucket), "count": max(0, count)}
             for bucket, count in sorted(counts.items())
         ]
+
+
+def _named(damage: Damage) -> dict[str, object]:
+    return {
+        "file": damage.path,
+        "offset": damage.offset,
+        "end": damage.end,
+        "reason": damage.reason,
+        "first_seq": damage.first_seq,
+        "last_seq": damage.last_seq,
+    }
 
 
 def _settled(entry: Entry, reader: Reader) -> Rows:

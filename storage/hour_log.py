@@ -165,6 +165,17 @@ class HourLog:
         if self._file(hour) is not None:
             self._dirty.add(hour)
 
+    def rewrite(self, hour: int, start: int) -> None:
+        """Write what stands from `start` on once more, so that the next `sync` makes it durable.
+
+        For bytes that an earlier process wrote: if its sync failed, they can be read, but the
+        system takes them for written, and a sync alone would not write them."""
+        file = self._file(hour)
+        data = file.pread(file.size() - start, start) if file else b""
+        if file is not None and data:
+            file.pwrite([data], start)
+            self._dirty.add(hour)
+
     def cut(self, hour: int, length: int) -> None:
         """Cut an hour's file back to `length` bytes, durably with the next `sync` (I7)."""
         file = self._file(hour)

@@ -1,0 +1,282 @@
+"""Deliberate bugs, one at a time: the simulation must find each of them, else it proves nothing.
+
+Every canary is a patch of the real code that breaks one rule. The invariants are those of the
+design notes; `delayserver.testing.ledger` says which check speaks for which."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from delayserver import recovery
+from delayserver.dispatcher import Dispatcher
+from delayserver.engine import Engine
+from delayserver.groups import Groups
+from delayserver.hours import Hours
+from delayserver.loader import Loader
+from delayserver.message import Delivery
+from delayserver.messages import Messages
+from delayserver.replay import Filed, Replay, Snapshot
+from delayserver.settler import Settler
+from delayserver.testing import World, run_world, server
+from delayserver.wheel import Wheel
+from storage import frame
+from storage.hour_log import HourLog
+from storage.rows import HOUR_MS
+from storage.testing import SimulatedFile
+
+WORLDS_MAX = 60
+
+Patch = pytest.MonkeyPatch
+CANARIES: dict[str, Callable[[Patch], None]] = {}
+
+
+def canary(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    CANARIES[plant.__name__] = plant
+    return plant
+
+
+@canary
+def the_message_log_is_not_synced(patch: Patch) -> None:
+    """I3"""
+    patch.setattr(SimulatedFile, "pwrite_durable", SimulatedFile.pwrite)
+
+
+@canary
+def nothing_is_ever_synced(patch: Patch) -> None:
+    """I3, I4, I6"""
+    patch.setattr(SimulatedFile, "fdatasync", lambda self: None)
+
+
+@canary
+def new_files_are_not_synced_into_their_directory(patch: Patch) -> None:
+    """I6"""
+    patch.setattr(server.SimulatedServer, "__init__", _without_directory_sync(server))
+
+
+def _without_directory_sync(module: Any) -> Callable[..., None]:
+    original = module.SimulatedServer.__init__
+
+    def init(self: Any, settings: Any, files: Any, *rest: Any) -> None:
+        files.sync_directory = lambda path: None
+        original(self, settings, files, *rest)
+
+    return init
+
+
+@canary
+def the_checkpoint_comes_before_the_schedule_is_synced(patch: Patch) -> None:
+    """I6"""
+    original = Replay.checkpoint
+
+    def checkpoint(self: Any) -> int:
+        sync, self._schedule.sync = self._schedule.sync, lambda: None
+        try:
+            return original(self)
+        finally:
+            self._schedule.sync = sync
+            sync()
+
+    patch.setattr(Replay, "checkpoint", checkpoint)
+
+
+@canary
+def the_message_log_is_deleted_before_the_checkpoint(patch: Patch) -> None:
+    """I6"""
+    original = Replay.file
+
+    def file(self: Any, batch: Any, now_ms: int) -> Filed:
+        filed = original(self, batch, now_ms)
+        self._message_log.delete_through(filed.last_seq)
+        return filed
+
+    patch.setattr(Replay, "file", file)
+
+
+@canary
+def a_publish_is_answered_before_it_is_durable(patch: Patch) -> None:
+    """I3"""
+    original = Groups.flush
+
+    def flush(self: Any, now_ms: int) -> None:
+        group = self._sequencer.group
+        original(self, now_ms)
+        if self._committing is group:
+            for waiter in group.waiters:
+                waiter(None)
+
+    patch.setattr(Groups, "flush", flush)
+
+
+@canary
+def the_dispatch_logs_of_older_hours_are_forgotten(patch: Patch) -> None:
+    """I4, I13"""
+    original = Loader._read_settled
+
+    def read_settled(self: Any, hour: int, *rest: Any) -> Any:
+        newest = max(self._dispatch.hours(), default=hour)
+        if hour >= newest:
+            return original(self, hour, *rest)
+        scan, self._dispatch.scan = self._dispatch.scan, lambda hour: iter(())
+        try:
+            return original(self, hour, *rest)
+        finally:
+            self._dispatch.scan = scan
+
+    patch.setattr(Loader, "_read_settled", read_settled)
+
+
+@canary
+def hours_are_loaded_before_the_replay_has_ended(patch: Patch) -> None:
+    """I11"""
+    original = recovery.recover
+
+    def recover(
+        catalog: Any, log: Any, schedule: Any, replay: Any, settler: Any, loader: Any, **rest: Any
+    ) -> Any:
+        recovery._cut_schedule(schedule, replay)
+        early = replay.snapshot((rest["now_ms"] + rest["lead_ms"]) // HOUR_MS)
+        recovered = original(catalog, log, schedule, replay, settler, loader, **rest)
+        names = {number: name for name, number in recovered.subjects.items()}
+        recovered.loaded = [loader.load(part, recovered.registry, names) for part in early]
+        return recovered
+
+    patch.setattr(server, "recover", recover)
+
+
+@canary
+def checksums_are_ignored(patch: Patch) -> None:
+    """I8"""
+    patch.setattr(frame, "crc32c", lambda data: 0)
+
+
+@canary
+def messages_fire_a_millisecond_early(patch: Patch) -> None:
+    """I1"""
+    original = Wheel.advance
+
+    def advance(self: Any, now_ms: int, **rest: Any) -> Any:
+        return original(self, now_ms + 1, **rest)
+
+    patch.setattr(Wheel, "advance", advance)
+
+
+@canary
+def overdue_messages_fire_in_any_order(patch: Patch) -> None:
+    """I13"""
+    original = Wheel.advance
+    patch.setattr(Wheel, "advance", lambda self, *a, **k: original(self, *a, **k)[::-1])
+
+
+@canary
+def the_ack_is_answered_before_it_is_synced(patch: Patch) -> None:
+    """I4"""
+    patch.setattr(Settler, "sync", lambda self: setattr(self, "unsynced", False))
+
+
+@canary
+def the_settler_writes_nothing(patch: Patch) -> None:
+    """I4"""
+    patch.setattr(Settler, "write", lambda self, rows_by_hour, now_ms: rows_by_hour.clear())
+
+
+@canary
+def torn_tails_of_dispatch_logs_are_left(patch: Patch) -> None:
+    """I4, I8"""
+    patch.setattr(Settler, "recover", lambda self, hours: [])
+
+
+@canary
+def cancelled_rows_that_come_late_are_not_left_out(patch: Patch) -> None:
+    """I5"""
+
+    def removed_among(self: Any, hour: int, rows: Any) -> Any:
+        return rows["seq"] == 0
+
+    patch.setattr(Engine, "_removed_among", removed_among)
+
+
+@canary
+def a_cancelled_row_stays_in_the_wheel(patch: Patch) -> None:
+    """I5"""
+    patch.setattr(Messages, "_take_out", lambda self, entry: None)
+
+
+@canary
+def hours_retire_too_early(patch: Patch) -> None:
+    """I3"""
+
+    def take_settled(self: Any, now_ms: int, next_seq: int, filed_seq: int) -> list[int]:
+        over = [hour for hour in self._unsettled if (hour + 1) * HOUR_MS <= now_ms]
+        return [hour for hour in over if hour not in self.loading]
+
+    patch.setattr(Hours, "take_settled", take_settled)
+
+
+@canary
+def a_load_does_not_make_its_hours_live(patch: Patch) -> None:
+    """I3: what is filed between the snapshot and the load falls between them."""
+    original = Replay.snapshot
+
+    def snapshot(self: Any, through_hour: int) -> list[Snapshot]:
+        before = self.live_through_hour
+        snapshots = original(self, through_hour)
+        if before >= 0:
+            self.live_through_hour = before
+        return snapshots
+
+    patch.setattr(Replay, "snapshot", snapshot)
+
+
+@canary
+def a_retry_is_settled_before_it_is_durable(patch: Patch) -> None:
+    """I3"""
+    original = Engine._retry
+
+    def retry(self: Any, delivery: Delivery, *rest: Any) -> None:
+        row = delivery.entry
+        self.dispatcher._settle(delivery, 1, rest[1])
+        self.hours.add(row.hour, 1)
+        original(self, delivery, *rest)
+
+    patch.setattr(Engine, "_retry", retry)
+
+
+@canary
+def files_are_not_closed_when_they_are_deleted(patch: Patch) -> None:
+    """I8: a reader would take the bytes of a deleted file for those of its successor."""
+    patch.setattr(server.SimulatedServer, "_on_deleted", lambda self, hours: None)
+
+
+@canary
+def an_old_file_is_never_deleted(patch: Patch) -> None:
+    """Nothing may be left over."""
+    patch.setattr(HourLog, "delete", lambda self, hour: None)
+
+
+@canary
+def a_failed_delivery_is_forgotten(patch: Patch) -> None:
+    """I3"""
+    patch.setattr(Dispatcher, "give_back", lambda self, delivery, next_attempt: None)
+
+
+def first_catch(seeds: Iterable[int]) -> str | None:
+    for seed in seeds:
+        try:
+            world: World = run_world(seed)
+            del world
+        except Exception as error:  # a broken rule may show as anything
+            return f"seed {seed}: {type(error).__name__}: {error}"
+    return None
+
+
+@pytest.mark.parametrize("name", CANARIES)
+def test_the_simulation_finds(name: str, monkeypatch: Patch) -> None:
+    CANARIES[name](monkeypatch)
+    caught = first_catch(range(WORLDS_MAX))
+    assert caught is not None, f"nobody noticed that {name.replace('_', ' ')}"
+    print(f"{name}: {caught}")
+
+
+def test_without_a_canary_nothing_is_found() -> None:
+    assert first_catch(range(WORLDS_MAX // 2)) is None

@@ -1,0 +1,267 @@
+"""Every file call and every commit of a standard scenario fails once, in every way there is.
+
+After SQLite's `do_ioerr_test`: the scenario runs with a fault at call N = 1, 2, … until a run
+passes without one. After each fault the disk goes through a power loss or a kill, and the promises
+are checked against what is left. A full disk has room again after a while, and it goes on.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from delayserver.config import Settings
+from delayserver.delivery.webhook import WebhookResponse
+from delayserver.dispatcher import PullRequest
+from delayserver.message import Payload
+from delayserver.messages import NewMessage, Published
+from delayserver.subscriptions import Subscription
+from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
+from delayserver.testing.world import FAITHFUL
+from storage.errors import StorageError
+from storage.rows import HOUR_MS
+from storage.testing import (
+    Fault,
+    FaultKind,
+    Faults,
+    FaultyFiles,
+    MemoryCatalog,
+    Moment,
+    SimulatedCrash,
+    SimulatedFiles,
+)
+
+SETTINGS = Settings(
+    segment_bytes=4096,
+    checkpoint_ms=50,
+    lead_ms=100,
+    retention_ms=0,
+    settle_sync_ms=0,
+    group_max_bytes=1 << 20,
+)
+POWER_LOSS, KILL = "power loss", "kill"
+
+
+@dataclass
+class Machine:
+    """A disk with the server's life on it."""
+
+    disk: SimulatedFiles
+    catalog: MemoryCatalog
+    clock: SimulatedClock
+    ledger: Ledger
+    rng: random.Random
+
+    @classmethod
+    def new(cls, seed: int) -> "Machine":
+        rng, clock = random.Random(seed), SimulatedClock()
+        return cls(SimulatedFiles(rng=rng), MemoryCatalog(), clock, Ledger(clock), rng)
+
+    def start(self, faults: Faults) -> SimulatedServer:
+        self.ledger.new_life()
+        self.catalog.faults = faults
+        files = FaultyFiles(self.disk, faults)
+        server = SimulatedServer(SETTINGS, files, self.catalog, self.clock, self.rng, self.ledger)
+        self.ledger.recovered(server)
+        return server
+
+    def end(self, how: str) -> None:
+        self.disk = self.disk.crash() if how == POWER_LOSS else self.disk.kill()
+        self.catalog = self.catalog.crash()
+
+
+class Scenario:
+    """What a day brings: publish, cancel, move, deliver, fail, retire, delete, restart."""
+
+    def __init__(self, machine: Machine, faults: Faults) -> None:
+        self.machine = machine
+        self.faults = faults
+        self.clock = machine.clock
+        self.ledger = machine.ledger
+        self.leases: list[str] = []
+        self.answered: set[str] = set()
+
+    def run(self) -> None:
+        self.server = self.machine.start(self.faults)
+        for subscription in FAITHFUL:
+            self.put(subscription)
+        now_ms = self.clock.now_ms
+        self.publish("orders.paid", now_ms + 10, now_ms + 20, now_ms + 400)
+        doomed = self.publish("orders.late", now_ms + 500)
+        moved = self.publish("orders.late", now_ms + 600, key="k")
+        self.publish("orders.late", now_ms + HOUR_MS + 350, now_ms + HOUR_MS)
+        self.cancel(doomed)
+        self.move(moved, now_ms + 2 * HOUR_MS)
+        self.pass_time(60)
+        self.deliver(fail=True)
+        self.pass_time(300)
+        self.publish("orders.paid", self.clock.now_ms, body="x" * 3000)
+        self.pass_time(300)
+        self.deliver()
+        self.pass_time(HOUR_MS)
+        self.deliver()
+        self.server.stop()
+        self.server = self.machine.start(self.faults)
+        self.pass_time(HOUR_MS)
+        self.deliver()
+        self.pass_time(2 * HOUR_MS)
+        self.pass_time(60)
+        self.server.stop()
+
+    def work(self) -> None:
+        """Everybody works; a full disk has room again after a while."""
+        self.server.rest()
+        if self.faults.struck:
+            self.server.rest()
+            self.faults.faults.clear()
+            self.server.rest()
+
+    def put(self, subscription: Subscription) -> None:
+        if self.server.engine.registry.by_id(subscription.id) is None:
+            self.server.engine.registry.next_id()
+            self.server.engine.put_subscription(subscription)
+        self.work()
+        if self.server.engine.registry.by_id(subscription.id) is None:
+            self.put(subscription)  # It was refused while the disk was full.
+
+    def publish(
+        self, subject: str, *due_times: int, key: str | None = None, body: str = ""
+    ) -> list[Published]:
+        messages = [
+            NewMessage(subject, due_ms, Payload(f'"{due_ms}{body}"'.encode(), key=key))
+            for due_ms in due_times
+        ]
+        published = self.server.engine.messages.publish(messages, self.clock.now_ms)
+        for one in published:
+            seq = self.server.engine.ids.decode(one.message_id).seq
+
+            def answered(
+                error: Exception | None, seq: int = seq, message_id: str = one.message_id
+            ) -> None:
+                if error is None:
+                    self.ledger.published(seq)
+                    self.answered.add(message_id)
+
+            assert one.group is not None
+            one.group.when_durable(answered)
+        self.work()
+        return published
+
+    def known(self, published: list[Published]) -> Iterator[tuple[int, int]]:
+        for one in published:
+            found = self.server.engine.ids.decode(one.message_id)
+            if one.message_id in self.answered:
+                yield found.seq, found.due_ms
+
+    def cancel(self, published: list[Published]) -> None:
+        for seq, due_ms in self.known(published):
+            group = self.server.engine.messages.cancel(seq, due_ms)
+
+            def answered(error: Exception | None, seq: int = seq) -> None:
+                if error is None:
+                    self.ledger.cancelled(seq)
+
+            assert group is not None
+            group.when_durable(answered)
+            self.work()
+
+    def move(self, published: list[Published], new_due_ms: int) -> None:
+        for seq, due_ms in self.known(published):
+            message = self.ledger.messages[seq]
+            self.server.engine.messages.move(
+                seq, due_ms, new_due_ms, message.payload, message.subject_id
+            )
+            self.work()
+
+    def pass_time(self, by_ms: int) -> None:
+        self.clock.move(by_ms)
+        self.server.tick()
+        self.work()
+        self.server.tick()
+        self.work()
+
+    def deliver(self, *, fail: bool = False) -> None:
+        server = self.server
+        while server.sending:
+            delivery = server.sending[0]
+            self.ledger.returned(delivery, seen=not fail)
+            server.answer(delivery, WebhookResponse(500 if fail else 200))
+            self.work()
+            fail = False
+        queue = server.engine.subscription("queue")
+
+        def take(got: list) -> None:
+            for delivery, token in got:
+                self.ledger.returned(delivery, seen=True)
+                self.leases.append(token)
+
+        server.pull(queue, PullRequest(100, 60_000, self.clock.now_ms, take))
+        server.tick()
+        self.work()
+        tokens, self.leases = self.leases, []
+        server.ack(tokens, lambda expired: None)
+        self.work()
+
+
+def drain(machine: Machine) -> None:
+    """A life without faults: everything that is left arrives."""
+    scenario = Scenario(machine, Faults())
+    scenario.server = machine.start(scenario.faults)
+    for subscription in FAITHFUL:
+        scenario.put(subscription)
+    for by_ms in (0, 1000, HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS):
+        scenario.pass_time(by_ms)
+        scenario.deliver()
+    machine.ledger.check_all_delivered(FAITHFUL)
+    assert not scenario.server.engine.hours.unsettled()
+
+
+def strike(fault: Fault, how: str, seed: int) -> Faults:
+    """The scenario with one fault, then what is left of the machine; returns the plan."""
+    machine, faults = Machine.new(seed), Faults(fault)
+    try:
+        Scenario(machine, faults).run()
+    except (SimulatedCrash, StorageError):
+        assert faults.struck
+    machine.end(how)
+    drain(machine)
+    return faults
+
+
+def call_count() -> int:
+    machine, faults = Machine.new(0), Faults()
+    Scenario(machine, faults).run()
+    machine.end(KILL)
+    drain(machine)
+    return faults.call_count
+
+
+def test_the_scenario_is_a_full_one() -> None:
+    machine = Machine.new(0)
+    Scenario(machine, Faults()).run()
+    counts = machine.ledger.counts
+    assert counts["published"] == 8
+    assert counts["cancelled"] == counts["move"] == counts["retry"] == 1
+    assert machine.disk.list("schedule") == machine.disk.list("dispatch") == []
+    assert counts["sent"] > 8
+
+
+@pytest.mark.parametrize(
+    ("moment", "how"),
+    [*((moment, POWER_LOSS) for moment in Moment), (Moment.MIDDLE, KILL)],
+)
+def test_a_crash_at_every_call(moment: Moment, how: str) -> None:
+    at = 1
+    while strike(Fault(at, FaultKind.CRASH, moment), how, seed=at).struck:
+        at += 1
+    assert at > 200
+
+
+@pytest.mark.parametrize("kind", (FaultKind.IO_ERROR, FaultKind.NO_SPACE))
+@pytest.mark.parametrize(
+    ("moment", "for_good"), [*((moment, False) for moment in Moment), (Moment.BEFORE, True)]
+)
+def test_a_failure_at_every_call(kind: FaultKind, moment: Moment, for_good: bool) -> None:
+    for at in range(1, call_count() + 1):
+        strike(Fault(at, kind, moment, for_good=for_good), KILL if at % 2 else POWER_LOSS, seed=at)

@@ -1,0 +1,64 @@
+"""Worlds with a seed: many lives of the real server, any interleaving, every promise checked.
+
+`python -m delayserver.testing --cycles 100000 --jobs 2` runs more of the same."""
+
+import pytest
+
+from delayserver.testing import World, run_world
+
+WORLDS = 60
+LONG_WORLDS = 6
+
+ONCE_FAILED = (2, 3, 8, 18, 35, 57, 92, 1349)
+"""Seeds that once led to a bug. What they do changes with the code: they are a sample like any."""
+
+
+@pytest.mark.parametrize("seed", ONCE_FAILED)
+def test_seeds_that_once_failed(seed: int) -> None:
+    run_world(seed)
+
+
+@pytest.mark.parametrize("first_seed", range(0, WORLDS, 10))
+def test_no_world_breaks_a_promise(first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + 10):
+        run_world(10_000 + seed)
+
+
+def test_long_lives_break_no_promise() -> None:
+    for seed in range(LONG_WORLDS):
+        run_world(20_000 + seed, lives=4, steps=500)
+
+
+def test_a_seed_repeats_itself() -> None:
+    first, second = (run_world(7) for _ in range(2))
+    assert first.ledger.counts == second.ledger.counts
+    assert first.counts == second.counts
+    assert first.disk.list("messages") == second.disk.list("messages")
+
+
+def test_the_worlds_are_not_empty() -> None:
+    """A harness that does nothing finds nothing."""
+    total = run_world(1).counts
+    for seed in range(2, 40):
+        world: World = run_world(seed)
+        total += world.counts + world.ledger.counts
+    for what in (
+        "published",
+        "cancelled",
+        "moved",
+        "acked",
+        "retry",
+        "dead",
+        "redrive",
+        "duplicates",
+        "replaced",
+        "sent",
+        "disk full",
+        "power loss",
+        "kill",
+        "stops",
+        "crashes inside a call",
+        "ended by a failed disk",
+        "clock jumps back",
+    ):
+        assert total[what] > 2, (what, total)
