@@ -79,6 +79,8 @@ from storage.rows import HOUR_MS, LogKind, Outcome
 
 DISK_CHECK_S = 1.0
 REDRIVE_PAGE = 500
+RELEASE_RECORDS = 10_000
+"""Fewer leave no free memory worth giving back."""
 CLOCK_SET_MS = 1_000
 """A clock that differs by more than this from one that cannot be set was set. A slow drift of
 less adds up to this before it is noticed, and changes a lease by no more."""
@@ -140,6 +142,7 @@ class Server:
         fatal: Callable[[BaseException], None],
         progress: Progress = lambda what, done, total: None,
         sender: WebhookSender | None = None,
+        release_memory: Callable[[], None] = lambda: None,
     ) -> None:
         """Lock the directory and recover what is in it. Nothing runs before `start`.
 
@@ -148,6 +151,8 @@ class Server:
         offset_ms = settings.clock_offset_ms
         self.clock: Callable[[], int] = (lambda: clock() + offset_ms) if offset_ms else clock
         self._fatal = fatal
+        self._release_memory = release_memory
+        self._seq_at_last_look = self._seq_at_release = 0
         self._sender = sender
         self._cleanup = contextlib.ExitStack()
         try:
@@ -365,7 +370,19 @@ class Server:
         free = self._files.free_bytes()
         self.free_bytes = free
         self.engine.messages.disk_is_low = free < self.settings.disk_reserve_bytes
+        self._release_when_idle()
         self._disk_timer = self._loop.call_later(DISK_CHECK_S, self._check_disk)
+
+    def _release_when_idle(self) -> None:
+        """Give free memory back to the system, once nothing has been accepted for a while.
+
+        Not under load: it would be needed again at once, and it is a pause of some ms."""
+        seq = self.engine.sequencer.next_seq
+        is_idle = seq == self._seq_at_last_look and seq == self.engine.groups.checkpoint_seq + 1
+        if is_idle and seq - self._seq_at_release >= RELEASE_RECORDS:
+            self._seq_at_release = seq
+            self._loop.run_in_executor(None, self._release_memory)
+        self._seq_at_last_look = seq
 
     # ── time ───────────────────────────────────────────────────────────────────────────────────
 
