@@ -26,10 +26,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import multiprocessing
 import operator
-import platform
 import random
 import sqlite3
 import tempfile
@@ -44,6 +42,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from report import add_options, new_drawing, write_json
 from rich.console import Console
 from rich.table import Table
 
@@ -365,18 +364,13 @@ def ratios(rows: list[Row]) -> dict[str, float]:
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     steps = {
         "add": "add_ns",
         "cancel at random": "cancel_ns",
         "add + cancel": "add_cancel_ns",
         "expire": "expire_ns",
     }
-    figure, panels = pyplot.subplots(1, len(steps), figsize=(15, 5), sharey=True)
+    figure, panels = new_drawing(len(steps), figsize=(15, 5), sharey=True)
     for panel, (title, name) in zip(panels, steps.items(), strict=True):
         for design in DESIGNS:
             own = [row for row in rows if row.design == design]
@@ -398,8 +392,7 @@ def plot(rows: list[Row], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--plot", type=Path, help="draw them, log-log, into this PNG file")
+    add_options(parser, "them, log-log, into this PNG file")
     parser.add_argument("--sizes", default="10000,100000,1000000", help="pending timers, by commas")
     options = parser.parse_args()
     sizes = sorted(int(size) for size in options.sizes.split(","))
@@ -419,13 +412,8 @@ def main() -> None:
         console.print(f"{name}: {ratio:.2f}")
 
     if options.json is not None:
-        report = {
-            "benchmark": "timers",
-            "python": platform.python_version(),
-            "rows": [asdict(row) for row in rows],
-            "ratios": ratios(rows),
-        }
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+        documents = [asdict(row) for row in rows]
+        write_json(options.json, "timers", rows=documents, ratios=ratios(rows))
     if options.plot is not None:
         plot(rows, options.plot)
 

@@ -1,0 +1,156 @@
+"""Publishing while a server is measured, counted to the message.
+
+A `Connection` is one keep-alive connection on a blocking socket, one request at a time. Requests
+are built before the clock starts, so that sending one costs little more than the copy;
+`publish_batches` runs in a process of its own, beside others, and takes and gives plain data.
+Single POSTs come from `wrk`, deliveries are taken by `consumers`.
+
+Times between processes are CLOCK_MONOTONIC, which they share.
+"""
+
+import re
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import msgspec
+
+JSON = "application/json"
+MSGPACK = "application/msgpack"
+START_AFTER_S = 0.3
+"""Processes that begin together are told this much before."""
+
+
+class LoadError(Exception):
+    """A request was not answered as it must be."""
+
+
+def http_request(method: str, path: str, body: bytes = b"", content_type: str = JSON) -> bytes:
+    """The bytes of a request."""
+    head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {content_type}\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+class Connection:
+    """One keep-alive connection to a server on loopback."""
+
+    _length = re.compile(rb"\r\ncontent-length: *([0-9]+)", re.IGNORECASE)
+
+    def __init__(self, port: int, timeout_s: float = 60) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout_s)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._socket.close()
+
+    def request(self, request: bytes) -> tuple[int, bytes]:
+        """Status and body of the answer."""
+        self._socket.sendall(request)
+        head = b""
+        while (end := head.find(b"\r\n\r\n")) < 0:
+            head += self._receive()
+        found = self._length.search(head, 0, end)
+        if found is None:
+            raise LoadError(f"an answer without a length: {head[:200]!r}")
+        parts, missing = [head[end + 4 :]], end + 4 + int(found[1]) - len(head)
+        while missing > 0:
+            parts.append(self._receive())
+            missing -= len(parts[-1])
+        return int(head[9:12]), b"".join(parts)
+
+    def demand(self, request: bytes) -> bytes:
+        """The body of the answer. Raises LoadError unless the status is 2xx."""
+        status, body = self.request(request)
+        if not 200 <= status < 300:
+            raise LoadError(f"{request[:60]!r} was answered {status}: {body[:500]!r}")
+        return body
+
+    def call(self, method: str, path: str, document: Any = None) -> Any:
+        """Ask with JSON; the answer, decoded. Raises LoadError unless the status is 2xx."""
+        body = b"" if document is None else msgspec.json.encode(document)
+        return msgspec.json.decode(self.demand(http_request(method, path, body)))
+
+    def _receive(self) -> bytes:
+        data = self._socket.recv(1 << 18)
+        if not data:
+            raise LoadError("the server closed the connection")
+        return data
+
+
+def start_together() -> float:
+    """A moment soon, on CLOCK_MONOTONIC."""
+    return time.monotonic() + START_AFTER_S
+
+
+def wait_for(moment: float) -> None:
+    """Until that moment on CLOCK_MONOTONIC."""
+    time.sleep(max(0.0, moment - time.monotonic()))
+
+
+# ---- batches -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Requests that publish batches."""
+
+    requests: list[bytes]
+    messages: int
+    """In each of them."""
+
+
+def make_batches(
+    subject: str, dues_ms: Iterable[int], body: dict[str, Any], size: int, content_type: str = JSON
+) -> Batches:
+    """Batches of `size` messages, one message for each due time; `size` divides their number."""
+    messages = [{"subject": subject, "body": body, "deliver_at": due_ms} for due_ms in dues_ms]
+    assert len(messages) % size == 0, (len(messages), size)
+    encode = msgspec.msgpack.encode if content_type == MSGPACK else msgspec.json.encode
+    path = "/v1/messages/batch"
+    requests = [
+        http_request("POST", path, encode(messages[at : at + size]), content_type)
+        for at in range(0, len(messages), size)
+    ]
+    return Batches(requests, size)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What one connection sent, all of it answered."""
+
+    messages: int
+    began_at: float
+    ended_at: float
+    latency_ms: list[float]
+
+
+def publish_batches(
+    port: int,
+    batches: Batches,
+    start_at: float,
+    *,
+    requests_max: float = float("inf"),
+    seconds_max: float = float("inf"),
+    interval_s: float = 0.0,
+) -> Sent:
+    """Send the requests in turn, over and over: so many, or so long.
+
+    With an interval they are paced, and latency counts from when a request was to be sent."""
+    latency_ms: list[float] = []
+    with Connection(port) as connection:
+        wait_for(start_at)
+        began_at = ended_at = time.monotonic()
+        while len(latency_ms) < requests_max and ended_at - began_at < seconds_max:
+            turn_at = ended_at
+            if interval_s:
+                turn_at = began_at + len(latency_ms) * interval_s
+                wait_for(turn_at)
+            connection.demand(batches.requests[len(latency_ms) % len(batches.requests)])
+            ended_at = time.monotonic()
+            latency_ms.append((ended_at - turn_at) * 1000)
+    return Sent(len(latency_ms) * batches.messages, began_at, ended_at, latency_ms)

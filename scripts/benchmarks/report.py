@@ -1,0 +1,137 @@
+"""What benchmarks share when they report: two options, a JSON file, a drawing, a table of figures.
+
+A `Figure` is one line: a value with its unit, latencies if it has any, what was counted to be sure
+that it is true, and the level that is to be reached. Rates also get their ratio to what the machine
+can do at all, measured in the same run; compare ratios, not rates, between machines and days.
+"""
+
+import argparse
+import json
+import platform
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+PLAIN_WIDTH = 150
+
+
+@dataclass(slots=True)
+class Figure:
+    """One measured figure."""
+
+    case: str
+    value: float
+    unit: str
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    max_ms: float | None = None
+    cpu_us: float | None = None
+    """Processor time of the server for each of what `value` counts, all its threads together:
+    the figure that others on the machine disturb least."""
+    ratios: dict[str, float] = field(default_factory=dict)
+    """The value in multiples of a calibration, by its name."""
+    level: str = ""
+    """What is to be reached."""
+    reached: bool | None = None
+    note: str = ""
+    """What the figure includes."""
+    wrong: list[str] = field(default_factory=list)
+    """Counts that do not agree: if there are any, the figure means nothing."""
+
+    def expect(self, what: str, got: object, wanted: object) -> None:
+        """Both must be equal."""
+        if got != wanted:
+            self.wrong.append(f"{what}: {_number(got)}, not {_number(wanted)}")
+
+    def demand(self, level: str, reached: bool) -> None:
+        """The level, and whether it was reached; two levels must both be."""
+        self.level = f"{self.level}, {level}" if self.level else level
+        self.reached = reached and self.reached is not False
+
+    @property
+    def verdict(self) -> str:
+        """ok, missed or WRONG; empty where no level is set."""
+        if self.wrong:
+            return "WRONG"
+        return {None: "", True: "ok", False: "missed"}[self.reached]
+
+
+def _number(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def add_options(parser: argparse.ArgumentParser, plotted: str) -> None:
+    """--json and --plot."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help=f"draw {plotted}")
+
+
+def write_json(path: Path, benchmark: str, **figures: Any) -> None:
+    """One JSON document: which benchmark, on which Python, and its figures."""
+    report = {"benchmark": benchmark, "python": platform.python_version(), **figures}
+    path.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def new_drawing(panels: int, **options: Any) -> tuple[Any, Any]:
+    """A figure with so many panels side by side, without a display."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, panels, **options)
+    return figure, axes
+
+
+# ---- figures -----------------------------------------------------------------------------------
+
+
+def make_console() -> Console:
+    """The terminal as wide as it is; a file, or the log of a build, as wide as a table needs."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PLAIN_WIDTH)
+
+
+def show_figures(title: str, figures: list[Figure], console: Console) -> None:
+    """All figures in one table, then what they include, and which counts do not agree."""
+    names = list(dict.fromkeys(name for figure in figures for name in figure.ratios))
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("case")
+    table.add_column("figure", justify="right", no_wrap=True)
+    for name in ("p50 ms", "p99 ms", "max ms", "CPU µs", *(f"× {name}" for name in names)):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("to reach")
+    table.add_column("")
+    colours = {"ok": "green", "missed": "yellow", "WRONG": "bold red", "": ""}
+    for figure in figures:
+        verdict, colour = figure.verdict, colours[figure.verdict]
+        table.add_row(
+            figure.case,
+            f"{_rounded(figure.value)} {figure.unit}",
+            *(_rounded(ms) for ms in (figure.p50_ms, figure.p99_ms, figure.max_ms, figure.cpu_us)),
+            *(_rounded(figure.ratios.get(name)) for name in names),
+            figure.level,
+            f"[{colour}]{verdict}[/]" if verdict else "",
+        )
+    console.print(table)
+    for figure in figures:
+        if figure.note:
+            console.print(f"[bold]{figure.case}:[/] {figure.note}", style="dim", highlight=False)
+    for figure in figures:
+        for wrong in figure.wrong:
+            console.print(f"[bold red]{figure.case}: {wrong}")
+
+
+def _rounded(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.2f}"
+
+
+def as_documents(figures: list[Figure]) -> list[dict[str, Any]]:
+    """For JSON."""
+    return [{**asdict(figure), "verdict": figure.verdict} for figure in figures]

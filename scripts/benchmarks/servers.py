@@ -1,0 +1,191 @@
+"""Server processes that are measured: started on loopback, looked at, ended by their own id.
+
+`delay_server` runs this source tree's `delayserver serve` in a data directory, with the defaults of
+an operator, but for the log level. `hello_server` runs `hello.py`: the least that the same uvicorn
+can do, which tells how fast this machine is today. Either counts as started when it answers
+`GET /readyz`; how long that took is part of `Served`.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from load import Connection, http_request
+
+ROOT = Path(__file__).resolve().parents[2]
+START_MAX_S = 60.0
+STOP_MAX_S = 30.0
+MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs"}
+
+
+class BenchmarkError(Exception):
+    """The figures could not be taken; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a process has in memory, in bytes."""
+
+    anonymous: int
+    """Its own: heap, stacks, arrays."""
+    file: int
+    """Pages of files that are mapped, programs and the catalog: the system drops them at need."""
+
+    @property
+    def resident(self) -> int:
+        return self.anonymous + self.file
+
+
+@dataclass(slots=True)
+class Served:
+    """A server process that is ready."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    ready_s: float
+    """From the start of the process to its first 200 at /readyz."""
+
+    def stats(self) -> dict[str, Any]:
+        """GET /v1/stats"""
+        with Connection(self.port) as connection:
+            answer: dict[str, Any] = connection.call("GET", "/v1/stats")
+        return answer
+
+    def memory(self) -> Memory:
+        """Resident memory, as /proc says."""
+        kib = {"RssAnon": 0, "RssFile": 0, "RssShmem": 0}
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name in kib:
+                kib[name] = int(value.split()[0])
+        return Memory(kib["RssAnon"] * 1024, (kib["RssFile"] + kib["RssShmem"]) * 1024)
+
+    def cpu_s(self) -> float:
+        """Processor time that all threads of the process have used."""
+        after_name = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        user, system = int(after_name[11]), int(after_name[12])
+        return (user + system) / os.sysconf("SC_CLK_TCK")
+
+    def wait_until_filed(self, timeout_s: float = 60) -> None:
+        """Until a checkpoint covers everything that was accepted."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            stats = self.stats()
+            if stats["checkpoint_seq"] >= stats["last_seq"]:
+                return
+            time.sleep(0.1)
+        raise BenchmarkError(f"nothing was checkpointed within {timeout_s:.0f} s")
+
+    def kill(self) -> None:
+        """kill -9"""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL if that is not heard."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_MAX_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+
+@contextmanager
+def delay_server(data_dir: Path, *options: str) -> Iterator[Served]:
+    """The server of this source tree, until the block ends."""
+    port = free_port()
+    arguments = ["--port", str(port), "--data-dir", str(data_dir), "--log-level", "warning"]
+    command = [sys.executable, "-m", "delayserver", "serve", *arguments, *options]
+    with _serve(command, port, data_dir.with_suffix(".log")) as served:
+        yield served
+
+
+@contextmanager
+def hello_server(directory: Path) -> Iterator[Served]:
+    """The least that uvicorn can do, until the block ends."""
+    port = free_port()
+    command = [sys.executable, str(Path(__file__).with_name("hello.py")), str(port)]
+    with _serve(command, port, directory / "hello.log") as served:
+        yield served
+
+
+@contextmanager
+def _serve(command: list[str], port: int, log: Path) -> Iterator[Served]:
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("DELAYSERVER_")
+    }
+    begun_at = time.monotonic()
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            # Ctrl-C is for the benchmark, which then ends its servers.
+            start_new_session=True,
+        )
+    try:
+        _wait_until_ready(process, port, begun_at, log)
+        yield (served := Served(process, port, time.monotonic() - begun_at))
+        if process.poll() not in (None, 0, -signal.SIGKILL):
+            raise BenchmarkError(f"the server ended by itself: {log.read_text()[-2000:]}")
+        served.stop()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_ready(
+    process: subprocess.Popen[bytes], port: int, begun_at: float, log: Path
+) -> None:
+    while time.monotonic() - begun_at < START_MAX_S:
+        if process.poll() is not None:
+            raise BenchmarkError(f"the server did not start: {log.read_text()[-2000:]}")
+        try:
+            with Connection(port, timeout_s=5) as connection:
+                if connection.request(http_request("GET", "/readyz"))[0] == 200:
+                    return
+        except OSError:
+            pass
+        time.sleep(0.005)
+    raise BenchmarkError(f"the server was not ready after {START_MAX_S:.0f} s")
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def disk_directory(parent: Path) -> Iterator[Path]:
+    """A new directory on a real disk, deleted at the end."""
+    with tempfile.TemporaryDirectory(prefix="delayserver-bench-", dir=parent) as name:
+        if file_system(Path(name)) in MEMORY_FILE_SYSTEMS:
+            raise BenchmarkError(f"{parent} is in memory; choose a directory on a disk with --dir")
+        yield Path(name)
+
+
+def file_system(path: Path) -> str:
+    """Type of the file system that holds `path`: `ext4`, `tmpfs`, …"""
+    best, kind = "", "unknown"
+    for line in Path("/proc/mounts").read_text().splitlines():
+        mount, name = line.split()[1:3]
+        if path.is_relative_to(mount) and len(mount) >= len(best):
+            best, kind = mount, name
+    return kind
