@@ -34,7 +34,8 @@ BACKLOG = 4096
 SWITCH_INTERVAL_S = 0.00001
 """The GIL changes hands this often at the latest: the committer must not wait for 5 ms."""
 
-_M_ARENA_MAX = -8
+_M_MMAP_THRESHOLD = -3
+MMAP_THRESHOLD_BYTES = 128 * 1024
 
 log = structlog.get_logger()
 
@@ -116,13 +117,13 @@ async def _serve(settings: Settings, server: Server, listener: socket.socket) ->
 
 
 def _tune_allocator() -> Callable[[], None]:
-    """Have the C library keep one heap, not one per thread; returns what gives back its free part.
+    """Have the C library return large buffers when they are freed; returns what trims the rest.
 
-    Of the buffers that pass through a busy server glibc keeps 200 MB and more otherwise. A C
-    library without these calls is left as it is."""
+    Otherwise glibc raises its threshold with every large buffer that it sees, and keeps 200 MB of
+    them. A C library without these calls is left as it is."""
     library = ctypes.CDLL(None)
     try:
-        library.mallopt(_M_ARENA_MAX, 1)
+        library.mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
         trim = library.malloc_trim
     except AttributeError:
         return lambda: None

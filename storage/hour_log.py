@@ -36,6 +36,7 @@ from storage.rows import FLAG_REMOVAL, HOUR_MS, LogKind
 
 OPEN_FILES_MAX = 128
 INDEXES_MAX = 256
+DECODED_FRAMES_MAX = 8
 
 _NAME = "%Y-%m-%dT%H"
 _INDEX_DTYPE = np.dtype([("first_seq", "<u8"), ("last_seq", "<u8"), ("offset", "<u8")])
@@ -77,6 +78,7 @@ class HourLog:
         # A process that was killed may have left names that are not durable yet.
         self._created = True
         self._indexes: OrderedDict[int, tuple[NDArray[np.void], int]] = OrderedDict()
+        self._decoded: OrderedDict[tuple[int, int], Rows] = OrderedDict()
         files.make_directory(self.directory)
 
     def path(self, hour: int) -> str:
@@ -182,7 +184,7 @@ class HourLog:
         if file is not None and file.size() > length:
             file.truncate(length)
             self._dirty.add(hour)
-        self._indexes.pop(hour, None)
+        self._forget(hour)
 
     def release(self, hour: int) -> None:
         """Forget an hour's open file and index: somebody else may delete it now."""
@@ -192,7 +194,7 @@ class HourLog:
                 file.fdatasync()
             file.close()
         self._dirty.discard(hour)
-        self._indexes.pop(hour, None)
+        self._forget(hour)
 
     def delete(self, hour: int) -> None:
         """Remove an hour's file, if there is one."""
@@ -238,20 +240,36 @@ class HourLog:
         if position < 0 or seq > int(index["last_seq"][position]):
             return None
         offset = int(index["offset"][position])
+        rows = self._decoded.get((hour, offset))
+        if rows is None:
+            rows = self._decode(hour, offset, seq)
+        at = int(np.searchsorted(rows["seq"], seq))
+        while at < len(rows) and rows["seq"][at] == seq:
+            if not rows["flags"][at] & FLAG_REMOVAL:
+                start = offset + HEADER_BYTES + rows.nbytes
+                return rows[at], start + int(rows["payload_offset"][at])
+            at += 1
+        return None
+
+    def _decode(self, hour: int, offset: int, seq: int) -> Rows:
+        """The rows of one frame; the last few are kept, since what is looked up stands together."""
         path = self.path(hour)
         header = decode_header(self.read(hour, offset, HEADER_BYTES), path, stamp=self._stamp)
         rows = header and decode_rows(
             header, self.read(hour, offset + HEADER_BYTES, header.rows_bytes)
         )
-        if header is None or rows is None:
+        if rows is None:
             raise DamageError(path, offset, "the frame does not match its checksum", seq, seq)
-        at = int(np.searchsorted(rows["seq"], seq))
-        while at < len(rows) and rows["seq"][at] == seq:
-            if not rows["flags"][at] & FLAG_REMOVAL:
-                start = offset + HEADER_BYTES + header.rows_bytes
-                return rows[at], start + int(rows["payload_offset"][at])
-            at += 1
-        return None
+        self._decoded[hour, offset] = rows
+        while len(self._decoded) > DECODED_FRAMES_MAX:
+            self._decoded.popitem(last=False)
+        return rows
+
+    def _forget(self, hour: int) -> None:
+        """What was read of an hour's file may not be true any more."""
+        self._indexes.pop(hour, None)
+        for key in [key for key in self._decoded if key[0] == hour]:
+            del self._decoded[key]
 
     def _index(self, hour: int) -> NDArray[np.void]:
         index, end = self._indexes.pop(hour, (np.empty(0, _INDEX_DTYPE), 0))

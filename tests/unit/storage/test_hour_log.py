@@ -328,6 +328,27 @@ def test_find_names_a_frame_that_was_damaged_before(
     assert log.find(HOUR, 10) is None
 
 
+def test_neighbours_are_found_by_reading_their_frame_once(
+    log: HourLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(log, [1, 2, 3], [4, 5, 6])
+    assert log.find(HOUR, 2) is not None
+    reads: list[int] = []
+    read = HourLog.read
+
+    def counting(self: HourLog, hour: int, offset: int, length: int) -> bytes:
+        reads.append(offset)
+        return read(self, hour, offset, length)
+
+    monkeypatch.setattr(HourLog, "read", counting)
+    assert log.find(HOUR, 3) is not None
+    assert reads == []
+    assert log.find(HOUR, 4) is not None
+    assert len(reads) == 2
+    log.cut(HOUR, 0)
+    assert log.find(HOUR, 3) is None
+
+
 def test_the_index_forgets_what_was_cut(log: HourLog) -> None:
     ends = filled(log, [1], [2], [3])
     assert found_body(log, 3) is not None
