@@ -108,6 +108,8 @@ class Messages:
         Raises ConflictError (one message) or InputErrors (several) for keys that stand for other
         content, OverloadedError, DiskReserveError, StoppingError."""
         self._refuse_when_disk_is_low()
+        if len(messages) == 1 and messages[0].payload.key is None:
+            return [self._publish_one(messages[0])]
         sealed = [encode_payload(message.payload) for message in messages]
         self._groups.admit(sum(map(len, sealed)))
         self._admit_subjects(messages)
@@ -118,6 +120,14 @@ class Messages:
             self._accept(message, data, NO_KEY)
             for message, data in zip(messages, sealed, strict=True)
         ]
+
+    def _publish_one(self, message: NewMessage) -> Published:
+        """The most frequent case, without the lists."""
+        sealed = encode_payload(message.payload)
+        self._groups.admit(len(sealed))
+        if message.subject not in self._sequencer.subjects:
+            self._admit_subjects([message])
+        return self._accept(message, sealed, NO_KEY)
 
     def _refuse_when_disk_is_low(self) -> None:
         if self.disk_is_low:
