@@ -12,7 +12,7 @@ the wheel itself (`Group.express`).
 
 Rows of loaded hours are handed to the wheel with the place of their payload. Loading an hour goes
 through here, too: `snapshot` tells how much of the file holds what was filed so far and marks the
-hour as live; whatever is filed later is handed over. So no message falls between the two (I11).
+hour as live; whatever is filed later is handed over. So no message falls between the two (I3).
 
 Cost: about 1 µs per record, vectorised; per checkpoint one fdatasync per touched hour and one
 commit. Threads: belongs to the replay thread; in recovery and in the simulation it is called
