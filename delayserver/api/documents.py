@@ -10,8 +10,9 @@ import base64
 
 import msgspec
 
+from delayserver.dead_letters import DeadLetterView
 from delayserver.message import Content, Delivery, Payload
-from delayserver.server import DeadLetterView, MessageView
+from delayserver.queries import MessageView
 from delayserver.times import format_time
 
 _UNSET = msgspec.UNSET

@@ -29,9 +29,11 @@ from delayserver.api.documents import (
 from delayserver.api.hot import HotPath, read_body
 from delayserver.api.intake import SUBJECT_PATTERN, Intake, check_key
 from delayserver.api.openapi import batch_body, json_body
+from delayserver.dead_letters import DeadLetters
 from delayserver.delivery.webhook import RetryPolicy
 from delayserver.errors import ConflictError, InputError, NotFoundError
 from delayserver.message import State
+from delayserver.queries import Queries
 from delayserver.server import Server
 from delayserver.signing import WebhookSecret
 from delayserver.subscriptions import Subscription
@@ -86,6 +88,7 @@ def make_router(
     """All routes of one server."""
     router = APIRouter()
     engine = server.engine
+    queries, dead_letters = Queries(server), DeadLetters(server)
 
     # ── publish ────────────────────────────────────────────────────────────────────────────────
 
@@ -145,7 +148,7 @@ def make_router(
     async def get_message(message_id: str) -> Response:
         """A message, its state, and what became of it."""
         found = engine.messages.message_id(message_id)
-        return _json(message_document(await server.look_up(found.seq, found.due_ms)))
+        return _json(message_document(await queries.look_up(found.seq, found.due_ms)))
 
     @router.delete("/v1/messages/{message_id}", tags=["messages"], responses=CONFLICT | LOGGED)
     async def cancel_message(message_id: str) -> models.StateModel:
@@ -173,7 +176,7 @@ def make_router(
     async def get_by_key(subject: SubjectPath, key: KeyPath) -> Response:
         """The message that a key stands for."""
         found = engine.messages.by_key(subject, key)
-        return _json(message_document(await server.look_up(found.seq, found.due_ms)))
+        return _json(message_document(await queries.look_up(found.seq, found.due_ms)))
 
     @router.delete(
         "/v1/subjects/{subject}/keys/{key:key}", tags=["keys"], responses=CONFLICT | LOGGED
@@ -347,7 +350,7 @@ def make_router(
         """Messages that no attempt delivered, in the order in which they were published."""
         subscription = engine.subscription(name)
         from_seq = min(int(cursor or 0), SEQ_MAX)
-        letters = await server.dead_letters(subscription, from_seq, limit + 1)
+        letters = await dead_letters.page(subscription, from_seq, limit + 1)
         return _json(
             DeadLettersDocument(
                 [dead_letter_document(letter) for letter in letters[:limit]],
@@ -365,7 +368,9 @@ def make_router(
     ) -> models.RedrivenModel:
         """Deliver dead letters again, all or those named by message id."""
         ids = None if which.ids is None else set(which.ids)
-        return models.RedrivenModel(redriven=await server.redrive(engine.subscription(name), ids))
+        return models.RedrivenModel(
+            redriven=await dead_letters.redrive(engine.subscription(name), ids)
+        )
 
     @router.delete(
         "/v1/subscriptions/{name}/dead-letters/{message_id}",
@@ -375,7 +380,7 @@ def make_router(
     )
     async def discard(name: NamePath, message_id: str) -> None:
         """Delete a dead letter, by message id."""
-        await server.discard(engine.subscription(name), message_id)
+        await dead_letters.discard(engine.subscription(name), message_id)
 
     # ── operations ─────────────────────────────────────────────────────────────────────────────
 
@@ -398,13 +403,13 @@ def make_router(
     @router.get("/v1/stats", tags=["operations"])
     async def stats() -> dict[str, Any]:
         """How much is pending, on its way and done, since this process started."""
-        return server.stats()
+        return queries.stats()
 
     @router.get("/v1/forecast", tags=["operations"], responses=INVALID)
     async def forecast(bucket: str = "1h") -> dict[str, Any]:
         """How many messages fall due when, cancelled ones already taken out."""
         bucket_ms = parse_duration_ms(bucket, "/bucket")
-        return {"bucket": format_duration(bucket_ms), "buckets": await server.forecast(bucket_ms)}
+        return {"bucket": format_duration(bucket_ms), "buckets": await queries.forecast(bucket_ms)}
 
     return router
 

@@ -13,6 +13,7 @@ import pytest
 
 from delayserver.api.app import make_app
 from delayserver.config import Settings
+from delayserver.queries import Queries
 from delayserver.server import Server
 from tests.integration.api_support import ApiServer
 
@@ -144,7 +145,7 @@ def test_an_error_of_ours_is_a_500_and_no_exception(tmp_path, monkeypatch, capsy
         async with server_in_process(tmp_path) as server:
             app, _ = make_app(server)
             monkeypatch.setattr(server, "publish", lambda messages: 1 / 0)
-            monkeypatch.setattr(server, "stats", lambda: 1 / 0)
+            monkeypatch.setattr(Queries, "stats", lambda self: 1 / 0)
             transport = httpx.ASGITransport(app, raise_app_exceptions=False)
             headers = {"authorization": f"Bearer {TOKEN}"}
             async with httpx.AsyncClient(

@@ -68,7 +68,7 @@ def work(server: SimulatedServer, *, answer: bool = True) -> None:
 def publish(server: SimulatedServer, subject: str, *due_times: int) -> None:
     server.engine.messages.publish(
         [NewMessage(subject, due, Payload(f'"{subject}{due}"'.encode())) for due in due_times],
-        server.clock.now_ms,
+        server.clock(),
     )
     work(server)
 

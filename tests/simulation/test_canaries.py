@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from delayserver import recovery
+from delayserver import recovery, shard
 from delayserver.dispatcher import Dispatcher
 from delayserver.engine import Engine
 from delayserver.groups import Groups
@@ -141,7 +141,7 @@ def hours_are_loaded_before_the_replay_has_ended(patch: Patch) -> None:
         recovered.loaded = [loader.load(part, recovered.registry, names) for part in early]
         return recovered
 
-    patch.setattr(server, "recover", recover)
+    patch.setattr(shard, "recover", recover)
 
 
 @canary

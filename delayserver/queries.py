@@ -1,0 +1,136 @@
+"""Queries: a message and what became of it, what is pending, how much falls due when.
+
+Nothing here changes anything. Answers show everything that was answered before the question.
+
+Cost: a look-up reads one row, and the dispatch log of its hour once it has fired; the counts read
+the hour table of the catalog. Threads: belongs to the event loop; files are read in the reader
+thread.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from delayserver.errors import InputError
+from delayserver.message import Entry, Payload, State
+from delayserver.reader import Reader
+from delayserver.replay import read_hours
+from delayserver.server import Server
+from delayserver.times import format_time
+from storage.frame import Rows
+from storage.rows import HOUR_MS, Outcome
+
+
+@dataclass(slots=True)
+class DeliveryView:
+    """What became of a message at one subscription."""
+
+    subscription: str
+    state: str
+    attempt: int
+    at_ms: int
+
+
+@dataclass(slots=True)
+class MessageView:
+    """A message as somebody who looks it up sees it."""
+
+    message_id: str
+    subject: str
+    due_ms: int
+    state: State
+    attempts: int
+    payload: Payload
+    deliveries: list[DeliveryView] = field(default_factory=list)
+
+
+class Queries:
+    """Questions to one server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    async def look_up(self, seq: int, due_ms: int) -> MessageView:
+        """A message, its state and what became of it so far. Raises NotFoundError, DamageError."""
+        engine = self._server.engine
+        messages, registry = engine.messages, engine.registry
+        located = messages.locate(seq, due_ms)
+        found = await self._server.find(located)
+        view = MessageView(
+            message_id=engine.ids.encode(due_ms, seq),
+            subject=engine.sequencer.subject_names[found.subject_id],
+            due_ms=located.entry.due_ms,
+            state=located.state,
+            attempts=located.attempts,
+            payload=found.payload,
+        )
+        entries = {0: (located.entry, 0)}
+        for subscription_id, change in engine.sequencer.changes(seq).items():
+            if subscription_id:
+                entries[subscription_id] = (Entry(change.entry_seq, change.due_ms), change.attempt)
+        if located.state is State.SCHEDULED and len(entries) == 1:
+            return view
+        for entry, _ in entries.values():
+            rows = await self._server.call(partial(_settled, entry))
+            for row in rows[rows["outcome"] == Outcome.DELIVERED]:
+                subscription = registry.by_id(int(row["subscription_id"]))
+                name = subscription.name if subscription else ""
+                attempt, at_ms = int(row["attempt"]), int(row["settled_ms"])
+                view.deliveries.append(DeliveryView(name, State.DELIVERED, attempt, at_ms))
+                view.attempts = max(view.attempts, attempt)
+        done = {delivery.subscription for delivery in view.deliveries}
+        for subscription_id, (entry, attempt) in entries.items():
+            subscription = registry.by_id(subscription_id)
+            if subscription is None or subscription.name in done:
+                continue
+            change = engine.sequencer.changes(seq)[subscription_id]
+            state = State.DEAD if located.state is State.DEAD else State.SCHEDULED
+            view.deliveries.append(DeliveryView(subscription.name, state, attempt, entry.due_ms))
+            view.attempts = max(view.attempts, attempt - (state is State.SCHEDULED))
+        return view
+
+    def stats(self) -> dict[str, object]:
+        """Counters since the start of this process, and what waits now."""
+        engine = self._server.engine
+        return {
+            "accepted": engine.messages.accepted_total,
+            "cancelled": engine.messages.cancelled_total,
+            "delivered": engine.dispatcher.delivered_total,
+            "retried": engine.retried_total,
+            "dead": engine.dead_total,
+            "last_seq": engine.sequencer.next_seq - 1,
+            "checkpoint_seq": engine.groups.checkpoint_seq,
+            "pending_loaded": engine.hours.unsettled(),
+            "pending_later": self._pending_later(),
+            "unmatched": engine.dispatcher.parked_count(),
+            "subjects": len(engine.sequencer.subjects),
+            "subscriptions": len(engine.registry),
+            "disk_free_bytes": self._server.free_bytes,
+        }
+
+    def _pending_later(self) -> int:
+        """Messages of hours that are not loaded, as of the last checkpoint."""
+        through_hour = self._server.engine.hours.live_through_hour
+        return sum(
+            max(0, state.entries - state.removals)
+            for hour, state in read_hours(self._server.catalog).items()
+            if hour > through_hour
+        )
+
+    async def forecast(self, bucket_ms: int) -> list[dict[str, object]]:
+        """How many messages fall due per bucket, a whole number of hours. Raises InputError."""
+        if bucket_ms < HOUR_MS or bucket_ms % HOUR_MS:
+            raise InputError("a bucket is a whole number of hours, such as 1h or 1d", "/bucket")
+        await self._server.checkpoint()
+        counts: dict[int, int] = {}
+        for hour, state in read_hours(self._server.catalog).items():
+            if not state.retired_ms:
+                bucket = hour * HOUR_MS // bucket_ms * bucket_ms
+                counts[bucket] = counts.get(bucket, 0) + state.entries - state.removals
+        return [
+            {"from": format_time(bucket), "count": max(0, count)}
+            for bucket, count in sorted(counts.items())
+        ]
+
+
+def _settled(entry: Entry, reader: Reader) -> Rows:
+    return reader.settled(entry.hour, entry.seq)
