@@ -1,0 +1,1 @@
+"""The systems that engineers would use instead, each behind one interface: `base.Peer`."""

@@ -1,0 +1,298 @@
+"""The delay server and the systems that engineers would use instead, side by side in one run.
+
+    scripts/bench peers [--only NAMES] [--pending N] [--json FILE] [--plot FILE.png] [--dir DIR]
+
+Each is started on loopback with a new directory on the same disk, set so that an answer means: on
+the disk. The same load for all, from one generator process, which shares the machine's cores:
+
+publish    messages of 200 bytes that are due tomorrow, each answered on its own: with 1 and with
+           64 in flight. Rate, and the latency of 64.
+pending    what a waiting message costs in memory (anonymous and shared) and on the disk, from
+           --pending messages; then kill -9, and the time until a client is served again.
+lateness   2,000 messages a second for 5 seconds, each due 3 seconds after it is published; a
+           consumer process receives and acknowledges them. Receipt less due time.
+
+Ratios are ours over theirs so that above 1 we are ahead, and where a peer is ahead the table says
+so. How each peer is used stands at the head of its module, in scripts/benchmarks/peers.
+"""
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from levels import busy_percent, sync_times_ms
+from report import add_options, make_console, new_drawing, write_json
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from servers import disk_directory, free_port
+
+from peers.base import Load, Peer, PeerError, Published, consume, publish, run
+from peers.beanstalkd import Beanstalkd
+from peers.bullmq import BullMQ
+from peers.ours import DelayServer
+from peers.postgresql import PostgreSQL
+from peers.rabbitmq import RabbitMQ
+from peers.redis import RedisSortedSet
+
+PEERS: tuple[type[Peer], ...] = (
+    DelayServer,
+    RedisSortedSet,
+    PostgreSQL,
+    RabbitMQ,
+    BullMQ,
+    Beanstalkd,
+)
+DAY_MS = 86_400_000
+IN_FLIGHT = 64
+PUBLISH_S = 4.0
+WARM_S = 1.0
+PACE_PER_S = 2000
+PACE_S = 5
+DELAY_MS = 3000
+SETTLE_S = 1.5
+
+
+@dataclass(slots=True)
+class Row:
+    """What was measured of one peer."""
+
+    name: str
+    durability: str
+    one_per_s: float = 0.0
+    many_per_s: float = 0.0
+    many_p99_ms: float = 0.0
+    memory_bytes: float = 0.0
+    disk_bytes: float = 0.0
+    restart_s: float = 0.0
+    late_p50_ms: float = 0.0
+    late_p99_ms: float = 0.0
+    failed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One figure of the table."""
+
+    field: str
+    title: str
+    more_is_better: bool
+
+
+COLUMNS = (
+    Column("one_per_s", "publish/s, 1 in flight", True),
+    Column("many_per_s", f"publish/s, {IN_FLIGHT} in flight", True),
+    Column("many_p99_ms", "p99 ms", False),
+    Column("late_p50_ms", "late p50 ms", False),
+    Column("late_p99_ms", "late p99 ms", False),
+    Column("memory_bytes", "memory B/msg", False),
+    Column("disk_bytes", "disk B/msg", False),
+    Column("restart_s", "restart s", False),
+)
+
+
+def advantage(column: Column, ours: Row, row: Row) -> float | None:
+    """Above 1: we are ahead by that factor."""
+    mine, its = getattr(ours, column.field), getattr(row, column.field)
+    if mine <= 0 or its <= 0:
+        return None
+    return float(mine / its if column.more_is_better else its / mine)
+
+
+class Comparison:
+    """All peers, one after the other."""
+
+    def __init__(
+        self,
+        directory: Path,
+        pool: ProcessPoolExecutor,
+        pending: int,
+        step: Callable[[str], None],
+    ) -> None:
+        self._directory = directory
+        self._pool = pool
+        self._pending = pending
+        self._step = step
+
+    def measure(self, kind: type[Peer]) -> Row:
+        """All figures of one peer; `failed` says what kept it from the rest."""
+        row = Row(kind.name, kind.durability)
+        for what, case in (("publish", self._publish), ("lateness", self._lateness)):
+            self._step(f"{kind.name}: {what}")
+            directory = self._directory / f"{kind.__name__.lower()}-{what}"
+            directory.mkdir()
+            peer = kind(directory, free_port())
+            try:
+                case(peer, row)
+            except (PeerError, OSError, ConnectionError) as error:
+                row.failed = f"{what}: {error}"
+            finally:
+                peer.kill()
+        return row
+
+    def _start(self, peer: Peer) -> float:
+        peer.start()
+        seconds: float = run(peer.wait_until_ready)
+        return seconds
+
+    def _load(self, peer: Peer, load: Load) -> Published:
+        return self._pool.submit(publish, type(peer), peer.directory, peer.port, load).result()
+
+    def _publish(self, peer: Peer, row: Row) -> None:
+        self._start(peer)
+        self._load(peer, Load(IN_FLIGHT, DAY_MS, seconds=WARM_S))
+        row.one_per_s = self._load(peer, Load(1, DAY_MS, seconds=PUBLISH_S / 2)).rate
+        many = self._load(peer, Load(IN_FLIGHT, DAY_MS, seconds=PUBLISH_S))
+        row.many_per_s = many.rate
+        row.many_p99_ms = float(np.percentile(many.latency_ms, 99))
+        peer.kill()
+
+        # In a directory of its own, so that all that is there is what is counted.
+        again = type(peer)(peer.directory.with_name(f"{peer.directory.name}-pending"), free_port())
+        again.directory.mkdir()
+        self._step(f"{peer.name}: {self._pending:,} pending")
+        try:
+            self._start(again)
+            time.sleep(SETTLE_S)
+            memory, disk = again.memory_bytes(), again.disk_bytes()
+            self._load(again, Load(IN_FLIGHT, DAY_MS, count=self._pending))
+            time.sleep(SETTLE_S * 2)
+            row.memory_bytes = (again.memory_bytes() - memory) / self._pending
+            row.disk_bytes = (again.disk_bytes() - disk) / self._pending
+            again.kill()
+            self._step(f"{peer.name}: restart")
+            row.restart_s = self._start(again)
+        finally:
+            again.kill()
+
+    def _lateness(self, peer: Peer, row: Row) -> None:
+        self._start(peer)
+        count = PACE_PER_S * PACE_S
+        receiving = self._pool.submit(consume, type(peer), peer.directory, peer.port, count)
+        self._load(peer, Load(IN_FLIGHT, DELAY_MS, count=count, per_s=PACE_PER_S))
+        got = receiving.result()
+        if len(got.due_ms) < count:
+            raise PeerError(f"only {len(got.due_ms):,} of {count:,} came")
+        late_ms = got.lateness_ms()
+        row.late_p50_ms, row.late_p99_ms = (float(x) for x in np.percentile(late_ms, [50, 99]))
+
+
+def make_table(rows: list[Row]) -> Table:
+    """Figures, and below each what we are ahead by."""
+    table = Table(title="The same work, the same durability", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("", no_wrap=True)
+    for column in COLUMNS:
+        table.add_column(column.title, justify="right")
+    ours = rows[0]
+    for row in rows:
+        table.add_row(
+            f"{row.name}\n[dim]{row.durability}[/]",
+            *(_cell(column, ours, row) for column in COLUMNS),
+        )
+    return table
+
+
+def _cell(column: Column, ours: Row, row: Row) -> str:
+    value = getattr(row, column.field)
+    if not value:
+        return "–"
+    text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.2f}"
+    factor = advantage(column, ours, row) if row is not ours else None
+    if factor is None:
+        return text
+    if factor < 1:
+        return f"{text}\n[bold yellow]ahead of us × {1 / factor:.2f}[/]"
+    return f"{text}\n[green]we × {factor:,.2f}[/]"
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """Four figures as bars, on logarithmic scales."""
+    shown = [column for column in COLUMNS if column.field in PLOTTED]
+    figure, axes = new_drawing(len(shown), figsize=(16, 3.6), sharey=True)
+    colours = ["#2f6f4f"] + ["#9aa7b0"] * (len(rows) - 1)
+    for axis, column in zip(axes, shown, strict=True):
+        values = [max(getattr(row, column.field), 0.01) for row in rows]
+        axis.barh([row.name for row in rows], values, color=colours)
+        axis.set(xscale="log", xlabel=column.title)
+        axis.grid(True, axis="x", alpha=0.25)
+    axes[0].invert_yaxis()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+PLOTTED = {"many_per_s", "late_p99_ms", "memory_bytes", "restart_s"}
+
+
+def main() -> int:
+    """Exit status 1: something failed. A peer that is ahead is not a failure."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench peers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_options(parser, "the figures of all into this PNG file")
+    names = [kind.__name__.lower() for kind in PEERS]
+    parser.add_argument("--only", metavar="NAMES", help=f"of {','.join(names)}; by commas")
+    parser.add_argument("--pending", type=int, metavar="N", default=100_000)
+    parser.add_argument("--dir", type=Path, metavar="DIR", default=Path("/var/tmp"))
+    options = parser.parse_args()
+    wanted = options.only.split(",") if options.only else names
+    if unknown := set(wanted) - set(names):
+        parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    # We are always measured, since everything is compared with it.
+    kinds = [kind for kind in PEERS if kind is DelayServer or kind.__name__.lower() in wanted]
+    console = make_console()
+    missing = [kind for kind in kinds if not kind.is_installed()]
+    for kind in missing:
+        console.print(f"[yellow]{kind.name} is not installed:[/] {escape(kind.packages)}")
+    progress = Progress(
+        SpinnerColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        transient=True,
+    )
+    context = multiprocessing.get_context("spawn")
+    with (
+        disk_directory(options.dir) as directory,
+        ProcessPoolExecutor(2, mp_context=context) as pool,
+        progress,
+    ):
+        task = progress.add_task("begin")
+
+        def step(what: str) -> None:
+            progress.update(task, description=what)
+            if not console.is_terminal:
+                print(f"{what} …", file=sys.stderr, flush=True)
+
+        busy = busy_percent(1.0)
+        sync_per_s = 1000 / float(np.mean(sync_times_ms(directory / "sync", 1.0)))
+        comparison = Comparison(directory, pool, options.pending, step)
+        rows = [comparison.measure(kind) for kind in kinds if kind not in missing]
+    console.print(make_table(rows))
+    console.print(
+        f"others used {busy:.0f} % of the processors; fdatasync of 4 KiB {sync_per_s:,.0f}/s",
+        style="dim",
+    )
+    for row in rows:
+        if row.failed:
+            console.print(f"[bold red]{row.name}:[/] {escape(row.failed)}")
+    if options.json is not None:
+        calibration = {"busy_percent": busy, "fdatasync_per_s": sync_per_s}
+        write_json(
+            options.json, "peers", calibration=calibration, figures=[asdict(row) for row in rows]
+        )
+    if options.plot is not None:
+        plot(rows, options.plot)
+    return 1 if missing or any(row.failed for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

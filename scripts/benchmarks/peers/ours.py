@@ -1,0 +1,88 @@
+"""This server: HTTP, one POST for each message, as any client would send it."""
+
+import asyncio
+import re
+import sys
+import time
+from functools import partial
+
+from consumers import pull_on_time
+from load import Connection, http_request
+from servers import ROOT
+
+from peers.base import Counter, Got, Load, Peer, PeerError, Published, closed_loop, make_body
+
+_LENGTH = re.compile(rb"content-length: ([0-9]+)\r\n")
+
+
+class DelayServer(Peer):
+    """One process, HTTP."""
+
+    name = "delay server"
+    packages = "none"
+    durability = "--durability fsync"
+
+    @classmethod
+    def is_installed(cls) -> bool:
+        return True
+
+    def start(self) -> None:
+        self.spawn(
+            *(sys.executable, "-m", "delayserver", "serve", "--port", str(self.port)),
+            *("--data-dir", str(self.directory / "data"), "--log-level", "warning"),
+            cwd=ROOT,
+        )
+
+    async def is_ready(self) -> bool:
+        def ask() -> bool:
+            with Connection(self.port, timeout_s=5) as connection:
+                if connection.request(http_request("GET", "/readyz"))[0] != 200:
+                    return False
+                document = {"subject": "bench.soon", "type": "pull"}
+                connection.call("PUT", "/v1/subscriptions/bench", document)
+                return True
+
+        return await asyncio.to_thread(ask)
+
+    async def publish(self, load: Load) -> Published:
+        subject = b"bench.later" if load.delay_ms > 3_600_000 else b"bench.soon"
+
+        def request(due_ms: int) -> bytes:
+            body = b'{"subject":"%b","body":"%b","deliver_at":%d}' % (
+                subject,
+                make_body(due_ms),
+                due_ms,
+            )
+            return http_request("POST", "/v1/messages", body)
+
+        return await closed_loop(self.port, load, request, created, connections=load.in_flight)
+
+    async def consume(self, count: int, idle_max_s: float) -> Got:
+        receive = partial(pull_on_time, self.port, "bench", count, int(idle_max_s * 1000))
+        received = await asyncio.to_thread(receive)
+        # Its figures are worked out already: a moment and a due time that differ by as much.
+        now_ms = time.time_ns() // 1_000_000
+        return Got(
+            [int((now_ms + late_ms) * 1e6) for late_ms in received.lateness_ms],
+            [now_ms] * len(received.lateness_ms),
+        )
+
+
+def created() -> Counter:
+    """Counts answers with status 201."""
+
+    def count(data: bytes) -> tuple[int, bytes]:
+        answers = 0
+        while (end := data.find(b"\r\n\r\n")) >= 0:
+            if not data.startswith(b"HTTP/1.1 201 "):
+                raise PeerError(f"not created: {data[:300]!r}")
+            found = _LENGTH.search(data, 0, end + 2)
+            assert found is not None
+            total = end + 4 + int(found[1])
+            if len(data) < total:
+                break
+            answers += 1
+            data = data[total:]
+        return answers, data
+
+    return count
