@@ -9,18 +9,20 @@ Cost: 10 M rows in about 2 s, 24 bytes each; NumPy releases the GIL in the long 
 Threads: pure but for reading; runs in the loader thread with log instances of its own.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from delayserver.replay import Snapshot, wheel_rows
-from delayserver.subscriptions import Registry
+from delayserver.subscriptions import Registry, Subscription
 from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Run, build_run
 from storage.frame import Damage, Frame, Rows
 from storage.hour_log import HourLog, concatenate
 from storage.rows import DISPATCH_DTYPE, FLAG_REMOVAL, SCHEDULE_DTYPE
 
-_SETTLED_DTYPE = np.dtype([("seq", "<u8"), ("subscription_id", "<u4")])
+SETTLED_DTYPE = np.dtype([("seq", "<u8"), ("subscription_id", "<u4")])
+"""A schedule row that is settled for one subscription."""
 
 
 @dataclass(slots=True)
@@ -67,9 +69,11 @@ class Loader:
         affected = keep & np.isin(entries["seq"], settled["seq"])
         parts = [waiting[keep & ~affected]]
         if affected.any():
-            parts += _unsettled(
-                entries[affected], waiting[affected], settled, registry, subject_names
-            )
+            mine, here = entries[affected], waiting[affected]
+            for subscription, remains in remaining(mine, settled, registry, subject_names):
+                rows = here[remains]
+                rows["route"] = subscription.id | ROUTE_SUBSCRIPTION
+                parts.append(rows)
         rows = concatenate(parts, WHEEL_DTYPE)
         return LoadedHour(snapshot.hour, build_run(rows, self._slot_ms), damage)
 
@@ -113,7 +117,7 @@ class Loader:
                 damage.append(found)
         rows = concatenate(frames, DISPATCH_DTYPE)
         partial = tombstones[tombstones["subscription_id"] != 0]
-        settled = np.empty(len(rows) + len(partial), _SETTLED_DTYPE)
+        settled = np.empty(len(rows) + len(partial), SETTLED_DTYPE)
         settled["seq"] = np.concatenate([rows["seq"], partial["message_seq"]])
         settled["subscription_id"] = np.concatenate(
             [rows["subscription_id"], partial["subscription_id"]]
@@ -121,18 +125,13 @@ class Loader:
         return settled
 
 
-def _unsettled(
-    entries: Rows,
-    waiting: Rows,
-    settled: Rows,
-    registry: Registry,
-    subject_names: dict[int, str],
-) -> list[Rows]:
-    """What remains of rows that are settled for at least one subscription.
+def remaining(
+    entries: Rows, settled: Rows, registry: Registry, subject_names: dict[int, str]
+) -> Iterator[tuple[Subscription, np.ndarray]]:
+    """Of rows that are settled for at least one subscription: who is still to get which of them.
 
     A row for one subscription is done. A row for a subject remains for those subscriptions that it
     was for (they existed when it fell due) and that have not settled it."""
-    parts: list[Rows] = []
     for subject_id in np.unique(entries["subject_id"]).tolist():
         mine = (entries["subject_id"] == subject_id) & (entries["subscription_id"] == 0)
         for subscription in registry.matching(subject_names[subject_id]):
@@ -140,7 +139,4 @@ def _unsettled(
             remains = mine & (entries["due_ms"] >= subscription.created_ms)
             remains &= ~np.isin(entries["seq"], done)
             if remains.any():
-                rows = waiting[remains]
-                rows["route"] = subscription.id | ROUTE_SUBSCRIPTION
-                parts.append(rows)
-    return parts
+                yield subscription, remains

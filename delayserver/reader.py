@@ -8,7 +8,7 @@ Cost: about 3 µs per message from the page cache. Threads: the reader thread, w
 its own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,9 @@ import numpy as np
 from delayserver.dispatcher import Take
 from delayserver.ids import IdCodec
 from delayserver.message import Delivery, Entry, Origin, Payload, decode_payload
+from delayserver.pending import Page, Wanted, pending_rows
+from delayserver.replay import Snapshot
+from delayserver.subscriptions import Registry
 from delayserver.wheel import PAYLOAD_MAX_BYTES, ROUTE_SUBSCRIPTION, Batch
 from storage.errors import DamageError
 from storage.frame import Frame, Rows
@@ -146,6 +149,15 @@ class Reader:
     def decode(self, entry: Entry, sealed: bytes, offset: int = 0) -> Payload:
         """The payload of a schedule row. Raises DamageError."""
         return decode_payload(sealed, self._schedule.path(entry.hour), offset, entry.seq)
+
+    def pending(
+        self, snapshot: Snapshot, wanted: Wanted, registry: Registry
+    ) -> Generator[None, None, Page]:
+        """The first rows of an hour that wait, found in steps; damage is named and left out."""
+        page = yield from pending_rows(self._schedule, self._dispatch, snapshot, wanted, registry)
+        for damage in page.damage:
+            self._on_damage(damage.error())
+        return page
 
     def settled(self, hour: int, entry_seq: int) -> Rows:
         """Rows of the dispatch log for one schedule row (DISPATCH_DTYPE)."""

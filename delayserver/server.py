@@ -387,14 +387,7 @@ class Server(Shard):
             if not (self._is_of(token, subscription) and self.engine.ack(token, now_ms))
         ]
         if len(expired) < len(tokens):
-            future: asyncio.Future[None] = self._loop.create_future()
-
-            def recorded() -> None:
-                if not future.done():
-                    future.set_result(None)
-
-            self.when_settled(recorded)
-            await future
+            await self.settled()
         return expired
 
     async def nack(self, subscription: Subscription, tokens: list[str], delay_ms: int) -> list[str]:
@@ -423,6 +416,12 @@ class Server(Shard):
     async def put_subscription(self, subscription: Subscription) -> None:
         """Add, change or remove a subscription; durable and in force on return."""
         await self.durable(self.engine.put_subscription(subscription))
+
+    async def settled(self) -> None:
+        """Done when every delivery that ended so far is recorded."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        self.when_settled(lambda: None if future.done() else future.set_result(None))
+        await future
 
     async def checkpoint(self) -> None:
         """File everything that was accepted so far, so that the catalog shows it."""

@@ -11,6 +11,7 @@ import base64
 import msgspec
 
 from delayserver.dead_letters import DeadLetterView
+from delayserver.listing import PendingView
 from delayserver.message import Content, Delivery, Payload
 from delayserver.queries import MessageView
 from delayserver.times import format_time
@@ -43,6 +44,27 @@ class MessageDocument(msgspec.Struct):
     deliveries: list[DeliveryDocument]
     body: msgspec.Raw | _Unset = _UNSET
     body_base64: str | _Unset = _UNSET
+
+
+class PendingDocument(msgspec.Struct):
+    """A message that waits."""
+
+    id: str
+    subject: str
+    key: str | None
+    deliver_at: str
+    state: str
+    attempts: int
+    headers: dict[str, str]
+    body: msgspec.Raw | _Unset = _UNSET
+    body_base64: str | _Unset = _UNSET
+
+
+class PendingListDocument(msgspec.Struct):
+    """A page of messages that wait."""
+
+    messages: list[PendingDocument]
+    cursor: str | None
 
 
 class PulledDocument(msgspec.Struct):
@@ -102,6 +124,20 @@ def message_document(view: MessageView) -> MessageDocument:
         view.attempts,
         view.payload.headers or {},
         deliveries,
+        *_body(view.payload),
+    )
+
+
+def pending_document(view: PendingView) -> PendingDocument:
+    """What the list of pending messages holds."""
+    return PendingDocument(
+        view.message_id,
+        view.subject,
+        view.payload.key,
+        format_time(view.due_ms),
+        view.state,
+        view.attempts,
+        view.payload.headers or {},
         *_body(view.payload),
     )
 

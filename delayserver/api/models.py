@@ -154,6 +154,27 @@ class MessageModel(BaseModel):
     body_base64: str | None = None
 
 
+class PendingModel(BaseModel):
+    """A message that waits."""
+
+    id: str
+    subject: str
+    key: str | None
+    deliver_at: str = Field(description="of the next attempt, when it is being retried")
+    state: Literal["scheduled", "delivering"]
+    attempts: int = Field(description="that were made")
+    headers: dict[str, str]
+    body: Any = None
+    body_base64: str | None = None
+
+
+class PendingListModel(BaseModel):
+    """A page of pending messages, in due order; it may hold fewer than there is room for."""
+
+    messages: list[PendingModel]
+    cursor: str | None = Field(description="for the next page; null: there is nothing more")
+
+
 class StateModel(BaseModel):
     """The answer to a cancel."""
 

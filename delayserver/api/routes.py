@@ -20,10 +20,12 @@ from starlette.requests import ClientDisconnect
 from delayserver.api import models
 from delayserver.api.documents import (
     DeadLettersDocument,
+    PendingListDocument,
     PulledListDocument,
     dead_letter_document,
     encode,
     message_document,
+    pending_document,
     pulled_document,
 )
 from delayserver.api.hot import HotPath, read_body
@@ -32,16 +34,27 @@ from delayserver.api.openapi import batch_body, json_body
 from delayserver.dead_letters import DeadLetters
 from delayserver.delivery.webhook import RetryPolicy
 from delayserver.errors import ConflictError, InputError, NotFoundError
+from delayserver.listing import Listing
 from delayserver.message import State
+from delayserver.pending import Position
 from delayserver.queries import Queries
 from delayserver.server import Server
 from delayserver.signing import WebhookSecret
 from delayserver.subscriptions import Subscription
 from delayserver.targets import TargetPolicy
-from delayserver.times import format_duration, format_time, parse_duration_ms
+from delayserver.times import (
+    TIME_MS_MAX,
+    format_duration,
+    format_time,
+    parse_duration_ms,
+    parse_time_ms,
+)
 
 PAGE_MAX = 1000
 SEQ_MAX = 2**64 - 1
+TIME_DIGITS_MAX = 15
+_FROM = "due at this time or later: RFC 3339, or milliseconds since the epoch"
+_TO = "due before this time"
 _PULL_DEFAULTS = models.PullModel()
 _REDRIVE_ALL = models.RedriveModel()
 
@@ -88,7 +101,7 @@ def make_router(
     """All routes of one server."""
     router = APIRouter()
     engine = server.engine
-    queries, dead_letters = Queries(server), DeadLetters(server)
+    queries, dead_letters, listing = Queries(server), DeadLetters(server), Listing(server)
 
     # ── publish ────────────────────────────────────────────────────────────────────────────────
 
@@ -230,6 +243,36 @@ def make_router(
             document.model_dump(),
             200 if replaced else 201,
             {"location": f"/v1/messages/{published.message_id}"},
+        )
+
+    # ── what is pending ────────────────────────────────────────────────────────────────────────
+
+    @router.get(
+        "/v1/subjects/{subject}/messages",
+        tags=["messages"],
+        response_model=models.PendingListModel,
+        responses=INVALID | STORED,
+    )
+    async def list_pending(
+        subject: SubjectPath,
+        since: Annotated[str | None, Query(alias="from", description=_FROM)] = None,
+        until: Annotated[str | None, Query(alias="to", description=_TO)] = None,
+        limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
+        cursor: Annotated[str | None, Query(pattern="^[0-9]{1,15}-[0-9]{1,20}$")] = None,
+    ) -> Response:
+        """Messages of a subject that wait, in due order; also what no subscription matches."""
+        from_ms = 0 if since is None else _time_ms(since, "/query/from")
+        until_ms = TIME_MS_MAX + 1 if until is None else _time_ms(until, "/query/to")
+        start = Position(from_ms, 0)
+        if cursor is not None:
+            due_ms, _, seq = cursor.partition("-")
+            start = max(start, Position(int(due_ms), min(int(seq), SEQ_MAX)))
+        views, following = await listing.page(subject, start, until_ms, limit)
+        return _json(
+            PendingListDocument(
+                [pending_document(view) for view in views],
+                cursor=following and f"{following.due_ms}-{following.seq}",
+            )
         )
 
     # ── subscriptions ──────────────────────────────────────────────────────────────────────────
@@ -412,6 +455,12 @@ def make_router(
         return {"bucket": format_duration(bucket_ms), "buckets": await queries.forecast(bucket_ms)}
 
     return router
+
+
+def _time_ms(text: str, pointer: str) -> int:
+    """A time in a query, where a number cannot be told from text. Raises InputError."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= TIME_DIGITS_MAX
+    return max(0, parse_time_ms(int(text) if is_number else text, pointer))
 
 
 def _json(document: msgspec.Struct) -> Response:

@@ -3,7 +3,7 @@
     session        a connection to a server: problem documents become sentences, exit statuses
     options        how values are written on the command line
     output         how answers are shown: tables for people, JSON for programs
-    messages       publish, get, cancel, move
+    messages       publish, get, cancel, move, list
     subscriptions  subscribe, subscriptions, pull, ack
     operations     stats, check
     serve          serve: every setting is an option

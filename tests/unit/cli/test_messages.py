@@ -117,3 +117,40 @@ def test_move(cli):
 def test_markup_in_a_message_is_shown_as_it_is(cli):
     cli.answer(200, {"id": "00ff", "body": "[bold]x[/bold] [/nothing]"})
     assert "[bold]x[/bold] [/nothing]" in cli.run("get", "00ff").stdout
+
+
+def pending(number):
+    return {
+        "id": f"{number:04}",
+        "subject": "order.unpaid",
+        "key": None,
+        "deliver_at": "2026-11-20T16:30:00.000Z",
+        "state": "scheduled",
+        "attempts": 0,
+        "headers": {},
+        "body": number,
+    }
+
+
+def test_list_follows_the_cursor_until_it_has_enough(cli):
+    cli.answer(200, {"messages": [pending(n) for n in range(1000)], "cursor": "5-1"})
+    cli.answer(200, {"messages": [], "cursor": "6-1"})
+    cli.answer(200, {"messages": [pending(1000)], "cursor": "7-1"})
+    result = cli.run("list", "order.unpaid", "--from", "5", "--limit", "1001", "--json")
+    assert result.exit_code == 0, result.output
+    queries = [dict(request.url.params) for request in cli.requests]
+    assert queries == [
+        {"from": "5", "limit": "1000"},
+        {"from": "5", "limit": "1", "cursor": "5-1"},
+        {"from": "5", "limit": "1", "cursor": "6-1"},
+    ]
+    answer = json.loads(result.stdout)
+    assert len(answer["messages"]) == 1001
+    assert answer["cursor"] == "7-1"
+
+
+def test_list_shows_a_table_or_says_that_there_is_nothing(cli):
+    cli.answer(200, {"messages": [pending(7)], "cursor": None})
+    assert "0007" in cli.run("list", "order.unpaid").stdout
+    cli.answer(200, {"messages": [], "cursor": None})
+    assert "Nothing of order.unpaid is pending." in cli.run("list", "order.unpaid").stdout
