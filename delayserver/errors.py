@@ -7,6 +7,7 @@ DelayServerError
 ├── SignatureError          a webhook that was received is not authentic (delayserver.signing)
 ├── NotFoundError           no such message, key, subscription, …
 ├── ConflictError           the state does not allow it; carries the state
+├── PreconditionError       it is not the version that the caller expected; carries the version
 ├── OverloadedError         a bounded queue is full: try again after `retry_after_ms`
 ├── DiskReserveError        the disk is nearly full: publishing is refused, dispatch goes on
 ├── StoppingError           the server is shutting down or has stopped after a failed fsync
@@ -58,6 +59,15 @@ class ConflictError(DelayServerError):
     def __init__(self, detail: str, state: str = "") -> None:
         super().__init__(detail)
         self.state = state
+
+
+class PreconditionError(DelayServerError):
+    """The thing is not what the caller expected it to be; nothing was changed. `version` is what
+    it is, empty where there is none."""
+
+    def __init__(self, detail: str, version: str = "") -> None:
+        super().__init__(detail)
+        self.version = version
 
 
 class OverloadedError(DelayServerError):

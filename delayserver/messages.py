@@ -7,7 +7,7 @@ Cost: publish 5 µs, with a key 9 µs; cancel and locate a few µs, plus a searc
 hour is loaded. Threads: belongs to the event loop.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,6 +22,7 @@ from delayserver.errors import (
     InputErrors,
     NotFoundError,
     OverloadedError,
+    PreconditionError,
 )
 from delayserver.groups import Groups
 from delayserver.hours import Hours
@@ -33,6 +34,10 @@ from delayserver.subscriptions import Registry
 from delayserver.wheel import ROUTE_SUBSCRIPTION, Wheel
 from storage.catalog import Catalog, Table
 from storage.rows import HOUR_MS, NO_KEY, RecordKind
+
+Versions = Container[str] | None
+"""The versions of a message that the caller wants to change; None: any."""
+_ENDED = (ChangeState.CANCELLED, ChangeState.DEAD)
 
 
 @dataclass(slots=True)
@@ -52,6 +57,7 @@ class Published:
     due_ms: int
     duplicate: bool
     group: Group | None
+    seq: int
 
 
 @dataclass(slots=True)
@@ -194,14 +200,16 @@ class Messages:
         for message, data, (known_hash, found) in zip(messages, sealed, plan, strict=True):
             if isinstance(found, int):
                 first = published[found]
-                published.append(Published(first.message_id, first.due_ms, True, first.group))
+                published.append(
+                    Published(first.message_id, first.due_ms, True, first.group, first.seq)
+                )
             elif found is not None:
                 change = self._sequencer.changes(found.seq).get(0)
                 due_ms = change.due_ms if change else found.due_ms
                 message_id = self._ids.encode(found.due_ms, found.seq)
                 # Its time may be that of a move which is not durable yet.
                 group = self._group_of_change(found.seq) or self._groups.group_of(found.seq)
-                published.append(Published(message_id, due_ms, True, group))
+                published.append(Published(message_id, due_ms, True, group, found.seq))
             else:
                 key_hash = known_hash
                 if len(key_hash) != len(NO_KEY):
@@ -226,7 +234,7 @@ class Messages:
             sequencer.put_key(seq, key_hash, KeyEntry(seq, due_ms, _digest(sealed)))
         self.schedule(seq, due_ms, subject_id, sealed)
         self.accepted_total += 1
-        return Published(self._ids.encode(due_ms, seq), due_ms, False, sequencer.group)
+        return Published(self._ids.encode(due_ms, seq), due_ms, False, sequencer.group, seq)
 
     def schedule(self, seq: int, due_ms: int, route: int, sealed: bytes) -> None:
         """The open group has a new schedule row: should it go to the wheel by the express way?"""
@@ -309,6 +317,21 @@ class Messages:
             return retry
         return Located(State.DEAD if dead else State.DELIVERED, entry)
 
+    def version(self, seq: int) -> str:
+        """Changes whenever the message is moved, cancelled, retried, dead or redriven.
+
+        Each of these makes a schedule row of a higher seq, or ends one."""
+        changes = self._sequencer.changes(seq).values()
+        newest = max((change.entry_seq for change in changes), default=seq)
+        ended = sum(change.state in _ENDED for change in changes)
+        return f"{newest}.{ended}" if ended else str(newest)
+
+    def _must_be(self, expected: Versions, seq: int) -> None:
+        if expected is not None and (version := self.version(seq)) not in expected:
+            raise PreconditionError(
+                "the message has changed since; look it up, and decide again", version
+            )
+
     def _waits(self, entry: Entry) -> bool:
         """Whether a schedule row has not fired, or fired and is parked."""
         hour = entry.hour
@@ -333,14 +356,16 @@ class Messages:
 
     # ── cancel and move ────────────────────────────────────────────────────────────────────────
 
-    def cancel(self, seq: int, due_ms: int) -> Group | None:
+    def cancel(self, seq: int, due_ms: int, expected: Versions = None) -> Group | None:
         """Cancel a message; it never fires once the group is durable (None: it is) (I5).
 
-        Raises ConflictError with the state, NotFoundError."""
+        Raises ConflictError with the state, PreconditionError, NotFoundError. A message that is
+        cancelled already is so whatever was expected: the answer to the first call may be lost."""
         located = self.locate(seq, due_ms)
         if located.state is State.CANCELLED:
             return self._group_of_change(seq)
         self._must_be_scheduled(located)
+        self._must_be(expected, seq)
         self._groups.admit(0)
         entry = located.entry
         record = self._sequencer.append(
@@ -360,13 +385,24 @@ class Messages:
         """A group after which the last change of the message is certainly durable."""
         return self._groups.not_durable() if self._sequencer.has_fresh_change(message_seq) else None
 
-    def replace(self, message: NewMessage, now_ms: int) -> tuple[Published, bool]:
+    def replace(
+        self,
+        message: NewMessage,
+        now_ms: int,
+        *,
+        expected: Versions = None,
+        only_new: bool = False,
+    ) -> tuple[Published, bool]:
         """Publish a message under its key, in place of the one that waits under it, if one does.
 
-        Both happen or neither. Returns what was published, and whether something was replaced."""
+        Both happen or neither. Returns what was published, and whether something was replaced.
+        With `expected` one must wait, and be that version; with `only_new` none may wait or be on
+        its way. Raises PreconditionError, ConflictError with the state."""
         self._refuse_when_disk_is_low()
         key = message.payload.key
         assert key is not None
+        if expected is not None or only_new:
+            self._check_under_key(message.subject, key, expected, only_new)
         sealed = encode_payload(message.payload)
         self._groups.admit(len(sealed))
         self._admit_subjects([message])
@@ -378,6 +414,22 @@ class Messages:
             self.cancel(entry.seq, entry.due_ms)
             replaced = True
         return self._accept(message, sealed, key_hash), replaced
+
+    def _check_under_key(self, subject: str, key: str, expected: Versions, only_new: bool) -> None:
+        try:
+            found = self.by_key(subject, key)
+        except NotFoundError as error:
+            if expected is None:
+                return
+            raise PreconditionError(str(error)) from error
+        located = self.locate(found.seq, found.due_ms)
+        if only_new and located.state in (State.SCHEDULED, State.DELIVERING):
+            raise PreconditionError(
+                f"a message under the key is {located.state}", self.version(found.seq)
+            )
+        if expected is not None:
+            self._must_be_scheduled(located)
+            self._must_be(expected, found.seq)
 
     def _is_cancellable(self, entry: KeyEntry) -> bool:
         located = self.locate(entry.seq, entry.due_ms)
@@ -413,13 +465,20 @@ class Messages:
             group.effects.append(partial(self._hours.add, entry.hour, -1))
 
     def move(
-        self, seq: int, due_ms: int, new_due_ms: int, payload: Payload, subject_id: int
+        self,
+        seq: int,
+        due_ms: int,
+        new_due_ms: int,
+        payload: Payload,
+        subject_id: int,
+        expected: Versions = None,
     ) -> Group:
         """Give a message a new due time. Raises as `cancel`."""
         located = self.locate(seq, due_ms)
         if located.state is State.SCHEDULED and located.subscription_id:
             raise ConflictError("the message is being retried", State.DELIVERING)
         self._must_be_scheduled(located)
+        self._must_be(expected, seq)
         entry = located.entry
         sealed = encode_payload(
             msgspec.structs.replace(

@@ -40,6 +40,7 @@ class MessageView:
     state: State
     attempts: int
     payload: Payload
+    version: str
     deliveries: list[DeliveryView] = field(default_factory=list)
 
 
@@ -53,7 +54,7 @@ class Queries:
         """A message, its state and what became of it so far. Raises NotFoundError, DamageError."""
         engine = self._server.engine
         messages, registry = engine.messages, engine.registry
-        located = messages.locate(seq, due_ms)
+        located, version = messages.locate(seq, due_ms), messages.version(seq)
         found = await self._server.find(located)
         view = MessageView(
             message_id=engine.ids.encode(due_ms, seq),
@@ -62,6 +63,7 @@ class Queries:
             state=located.state,
             attempts=located.attempts,
             payload=found.payload,
+            version=version,
         )
         entries = {0: (located.entry, 0)}
         for subscription_id, change in engine.sequencer.changes(seq).items():

@@ -26,7 +26,7 @@ from delayserver.delivery.webhook import (
 from delayserver.dispatcher import PullRequest, Take
 from delayserver.errors import NotFoundError, StoppingError
 from delayserver.message import Content, Delivery
-from delayserver.messages import Located, NewMessage, Published
+from delayserver.messages import Located, NewMessage, Published, Versions
 from delayserver.metrics import Metrics
 from delayserver.reader import Found, Reader
 from delayserver.recovery import Progress, Recovered
@@ -313,15 +313,18 @@ class Server(Shard):
             group.when_durable(waiter)
         return future
 
-    async def cancel(self, seq: int, due_ms: int) -> None:
+    async def cancel(self, seq: int, due_ms: int, expected: Versions = None) -> None:
         """Cancel; on return it is durable that the message never fires (I5)."""
-        await self.durable(self.engine.messages.cancel(seq, due_ms))
+        await self.durable(self.engine.messages.cancel(seq, due_ms, expected))
 
-    async def move(self, seq: int, due_ms: int, new_due_ms: int) -> None:
-        """Give a message a new due time; durable on return."""
-        found = await self.find(self.engine.messages.locate(seq, due_ms))
-        group = self.engine.messages.move(seq, due_ms, new_due_ms, found.payload, found.subject_id)
+    async def move(self, seq: int, due_ms: int, new_due_ms: int, expected: Versions = None) -> str:
+        """Give a message a new due time; durable on return. Returns its new version."""
+        messages = self.engine.messages
+        found = await self.find(messages.locate(seq, due_ms))
+        group = messages.move(seq, due_ms, new_due_ms, found.payload, found.subject_id, expected)
+        version = messages.version(seq)
         await self.durable(group)
+        return version
 
     async def find(self, located: Located) -> Found:
         """Payload and subject of a message."""

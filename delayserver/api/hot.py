@@ -17,6 +17,7 @@ import msgspec
 import structlog
 from starlette.requests import ClientDisconnect
 
+from delayserver.api.conditions import entity_tag
 from delayserver.api.intake import Intake
 from delayserver.api.problems import MEDIA_TYPE, problem_of
 from delayserver.errors import DelayServerError, TooLargeError
@@ -122,9 +123,15 @@ class Hot:
             self._state(published) if published.duplicate else State.SCHEDULED,
             published.duplicate,
         )
-        location = (b"location", b"/v1/messages/" + published.message_id.encode())
-        status = 200 if published.duplicate else 201
-        return Answer(status, _encode(document), (location,), group=published.group)
+        if published.duplicate:
+            status, version = 200, server.engine.messages.version(published.seq)
+        else:
+            status, version = 201, str(published.seq)
+        headers = (
+            (b"location", b"/v1/messages/" + published.message_id.encode()),
+            (b"etag", entity_tag(version).encode()),
+        )
+        return Answer(status, _encode(document), headers, group=published.group)
 
     def _state(self, published: Published) -> State:
         """The first message with that key may have been delivered meanwhile."""

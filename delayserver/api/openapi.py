@@ -40,6 +40,7 @@ _DESCRIPTIONS = {
     "403": "Not allowed",
     "404": "There is no such thing",
     "409": "The state does not allow it",
+    "412": "It is not the version that `If-Match` names, or `If-None-Match: *` and it exists",
     "413": "The request is too large",
     "422": "The request is invalid; `errors` points to the fields",
     "500": "What is stored is damaged, or the server failed",
@@ -48,6 +49,7 @@ _DESCRIPTIONS = {
 }
 _RETRY_AFTER = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
 _LOCATION = {"Location": {"description": "path of the message", "schema": {"type": "string"}}}
+_ETAG = {"ETag": {"description": "the version, for `If-Match`", "schema": {"type": "string"}}}
 
 
 def json_body(model: type[models.Strict], *, required: bool = True) -> dict[str, Any]:
@@ -115,7 +117,10 @@ def _add_examples(paths: dict[str, Any]) -> None:
     _json_of(batch, "200")["example"] = _BATCH
     for operation in (publish, paths["/v1/subjects/{subject}/keys/{key}"]["put"]):
         for status in ("200", "201"):
-            operation["responses"][status]["headers"] = _LOCATION
+            operation["responses"][status]["headers"] = _LOCATION | _ETAG
+    for path in ("/v1/messages/{message_id}", "/v1/subjects/{subject}/keys/{key}"):
+        for method in ("get", "patch"):
+            paths[path][method]["responses"]["200"]["headers"] = _ETAG
 
 
 def _json_of(operation: dict[str, Any], status: str) -> dict[str, Any]:

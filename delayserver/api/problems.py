@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from delayserver.api.conditions import entity_tag
 from delayserver.errors import (
     AccessError,
     ConflictError,
@@ -17,6 +18,7 @@ from delayserver.errors import (
     InputErrors,
     NotFoundError,
     OverloadedError,
+    PreconditionError,
     StoppingError,
     TooLargeError,
 )
@@ -93,6 +95,10 @@ def problem_of(error: Exception) -> Problem:
         case ConflictError():
             problem = _problem("conflict", "The state does not allow it", 409, error)
             problem.document.state = error.state
+        case PreconditionError():
+            problem = _problem("precondition", "It has changed since", 412, error)
+            if error.version:
+                problem.headers["etag"] = entity_tag(error.version)
         case OverloadedError():
             problem = _problem("overloaded", "Too much at once", 503, error)
             problem.headers["retry-after"] = _seconds(error.retry_after_ms)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Body, Path, Query, Request, Response
+from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -18,6 +18,7 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import ClientDisconnect
 
 from delayserver.api import models
+from delayserver.api.conditions import entity_tag, expected_versions, wants_new
 from delayserver.api.documents import (
     DeadLettersDocument,
     PendingListDocument,
@@ -34,10 +35,11 @@ from delayserver.api.openapi import batch_body, json_body
 from delayserver.dead_letters import DeadLetters
 from delayserver.delivery.webhook import RetryPolicy
 from delayserver.errors import ConflictError, InputError, NotFoundError
+from delayserver.ids import MessageId
 from delayserver.listing import Listing
 from delayserver.message import State
 from delayserver.pending import Position
-from delayserver.queries import Queries
+from delayserver.queries import MessageView, Queries
 from delayserver.server import Server
 from delayserver.signing import WebhookSecret
 from delayserver.subscriptions import Subscription
@@ -65,6 +67,7 @@ _PROBLEM: dict[str, Any] = {"model": models.ProblemModel}
 INVALID: Responses = {422: _PROBLEM, 503: _PROBLEM}
 MISSING: Responses = {404: _PROBLEM, **INVALID}
 CONFLICT: Responses = {409: _PROBLEM, **MISSING}
+CONDITIONAL: Responses = {412: _PROBLEM, **CONFLICT}
 PUBLISH: Responses = {409: _PROBLEM, 507: _PROBLEM, **INVALID}
 STORED: Responses = {500: _PROBLEM}
 """What is read from the disk may turn out to be damaged."""
@@ -88,6 +91,10 @@ register_url_convertor("key", _KeyConvertor())
 
 SubjectPath = Annotated[str, Path(pattern=f"^{SUBJECT_PATTERN}$")]
 KeyPath = Annotated[str, Path(description="the key of the message")]
+IfMatch = Annotated[
+    str | None, Header(description="only if this is its version (ETag), or * for any")
+]
+IfNoneMatch = Annotated[str | None, Header(description="*: only if nothing waits under the key")]
 NamePath = Annotated[str, Path(pattern=f"^{SUBJECT_PATTERN}$")]
 
 
@@ -161,22 +168,24 @@ def make_router(
     async def get_message(message_id: str) -> Response:
         """A message, its state, and what became of it."""
         found = engine.messages.message_id(message_id)
-        return _json(message_document(await queries.look_up(found.seq, found.due_ms)))
+        return _message(await queries.look_up(found.seq, found.due_ms))
 
-    @router.delete("/v1/messages/{message_id}", tags=["messages"], responses=CONFLICT | LOGGED)
-    async def cancel_message(message_id: str) -> models.StateModel:
+    @router.delete("/v1/messages/{message_id}", tags=["messages"], responses=CONDITIONAL | LOGGED)
+    async def cancel_message(message_id: str, if_match: IfMatch = None) -> models.StateModel:
         """Cancel a message: when this answers, it will never be delivered, crash or not."""
         found = engine.messages.message_id(message_id)
-        await server.cancel(found.seq, found.due_ms)
+        await server.cancel(found.seq, found.due_ms, expected_versions(if_match))
         return models.StateModel(id=message_id, state=State.CANCELLED)
 
     @router.patch(
-        "/v1/messages/{message_id}", tags=["messages"], responses=CONFLICT | STORED | LOGGED
+        "/v1/messages/{message_id}", tags=["messages"], responses=CONDITIONAL | STORED | LOGGED
     )
-    async def move_message(message_id: str, move: models.MoveModel) -> models.MovedModel:
+    async def move_message(
+        message_id: str, move: models.MoveModel, response: Response, if_match: IfMatch = None
+    ) -> models.MovedModel:
         """Give a message a new due time; its id stays."""
         found = engine.messages.message_id(message_id)
-        return await _move(server, intake, found.seq, found.due_ms, move)
+        return await _move(server, intake, found, move, response, if_match)
 
     # ── one message, by key ────────────────────────────────────────────────────────────────────
 
@@ -189,29 +198,35 @@ def make_router(
     async def get_by_key(subject: SubjectPath, key: KeyPath) -> Response:
         """The message that a key stands for."""
         found = engine.messages.by_key(subject, key)
-        return _json(message_document(await queries.look_up(found.seq, found.due_ms)))
+        return _message(await queries.look_up(found.seq, found.due_ms))
 
     @router.delete(
-        "/v1/subjects/{subject}/keys/{key:key}", tags=["keys"], responses=CONFLICT | LOGGED
+        "/v1/subjects/{subject}/keys/{key:key}", tags=["keys"], responses=CONDITIONAL | LOGGED
     )
-    async def cancel_by_key(subject: SubjectPath, key: KeyPath) -> models.StateModel:
+    async def cancel_by_key(
+        subject: SubjectPath, key: KeyPath, if_match: IfMatch = None
+    ) -> models.StateModel:
         """Cancel the message that a key stands for."""
         found = engine.messages.by_key(subject, key)
-        await server.cancel(found.seq, found.due_ms)
+        await server.cancel(found.seq, found.due_ms, expected_versions(if_match))
         message_id = engine.ids.encode(found.due_ms, found.seq)
         return models.StateModel(id=message_id, state=State.CANCELLED)
 
     @router.patch(
         "/v1/subjects/{subject}/keys/{key:key}",
         tags=["keys"],
-        responses=CONFLICT | STORED | LOGGED,
+        responses=CONDITIONAL | STORED | LOGGED,
     )
     async def move_by_key(
-        subject: SubjectPath, key: KeyPath, move: models.MoveModel
+        subject: SubjectPath,
+        key: KeyPath,
+        move: models.MoveModel,
+        response: Response,
+        if_match: IfMatch = None,
     ) -> models.MovedModel:
         """Give the message that a key stands for a new due time."""
         found = engine.messages.by_key(subject, key)
-        return await _move(server, intake, found.seq, found.due_ms, move)
+        return await _move(server, intake, found, move, response, if_match)
 
     @router.put(
         "/v1/subjects/{subject}/keys/{key:key}",
@@ -220,16 +235,26 @@ def make_router(
         response_model=models.PublishedModel,
         responses={
             200: {"model": models.PublishedModel, "description": "a message was replaced"},
+            412: _PROBLEM,
             **PUBLISH,
         },
         openapi_extra=json_body(models.PublishUnderKeyModel, required=False),
     )
-    async def put_by_key(subject: SubjectPath, key: KeyPath, request: Request) -> Response:
+    async def put_by_key(
+        subject: SubjectPath,
+        key: KeyPath,
+        request: Request,
+        if_match: IfMatch = None,
+        if_none_match: IfNoneMatch = None,
+    ) -> Response:
         """Publish, or replace what waits under the key: a timer that each call pushes back."""
         check_key(key)
+        expected, only_new = expected_versions(if_match), wants_new(if_none_match)
         data = await read_body(request.receive)
         message = intake.under_key(data, subject, key, server.clock())
-        published, replaced = engine.messages.replace(message, server.clock())
+        published, replaced = engine.messages.replace(
+            message, server.clock(), expected=expected, only_new=only_new
+        )
         await server.durable(published.group)
         document = models.PublishedModel(
             id=published.message_id,
@@ -242,7 +267,10 @@ def make_router(
         return JSONResponse(
             document.model_dump(),
             200 if replaced else 201,
-            {"location": f"/v1/messages/{published.message_id}"},
+            {
+                "location": f"/v1/messages/{published.message_id}",
+                "etag": entity_tag(str(published.seq)),
+            },
         )
 
     # ── what is pending ────────────────────────────────────────────────────────────────────────
@@ -467,6 +495,12 @@ def _json(document: msgspec.Struct) -> Response:
     return Response(encode(document), media_type="application/json")
 
 
+def _message(view: MessageView) -> Response:
+    answer = _json(message_document(view))
+    answer.headers["etag"] = entity_tag(view.version)
+    return answer
+
+
 async def _while_connected(request: Request, work: Awaitable[T]) -> T:
     """The result of a wait that nobody but this client has an interest in.
 
@@ -514,12 +548,19 @@ def _cancel_one(server: Server, find: Any, result: models.CancelResultModel) -> 
 
 
 async def _move(
-    server: Server, intake: Intake, seq: int, due_ms: int, move: models.MoveModel
+    server: Server,
+    intake: Intake,
+    found: MessageId,
+    move: models.MoveModel,
+    response: Response,
+    if_match: str | None,
 ) -> models.MovedModel:
     if move.delay is None and move.deliver_at is None:
         raise InputError("give delay or deliver_at", "/delay")
     new_due_ms = intake.due_ms(move.delay, move.deliver_at, server.clock())
-    await server.move(seq, due_ms, new_due_ms)
+    seq, due_ms = found.seq, found.due_ms
+    version = await server.move(seq, due_ms, new_due_ms, expected_versions(if_match))
+    response.headers["etag"] = entity_tag(version)
     return models.MovedModel(
         id=server.engine.ids.encode(due_ms, seq),
         deliver_at=format_time(new_due_ms),

@@ -19,7 +19,15 @@ from tests.integration.api_support import ApiServer
 
 TOKEN = "a token for both ways"
 ONE, BATCH = "/v1/messages", "/v1/messages/batch"
-HEADERS = ("content-type", "location", "retry-after", "www-authenticate", "content-length", "allow")
+HEADERS = (
+    "content-type",
+    "location",
+    "etag",
+    "retry-after",
+    "www-authenticate",
+    "content-length",
+    "allow",
+)
 LIMITS: dict[str, Any] = {
     "body_max_bytes": 10_000,
     "batch_max_bytes": 200_000,
