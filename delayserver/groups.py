@@ -76,7 +76,7 @@ class Groups:
     def flush(self, now_ms: int) -> None:
         """Hand the open group to the committer, unless it is busy."""
         self._wake_asked = False
-        if self._committing is None and self._sequencer.group.rows:
+        if self._committing is None and self._sequencer.group.count:
             self._committing = self._sequencer.close_group(now_ms)
             self._ports.commit(self._committing)
 
@@ -130,12 +130,12 @@ class Groups:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits to be committed."""
-        return self._committing is None and not self._sequencer.group.rows
+        return self._committing is None and not self._sequencer.group.count
 
     def not_durable(self) -> Group | None:
         """The newest group that is not durable yet, if there is one."""
         group = self._sequencer.group
-        return group if group.rows else self._committing
+        return group if group.count else self._committing
 
     def group_of(self, seq: int) -> Group | None:
         """The group that record `seq` is in, unless it is durable."""

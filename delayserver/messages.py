@@ -33,6 +33,7 @@ from delayserver.sequencer import Change, ChangeState, Group, KeyEntry, Sequence
 from delayserver.subscriptions import Registry
 from delayserver.wheel import ROUTE_SUBSCRIPTION, Wheel
 from storage.catalog import Catalog, Table
+from storage.frame import sealed_crc
 from storage.rows import HOUR_MS, NO_KEY, RecordKind
 
 Versions = Container[str] | None
@@ -40,8 +41,7 @@ Versions = Container[str] | None
 _ENDED = (ChangeState.CANCELLED, ChangeState.DEAD)
 
 
-@dataclass(slots=True)
-class NewMessage:
+class NewMessage(msgspec.Struct):
     """A message that somebody wants to publish, checked and with an absolute due time."""
 
     subject: str
@@ -49,8 +49,7 @@ class NewMessage:
     payload: Payload
 
 
-@dataclass(slots=True)
-class Published:
+class Published(msgspec.Struct):
     """What became of it. It may be told to the client once `group` is durable (None: it is)."""
 
     message_id: str
@@ -108,32 +107,59 @@ class Messages:
 
     # ── publish ────────────────────────────────────────────────────────────────────────────────
 
+    def publish_one(self, message: NewMessage, now_ms: int) -> Published:
+        """Accept a message. Raises as `publish`."""
+        self._refuse_when_disk_is_low()
+        sealed = encode_payload(message.payload)
+        self._groups.admit(len(sealed))
+        sequencer = self._sequencer
+        subject_id = sequencer.subjects.get(message.subject)
+        if subject_id is None:
+            self._admit_subjects([message])
+            subject_id = sequencer.subject_id(message.subject)
+        key = message.payload.key
+        if key is None:
+            return self._accept(message.due_ms, subject_id, NO_KEY, sealed)
+        key_hash = self._key_hasher(subject_id, key)
+        known = self._taken(key_hash, now_ms)
+        if known is None:
+            return self._accept(message.due_ms, subject_id, key_hash, sealed)
+        if known.digest != _digest(sealed):
+            state = self.locate(known.seq, known.due_ms).state
+            raise ConflictError(_conflict(message), state)
+        return self._duplicate(known)
+
     def publish(self, messages: Sequence[NewMessage], now_ms: int) -> list[Published]:
         """Accept all messages or none, in order.
 
         Raises ConflictError (one message) or InputErrors (several) for keys that stand for other
         content, OverloadedError, DiskReserveError, StoppingError."""
+        if len(messages) == 1:
+            # Its conflict has a form of its own.
+            return [self.publish_one(messages[0], now_ms)]
         self._refuse_when_disk_is_low()
-        if len(messages) == 1 and messages[0].payload.key is None:
-            return [self._publish_one(messages[0])]
         sealed = [encode_payload(message.payload) for message in messages]
         self._groups.admit(sum(map(len, sealed)))
         self._admit_subjects(messages)
-        for message in messages:
-            if message.payload.key is not None:
-                return self._publish_keyed(messages, sealed, now_ms)
-        return [
-            self._accept(message, data, NO_KEY)
-            for message, data in zip(messages, sealed, strict=True)
-        ]
-
-    def _publish_one(self, message: NewMessage) -> Published:
-        """The most frequent case, without the lists."""
-        sealed = encode_payload(message.payload)
-        self._groups.admit(len(sealed))
-        if message.subject not in self._sequencer.subjects:
-            self._admit_subjects([message])
-        return self._accept(message, sealed, NO_KEY)
+        if any(message.payload.key is not None for message in messages):
+            known = self._look_up_keys(messages, sealed, now_ms)
+        else:
+            known = {}
+        subjects = dict.fromkeys(message.subject for message in messages)
+        numbers = {name: self._sequencer.subject_id(name) for name in subjects}
+        published: list[Published] = []
+        for index, (message, data) in enumerate(zip(messages, sealed, strict=True)):
+            subject_id = numbers[message.subject]
+            found = known.get(index)
+            if found is None:
+                key_hash = self.key_hash(subject_id, message.payload.key)
+                published.append(self._accept(message.due_ms, subject_id, key_hash, data))
+            elif isinstance(found, KeyEntry):
+                published.append(self._duplicate(found))
+            else:
+                first = published[found]
+                published.append(msgspec.structs.replace(first, duplicate=True))
+        return published
 
     def _refuse_when_disk_is_low(self) -> None:
         if self.disk_is_low:
@@ -153,76 +179,49 @@ class Messages:
                 60_000,
             )
 
-    def _publish_keyed(
-        self, messages: Sequence[NewMessage], sealed: list[bytes], now_ms: int
-    ) -> list[Published]:
-        """First look at every key, then accept: a conflict must leave no trace."""
+    def _look_up_keys(
+        self, messages: Sequence[NewMessage], sealed: Sequence[bytes], now_ms: int
+    ) -> dict[int, KeyEntry | int]:
+        """The messages of a batch whose keys are taken, by index: by a message that is there, or
+        by an earlier one of the batch (its index).
+
+        It leaves no trace, since nothing is accepted if there are conflicts: raises InputErrors."""
+        subjects = self._sequencer.subjects
         conflicts: list[InputError] = []
-        known: dict[bytes, KeyEntry | int] = {}
-        plan: list[tuple[bytes, KeyEntry | int | None]] = []
-        digests: list[int] = []
+        taken: dict[int, KeyEntry | int] = {}
+        first_of: dict[tuple[str, str], int] = {}
         for index, (message, data) in enumerate(zip(messages, sealed, strict=True)):
             key = message.payload.key
-            digests.append(_digest(data))
-            subject_id = self._sequencer.subjects.get(message.subject)
             if key is None:
-                plan.append((NO_KEY, None))
                 continue
-            if subject_id is None:
-                # A new subject: only messages of this batch can have its keys.
-                key_hash = b"%b\0%b\0of a new subject" % (message.subject.encode(), key.encode())
-                found = known.get(key_hash)
+            first = first_of.setdefault((message.subject, key), index)
+            if first != index:
+                known = taken.get(first, first)
+            elif (subject_id := subjects.get(message.subject)) is None:
+                continue  # under a new subject no key is taken
+            elif entry := self._taken(self._key_hasher(subject_id, key), now_ms):
+                known = entry
             else:
-                key_hash = self._key_hasher(subject_id, key)
-                found = known.get(key_hash)
-                if found is None:
-                    found = self._taken(key_hash, now_ms)
-            if found is not None:
-                digest = digests[found] if isinstance(found, int) else found.digest
-                if digest != digests[index]:
-                    conflicts.append(
-                        InputError(
-                            f"the key {key!r} of subject {message.subject} stands for a message "
-                            "with other content",
-                            f"/{index}/key",
-                        )
-                    )
-            else:
-                known[key_hash] = index
-            plan.append((key_hash, found))
-        if conflicts and len(messages) == 1:
-            (_, found) = plan[0]
-            assert isinstance(found, KeyEntry)
-            raise ConflictError(conflicts[0].detail, self.locate(found.seq, found.due_ms).state)
+                continue
+            digest = known.digest if isinstance(known, KeyEntry) else _digest(sealed[known])
+            if digest != _digest(data):
+                conflicts.append(InputError(_conflict(message), f"/{index}/key"))
+            taken[index] = known
         if conflicts:
             raise InputErrors(f"{len(conflicts)} keys stand for other content", conflicts)
-        published: list[Published] = []
-        for message, data, (known_hash, found) in zip(messages, sealed, plan, strict=True):
-            if isinstance(found, int):
-                first = published[found]
-                published.append(
-                    Published(first.message_id, first.due_ms, True, first.group, first.seq)
-                )
-            elif found is not None:
-                change = self._sequencer.changes(found.seq).get(0)
-                due_ms = change.due_ms if change else found.due_ms
-                message_id = self._ids.encode(found.due_ms, found.seq)
-                # Its time may be that of a move which is not durable yet.
-                group = self._group_of_change(found.seq) or self._groups.group_of(found.seq)
-                published.append(Published(message_id, due_ms, True, group, found.seq))
-            else:
-                key_hash = known_hash
-                if len(key_hash) != len(NO_KEY):
-                    # The subject was new: now it has a number.
-                    subject_id = self._sequencer.subject_id(message.subject)
-                    key_hash = self.key_hash(subject_id, message.payload.key)
-                published.append(self._accept(message, data, key_hash))
-        return published
+        return taken
 
-    def _accept(self, message: NewMessage, sealed: bytes, key_hash: bytes) -> Published:
+    def _duplicate(self, known: KeyEntry) -> Published:
+        """The answer to a message that is there already."""
+        change = self._sequencer.changes(known.seq).get(0)
+        due_ms = change.due_ms if change else known.due_ms
+        # Its time may be that of a move which is not durable yet.
+        group = self._group_of_change(known.seq) or self._groups.group_of(known.seq)
+        message_id = self._ids.encode(known.due_ms, known.seq)
+        return Published(message_id, due_ms, True, group, known.seq)
+
+    def _accept(self, due_ms: int, subject_id: int, key_hash: bytes, sealed: bytes) -> Published:
         sequencer = self._sequencer
-        subject_id = sequencer.subject_id(message.subject)
-        due_ms = message.due_ms
         seq = sequencer.append(
             RecordKind.PUBLISH,
             due_ms=due_ms,
@@ -230,7 +229,7 @@ class Messages:
             subject_id=subject_id,
             payload=sealed,
         )
-        if key_hash != NO_KEY:
+        if key_hash is not NO_KEY:
             sequencer.put_key(seq, key_hash, KeyEntry(seq, due_ms, _digest(sealed)))
         self.schedule(seq, due_ms, subject_id, sealed)
         self.accepted_total += 1
@@ -238,8 +237,8 @@ class Messages:
 
     def schedule(self, seq: int, due_ms: int, route: int, sealed: bytes) -> None:
         """The open group has a new schedule row: should it go to the wheel by the express way?"""
-        hour = due_ms // HOUR_MS
-        if due_ms < self.advanced_ms + self._express_ms and self._hours.takes_express(hour):
+        is_soon = due_ms < self.advanced_ms + self._express_ms
+        if is_soon and self._hours.takes_express(due_ms // HOUR_MS):
             self._sequencer.group.express.append((seq, due_ms, route, sealed))
         self._groups.wake()
 
@@ -407,13 +406,13 @@ class Messages:
         self._groups.admit(len(sealed))
         self._admit_subjects([message])
         subject_id = self._sequencer.subject_id(message.subject)
-        key_hash = self.key_hash(subject_id, key)
+        key_hash = self._key_hasher(subject_id, key)
         entry = self._sequencer.key(key_hash)
         replaced = False
         if entry is not None and self._is_cancellable(entry):
             self.cancel(entry.seq, entry.due_ms)
             replaced = True
-        return self._accept(message, sealed, key_hash), replaced
+        return self._accept(message.due_ms, subject_id, key_hash, sealed), replaced
 
     def _check_under_key(self, subject: str, key: str, expected: Versions, only_new: bool) -> None:
         try:
@@ -503,6 +502,13 @@ class Messages:
         return self._sequencer.group
 
 
+def _conflict(message: NewMessage) -> str:
+    return (
+        f"the key {message.payload.key!r} of subject {message.subject} stands for a message "
+        "with other content"
+    )
+
+
 def _digest(sealed: bytes) -> int:
     """64 bits that tell whether two messages have the same content: checksum and length."""
-    return len(sealed) << 32 | int.from_bytes(sealed[:4], "little")
+    return len(sealed) << 32 | sealed_crc(sealed)

@@ -22,12 +22,13 @@ from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
 from storage.catalog import Catalog, Table
-from storage.frame import seal
+from storage.frame import seal, sealed_crc
 from storage.rows import MESSAGE_DTYPE, NO_KEY, RecordKind
 
 MESSAGE_ROW = struct.Struct("<QqQQq16sIIIIIHBB")
 """One row of MESSAGE_DTYPE; packing bytes is five times faster than filling an array."""
 assert MESSAGE_ROW.size == MESSAGE_DTYPE.itemsize
+_TAKES_OUT = frozenset((RecordKind.CANCEL, RecordKind.MOVE))
 
 Waiter = Callable[[Exception | None], None]
 K = TypeVar("K", bound=Hashable)
@@ -156,6 +157,7 @@ class Group:
 
     first_seq: int
     created_ms: int = 0
+    count: int = 0
     rows: list[bytes] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     payload_bytes: int = 0
@@ -172,11 +174,11 @@ class Group:
 
     @property
     def last_seq(self) -> int:
-        return self.first_seq + len(self.rows) - 1
+        return self.first_seq + self.count - 1
 
     @property
     def total_bytes(self) -> int:
-        return len(self.rows) * MESSAGE_ROW.size + self.payload_bytes
+        return self.count * MESSAGE_ROW.size + self.payload_bytes
 
     def when_durable(self, waiter: Waiter) -> None:
         """Call `waiter` when the group is durable, or with the error that kept it from being so."""
@@ -196,18 +198,21 @@ class Group:
 
     def encode(self) -> tuple[bytes, bytes]:
         """Rows and payloads as they stand in the frame."""
-        return b"".join(self.rows), self._blob()
+        return _joined(self.rows), _joined(self.payloads)
 
     def payload(self, seq: int) -> tuple[bytes, int]:
         """The sealed payload of one of its records, and the record's subject id."""
-        row = MESSAGE_ROW.unpack(self.rows[seq - self.first_seq])
+        rows, payloads = self.encode()
+        row = MESSAGE_ROW.unpack_from(rows, (seq - self.first_seq) * MESSAGE_ROW.size)
         offset, length = row[8], row[9]
-        return self._blob()[offset : offset + length], row[6]
+        return payloads[offset : offset + length], row[6]
 
-    def _blob(self) -> bytes:
-        if len(self.payloads) > 1:
-            self.payloads = [b"".join(self.payloads)]
-        return self.payloads[0] if self.payloads else b""
+
+def _joined(parts: list[bytes]) -> bytes:
+    """The parts as one, which takes their place: it is asked for again."""
+    if len(parts) > 1:
+        parts[:] = [b"".join(parts)]
+    return parts[0] if parts else b""
 
 
 class Sequencer:
@@ -243,6 +248,7 @@ class Sequencer:
         group = self.group
         seq = self.next_seq
         self.next_seq = seq + 1
+        group.count += 1
         group.rows.append(
             MESSAGE_ROW.pack(
                 seq,
@@ -255,7 +261,7 @@ class Sequencer:
                 subscription_id,
                 group.payload_bytes,
                 len(payload),
-                int.from_bytes(payload[:4], "little"),
+                sealed_crc(payload) if payload else 0,
                 attempt,
                 kind,
                 0,
@@ -264,7 +270,7 @@ class Sequencer:
         if payload:
             group.payloads.append(payload)
             group.payload_bytes += len(payload)
-        if kind in (RecordKind.CANCEL, RecordKind.MOVE):
+        if target_seq and kind in _TAKES_OUT:
             group.undo.append(self._removed.put(seq, target_seq, seq))
         return seq
 

@@ -26,7 +26,7 @@ from delayserver.delivery.webhook import (
 from delayserver.dispatcher import PullRequest, Take
 from delayserver.errors import NotFoundError, StoppingError
 from delayserver.message import Content, Delivery
-from delayserver.messages import Located, NewMessage, Published, Versions
+from delayserver.messages import Located, Versions
 from delayserver.metrics import Metrics
 from delayserver.reader import Found, Reader
 from delayserver.recovery import Progress, Recovered
@@ -208,7 +208,7 @@ class Server(Shard):
         log.error("damage found", error=str(error))
 
     def commit(self, group: Group) -> None:
-        self.metrics.group_records.observe(len(group.rows))
+        self.metrics.group_records.observe(group.count)
         self._commit_began_at = time.perf_counter()
         super().commit(group)
 
@@ -290,10 +290,6 @@ class Server(Shard):
         self._seq_at_last_look = seq
 
     # ── what the HTTP layer asks for ───────────────────────────────────────────────────────────
-
-    def publish(self, messages: list[NewMessage]) -> list[Published]:
-        """Accept all or none; tell nobody before `durable(group)`. See Messages.publish."""
-        return self.engine.messages.publish(messages, self.clock())
 
     def durable(self, group: Group | None) -> asyncio.Future[None]:
         """Done when the group is durable; raises what kept it from being so."""

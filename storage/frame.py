@@ -128,7 +128,12 @@ class Damage:
 
 def seal(data: bytes) -> bytes:
     """A payload as it stands in a blob: its crc32c (u32), then the data."""
-    return _CRC.pack(crc32c(data)) + data
+    return _CRC.pack(google_crc32c.value(data)) + data
+
+
+def sealed_crc(sealed: bytes) -> int:
+    """The checksum that a sealed payload begins with."""
+    return _CRC.unpack_from(sealed)[0]  # type: ignore[no-any-return]
 
 
 def unseal(sealed: bytes) -> bytes | None:

@@ -1,6 +1,6 @@
 """The hot path: publish one message, publish a batch. What happens between request and answer.
 
-    body ──▶ Intake ──▶ Server.publish ──▶ answer, made at once ──▶ told when its group is durable
+    body ──▶ Intake ──▶ Messages.publish ──▶ answer, made at once ──▶ told when its group is durable
 
 There are two ways in, with the same answers: `HotPath`, plain ASGI in front of FastAPI, for any
 ASGI server, and `delayserver.api.protocol`, which never enters ASGI. The calls stand in the OpenAPI
@@ -10,7 +10,6 @@ Cost: a message decoded, decided and encoded, no task. Threads: belongs to the e
 """
 
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -21,7 +20,6 @@ from delayserver.api.conditions import entity_tag
 from delayserver.api.intake import Intake
 from delayserver.api.problems import MEDIA_TYPE, problem_of
 from delayserver.errors import DelayServerError, TooLargeError
-from delayserver.message import State
 from delayserver.messages import Published
 from delayserver.sequencer import Group
 from delayserver.server import Server
@@ -67,8 +65,7 @@ class BatchDocument(msgspec.Struct):
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(slots=True)
-class Answer:
+class Answer(msgspec.Struct):
     """An answer that may be given once `group` is durable (None: at once)."""
 
     status: int
@@ -113,14 +110,15 @@ class Hot:
     def _publish(self, data: bytes) -> Answer:
         """POST /v1/messages"""
         server = self._server
-        message = self._intake.one(data, server.clock())
-        (published,) = server.publish([message])
+        now_ms = server.clock()
+        message = self._intake.one(data, now_ms)
+        published = server.engine.messages.publish_one(message, now_ms)
         document = PublishedDocument(
             published.message_id,
             message.subject,
             message.payload.key,
             format_time(published.due_ms),
-            self._state(published) if published.duplicate else State.SCHEDULED,
+            self._state(published) if published.duplicate else "scheduled",
             published.duplicate,
         )
         if published.duplicate:
@@ -133,7 +131,7 @@ class Hot:
         )
         return Answer(status, _encode(document), headers, group=published.group)
 
-    def _state(self, published: Published) -> State:
+    def _state(self, published: Published) -> str:
         """The first message with that key may have been delivered meanwhile."""
         messages = self._server.engine.messages
         found = messages.message_id(published.message_id)
@@ -142,8 +140,9 @@ class Hot:
     def _publish_batch(self, data: bytes, content_type: str) -> Answer:
         """POST /v1/messages/batch"""
         server = self._server
-        messages = self._intake.batch(data, content_type, server.clock())
-        published = server.publish(messages)
+        now_ms = server.clock()
+        messages = self._intake.batch(data, content_type, now_ms)
+        published = server.engine.messages.publish(messages, now_ms)
         document = BatchDocument(
             len(published),
             sum(one.duplicate for one in published),

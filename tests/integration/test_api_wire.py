@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from http.client import HTTPResponse
 from typing import Any
 
@@ -267,3 +268,74 @@ def test_requests_one_byte_at_a_time(wire, subject):
     for byte in request(HOT, message(subject)):
         wire.send(bytes([byte]))
     assert wire.answer()[0] == 201
+
+
+def test_pipelined_publishes_share_a_sync(wire, api, subject):
+    def commits():
+        text = api.get("/metrics").text
+        return int(float(text.split("\ndelayserver_commits_total ")[1].split("\n")[0]))
+
+    before = commits()
+    wire.send(b"".join(request(HOT, message(subject, n)) for n in range(200)))
+    assert all(wire.answer()[0] == 201 for _ in range(200))
+    assert commits() - before < 100
+
+
+def test_a_body_that_comes_in_pieces(wire, subject):
+    body = b"[" + b",".join(message(subject, "x" * 10_000) for _ in range(20)) + b"]"
+    data = request(HOT, message(subject)) + request(BATCH, body) + request(REST, method="GET")
+    for start in range(0, len(data), 9_000):
+        wire.send(data[start : start + 9_000])
+        if start % 27_000 == 0:
+            time.sleep(0.005)  # so that they do not come in one piece after all
+    assert wire.answer()[0] == 201
+    assert wire.answer()[2]["count"] == 20
+    assert wire.answer("GET")[0] == 200
+
+
+def test_what_follows_connection_close_is_not_served(wire, api, subject):
+    wire.send(request(HOT, message(subject, key="0"), "connection: close"))
+    wire.send(request(HOT, message(subject, key="1")))
+    assert wire.answer()[0] == 201
+    assert wire.is_closed
+    assert count(api, subject) == 1
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\n\r\n", b"\r\n\n"])
+def test_a_request_cannot_hide_behind_an_empty_line_that_is_none(wire, api, subject, end):
+    hidden = request(HOT, message(subject, key="0"))
+    wire.send(b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0" + end + hidden)
+    status, _, problem = wire.answer()
+    # Whether that ends a head or not: it is one request without a body, and then another one.
+    assert (status, problem["status"]) in ((400, 400), (422, 422))
+    if status == 422:
+        assert wire.answer()[0] == 201
+    else:
+        assert wire.is_closed
+        assert count(api, subject) == 0
+
+
+@pytest.mark.parametrize("length", [0, 2])
+def test_a_head_that_is_long_or_odd_is_read_all_the_same(wire, subject, length):
+    fields = [f"x-{n}: {'y' * 500}" for n in range(length * 8)]
+    body = message(subject)
+    for head in ("Content-Length", "CONTENT-LENGTH"):
+        wire.send(request(HOT, b"", f"{head}:   {len(body)}  ", *fields, length=False) + body)
+        assert wire.answer()[0] == 201
+
+
+def test_who_does_not_read_the_answers_is_not_read_from(wire, subject):
+    wire.socket.settimeout(0.5)
+    one = request(HOT, message(subject))
+    many = memoryview(one * 1000)
+    sent = 0
+    with pytest.raises(TimeoutError):
+        while sent < 64 << 20:  # what the system keeps for both ends is a few MB
+            sent += wire.socket.send(many[sent % len(many) :])
+    wire.socket.settimeout(DEADLINE_S)
+    for _ in range(sent // len(one)):
+        assert wire._file.readline() == b"HTTP/1.1 201 Created\r\n"
+        while line := wire._file.readline().strip():
+            if line.startswith(b"content-length"):
+                length = int(line.split()[1])
+        wire._file.read(length)

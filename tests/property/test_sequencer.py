@@ -107,7 +107,7 @@ class Runner:
                     self.subjects.append(name)
                 assert self.sequencer.subject_id(name) == self.subjects.index(name) + 1
             case Close():
-                if len(self.before) == 1 and self.sequencer.group.rows:
+                if len(self.before) == 1 and self.sequencer.group.count:
                     self.sequencer.close_group(0)
                     self.open()
             case Commit():

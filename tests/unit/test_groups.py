@@ -43,7 +43,7 @@ def test_one_wake_up_for_all_records_of_a_turn(parts: Parts) -> None:
     parts.append()
     assert parts.ports.wakes == 1
     parts.groups.flush(0)
-    assert [len(group.rows) for group in parts.ports.committing] == [2]
+    assert [group.count for group in parts.ports.committing] == [2]
     assert not parts.groups.is_idle
 
 
@@ -57,7 +57,7 @@ def test_while_one_group_is_synced_the_next_one_fills(parts: Parts) -> None:
     assert len(parts.ports.committing) == 1
     first = parts.groups.on_committed(102)
     assert (first.first_seq, first.last_seq, first.created_ms) == (1, 1, 100)
-    assert [len(group.rows) for group in parts.ports.committing] == [1, 2]
+    assert [group.count for group in parts.ports.committing] == [1, 2]
     assert parts.ports.filing == [first]
     assert parts.groups.durable_seq == 1
     parts.groups.on_committed(103)

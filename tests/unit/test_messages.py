@@ -115,7 +115,7 @@ def test_the_same_key_and_content_again_is_the_first_message(parts: MessageParts
     assert again.duplicate
     assert again.group is None
     assert parts.messages.accepted_total == 1
-    assert not parts.sequencer.group.rows
+    assert not parts.sequencer.group.count
 
 
 def test_a_duplicate_is_not_told_before_the_first_one_is_durable(parts: MessageParts) -> None:
@@ -533,7 +533,7 @@ def test_replacing_cancels_and_publishes_in_one_group(parts: MessageParts) -> No
     assert replaced
     new_seq = parts.ids.decode(new.message_id).seq
     assert new_seq > seq
-    assert len(parts.sequencer.group.rows) == 2
+    assert parts.sequencer.group.count == 2
     assert parts.messages.locate(seq, LATER_MS).state is State.CANCELLED
     parts.commit()
     assert advance(parts, LATER_MS) == [new_seq]

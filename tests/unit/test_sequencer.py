@@ -84,6 +84,7 @@ def test_records_get_the_next_seqs_and_stand_in_the_group_as_they_will_on_disk(
     ]
     encoded_rows, blob = group.encode()
     assert encoded_rows == b"".join(group.rows)
+    assert group.count == 2
     assert [
         unseal(blob[offset : offset + length])
         for offset, length in rows[["payload_offset", "payload_length"]].tolist()
@@ -96,7 +97,7 @@ def test_closing_a_group_opens_the_next_one(sequencer: Sequencer) -> None:
     closed = sequencer.close_group(0)
     assert sequencer.group is not closed
     assert sequencer.append(RecordKind.CANCEL, target_seq=4) == sequencer.group.first_seq == 11
-    assert len(closed.rows) == 1
+    assert closed.count == 1
 
 
 def test_a_payload_is_found_in_the_open_group_and_later_ones_still_fit(
@@ -112,7 +113,7 @@ def test_a_payload_is_found_in_the_open_group_and_later_ones_still_fit(
 
 def test_a_new_subject_is_recorded_once(sequencer: Sequencer) -> None:
     assert sequencer.subject_id("known") == 1
-    assert not sequencer.group.rows
+    assert not sequencer.group.count
     assert sequencer.subject_id("new") == sequencer.subject_id("new") == 2
     assert sequencer.subject_names[2] == "new"
     rows = rows_of(sequencer.group)
@@ -213,7 +214,7 @@ def test_a_rollback_leaves_no_trace(catalog: MemoryCatalog, sequencer: Sequencer
     assert sequencer.subjects == {"known": 1}
     assert sequencer.subject_names == {1: "known"}
     assert sequencer.next_seq == sequencer.group.first_seq == 11
-    assert not sequencer.group.rows
+    assert not sequencer.group.count
     # The seqs are given again, and pruning does not stumble over what was undone.
     seq = sequencer.append(RecordKind.PUBLISH, key_hash=KEY)
     sequencer.put_key(seq, KEY, KeyEntry(seq, 3_000, 3))
