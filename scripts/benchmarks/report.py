@@ -126,6 +126,34 @@ def show_figures(title: str, figures: list[Figure], console: Console) -> None:
             console.print(f"[bold red]{figure.case}: {wrong}")
 
 
+def show_comparison(title: str, base: list[Figure], head: list[Figure], console: Console) -> None:
+    """Figures that both have, side by side, with the ratio of head to base."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("case")
+    for name in ("base", "head", "ratio", "base p99 ms", "head p99 ms", "ratio", "CPU µs ratio"):
+        table.add_column(name, justify="right", no_wrap=True)
+    before = {figure.case: figure for figure in base}
+    for figure in head:
+        other = before.get(figure.case)
+        if other is None:
+            continue
+        table.add_row(
+            figure.case,
+            f"{_rounded(other.value)} {other.unit}",
+            f"{_rounded(figure.value)} {figure.unit}",
+            _ratio(other.value, figure.value),
+            _rounded(other.p99_ms),
+            _rounded(figure.p99_ms),
+            _ratio(other.p99_ms, figure.p99_ms),
+            _ratio(other.cpu_us, figure.cpu_us),
+        )
+    console.print(table)
+
+
+def _ratio(base: float | None, head: float | None) -> str:
+    return f"{head / base:.2f}" if base and head is not None else ""
+
+
 def _rounded(value: float | None) -> str:
     if value is None:
         return ""

@@ -1,6 +1,6 @@
 """Server processes that are measured: started on loopback, looked at, ended by their own id.
 
-`delay_server` runs this source tree's `delayserver serve` in a data directory, with the defaults of
+`delay_server` runs a source tree's `delayserver serve` in a data directory, with the defaults of
 an operator, but for the log level. `hello_server` runs `hello.py`: the least that the same uvicorn
 can do, which tells how fast this machine is today. Either counts as started when it answers
 `GET /readyz`; how long that took is part of `Served`.
@@ -101,12 +101,12 @@ class Served:
 
 
 @contextmanager
-def delay_server(data_dir: Path, *options: str) -> Iterator[Served]:
-    """The server of this source tree, until the block ends."""
+def delay_server(data_dir: Path, *options: str, root: Path = ROOT) -> Iterator[Served]:
+    """The server of a source tree, this one if not told otherwise, until the block ends."""
     port = free_port()
     arguments = ["--port", str(port), "--data-dir", str(data_dir), "--log-level", "warning"]
     command = [sys.executable, "-m", "delayserver", "serve", *arguments, *options]
-    with _serve(command, port, data_dir.with_suffix(".log")) as served:
+    with _serve(command, port, data_dir.with_suffix(".log"), root) as served:
         yield served
 
 
@@ -115,20 +115,21 @@ def hello_server(directory: Path) -> Iterator[Served]:
     """The least that uvicorn can do, until the block ends."""
     port = free_port()
     command = [sys.executable, str(Path(__file__).with_name("hello.py")), str(port)]
-    with _serve(command, port, directory / "hello.log") as served:
+    with _serve(command, port, directory / "hello.log", ROOT) as served:
         yield served
 
 
 @contextmanager
-def _serve(command: list[str], port: int, log: Path) -> Iterator[Served]:
+def _serve(command: list[str], port: int, log: Path, root: Path) -> Iterator[Served]:
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("DELAYSERVER_")
     }
+    environment["PYTHONPATH"] = str(root)
     begun_at = time.monotonic()
     with log.open("ab") as output:
         process = subprocess.Popen(
             command,
-            cwd=ROOT,
+            cwd=root,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,

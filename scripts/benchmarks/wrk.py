@@ -1,4 +1,4 @@
-"""Single POSTs by wrk: a closed loop in C, so that the generator is not what is measured.
+"""Single requests by wrk: a closed loop in C, so that the generator is not what is measured.
 
 Each of N connections sends its next request when the last one was answered. What is sent is
 written in Lua, to a temporary file: either the same bytes each time, or a key that counts up. wrk
@@ -20,7 +20,7 @@ from load import LoadError
 THREADS = 2
 
 _HEAD = """
-wrk.method = "POST"
+wrk.method = "%(method)s"
 wrk.headers["content-type"] = "application/json"
 wrk.body = %(body)s
 """
@@ -61,6 +61,11 @@ KEY_PLACE = "KEY00000000"
 """Stands in a body where the key is to be: as long as thread and count are."""
 
 
+def key_of(thread: int, count: int) -> str:
+    """What stands at KEY_PLACE in the request with this number, from 1, of a thread, from 1."""
+    return f"{thread:02d}{count:09d}"
+
+
 @dataclass(frozen=True, slots=True)
 class Posts:
     """What wrk counted."""
@@ -78,12 +83,14 @@ def is_installed() -> bool:
     return shutil.which("wrk") is not None
 
 
-def post(port: int, path: str, body: bytes, connections: int, seconds: int) -> Posts:
-    """POST `body` over so many connections for so long. Raises LoadError on any failure.
+def post(
+    port: int, path: str, body: bytes, connections: int, seconds: int, *, method: str = "POST"
+) -> Posts:
+    """Send `body` over so many connections for so long. Raises LoadError on any failure.
 
-    A body with KEY_PLACE in it gets another key each time."""
-    script = _HEAD % {"body": _quote(body)}
-    if KEY_PLACE.encode() in body:
+    A body or a path with KEY_PLACE in it gets another key each time (`key_of`)."""
+    script = _HEAD % {"body": _quote(body), "method": method}
+    if KEY_PLACE.encode() in body or KEY_PLACE in path:
         script += _KEYED
     script += _DONE
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as file:

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from levels import busy_percent, sync_times_ms
+from levels.calibration import busy_percent, sync_times_ms
 from report import add_options, make_console, new_drawing, write_json
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape

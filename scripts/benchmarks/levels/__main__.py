@@ -1,0 +1,223 @@
+"""What a server does, and whether it reaches the levels it was designed for.
+
+    scripts/bench [levels] [--full] [--only CASES] [--compare BASE] [--json FILE] [--plot FILE.png]
+
+Every case runs against a server process of its own, on loopback, with a new data directory on a
+disk and the settings an operator gets by default (an answer means: synced). Each figure is checked:
+what was sent must be what the server accepted, and what a receiver got must be all of it, once,
+and never early. The load generators share the machine's cores with the server.
+
+calibrate  how busy the machine is with other things.
+           fdatasync of 4 KiB in a preallocated file, one after the other: what the disk does.
+           A bare ASGI "hello" on the same uvicorn, POSTed the same bodies: what the machine does.
+post       single POSTs by wrk, in rounds: hello, server, and both again with a key in the body.
+           The figure is the median of the rounds, and so is the ratio of server to hello.
+           With --full: 1, 32, 64, 128 and 512 connections.
+batch      batches of 500, JSON and MessagePack, prebuilt, from four processes; due at random
+           times of the day after tomorrow.
+cancel     cancels by key: one at a time by wrk, and 500 at a time from four processes.
+lateness   1,000 and 2,000 due each second, and 5,000 beside 10,000 published each second; one
+           client that pulls (long poll, acks on a second connection) takes the moment at which it
+           has read a message, less `deliver_at`. All is published 3 s before the first is due.
+           Beside it: how late the timers of a bare asyncio loop are on this machine.
+           With --full: 20,000 each second, too.
+webhook    the same with webhooks to a receiver that answers 200 at once; and 40,000 due at once.
+hour       1,000,000 (--full: 10,000,000) due in the next hour: publishes while it is loaded.
+backlog    memory: of an empty server (fresh, and started again), with 1,000,000 due tomorrow, and
+           with 1,000,000 more in the loaded hour after a restart: difference over the count, all
+           that the process holds for them included. Disk: blocks of all files. Restart: kill -9 as
+           the last of 100,000 in the loaded hour is answered, with the million due later; time
+           from exec to /readyz, the start of Python included. --full: 10,000,000, and a million.
+pull       100,000 due messages, pulled and acknowledged 500 at a time by two processes, for 8 s
+           at most: first such that were published before they were due, then such that were due
+           when they were published.
+curves     publish, cancel and lateness with 4,000 to 400,000 (--full: 10,000,000) pending.
+
+With --compare BASE, each case also runs on the server of that revision, just before, and the
+figures of both stand side by side: the ratio is the figure.
+"""
+
+import argparse
+import contextlib
+import multiprocessing
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import wrk
+from load import LoadError, wait_for
+from report import (
+    add_options,
+    as_documents,
+    make_console,
+    new_drawing,
+    show_comparison,
+    show_figures,
+    write_json,
+)
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from servers import ROOT, BenchmarkError, disk_directory
+
+from levels.backlog import backlog
+from levels.batches import batch
+from levels.bench import Bench
+from levels.calibration import calibrate
+from levels.curves import curves
+from levels.hour import hour
+from levels.lateness import lateness, webhook
+from levels.posts import cancel, post
+from levels.pulls import pull
+
+POOL_PROCESSES = 5
+POOL_START_S = 1.5
+
+CASES: dict[str, Callable[[Bench], None]] = {
+    "post": post,
+    "batch": batch,
+    "cancel": cancel,
+    "lateness": lateness,
+    "webhook": webhook,
+    "hour": hour,
+    "backlog": backlog,
+    "pull": pull,
+    "curves": curves,
+}
+
+
+def plot(bench: Bench, path: Path) -> None:
+    """Rates in multiples of hello, and how late messages were."""
+    figure, (left, right) = new_drawing(2, figsize=(14, 5))
+    rates = [one for one in bench.figures if "hello" in one.ratios]
+    left.barh([one.case for one in rates], [one.ratios["hello"] for one in rates])
+    left.invert_yaxis()
+    left.set(xscale="log", xlabel="multiples of the bare uvicorn hello")
+    left.axvline(1, color="black", linewidth=1)
+    for case, lateness_ms in bench.lateness_ms.items():
+        shares = np.arange(1, len(lateness_ms) + 1) / len(lateness_ms)
+        right.plot(np.maximum(np.sort(lateness_ms), 0.01), 1 - shares + shares[0], label=case)
+    right.set(xscale="log", yscale="log", xlabel="ms late", ylabel="share that is at least so late")
+    right.grid(True, which="both", alpha=0.25)
+    if bench.lateness_ms:
+        right.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def run_case(bench: Bench, case: str, console: Console) -> bool:
+    """Run one case; a case that fails does not keep the others from running."""
+    first = len(bench.figures)
+    try:
+        CASES[case](bench)
+    except (BenchmarkError, LoadError, OSError) as error:
+        console.print(f"[bold red]{case} failed:[/]", escape(str(error)))
+        for figure in bench.figures[first:]:
+            figure.wrong.append("not checked to the end, since the case failed")
+        return False
+    return not any(figure.wrong for figure in bench.figures[first:])
+
+
+@contextlib.contextmanager
+def checked_out(revision: str) -> Iterator[Path]:
+    """The source tree of a revision, until the block ends. Raises BenchmarkError."""
+    git = ["git", "-C", str(ROOT), "worktree"]
+    with tempfile.TemporaryDirectory(prefix="delayserver-base-") as name:
+        tree = str(Path(name) / "tree")
+        made = subprocess.run(
+            [*git, "add", "--detach", tree, revision], capture_output=True, text=True, check=False
+        )
+        if made.returncode:
+            raise BenchmarkError(f"cannot check out {revision}: {made.stderr.strip()}")
+        try:
+            yield Path(tree)
+        finally:
+            subprocess.run([*git, "remove", "--force", tree], capture_output=True, check=False)
+
+
+def main() -> int:
+    """Exit status 1: a case failed, or counts were wrong. A missed level is not a failure."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench levels",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_options(parser, "rates and lateness into this PNG file")
+    parser.add_argument("--full", action="store_true", help="more connections, more load")
+    parser.add_argument("--only", metavar="CASES", help=f"of {','.join(CASES)}; by commas")
+    parser.add_argument(
+        "--compare", metavar="BASE", help="beside the server of this revision, such as HEAD~3"
+    )
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        metavar="DIRECTORY",
+        default=Path("/var/tmp"),
+        help="where data directories are made, on the disk to be measured (default: %(default)s)",
+    )
+    options = parser.parse_args()
+    cases = options.only.split(",") if options.only else list(CASES)
+    if unknown := set(cases) - set(CASES):
+        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    if not wrk.is_installed():
+        parser.error("wrk is not installed; on Debian and Ubuntu: apt-get install wrk")
+
+    console = make_console()
+    progress = Progress(
+        SpinnerColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        transient=True,
+    )
+    context = multiprocessing.get_context("spawn")
+    base: Bench | None = None
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(disk_directory(options.dir))
+        pool = stack.enter_context(ProcessPoolExecutor(POOL_PROCESSES, mp_context=context))
+        stack.enter_context(progress)
+        task = progress.add_task("begin")
+
+        def step(what: str) -> None:
+            progress.update(task, description=what)
+            if not console.is_terminal:
+                print(f"{what} …", file=sys.stderr, flush=True)
+
+        # Every process has started, and imported what it needs, before anything is measured.
+        list(pool.map(wait_for, [time.monotonic() + POOL_START_S] * POOL_PROCESSES))
+        head = Bench(ROOT, directory, pool, options.full, step)
+        calibrate(head)
+        if options.compare is not None:
+            try:
+                tree = stack.enter_context(checked_out(options.compare))
+            except BenchmarkError as error:
+                parser.error(str(error))
+            below = directory / "base"
+            below.mkdir()
+            base = Bench(tree, below, pool, options.full, step)
+            base.sync_per_s, base.hello_per_s = head.sync_per_s, head.hello_per_s
+        complete = True
+        for case in cases:
+            if base is not None:
+                complete &= run_case(base, case, console)
+            complete &= run_case(head, case, console)
+
+    if base is not None:
+        title = f"{options.compare} and this tree, in one run"
+        show_comparison(title, base.figures, head.figures, console)
+    show_figures("What the server does", head.figures, console)
+    if options.json is not None:
+        before = {} if base is None else {"base": as_documents(base.figures)}
+        write_json(options.json, "levels", figures=as_documents(head.figures), **before)
+    if options.plot is not None:
+        plot(head, options.plot)
+    return 0 if complete else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""What waiting messages cost: in memory, on the disk, and at a restart."""
+
+from pathlib import Path
+
+from report import Figure
+from servers import Memory
+
+from levels.bench import (
+    HOUR_MS,
+    MIB,
+    MINUTE_MS,
+    Bench,
+    batches_tomorrow,
+    now_ms,
+    publish,
+    random_batches,
+    rate_of,
+    settled_memory,
+)
+
+BACKLOG = 1_000_000
+SOON = 100_000
+LARGE = 10
+
+
+def backlog(bench: Bench) -> None:
+    """What waiting messages cost: a million, and ten of them."""
+    _backlog(bench, BACKLOG, SOON, restart_max_s=3)
+    if bench.full:
+        _backlog(bench, BACKLOG * LARGE, BACKLOG, restart_max_s=2)
+
+
+def _backlog(bench: Bench, later_count: int, soon_count: int, restart_max_s: float) -> None:
+    # The server's clock shows five minutes past an hour, so that this hour is loaded, and no other.
+    offset_ms = HOUR_MS - now_ms() % HOUR_MS + 5 * MINUTE_MS
+    options = ("--clock-offset-ms", str(offset_ms))
+    hour_ms = (now_ms() + offset_ms) // HOUR_MS * HOUR_MS
+    later = batches_tomorrow(hour_ms)
+    soon = random_batches(hour_ms + HOUR_MS // 2, hour_ms + HOUR_MS - MINUTE_MS)
+
+    name = f"backlog-{later_count}"
+    with bench.server(name, *options) as server:
+        empty, empty_ready_s = server.memory(), server.ready_s
+        bench.step(f"backlog: {later_count:,} due tomorrow")
+        disk = allocated_bytes(bench.directory / name)
+        rate = rate_of(publish(bench, server.port, later, count=later_count))
+        after = settled_memory(server)
+        figure = _growth_figure(bench, f"memory, {later_count:,} due tomorrow", empty, after)
+        figure.demand("< 50 MB", figure.value < 50)
+        figure.note += f"; published at {rate:,.0f}/s; empty: {empty.resident / MIB:.0f} MB"
+        figure.expect("pending later", server.stats()["pending_later"], later_count)
+        disk = allocated_bytes(bench.directory / name) - disk
+        figure = bench.add(Figure(f"disk, {later_count:,} pending", disk / later_count, "B/msg"))
+        figure.note = "all files of the data directory, without keys"
+
+        bench.step(f"backlog: {soon_count:,} in the loaded hour, kill -9")
+        publish(bench, server.port, soon, count=soon_count)
+        server.kill()
+
+    bench.step("backlog: restart")
+    with bench.server(name, *options) as server:
+        what = f"restart after kill -9, {later_count:,} later"
+        figure = bench.add(Figure(what, server.ready_s, "s"))
+        figure.demand(f"< {restart_max_s:.0f} s", server.ready_s < restart_max_s)
+        figure.note = f"and {soon_count:,} loaded; empty: {empty_ready_s:.2f} s"
+        stats = server.stats()
+        figure.expect("pending in loaded hours", stats["pending_loaded"], soon_count)
+        figure.expect("pending later", stats["pending_later"], later_count)
+        if soon_count == BACKLOG:
+            return
+
+        bench.step(f"backlog: {BACKLOG:,} in the loaded hour")
+        publish(bench, server.port, soon, count=BACKLOG - soon_count)
+        after = settled_memory(server)
+        _per_message_figure(bench, "as they came", empty, after)
+
+    bench.step(f"backlog: restart with {BACKLOG:,} in the loaded hour")
+    with bench.server(name, *options) as server:
+        after = settled_memory(server)
+        figure = _per_message_figure(bench, "restarted", empty, after)
+        figure.demand("≤ 32 B", figure.value <= 32)
+        figure.note += f"; ready in {server.ready_s:.2f} s"
+        stats = server.stats()
+        figure.expect("pending in loaded hours", stats["pending_loaded"], BACKLOG)
+        figure.expect("pending later", stats["pending_later"], later_count)
+
+
+def allocated_bytes(directory: Path) -> int:
+    """Blocks that the files of a directory take, the catalog's holes not counted."""
+    return sum(path.stat().st_blocks * 512 for path in directory.rglob("*") if path.is_file())
+
+
+def _growth_figure(bench: Bench, case: str, before: Memory, after: Memory) -> Figure:
+    grown = (after.anonymous - before.anonymous) / MIB
+    figure = bench.add(Figure(case, grown, "MB"))
+    figure.note = f"anonymous; file-backed {(after.file - before.file) / MIB:+.0f} MB"
+    return figure
+
+
+def _per_message_figure(bench: Bench, how: str, empty: Memory, after: Memory) -> Figure:
+    case = f"memory, {BACKLOG:,} in a loaded hour, {how}"
+    figure = _growth_figure(bench, case, empty, after)
+    figure.note += (
+        f", {figure.value:.0f} MB in all over an empty server, {BACKLOG:,} later included"
+    )
+    figure.value, figure.unit = figure.value * MIB / BACKLOG, "B/msg"
+    return figure

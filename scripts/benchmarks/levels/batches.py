@@ -1,0 +1,23 @@
+"""Batches of 500, JSON and MessagePack."""
+
+from load import JSON, MSGPACK
+
+from levels.bench import BATCH, PUBLISHERS, Bench, batches_tomorrow, publish, rate_of
+
+BATCH_S = 3.0
+
+
+def batch(bench: Bench) -> None:
+    """Durable batches."""
+    with bench.server("batch") as server:
+        for name, content_type in (("JSON", JSON), ("msgpack", MSGPACK)):
+            bench.step(f"batch: {name}")
+            batches = batches_tomorrow(content_type=content_type)
+            before, cpu_s = server.stats()["accepted"], server.cpu_s()
+            sent = publish(bench, server.port, batches, seconds=BATCH_S)
+            latency_ms = [ms for one in sent for ms in one.latency_ms]
+            count = sum(one.messages for one in sent)
+            figure = bench.add_rate(f"batch of {BATCH}, {name}", rate_of(sent), "msg/s", latency_ms)
+            figure.cpu_us = (server.cpu_s() - cpu_s) / count * 1e6
+            figure.note = f"{PUBLISHERS} in flight; latencies are those of a batch"
+            figure.expect("accepted", server.stats()["accepted"] - before, count)

@@ -1,0 +1,195 @@
+"""What the cases share: the run, the messages, and how they are published.
+
+A case starts servers of its own, publishes from processes of their own, and reports figures.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import wrk
+from load import (
+    JSON,
+    Batches,
+    Connection,
+    Sent,
+    make_batches,
+    publish_batches,
+    start_together,
+)
+from report import Figure
+from servers import BenchmarkError, Memory, Served, delay_server
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+MINUTE_MS = 60_000
+MIB = 1024 * 1024
+
+BODY = {
+    "order": 100_000_000_001,
+    "customer": "c-000481516",
+    "amount": "129.90",
+    "currency": "CNY",
+    "reason": "unpaid",
+    "items": [{"sku": "A-1001", "count": 2}, {"sku": "B-2002", "count": 1}],
+    "trace": "4bf92f3577b34da6a3ce929d0e0e4736",
+}
+"""About 200 bytes of JSON."""
+
+POST_CONNECTIONS = 128
+POST_S = 2
+BATCH = 500
+PUBLISHERS = 4
+DISTINCT = 10_000
+"""Messages that differ; a longer run sends them again."""
+LEAD_S = 3
+IDLE_MAX_MS = 5_000
+SETTLE_S = 1.5
+
+
+@dataclass(slots=True)
+class Bench:
+    """What the cases share, and what they have found."""
+
+    root: Path
+    """The source tree whose server is measured."""
+    directory: Path
+    pool: ProcessPoolExecutor
+    full: bool
+    step: Callable[[str], None]
+    """Tells what is being done."""
+    figures: list[Figure] = field(default_factory=list)
+    lateness_ms: dict[str, list[float]] = field(default_factory=dict)
+    """For the drawing."""
+    sync_per_s: float = 0.0
+    hello_per_s: float = 0.0
+
+    @contextmanager
+    def server(self, name: str, *options: str) -> Iterator[Served]:
+        """A server whose data directory has this name."""
+        with delay_server(self.directory / name, *options, root=self.root) as served:
+            yield served
+
+    def add(self, figure: Figure) -> Figure:
+        """Report a figure."""
+        self.figures.append(figure)
+        return figure
+
+    def add_rate(self, case: str, rate: float, unit: str, latency_ms: list[float]) -> Figure:
+        """Report a rate, and what it is in multiples of the calibrations."""
+        figure = self.add(Figure(case, rate, unit))
+        figure.ratios = {"hello": rate / self.hello_per_s, "fdatasync": rate / self.sync_per_s}
+        if latency_ms:
+            set_latency(figure, latency_ms)
+        return figure
+
+
+def set_latency(figure: Figure, latency_ms: list[float]) -> None:
+    """Median, 99th percentile and worst."""
+    figure.p50_ms, figure.p99_ms = (float(x) for x in np.percentile(latency_ms, [50, 99]))
+    figure.max_ms = max(latency_ms)
+
+
+def one_message(key: str | None = None) -> bytes:
+    """A message that is due tomorrow."""
+    message = {"subject": "bench.post", "body": BODY, "delay": "1d"}
+    return msgspec.json.encode(message if key is None else {**message, "key": key})
+
+
+def post_once(server: Served, path: str, body: bytes, connections: int) -> tuple[wrk.Posts, float]:
+    """One run of wrk, and the server's processor time for each request, in µs."""
+    before_s = server.cpu_s()
+    posts = wrk.post(server.port, path, body, connections, POST_S)
+    return posts, (server.cpu_s() - before_s) / posts.requests * 1e6
+
+
+def random_batches(
+    from_ms: int, to_ms: int, *, content_type: str = JSON, size: int = BATCH
+) -> Batches:
+    """Batches whose messages are due at random times of a stretch."""
+    dues_ms = np.random.default_rng(1).integers(from_ms, to_ms, DISTINCT).tolist()
+    return make_batches("bench.later", dues_ms, BODY, size, content_type)
+
+
+def batches_tomorrow(
+    from_ms: int | None = None, *, content_type: str = JSON, size: int = BATCH
+) -> Batches:
+    """Due at random times of the 24 hours that begin in 24 hours."""
+    from_ms = (now_ms() if from_ms is None else from_ms) + DAY_MS
+    return random_batches(from_ms, from_ms + DAY_MS, content_type=content_type, size=size)
+
+
+def now_ms() -> int:
+    """The clock of the day, as the server has it."""
+    return time.time_ns() // 1_000_000
+
+
+def publish(
+    bench: Bench, port: int, batches: Batches, *, count: int | None = None, seconds: float = 0
+) -> list[Sent]:
+    """Publish so many messages, or so long, from PUBLISHERS processes."""
+    requests_max = float("inf")
+    if count is not None:
+        requests_max, rest = divmod(count, PUBLISHERS * batches.messages)
+        assert rest == 0, count
+    seconds_max = seconds or float("inf")
+    start_at = start_together()
+    futures = [
+        bench.pool.submit(
+            publish_batches,
+            port,
+            batches,
+            start_at,
+            requests_max=requests_max,
+            seconds_max=seconds_max,
+        )
+        for _ in range(PUBLISHERS)
+    ]
+    return [future.result() for future in futures]
+
+
+def rate_of(sent: list[Sent]) -> float:
+    """Messages each second, all processes together."""
+    seconds = max(one.ended_at for one in sent) - min(one.began_at for one in sent)
+    return sum(one.messages for one in sent) / seconds
+
+
+def subscribe(server: Served, name: str, subscription: dict[str, object]) -> None:
+    """A subscription to the subject of the same name."""
+    with Connection(server.port) as connection:
+        document = {"subject": name, **subscription}
+        connection.call("PUT", f"/v1/subscriptions/{name}", document)
+
+
+def publish_ahead(
+    bench: Bench, server: Served, subject: str, per_s: int, count: int, *, offset_ms: int = 0
+) -> int:
+    """Publish what will be due at an even rate from LEAD_S on; returns when the first one is.
+
+    `offset_ms`: by how much the server's clock is ahead."""
+    from_ms = now_ms() + offset_ms + LEAD_S * 1000
+    dues_ms = [from_ms + index * 1000 // per_s for index in range(count)]
+    batches = make_batches(subject, dues_ms, BODY, BATCH)
+    sent = bench.pool.submit(
+        publish_batches,
+        server.port,
+        batches,
+        time.monotonic(),
+        requests_max=len(batches.requests),
+    ).result()
+    if now_ms() + offset_ms >= from_ms:
+        raise BenchmarkError(f"publishing {count:,} took more than {LEAD_S} s")
+    assert sent.messages == count
+    return from_ms
+
+
+def settled_memory(server: Served) -> Memory:
+    """Memory when everything has been filed, and a moment later."""
+    server.wait_until_filed()
+    time.sleep(SETTLE_S)
+    return server.memory()

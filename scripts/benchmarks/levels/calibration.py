@@ -1,0 +1,76 @@
+"""What disk and machine can do at all, today: the figures that others are compared with."""
+
+import os
+import statistics
+import time
+from pathlib import Path
+
+import wrk
+from report import Figure
+from servers import hello_server
+
+from levels.bench import POST_CONNECTIONS, Bench, one_message, post_once, set_latency
+
+SYNC_S = 1.0
+BUSY_S = 1.0
+BUSY_MAX_PERCENT = 10
+
+
+def calibrate(bench: Bench) -> None:
+    """What disk and machine do."""
+    bench.step("calibration: how busy the machine is")
+    busy = busy_percent(BUSY_S)
+    figure = bench.add(Figure("processors, used by others", busy, "%"))
+    figure.note = f"calibration, of all {os.cpu_count()} together, before anything was started"
+    if busy > BUSY_MAX_PERCENT:
+        figure.note += ": [bold]the machine is busy, times are noise[/]"
+
+    bench.step("calibration: fdatasync")
+    times_ms = sync_times_ms(bench.directory / "sync", SYNC_S)
+    bench.sync_per_s = 1000 / statistics.fmean(times_ms)
+    figure = bench.add(Figure("fdatasync of 4 KiB", bench.sync_per_s, "/s", note="calibration"))
+    set_latency(figure, times_ms)
+
+    bench.step("calibration: hello")
+    with hello_server(bench.directory) as hello:
+        wrk.post(hello.port, "/", one_message(), POST_CONNECTIONS, 1)
+        posts, cpu_us = post_once(hello, "/", one_message(), POST_CONNECTIONS)
+    bench.hello_per_s = posts.rate
+    figure = bench.add_rate(
+        f"bare uvicorn hello, {POST_CONNECTIONS} conn.", posts.rate, "req/s", []
+    )
+    figure.p50_ms, figure.p99_ms, figure.max_ms = posts.p50_ms, posts.p99_ms, posts.max_ms
+    figure.cpu_us = cpu_us
+    figure.note = "calibration"
+
+
+def busy_percent(seconds: float) -> float:
+    """Share of all processors that is used, by whomever."""
+
+    def read() -> tuple[int, int]:
+        numbers = [int(x) for x in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        return sum(numbers), numbers[3] + numbers[4]  # idle, waiting for the disk
+
+    all_before, idle_before = read()
+    time.sleep(seconds)
+    all_after, idle_after = read()
+    return 100 * (1 - (idle_after - idle_before) / max(1, all_after - all_before))
+
+
+def sync_times_ms(path: Path, seconds: float) -> list[float]:
+    """Times of write and fdatasync, in turn, over a file that has all its blocks already."""
+    block, blocks = b"\0" * 4096, 4096
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, block * blocks)
+        os.fsync(descriptor)
+        times_ms: list[float] = []
+        until = time.perf_counter() + seconds
+        while (begun := time.perf_counter()) < until:
+            os.pwrite(descriptor, b"\1" * 4096, len(times_ms) % blocks * 4096)
+            os.fdatasync(descriptor)
+            times_ms.append((time.perf_counter() - begun) * 1000)
+        return times_ms
+    finally:
+        os.close(descriptor)
+        path.unlink()

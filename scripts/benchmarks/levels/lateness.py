@@ -1,0 +1,162 @@
+"""Deliveries against their due time: to a client that pulls, and to webhooks."""
+
+import time
+from concurrent.futures import Future
+
+import numpy as np
+from consumers import Received, bare_timers, pull_on_time, receive_webhooks
+from load import Sent, make_batches, publish_batches
+from report import Figure
+from servers import BenchmarkError, Served, free_port
+
+from levels.bench import (
+    BATCH,
+    BODY,
+    DISTINCT,
+    IDLE_MAX_MS,
+    Bench,
+    batches_tomorrow,
+    now_ms,
+    publish,
+    publish_ahead,
+    set_latency,
+    subscribe,
+)
+
+TIMERS_S = 2.0
+LATENESS_S = 15
+WEBHOOK_S = 10
+BURST = 40_000
+BURST_AHEAD_S = 8
+BESIDE_PER_S = 10_000
+BESIDE_BATCH = 100
+
+
+def lateness(bench: Bench) -> None:
+    """Deliveries to a pulling client, against their due time."""
+    bench.step("calibration: timers")
+    per_s = 1000
+    figure = bench.add(Figure("bare asyncio timers", per_s, "due/s"))
+    figure.note = "calibration, a process that does nothing else"
+    set_latency(figure, bench.pool.submit(bare_timers, per_s, TIMERS_S).result())
+    _lateness_pull(bench, 1000, beside_per_s=0)
+    _lateness_pull(bench, 2000, beside_per_s=0)
+    _lateness_pull(bench, 5000, beside_per_s=BESIDE_PER_S)
+    if bench.full:
+        _lateness_pull(bench, 20_000, beside_per_s=BESIDE_PER_S)
+
+
+def _lateness_pull(bench: Bench, per_s: int, beside_per_s: int) -> None:
+    case = f"pull, {per_s:,} due/s"
+    if beside_per_s:
+        case += f", {beside_per_s:,} publishes/s"
+    bench.step(f"lateness: {case}")
+    count = per_s * LATENESS_S
+    name = "late"
+    with bench.server(f"lateness-{per_s}-{beside_per_s}") as server:
+        subscribe(server, name, {"type": "pull"})
+        receiving = bench.pool.submit(pull_on_time, server.port, name, count, IDLE_MAX_MS)
+        due_from_ms = publish_ahead(bench, server, name, per_s, count)
+        cpu_s = server.cpu_s()
+        beside = publish_beside(bench, server, due_from_ms, beside_per_s, LATENESS_S)
+        received = receiving.result()
+        published = count
+        figure = _lateness_figure(bench, case, count, received, server, cpu_s)
+        if (per_s, beside_per_s) == (1000, 0):
+            assert figure.p99_ms is not None
+            figure.demand("p99 ≤ 10 ms, none early", figure.p99_ms <= 10)
+        if beside is not None:
+            published += beside.result().messages
+            figure.note = beside_note(beside.result())
+        figure.expect("acknowledged", received.acked, count)
+        figure.expect("accepted", server.stats()["accepted"], published)
+
+
+def publish_beside(
+    bench: Bench, server: Served, from_ms: int, per_s: int, seconds: float
+) -> Future[Sent] | None:
+    """Publish at an even rate while deliveries are measured; None: nothing."""
+    if not per_s:
+        return None
+    return bench.pool.submit(
+        publish_batches,
+        server.port,
+        batches_tomorrow(size=BESIDE_BATCH),
+        time.monotonic() + max(0, from_ms - now_ms()) / 1000,
+        seconds_max=seconds,
+        interval_s=BESIDE_BATCH / per_s,
+    )
+
+
+def beside_note(sent: Sent) -> str:
+    """How publishers fared meanwhile."""
+    p99_ms = float(np.percentile(sent.latency_ms, 99))
+    return f"publish p99 {p99_ms:.1f} ms, batches of {BESIDE_BATCH}"
+
+
+def _lateness_figure(
+    bench: Bench, case: str, count: int, received: Received, server: Served, cpu_s: float
+) -> Figure:
+    if not received.ids:
+        raise BenchmarkError(f"{case}: nothing was delivered")
+    figure = bench.add(Figure(case, len(received.ids), "msg"))
+    figure.cpu_us = (server.cpu_s() - cpu_s) / len(received.ids) * 1e6
+    set_latency(figure, received.lateness_ms)
+    figure.note = "receipt less deliver_at"
+    figure.expect("received", len(received.ids), count)
+    figure.expect("received twice", len(received.ids) - len(set(received.ids)), 0)
+    figure.expect("early", sum(late_ms < 0 for late_ms in received.lateness_ms), 0)
+    figure.expect("delivered, as the server counts", server.stats()["delivered"], count)
+    bench.lateness_ms[case] = received.lateness_ms
+    return figure
+
+
+def webhook(bench: Bench) -> None:
+    """Deliveries to a webhook: against their due time, and as many as go."""
+    _webhook_lateness(bench, 1000)
+    if bench.full:
+        _webhook_lateness(bench, 2000, beside_per_s=BESIDE_PER_S)
+    _webhook_rate(bench)
+
+
+def _webhook_lateness(bench: Bench, per_s: int, beside_per_s: int = 0) -> None:
+    name = "hook"
+    count = per_s * WEBHOOK_S
+    case = f"webhook, {per_s:,} due/s"
+    if beside_per_s:
+        case += f", {beside_per_s:,} publishes/s"
+    bench.step(case)
+    with bench.server(f"webhook-{per_s}") as server:
+        port = free_port()
+        receiving = bench.pool.submit(receive_webhooks, port, count, IDLE_MAX_MS)
+        subscribe(server, name, {"type": "webhook", "url": f"http://127.0.0.1:{port}/"})
+        due_from_ms = publish_ahead(bench, server, name, per_s, count)
+        cpu_s = server.cpu_s()
+        beside = publish_beside(bench, server, due_from_ms, beside_per_s, WEBHOOK_S)
+        received = receiving.result()
+        figure = _lateness_figure(bench, case, count, received, server, cpu_s)
+        if beside is not None:
+            figure.note = beside_note(beside.result())
+
+
+def _webhook_rate(bench: Bench) -> None:
+    """All that is due at one moment."""
+    name = "burst"
+    bench.step(f"webhook: {BURST:,} due at once")
+    with bench.server("webhook-rate") as server:
+        port = free_port()
+        receiving = bench.pool.submit(receive_webhooks, port, BURST, IDLE_MAX_MS * 2)
+        subscribe(server, name, {"type": "webhook", "url": f"http://127.0.0.1:{port}/"})
+        due_ms = now_ms() + BURST_AHEAD_S * 1000
+        batches = make_batches(name, [due_ms] * DISTINCT, BODY, BATCH)
+        publish(bench, server.port, batches, count=BURST)
+        if now_ms() > due_ms:
+            raise BenchmarkError(f"publishing {BURST:,} took more than {BURST_AHEAD_S} s")
+        cpu_s = server.cpu_s()
+        received = receiving.result()
+        rate = len(received.ids) / (max(received.lateness_ms, default=1.0) / 1000)
+        figure = bench.add_rate("webhooks, all due at once", rate, "msg/s", [])
+        figure.cpu_us = (server.cpu_s() - cpu_s) / max(1, len(received.ids)) * 1e6
+        figure.note = f"{BURST:,} messages, until the last one has come"
+        figure.expect("received", len(received.ids), BURST)
+        figure.expect("received twice", len(received.ids) - len(set(received.ids)), 0)
