@@ -131,6 +131,7 @@ class Engine:
 
         A clock that was set back makes nothing fire again and nothing fire early."""
         self._advanced_ms = self.messages.advanced_ms = now_ms
+        self.sequencer.refresh()
         self._load_ahead(now_ms)
         rows_max = self._settings.fire_rows_max
         batches = self.wheel.advance(

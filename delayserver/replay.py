@@ -278,7 +278,7 @@ class Replay:
             content_digests(keyed),
             strict=True,
         ):
-            keys.append((key_hash, pack_key_entry((seq, due_ms, digest))))
+            keys.append((key_hash, pack_key_entry(seq, due_ms, digest)))
 
     def _note_effect(self, row: np.void, sealed: bytes) -> None:
         kind = RecordKind(int(row["kind"]))

@@ -21,6 +21,8 @@ from functools import partial
 from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
+import msgspec
+
 from storage.catalog import Catalog, Table
 from storage.frame import seal, sealed_crc
 from storage.rows import MESSAGE_DTYPE, NO_KEY, RecordKind
@@ -35,7 +37,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class KeyEntry(NamedTuple):
+class KeyEntry(msgspec.Struct, frozen=True, gc=False):
     """The message that a key stands for: what its id says, and a digest of its content."""
 
     seq: int
@@ -67,9 +69,9 @@ _CHANGE_VALUE = struct.Struct(">BQQHI")
 _CHANGE_KEY = struct.Struct(">QI")
 
 
-def pack_key_entry(entry: tuple[int, int, int]) -> bytes:
+def pack_key_entry(seq: int, due_ms: int, digest: int) -> bytes:
     """A value of the table KEYS, from the fields of a KeyEntry."""
-    return _KEY_VALUE.pack(*entry)
+    return _KEY_VALUE.pack(seq, due_ms, digest)
 
 
 def unpack_key_entry(value: bytes) -> KeyEntry:
@@ -220,6 +222,7 @@ class Sequencer:
 
     def __init__(self, catalog: Catalog, *, next_seq: int, subjects: dict[str, int]) -> None:
         self._catalog = catalog
+        self._view = catalog.view()
         self._keys: Overlay[bytes, KeyEntry] = Overlay()
         self._changes: Overlay[int, dict[int, Change]] = Overlay()
         self._removed: Overlay[int, int] = Overlay()
@@ -290,9 +293,14 @@ class Sequencer:
 
     def prune(self, through_seq: int) -> None:
         """The catalog holds everything up to `through_seq`."""
+        self.refresh()
         self._keys.prune(through_seq)
         self._changes.prune(through_seq)
         self._removed.prune(through_seq)
+
+    def refresh(self) -> None:
+        """Look at the newest state of the catalog from now on. To be called once a second."""
+        self._view.refresh()
 
     @property
     def removed(self) -> Overlay[int, int]:
@@ -325,7 +333,7 @@ class Sequencer:
         """The message that a key stands for."""
         entry = self._keys.get(key_hash)
         if entry is None:
-            value = self._catalog.get(Table.KEYS, key_hash)
+            value = self._view.get(Table.KEYS, key_hash)
             if value is not None:
                 entry = unpack_key_entry(value)
         return entry

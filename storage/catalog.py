@@ -4,7 +4,7 @@ Tables of bytes to bytes, ordered by key; all changes of a checkpoint are one sy
 It is an index, not a log: everything in it follows from the message log up to the checkpoint that
 is stored in the same transaction, so the two can never disagree.
 
-Cost: `get` about 1 µs, sorted writes 760,000/s, one commit about 1 ms.
+Cost: `get` about 2 µs, of a view 0.7 µs; sorted writes 760,000/s, one commit about 1 ms.
 Threads: one writer (the replay thread); readers on any thread, each call a transaction of its own,
 so that it sees the newest commit.
 """
@@ -13,7 +13,7 @@ import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import lmdb
 
@@ -47,10 +47,26 @@ Writes = Mapping[Table, Sequence[tuple[bytes, bytes | None]]]
 """Per table the pairs to write; a value of None removes the key. Later pairs win."""
 
 
+class View(Protocol):
+    """The catalog at one moment, for many look-ups of one thread.
+
+    What it sees is not given back to the system before `refresh`, so that has to come often."""
+
+    def get(self, table: Table, key: bytes) -> bytes | None: ...
+
+    def refresh(self) -> None:
+        """Let go of the moment: the next look-up sees the newest commit."""
+        ...
+
+
 class Catalog(Protocol):
     """Ordered tables with atomic, durable commits."""
 
     def get(self, table: Table, key: bytes) -> bytes | None: ...
+
+    def view(self) -> View:
+        """Look-ups that see one moment, at a third of the cost of `get`."""
+        ...
 
     def scan(
         self, table: Table, start: bytes = b"", *, prefix: bytes = b""
@@ -98,6 +114,9 @@ class LmdbCatalog:
         except lmdb.Error as error:
             raise CatalogError(f"read {table}", f"{error}") from error
 
+    def view(self) -> "LmdbView":
+        return LmdbView(self._environment, self._tables)
+
     def scan(
         self, table: Table, start: bytes = b"", *, prefix: bytes = b""
     ) -> Iterator[tuple[bytes, bytes]]:
@@ -138,3 +157,26 @@ class LmdbCatalog:
 
     def close(self) -> None:
         self._environment.close()
+
+
+class LmdbView:
+    """A read transaction that is kept open. See `View`."""
+
+    def __init__(self, environment: Any, tables: Mapping[Table, Any]) -> None:
+        self._environment = environment
+        self._tables = tables
+        self._transaction: Any = None
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        try:
+            if self._transaction is None:
+                self._transaction = self._environment.begin()
+            value: bytes | None = self._transaction.get(key, db=self._tables[table])
+            return value
+        except lmdb.Error as error:
+            raise CatalogError(f"read {table}", f"{error}") from error
+
+    def refresh(self) -> None:
+        if self._transaction is not None:
+            self._transaction.abort()
+            self._transaction = None

@@ -776,6 +776,9 @@ class MemoryCatalog:
         self._check(f"read {table}", key)
         return self._values[table].get(key)
 
+    def view(self) -> "MemoryView":
+        return MemoryView(self)
+
     def scan(
         self, table: Table, start: bytes = b"", *, prefix: bytes = b""
     ) -> Iterator[tuple[bytes, bytes]]:
@@ -818,7 +821,9 @@ class MemoryCatalog:
 
     def _apply(self, writes: Writes) -> None:
         for table, pairs in writes.items():
-            keys, values = self._keys[table], self._values[table]
+            # A copy, since a view may look at the values as they are.
+            keys, values = self._keys[table], dict(self._values[table])
+            self._values = {**self._values, table: values}
             for key, value in pairs:
                 if value is not None:
                     if key not in values:
@@ -833,3 +838,20 @@ class MemoryCatalog:
         for key in keys:
             if not 0 < len(key) <= CATALOG_KEY_BYTES_MAX:
                 raise CatalogError(what, f"a key of {len(key)} bytes")
+
+
+class MemoryView:
+    """A look at a catalog in memory. See `storage.catalog.View`."""
+
+    def __init__(self, catalog: MemoryCatalog) -> None:
+        self._catalog = catalog
+        self._values: dict[Table, dict[bytes, bytes]] | None = None
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        self._catalog._check(f"read {table}", key)
+        if self._values is None:
+            self._values = self._catalog._values
+        return self._values[table].get(key)
+
+    def refresh(self) -> None:
+        self._values = None

@@ -70,7 +70,8 @@ class Answer(msgspec.Struct):
 
     status: int
     body: bytes
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+    fields: bytes = b""
+    """Header fields as they go over the wire, each with its line break."""
     content_type: bytes = JSON
     group: Group | None = None
 
@@ -80,8 +81,8 @@ def problem_answer(error: Exception) -> Answer:
     if not isinstance(error, DelayServerError | StorageError):
         log.error("a request failed", exc_info=error)
     problem = problem_of(error)
-    headers = tuple((name.encode(), value.encode()) for name, value in problem.headers.items())
-    return Answer(problem.status, problem.encode(), headers, MEDIA_TYPE.encode())
+    fields = "".join(f"{name}: {value}\r\n" for name, value in problem.headers.items())
+    return Answer(problem.status, problem.encode(), fields.encode(), MEDIA_TYPE.encode())
 
 
 class Hot:
@@ -125,11 +126,9 @@ class Hot:
             status, version = 200, server.engine.messages.version(published.seq)
         else:
             status, version = 201, str(published.seq)
-        headers = (
-            (b"location", b"/v1/messages/" + published.message_id.encode()),
-            (b"etag", entity_tag(version).encode()),
-        )
-        return Answer(status, _encode(document), headers, group=published.group)
+        location = f"/v1/messages/{published.message_id}"
+        fields = f"location: {location}\r\netag: {entity_tag(version)}\r\n".encode()
+        return Answer(status, _encode(document), fields, group=published.group)
 
     def _state(self, published: Published) -> str:
         """The first message with that key may have been delivered meanwhile."""
@@ -231,7 +230,7 @@ async def send_answer(send: Send, answer: Answer) -> None:
     headers = [
         (b"content-type", answer.content_type),
         (b"content-length", b"%d" % len(answer.body)),
-        *answer.headers,
+        *(tuple(line.split(b": ", 1)) for line in answer.fields.splitlines()),
     ]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})

@@ -17,7 +17,8 @@ Cost: 25 µs of CPU per durable publish, system calls included (`scripts/bench`)
 to the event loop.
 """
 
-from functools import lru_cache, partial
+from collections import deque
+from functools import lru_cache
 from http import HTTPStatus
 from typing import NamedTuple, TypeAlias, cast
 
@@ -38,6 +39,7 @@ PIPELINED_MAX = 1024
 
 _PATHS = {MESSAGES_PATH.encode(): MESSAGES_PATH, BATCH_PATH.encode(): BATCH_PATH}
 _BEGIN = b"POST " + MESSAGES_PATH.encode()
+_CLOSE = b"connection: close\r\n"
 _END = b"\r\n\r\n"
 _STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
@@ -168,6 +170,8 @@ class _HotProtocol(HttpToolsProtocol):
     def __init__(self, *arguments: object, **named: object) -> None:
         super().__init__(*arguments, **named)  # type: ignore[arg-type]
         self._unanswered = _Unanswered()
+        self._answers: deque[Answer] = deque()
+        """Those that wait for a group, in order."""
 
     # ── what comes in ──────────────────────────────────────────────────────────────────────────
 
@@ -179,7 +183,7 @@ class _HotProtocol(HttpToolsProtocol):
             data, self._rest = self._rest + data, b""
         length, unanswered = len(data), self._unanswered
         while start < length:
-            cycle = cast(_AnyCycle | None, self.cycle)
+            cycle: _AnyCycle | None = self.cycle
             is_free = cycle is unanswered or cycle is None or cycle.response_complete
             if self._parsing or not is_free:
                 super().data_received(data[start:] if start else data)
@@ -255,9 +259,12 @@ class _HotProtocol(HttpToolsProtocol):
             self._write(answer)
         else:
             self._last_group = group
-            group.when_durable(partial(self._when_durable, answer))
+            self._answers.append(answer)
+            group.when_durable(self._when_durable)
 
-    def _when_durable(self, answer: Answer, error: Exception | None) -> None:
+    def _when_durable(self, error: Exception | None) -> None:
+        """What the next answer waits for is durable."""
+        answer = self._answers.popleft()
         if error is not None and answer.group is not None:
             answer = problem_answer(error)
         self._write(answer)
@@ -269,17 +276,19 @@ class _HotProtocol(HttpToolsProtocol):
         transport = self.transport
         if transport.is_closing():
             return
-        head = b"%bcontent-type: %b\r\ncontent-length: %d\r\n" % (
-            _STATUS_LINES[answer.status],
-            answer.content_type,
-            len(answer.body),
+        is_last = not unanswered.count and not unanswered.keep_alive
+        transport.write(
+            b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n%b"
+            % (
+                _STATUS_LINES[answer.status],
+                answer.content_type,
+                len(answer.body),
+                answer.fields,
+                _CLOSE if is_last else b"",
+                answer.body,
+            )
         )
-        for name, value in answer.headers:
-            head += b"%b: %b\r\n" % (name, value)
-        if unanswered.count or unanswered.keep_alive:
-            transport.write(b"%b\r\n%b" % (head, answer.body))
-        else:
-            transport.write(b"%bconnection: close\r\n\r\n%b" % (head, answer.body))
+        if is_last:
             transport.close()
         if not unanswered.count:
             self._last_group = None

@@ -129,7 +129,8 @@ class Runner:
                 self.catalog.commit(
                     {
                         Table.KEYS: [
-                            (self.hash(key), pack_key_entry(entry)) for key, entry in keys.items()
+                            (self.hash(key), pack_key_entry(entry.seq, entry.due_ms, entry.digest))
+                            for key, entry in keys.items()
                         ],
                         Table.CHANGES: [
                             (change_key(*where), pack_change(change))

@@ -180,3 +180,23 @@ def test_what_is_no_catalog_is_an_error(tmp_path: Path, readonly: bool) -> None:
 def test_a_catalog_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match="open"):
         LmdbCatalog(str(tmp_path / "nowhere"), max_bytes=MAX_BYTES, readonly=True)
+
+
+def test_a_view_sees_one_moment_until_it_is_refreshed(catalog: Catalog) -> None:
+    put(catalog, (b"a", b"1"))
+    view = catalog.view()
+    assert view.get(Table.KEYS, b"a") == b"1"
+    put(catalog, (b"a", b"2"), (b"b", b"2"))
+    assert [view.get(Table.KEYS, key) for key in (b"a", b"b")] == [b"1", None]
+    view.refresh()
+    view.refresh()
+    put(catalog, (b"a", None))
+    assert [view.get(Table.KEYS, key) for key in (b"a", b"b")] == [None, b"2"]
+
+
+def test_a_view_of_a_catalog_that_is_closed_says_so(catalog: Catalog) -> None:
+    view = catalog.view()
+    catalog.close()
+    view.refresh()
+    with pytest.raises(CatalogError):
+        view.get(Table.KEYS, b"a")
