@@ -10,12 +10,14 @@ Cost: 0.6 µs to make, 1 µs to parse. Threads: pure, once made.
 """
 
 import hashlib
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from delayserver.errors import NotFoundError
 
 ID_DIGITS = 36
 _CHECK_BYTES = 4
+_TEXT_BYTES = ID_DIGITS // 2 - _CHECK_BYTES
 
 
 class MessageId(NamedTuple):
@@ -30,15 +32,26 @@ class IdCodec:
     """Makes and parses the ids of one shard."""
 
     def __init__(self, shard: int, secret: bytes) -> None:
-        self._shard = shard.to_bytes(2, "big")
+        self._shard = shard << 96
         self._hash = hashlib.blake2b(digest_size=_CHECK_BYTES, key=secret)
 
     def encode(self, due_ms: int, seq: int) -> str:
         """The id of the message published with `seq`."""
-        text = self._shard + due_ms.to_bytes(6, "big") + seq.to_bytes(6, "big")
+        text = (self._shard | due_ms << 48 | seq).to_bytes(_TEXT_BYTES, "big")
         check = self._hash.copy()
         check.update(text)
         return (text + check.digest()).hex()
+
+    def encode_many(self, dues_ms: Iterable[int], first_seq: int) -> list[str]:
+        """The ids of messages that were published one behind the other: `encode` in a loop."""
+        shard, copy = self._shard, self._hash.copy
+        ids = []
+        for seq, due_ms in enumerate(dues_ms, first_seq):
+            text = (shard | due_ms << 48 | seq).to_bytes(_TEXT_BYTES, "big")
+            check = copy()
+            check.update(text)
+            ids.append((text + check.digest()).hex())
+        return ids
 
     def decode(self, text: str) -> MessageId:
         """Parse an id. Raises NotFoundError for anything that was not given out here."""

@@ -141,25 +141,19 @@ class Messages:
         sealed = [encode_payload(message.payload) for message in messages]
         self._groups.admit(sum(map(len, sealed)))
         self._admit_subjects(messages)
-        if any(message.payload.key is not None for message in messages):
-            known = self._look_up_keys(messages, sealed, now_ms)
-        else:
-            known = {}
-        subjects = dict.fromkeys(message.subject for message in messages)
-        numbers = {name: self._sequencer.subject_id(name) for name in subjects}
-        published: list[Published] = []
-        for index, (message, data) in enumerate(zip(messages, sealed, strict=True)):
-            subject_id = numbers[message.subject]
-            found = known.get(index)
-            if found is None:
-                key_hash = self.key_hash(subject_id, message.payload.key)
-                published.append(self._accept(message.due_ms, subject_id, key_hash, data))
-            elif isinstance(found, KeyEntry):
-                published.append(self._duplicate(found))
+        has_keys = any(message.payload.key is not None for message in messages)
+        taken = self._look_up_keys(messages, sealed, now_ms) if has_keys else {}
+        if not taken:
+            return self._accept_all(messages, sealed)
+        new = [index for index in range(len(messages)) if index not in taken]
+        accepted = self._accept_all([messages[i] for i in new], [sealed[i] for i in new])
+        published = dict(zip(new, accepted, strict=True))
+        for index, known in taken.items():
+            if isinstance(known, KeyEntry):
+                published[index] = self._duplicate(known)
             else:
-                first = published[found]
-                published.append(msgspec.structs.replace(first, duplicate=True))
-        return published
+                published[index] = msgspec.structs.replace(published[known], duplicate=True)
+        return [published[index] for index in range(len(messages))]
 
     def _refuse_when_disk_is_low(self) -> None:
         if self.disk_is_low:
@@ -210,6 +204,37 @@ class Messages:
         if conflicts:
             raise InputErrors(f"{len(conflicts)} keys stand for other content", conflicts)
         return taken
+
+    def _accept_all(
+        self, messages: Sequence[NewMessage], sealed: Sequence[bytes]
+    ) -> list[Published]:
+        """As `_accept`, for many."""
+        sequencer = self._sequencer
+        if not messages:
+            return []
+        names = dict.fromkeys([message.subject for message in messages])
+        numbers = {name: sequencer.subject_id(name) for name in names}
+        publishes = []
+        for message, data in zip(messages, sealed, strict=True):
+            subject_id, key = numbers[message.subject], message.payload.key
+            key_hash = NO_KEY if key is None else self._key_hasher(subject_id, key)
+            publishes.append((message.due_ms, key_hash, subject_id, data))
+        first_seq = sequencer.append_publishes(publishes)
+        soon_ms = self.advanced_ms + self._express_ms
+        for seq, (due_ms, key_hash, subject_id, data) in enumerate(publishes, first_seq):
+            if key_hash is not NO_KEY:
+                sequencer.put_key(seq, key_hash, KeyEntry(seq, due_ms, _digest(data)))
+            if due_ms < soon_ms:
+                self.schedule(seq, due_ms, subject_id, data)
+        self._groups.wake()
+        self.accepted_total += len(publishes)
+        group = sequencer.group
+        dues_ms = [message.due_ms for message in messages]
+        ids = self._ids.encode_many(dues_ms, first_seq)
+        return [
+            Published(message_id, due_ms, False, group, seq)
+            for seq, (message_id, due_ms) in enumerate(zip(ids, dues_ms, strict=True), first_seq)
+        ]
 
     def _duplicate(self, known: KeyEntry) -> Published:
         """The answer to a message that is there already."""

@@ -14,11 +14,11 @@ Threads: belongs to the event loop. A closed group is handed over and not touche
 
 import struct
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain, count
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -276,6 +276,41 @@ class Sequencer:
         if target_seq and kind in _TAKES_OUT:
             group.undo.append(self._removed.put(seq, target_seq, seq))
         return seq
+
+    def append_publishes(self, publishes: Sequence[tuple[int, bytes, int, bytes]]) -> int:
+        """Put many records of kind PUBLISH into the open group; returns the seq of the first.
+
+        Each is a due time in ms, a key hash, a subject id and a sealed payload."""
+        group = self.group
+        first_seq = self.next_seq
+        payloads = [sealed for _, _, _, sealed in publishes]
+        offsets = accumulate(map(len, payloads), initial=group.payload_bytes)
+        group.rows += [
+            MESSAGE_ROW.pack(
+                seq,
+                due_ms,
+                seq,
+                0,
+                0,
+                key_hash,
+                subject_id,
+                0,
+                offset,
+                len(sealed),
+                sealed_crc(sealed),
+                0,
+                RecordKind.PUBLISH,
+                0,
+            )
+            for seq, offset, (due_ms, key_hash, subject_id, sealed) in zip(
+                count(first_seq), offsets, publishes, strict=False
+            )
+        ]
+        group.payloads += payloads
+        group.payload_bytes += sum(map(len, payloads))
+        group.count += len(publishes)
+        self.next_seq = first_seq + len(publishes)
+        return first_seq
 
     def close_group(self, now_ms: int) -> Group:
         """Take the open group away, to be committed; a new one is open."""

@@ -58,6 +58,8 @@ _decode_json_list = msgspec.json.Decoder(list[_Publish]).decode
 _decode_json_raw_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_msgpack = msgspec.msgpack.Decoder(_Publish).decode
 _decode_msgpack_list = msgspec.msgpack.Decoder(list[_Publish]).decode
+_decode_msgpack_value = msgspec.msgpack.Decoder().decode
+_encode_json_value = msgspec.json.Encoder().encode
 _decode_msgpack_raw_list = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
@@ -162,20 +164,19 @@ class Intake:
 
     def _body(self, publish: _Publish, msgpack: bool) -> tuple[bytes, Content]:
         body, content = b"null", Content.JSON
-        if not isinstance(publish.body, _Unset):
+        raw = publish.body
+        if not isinstance(raw, _Unset):
             if publish.body_base64 is not None:
                 raise InputError("give either body or body_base64, not both", "/body_base64")
-            if msgpack:
-                value = msgspec.msgpack.decode(publish.body)
-                if isinstance(value, bytes):
-                    body, content = value, Content.BINARY
-                else:
-                    try:
-                        body = msgspec.json.encode(value)
-                    except (TypeError, ValueError) as error:
-                        raise InputError(f"the body is not JSON: {error}", "/body") from error
+            if not msgpack:
+                body = bytes(raw)
+            elif isinstance(value := _decode_msgpack_value(raw), bytes):
+                body, content = value, Content.BINARY
             else:
-                body = bytes(publish.body)
+                try:
+                    body = _encode_json_value(value)
+                except (TypeError, ValueError) as error:
+                    raise InputError(f"the body is not JSON: {error}", "/body") from error
         elif publish.body_base64 is not None:
             try:
                 body = base64.b64decode(publish.body_base64, validate=True)
