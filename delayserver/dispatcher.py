@@ -27,7 +27,7 @@ from delayserver.settler import DISPATCH_ROW
 from delayserver.subscriptions import Registry, Subscription
 from delayserver.wheel import ROUTE_SUBSCRIPTION, Batch
 from storage.frame import Rows
-from storage.rows import HOUR_MS, Outcome
+from storage.rows import HOUR_MS, Outcome, select
 
 READ_ROWS_MAX = 512
 
@@ -180,7 +180,7 @@ class Dispatcher:
         for subscription in matching:
             existed = due_ms >= subscription.created_ms
             if existed.any():
-                rows = batch.rows if existed.all() else batch.rows[existed]
+                rows = batch.rows if existed.all() else select(batch.rows, existed)
                 queue = self.queue(subscription)
                 queue.push(Batch(batch.hour, rows))
                 queues.append(queue)
@@ -188,7 +188,7 @@ class Dispatcher:
                 unmatched &= ~existed
         if unmatched.any():
             queue = self.queue(matching[0])
-            queue.push(Batch(batch.hour, batch.rows[unmatched]))
+            queue.push(Batch(batch.hour, select(batch.rows, unmatched)))
             queues.append(queue)
             self._hours.add(batch.hour, int(unmatched.sum()))
         self._hours.add(batch.hour, -len(batch.rows))
@@ -443,4 +443,4 @@ def _by_route(rows: Rows) -> Iterator[tuple[int, Rows]]:
         yield first, rows
         return
     for route in np.unique(routes).tolist():
-        yield route, rows[routes == route]
+        yield route, select(rows, routes == route)

@@ -48,7 +48,7 @@ from delayserver.subscriptions import Registry, Subscription, encode_subscriptio
 from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Wheel
 from storage.catalog import Catalog
 from storage.frame import Rows, seal
-from storage.rows import HOUR_MS, RecordKind
+from storage.rows import HOUR_MS, RecordKind, select
 
 RETRY_COMMIT_MS = 1000
 """A record that could not be written (the disk is full) is tried again after this."""
@@ -226,7 +226,7 @@ class Engine:
 
     def _insert_unless_removed(self, hour: int, rows: Rows) -> None:
         if len(self.sequencer.removed):
-            rows = rows[~self._removed_among(hour, rows)]
+            rows = select(rows, ~self._removed_among(hour, rows))
         self.insert(hour, rows)
 
     def insert(self, hour: int, rows: Rows) -> None:

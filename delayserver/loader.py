@@ -18,8 +18,8 @@ from delayserver.replay import Snapshot, wheel_rows
 from delayserver.subscriptions import Registry, Subscription
 from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Run, build_run
 from storage.frame import Damage, Frame, Rows
-from storage.hour_log import HourLog, concatenate
-from storage.rows import DISPATCH_DTYPE, FLAG_REMOVAL, SCHEDULE_DTYPE
+from storage.hour_log import HourLog
+from storage.rows import DISPATCH_DTYPE, FLAG_REMOVAL, SCHEDULE_DTYPE, concatenate, select
 
 SETTLED_DTYPE = np.dtype([("seq", "<u8"), ("subscription_id", "<u4")])
 """A schedule row that is settled for one subscription."""
@@ -86,11 +86,11 @@ class Loader:
                 damage.append(found)
                 continue
             is_entry = (found.rows["flags"] & FLAG_REMOVAL) == 0
-            here = found.rows[is_entry]
+            here = select(found.rows, is_entry)
             entries.append(here)
             waiting.append(wheel_rows(here, snapshot.hour, found.payload_start))
             if len(here) != len(found.rows):
-                tombstones.append(found.rows[~is_entry])
+                tombstones.append(select(found.rows, ~is_entry))
         size = self._schedule.size(snapshot.hour)
         if size < snapshot.length:
             damage.append(

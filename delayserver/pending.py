@@ -22,8 +22,8 @@ from delayserver.replay import Snapshot, wheel_rows
 from delayserver.subscriptions import Registry
 from delayserver.wheel import WHEEL_DTYPE
 from storage.frame import Damage, Frame, Rows
-from storage.hour_log import HourLog, concatenate
-from storage.rows import FLAG_REMOVAL, HOUR_MS
+from storage.hour_log import HourLog
+from storage.rows import FLAG_REMOVAL, HOUR_MS, concatenate
 
 STEP_ROWS = 50_000
 

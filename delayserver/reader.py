@@ -22,8 +22,8 @@ from delayserver.subscriptions import Registry
 from delayserver.wheel import PAYLOAD_MAX_BYTES, ROUTE_SUBSCRIPTION, Batch
 from storage.errors import DamageError
 from storage.frame import Frame, Rows
-from storage.hour_log import HourLog, concatenate
-from storage.rows import DISPATCH_DTYPE, HOUR_MS
+from storage.hour_log import HourLog
+from storage.rows import DISPATCH_DTYPE, HOUR_MS, concatenate
 
 _SPAN_BYTES_MAX = 1 << 20
 _GAP_BYTES_MAX = 4096

@@ -25,7 +25,7 @@ from storage.errors import DamageError
 from storage.frame import Damage, Frame, unseal
 from storage.hour_log import HourLog
 from storage.message_log import MessageLog
-from storage.rows import HOUR_MS
+from storage.rows import HOUR_MS, select
 
 BATCH_BYTES = 32 * 1024 * 1024
 
@@ -182,4 +182,4 @@ def _intact(frame: Frame, damage: list[Damage]) -> Records:
                     last_seq=int(row["seq"]),
                 )
             )
-    return Records(frame.rows[keep], frame.payload)
+    return Records(select(frame.rows, keep), frame.payload)

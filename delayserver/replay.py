@@ -42,7 +42,7 @@ from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE
 from storage.catalog import Catalog, Table
 from storage.errors import DamageError, DiskFullError
 from storage.frame import Damage, Frame, Rows, unseal
-from storage.hour_log import HourLog, concatenate
+from storage.hour_log import HourLog
 from storage.message_log import MessageLog
 from storage.rows import (
     FLAG_REMOVAL,
@@ -53,6 +53,8 @@ from storage.rows import (
     SCHEDULE_DTYPE,
     SCHEDULES,
     RecordKind,
+    concatenate,
+    select,
 )
 
 CHECKPOINT_KEY = b"checkpoint"
@@ -67,8 +69,9 @@ _CHECKPOINT_VALUE = struct.Struct(">Q")
 _DEAD_KEY = struct.Struct(">IQ")
 _DAMAGE_KEY = struct.Struct(">Q")
 
-_SCHEDULES = np.array(SCHEDULES, np.uint8)
-_REMOVES = np.array(REMOVES, np.uint8)
+_MAKES_ENTRY, _MAKES_TOMBSTONE = np.zeros((2, 256), bool)
+_MAKES_ENTRY[list(SCHEDULES)] = _MAKES_TOMBSTONE[list(REMOVES)] = True
+"""By the kind of a record."""
 _SHARED_FIELDS = ("seq", "subject_id", "subscription_id", "attempt", "kind")
 
 
@@ -209,7 +212,7 @@ class Replay:
         states: dict[int, HourState] = {}
         for hour, here in _by_hour(scheduled):
             states[hour] = self._file_hour(
-                hour, scheduled[here], starts[here], blob, now_ms, express, filed
+                hour, select(scheduled, here), starts[here], blob, now_ms, express, filed
             )
         # Only now, since a full disk in the middle must leave everything as it was.
         self.hours.update(states)
@@ -241,11 +244,12 @@ class Replay:
             created_ms=now_ms,
         )
         is_entry = (rows["flags"] & FLAG_REMOVAL) == 0
-        entries = rows[is_entry]
+        entries = select(rows, is_entry)
         if hour <= self.live_through_hour and len(entries):
             live = wheel_rows(entries, hour, payload_start)
             if express:
-                live = live[~np.isin(live["seq"], np.fromiter(express, np.uint64, len(express)))]
+                seqs = np.fromiter(express, np.uint64, len(express))
+                live = select(live, ~np.isin(live["seq"], seqs))
             # Without rows, too: the hour is open again.
             filed.live.append((hour, live))
         return HourState(
@@ -261,7 +265,7 @@ class Replay:
         """Queue what the records mean for the catalog, for the next checkpoint."""
         published = rows["kind"] == RecordKind.PUBLISH
         self._subject_ids.update(np.unique(rows["subject_id"][published]).tolist())
-        keyed = rows[published & (rows["key_hash"] != np.void(NO_KEY))]
+        keyed = select(rows, published & (rows["key_hash"] != np.void(NO_KEY)))
         for start in range(0, len(keyed), _KEYS_SLICE):
             # In slices, since `tolist` holds the GIL from its beginning to its end.
             self._note_keys(keyed[start : start + _KEYS_SLICE])
@@ -457,7 +461,7 @@ class Replay:
             parts.append(frame.rows["message_seq"][is_removal])
         removed = np.concatenate(parts)
         for frame in self._frames(hour):
-            entries = frame.rows[(frame.rows["flags"] & FLAG_REMOVAL) == 0]
+            entries = select(frame.rows, (frame.rows["flags"] & FLAG_REMOVAL) == 0)
             # A row that was never removed is all there is of its message: only its key is indexed.
             alone = (entries["seq"] == entries["message_seq"]) & ~np.isin(entries["seq"], removed)
             keyed = entries["key_hash"] != np.void(NO_KEY)
@@ -532,20 +536,18 @@ def wheel_rows(entries: Rows, hour: int, payload_start: int | np.ndarray) -> Row
 
 def _join(batch: Sequence[Records]) -> tuple[Rows, bytes]:
     """All records in one array; payload offsets count from the joined blob."""
-    parts = []
-    start = 0
-    for records in batch:
-        rows = records.rows.copy()
-        rows["payload_offset"] += np.uint32(start)
-        parts.append(rows)
-        start += len(records.payload)
-    return concatenate(parts, MESSAGE_DTYPE), b"".join(records.payload for records in batch)
+    rows = concatenate([records.rows for records in batch], MESSAGE_DTYPE)
+    blob = b"".join([records.payload for records in batch])
+    ends = np.cumsum([len(records.payload) for records in batch], dtype=np.uint32)
+    starts = np.concatenate([np.zeros(1, np.uint32), ends])[: len(batch)]
+    rows["payload_offset"] += np.repeat(starts, [len(records.rows) for records in batch])
+    return rows, blob
 
 
 def _schedule_rows(rows: Rows) -> tuple[Rows, np.ndarray]:
     """Entries and tombstones that the records make, in seq order, and where their payloads are."""
-    entering = rows[np.isin(rows["kind"], _SCHEDULES)]
-    removing = rows[np.isin(rows["kind"], _REMOVES)]
+    entering = select(rows, _MAKES_ENTRY[rows["kind"]])
+    removing = select(rows, _MAKES_TOMBSTONE[rows["kind"]])
     entries = np.zeros(len(entering), SCHEDULE_DTYPE)
     tombstones = np.zeros(len(removing), SCHEDULE_DTYPE)
     for name in _SHARED_FIELDS:
@@ -555,12 +557,12 @@ def _schedule_rows(rows: Rows) -> tuple[Rows, np.ndarray]:
     tombstones["due_ms"] = removing["target_due_ms"]
     tombstones["message_seq"] = removing["target_seq"]
     tombstones["flags"] = FLAG_REMOVAL
-    scheduled = np.concatenate([entries, tombstones])
+    scheduled = concatenate([entries, tombstones], SCHEDULE_DTYPE)
     starts = np.concatenate(
         [entering["payload_offset"].astype(np.int64), np.zeros(len(removing), np.int64)]
     )
     order = np.argsort(scheduled["seq"], kind="stable")
-    return scheduled[order], starts[order]
+    return select(scheduled, order), starts[order]
 
 
 def _by_hour(rows: Rows) -> Iterator[tuple[int, np.ndarray]]:

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.frame import Rows
-from storage.rows import HOUR_MS
+from storage.rows import HOUR_MS, as_bytes, concatenate, select
 
 SLOT_MS = 500
 RUN_ROWS = 8_192
@@ -114,7 +114,7 @@ def build_run(rows: Rows, slot_ms: int = SLOT_MS) -> Run:
     np.cumsum(counts, out=pointers[1:])
     seqs = rows["seq"]
     first, last = (int(seqs.min()), int(seqs.max())) if len(rows) else (0, 0)
-    return Run(rows[order], pointers, first, last)
+    return Run(select(rows, order), pointers, first, last)
 
 
 class _OpenRows:
@@ -132,12 +132,12 @@ class _OpenRows:
         part = 1 if len(self._rows[1]) + len(rows) <= FRESH_ROWS else 0
         if part == 0 and len(self._rows[1]):
             due_ms = np.concatenate([self._due_ms[1], due_ms])
-            rows = np.concatenate([self._rows[1], rows])
+            rows = concatenate([self._rows[1], rows], WHEEL_DTYPE)
             self._due_ms[1], self._rows[1] = due_ms[:0], rows[:0]
         due_ms = np.concatenate([self._due_ms[part], due_ms])
-        rows = np.concatenate([self._rows[part], rows])
+        rows = concatenate([self._rows[part], rows], WHEEL_DTYPE)
         order = np.lexsort((rows["seq"], due_ms))
-        self._due_ms[part], self._rows[part] = due_ms[order], rows[order]
+        self._due_ms[part], self._rows[part] = due_ms[order], select(rows, order)
 
     def next_ms(self) -> int | None:
         return min((int(due_ms[0]) for due_ms in self._due_ms if len(due_ms)), default=None)
@@ -156,7 +156,7 @@ class _OpenRows:
         self._rows[part] = self._rows[part][count:]
         present = rows["seq"] != 0
         if not present.all():
-            due_ms, rows = due_ms[present], rows[present]
+            due_ms, rows = due_ms[present], select(rows, present)
         if not len(rows):
             return []
         hours = due_ms // HOUR_MS
@@ -169,10 +169,10 @@ class _OpenRows:
 
     def _merge(self) -> None:
         due_ms = np.concatenate(self._due_ms)
-        rows = np.concatenate(self._rows)
+        rows = concatenate(self._rows, WHEEL_DTYPE)
         order = np.lexsort((rows["seq"], due_ms))
         self._due_ms = [due_ms[order], np.empty(0, np.int64)]
-        self._rows = [rows[order], np.empty(0, WHEEL_DTYPE)]
+        self._rows = [select(rows, order), np.empty(0, WHEEL_DTYPE)]
 
     def find(self, seq: int, due_ms: int) -> tuple[Rows, int] | None:
         for all_due_ms, rows in zip(self._due_ms, self._rows, strict=True):
@@ -221,15 +221,15 @@ class Wheel:
                 self._open.add(hour, rows)
                 return
             if passed.any():
-                self._open.add(hour, rows[passed])
-                rows = rows[~passed]
+                self._open.add(hour, select(rows, passed))
+                rows = select(rows, ~passed)
         wheel = self._hours.setdefault(hour, _HourWheel())
         need = wheel.tail_count + len(rows)
         if need > len(wheel.tail):
             grown = np.empty(max(need, 2 * len(wheel.tail)), WHEEL_DTYPE)
-            grown[: wheel.tail_count] = wheel.tail[: wheel.tail_count]
+            as_bytes(grown)[: wheel.tail_count] = as_bytes(wheel.tail)[: wheel.tail_count]
             wheel.tail = grown
-        wheel.tail[wheel.tail_count : need] = rows
+        as_bytes(wheel.tail)[wheel.tail_count : need] = as_bytes(rows)
         wheel.tail_count = need
         if need >= RUN_ROWS:
             self._freeze_tail(wheel)
@@ -242,7 +242,7 @@ class Wheel:
             return
         wheel.runs.append(run)
         if len(wheel.runs) == RUN_MERGE:
-            rows = np.concatenate([run.rows for run in wheel.runs])
+            rows = concatenate([run.rows for run in wheel.runs], WHEEL_DTYPE)
             wheel.merged_runs.append(build_run(rows, self._slot_ms))
             wheel.runs = []
 
@@ -323,10 +323,10 @@ class Wheel:
             tail = wheel.tail[: wheel.tail_count]
             here = tail["due_offset_ms"] // self._slot_ms == slot
             if here.any():
-                parts.append(tail[here])
+                parts.append(select(tail, here))
         if parts:
-            rows = np.concatenate(parts)
-            self._open.add(hour, rows[rows["seq"] != 0])
+            rows = concatenate(parts, WHEEL_DTYPE)
+            self._open.add(hour, select(rows, rows["seq"] != 0))
 
     def next_ms(self) -> int:
         """When `advance` has something to do again: a row falls due or a slot opens."""

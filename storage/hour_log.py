@@ -309,8 +309,3 @@ class _HourFile:
 
     def pread(self, length: int, offset: int) -> bytes:
         return self.log.read(self.hour, offset, length)
-
-
-def concatenate(parts: list[Rows], dtype: np.dtype[np.void]) -> Rows:
-    """All rows in one array, also when there are no parts."""
-    return np.concatenate(parts) if parts else np.empty(0, dtype)

@@ -13,6 +13,7 @@ due_ms        milliseconds since the epoch, UTC
 from enum import IntEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 class LogKind(IntEnum):
@@ -134,3 +135,25 @@ written whole."""
 
 HOUR_MS = 3_600_000
 NO_KEY = bytes(16)
+
+
+# NumPy copies structured rows field by field. Taken as plain bytes of the same length they are
+# copied whole, which is 3 to 15 times as fast.
+
+
+def as_bytes(rows: NDArray[np.void]) -> NDArray[np.void]:
+    """The same rows in the same memory, without their fields."""
+    return rows.view(f"V{rows.dtype.itemsize}")
+
+
+def select(rows: NDArray[np.void], which: NDArray[np.bool_ | np.integer]) -> NDArray[np.void]:
+    """`rows[which]`, by indexes or by a mask: a copy."""
+    chosen: NDArray[np.void] = as_bytes(rows)[which]
+    return chosen.view(rows.dtype)
+
+
+def concatenate(parts: list[NDArray[np.void]], dtype: np.dtype[np.void]) -> NDArray[np.void]:
+    """All rows in one array, also when there are no parts."""
+    if not parts:
+        return np.empty(0, dtype)
+    return np.concatenate([as_bytes(rows) for rows in parts]).view(dtype)

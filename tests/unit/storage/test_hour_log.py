@@ -8,8 +8,8 @@ import pytest
 from storage import hour_log
 from storage.errors import DamageError, DiskFullError, SyncError
 from storage.frame import Damage, Frame, unseal
-from storage.hour_log import HourLog, concatenate, hour_of, hour_path, parse_hour_name
-from storage.rows import FLAG_REMOVAL, HOUR_MS, SCHEDULE_DTYPE, LogKind
+from storage.hour_log import HourLog, hour_of, hour_path, parse_hour_name
+from storage.rows import FLAG_REMOVAL, HOUR_MS, SCHEDULE_DTYPE, LogKind, concatenate
 from storage.testing import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedFiles
 from tests.unit.storage.samples import (
     HOUR,

@@ -1,8 +1,19 @@
 """The columns: their sizes are on disk, and so are the numbers of the kinds."""
 
+import numpy as np
 import pytest
 
-from storage.rows import DTYPES, REMOVES, SCHEDULES, LogKind, Outcome, RecordKind
+from storage.rows import (
+    DTYPES,
+    REMOVES,
+    SCHEDULE_DTYPE,
+    SCHEDULES,
+    LogKind,
+    Outcome,
+    RecordKind,
+    concatenate,
+    select,
+)
 
 
 @pytest.mark.parametrize(
@@ -47,3 +58,20 @@ def test_only_a_move_and_a_retry_both_remove_and_schedule() -> None:
     assert set(SCHEDULES) & set(REMOVES) == {RecordKind.MOVE, RecordKind.RETRY}
     assert RecordKind.PUBLISH not in REMOVES
     assert RecordKind.CANCEL not in SCHEDULES
+
+
+def test_rows_are_selected_and_joined_as_numpy_does_it() -> None:
+    rng = np.random.default_rng(1)
+    rows = np.frombuffer(rng.bytes(50 * 64), SCHEDULE_DTYPE)
+    mask = rows["seq"] % 2 == 0
+    indexes = rng.permutation(50)[:20]
+    assert select(rows, mask).tolist() == rows[mask].tolist()
+    assert select(rows[::-2], mask[:25]).tolist() == rows[::-2][mask[:25]].tolist()
+    chosen = select(rows, indexes)
+    assert chosen.dtype == SCHEDULE_DTYPE
+    assert chosen.tolist() == rows[indexes].tolist()
+    joined = concatenate([rows[:3], rows[:0], rows[7:]], SCHEDULE_DTYPE)
+    assert joined.tolist() == np.concatenate([rows[:3], rows[7:]]).tolist()
+    joined["seq"] = 0
+    assert rows["seq"].any()
+    assert len(concatenate([], SCHEDULE_DTYPE)) == 0
