@@ -28,11 +28,15 @@ from delayserver.replay import (
     DeadLetter,
     HourState,
     hour_key,
-    parse_dead_letter_key,
     read_checkpoint,
     read_hours,
 )
-from delayserver.sequencer import ChangeState, unpack_change, unpack_key_entry
+from delayserver.sequencer import (
+    ChangeState,
+    parse_dead_letter_key,
+    unpack_change,
+    unpack_key_entry,
+)
 from delayserver.subscriptions import decode_subscription
 from storage.catalog import Catalog, LmdbCatalog, Table
 from storage.check import NotADataDirectoryError, Progress, Report, Severity, check_directory

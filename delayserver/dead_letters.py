@@ -15,8 +15,8 @@ import msgspec
 
 from delayserver.errors import NotFoundError
 from delayserver.message import Payload, decode_payload
-from delayserver.replay import DeadLetter, dead_letter_key, parse_dead_letter_key
-from delayserver.sequencer import ChangeState
+from delayserver.replay import DeadLetter
+from delayserver.sequencer import ChangeState, dead_letter_key, parse_dead_letter_key
 from delayserver.server import Server
 from delayserver.subscriptions import Subscription
 from storage.catalog import Table

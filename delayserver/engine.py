@@ -498,13 +498,19 @@ class Engine:
         return self.sequencer.group
 
     def discard(self, subscription_id: int, entry_seq: int, message_seq: int) -> Group:
-        """Delete a dead letter."""
+        """Delete a dead letter. Raises NotFoundError."""
+        change = self.sequencer.changes(message_seq).get(subscription_id)
+        if change is not None and (change.state, change.entry_seq) != (ChangeState.DEAD, entry_seq):
+            raise NotFoundError("the dead letter was redriven or discarded already")
         self.groups.admit(0)
-        self.sequencer.append(
+        seq = self.sequencer.append(
             RecordKind.DISCARD,
             message_seq=message_seq,
             target_seq=entry_seq,
             subscription_id=subscription_id,
         )
+        if change is not None:
+            change = change._replace(state=ChangeState.DISCARDED)
+            self.sequencer.put_change(seq, message_seq, subscription_id, change)
         self.groups.wake()
         return self.sequencer.group

@@ -38,7 +38,7 @@ from storage.rows import HOUR_MS, NO_KEY, RecordKind
 
 Versions = Container[str] | None
 """The versions of a message that the caller wants to change; None: any."""
-_ENDED = (ChangeState.CANCELLED, ChangeState.DEAD)
+_ENDED = (ChangeState.CANCELLED, ChangeState.DEAD, ChangeState.DISCARDED)
 
 
 class NewMessage(msgspec.Struct):
@@ -322,13 +322,15 @@ class Messages:
         several = len(changes.keys() - {0}) > 1
         delivering = self._dispatcher.holds(entry.seq)
         retry: Located | None = None
-        dead = False
+        dead = discarded = False
         for subscription_id, per_subscription in changes.items():
             if subscription_id == 0:
                 continue
             again = Entry(per_subscription.entry_seq, per_subscription.due_ms)
             if per_subscription.state == ChangeState.DEAD:
                 dead = True
+            elif per_subscription.state == ChangeState.DISCARDED:
+                discarded = True
             elif self._waits(again):
                 retry = Located(
                     State.SCHEDULED, again, per_subscription.attempt - 1, subscription_id
@@ -339,7 +341,19 @@ class Messages:
             return Located(State.DELIVERING, entry)
         if retry is not None:
             return retry
-        return Located(State.DEAD if dead else State.DELIVERED, entry)
+        if dead:
+            return Located(State.DEAD, entry)
+        if discarded and not self._had_others(entry, changes):
+            return Located(State.CANCELLED, entry)
+        return Located(State.DELIVERED, entry)
+
+    def _had_others(self, entry: Entry, changes: dict[int, Change]) -> bool:
+        """Whether other subscriptions had the message than those that failed to take it."""
+        subject = self._sequencer.subject_names[max(c.subject_id for c in changes.values())]
+        return any(
+            s.id not in changes and s.created_ms <= entry.due_ms
+            for s in self._registry.matching(subject)
+        )
 
     def version(self, seq: int) -> str:
         """Changes whenever the message is moved, cancelled, retried, dead or redriven.

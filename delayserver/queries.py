@@ -14,10 +14,13 @@ from delayserver.errors import InputError
 from delayserver.message import Entry, Payload, State
 from delayserver.reader import Reader
 from delayserver.replay import read_hours
+from delayserver.sequencer import ChangeState
 from delayserver.server import Server
 from delayserver.times import format_time
 from storage.frame import Rows
 from storage.rows import HOUR_MS, Outcome
+
+_STATES: dict[int, State] = {ChangeState.DEAD: State.DEAD, ChangeState.DISCARDED: State.CANCELLED}
 
 
 @dataclass(slots=True)
@@ -65,13 +68,11 @@ class Queries:
             payload=found.payload,
             version=version,
         )
-        entries = {0: (located.entry, 0)}
-        for subscription_id, change in engine.sequencer.changes(seq).items():
-            if subscription_id:
-                entries[subscription_id] = (Entry(change.entry_seq, change.due_ms), change.attempt)
-        if located.state is State.SCHEDULED and len(entries) == 1:
+        changes = {key: change for key, change in engine.sequencer.changes(seq).items() if key}
+        if located.state is State.SCHEDULED and not changes:
             return view
-        for entry, _ in entries.values():
+        again = (Entry(change.entry_seq, change.due_ms) for change in changes.values())
+        for entry in (located.entry, *again):
             rows = await self._server.call(partial(_settled, entry))
             for row in rows[rows["outcome"] == Outcome.DELIVERED]:
                 subscription = registry.by_id(int(row["subscription_id"]))
@@ -80,14 +81,15 @@ class Queries:
                 view.deliveries.append(DeliveryView(name, State.DELIVERED, attempt, at_ms))
                 view.attempts = max(view.attempts, attempt)
         done = {delivery.subscription for delivery in view.deliveries}
-        for subscription_id, (entry, attempt) in entries.items():
+        for subscription_id, change in changes.items():
             subscription = registry.by_id(subscription_id)
             if subscription is None or subscription.name in done:
                 continue
-            change = engine.sequencer.changes(seq)[subscription_id]
-            state = State.DEAD if located.state is State.DEAD else State.SCHEDULED
-            view.deliveries.append(DeliveryView(subscription.name, state, attempt, entry.due_ms))
-            view.attempts = max(view.attempts, attempt - (state is State.SCHEDULED))
+            state = _STATES.get(change.state, State.SCHEDULED)
+            view.deliveries.append(
+                DeliveryView(subscription.name, state, change.attempt, change.due_ms)
+            )
+            view.attempts = max(view.attempts, change.attempt - (state is State.SCHEDULED))
         return view
 
     def stats(self) -> dict[str, object]:

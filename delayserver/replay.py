@@ -33,6 +33,7 @@ from delayserver.sequencer import (
     Change,
     ChangeState,
     change_key,
+    dead_letter_key,
     pack_change,
     pack_key_entry,
     unpack_change,
@@ -66,7 +67,6 @@ _KEYS_SLICE = 1_000
 _HOUR_KEY = struct.Struct(">I")
 _HOUR_VALUE = struct.Struct(">QQQQq")
 _CHECKPOINT_VALUE = struct.Struct(">Q")
-_DEAD_KEY = struct.Struct(">IQ")
 _DAMAGE_KEY = struct.Struct(">Q")
 
 _MAKES_ENTRY, _MAKES_TOMBSTONE = np.zeros((2, 256), bool)
@@ -120,17 +120,6 @@ def read_checkpoint(catalog: Catalog) -> int:
     """The seq up to which every effect is durable."""
     value = catalog.get(Table.META, CHECKPOINT_KEY)
     return _CHECKPOINT_VALUE.unpack(value)[0] if value else 0
-
-
-def dead_letter_key(subscription_id: int, entry_seq: int) -> bytes:
-    """A key of the table DEAD_LETTERS."""
-    return _DEAD_KEY.pack(subscription_id, entry_seq)
-
-
-def parse_dead_letter_key(key: bytes) -> tuple[int, int]:
-    """Subscription id and entry seq."""
-    subscription_id, entry_seq = _DEAD_KEY.unpack(key)
-    return subscription_id, entry_seq
 
 
 class Records(NamedTuple):

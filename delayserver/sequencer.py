@@ -52,6 +52,9 @@ class ChangeState(IntEnum):
     CANCELLED = 2
     RETRYING = 3
     DEAD = 4
+    DISCARDED = 5
+    """As DEAD, and the dead letter was deleted. It never stands in the catalog: there a DEAD one
+    without its letter says the same."""
 
 
 class Change(NamedTuple):
@@ -67,6 +70,7 @@ class Change(NamedTuple):
 _KEY_VALUE = struct.Struct(">QQQ")
 _CHANGE_VALUE = struct.Struct(">BQQHI")
 _CHANGE_KEY = struct.Struct(">QI")
+_DEAD_KEY = struct.Struct(">IQ")
 
 
 def pack_key_entry(seq: int, due_ms: int, digest: int) -> bytes:
@@ -92,6 +96,17 @@ def pack_change(change: Change) -> bytes:
 def unpack_change(value: bytes) -> Change:
     """The inverse of `pack_change`."""
     return Change(*_CHANGE_VALUE.unpack(value))
+
+
+def dead_letter_key(subscription_id: int, entry_seq: int) -> bytes:
+    """A key of the table DEAD_LETTERS."""
+    return _DEAD_KEY.pack(subscription_id, entry_seq)
+
+
+def parse_dead_letter_key(key: bytes) -> tuple[int, int]:
+    """Subscription id and entry seq."""
+    subscription_id, entry_seq = _DEAD_KEY.unpack(key)
+    return subscription_id, entry_seq
 
 
 class _Generation(Generic[K, V]):
@@ -383,10 +398,15 @@ class Sequencer:
         if known is not None:
             return known
         prefix = message_seq.to_bytes(8, "big")
-        return {
-            _CHANGE_KEY.unpack(key)[1]: unpack_change(value)
-            for key, value in self._catalog.scan(Table.CHANGES, prefix=prefix)
-        }
+        changes: dict[int, Change] = {}
+        for key, value in self._catalog.scan(Table.CHANGES, prefix=prefix):
+            subscription_id, change = _CHANGE_KEY.unpack(key)[1], unpack_change(value)
+            if change.state == ChangeState.DEAD:
+                letter_key = dead_letter_key(subscription_id, change.entry_seq)
+                if self._catalog.get(Table.DEAD_LETTERS, letter_key) is None:
+                    change = change._replace(state=ChangeState.DISCARDED)
+            changes[subscription_id] = change
+        return changes
 
     def has_fresh_change(self, message_seq: int) -> bool:
         """Whether the message changed since the last checkpoint."""

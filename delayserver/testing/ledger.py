@@ -44,6 +44,8 @@ class Message:
     """The row that waits, by subscription (0: for all)."""
     dead: set[int] = field(default_factory=set)
     """Subscriptions that have it as a dead letter, or had and threw it away."""
+    discarded: bool = False
+    """Somebody threw a dead letter of it away."""
 
 
 class Ledger(Watcher):
@@ -147,6 +149,8 @@ class Ledger(Watcher):
                 message.dead.discard(subscription_id)
             elif kind == RecordKind.DEAD:
                 message.dead.add(subscription_id)
+            elif kind == RecordKind.DISCARD:
+                message.discarded = True
 
     # ── deliveries ─────────────────────────────────────────────────────────────────────────────
 
@@ -235,7 +239,8 @@ class Ledger(Watcher):
     def cancelled(self, message_seq: int) -> None:
         """A cancel was answered."""
         self.counts["cancelled"] += 1
-        if not self.messages[message_seq].cancelled:
+        message = self.messages[message_seq]
+        if not (message.cancelled or message.discarded):
             raise Violation(f"the cancel of {message_seq} was answered and is not durable (I5)")
 
     def moved(self, message_seq: int, due_ms: int) -> None:

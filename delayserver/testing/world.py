@@ -18,7 +18,8 @@ from delayserver.errors import ConflictError, DelayServerError, NotFoundError
 from delayserver.message import Delivery, Payload, State, decode_payload
 from delayserver.messages import NewMessage, Published
 from delayserver.reader import Found
-from delayserver.replay import DeadLetter, parse_dead_letter_key
+from delayserver.replay import DeadLetter
+from delayserver.sequencer import parse_dead_letter_key
 from delayserver.subscriptions import Subscription
 from delayserver.testing.ledger import Ledger, Violation
 from delayserver.testing.server import SimulatedClock, SimulatedServer

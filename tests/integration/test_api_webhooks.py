@@ -313,3 +313,28 @@ def refuses(api):
         return httpx.get(f"{api.process.url}/readyz").status_code == 503
     except httpx.TransportError:
         return True
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_what_was_thrown_away_is_not_dead_any_more(lasting_api, receiver, subject, others):
+    api, url = lasting_api, receiver.hook(500)
+    path = api.subscribe(unique("hook"), subject, url=url, retry={"max_attempts": 1})
+    pulls = api.subscribe(unique("pull"), subject) if others else None
+    published = api.publish(subject)
+    if pulls:
+        api.pull_all(pulls, 1)
+    [letter] = wait_until(lambda: letters(api, path))
+    assert state(api, published) == "dead"
+    api.ask("DELETE", f"{path}/dead-letters/{letter['id']}", 204)
+    name, expected = path.rpartition("/")[2], "delivered" if others else "cancelled"
+    for kill in (None, False, True):
+        if kill is not None:
+            api.restart(kill=kill)
+        found = api.look_up(published["id"])
+        assert found["state"] == expected
+        assert {"subscription": name, "state": "cancelled", "attempt": 1} in [
+            {key: one[key] for key in ("subscription", "state", "attempt")}
+            for one in found["deliveries"]
+        ]
+        cancelled = api.delete(f"/v1/messages/{published['id']}")
+        assert cancelled.status_code == (409 if others else 200)

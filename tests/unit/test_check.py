@@ -14,11 +14,10 @@ from delayserver.replay import (
     HourState,
     Records,
     Replay,
-    dead_letter_key,
     hour_key,
     read_hours,
 )
-from delayserver.sequencer import Change, ChangeState, change_key, pack_change
+from delayserver.sequencer import Change, ChangeState, change_key, dead_letter_key, pack_change
 from delayserver.subscriptions import Subscription, encode_subscription
 from storage.catalog import Catalog, LmdbCatalog, Table, Writes
 from storage.check import NotADataDirectoryError, Severity

@@ -15,8 +15,6 @@ from delayserver.replay import (
     Records,
     Snapshot,
     content_digests,
-    dead_letter_key,
-    parse_dead_letter_key,
     read_checkpoint,
     read_hours,
 )
@@ -25,6 +23,8 @@ from delayserver.sequencer import (
     ChangeState,
     KeyEntry,
     change_key,
+    dead_letter_key,
+    parse_dead_letter_key,
     unpack_change,
     unpack_key_entry,
 )
