@@ -472,9 +472,10 @@ class Replay:
         The last of them takes the index entries with it: as long as there is one, the message may
         be asked for, and must not be taken for what its id alone says."""
         message_seq = int(row["message_seq"])
-        hours = {
-            unpack_change(value).due_ms // HOUR_MS
-            for _, value in self._catalog.scan(Table.CHANGES, prefix=message_seq.to_bytes(8, "big"))
+        changes = self._catalog.scan(Table.CHANGES, prefix=message_seq.to_bytes(8, "big"))
+        rows = {
+            (change.due_ms // HOUR_MS, change.entry_seq)
+            for change in (unpack_change(value) for _, value in changes)
         }
         if row["seq"] != message_seq:
             offset = payload_start + int(row["payload_offset"])
@@ -484,8 +485,16 @@ class Replay:
             except DamageError:
                 return True
             if payload.origin is not None:
-                hours.add(payload.origin.published_due_ms // HOUR_MS)
-        return any(other in self.hours for other in hours - {hour})
+                rows.add((payload.origin.published_due_ms // HOUR_MS, message_seq))
+        return any(other != hour and self._holds(other, seq) for other, seq in rows)
+
+    def _holds(self, hour: int, seq: int) -> bool:
+        """Whether an hour is kept since before it got that row. One that was deleted and came back
+        (a clock that was set back does that) holds only what is newer."""
+        if hour not in self.hours:
+            return False
+        first = next(iter(self._frames(hour)), None)
+        return first is None or first.first_seq <= seq
 
     def _purge_message(self, message_seq: int, key_hash: bytes) -> None:
         for key, _ in self._catalog.scan(Table.CHANGES, prefix=message_seq.to_bytes(8, "big")):

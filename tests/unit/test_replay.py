@@ -472,6 +472,26 @@ def test_a_message_that_was_moved_to_an_earlier_hour_is_known_until_both_are_gon
     assert list(disk.catalog.scan(Table.KEYS)) == []
 
 
+def test_an_hour_that_was_deleted_and_came_back_holds_no_message_of_before(
+    disk: Disk, log: Log
+) -> None:
+    """The clock was set back in between."""
+    log.publish(START_MS, key_hash=KEY)
+    log.move(1, START_MS, NEXT_MS, key_hash=KEY)
+    disk.file(log.close())
+    disk.replay.checkpoint()
+    retired(disk, HOUR + 1)
+    purge(disk, NEXT_MS + HOUR_MS + DAY_MS)
+    assert disk.schedule.hours() == [HOUR]
+    log.publish(NEXT_MS)
+    disk.file(log.close())
+    retired(disk, HOUR)
+    purge(disk, END_MS + DAY_MS)
+    assert disk.schedule.hours() == [HOUR + 1]
+    assert list(disk.catalog.scan(Table.CHANGES)) == []
+    assert list(disk.catalog.scan(Table.KEYS)) == []
+
+
 def test_a_key_that_was_used_again_is_not_purged(disk: Disk, log: Log) -> None:
     log.publish(START_MS, key_hash=KEY)
     log.publish(NEXT_MS, key_hash=KEY)
