@@ -15,16 +15,18 @@ Threads: belongs to the event loop.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
+from delayserver.delivery.fetch import DelayedFetch, Fetches, PullRequest
 from delayserver.hours import Hours
 from delayserver.message import Delivery, Entry
 from delayserver.settler import DISPATCH_ROW
 from delayserver.subscriptions import Registry, Subscription
+from delayserver.timeouts import Timeouts
 from delayserver.wheel import ROUTE_SUBSCRIPTION, Batch
 from storage.frame import Rows
 from storage.rows import HOUR_MS, Outcome, select
@@ -40,22 +42,11 @@ class Take:
     batches: list[Batch]
     attempts: dict[int, int]
     """Attempts of rows that were handed out before in this process."""
-    request: "PullRequest | None" = None
+    request: PullRequest | None = None
 
     @property
     def count(self) -> int:
         return sum(len(batch.rows) for batch in self.batches)
-
-
-@dataclass(slots=True, eq=False)
-class PullRequest:
-    """A consumer that waits for messages."""
-
-    max_messages: int
-    lease_ms: int
-    deadline_ms: int
-    answer: Callable[[list[tuple[Delivery, str]]], None]
-    """Called once with deliveries and their leases; none at the deadline."""
 
 
 class Ports(Protocol):
@@ -87,7 +78,6 @@ class Queue:
     count: int = 0
     in_flight: int = 0
     """Deliveries that left and are not settled; for pull: leased."""
-    requests: deque[PullRequest] = field(default_factory=deque)
     attempts: dict[int, int] = field(default_factory=dict)
     """Rows that came back from a consumer: the attempt that comes next."""
     reserved: dict[int, int] = field(default_factory=dict)
@@ -121,12 +111,18 @@ class Dispatcher:
     """Routes, queues, hands out, settles."""
 
     def __init__(
-        self, registry: Registry, subject_names: dict[int, str], hours: Hours, ports: Ports
+        self,
+        registry: Registry,
+        subject_names: dict[int, str],
+        hours: Hours,
+        ports: Ports,
+        timeouts: Timeouts,
     ) -> None:
         self._registry = registry
         self._subject_names = subject_names
         self._hours = hours
         self._ports = ports
+        self.fetches = Fetches(timeouts)
         self._queues: dict[int, Queue] = {}
         self._parked: dict[int, list[Batch]] = {}
         self._orphans: Counter[int] = Counter()
@@ -291,8 +287,8 @@ class Dispatcher:
 
     def _drop_queue(self, queue: Queue, now_ms: int) -> None:
         del self._queues[queue.subscription.id]
-        for request in queue.requests:
-            request.answer([])
+        for fetch in self.fetches.waiting(queue.subscription.id):
+            fetch.force_complete()
         self._orphans.update(queue.reserved.keys())
         for batch in queue.batches:
             self._adopt(batch)
@@ -308,9 +304,8 @@ class Dispatcher:
             while queue.count and (free := subscription.max_in_flight - queue.in_flight) > 0:
                 self._take(queue, min(free, READ_ROWS_MAX), None)
             return
-        while queue.count and queue.requests:
-            request = queue.requests.popleft()
-            self._take(queue, request.max_messages, request)
+        while queue.count and (fetch := self.fetches.oldest(subscription.id, queue.count)):
+            fetch.force_complete()
 
     def _take(self, queue: Queue, rows_max: int, request: PullRequest | None) -> None:
         batches = queue.pop(rows_max)
@@ -348,17 +343,33 @@ class Dispatcher:
         for delivery in deliveries:
             self._ports.send(queue.subscription, delivery)
 
-    def request(self, queue: Queue, request: PullRequest, now_ms: int) -> None:
-        """A consumer asks; it is answered now, when messages fall due, or at its deadline."""
-        queue.requests.append(request)
-        self.pump(queue, now_ms)
+    def request(self, queue: Queue, request: PullRequest) -> DelayedFetch:
+        """A consumer asks; it is answered when enough is due, or when its wait is over."""
+
+        def ready() -> bool:
+            return queue.count >= request.min_messages and self._flows(queue)
+
+        def complete(fetch: DelayedFetch) -> None:
+            if fetch.is_gone:
+                return
+            if queue.count and self._flows(queue):
+                self._take(queue, request.max_messages, request)
+            else:
+                request.answer([])
+
+        return self.fetches.add(queue.subscription.id, request, ready, complete)
+
+    def _flows(self, queue: Queue) -> bool:
+        """Whether rows may leave the queue."""
+        is_there = self._queues.get(queue.subscription.id) is queue
+        return is_there and not queue.subscription.paused and not self.draining
 
     def drain(self) -> None:
         """Let nothing leave the queues any more, and answer those who wait."""
         self.draining = True
-        for queue in self._queues.values():
-            while queue.requests:
-                queue.requests.popleft().answer([])
+        for subscription_id in self._queues:
+            for fetch in self.fetches.waiting(subscription_id):
+                fetch.force_complete()
 
     def in_flight(self) -> int:
         """Webhooks that were sent and not answered."""
@@ -367,29 +378,6 @@ class Dispatcher:
             for queue in self._queues.values()
             if queue.subscription.type == "webhook"
         )
-
-    def shift_requests(self, delta_ms: int) -> None:
-        """The clock was set: consumers wait as long as they said."""
-        for queue in self._queues.values():
-            for request in queue.requests:
-                request.deadline_ms += delta_ms
-
-    def expire_requests(self, now_ms: int) -> int | None:
-        """Answer the requests whose deadline is over; returns the next deadline."""
-        next_ms: int | None = None
-        for queue in self._queues.values():
-            if not queue.requests:
-                continue
-            waiting = []
-            for request in queue.requests:
-                if request.deadline_ms <= now_ms:
-                    request.answer([])
-                else:
-                    waiting.append(request)
-                    next_ms = min(next_ms or request.deadline_ms, request.deadline_ms)
-            if len(waiting) != len(queue.requests):
-                queue.requests = deque(waiting)
-        return next_ms
 
     # ── what came of a delivery ────────────────────────────────────────────────────────────────
 

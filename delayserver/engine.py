@@ -22,6 +22,7 @@ import numpy as np
 
 from delayserver import dispatcher
 from delayserver.config import Settings
+from delayserver.delivery.fetch import DelayedFetch, PullRequest
 from delayserver.delivery.leases import Leases
 from delayserver.delivery.webhook import (
     DeadLetter,
@@ -33,7 +34,7 @@ from delayserver.delivery.webhook import (
     WebhookResponse,
     outcome,
 )
-from delayserver.dispatcher import Dispatcher, PullRequest, Take
+from delayserver.dispatcher import Dispatcher, Take
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
 from delayserver.groups import GroupPorts, Groups
 from delayserver.hours import Hours
@@ -45,6 +46,7 @@ from delayserver.replay import DeadLetter as DeadLetterValue
 from delayserver.replay import Filed, Snapshot
 from delayserver.sequencer import Change, ChangeState, Group, Sequencer
 from delayserver.subscriptions import Registry, Subscription, encode_subscription
+from delayserver.timeouts import Timeouts
 from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Wheel
 from storage.catalog import Catalog
 from storage.frame import Rows, seal
@@ -96,9 +98,12 @@ class Engine:
         self.registry = registry
         self.hours = Hours()
         self.wheel = Wheel(first_hour * HOUR_MS)
-        self.leases = Leases(epoch)
+        self.timeouts = Timeouts(now_ms)
+        self.leases = Leases(epoch, self.timeouts, self._on_expired)
         self.groups = Groups(settings, sequencer, ports)
-        self.dispatcher = Dispatcher(registry, sequencer.subject_names, self.hours, ports)
+        self.dispatcher = Dispatcher(
+            registry, sequencer.subject_names, self.hours, ports, self.timeouts
+        )
         self.messages = Messages(
             settings,
             catalog,
@@ -139,8 +144,7 @@ class Engine:
         )
         if batches:
             self.dispatcher.fire(batches, now_ms)
-        for delivery in self.leases.expire(now_ms):
-            self.give_back(delivery, now_ms)
+        self.timeouts.advance(now_ms)
         self._settle_stalled(now_ms)
         if settled := self.hours.take_settled(
             now_ms, self.sequencer.next_seq, self.groups.filed_seq
@@ -148,8 +152,7 @@ class Engine:
             self._ports.retire(settled, self.groups.filed_seq)
         if sum(len(batch.rows) for batch in batches) >= rows_max:
             return now_ms
-        times = [self.wheel.next_ms(), self.leases.next_ms()]
-        times.append(self.dispatcher.expire_requests(now_ms))
+        times = [self.wheel.next_ms(), self.timeouts.next_ms()]
         times += [at_ms for at_ms, _, _ in self._stalled]
         next_ms = min(at_ms for at_ms in times if at_ms is not None)
         # Rows of hours that are being loaded make the wheel wait, not spin.
@@ -157,8 +160,7 @@ class Engine:
 
     def on_clock_set(self, delta_ms: int) -> None:
         """The clock was set by that much. Due times are moments; leases and waits are lengths."""
-        self.leases.shift(delta_ms)
-        self.dispatcher.shift_requests(delta_ms)
+        self.timeouts.shift(delta_ms)
 
     def _load_ahead(self, now_ms: int) -> None:
         wanted = (now_ms + self._settings.lead_ms) // HOUR_MS
@@ -288,16 +290,17 @@ class Engine:
         """Payloads have been read."""
         self.dispatcher.on_read(take, deliveries, self._advanced_ms)
 
-    def pull(self, subscription: Subscription, request: PullRequest) -> None:
-        """A consumer asks for messages."""
-        queue = self.dispatcher.queue(subscription)
-        self.dispatcher.request(queue, request, self._advanced_ms)
+    def pull(self, subscription: Subscription, request: PullRequest, now_ms: int) -> DelayedFetch:
+        """A consumer asks for messages; `cancel` what is returned if it is gone before."""
+        self.timeouts.look(now_ms)
+        return self.dispatcher.request(self.dispatcher.queue(subscription), request)
 
     def hand_out(self, take: Take, deliveries: list[Delivery], now_ms: int) -> None:
         """Lease deliveries to the consumer that asked for them."""
         request = take.request
         assert request is not None
-        tokens = self.leases.grant(deliveries, now_ms + request.lease_ms)
+        self.timeouts.look(now_ms)
+        tokens = self.leases.grant(deliveries, request.lease_ms)
         request.answer(list(zip(deliveries, tokens, strict=True)))
 
     def ack(self, token: str, now_ms: int) -> bool:
@@ -320,6 +323,15 @@ class Engine:
         else:
             self.give_back(delivery, now_ms)
         return True
+
+    def extend(self, token: str, lease_ms: int, now_ms: int) -> bool:
+        """A consumer needs more time, counted from now; False if the lease is over."""
+        self.timeouts.look(now_ms)
+        return self.leases.extend(token, lease_ms)
+
+    def _on_expired(self, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            self.give_back(delivery, self._advanced_ms)
 
     def give_back(self, delivery: Delivery, now_ms: int) -> None:
         """A delivery was not taken: it is available again, or dead after its last attempt."""

@@ -34,9 +34,10 @@ Lists are cleaned late
     Unlinking at completion would search all the lists at the one moment that has to be quick.
 
 Cost
-    With k keys: watching O(k); an event O(operations that watch its key); completion O(1) and a
-    ``cancel`` of the timer. The reaper goes through all lists, but then at least half of them goes
-    away: O(1) for each watch in the long run, and the lists at most double.
+    With k keys: watching O(k); an event O(operations that watch its key), or O(operations that it
+    completes) for those who ask the ``oldest`` first; completion O(1) and a ``cancel`` of the
+    timer. The reaper goes through all lists, but then at least half of them goes away: O(1) for
+    each watch in the long run, and the lists at most double.
 
 Threads
     As many as the scheduler allows: ``LockedTimer`` and ``ThreadDriver`` take any thread, a plain
@@ -47,6 +48,7 @@ Threads
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Hashable, Sequence
 from functools import partial
 from threading import Lock
@@ -162,7 +164,7 @@ class Purgatory(Generic[Key]):
         self._scheduler = scheduler
         self._purge_interval = purge_interval
         self._lock = Lock()
-        self._watchers: dict[Key, list[DelayedOperation]] = {}
+        self._watchers: dict[Key, deque[DelayedOperation]] = {}
         # Operations that wait for their timeout; entries in all lists; those of them that wait.
         self._delayed = 0
         self._watched = 0
@@ -203,6 +205,22 @@ class Purgatory(Generic[Key]):
             raise ExceptionGroup(f"{len(errors)} operations of {key!r} failed", errors)
         return completed
 
+    def oldest(self, key: Key) -> DelayedOperation | None:
+        """Of the operations that wait for ``key`` the one that was watched first.
+
+        For operations that compete for what happened, of which an event is to complete the first
+        few: completed ones are purged from the front, so it costs O(1) in the long run.
+        """
+        with self._lock:
+            operations = self._watchers.get(key)
+            while operations:
+                if not operations[0].is_completed:
+                    return operations[0]
+                operations.popleft()
+                self._watched -= 1
+            self._watchers.pop(key, None)
+        return None
+
     def watched(self) -> int:
         """Entries in all watch lists, with those of completed operations not yet purged."""
         return self._watched
@@ -220,7 +238,7 @@ class Purgatory(Generic[Key]):
         with self._lock:
             self._watched += len(keys)
             for key in keys:
-                self._watchers.setdefault(key, []).append(operation)
+                self._watchers.setdefault(key, deque()).append(operation)
             completed = self._watched - self._watched_waiting
             piled_up = completed > max(self._purge_interval, self._watched_waiting)
         if piled_up:
@@ -228,8 +246,8 @@ class Purgatory(Generic[Key]):
 
     def _clean(self, key: Key) -> int:
         """Purge one list, and the key with its last entry. The lock is held."""
-        operations = self._watchers.pop(key, [])
-        waiting = [operation for operation in operations if not operation.is_completed]
+        operations = self._watchers.pop(key, deque())
+        waiting = deque(operation for operation in operations if not operation.is_completed)
         if waiting:
             self._watchers[key] = waiting
         purged = len(operations) - len(waiting)

@@ -17,13 +17,14 @@ from typing import Any, TypeVar
 import structlog
 
 from delayserver.config import Settings
+from delayserver.delivery.fetch import PullRequest
 from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.webhook import (
     WebhookRequest,
     WebhookResponse,
     WebhookSender,
 )
-from delayserver.dispatcher import PullRequest, Take
+from delayserver.dispatcher import Take
 from delayserver.errors import NotFoundError, StoppingError
 from delayserver.message import Content, Delivery
 from delayserver.messages import Located, Versions
@@ -136,6 +137,10 @@ class Server(Shard):
             lambda: engine.sequencer.next_seq - 1 - groups.checkpoint_seq,
         )
         metrics.gauge("leases", "Messages that consumers hold", engine.leases.count)
+        fetches = engine.dispatcher.fetches
+        metrics.gauge("waiting_pulls", "Consumers that wait for messages", fetches.count)
+        metrics.gauge("watched_pulls", "Waiting pulls and those not purged yet", fetches.watched)
+        metrics.gauge("timeouts", "Leases, pulls and others that may expire", engine.timeouts.size)
         metrics.gauge("disk_free_bytes", "Free on the device", lambda: self.free_bytes)
         return metrics
 
@@ -346,9 +351,15 @@ class Server(Shard):
         return future
 
     async def pull(
-        self, subscription: Subscription, max_messages: int, wait_ms: int, lease_ms: int
+        self,
+        subscription: Subscription,
+        max_messages: int,
+        wait_ms: int,
+        lease_ms: int,
+        min_messages: int = 1,
     ) -> list[tuple[Delivery, str]]:
-        """Messages and their leases, as soon as there are any, none after `wait_ms`."""
+        """Messages and their leases, as soon as there are `min_messages`; after `wait_ms` what
+        there is."""
         if self.engine.groups.stopping:
             raise StoppingError("the server is stopping")
         future: asyncio.Future[list[tuple[Delivery, str]]] = self._loop.create_future()
@@ -361,15 +372,13 @@ class Server(Shard):
             for _, token in deliveries:
                 self.engine.nack(token, 0, self.clock())
 
-        request = PullRequest(max_messages, lease_ms, self.clock() + wait_ms, answer)
-        self.engine.pull(subscription, request)
+        request = PullRequest(max_messages, lease_ms, wait_ms, answer, min_messages)
+        fetch = self.engine.pull(subscription, request, self.clock())
         self.tick_soon()
         try:
             return await future
         except asyncio.CancelledError:
-            # The consumer is gone: nothing must be leased to it.
-            with contextlib.suppress(ValueError):
-                self.engine.dispatcher.queue(subscription).requests.remove(request)
+            fetch.cancel()  # The consumer is gone: nothing must be leased to it.
             raise
 
     def _is_of(self, token: str, subscription: Subscription) -> bool:
@@ -403,14 +412,16 @@ class Server(Shard):
 
     def extend(self, subscription: Subscription, tokens: list[str], lease_ms: int) -> list[str]:
         """Give leases a new deadline. Returns those that were over."""
-        deadline_ms = self.clock() + lease_ms
-        return [
+        now_ms = self.clock()
+        expired = [
             token
             for token in tokens
             if not (
-                self._is_of(token, subscription) and self.engine.leases.extend(token, deadline_ms)
+                self._is_of(token, subscription) and self.engine.extend(token, lease_ms, now_ms)
             )
         ]
+        self.tick_soon()  # A lease may have been made shorter.
+        return expired
 
     async def put_subscription(self, subscription: Subscription) -> None:
         """Add, change or remove a subscription; durable and in force on return."""

@@ -292,7 +292,10 @@ class PullModel(Strict):
     """What a consumer wants."""
 
     max: int = Field(100, strict=True, ge=1, le=10_000)
-    wait: DurationMs = Field(0, le=60_000, description="how long to wait for the first message")
+    wait: DurationMs = Field(0, le=60_000, description="how long to wait for `min_messages`")
+    min_messages: int = Field(
+        1, strict=True, ge=1, le=10_000, description="answer when so many are there; at most `max`"
+    )
     lease: LeaseMs | None = Field(None, description="default: that of the subscription")
 
 

@@ -375,13 +375,17 @@ def make_router(
         request: Request,
         wanted: Annotated[models.PullModel, Body()] = _PULL_DEFAULTS,
     ) -> Response:
-        """Messages that are due, each with a lease; waits for the first one up to `wait`."""
+        """Messages that are due, each with a lease; waits for `min_messages` up to `wait`, and
+        then answers with what there is."""
         subscription = engine.subscription(name)
         if subscription.type != "pull":
             raise ConflictError(f"the subscription {name!r} is a webhook")
         lease_ms = subscription.lease_ms if wanted.lease is None else wanted.lease
+        if wanted.min_messages > wanted.max:
+            raise InputError("min_messages is at most max", "/min_messages")
         pulled = await _while_connected(
-            request, server.pull(subscription, wanted.max, wanted.wait, lease_ms)
+            request,
+            server.pull(subscription, wanted.max, wanted.wait, lease_ms, wanted.min_messages),
         )
         return _json(PulledListDocument([pulled_document(*one) for one in pulled]))
 

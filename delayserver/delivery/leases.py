@@ -2,45 +2,57 @@
 
 A lease names one delivery until it is acknowledged, given back, or over. Its token carries a random
 number of this server process, so a lease of an earlier process is never mistaken for one of this.
-Leases of one pull stand together: one entry in the heap of deadlines for all of them.
+Leases of one pull stand together, with one timeout for all of them: it is set for the first that
+may be over, and when it comes and all were extended meanwhile, it is set again.
 
-Cost: O(1) per lease; one heap operation per pull and extension. Threads: belongs to the event loop.
+Cost: O(1) per lease and per extension; one timeout per pull. Threads: belongs to the event loop.
 """
 
-import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from delayserver.message import Delivery
+from delayserver.timeouts import Timeouts
+from delayserver.timers.interface import Handle
 
 
 @dataclass(slots=True)
 class _Pull:
     deliveries: list[Delivery | None]
     deadlines_ms: list[int]
+    """On the clock of the timeouts."""
     held: int
+    handle: Handle
+    wakes_ms: int
 
 
 class Leases:
-    """All leases of this process."""
+    """All leases of this process. `on_expired` gets the deliveries whose lease is over."""
 
-    def __init__(self, epoch: str) -> None:
+    def __init__(
+        self, epoch: str, timeouts: Timeouts, on_expired: Callable[[list[Delivery]], None]
+    ) -> None:
         self._epoch = epoch
+        self._timeouts = timeouts
+        self.on_expired = on_expired
         self._pulls: dict[int, _Pull] = {}
-        self._heap: list[tuple[int, int]] = []
         self._next_number = 1
 
-    def grant(self, deliveries: list[Delivery], deadline_ms: int) -> list[str]:
-        """A token for each delivery, in order."""
+    def grant(self, deliveries: list[Delivery], lease_ms: int) -> list[str]:
+        """A token for each delivery, in order, good for `lease_ms` from the present."""
         if not deliveries:
             return []
         number = self._next_number
         self._next_number += 1
+        deadline_ms = self._timeouts.now_ms + lease_ms
+        handle = self._timeouts.add(partial(self._expire, number), lease_ms)
+        count = len(deliveries)
         self._pulls[number] = _Pull(
-            list(deliveries), [deadline_ms] * len(deliveries), len(deliveries)
+            list(deliveries), [deadline_ms] * count, count, handle, deadline_ms
         )
-        heapq.heappush(self._heap, (deadline_ms, number))
         prefix = f"{self._epoch}-{number:x}-"
-        return [prefix + str(index) for index in range(len(deliveries))]
+        return [prefix + str(index) for index in range(count)]
 
     def _parse(self, token: str) -> tuple[int, int, _Pull] | None:
         epoch, _, rest = token.partition("-")
@@ -76,42 +88,45 @@ class Leases:
         pull.deliveries[index] = None
         pull.held -= 1
         if not pull.held:
+            self._timeouts.cancel(pull.handle)
             del self._pulls[number]
 
-    def extend(self, token: str, deadline_ms: int) -> bool:
-        """Move the deadline of a lease; False if it is over."""
+    def extend(self, token: str, lease_ms: int) -> bool:
+        """Let a lease last `lease_ms` from the present; False if it is over."""
         found = self._parse(token)
         if found is None or found[2].deliveries[found[1]] is None:
             return False
         number, index, pull = found
-        pull.deadlines_ms[index] = deadline_ms
-        heapq.heappush(self._heap, (deadline_ms, number))
+        pull.deadlines_ms[index] = deadline_ms = self._timeouts.now_ms + lease_ms
+        if deadline_ms < pull.wakes_ms:
+            self._timeouts.cancel(pull.handle)
+            self._wake_at(number, pull, deadline_ms)
         return True
 
-    def expire(self, now_ms: int) -> list[Delivery]:
-        """End all leases whose deadline has passed; returns their deliveries."""
+    def _wake_at(self, number: int, pull: _Pull, deadline_ms: int) -> None:
+        pull.wakes_ms = deadline_ms
+        wait_ms = deadline_ms - self._timeouts.now_ms
+        pull.handle = self._timeouts.add(partial(self._expire, number), wait_ms)
+
+    def _expire(self, number: int) -> None:
+        """End the leases of a pull whose deadline has passed."""
+        pull, now_ms = self._pulls[number], self._timeouts.now_ms
         expired: list[Delivery] = []
-        while self._heap and self._heap[0][0] <= now_ms:
-            _, number = heapq.heappop(self._heap)
-            pull = self._pulls.get(number)
-            if pull is None:
+        next_ms: int | None = None
+        for index, (delivery, deadline_ms) in enumerate(
+            zip(pull.deliveries, pull.deadlines_ms, strict=True)
+        ):
+            if delivery is None:
                 continue
-            for index, delivery in enumerate(pull.deliveries):
-                if delivery is not None and pull.deadlines_ms[index] <= now_ms:
-                    expired.append(delivery)
-                    self._end(number, index, pull)
-        return expired
-
-    def shift(self, delta_ms: int) -> None:
-        """The clock was set: a lease is a length of time, and keeps its length."""
-        for pull in self._pulls.values():
-            pull.deadlines_ms = [deadline_ms + delta_ms for deadline_ms in pull.deadlines_ms]
-        # All by the same amount, so it is a heap still.
-        self._heap = [(deadline_ms + delta_ms, number) for deadline_ms, number in self._heap]
-
-    def next_ms(self) -> int | None:
-        """When `expire` has something to look at."""
-        return self._heap[0][0] if self._heap else None
+            if deadline_ms <= now_ms:
+                expired.append(delivery)
+                self._end(number, index, pull)
+            elif next_ms is None or deadline_ms < next_ms:
+                next_ms = deadline_ms
+        if next_ms is not None:
+            self._wake_at(number, pull, next_ms)
+        if expired:
+            self.on_expired(expired)
 
     def count(self) -> int:
         """Leases that are held."""

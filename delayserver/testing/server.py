@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any
 
 from delayserver.config import Settings
+from delayserver.delivery.fetch import DelayedFetch, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.dispatcher import PullRequest, Take
+from delayserver.dispatcher import Take
 from delayserver.message import Delivery
 from delayserver.messages import Located
 from delayserver.reader import Found
@@ -160,19 +161,18 @@ class SimulatedServer(Shard):
 
     def _watch(self) -> None:
         watcher = self.watcher
-        fire, expire = self.engine.dispatcher.fire, self.engine.leases.expire
+        fire, give_back = self.engine.dispatcher.fire, self.engine.leases.on_expired
 
         def watched(batches: list[Batch], now_ms: int) -> None:
             watcher.fired(batches, now_ms)
             fire(batches, now_ms)
 
-        def expiring(now_ms: int) -> list[Delivery]:
-            deliveries = expire(now_ms)
+        def expired(deliveries: list[Delivery]) -> None:
             watcher.expired(deliveries)
-            return deliveries
+            give_back(deliveries)
 
         self.engine.dispatcher.fire = watched  # type: ignore[method-assign]
-        self.engine.leases.expire = expiring  # type: ignore[method-assign]
+        self.engine.leases.on_expired = expired
 
     # ── being moved ────────────────────────────────────────────────────────────────────────────
 
@@ -289,6 +289,6 @@ class SimulatedServer(Shard):
         else:
             self.reading.put(CallRequest(lambda reader: reader.find(entry), done))  # type: ignore[arg-type]
 
-    def pull(self, subscription: Subscription, request: PullRequest) -> None:
+    def pull(self, subscription: Subscription, request: PullRequest) -> DelayedFetch:
         """A consumer asks for messages."""
-        self.engine.pull(subscription, request)
+        return self.engine.pull(subscription, request, self.clock())

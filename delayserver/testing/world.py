@@ -12,8 +12,8 @@ from functools import partial
 import msgspec
 
 from delayserver.config import Settings
+from delayserver.delivery.fetch import DelayedFetch, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.dispatcher import PullRequest
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError
 from delayserver.message import Delivery, Payload, State, decode_payload
 from delayserver.messages import NewMessage, Published
@@ -92,6 +92,8 @@ class World:
         self.faults = Faults()
         self.server: SimulatedServer | None = None
         self.leases: list[Lease] = []
+        self.waiting: list[DelayedFetch] = []
+        """Pulls that were not answered at once."""
         self._body_count = 0
         self._weights: list[float] = []
         self._gentle = False
@@ -103,7 +105,7 @@ class World:
         rng = self.rng
         self.counts["lives"] += 1
         self.ledger.new_life()
-        self.leases = []
+        self.leases, self.waiting = [], []
         self.server = None
         self.faults = self._plan()
         self.catalog.faults = self.faults
@@ -481,8 +483,16 @@ class World:
 
         wait_ms = 10 if self._gentle else rng.choice((0, 50, 5000))
         lease_ms = 10_000 if self._gentle else rng.choice((5, 500, 10_000))
-        request = PullRequest(rng.choice((1, 3, 10)), lease_ms, self.clock.now_ms + wait_ms, answer)
-        server.pull(subscription, request)
+        most = rng.choice((1, 3, 10))
+        least = 1 if self._gentle else rng.choice((1, 1, most))
+        fetch = server.pull(subscription, PullRequest(most, lease_ms, wait_ms, answer, least))
+        if not fetch.is_completed:
+            self.waiting.append(fetch)
+
+    def _hang_up(self) -> None:
+        """A consumer that waits is gone."""
+        fetch = self.waiting.pop(self.rng.randrange(len(self.waiting)))
+        fetch.cancel()
 
     def _consume(self) -> None:
         rng, server = self.rng, self._running
@@ -501,7 +511,7 @@ class World:
                 self.ledger.returned(lease.delivery, seen=False)
             server.engine.nack(lease.token, rng.choice((0, 0, 20, 1000)), self.clock.now_ms)
         elif dice < 0.9:
-            server.engine.leases.extend(lease.token, self.clock.now_ms + rng.choice((1, 1000)))
+            server.engine.extend(lease.token, rng.choice((1, 1000)), self.clock.now_ms)
         else:
             self.leases.remove(lease)  # It fell over.
 
@@ -514,7 +524,7 @@ class World:
     def finish(self) -> None:
         """The last life: no faults, patient subscribers; then nothing may be left."""
         self.ledger.new_life()
-        self.leases = []
+        self.leases, self.waiting = [], []
         self._gentle = True
         self.faults = Faults()
         self.catalog.faults = None
@@ -572,7 +582,7 @@ class World:
             self.leases += [Lease(token, delivery) for delivery, token in got]
 
         server = self._running
-        server.pull(subscription, PullRequest(1000, 60_000, self.clock.now_ms, answer))
+        server.pull(subscription, PullRequest(1000, 60_000, 0, answer))
         server.rest()
 
     def _jump_to_next(self) -> None:
@@ -618,6 +628,8 @@ class World:
             "rows of the catalog about hours": list(server.catalog.scan(Table.HOURS)),
             "counts": {h: n for h, n in engine.hours._unsettled.items() if n},
             "leases": engine.leases.count() + len(engine.leases._pulls),
+            "pulls that wait": engine.dispatcher.fetches.count(),
+            "timeouts": engine.timeouts.size(),
             "in flight": [q.in_flight for q in queues if q.in_flight],
             "reserved": [q.reserved for q in queues if q.reserved],
             "attempts": [q.attempts for q in queues if q.attempts],
@@ -667,6 +679,7 @@ _STEPS = (
     _Step(World._dead_letters, 1.5, lambda world: world._has_dead_letters()),
     _Step(World._webhook, 4, lambda world: world._running.sending),
     _Step(World._pull, 1),
+    _Step(World._hang_up, 0.2, lambda world: world.waiting),
     _Step(World._consume, 3, lambda world: world.leases),
 )
 

@@ -55,6 +55,7 @@ from delayserver.reader import Reader
 from delayserver.replay import Records, Replay
 from delayserver.sequencer import Group, Sequencer
 from delayserver.subscriptions import Registry, Subscription
+from delayserver.timeouts import Timeouts
 from delayserver.wheel import SLOT_MS, WHEEL_DTYPE, Batch, Wheel, build_run
 from storage.catalog import LmdbCatalog
 from storage.files import OsFiles
@@ -153,7 +154,9 @@ class Door:
         self.sequencer = Sequencer(catalog, next_seq=1, subjects={SUBJECT: 1})
         self.groups = Groups(settings, self.sequencer, NoPorts())
         registry, hours = Registry(), Hours(live_through_hour=HOUR)
-        dispatcher = Dispatcher(registry, self.sequencer.subject_names, hours, NoPorts())
+        dispatcher = Dispatcher(
+            registry, self.sequencer.subject_names, hours, NoPorts(), Timeouts(START_MS)
+        )
         self.messages = Messages(
             settings,
             catalog,

@@ -66,8 +66,13 @@ def _number(value: object) -> str:
 
 def add_options(parser: argparse.ArgumentParser, plotted: str) -> None:
     """--json and --plot."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
+    add_json(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help=f"draw {plotted}")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """--json alone."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
 
 
 def write_json(path: Path, benchmark: str, **figures: Any) -> None:

@@ -70,6 +70,29 @@ def test_messages_come_in_due_order_as_many_as_asked_for(api, path, subject):
     assert api.ask("GET", path)["in_flight"] == 0
 
 
+def test_a_pull_waits_for_as_many_messages_as_it_wants(api, path, subject):
+    at_ms = now_ms() + 200
+    for after_ms in (0, 150, 300):
+        api.publish(subject, deliver_at=at_ms + after_ms)
+    messages = api.pull(path, min_messages=3)
+    assert len(messages) == 3
+    assert now_ms() >= at_ms + 300
+
+
+def test_when_its_wait_is_over_a_pull_gets_what_there_is(api, path, subject):
+    api.publish(subject, body=1)
+    begun_at = time.monotonic()
+    (message,) = api.pull(path, min_messages=2, wait="300ms")
+    assert message["body"] == 1
+    assert time.monotonic() - begun_at >= 0.3
+    assert api.pull(path, min_messages=2, wait=0) == []
+
+
+def test_a_pull_cannot_wait_for_more_than_it_takes(api, path):
+    answer = api.ask("POST", f"{path}/pull", 422, json={"max": 2, "min_messages": 3})
+    assert answer["errors"][0]["pointer"] == "/min_messages"
+
+
 def test_a_lease_is_good_for_its_own_subscription_only(api, path, subject):
     other = api.subscribe(unique("consumer"), unique("pull"))
     api.publish(subject)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import pytest
 
 from delayserver.config import Settings
+from delayserver.delivery.fetch import PullRequest
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.dispatcher import PullRequest
 from delayserver.message import Payload
 from delayserver.messages import NewMessage, Published
 from delayserver.subscriptions import Subscription
@@ -196,7 +196,7 @@ class Scenario:
                 self.ledger.returned(delivery, seen=True)
                 self.leases.append(token)
 
-        server.pull(queue, PullRequest(100, 60_000, self.clock.now_ms, take))
+        server.pull(queue, PullRequest(100, 60_000, 0, take))
         server.tick()
         self.work()
         tokens, self.leases = self.leases, []

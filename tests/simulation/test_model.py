@@ -19,8 +19,8 @@ from hypothesis.stateful import (
 )
 
 from delayserver.config import Settings
+from delayserver.delivery.fetch import PullRequest
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.dispatcher import PullRequest
 from delayserver.errors import ConflictError
 from delayserver.message import Delivery, Payload, State
 from delayserver.messages import NewMessage
@@ -271,7 +271,7 @@ class Model(RuleBasedStateMachine):
     def pull(self) -> tuple[int, list[tuple[Delivery, str]]]:
         got: list[tuple[Delivery, str]] = []
         subscription = self.server.engine.subscription("queue")
-        request = PullRequest(2, 1_000_000_000, self.clock.now_ms, got.extend)
+        request = PullRequest(2, 1_000_000_000, 0, got.extend)
         self.server.pull(subscription, request)
         self.server.rest()
         self.server.tick()

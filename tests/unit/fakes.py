@@ -21,6 +21,7 @@ from delayserver.replay import Filed, Records, Replay, Snapshot
 from delayserver.sequencer import Group, Sequencer
 from delayserver.settler import DISPATCH_ROW, Settler
 from delayserver.subscriptions import Registry, Subscription
+from delayserver.timeouts import Timeouts
 from delayserver.wheel import WHEEL_DTYPE, Batch, Wheel
 from storage.errors import DamageError
 from storage.files import Files
@@ -145,7 +146,11 @@ class MessageParts:
         self.wheel = Wheel(now_ms)
         self.registry = Registry(subscriptions)
         self.dispatcher = Dispatcher(
-            self.registry, self.sequencer.subject_names, self.hours, self.ports
+            self.registry,
+            self.sequencer.subject_names,
+            self.hours,
+            self.ports,
+            Timeouts(now_ms),
         )
         self.ids = IdCodec(0, SECRET)
         self.messages = Messages(

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delayserver.dispatcher import Dispatcher, PullRequest, Queue, Take
+from delayserver.delivery.fetch import DelayedFetch, PullRequest
+from delayserver.dispatcher import Dispatcher, Queue, Take
 from delayserver.hours import Hours
 from delayserver.message import Delivery, Entry
 from delayserver.settler import DISPATCH_ROW
 from delayserver.subscriptions import Registry, Subscription
+from delayserver.timeouts import Timeouts
 from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Batch
 from storage.rows import DISPATCH_DTYPE, Outcome
 from tests.unit.fakes import (
@@ -34,7 +36,8 @@ class Parts:
         self.ports = NotingPorts()
         self.hours = Hours(live_through_hour=HOUR)
         self.registry = Registry(subscriptions)
-        self.dispatcher = Dispatcher(self.registry, NAMES, self.hours, self.ports)
+        self.timeouts = Timeouts(NOW_MS)
+        self.dispatcher = Dispatcher(self.registry, NAMES, self.hours, self.ports, self.timeouts)
         self.answers: list[list[tuple[Delivery, str]]] = []
 
     def fire(self, *rows: tuple[int, int], route: int = 1) -> None:
@@ -42,9 +45,14 @@ class Parts:
         batch = Batch(HOUR, wheel_rows(HOUR, *rows, route=route))
         self.dispatcher.fire([batch], NOW_MS)
 
-    def pull(self, subscription: Subscription, count: int, deadline_ms: int = NOW_MS) -> None:
-        request = PullRequest(count, 30_000, deadline_ms, self.answers.append)
-        self.dispatcher.request(self.dispatcher.queue(subscription), request, NOW_MS)
+    def pull(
+        self, subscription: Subscription, count: int, wait_ms: int = 1000, least: int = 1
+    ) -> DelayedFetch:
+        request = PullRequest(count, 30_000, wait_ms, self.answers.append, least)
+        return self.dispatcher.request(self.dispatcher.queue(subscription), request)
+
+    def takes(self) -> list[list[int]]:
+        return [seqs(take.batches) for take in self.ports.taken]
 
     def change(self, subscription: Subscription) -> None:
         self.registry.put(subscription)
@@ -336,19 +344,99 @@ def test_a_consumer_that_waits_is_served_when_something_falls_due() -> None:
     assert [take.count for take in parts.ports.taken] == [1, 1]
 
 
-def test_a_consumer_is_answered_with_nothing_at_its_deadline() -> None:
+def test_a_consumer_is_answered_with_nothing_when_its_wait_is_over() -> None:
     one = subscription()
     parts = Parts(one)
-    parts.pull(one, 10, deadline_ms=NOW_MS + 100)
-    parts.pull(one, 10, deadline_ms=NOW_MS + 50)
-    assert parts.dispatcher.expire_requests(NOW_MS + 49) == NOW_MS + 50
+    parts.pull(one, 10, wait_ms=100)
+    parts.pull(one, 10, wait_ms=50)
+    parts.timeouts.advance(NOW_MS + 49)
     assert parts.answers == []
-    assert parts.dispatcher.expire_requests(NOW_MS + 50) == NOW_MS + 100
+    parts.timeouts.advance(NOW_MS + 50)
     assert parts.answers == [[]]
-    assert parts.dispatcher.expire_requests(NOW_MS + 100) is None
+    parts.timeouts.advance(NOW_MS + 100)
     assert parts.answers == [[], []]
     parts.fire((5, START_MS))
-    assert parts.ports.taken == []
+    assert parts.takes() == []
+    assert parts.dispatcher.fetches.count() == 0
+
+
+def test_a_consumer_that_does_not_wait_is_answered_at_once() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.pull(one, 10, wait_ms=0)
+    assert parts.answers == [[]]
+    parts.fire((5, START_MS))
+    parts.pull(one, 10, wait_ms=0, least=7)
+    assert parts.takes() == [[5]]
+    assert parts.timeouts.size() == 0
+
+
+def test_a_consumer_waits_until_as_many_are_there_as_it_wants() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.pull(one, 10, least=3)
+    parts.fire((5, START_MS), (6, START_MS))
+    assert parts.takes() == []
+    parts.fire((7, START_MS), (8, START_MS))
+    assert parts.takes() == [[5, 6, 7, 8]]
+
+
+def test_when_its_wait_is_over_a_consumer_gets_what_there_is() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.pull(one, 10, wait_ms=50, least=3)
+    parts.fire((5, START_MS))
+    parts.timeouts.advance(NOW_MS + 50)
+    assert parts.takes() == [[5]]
+    assert parts.answers == []  # they are being read
+
+
+def test_one_that_waits_for_many_holds_up_nobody_and_the_first_that_can_be_served_is() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.pull(one, 4, least=4)
+    parts.pull(one, 1)
+    parts.pull(one, 2)
+    parts.fire((5, START_MS))
+    assert parts.takes() == [[5]]
+    parts.fire((6, START_MS), (7, START_MS), (8, START_MS), (9, START_MS), (10, START_MS))
+    assert parts.takes()[1:] == [[6, 7, 8, 9], [10]]
+
+
+def test_a_consumer_that_is_gone_gets_nothing_and_the_next_one_does() -> None:
+    one = subscription()
+    parts = Parts(one)
+    gone = parts.pull(one, 1)
+    parts.pull(one, 2)
+    gone.cancel()
+    assert parts.timeouts.size() == parts.dispatcher.fetches.count() == 1
+    parts.fire((5, START_MS), (6, START_MS))
+    assert parts.takes() == [[5, 6]]
+    assert parts.ports.taken[0].request is not None
+    assert parts.ports.taken[0].request.max_messages == 2
+    assert parts.answers == []
+
+
+def test_while_a_subscription_is_paused_consumers_wait_and_then_get_nothing() -> None:
+    one = subscription(paused=True)
+    parts = Parts(one)
+    parts.fire((5, START_MS))
+    parts.pull(one, 1, wait_ms=50)
+    parts.pull(one, 1)
+    parts.timeouts.advance(NOW_MS + 50)
+    assert parts.answers == [[]]
+    parts.change(subscription())
+    assert parts.takes() == [[5]]
+
+
+def test_consumers_of_a_subscription_that_is_deleted_are_answered() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.pull(one, 1)
+    parts.pull(one, 5, least=5)
+    parts.change(subscription(deleted=True))
+    assert parts.answers == [[], []]
+    assert parts.timeouts.size() == parts.dispatcher.fetches.count() == 0
 
 
 def test_when_the_server_stops_nothing_leaves_and_everybody_is_answered() -> None:

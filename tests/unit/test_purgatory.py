@@ -118,6 +118,25 @@ def test_one_event_completes_all_that_watch_the_key_in_their_order(
     assert gauges(purgatory) == (2, 2)
 
 
+def test_the_oldest_that_waits_comes_first_and_the_completed_are_purged_on_the_way(
+    purgatory: Purgatory[str],
+) -> None:
+    polls = [LongPoll() for _ in range(5)]
+    for poll in polls:
+        purgatory.try_complete_else_watch(poll, ["a"])
+    assert purgatory.oldest("b") is None
+    assert purgatory.oldest("a") is polls[0]
+    for poll in polls[:3]:
+        poll.force_complete()
+    assert purgatory.oldest("a") is polls[3]
+    assert gauges(purgatory) == (2, 2)
+    for poll in polls[3:]:
+        poll.force_complete()
+    assert purgatory.oldest("a") is None
+    assert gauges(purgatory) == (0, 0)
+    assert purgatory._watchers == {}
+
+
 def test_forced_completion_counts_once(purgatory: Purgatory[str], timer: LockedTimer[Any]) -> None:
     poll = LongPoll()
     purgatory.try_complete_else_watch(poll, ["a"])

@@ -6,20 +6,38 @@ import pytest
 
 from delayserver.delivery.leases import Leases
 from delayserver.message import Delivery
+from delayserver.timeouts import Timeouts
 from tests.unit.fakes import delivery
 
 
+class Parts:
+    """Leases, and what of them is over."""
+
+    def __init__(self, epoch: str = "e1") -> None:
+        self.timeouts = Timeouts(0)
+        self.over: list[Delivery] = []
+        self.leases = Leases(epoch, self.timeouts, self.over.extend)
+
+    def expire(self, now_ms: int) -> list[int]:
+        """Let time pass; the seqs of what expired."""
+        self.timeouts.advance(now_ms)
+        over = [delivery.entry.seq for delivery in self.over]
+        self.over.clear()
+        return over
+
+
 @pytest.fixture
-def leases() -> Leases:
-    return Leases("e1")
+def parts() -> Parts:
+    return Parts()
+
+
+@pytest.fixture
+def leases(parts: Parts) -> Leases:
+    return parts.leases
 
 
 def of(*seqs: int) -> list[Delivery]:
     return [delivery(seq) for seq in seqs]
-
-
-def seqs(deliveries: list[Delivery]) -> list[int]:
-    return [delivery.entry.seq for delivery in deliveries]
 
 
 def test_every_delivery_has_a_token_of_its_own(leases: Leases) -> None:
@@ -40,50 +58,66 @@ def test_a_lease_ends_once(leases: Leases) -> None:
     assert leases.count() == 0
 
 
-def test_leases_expire_at_their_deadline_and_once(leases: Leases) -> None:
+def test_leases_expire_at_their_deadline_and_once(parts: Parts) -> None:
+    leases = parts.leases
     tokens = leases.grant(of(1, 2), 100)
     leases.grant(of(3), 200)
     leases.end(tokens[0])
-    assert leases.next_ms() == 100
-    assert leases.expire(99) == []
-    assert seqs(leases.expire(100)) == [2]
+    assert parts.expire(99) == []
+    assert parts.expire(100) == [2]
     assert leases.end(tokens[1]) is None
-    assert leases.expire(150) == []
-    assert leases.next_ms() == 200
-    assert seqs(leases.expire(1000)) == [3]
-    assert leases.next_ms() is None
+    assert parts.expire(150) == []
+    assert parts.expire(1000) == [3]
+    assert parts.timeouts.size() == 0
     assert leases.count() == 0
 
 
-def test_an_extended_lease_expires_at_its_new_deadline(leases: Leases) -> None:
+def test_a_pull_that_is_done_leaves_no_timeout(parts: Parts) -> None:
+    tokens = parts.leases.grant(of(1, 2), 100)
+    assert parts.timeouts.size() == 1
+    for token in tokens:
+        parts.leases.end(token)
+    assert parts.timeouts.size() == 0
+
+
+def test_an_extended_lease_expires_at_its_new_deadline(parts: Parts) -> None:
+    leases = parts.leases
     first, second = leases.grant(of(1, 2), 100)
-    assert leases.extend(first, 300)
-    assert seqs(leases.expire(100)) == [2]
+    parts.timeouts.look(50)
+    assert leases.extend(first, 250)
+    assert parts.expire(100) == [2]
     assert not leases.extend(second, 400)
-    assert leases.expire(299) == []
+    assert parts.expire(299) == []
     assert leases.get(first) is not None
-    assert leases.next_ms() == 300
-    assert seqs(leases.expire(300)) == [1]
+    assert parts.expire(300) == [1]
 
 
-def test_a_lease_may_be_shortened(leases: Leases) -> None:
-    [token] = leases.grant(of(1), 300)
-    assert leases.extend(token, 100)
-    assert leases.next_ms() == 100
-    assert seqs(leases.expire(100)) == [1]
-    assert leases.expire(300) == []
+def test_a_lease_may_be_shortened(parts: Parts) -> None:
+    [token, other] = parts.leases.grant(of(1, 2), 300)
+    assert parts.leases.extend(token, 100)
+    assert parts.expire(100) == [1]
+    assert parts.leases.get(other) is not None
+    assert parts.expire(299) == []
+    assert parts.expire(300) == [2]
 
 
-def test_an_ended_lease_cannot_be_extended(leases: Leases) -> None:
-    [token] = leases.grant(of(1), 100)
-    leases.end(token)
-    assert not leases.extend(token, 300)
-    assert leases.expire(300) == []
+def test_an_ended_lease_cannot_be_extended(parts: Parts) -> None:
+    [token] = parts.leases.grant(of(1), 100)
+    parts.leases.end(token)
+    assert not parts.leases.extend(token, 300)
+    assert parts.expire(300) == []
+
+
+def test_a_lease_keeps_its_length_when_the_clock_is_set(parts: Parts) -> None:
+    parts.leases.grant(of(1), 100)
+    parts.timeouts.shift(1_000_000)
+    assert parts.expire(1_000_099) == []
+    assert parts.expire(1_000_100) == [1]
 
 
 def test_a_lease_of_an_earlier_process_is_over(leases: Leases) -> None:
     [token] = leases.grant(of(1), 100)
-    later = Leases("e2")
+    later = Parts("e2").leases
     later.grant(of(1), 100)
     assert later.end(token) is None
     assert not later.extend(token, 300)
