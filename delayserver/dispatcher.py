@@ -253,17 +253,20 @@ class Dispatcher:
     def _find_parked(self, entry: Entry) -> tuple[list[Batch], int, np.ndarray] | None:
         for batches in self._parked.values():
             for position, batch in enumerate(batches):
-                if batch.hour == entry.hour:
+                if batch.may_hold(entry):
                     hits = batch.rows["seq"] == entry.seq
                     if hits.any():
                         return batches, position, hits
         return None
 
-    def holds(self, entry_seq: int) -> bool:
+    def holds(self, entry: Entry) -> bool:
         """Whether the row waits in a queue or is on its way."""
-        return entry_seq in self._orphans or any(
-            entry_seq in queue.reserved
-            or any(bool((batch.rows["seq"] == entry_seq).any()) for batch in queue.batches)
+        return entry.seq in self._orphans or any(
+            entry.seq in queue.reserved
+            or any(
+                batch.may_hold(entry) and bool((batch.rows["seq"] == entry.seq).any())
+                for batch in queue.batches
+            )
             for queue in self._queues.values()
         )
 

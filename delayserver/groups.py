@@ -10,8 +10,8 @@ Cost: O(1) per group. Threads: belongs to the event loop.
 """
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Protocol
 
 from delayserver.config import Settings
@@ -43,7 +43,7 @@ class Groups:
         self._sequencer = sequencer
         self._ports = ports
         self._committing: Group | None = None
-        self._unfiled: deque[Group] = deque()
+        self._unfiled: list[Group] = []
         self._unfiled_bytes = 0
         self._express: set[int] = set()
         self._wake_asked = False
@@ -111,10 +111,11 @@ class Groups:
     def on_filed(self, last_seq: int) -> None:
         """Everything up to `last_seq` is in its hour's file."""
         self.filed_seq = last_seq
-        while self._unfiled and self._unfiled[0].last_seq <= last_seq:
-            group = self._unfiled.popleft()
+        count = bisect_right(self._unfiled, last_seq, key=_last_seq)
+        for group in self._unfiled[:count]:
             self._unfiled_bytes -= group.total_bytes
             self._express.difference_update(row[0] for row in group.express)
+        del self._unfiled[:count]
 
     def on_checkpoint(self, seq: int) -> None:
         """Every effect up to `seq` is durable."""
@@ -154,12 +155,11 @@ class Groups:
         """Sealed payload and subject id of a record that is not in its hour's file yet."""
         if seq <= self.filed_seq:
             return None
-        groups = [*self._unfiled]
-        if self._committing is not None:
-            groups.append(self._committing)
-        groups.append(self._sequencer.group)
-        at = bisect_right(groups, seq, key=_first_seq) - 1
-        return groups[at].payload(seq)
+        group = self.group_of(seq)
+        if group is None:
+            group = self._unfiled[bisect_right(self._unfiled, seq, key=_first_seq) - 1]
+        return group.payload(seq)
 
 
-_first_seq: Callable[[Group], int] = lambda group: group.first_seq  # noqa: E731
+_first_seq: Callable[[Group], int] = attrgetter("first_seq")
+_last_seq: Callable[[Group], int] = attrgetter("last_seq")

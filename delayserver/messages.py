@@ -320,7 +320,7 @@ class Messages:
             return Located(State.SCHEDULED, entry)
         # With several subscriptions it is on its way until it ended at all of them.
         several = len(changes.keys() - {0}) > 1
-        delivering = self._dispatcher.holds(entry.seq)
+        delivering = self._dispatcher.holds(entry)
         retry: Located | None = None
         dead = discarded = False
         for subscription_id, per_subscription in changes.items():
@@ -335,7 +335,7 @@ class Messages:
                 retry = Located(
                     State.SCHEDULED, again, per_subscription.attempt - 1, subscription_id
                 )
-            elif self._dispatcher.holds(again.seq):
+            elif self._dispatcher.holds(again):
                 delivering = True
         if delivering or (retry is not None and several):
             return Located(State.DELIVERING, entry)

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.message import Entry
 from storage.frame import Rows
 from storage.rows import HOUR_MS, as_bytes, concatenate, select
 
@@ -78,6 +79,13 @@ class Batch:
 
     hour: int
     rows: Rows
+
+    def may_hold(self, entry: Entry) -> bool:
+        """Whether a row that is due at that time may be among them: to be asked of many."""
+        if self.hour != entry.hour or not len(self.rows):
+            return False
+        dues = self.rows["due_offset_ms"]
+        return bool(dues[0] <= entry.due_ms % HOUR_MS <= dues[-1])
 
 
 @dataclass(slots=True)

@@ -240,9 +240,7 @@ class HourLog:
         if position < 0 or seq > int(index["last_seq"][position]):
             return None
         offset = int(index["offset"][position])
-        rows = self._decoded.get((hour, offset))
-        if rows is None:
-            rows = self._decode(hour, offset, seq)
+        rows = self._decode(hour, offset, seq)
         at = int(np.searchsorted(rows["seq"], seq))
         while at < len(rows) and rows["seq"][at] == seq:
             if not rows["flags"][at] & FLAG_REMOVAL:
@@ -251,8 +249,42 @@ class HourLog:
             at += 1
         return None
 
+    def find_payloads(
+        self, hour: int, seqs: NDArray[np.uint64]
+    ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], list[DamageError]]:
+        """Offset and length of the payload of many schedule rows, frame by frame.
+
+        A length of 0: the row is not there, or its frame is one of those that are damaged."""
+        offsets, lengths = np.zeros((2, len(seqs)), np.uint64)
+        damage: list[DamageError] = []
+        index = self._index(hour)
+        frames = np.searchsorted(index["first_seq"], seqs, side="right").astype(np.int64) - 1
+        for frame in np.unique(frames[frames >= 0]).tolist():
+            here = np.flatnonzero((frames == frame) & (seqs <= index["last_seq"][frame]))
+            if not len(here):
+                continue
+            start = int(index["offset"][frame])
+            try:
+                rows = self._decode(hour, start, int(seqs[here[0]]))
+            except DamageError as error:
+                damage.append(error)
+                continue
+            last = len(rows) - 1
+            at = np.minimum(np.searchsorted(rows["seq"], seqs[here]), last)
+            # One record may have made a tombstone, too.
+            at = np.minimum(at + (rows["flags"][at] & FLAG_REMOVAL), last)
+            is_entry = (rows["seq"][at] == seqs[here]) & ((rows["flags"][at] & FLAG_REMOVAL) == 0)
+            here, at = here[is_entry], at[is_entry]
+            payload_start = np.uint64(start + HEADER_BYTES + rows.nbytes)
+            offsets[here] = rows["payload_offset"][at] + payload_start
+            lengths[here] = rows["payload_length"][at]
+        return offsets, lengths, damage
+
     def _decode(self, hour: int, offset: int, seq: int) -> Rows:
         """The rows of one frame; the last few are kept, since what is looked up stands together."""
+        rows = self._decoded.get((hour, offset))
+        if rows is not None:
+            return rows
         path = self.path(hour)
         header = decode_header(self.read(hour, offset, HEADER_BYTES), path, stamp=self._stamp)
         rows = header and decode_rows(

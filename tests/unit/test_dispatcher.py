@@ -246,10 +246,10 @@ def test_what_is_being_adopted_is_on_its_way() -> None:
     parts = Parts(subscription(1))
     parts.fire((5, START_MS), (6, START_MS))
     parts.change(subscription(1, deleted=True))
-    assert parts.dispatcher.holds(5)
+    assert parts.dispatcher.holds(Entry(5, START_MS))
     parts.read(6)
-    assert not parts.dispatcher.holds(5)
-    assert not parts.dispatcher.holds(6)
+    assert not parts.dispatcher.holds(Entry(5, START_MS))
+    assert not parts.dispatcher.holds(Entry(6, START_MS))
     assert parts.dispatcher.is_parked(Entry(5, START_MS))
 
 
@@ -293,14 +293,14 @@ def test_a_webhook_has_no_more_in_flight_than_it_allows() -> None:
     first, _ = parts.read()
     assert [sent.entry.seq for _, sent in parts.ports.sent] == [5, 6]
     assert parts.dispatcher.in_flight() == 2
-    assert parts.dispatcher.holds(5)
+    assert parts.dispatcher.holds(Entry(5, START_MS))
     parts.dispatcher.pump(parts.dispatcher.queue(one), NOW_MS)
     assert parts.ports.taken == []
     parts.dispatcher.delivered(first, NOW_MS)
     parts.dispatcher.pump(parts.dispatcher.queue(one), NOW_MS)
     parts.read()
     assert [sent.entry.seq for _, sent in parts.ports.sent] == [5, 6, 7]
-    assert not parts.dispatcher.holds(5)
+    assert not parts.dispatcher.holds(Entry(5, START_MS))
 
 
 def test_a_slow_subscription_delays_nobody_else() -> None:
@@ -315,7 +315,7 @@ def test_a_paused_subscription_keeps_its_messages_until_it_is_resumed() -> None:
     parts = Parts(webhook(paused=True))
     parts.fire((5, START_MS))
     assert parts.ports.taken == []
-    assert parts.dispatcher.holds(5)
+    assert parts.dispatcher.holds(Entry(5, START_MS))
     parts.change(webhook(paused=False))
     assert seqs(parts.ports.taken[0].batches) == [5]
 
@@ -473,7 +473,7 @@ def test_a_message_that_cannot_be_read_keeps_its_hour_open_and_its_place_free() 
     parts.read(5)
     assert [sent.entry.seq for _, sent in parts.ports.sent] == [6]
     assert parts.dispatcher.in_flight() == 1
-    assert not parts.dispatcher.holds(5)
+    assert not parts.dispatcher.holds(Entry(5, START_MS))
     assert parts.hours.unsettled() == 2
 
 

@@ -258,9 +258,16 @@ def test_damage_in_the_dispatch_log_takes_no_other_frame_with_it(files: Simulate
 
 def found_body(log: HourLog, seq: int) -> bytes | None:
     found = log.find(HOUR, seq)
+    # Among others, and alone.
+    near = np.array([seq + 1, 2, seq, 1 << 40, seq], np.uint64)
+    offsets, lengths, _ = log.find_payloads(HOUR, near)
+    assert lengths[3] == 0
+    assert (offsets[2], lengths[2]) == (offsets[4], lengths[4])
     if found is None:
+        assert lengths[2] == 0
         return None
     row, offset = found
+    assert (offsets[2], lengths[2]) == (offset, row["payload_length"])
     assert row["seq"] == seq
     assert not row["flags"] & FLAG_REMOVAL
     return unseal(log.read(HOUR, offset, int(row["payload_length"])))
@@ -305,8 +312,13 @@ def test_find_names_a_frame_that_was_damaged_since(files: SimulatedFiles, log: H
     ends = filled(log, [1, 2], [5, 6])
     assert found_body(log, 1) is not None
     flip(files, PATH, ends[1] + 70)
-    with pytest.raises(DamageError, match=rf"{PATH} is damaged at offset {ends[1]}, seq 5–5"):
+    message = rf"{PATH} is damaged at offset {ends[1]}, seq 5–5"
+    with pytest.raises(DamageError, match=message):
         log.find(HOUR, 5)
+    _, lengths, [error] = log.find_payloads(HOUR, np.array([5, 1, 6], np.uint64))
+    assert (lengths > 0).tolist() == [False, True, False]
+    with pytest.raises(DamageError, match=message):
+        raise error
     assert found_body(log, 1) is not None
 
 
