@@ -303,17 +303,20 @@ class Engine:
         tokens = self.leases.grant(deliveries, request.lease_ms)
         request.answer(list(zip(deliveries, tokens, strict=True)))
 
-    def ack(self, token: str, now_ms: int) -> bool:
-        """A consumer is done with a message; False if the lease is over."""
-        delivery = self.leases.end(token)
+    def ack(self, token: str, now_ms: int, subscription_id: int | None = None) -> bool:
+        """A consumer is done with a message; False if the lease is over, or not one of the
+        subscription (None: any)."""
+        delivery = self.leases.end(token, subscription_id)
         if delivery is None:
             return False
         self.dispatcher.delivered(delivery, now_ms)
         return True
 
-    def nack(self, token: str, delay_ms: int, now_ms: int) -> bool:
-        """A consumer does not want a message now; False if the lease is over."""
-        delivery = self.leases.end(token)
+    def nack(
+        self, token: str, delay_ms: int, now_ms: int, subscription_id: int | None = None
+    ) -> bool:
+        """A consumer does not want a message now; False as `ack`."""
+        delivery = self.leases.end(token, subscription_id)
         if delivery is None:
             return False
         subscription = self.registry.by_id(delivery.subscription_id)
@@ -324,10 +327,12 @@ class Engine:
             self.give_back(delivery, now_ms)
         return True
 
-    def extend(self, token: str, lease_ms: int, now_ms: int) -> bool:
-        """A consumer needs more time, counted from now; False if the lease is over."""
+    def extend(
+        self, token: str, lease_ms: int, now_ms: int, subscription_id: int | None = None
+    ) -> bool:
+        """A consumer needs more time, counted from now; False as `ack`."""
         self.timeouts.look(now_ms)
-        return self.leases.extend(token, lease_ms)
+        return self.leases.extend(token, lease_ms, subscription_id)
 
     def _on_expired(self, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:

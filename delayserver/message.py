@@ -5,7 +5,6 @@ fields are added at the end and old ones read on. Cost: about 0.5 µs to encode 
 Threads: immutable values.
 """
 
-from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
 import msgspec
@@ -76,8 +75,7 @@ class State(StrEnum):
     DEAD = "dead"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """One schedule row: where a message, or its delivery to one subscription, is due."""
 
     seq: int
@@ -88,8 +86,7 @@ class Entry:
         return self.due_ms // HOUR_MS
 
 
-@dataclass(slots=True)
-class Delivery:
+class Delivery(msgspec.Struct, eq=False):
     """A message on its way to one subscription; exists only while it is being delivered."""
 
     entry: Entry

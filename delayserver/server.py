@@ -381,44 +381,27 @@ class Server(Shard):
             fetch.cancel()  # The consumer is gone: nothing must be leased to it.
             raise
 
-    def _is_of(self, token: str, subscription: Subscription) -> bool:
-        """Whether a lease is held, by a consumer of this subscription."""
-        delivery = self.engine.leases.get(token)
-        return delivery is not None and delivery.subscription_id == subscription.id
-
     async def ack(self, subscription: Subscription, tokens: list[str]) -> list[str]:
         """Acknowledge leases; on return it is recorded. Returns those that were over."""
-        now_ms = self.clock()
-        expired = [
-            token
-            for token in tokens
-            if not (self._is_of(token, subscription) and self.engine.ack(token, now_ms))
-        ]
+        now_ms, ack = self.clock(), self.engine.ack
+        expired = [token for token in tokens if not ack(token, now_ms, subscription.id)]
         if len(expired) < len(tokens):
             await self.settled()
         return expired
 
     async def nack(self, subscription: Subscription, tokens: list[str], delay_ms: int) -> list[str]:
         """Give leased messages back. Returns the tokens that were over."""
-        now_ms = self.clock()
-        expired = [
-            token
-            for token in tokens
-            if not (self._is_of(token, subscription) and self.engine.nack(token, delay_ms, now_ms))
-        ]
+        now_ms, nack = self.clock(), self.engine.nack
+        expired = [token for token in tokens if not nack(token, delay_ms, now_ms, subscription.id)]
         self.tick_soon()
         await self.durable(self.engine.groups.not_durable() if delay_ms else None)
         return expired
 
     def extend(self, subscription: Subscription, tokens: list[str], lease_ms: int) -> list[str]:
         """Give leases a new deadline. Returns those that were over."""
-        now_ms = self.clock()
+        now_ms, extend = self.clock(), self.engine.extend
         expired = [
-            token
-            for token in tokens
-            if not (
-                self._is_of(token, subscription) and self.engine.extend(token, lease_ms, now_ms)
-            )
+            token for token in tokens if not extend(token, lease_ms, now_ms, subscription.id)
         ]
         self.tick_soon()  # A lease may have been made shorter.
         return expired

@@ -10,6 +10,8 @@ Cost: one write per hour and batch, one fdatasync per hour and sync. Threads: th
 import struct
 from collections.abc import Iterable
 
+import numpy as np
+
 from storage.frame import Damage
 from storage.hour_log import HourLog
 from storage.rows import DISPATCH_DTYPE, FLAG_AFTER_SYNC
@@ -73,18 +75,18 @@ class Settler:
             if hour not in self._ends:
                 # An hour that recovery had no reason to look at: settled, or far in the future.
                 self._ends[hour] = self._cut_torn_tail(hour, [])
-            data = bytearray(b"".join(rows))
+            data = bytearray().join(rows)
             if hour not in self._unsynced_hours:
                 data[DISPATCH_ROW.size - 1] |= FLAG_AFTER_SYNC
-            seqs = [int.from_bytes(row[:8], "little") for row in rows]
+            seqs = np.frombuffer(data, DISPATCH_DTYPE)["seq"]
             self.unsynced = True
             _, self._ends[hour] = self._dispatch.append(
                 hour,
                 bytes(data),
                 b"",
                 offset=self._ends[hour],
-                first_seq=min(seqs),
-                last_seq=max(seqs),
+                first_seq=int(seqs.min()),
+                last_seq=int(seqs.max()),
                 created_ms=now_ms,
             )
             self._unsynced_hours.add(hour)

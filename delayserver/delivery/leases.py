@@ -55,33 +55,42 @@ class Leases:
         return [prefix + str(index) for index in range(count)]
 
     def _parse(self, token: str) -> tuple[int, int, _Pull] | None:
-        epoch, _, rest = token.partition("-")
-        number_text, _, index_text = rest.partition("-")
-        if epoch != self._epoch:
-            return None
         try:
+            epoch, number_text, index_text = token.split("-")
             number, index = int(number_text, 16), int(index_text)
         except ValueError:
+            return None
+        if epoch != self._epoch:
             return None
         pull = self._pulls.get(number)
         if pull is None or not 0 <= index < len(pull.deliveries):
             return None
         return number, index, pull
 
+    def _find(
+        self, token: str, subscription_id: int | None
+    ) -> tuple[int, int, _Pull, Delivery] | None:
+        found = self._parse(token)
+        delivery = found and found[2].deliveries[found[1]]
+        if not found or not delivery:
+            return None
+        if subscription_id is not None and delivery.subscription_id != subscription_id:
+            return None
+        return *found, delivery
+
     def get(self, token: str) -> Delivery | None:
         """The delivery, as long as it is leased."""
-        found = self._parse(token)
-        return found and found[2].deliveries[found[1]]
+        found = self._find(token, None)
+        return found and found[3]
 
-    def end(self, token: str) -> Delivery | None:
-        """End a lease; the delivery, or None if it is over already or never was."""
-        found = self._parse(token)
+    def end(self, token: str, subscription_id: int | None = None) -> Delivery | None:
+        """End a lease; the delivery, or None if it is over already, never was, or is not one of
+        that subscription (None: any)."""
+        found = self._find(token, subscription_id)
         if found is None:
             return None
-        number, index, pull = found
-        delivery = pull.deliveries[index]
-        if delivery is not None:
-            self._end(number, index, pull)
+        number, index, pull, delivery = found
+        self._end(number, index, pull)
         return delivery
 
     def _end(self, number: int, index: int, pull: _Pull) -> None:
@@ -91,12 +100,12 @@ class Leases:
             self._timeouts.cancel(pull.handle)
             del self._pulls[number]
 
-    def extend(self, token: str, lease_ms: int) -> bool:
-        """Let a lease last `lease_ms` from the present; False if it is over."""
-        found = self._parse(token)
-        if found is None or found[2].deliveries[found[1]] is None:
+    def extend(self, token: str, lease_ms: int, subscription_id: int | None = None) -> bool:
+        """Let a lease last `lease_ms` from the present; False where `end` gives None."""
+        found = self._find(token, subscription_id)
+        if found is None:
             return False
-        number, index, pull = found
+        number, index, pull, _ = found
         pull.deadlines_ms[index] = deadline_ms = self._timeouts.now_ms + lease_ms
         if deadline_ms < pull.wakes_ms:
             self._timeouts.cancel(pull.handle)

@@ -48,6 +48,15 @@ def test_every_delivery_has_a_token_of_its_own(leases: Leases) -> None:
     assert leases.count() == 4
 
 
+def test_a_lease_is_good_for_its_own_subscription_only(leases: Leases) -> None:
+    [one] = of(1)
+    [token] = leases.grant([one], 100)
+    assert leases.end(token, one.subscription_id + 1) is None
+    assert not leases.extend(token, 200, one.subscription_id + 1)
+    assert leases.extend(token, 200, one.subscription_id)
+    assert leases.end(token, one.subscription_id) is one
+
+
 def test_a_lease_ends_once(leases: Leases) -> None:
     first, second = of(1, 2)
     tokens = leases.grant([first, second], 100)
