@@ -23,7 +23,8 @@ from delayserver.times import parse_duration_ms
 from delayserver.wheel import PAYLOAD_MAX_BYTES
 from storage.message_log import Durability
 
-MIB = 1024 * 1024
+KIB = 1024
+MIB = 1024 * KIB
 SECOND_MS = 1000
 MINUTE_MS = 60 * SECOND_MS
 DAY_MS = 24 * 60 * MINUTE_MS
@@ -43,7 +44,14 @@ class Settings(BaseSettings):
         Durability.FSYNC, description="fsync: survives power loss; os: survives kill -9 only"
     )
     token: str | None = Field(
-        None, min_length=16, description="bearer token with all rights; needed off loopback"
+        None,
+        min_length=16,
+        description="bearer token with all rights, besides those that were made",
+    )
+    tls_cert: Path | None = Field(None, description="certificate chain (PEM): serve HTTPS")
+    tls_key: Path | None = Field(None, description="private key of the certificate (PEM)")
+    tls_client_ca: Path | None = Field(
+        None, description="ask clients for a certificate that one of these authorities made (PEM)"
     )
     webhook_targets: tuple[str, ...] = Field(
         (), description="hosts and networks that webhooks may go to (default: loopback only)"
@@ -82,6 +90,23 @@ class Settings(BaseSettings):
     disk_reserve_bytes: int = Field(
         512 * MIB, ge=0, description="publishing is refused when less than this is free"
     )
+    connections_max: int = Field(10_000, gt=0, description="most connections at once")
+    headers_max: int = Field(100, gt=0, description="most headers of a request")
+    head_max_bytes: int = Field(
+        64 * KIB, ge=KIB, description="longest address and headers of a request"
+    )
+    head_timeout_ms: int = Field(
+        10 * SECOND_MS, gt=0, description="the head of a request is there this long after it began"
+    )
+    body_timeout_ms: int = Field(
+        20 * SECOND_MS, gt=0, description="its body this long after that, and 1 s more for each KiB"
+    )
+    write_timeout_ms: int = Field(
+        30 * SECOND_MS, gt=0, description="a client that reads nothing of its answer is cut off"
+    )
+    idle_timeout_ms: int = Field(
+        75 * SECOND_MS, gt=0, description="a connection without a request is closed"
+    )
     in_flight_max: int = Field(64, gt=0, description="default of a webhook's max_in_flight")
     clock_offset_ms: int = Field(0, description="added to the clock, to try an hour change")
     fire_rows_max: int = Field(10_000, gt=0, description="rows that fire in one step of the loop")
@@ -94,6 +119,10 @@ class Settings(BaseSettings):
         "drain_ms",
         "checkpoint_ms",
         "settle_sync_ms",
+        "head_timeout_ms",
+        "body_timeout_ms",
+        "write_timeout_ms",
+        "idle_timeout_ms",
         mode="before",
     )
     @classmethod
@@ -115,11 +144,10 @@ class Settings(BaseSettings):
             raise ValueError("unfiled_max_bytes must be at least group_max_bytes")
         if self.checkpoint_bytes > self.unfiled_max_bytes:
             raise ValueError("unfiled_max_bytes must be at least checkpoint_bytes")
-        if not self.on_loopback and self.token is None:
-            raise ValueError(
-                f"{self.host} is not a loopback address: set a token "
-                "(DELAYSERVER_TOKEN, at least 16 characters) before others can reach the server"
-            )
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key")
         return self
 
     @property

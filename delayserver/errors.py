@@ -9,6 +9,8 @@ DelayServerError
 ├── ConflictError           the state does not allow it; carries the state
 ├── PreconditionError       it is not the version that the caller expected; carries the version
 ├── OverloadedError         a bounded queue is full: try again after `retry_after_ms`
+├── RateLimitedError        a token is used more often than it may be, likewise
+├── HeadTooLargeError       a request has more headers, or longer ones, than the limits allow
 ├── DiskReserveError        the disk is nearly full: publishing is refused, dispatch goes on
 ├── StoppingError           the server is shutting down or has stopped after a failed fsync
 ├── TimerShutdownError      a timer that was shut down was given work (delayserver.timers)
@@ -76,6 +78,18 @@ class OverloadedError(DelayServerError):
     def __init__(self, detail: str, retry_after_ms: int = 1000) -> None:
         super().__init__(detail)
         self.retry_after_ms = retry_after_ms
+
+
+class RateLimitedError(DelayServerError):
+    """More requests or messages per second than a token allows; nothing was accepted."""
+
+    def __init__(self, detail: str, retry_after_ms: int) -> None:
+        super().__init__(detail)
+        self.retry_after_ms = retry_after_ms
+
+
+class HeadTooLargeError(DelayServerError):
+    """The head of a request (its address and headers) is longer than the limits allow."""
 
 
 class DiskReserveError(DelayServerError):

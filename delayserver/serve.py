@@ -12,8 +12,10 @@ import ctypes
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,7 +25,7 @@ import uvicorn
 
 from delayserver.api.app import make_app
 from delayserver.config import Settings
-from delayserver.errors import DelayServerError
+from delayserver.errors import DelayServerError, InputError
 from delayserver.server import Server
 from storage.errors import StorageError
 
@@ -31,6 +33,8 @@ EXIT_REFUSED = 1
 EXIT_FATAL = 70
 GRACE_S = 5
 BACKLOG = 4096
+OWN_FILES_MAX = 1024
+"""For logs, webhooks and the like, besides the connections of clients."""
 SWITCH_INTERVAL_S = 0.00001
 """The GIL changes hands this often at the latest: the committer must not wait for 5 ms."""
 
@@ -46,6 +50,8 @@ def serve(settings: Settings) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     release_memory = _tune_allocator()
     try:
+        tls = _tls(settings)
+        _allow_connections(settings.connections_max)
         listener = _bind(settings)
         server = Server(settings, fatal=_end, progress=_progress, release_memory=release_memory)
         with _port_errors(settings, listener):
@@ -62,7 +68,7 @@ def serve(settings: Settings) -> int:
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, server, listener))
+            runner.run(_serve(settings, server, listener, tls))
     except KeyboardInterrupt:
         pass
     return 0
@@ -89,7 +95,9 @@ class _Uvicorn(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-async def _serve(settings: Settings, server: Server, listener: socket.socket) -> None:
+async def _serve(
+    settings: Settings, server: Server, listener: socket.socket, tls: ssl.SSLContext | None
+) -> None:
     await server.start()
     app, protocol = make_app(server)
     config = uvicorn.Config(
@@ -104,12 +112,13 @@ async def _serve(settings: Settings, server: Server, listener: socket.socket) ->
         date_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
-        timeout_keep_alive=75,
         timeout_graceful_shutdown=GRACE_S,
+        ssl_context_factory=None if tls is None else lambda config, default: tls,
     )
     host, port = listener.getsockname()[:2]
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    log.info("listening", url=f"http://{authority}", pid=os.getpid())
+    scheme = "http" if tls is None else "https"
+    log.info("listening", url=f"{scheme}://{authority}", pid=os.getpid())
     try:
         await _Uvicorn(config, server).serve(sockets=[listener])
     finally:
@@ -132,6 +141,41 @@ def _tune_allocator() -> Callable[[], None]:
         trim(0)
 
     return release_memory
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    """What HTTPS is served with. Raises InputError that names the file that is of no use."""
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    what = f"tls_cert {settings.tls_cert} with tls_key {settings.tls_key}"
+    try:
+        # A key that needs a password is refused; nobody is there to type one.
+        context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
+        if settings.tls_client_ca is not None:
+            what = f"tls_client_ca {settings.tls_client_ca}"
+            context.load_verify_locations(settings.tls_client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except OSError as error:
+        raise InputError(f"cannot use {what}: {error.strerror or error}") from error
+    return context
+
+
+def _allow_connections(connections_max: int) -> None:
+    """Raise the limit of open files as far as the system lets us."""
+    wanted = connections_max + OWN_FILES_MAX
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < wanted:
+            log.warning(
+                "the system allows fewer open files than connections_max needs; raise its limit "
+                "(ulimit -n, LimitNOFILE)",
+                allowed=soft,
+                needed=wanted,
+            )
 
 
 def _bind(settings: Settings) -> socket.socket:

@@ -25,7 +25,7 @@ from delayserver.delivery.webhook import (
     WebhookSender,
 )
 from delayserver.dispatcher import Take
-from delayserver.errors import NotFoundError, StoppingError
+from delayserver.errors import AccessError, NotFoundError, StoppingError
 from delayserver.message import Content, Delivery
 from delayserver.messages import Located, Versions
 from delayserver.metrics import Metrics
@@ -36,10 +36,11 @@ from delayserver.shard import Shard, Surroundings
 from delayserver.signing import WebhookSecret
 from delayserver.subscriptions import Subscription
 from delayserver.targets import TargetPolicy
+from delayserver.tokens import TokenFile, TokenTable
 from delayserver.workers import CallRequest, CheckpointRequest
 from storage.catalog import Catalog, LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY
-from storage.errors import DamageError
+from storage.errors import DamageError, StorageError
 from storage.files import Files, OsFiles
 from storage.frame import Damage
 
@@ -75,13 +76,23 @@ class Server(Shard):
     ) -> None:
         """Lock the directory and recover what is in it. Nothing runs before `start`.
 
-        Raises StorageError."""
+        Raises StorageError, and AccessError where others could call without a token."""
         offset_ms = settings.clock_offset_ms
         self._fatal = fatal
         self._release_memory = release_memory
         self._seq_at_last_look = self._seq_at_release = 0
         self._sender = sender
         files: Files = OsFiles(str(settings.data_dir))
+        self.tokens = TokenTable(TokenFile(files), settings.token, time.monotonic)
+        self._tokens_error = ""
+        own_clock: Callable[[], int] = (lambda: clock() + offset_ms) if offset_ms else clock
+        self.tokens.refresh(own_clock())
+        if not settings.on_loopback and not len(self.tokens):
+            raise AccessError(
+                f"{settings.host} is not a loopback address: make a token (delayserver token "
+                f"create NAME --scope admin --data-dir {settings.data_dir}), or set one "
+                "(DELAYSERVER_TOKEN, at least 16 characters), before others can reach the server"
+            )
 
         def open_catalog() -> Catalog:
             files.make_directory(CATALOG_DIRECTORY)
@@ -92,7 +103,7 @@ class Server(Shard):
             return catalog
 
         surroundings = Surroundings(
-            clock=(lambda: clock() + offset_ms) if offset_ms else clock,
+            clock=own_clock,
             monotonic=time.monotonic,
             random_bytes=os.urandom,
             random=random.random,
@@ -280,8 +291,19 @@ class Server(Shard):
         free = self._files.free_bytes()
         self.free_bytes = free
         self.engine.messages.disk_is_low = free < self.settings.disk_reserve_bytes
+        self._refresh_tokens()
         self._release_when_idle()
         self._disk_timer = self._loop.call_later(DISK_CHECK_S, self._check_disk)
+
+    def _refresh_tokens(self) -> None:
+        """Take over what `delayserver token` has changed."""
+        try:
+            self.tokens.refresh(self.clock())
+            self._tokens_error = ""
+        except StorageError as error:
+            if str(error) != self._tokens_error:
+                self._tokens_error = str(error)
+                log.error("the tokens stay as they were", error=str(error))
 
     def _release_when_idle(self) -> None:
         """Give free memory back to the system, once nothing has been accepted for a while.
@@ -313,6 +335,11 @@ class Server(Shard):
         else:
             group.when_durable(waiter)
         return future
+
+    async def subject_of(self, seq: int, due_ms: int) -> str:
+        """The subject of a message. Raises NotFoundError, DamageError."""
+        found = await self.find(self.engine.messages.locate(seq, due_ms))
+        return self.engine.sequencer.subject_names[found.subject_id]
 
     async def cancel(self, seq: int, due_ms: int, expected: Versions = None) -> None:
         """Cancel; on return it is durable that the message never fires (I5)."""

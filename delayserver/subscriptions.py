@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from delayserver.delivery.webhook import RetryPolicy
+from delayserver.subjects import matches
 
 
 class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -45,9 +46,7 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def matches(self, subject: str) -> bool:
         """Whether messages of that subject are for this subscription."""
-        if self.subject in ("*", subject):
-            return True
-        return self.subject.endswith(".*") and subject.startswith(self.subject[:-1])
+        return matches(self.subject, subject)
 
     def overlaps(self, other: "Subscription") -> bool:
         """Whether some subject matches both."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from storage.errors import DamageError, FormatVersionError
-from storage.files import Files
+from storage.files import Files, replace_file
 
 FORMAT_VERSION = 1
 FORMAT_FILE = "FORMAT"
@@ -95,13 +95,5 @@ def _create(files: Files, random_bytes: Callable[[int], bytes], shard: int) -> I
         "shard": identity.shard,
         "id_secret": identity.id_secret.hex(),
     }
-    file = files.open(FORMAT_FILE + ".new", create=True)
-    try:
-        file.truncate(0)
-        file.pwrite([json.dumps(document, indent=1).encode() + b"\n"], 0)
-        file.fdatasync()
-    finally:
-        file.close()
-    files.rename(FORMAT_FILE + ".new", FORMAT_FILE)
-    files.sync_directory("")
+    replace_file(files, FORMAT_FILE, json.dumps(document, indent=1).encode() + b"\n")
     return identity

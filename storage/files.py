@@ -23,6 +23,9 @@ from storage.errors import DirectoryLockedError, DiskError, DiskFullError, SyncE
 
 Buffer = bytes | bytearray | memoryview
 
+FILE_MODE = 0o640
+PRIVATE_MODE = 0o600
+
 _BUFFERS_MAX = 64
 _CLOSED = 2**31 - 1
 """No process has this descriptor: the system answers EBADF."""
@@ -67,9 +70,11 @@ class Files(Protocol):
 
     root: str
 
-    def open(self, path: str, *, create: bool = False) -> File:
+    def open(self, path: str, *, create: bool = False, mode: int = FILE_MODE) -> File:
         """Open for reading and writing. Raises FileNotFoundError unless it exists or `create`,
-        and where its directory does not exist (as `rename` and `unlink` do)."""
+        and where its directory does not exist (as `rename` and `unlink` do).
+
+        `mode`: who may open a file that is made by this call."""
         ...
 
     def exists(self, path: str) -> bool: ...
@@ -95,6 +100,22 @@ class Files(Protocol):
     def lock(self, path: str) -> contextlib.AbstractContextManager[None]:
         """Own `path` exclusively until the context ends, or the process does (I12)."""
         ...
+
+
+def replace_file(files: Files, path: str, data: bytes, *, mode: int = FILE_MODE) -> None:
+    """Give a file this content, all or nothing: who reads it at any moment, also after a power
+    loss, finds the old content or the new. Durable on return."""
+    made = path + ".new"
+    if files.exists(made):
+        files.unlink(made)  # left by a process that was killed, and perhaps of another mode
+    file = files.open(made, create=True, mode=mode)
+    try:
+        file.pwrite([data], 0)
+        file.fdatasync()
+    finally:
+        file.close()
+    files.rename(made, path)
+    files.sync_directory(path.rpartition("/")[0])
 
 
 def _wrap(call: str, path: str, error: OSError) -> DiskError:
@@ -211,10 +232,10 @@ class OsFiles:
         assert not path.startswith("/") and ".." not in path.split("/"), path
         return os.path.join(self.root, path) if path else self.root
 
-    def open(self, path: str, *, create: bool = False) -> OsFile:
+    def open(self, path: str, *, create: bool = False, mode: int = FILE_MODE) -> OsFile:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         with _disk_errors("open", path):
-            return OsFile(path, os.open(self._full(path), flags, 0o640))
+            return OsFile(path, os.open(self._full(path), flags, mode))
 
     def exists(self, path: str) -> bool:
         with _disk_errors("stat", path):
@@ -272,7 +293,7 @@ class OsFiles:
     @contextlib.contextmanager
     def lock(self, path: str) -> Iterator[None]:
         with _disk_errors("open", path):
-            descriptor = os.open(self._full(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            descriptor = os.open(self._full(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             with _disk_errors("lock", path):
                 try:

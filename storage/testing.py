@@ -56,7 +56,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from storage.catalog import Table, Writes
 from storage.errors import CatalogError, DirectoryLockedError, DiskError, DiskFullError, SyncError
-from storage.files import Buffer, File, Files
+from storage.files import FILE_MODE, Buffer, File, Files
 
 SECTOR_BYTES = 512
 CATALOG_KEY_BYTES_MAX = 511
@@ -343,7 +343,7 @@ class SimulatedFiles:
         ]
         return machine
 
-    def open(self, path: str, *, create: bool = False) -> SimulatedFile:
+    def open(self, path: str, *, create: bool = False, mode: int = FILE_MODE) -> SimulatedFile:
         slot = self._slot("open", path)
         inode = self._names[slot.directory].get(slot.name)
         if inode is None:
@@ -711,13 +711,13 @@ class FaultyFiles:
         self._inner = inner
         self._faults = faults
 
-    def open(self, path: str, *, create: bool = False) -> FaultyFile:
+    def open(self, path: str, *, create: bool = False, mode: int = FILE_MODE) -> FaultyFile:
         takes_space = create and self._faults.crash is None and not self._inner.exists(path)
         fault = self._faults.next_fault("open", path, takes_space=takes_space)
         if fault is None:
-            return FaultyFile(self._inner.open(path, create=create), self._faults)
+            return FaultyFile(self._inner.open(path, create=create, mode=mode), self._faults)
         if fault.moment is Moment.AFTER:
-            self._inner.open(path, create=create).close()
+            self._inner.open(path, create=create, mode=mode).close()
         raise self._faults.error(fault)
 
     def exists(self, path: str) -> bool:

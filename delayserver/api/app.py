@@ -60,8 +60,14 @@ def make_app(server: Server) -> tuple[Asgi, type[HttpToolsProtocol]]:
     fastapi.add_exception_handler(HTTPException, _on_http)
     fastapi.add_exception_handler(ClientDisconnect, _on_disconnect)
     fastapi.add_exception_handler(Exception, _on_error)
-    access = Access(server.settings.token, path)
-    return access, make_protocol(hot, access)
+    settings = server.settings
+    access = Access(
+        server.tokens,
+        path,
+        headers_max=settings.headers_max,
+        head_max_bytes=settings.head_max_bytes,
+    )
+    return access, make_protocol(hot, access, settings)
 
 
 class _FastAPI(FastAPI):

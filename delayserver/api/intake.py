@@ -11,7 +11,6 @@ import base64
 import re
 from collections.abc import Callable, Container
 from functools import lru_cache
-from typing import Final
 
 import msgspec
 
@@ -21,9 +20,9 @@ from delayserver.delivery.webhook import check_headers
 from delayserver.errors import InputError, InputErrors, TooLargeError
 from delayserver.message import Content, Payload
 from delayserver.messages import NewMessage
+from delayserver.subjects import SUBJECT_PATTERN
 from delayserver.times import format_duration, parse_duration_ms, parse_time_ms
 
-SUBJECT_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 KEY_MAX_BYTES = 256
 _SUBJECT = re.compile(SUBJECT_PATTERN)
 

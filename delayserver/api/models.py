@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from delayserver.errors import InputError
+from delayserver.subjects import ANY_PATTERN, SUBJECT_PATTERN
 from delayserver.times import parse_duration_ms
 
 
@@ -67,10 +68,10 @@ DeliverAt = Annotated[
     WithJsonSchema({**_TIME, "anyOf": [*_TIME["anyOf"], _NULL]}),
 ]
 Key = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+Name = Annotated[str, Field(pattern=f"^{SUBJECT_PATTERN}$")]
 Pattern = Annotated[
     str,
-    Field(pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9._-]{0,127}|[A-Za-z0-9][A-Za-z0-9._-]{0,125}\.\*)$"),
+    Field(pattern=f"^({ANY_PATTERN})$"),
 ]
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from delayserver.api import models
 from delayserver.api.problems import MEDIA_TYPE
-
-PUBLIC_PATHS = frozenset({"/healthz", "/readyz"})
+from delayserver.api.scopes import ADMIN, PUBLIC_PATHS, RULES
+from delayserver.tokens import SCOPE_HELP
 
 _MESSAGE = {
     "subject": "order.unpaid",
@@ -39,10 +39,13 @@ _DESCRIPTIONS = {
     "401": "A token is needed",
     "403": "Not allowed",
     "404": "There is no such thing",
+    "408": "The request did not come in time",
     "409": "The state does not allow it",
     "412": "It is not the version that `If-Match` names, or `If-None-Match: *` and it exists",
     "413": "The request is too large",
     "422": "The request is invalid; `errors` points to the fields",
+    "429": "More requests or messages per second than the token allows",
+    "431": "The headers are too many or too long",
     "500": "What is stored is damaged, or the server failed",
     "503": "Too much at once, or the server is stopping: try again after `Retry-After`",
     "507": "The disk is nearly full",
@@ -86,25 +89,30 @@ def complete(document: dict[str, Any]) -> None:
     """Add to FastAPI's document what it does not know."""
     problem = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemModel"}}}
     for path, operations in document["paths"].items():
-        for operation in operations.values():
+        for method, operation in operations.items():
             responses = operation["responses"]
-            common = [] if path in PUBLIC_PATHS else ["401", "403"]
+            common = [] if path in PUBLIC_PATHS else ["401", "403", "429", "431"]
             if "requestBody" in operation:
-                common += ["413", "422"]
+                common += ["408", "413", "422"]
             responses.update(dict.fromkeys(common, None))
             for status in responses:
                 if int(status) >= 400:
                     responses[status] = {"description": _DESCRIPTIONS[status], "content": problem}
-            if "503" in responses:
-                responses["503"]["headers"] = _RETRY_AFTER
-            if path in PUBLIC_PATHS:
-                operation["security"] = []
+            for status in responses.keys() & {"429", "503"}:
+                responses[status]["headers"] = _RETRY_AFTER
+            # On loopback no token is needed unless one was made.
+            actions = RULES.get((method.upper(), path), ADMIN).actions
+            operation["security"] = [{"token": [*actions]}, {}] if actions else []
     schemas = document["components"]["schemas"]
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
-    document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-    # On loopback no token is needed unless one is set.
-    document["security"] = [{"token": []}, {}]
+    document["components"]["securitySchemes"] = {
+        "token": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": f"made with `delayserver token create`; its scopes: {SCOPE_HELP}",
+        }
+    }
     _add_examples(document["paths"])
 
 

@@ -14,11 +14,13 @@ from delayserver.errors import (
     ConflictError,
     DelayServerError,
     DiskReserveError,
+    HeadTooLargeError,
     InputError,
     InputErrors,
     NotFoundError,
     OverloadedError,
     PreconditionError,
+    RateLimitedError,
     StoppingError,
     TooLargeError,
 )
@@ -102,6 +104,11 @@ def problem_of(error: Exception) -> Problem:
         case OverloadedError():
             problem = _problem("overloaded", "Too much at once", 503, error)
             problem.headers["retry-after"] = _seconds(error.retry_after_ms)
+        case RateLimitedError():
+            problem = _problem("rate-limited", "Too many requests", 429, error)
+            problem.headers["retry-after"] = _seconds(error.retry_after_ms)
+        case HeadTooLargeError():
+            problem = _problem("head-too-large", "The request's headers are too large", 431, error)
         case StoppingError():
             problem = _problem("stopping", "The server is stopping", 503, error)
             problem.headers["retry-after"] = _seconds(STOPPING_RETRY_AFTER_MS)

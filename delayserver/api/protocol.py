@@ -26,9 +26,10 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from delayserver.api.access import Access
+from delayserver.api.connection import Connection, Phase
 from delayserver.api.hot import BATCH_PATH, MESSAGES_PATH, Answer, Hot, header, problem_answer
-from delayserver.api.problems import MEDIA_TYPE, Problem, ProblemDocument
-from delayserver.errors import AccessError
+from delayserver.config import Settings
+from delayserver.errors import DelayServerError
 from delayserver.sequencer import Group
 
 HEAD_MAX_BYTES = 4096
@@ -46,9 +47,10 @@ _STATUS_LINES = {
 }
 
 
-def make_protocol(hot: Hot, access: Access) -> type[HttpToolsProtocol]:
+def make_protocol(hot: Hot, access: Access, settings: Settings) -> type[HttpToolsProtocol]:
     """The protocol class for one server, as uvicorn's `http` setting takes it."""
-    return type("HotProtocol", (_HotProtocol,), {"hot": hot, "access": access})
+    attributes = {"hot": hot, "access": access, "settings": settings}
+    return type("HotProtocol", (_HotProtocol,), attributes)
 
 
 class Head(NamedTuple):
@@ -140,20 +142,10 @@ class _NoEvent:
 
 _NO_EVENT = _NoEvent()
 _AnyCycle: TypeAlias = _Unanswered | RequestResponseCycle
-_NOT_HTTP = Answer(
-    400,
-    Problem(
-        ProblemDocument(
-            "about:blank", "Bad Request", 400, "what came in is not an HTTP/1.1 request"
-        )
-    ).encode(),
-    content_type=MEDIA_TYPE.encode(),
-)
 
 
-class _HotProtocol(HttpToolsProtocol):
+class _HotProtocol(Connection):
     hot: Hot
-    access: Access
 
     _head: Head | None = None
     """Of the request whose body is being received here."""
@@ -161,11 +153,10 @@ class _HotProtocol(HttpToolsProtocol):
     _missing: int
     _rest = b""
     """The beginning of a head that may be one of ours."""
-    _parsing = False
-    """uvicorn's parser is in the middle of a request."""
+    _parsing = Phase.NOTHING
+    """Where in a request uvicorn's parser is."""
     _last_group: Group | None = None
     """The last one that an answer waited for."""
-    _idle_since: float = 0.0
 
     def __init__(self, *arguments: object, **named: object) -> None:
         super().__init__(*arguments, **named)  # type: ignore[arg-type]
@@ -186,19 +177,25 @@ class _HotProtocol(HttpToolsProtocol):
             cycle: _AnyCycle | None = self.cycle
             is_free = cycle is unanswered or cycle is None or cycle.response_complete
             if self._parsing or not is_free:
-                super().data_received(data[start:] if start else data)
+                self._pass_on(data, start)
                 return
             if not unanswered.keep_alive:
                 return  # the connection ends with the answer that is due
             end = data.find(_END, start, start + HEAD_MAX_BYTES)
             if end < 0 and self._may_be_ours(data, start):
+                self.comes_in_part(Phase.HEAD, 0)  # its length is bounded here
                 self._rest = data[start:]
                 return
             body_start = end + len(_END)
             head = read_head(data[start:body_start]) if end >= 0 else None
-            # A body that is too long: uvicorn's way knows what to do.
-            if head is None or head.length > self.hot.max_bytes(head.path):
-                super().data_received(data[start:] if start else data)
+            # A head or a body that is too long: uvicorn's way knows what to do.
+            if (
+                head is None
+                or head.length > self.hot.max_bytes(head.path)
+                or body_start - start > self.access.head_max_bytes
+                or len(head.headers) > self.access.headers_max
+            ):
+                self._pass_on(data, start)
                 return
             start = body_start + head.length
             unanswered.count += 1
@@ -207,8 +204,15 @@ class _HotProtocol(HttpToolsProtocol):
                 self._head = head
                 self._parts = [data[body_start:]]
                 self._missing = start - length
+                self.comes_in_part(Phase.BODY, length - body_start)
                 return
             self._serve(head, data[body_start:start])
+
+    def _pass_on(self, data: bytes, start: int) -> None:
+        """Go uvicorn's way from here on."""
+        super().data_received(data[start:] if start else data)
+        if self._parsing:
+            self.comes_in_part(self._parsing, len(data) - start)
 
     @staticmethod
     def _may_be_ours(data: bytes, start: int) -> bool:
@@ -223,6 +227,7 @@ class _HotProtocol(HttpToolsProtocol):
         if len(data) < missing:
             self._parts.append(data)
             self._missing = missing - len(data)
+            self.comes_in_part(Phase.BODY, len(data))
             return len(data)
         body = b"".join([*self._parts, data[:missing]])
         self._head, self._parts = None, []
@@ -230,20 +235,27 @@ class _HotProtocol(HttpToolsProtocol):
         return missing
 
     def on_message_begin(self) -> None:
-        self._parsing = True
+        self._parsing = Phase.HEAD
         super().on_message_begin()
 
+    def on_headers_complete(self) -> None:
+        self.check_head()
+        self._parsing = Phase.BODY
+        super().on_headers_complete()
+
     def on_message_complete(self) -> None:
-        self._parsing = False
+        self._parsing = self.phase = Phase.NOTHING
         super().on_message_complete()
 
     # ── answers ────────────────────────────────────────────────────────────────────────────────
 
     def _serve(self, head: Head, body: bytes) -> None:
+        if self.phase:
+            self.phase = Phase.NOTHING
         try:
-            self.access.check(head.headers)
-            answer = self.hot.answer(head.path, body, head.content_type)
-        except AccessError as error:
+            caller = self.access.check(head.headers)
+            answer = self.hot.answer(head.path, body, head.content_type, caller)
+        except DelayServerError as error:
             answer = problem_answer(error)
         unanswered = self._unanswered
         if not head.keep_alive:
@@ -298,10 +310,17 @@ class _HotProtocol(HttpToolsProtocol):
         if unanswered.count == PIPELINED_MAX - 1:
             self._resume_reading()
 
-    def send_400_response(self, msg: str) -> None:
-        """What came in last is not HTTP. A whole request before it is answered nevertheless."""
+    def has_unanswered(self) -> bool:
+        cycle = cast(_AnyCycle | None, self.cycle)
+        return cycle is not None and not cycle.response_complete
+
+    def refuse(self, answer: Answer) -> None:
+        if self._head is not None:
+            self._head, self._parts = None, []
+            self._unanswered.count -= 1
         cycle = cast(_AnyCycle | None, self.cycle)
         if cycle is not None and not cycle.response_complete and not cycle.more_body:
+            # Whole requests before it are answered nevertheless.
             cycle.keep_alive = False
             self.flow.pause_reading()
         elif self.pipeline:
@@ -309,7 +328,7 @@ class _HotProtocol(HttpToolsProtocol):
         else:
             self._unanswered.count = 1
             self._unanswered.keep_alive = False
-            self._write(_NOT_HTTP)
+            self._write(answer)
 
     # ── clients that do not read their answers are not read from ───────────────────────────────
 
@@ -325,9 +344,6 @@ class _HotProtocol(HttpToolsProtocol):
         if not self.flow.write_paused:
             self.flow.resume_reading()
 
-    # ── idle connections ───────────────────────────────────────────────────────────────────────
-    # One timer per connection that looks now and then, not one per request.
-
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
         if self.transport.is_closing():
@@ -336,27 +352,4 @@ class _HotProtocol(HttpToolsProtocol):
             self._start_asgi_task(*self.pipeline.pop())
             return
         self._resume_reading()
-        self._idle_since = self.loop.time()
-        if self.timeout_keep_alive_task is None:
-            self._watch_idleness(self.timeout_keep_alive)
-
-    def _unset_keepalive_if_required(self) -> None:
-        if self.transport.is_closing() and self.timeout_keep_alive_task is not None:
-            self.timeout_keep_alive_task.cancel()
-            self.timeout_keep_alive_task = None
-
-    def _watch_idleness(self, delay_s: float) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(
-            delay_s, self.timeout_keep_alive_handler
-        )
-
-    def timeout_keep_alive_handler(self) -> None:
-        if self.transport.is_closing():
-            return
-        idle_s = self.loop.time() - self._idle_since
-        cycle = cast(_AnyCycle | None, self.cycle)
-        busy = cycle is not None and not cycle.response_complete
-        if busy or idle_s < self.timeout_keep_alive:
-            self._watch_idleness(max(0.1, self.timeout_keep_alive - (0 if busy else idle_s)))
-        else:
-            self.transport.close()
+        self.idle_since_s = self.loop.time()

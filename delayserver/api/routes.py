@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -30,11 +30,12 @@ from delayserver.api.documents import (
     pulled_document,
 )
 from delayserver.api.hot import HotPath, read_body
-from delayserver.api.intake import SUBJECT_PATTERN, Intake, check_key
+from delayserver.api.intake import Intake, check_key
 from delayserver.api.openapi import batch_body, json_body
+from delayserver.api.scopes import CallerOf, make_authorize, require
 from delayserver.dead_letters import DeadLetters
 from delayserver.delivery.webhook import RetryPolicy
-from delayserver.errors import ConflictError, InputError, NotFoundError
+from delayserver.errors import AccessError, ConflictError, InputError, NotFoundError
 from delayserver.ids import MessageId
 from delayserver.listing import Listing
 from delayserver.message import State
@@ -42,6 +43,7 @@ from delayserver.pending import Position
 from delayserver.queries import MessageView, Queries
 from delayserver.server import Server
 from delayserver.signing import WebhookSecret
+from delayserver.subjects import SUBJECT_PATTERN
 from delayserver.subscriptions import Subscription
 from delayserver.targets import TargetPolicy
 from delayserver.times import (
@@ -51,6 +53,8 @@ from delayserver.times import (
     parse_duration_ms,
     parse_time_ms,
 )
+from delayserver.tokens import Action, Caller
+from storage.errors import DamageError
 
 PAGE_MAX = 1000
 SEQ_MAX = 2**64 - 1
@@ -106,7 +110,7 @@ def make_router(
     registry: CollectorRegistry,
 ) -> APIRouter:
     """All routes of one server."""
-    router = APIRouter()
+    router = APIRouter(dependencies=[Depends(make_authorize(server))])
     engine = server.engine
     queries, dead_letters, listing = Queries(server), DeadLetters(server), Listing(server)
 
@@ -139,20 +143,18 @@ def make_router(
         return _Forward(path.publish, request)
 
     @router.post("/v1/messages/cancel", tags=["messages"], responses=INVALID | LOGGED)
-    async def cancel_many(request: models.CancelModel) -> models.CancelledModel:
+    async def cancel_many(request: models.CancelModel, caller: CallerOf) -> models.CancelledModel:
         """Cancel many messages by id and by key; one result for each."""
         results: list[models.CancelResultModel] = []
         for text in request.ids:
             result = models.CancelResultModel(id=text)
             results.append(result)
-            _cancel_one(server, lambda t=text: engine.messages.message_id(t), result)
+            await _cancel_one(server, caller, lambda t=text: engine.messages.message_id(t), result)
         for name in request.keys:
             result = models.CancelResultModel(subject=name.subject, key=name.key)
             results.append(result)
-            _cancel_one(
-                server,
-                lambda n=name: engine.messages.by_key(n.subject, n.key),
-                result,
+            await _cancel_one(
+                server, caller, lambda n=name: engine.messages.by_key(n.subject, n.key), result
             )
         await server.durable(engine.groups.not_durable())
         return models.CancelledModel(results=results)
@@ -170,7 +172,9 @@ def make_router(
         found = engine.messages.message_id(message_id)
         return _message(await queries.look_up(found.seq, found.due_ms))
 
-    @router.delete("/v1/messages/{message_id}", tags=["messages"], responses=CONDITIONAL | LOGGED)
+    @router.delete(
+        "/v1/messages/{message_id}", tags=["messages"], responses=CONDITIONAL | STORED | LOGGED
+    )
     async def cancel_message(message_id: str, if_match: IfMatch = None) -> models.StateModel:
         """Cancel a message: when this answers, it will never be delivered, crash or not."""
         found = engine.messages.message_id(message_id)
@@ -316,21 +320,27 @@ def make_router(
         },
     )
     async def put_subscription(
-        name: NamePath, wanted: models.SubscriptionModel, response: Response
+        name: NamePath, wanted: models.SubscriptionModel, response: Response, caller: CallerOf
     ) -> models.SubscriptionViewModel:
         """Create or change a subscription."""
         async with server.subscription_lock:
             existing = engine.registry.by_name(name)
+            for subject in {wanted.subject, existing.subject if existing else wanted.subject}:
+                require(caller, Action.CONSUME, subject)
             subscription = _subscription(server, targets, name, wanted, existing)
             await server.put_subscription(subscription)
         response.status_code = 200 if existing else 201
         return _view(server, subscription)
 
     @router.get("/v1/subscriptions", tags=["subscriptions"])
-    async def list_subscriptions() -> models.SubscriptionsModel:
-        """All subscriptions, oldest first."""
+    async def list_subscriptions(caller: CallerOf) -> models.SubscriptionsModel:
+        """All subscriptions that the token may consume, oldest first."""
         return models.SubscriptionsModel(
-            subscriptions=[_view(server, subscription) for subscription in engine.registry]
+            subscriptions=[
+                _view(server, subscription)
+                for subscription in engine.registry
+                if caller is None or caller.may(Action.CONSUME, subscription.subject)
+            ]
         )
 
     @router.get("/v1/subscriptions/{name}", tags=["subscriptions"], responses=MISSING)
@@ -538,16 +548,23 @@ class _Forward(Response):
         await self._handler(scope, self._request.receive, send)
 
 
-def _cancel_one(server: Server, find: Any, result: models.CancelResultModel) -> None:
+async def _cancel_one(
+    server: Server, caller: Caller | None, find: Any, result: models.CancelResultModel
+) -> None:
     """Decide one of many cancels; durable with the group that is open now."""
     try:
+        if result.subject is not None:
+            require(caller, Action.PUBLISH, result.subject)
         found = find()
+        if result.subject is None and caller is not None and not caller.is_admin:
+            subject = await server.subject_of(found.seq, found.due_ms)
+            require(caller, Action.PUBLISH, subject)
         result.id = server.engine.ids.encode(found.due_ms, found.seq)
         server.engine.messages.cancel(found.seq, found.due_ms)
         result.state = State.CANCELLED
     except ConflictError as error:
         result.state, result.error = error.state, str(error)
-    except NotFoundError as error:
+    except (AccessError, DamageError, NotFoundError) as error:
         result.error = str(error)
 
 

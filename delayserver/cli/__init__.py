@@ -6,6 +6,7 @@
     messages       publish, get, cancel, move, list
     subscriptions  subscribe, subscriptions, pull, ack
     operations     stats, check
+    tokens         token create, token list, token revoke
     serve          serve: every setting is an option
     demo           a small shop, and a server that is killed in the middle
 
@@ -20,7 +21,7 @@ from typing import Annotated
 import typer
 
 import delayserver
-from delayserver.cli import demo, messages, operations, serve, subscriptions
+from delayserver.cli import demo, messages, operations, serve, subscriptions, tokens
 from delayserver.cli.output import help_text
 
 HELP = """Publish a message now, receive it on time, once, and lose nothing in a crash.
@@ -56,7 +57,7 @@ def _root(
     pass
 
 
-for _group in (serve, messages, subscriptions, operations, demo):
+for _group in (serve, messages, subscriptions, operations, tokens, demo):
     _group.register(app)
 
 

@@ -111,6 +111,8 @@ def _metavar(name: str, field: FieldInfo) -> str:
         return "|".join(str(choice.value) for choice in field.annotation)
     if field.annotation is Path:
         return "DIRECTORY"
+    if field.annotation == Path | None:
+        return "FILE"
     if field.annotation is int:
         return "DURATION" if name.endswith("_ms") else "BYTES" if name.endswith("bytes") else "N"
     return "TEXT"

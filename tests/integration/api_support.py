@@ -1,5 +1,6 @@
 """A real server process on loopback, and a receiver for its webhooks, for the tests of the API."""
 
+import hashlib
 import itertools
 import queue
 import threading
@@ -14,6 +15,8 @@ from typing import Any, TypeVar
 import httpx
 
 from delayserver.cli.demo.process import ServerProcess, damage_in, free_port
+from delayserver.tokens import TokenFile
+from storage.files import OsFiles
 
 T = TypeVar("T")
 DEADLINE_S = 30.0
@@ -46,6 +49,16 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def make_token(data_dir: Path, name: str, *scopes: str, **options: Any) -> str:
+    """A token of a server, by a name; the same name gives the same token."""
+    file = TokenFile(OsFiles(str(data_dir)))
+    digits = hashlib.sha256(name.encode()).digest()
+    _, text = file.create(
+        name, scopes, now_ms=now_ms(), random_bytes=lambda length: digits[:length], **options
+    )
+    return text
+
+
 class ApiServer(httpx.Client):
     """A server process, and an HTTP client for it."""
 
@@ -53,6 +66,7 @@ class ApiServer(httpx.Client):
         self.settings = settings
         self.data_dir = directory / "data"
         self.may_be_damaged = False
+        self.tokens: dict[str, str] = {}
         self._log_path = directory / "server.log"
         self.process = ServerProcess(self.data_dir, port=free_port(), log_path=self._log_path)
         super().__init__(base_url=self.process.url, timeout=DEADLINE_S)
@@ -82,7 +96,8 @@ class ApiServer(httpx.Client):
         """End everything, and check what is on the disk."""
         self.close()
         self.process.kill()
-        if not self.may_be_damaged and self.data_dir.exists():
+        # A server that refused to start has made nothing but the directory.
+        if not self.may_be_damaged and (self.data_dir / "catalog").exists():
             assert damage_in(self.data_dir) == []
 
     @property

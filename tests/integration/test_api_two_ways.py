@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gzip
+import hashlib
 import json
 import re
 from typing import Any
@@ -15,7 +16,7 @@ from delayserver.api.app import make_app
 from delayserver.config import Settings
 from delayserver.queries import Queries
 from delayserver.server import Server
-from tests.integration.api_support import ApiServer
+from tests.integration.api_support import ApiServer, make_token
 
 TOKEN = "a token for both ways"
 ONE, BATCH = "/v1/messages", "/v1/messages/batch"
@@ -32,8 +33,17 @@ LIMITS: dict[str, Any] = {
     "body_max_bytes": 10_000,
     "batch_max_bytes": 200_000,
     "batch_max_messages": 100,
+    "headers_max": 50,
+    "head_max_bytes": 2048,
 }
 LATER = {"subject": "both", "delay": "1h"}
+
+
+def as_token(name):
+    """The header with a token that both servers know."""
+    digits = hashlib.sha256(name.encode()).hexdigest()
+    return {"authorization": f"Bearer dly_{digits}"}
+
 
 CASES = {
     "one": (ONE, {**LATER, "body": {"a": [1, "ü"]}, "headers": {"x-a": "b"}}, {}),
@@ -72,8 +82,35 @@ CASES = {
     "wrong token": (ONE, LATER, {"authorization": "Bearer guess"}),
     "other scheme": (ONE, LATER, {"authorization": f"Basic {TOKEN}"}),
     "another origin with the token": (ONE, LATER, {"origin": "http://evil.example"}),
+    "within the scope": (ONE, {**LATER, "subject": "both.a"}, as_token("scoped")),
+    "outside of the scope": (ONE, LATER, as_token("scoped")),
+    "batch within the scope": (BATCH, [{**LATER, "subject": "both.a"}] * 2, as_token("scoped")),
+    "batch partly outside": (BATCH, [{**LATER, "subject": "both.a"}, LATER], as_token("scoped")),
+    "other scope": (ONE, LATER, as_token("consumer")),
+    "invalid, outside of all scopes": (ONE, {"subject": "a b"}, as_token("scoped")),
+    "the first in a while": (ONE, LATER, as_token("slow")),
+    "one too many": (ONE, LATER, as_token("slow")),
+    "a batch of many": (BATCH, [LATER] * 50, as_token("slow-batches")),
+    "one after a batch of many": (ONE, LATER, as_token("slow-batches")),
+    "expired": (ONE, LATER, as_token("expired")),
+    "too many headers": (ONE, LATER, {f"x-{n}": "y" for n in range(60)}),
+    "headers too long": (ONE, LATER, {"x-a": "y" * 1500, "x-b": "y" * 1500}),
+    "headers too long without a token": (ONE, LATER, {"authorization": "", "x-a": "y" * 3000}),
+    "address too long": (f"{ONE}?{'x' * 3000}", LATER, {}),
     "no such method": (BATCH, None, {}),
 }
+TOKENS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "scoped": (["publish:both.*", "consume:*"], {}),
+    "consumer": (["consume:*", "observe"], {}),
+    "slow": (["admin"], {"rate_per_s": 0.001}),
+    "slow-batches": (["publish:*"], {"rate_per_s": 0.001, "burst": 2}),
+    "expired": (["admin"], {"expires_ms": 1}),
+}
+
+
+def make_tokens(data_dir):
+    for name, (scopes, options) in TOKENS.items():
+        make_token(data_dir, name, *scopes, **options)
 
 
 def described(answer: httpx.Response) -> tuple[int, dict[str, str], object]:
@@ -81,7 +118,7 @@ def described(answer: httpx.Response) -> tuple[int, dict[str, str], object]:
     text = re.sub(r"\b[0-9a-f]{36}\b", "ID", answer.text)
     text = re.sub(r"\d{4}-\d\d-\d\dT[0-9:.]+Z", "TIME", text)
     headers = {
-        name: re.sub(r"[0-9a-f]{36}", "ID", answer.headers[name])
+        name: re.sub(r"[0-9a-f]{36}|^\d{3}$", "ID", answer.headers[name])
         for name in HEADERS
         if name in answer.headers
     }
@@ -102,6 +139,7 @@ def prepare(client: httpx.Client | httpx.AsyncClient) -> dict[str, httpx.Request
 def through_protocol(tmp_path_factory):
     directory = tmp_path_factory.mktemp("protocol")
     server = ApiServer(directory, token=TOKEN, **LIMITS)
+    make_tokens(server.data_dir)
     server.start()
     try:
         yield {name: described(server.send(one)) for name, one in prepare(server).items()}
@@ -112,6 +150,7 @@ def through_protocol(tmp_path_factory):
 @contextlib.asynccontextmanager
 async def server_in_process(directory):
     settings = Settings(data_dir=directory / "data", token=TOKEN, **LIMITS)
+    make_tokens(settings.data_dir)
     failures: list[BaseException] = []
     server = Server(settings, fatal=failures.append)
     await server.start()
@@ -142,10 +181,19 @@ def test_both_ways_give_the_same_answer(through_protocol, through_asgi, name):
 
 def test_the_answers_are_those_of_the_contract(through_protocol):
     statuses = {name: status for name, (status, _, _) in through_protocol.items()}
-    assert set(statuses.values()) == {200, 201, 401, 405, 409, 413, 422}
+    assert set(statuses.values()) == {200, 201, 401, 403, 405, 409, 413, 422, 429, 431}
     assert statuses["one"] == statuses["another content type"] == 201
     assert statuses["duplicate"] == statuses["NDJSON"] == statuses["msgpack"] == 200
     assert statuses["another origin with the token"] == 201
+    assert statuses["within the scope"] == statuses["the first in a while"] == 201
+    assert statuses["batch within the scope"] == statuses["a batch of many"] == 200
+    assert statuses["one too many"] == statuses["one after a batch of many"] == 429
+    assert statuses["expired"] == 401
+    for name in ("outside of the scope", "batch partly outside", "other scope"):
+        assert statuses[name] == 403
+    for name in ("too many headers", "headers too long", "address too long"):
+        assert statuses[name] == 431
+    assert statuses["headers too long without a token"] == 431
 
 
 def test_an_error_of_ours_is_a_500_and_no_exception(tmp_path, monkeypatch, capsys):

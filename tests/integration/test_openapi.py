@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from delayserver.api.openapi import PUBLIC_PATHS
+from delayserver.api.scopes import PUBLIC_PATHS, RULES
 
 EXAMPLES = 8
 """Of each call, good ones and as many bad ones."""
@@ -49,7 +49,7 @@ def test_every_call_says_what_may_go_wrong(document):
         assert operation["description"], (method, path)
         if path in PUBLIC_PATHS:
             continue
-        assert {"401", "403"} <= statuses, (method, path)
+        assert {"401", "403", "429", "431"} <= statuses, (method, path)
         if "requestBody" in operation:
             assert {"413", "422"} <= statuses, (method, path)
         lists = path == "/v1/subjects/{subject}/messages"
@@ -60,8 +60,16 @@ def test_every_call_says_what_may_go_wrong(document):
             if int(status) >= 400:
                 assert list(response["content"]) == ["application/problem+json"]
                 assert response["description"]
-        if "503" in statuses:
-            assert "Retry-After" in operation["responses"]["503"]["headers"]
+        for status in statuses & {"429", "503"}:
+            assert "Retry-After" in operation["responses"][status]["headers"]
+
+
+def test_every_call_has_a_rule_and_says_what_it_asks_for(document):
+    calls = operations(document)
+    assert calls.keys() == RULES.keys()
+    for call, operation in calls.items():
+        named = [scope for one in operation["security"] for scope in one.get("token", ())]
+        assert named == list(RULES[call].actions)
 
 
 def test_the_hot_calls_are_described_with_examples_that_work(shared_api, document):

@@ -20,7 +20,7 @@ def shown(name: str, default: Any) -> str:
     if isinstance(default, int) and name.endswith("_ms"):
         return f"`{format_duration(default)}`"
     if isinstance(default, int) and name.endswith("_bytes"):
-        return f"{default // 2**20} MiB"
+        return f"{default // 2**20} MiB" if default >= 2**20 else f"{default // 2**10} KiB"
     return f"`{default}`"
 
 

@@ -3,7 +3,9 @@
 import pytest
 
 from delayserver.api.access import Access
-from delayserver.errors import AccessError
+from delayserver.errors import AccessError, HeadTooLargeError
+from delayserver.tokens import TokenFile, TokenTable
+from storage.testing import SimulatedFiles
 
 TOKEN = "sixteen letters!"
 
@@ -12,31 +14,42 @@ async def nothing(scope, receive, send):
     """An application that is not asked."""
 
 
+def make_access(token=TOKEN, **limits):
+    tokens = TokenTable(TokenFile(SimulatedFiles("data")), token, lambda: 0.0)
+    tokens.refresh(0)
+    return Access(tokens, nothing, **{"headers_max": 3, "head_max_bytes": 50, **limits})
+
+
 @pytest.mark.parametrize("value", ["Bearer " + TOKEN, "bearer  " + TOKEN, "BEARER " + TOKEN + " "])
 def test_the_token_lets_in(value):
-    Access(TOKEN, nothing).check([(b"authorization", value.encode())])
+    caller = make_access().check([(b"authorization", value.encode())])
+    assert caller is not None
+    assert caller.is_admin
 
 
 @pytest.mark.parametrize("value", ["", "Bearer", "Bearer ", TOKEN, f"Basic {TOKEN}"])
 def test_without_a_token_one_is_asked_for(value):
     with pytest.raises(AccessError, match="Authorization: Bearer"):
-        Access(TOKEN, nothing).check([(b"authorization", value.encode())])
+        make_access().check([(b"authorization", value.encode())])
 
 
 @pytest.mark.parametrize("value", [TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "\xff"])
 def test_another_token_does_not(value):
     with pytest.raises(AccessError, match="not valid") as caught:
-        Access(TOKEN, nothing).check([(b"authorization", f"Bearer {value}".encode("latin-1"))])
+        make_access().check([(b"authorization", f"Bearer {value}".encode("latin-1"))])
     assert not caught.value.authenticated
 
 
 def test_the_token_is_not_kept():
-    assert TOKEN not in repr(vars(Access(TOKEN, nothing)))
+    access = make_access()
+    caller = access.check([(b"authorization", f"Bearer {TOKEN}".encode())])
+    for part in (access, access._tokens, caller):
+        assert TOKEN not in repr(vars(part))
 
 
 @pytest.mark.parametrize("origin", [b"http://localhost", b"https://127.0.0.1:1", b"http://[::1]:2"])
 def test_pages_of_this_machine_may_call(origin):
-    Access(None, nothing).check([(b"origin", origin)])
+    assert make_access(None).check([(b"origin", origin)]) is None
 
 
 @pytest.mark.parametrize(
@@ -44,5 +57,21 @@ def test_pages_of_this_machine_may_call(origin):
 )
 def test_pages_of_elsewhere_may_not(origin):
     with pytest.raises(AccessError) as caught:
-        Access(None, nothing).check([(b"origin", origin)])
+        make_access(None).check([(b"origin", origin)])
     assert caught.value.authenticated
+
+
+def test_a_head_within_the_limits():
+    make_access().check_head(b"/", [(b"a", b"1"), (b"b", b"2"), (b"c", b"3")])
+    make_access().check_head(b"x" * 40, [(b"abc", b"def")])
+
+
+def test_too_many_headers():
+    with pytest.raises(HeadTooLargeError, match=r"more than 3 headers \(headers_max\)"):
+        make_access().check_head(b"/", [(b"a", b"1")] * 4)
+
+
+@pytest.mark.parametrize(("target", "value"), [(b"x" * 40, b"defg"), (b"/", b"d" * 50)])
+def test_a_head_that_is_too_long(target, value):
+    with pytest.raises(HeadTooLargeError, match="head_max_bytes"):
+        make_access().check_head(target, [(b"abc", value)])

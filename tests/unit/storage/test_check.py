@@ -20,7 +20,7 @@ from storage.check import (
 )
 from storage.directory import FORMAT_FILE, open_identity
 from storage.errors import DamageError, DiskError, FormatVersionError
-from storage.files import Files, OsFiles
+from storage.files import FILE_MODE, Files, OsFiles
 from storage.frame import HEADER, HEADER_BYTES, Frame, crc32c, encode
 from storage.message_log import MessageLog
 from storage.rows import LogKind
@@ -383,10 +383,10 @@ class BusyFiles(SimulatedFiles):
         self.action: Callable[[], None] = lambda: None
         self.before_open = False
 
-    def open(self, path: str, *, create: bool = False) -> SimulatedFile:
+    def open(self, path: str, *, create: bool = False, mode: int = FILE_MODE) -> SimulatedFile:
         if path == self.path and self.before_open:
             self._act()
-        file = super().open(path, create=create)
+        file = super().open(path, create=create, mode=mode)
         if path == self.path:
             inner = file.pread
 

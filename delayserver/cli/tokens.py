@@ -1,0 +1,178 @@
+"""token create, list, revoke: who may call a server.
+
+The commands change a file in the data directory, whether a server runs on it or not; a server that
+runs looks at it once a second.
+
+Cost: one small file. Threads: one.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from delayserver.cli.operations import DataDirOption
+from delayserver.cli.options import number_or_text
+from delayserver.cli.output import details, help_text, print_json, rows
+from delayserver.cli.session import CommandError, JsonOption, error_exit
+from delayserver.errors import DelayServerError, InputError
+from delayserver.times import format_time, parse_duration_ms
+from delayserver.tokens import SCOPE_HELP, Token, TokenFile
+from storage.errors import StorageError
+from storage.files import OsFiles
+
+HELP = """Make, list and revoke the tokens of a data directory.
+
+Only digests are stored. A server that runs follows within a second; run the commands as the user
+that it runs as. Once a token was made, the server asks everybody for one."""
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the token.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+    examples = (
+        "token create shop --scope 'publish:order.*' --rate 500 --burst 1000",
+        "token create worker --scope consume:order.unpaid --expires 90d",
+        "token create prometheus --scope observe --json",
+    )
+    group.command("create", help=help_text(create.__doc__, *examples))(create)
+    group.command("list", help=help_text(list_.__doc__, "token list --json"))(list_)
+    group.command("revoke", help=help_text(revoke.__doc__, "token revoke shop"))(revoke)
+    app.add_typer(group, name="token", help=help_text(HELP))
+
+
+def create(
+    *,
+    name: NameArgument,
+    scopes: Annotated[
+        list[str],
+        typer.Option(
+            "--scope",
+            metavar="SCOPE",
+            help=f"What it may do; repeat for more: {SCOPE_HELP}. A PATTERN is a subject, a prefix "
+            "that ends in .*, or *.",
+        ),
+    ],
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            help="Most requests, or messages of batches, per second.",
+            show_default=False,
+        ),
+    ] = None,
+    burst: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="That many may come at once (default: --rate).", show_default=False
+        ),
+    ] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Valid this long: 12h, 90d.", show_default=False),
+    ] = None,
+    data_dir: DataDirOption = Path("data"),
+    as_json: JsonOption = False,
+) -> None:
+    """Make a token and show it, this once: it is stored nowhere."""
+    now_ms = time.time_ns() // 1_000_000
+    with _errors(as_json):
+        token, text = TokenFile(OsFiles(str(data_dir))).create(
+            name,
+            scopes,
+            now_ms=now_ms,
+            random_bytes=os.urandom,
+            expires_ms=None if expires is None else now_ms + _lifetime_ms(expires),
+            rate_per_s=rate,
+            burst=burst,
+        )
+    if as_json:
+        print_json({**_document(token, now_ms), "token": text})
+        return
+    from rich.console import Console
+
+    Console().print(details(_document(token, now_ms)), "")
+    # Never wrapped, for it is to be copied.
+    typer.echo(f"{text}\n\nThis is the only time that it is shown.")
+
+
+def list_(*, data_dir: DataDirOption = Path("data"), as_json: JsonOption = False) -> None:
+    """List the tokens, without the tokens themselves."""
+    now_ms = time.time_ns() // 1_000_000
+    with _errors(as_json):
+        documents = [_document(token, now_ms) for token in _existing(data_dir).read()]
+    if as_json:
+        print_json({"tokens": documents})
+        return
+    from rich.console import Console
+
+    columns = ("name", "scopes", "rate", "burst", "created_at", "expires_at")
+    shown = [
+        {
+            **one,
+            "scopes": "\n".join(one["scopes"]),
+            "expires_at": f"{one['expires_at']}, expired" if one["expired"] else one["expires_at"],
+        }
+        for one in documents
+    ]
+    empty = "There are no tokens; make one with `delayserver token create`."
+    Console().print(rows(shown, columns, empty=empty))
+
+
+def revoke(
+    *,
+    name: NameArgument,
+    data_dir: DataDirOption = Path("data"),
+    as_json: JsonOption = False,
+) -> None:
+    """Revoke a token: within a second a server that runs refuses it.
+
+    Revoking the last one does not open the server."""
+    with _errors(as_json):
+        token = _existing(data_dir).revoke(name)
+    if as_json:
+        print_json({"revoked": token.name})
+    else:
+        typer.echo(f"{token.name} is revoked.")
+
+
+def _existing(data_dir: Path) -> TokenFile:
+    """The tokens of a directory, which is not made here."""
+    if not data_dir.is_dir():
+        raise InputError(f"there is no directory {data_dir}; name the server's with --data-dir")
+    return TokenFile(OsFiles(str(data_dir)))
+
+
+def _lifetime_ms(text: str) -> int:
+    lifetime_ms = parse_duration_ms(number_or_text(text))
+    if lifetime_ms == 0:
+        raise InputError("a token that expires at once is of no use; give --expires a time")
+    return lifetime_ms
+
+
+def _document(token: Token, now_ms: int) -> dict[str, Any]:
+    return {
+        "name": token.name,
+        "scopes": list(token.scopes),
+        "rate": token.rate_per_s,
+        "burst": token.burst,
+        "created_at": format_time(token.created_ms),
+        "expires_at": None if token.expires_ms is None else format_time(token.expires_ms),
+        "expired": not token.is_valid(now_ms),
+    }
+
+
+@contextmanager
+def _errors(as_json: bool) -> Iterator[None]:
+    """Wrong input and what the disk refuses, as the other commands show them."""
+    with error_exit(as_json=as_json):
+        try:
+            yield
+        except (DelayServerError, StorageError) as error:
+            raise CommandError(str(error)) from error

@@ -1,0 +1,39 @@
+"""How many a second: a token bucket.
+
+The bucket holds up to `burst` and fills with `rate_per_s`. Who takes more than it holds overdraws
+it, and waits until that is paid back: a batch that is larger than the burst is possible, and the
+rate is kept over time all the same.
+
+Cost: a few float operations; nothing runs while nobody asks. Threads: belongs to one thread. Time
+is an argument, from a clock that nobody sets.
+"""
+
+
+class TokenBucket:
+    """Full in the beginning."""
+
+    __slots__ = ("_burst", "_level", "_rate_per_s", "_seen_s")
+
+    def __init__(self, rate_per_s: float, burst: float) -> None:
+        assert rate_per_s > 0, rate_per_s
+        assert burst >= 1, burst
+        self._rate_per_s = rate_per_s
+        self._burst = burst
+        self._level = burst
+        self._seen_s: float | None = None
+
+    def wait_s(self, now_s: float) -> float:
+        """How long until one can be taken; 0: now."""
+        self._fill(now_s)
+        return 0.0 if self._level >= 1 else (1 - self._level) / self._rate_per_s
+
+    def take(self, count: int, now_s: float) -> None:
+        """Take that many, more than there are if need be."""
+        self._fill(now_s)
+        self._level -= count
+
+    def _fill(self, now_s: float) -> None:
+        if self._seen_s is not None:
+            earned = max(0.0, now_s - self._seen_s) * self._rate_per_s
+            self._level = min(self._burst, self._level + earned)
+        self._seen_s = now_s

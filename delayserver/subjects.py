@@ -1,0 +1,26 @@
+"""Subjects, and the patterns that stand for many of them: one rule for subscriptions and scopes.
+
+A pattern is a subject (`order.unpaid`), a prefix that ends in `.*` (`order.*`, any depth), or `*`.
+
+Cost: a comparison of text. Threads: pure.
+"""
+
+import re
+from typing import Final
+
+SUBJECT_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+ANY_PATTERN: Final = r"\*|[A-Za-z0-9][A-Za-z0-9._-]{0,127}|[A-Za-z0-9][A-Za-z0-9._-]{0,125}\.\*"
+_ANY_PATTERN = re.compile(ANY_PATTERN)
+
+
+def is_pattern(text: str) -> bool:
+    """Whether that is a subject, a prefix with `.*`, or `*`."""
+    return _ANY_PATTERN.fullmatch(text) is not None
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Whether a pattern stands for a subject; or, with a pattern as `subject`, for all that it
+    stands for."""
+    if pattern in ("*", subject):
+        return True
+    return pattern.endswith(".*") and subject.startswith(pattern[:-1])

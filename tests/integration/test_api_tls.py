@@ -1,0 +1,102 @@
+"""HTTPS, with certificates made here."""
+
+import ssl
+
+import httpx
+import pytest
+import trustme
+
+from tests.integration.api_support import wait_until
+
+
+@pytest.fixture(scope="module")
+def authority():
+    return trustme.CA()
+
+
+@pytest.fixture
+def certificate(authority, tmp_path):
+    """Settings of a server for 127.0.0.1."""
+    made = authority.issue_cert("127.0.0.1")
+    made.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    made.private_key_pem.write_to_path(tmp_path / "key.pem")
+    return {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
+
+
+@pytest.fixture
+def trusting(authority):
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+def client_of(api, context):
+    return httpx.Client(
+        base_url=api.process.url.replace("http:", "https:"), verify=context, trust_env=False
+    )
+
+
+def wait_ready(client):
+    def probe():
+        try:
+            return client.get("/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    wait_until(probe)
+
+
+def test_publish_and_pull_over_https(make_api, certificate, trusting):
+    api = make_api(**certificate)
+    api.launch()
+    with client_of(api, trusting) as client:
+        wait_ready(client)
+        assert f"url=https://127.0.0.1:{api.process.port}" in api.log
+        definition = {"subject": "tls", "type": "pull"}
+        client.put("/v1/subscriptions/tls", json=definition).raise_for_status()
+        for _ in range(3):
+            assert client.post("/v1/messages", json={"subject": "tls"}).status_code == 201
+        pulled = client.post("/v1/subscriptions/tls/pull", json={"wait": "5s"}).json()
+        assert pulled["messages"]
+        large = [{"subject": "tls", "body": "x" * 1000}] * 2000
+        assert client.post("/v1/messages/batch", json=large).json()["count"] == 2000
+    # Somebody who does not trust it, and somebody who does not speak TLS.
+    stranger = client_of(api, ssl.create_default_context())
+    with stranger, pytest.raises(httpx.ConnectError, match="certificate"):
+        stranger.get("/readyz")
+    with pytest.raises(httpx.TransportError):
+        api.get("/readyz")
+    assert api.process.stop() == 0
+
+
+def test_clients_that_must_show_a_certificate(make_api, authority, certificate, trusting, tmp_path):
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    api = make_api(**certificate, tls_client_ca=tmp_path / "ca.pem")
+    api.launch()
+    known = ssl.create_default_context()
+    authority.configure_trust(known)
+    authority.issue_cert("client@shop.example").configure_cert(known)
+    with client_of(api, known) as client:
+        wait_ready(client)
+    with client_of(api, trusting) as stranger, pytest.raises(httpx.TransportError):
+        stranger.get("/readyz")
+    unknown = ssl.create_default_context()
+    authority.configure_trust(unknown)
+    trustme.CA().issue_cert("client@shop.example").configure_cert(unknown)
+    with client_of(api, unknown) as stranger, pytest.raises(httpx.TransportError):
+        stranger.get("/readyz")
+
+
+@pytest.mark.parametrize("name", ["tls_cert", "tls_key", "tls_client_ca"])
+@pytest.mark.parametrize("content", [None, "not PEM"])
+def test_a_file_that_is_of_no_use_is_named(make_api, certificate, tmp_path, name, content):
+    wrong = tmp_path / "wrong.pem"
+    if content is not None:
+        wrong.write_text(content)
+    api = make_api(**{**certificate, name: wrong})
+    api.launch()
+    wait_until(lambda: not api.process.is_running)
+    assert api.process.stop() == 1
+    assert str(wrong) in api.log
+    assert "Traceback" not in api.log
+    assert not api.data_dir.exists()

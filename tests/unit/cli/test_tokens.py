@@ -1,0 +1,97 @@
+"""token create, list, revoke."""
+
+import json
+
+import pytest
+
+from delayserver.tokens import TokenFile, TokenTable
+from storage.files import OsFiles
+
+
+def table(directory):
+    tokens = TokenTable(TokenFile(OsFiles(str(directory))), None, lambda: 0.0)
+    tokens.refresh(0)
+    return tokens
+
+
+def test_a_token_works_as_it_is_printed(cli, tmp_path):
+    directory = tmp_path / "not there yet"
+    result = cli.run(
+        *("token", "create", "shop", "--scope", "publish:order.*", "--scope", "observe"),
+        *("--rate", "5", "--burst", "9", "--expires", "90d", "--data-dir", str(directory)),
+    )
+    assert result.exit_code == 0
+    (text,) = [line for line in result.stdout.splitlines() if line.startswith("dly_")]
+    assert "only time" in result.stdout
+    token = table(directory).caller(text.encode()).token
+    assert token.scopes == ("publish:order.*", "observe")
+    assert (token.rate_per_s, token.burst) == (5, 9)
+    assert token.expires_ms == token.created_ms + 90 * 86_400_000
+
+
+def test_as_json(cli, tmp_path):
+    def ask(*arguments):
+        result = cli.run("token", *arguments, "--json", "--data-dir", str(tmp_path))
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)
+
+    created = ask("create", "worker", "--scope", "consume:*")
+    text = created.pop("token")
+    assert table(tmp_path).caller(text.encode()).name == "worker"
+    assert ask("list") == {"tokens": [created]}
+    assert created["scopes"] == ["consume:*"]
+    assert created["expired"] is False
+    assert ask("revoke", "worker") == {"revoked": "worker"}
+    assert ask("list") == {"tokens": []}
+
+
+def test_a_table_without_the_tokens(cli, tmp_path):
+    where = ("--data-dir", str(tmp_path))
+    assert "There are no tokens" in cli.run("token", "list", *where).stdout
+    created = cli.run("token", "create", "shop", "--scope", "admin", "--json", *where)
+    cli.run("token", "create", "short", "--scope", "observe", "--expires", "1ms", *where)
+    listed = cli.run("token", "list", *where).stdout
+    assert "shop" in listed
+    assert listed.count("expired") == 1
+    assert json.loads(created.stdout)["token"] not in listed
+    assert "is revoked" in cli.run("token", "revoke", "shop", *where).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("create", "a", "--scope", "all"), "is not a scope"),
+        (("create", "a b", "--scope", "admin"), "a name looks like"),
+        (("create", "a", "--scope", "admin", "--expires", "soon"), "duration"),
+        (("create", "a", "--scope", "admin", "--expires", "0"), "--expires"),
+        (("create", "a", "--scope", "admin", "--rate", "-1"), "a rate"),
+        (("revoke", "nobody"), "there is no token 'nobody'"),
+    ],
+)
+def test_what_is_refused(cli, tmp_path, arguments, said):
+    result = cli.run("token", *arguments, "--data-dir", str(tmp_path))
+    assert result.exit_code == 1
+    assert said in result.stderr
+    result = cli.run("token", *arguments, "--json", "--data-dir", str(tmp_path))
+    assert said in json.loads(result.stderr)["title"]
+
+
+def test_a_scope_is_needed(cli, tmp_path):
+    result = cli.run("token", "create", "a", "--data-dir", str(tmp_path))
+    assert result.exit_code == 2
+    assert "--scope" in result.stderr
+
+
+def test_only_create_makes_a_directory(cli, tmp_path):
+    for arguments in (("list",), ("revoke", "a")):
+        result = cli.run("token", *arguments, "--data-dir", str(tmp_path / "typo"))
+        assert result.exit_code == 1
+        assert "typo" in result.stderr
+        assert not (tmp_path / "typo").exists()
+
+
+def test_the_commands_say_what_they_do(cli):
+    shown = cli.run("token", "--help").stdout
+    for name in ("create", "list", "revoke"):
+        assert name in shown
+        assert "$ delayserver token" in cli.run("token", name, "--help").stdout
