@@ -107,6 +107,9 @@ class Settings(BaseSettings):
     idle_timeout_ms: int = Field(
         75 * SECOND_MS, gt=0, description="a connection without a request is closed"
     )
+    metrics_subjects_max: int = Field(
+        100, ge=0, description="subjects with metrics of their own; the others are counted together"
+    )
     in_flight_max: int = Field(64, gt=0, description="default of a webhook's max_in_flight")
     clock_offset_ms: int = Field(0, description="added to the clock, to try an hour change")
     fire_rows_max: int = Field(10_000, gt=0, description="rows that fire in one step of the loop")

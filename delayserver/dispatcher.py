@@ -14,7 +14,7 @@ Cost: routing is vectorised; a queue entry is a slice.
 Threads: belongs to the event loop.
 """
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -129,7 +129,8 @@ class Dispatcher:
         """Rows whose subscription is gone: on their way, or read to find out whose they are now."""
         self.fired_until_ms = 0
         """The latest due time of what has fired."""
-        self.delivered_total = 0
+        self.delivered_by_subject: defaultdict[int, int] = defaultdict(int)
+        """How many deliveries arrived since the start, by subject id."""
         self.draining = False
         """Nothing leaves the queues any more: the server is stopping."""
 
@@ -249,6 +250,34 @@ class Dispatcher:
         batches, position, hits = found
         rows: Rows = batches[position].rows[hits]
         return rows
+
+    def oldest_due_ms(self) -> int | None:
+        """When the oldest message was due that waits for a subscriber; None if none waits.
+
+        Each queue is in due order, and what came back stands in front of it."""
+        fronts = [queue.batches[0] for queue in self._queues.values() if queue.batches]
+        fronts += [batches[0] for batches in self._parked.values() if batches]
+        return min(
+            (
+                batch.hour * HOUR_MS + int(batch.rows["due_offset_ms"][0])
+                for batch in fronts
+                if len(batch.rows)
+            ),
+            default=None,
+        )
+
+    def queued_count(self) -> int:
+        """Deliveries that wait in queues."""
+        return sum(queue.count for queue in self._queues.values())
+
+    def in_flight_count(self) -> int:
+        """Deliveries that left a queue and are not settled: being sent, or leased."""
+        return sum(queue.in_flight for queue in self._queues.values())
+
+    @property
+    def delivered_total(self) -> int:
+        """Deliveries that arrived since the start."""
+        return sum(self.delivered_by_subject.values())
 
     def _find_parked(self, entry: Entry) -> tuple[list[Batch], int, np.ndarray] | None:
         for batches in self._parked.values():
@@ -386,7 +415,7 @@ class Dispatcher:
 
     def delivered(self, delivery: Delivery, now_ms: int) -> None:
         """It arrived: record it."""
-        self.delivered_total += 1
+        self.delivered_by_subject[delivery.origin.subject_id] += 1
         self._settle(delivery, Outcome.DELIVERED, now_ms)
         self.leave(delivery)
 

@@ -12,7 +12,7 @@ wires the ports to threads, the simulation to a scheduler with a seed.
 Cost: see the parts. Threads: belongs to the event loop; no locks.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
@@ -67,6 +67,10 @@ class Ports(dispatcher.Ports, GroupPorts, Protocol):
         """These hours are settled, up to that seq."""
         ...
 
+    def given_up(self, delivery: Delivery, reason: str) -> None:
+        """No attempt is left: somebody may want to know."""
+        ...
+
 
 class Engine:
     """Commands, events, and the passing of time."""
@@ -117,8 +121,9 @@ class Engine:
             key_hasher,
             now_ms=now_ms,
         )
-        self.retried_total = 0
-        self.dead_total = 0
+        self.retried_by_subject: defaultdict[int, int] = defaultdict(int)
+        """How many deliveries since the start, by subject id; likewise `dead`."""
+        self.dead_by_subject: defaultdict[int, int] = defaultdict(int)
 
     def start(
         self, through_hour: int, loaded: Iterable[LoadedHour], retired_through_hour: int = -1
@@ -420,7 +425,7 @@ class Engine:
         self._conclude(delivery, seq, change, now_ms, response)
         route = delivery.subscription_id | ROUTE_SUBSCRIPTION
         self.messages.schedule(seq, due_ms, route, sealed)
-        self.retried_total += 1
+        self.retried_by_subject[origin.subject_id] += 1
 
     def _bury(
         self, delivery: Delivery, reason: str, now_ms: int, response: WebhookResponse
@@ -448,7 +453,8 @@ class Engine:
         )
         self._conclude(delivery, seq, change, now_ms, response)
         self.groups.wake()
-        self.dead_total += 1
+        self.dead_by_subject[origin.subject_id] += 1
+        self._ports.given_up(delivery, reason)
 
     def _conclude(
         self,

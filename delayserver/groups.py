@@ -129,6 +129,11 @@ class Groups:
         return self._unfiled_bytes + self._sequencer.group.total_bytes
 
     @property
+    def oldest_unfiled_ms(self) -> int | None:
+        """When the oldest group that is not filed was closed; None if all is filed."""
+        return self._unfiled[0].created_ms if self._unfiled else None
+
+    @property
     def is_idle(self) -> bool:
         """Whether nothing waits to be committed."""
         return self._committing is None and not self._sequencer.group.count

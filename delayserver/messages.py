@@ -7,6 +7,7 @@ Cost: publish 5 µs, with a key 9 µs; cancel and locate a few µs, plus a searc
 hour is loaded. Threads: belongs to the event loop.
 """
 
+from collections import defaultdict
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -102,8 +103,20 @@ class Messages:
         self._express_ms = settings.express_ms
         self.advanced_ms = now_ms
         self.disk_is_low = False
-        self.accepted_total = 0
-        self.cancelled_total = 0
+        self.accepted_by_subject: defaultdict[int, int] = defaultdict(int)
+        """How many since the start, by subject id."""
+        self.cancelled_by_subject: defaultdict[int, int] = defaultdict(int)
+        """Likewise; 0: the subject was not known without a look at the disk."""
+
+    @property
+    def accepted_total(self) -> int:
+        """Messages accepted since the start."""
+        return sum(self.accepted_by_subject.values())
+
+    @property
+    def cancelled_total(self) -> int:
+        """Messages cancelled since the start."""
+        return sum(self.cancelled_by_subject.values())
 
     # ── publish ────────────────────────────────────────────────────────────────────────────────
 
@@ -257,7 +270,7 @@ class Messages:
         if key_hash is not NO_KEY:
             sequencer.put_key(seq, key_hash, KeyEntry(seq, due_ms, _digest(sealed)))
         self.schedule(seq, due_ms, subject_id, sealed)
-        self.accepted_total += 1
+        self.accepted_by_subject[subject_id] += 1
         return Published(self._ids.encode(due_ms, seq), due_ms, False, sequencer.group, seq)
 
     def schedule(self, seq: int, due_ms: int, route: int, sealed: bytes) -> None:
@@ -394,10 +407,13 @@ class Messages:
 
     # ── cancel and move ────────────────────────────────────────────────────────────────────────
 
-    def cancel(self, seq: int, due_ms: int, expected: Versions = None) -> Group | None:
+    def cancel(
+        self, seq: int, due_ms: int, expected: Versions = None, subject: str = ""
+    ) -> Group | None:
         """Cancel a message; it never fires once the group is durable (None: it is) (I5).
 
-        Raises ConflictError with the state, PreconditionError, NotFoundError. A message that is
+        `subject`: where the caller knows it, so that it is counted there. Raises ConflictError with
+        the state, PreconditionError, NotFoundError. A message that is
         cancelled already is so whatever was expected: the answer to the first call may be lost."""
         located = self.locate(seq, due_ms)
         if located.state is State.CANCELLED:
@@ -414,8 +430,10 @@ class Messages:
         )
         change = Change(ChangeState.CANCELLED, entry.seq, entry.due_ms, 0, 0)
         self._sequencer.put_change(record, seq, 0, change)
+        self.cancelled_by_subject[
+            self._sequencer.subjects.get(subject) or self._subject_id(entry)
+        ] += 1
         self._take_out(entry)
-        self.cancelled_total += 1
         self._groups.wake()
         return self._sequencer.group
 
@@ -449,7 +467,7 @@ class Messages:
         entry = self._sequencer.key(key_hash)
         replaced = False
         if entry is not None and self._is_cancellable(entry):
-            self.cancel(entry.seq, entry.due_ms)
+            self.cancel(entry.seq, entry.due_ms, subject=message.subject)
             replaced = True
         return self._accept(message.due_ms, subject_id, key_hash, sealed), replaced
 
@@ -490,6 +508,17 @@ class Messages:
                 raise ConflictError(
                     "the message was delivered to some of its subscriptions", State.DELIVERING
                 )
+
+    def _subject_id(self, entry: Entry) -> int:
+        """The subject of a row, if that is in memory; else 0."""
+        unfiled = self._groups.payload(entry.seq)
+        if unfiled is not None:
+            return unfiled[1]
+        row = self._wheel.get(entry.seq, entry.due_ms)
+        if row is None:
+            row = self._dispatcher.parked(entry)
+        route = 0 if row is None else int(row["route"][0])
+        return 0 if route & ROUTE_SUBSCRIPTION else route
 
     def _take_out(self, entry: Entry) -> None:
         """Remove a row from wherever it waits in memory, and put it back on a roll-back."""

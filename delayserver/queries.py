@@ -7,9 +7,11 @@ the hour table of the catalog. Threads: belongs to the event loop; files are rea
 thread.
 """
 
+import asyncio
 from dataclasses import dataclass, field
 from functools import partial
 
+import delayserver
 from delayserver.errors import InputError
 from delayserver.message import Entry, Payload, State
 from delayserver.reader import Reader
@@ -92,31 +94,41 @@ class Queries:
             view.attempts = max(view.attempts, change.attempt - (state is State.SCHEDULED))
         return view
 
-    def stats(self) -> dict[str, object]:
+    async def stats(self) -> dict[str, object]:
         """Counters since the start of this process, and what waits now."""
-        engine = self._server.engine
+        server, engine = self._server, self._server.engine
+        await self.count_later()
+        oldest_due_ms = engine.dispatcher.oldest_due_ms()
         return {
+            "version": delayserver.__version__,
+            "started_at": format_time(server.started_ms),
             "accepted": engine.messages.accepted_total,
             "cancelled": engine.messages.cancelled_total,
             "delivered": engine.dispatcher.delivered_total,
-            "retried": engine.retried_total,
-            "dead": engine.dead_total,
+            "retried": sum(engine.retried_by_subject.values()),
+            "dead": sum(engine.dead_by_subject.values()),
             "last_seq": engine.sequencer.next_seq - 1,
             "checkpoint_seq": engine.groups.checkpoint_seq,
             "pending_loaded": engine.hours.unsettled(),
-            "pending_later": self._pending_later(),
+            "pending_later": server.pending_later,
+            "queued": engine.dispatcher.queued_count(),
+            "in_flight": engine.dispatcher.in_flight_count(),
+            "oldest_due_at": None if oldest_due_ms is None else format_time(oldest_due_ms),
             "unmatched": engine.dispatcher.parked_count(),
             "subjects": len(engine.sequencer.subjects),
             "subscriptions": len(engine.registry),
-            "disk_free_bytes": self._server.free_bytes,
+            "unfiled_bytes": engine.groups.unfiled_bytes,
+            "disk_free_bytes": server.free_bytes,
         }
 
-    def _pending_later(self) -> int:
-        """Messages of hours that are not loaded, as of the last checkpoint."""
+    async def count_later(self) -> None:
+        """Count the messages of hours that are not loaded, as of the last checkpoint."""
         through_hour = self._server.engine.hours.live_through_hour
-        return sum(
+        # There may be two years of hours.
+        hours = await asyncio.to_thread(read_hours, self._server.catalog)
+        self._server.pending_later = sum(
             max(0, state.entries - state.removals)
-            for hour, state in read_hours(self._server.catalog).items()
+            for hour, state in hours.items()
             if hour > through_hour
         )
 

@@ -28,7 +28,7 @@ from delayserver.dispatcher import Take
 from delayserver.errors import AccessError, NotFoundError, StoppingError
 from delayserver.message import Content, Delivery
 from delayserver.messages import Located, Versions
-from delayserver.metrics import Metrics
+from delayserver.metrics import Metrics, TimedFiles
 from delayserver.reader import Found, Reader
 from delayserver.recovery import Progress, Recovered
 from delayserver.sequencer import Group
@@ -41,7 +41,6 @@ from delayserver.workers import CallRequest, CheckpointRequest
 from storage.catalog import Catalog, LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY
 from storage.errors import DamageError, StorageError
-from storage.files import Files, OsFiles
 from storage.frame import Damage
 
 DISK_CHECK_S = 1.0
@@ -82,7 +81,7 @@ class Server(Shard):
         self._release_memory = release_memory
         self._seq_at_last_look = self._seq_at_release = 0
         self._sender = sender
-        files: Files = OsFiles(str(settings.data_dir))
+        files = TimedFiles(str(settings.data_dir))
         self.tokens = TokenTable(TokenFile(files), settings.token, time.monotonic)
         self._tokens_error = ""
         own_clock: Callable[[], int] = (lambda: clock() + offset_ms) if offset_ms else clock
@@ -110,7 +109,11 @@ class Server(Shard):
             progress=progress,
         )
         super().__init__(settings, files, open_catalog, surroundings)
+        self.started_ms = self.clock()
+        self.pending_later = 0
+        """Messages of hours that are not loaded, when it was counted last (see Queries)."""
         self.metrics = self._make_metrics()
+        files.on_sync = self.metrics.on_sync
         self._report(self.recovered)
 
     def _report(self, recovered: Recovered) -> None:
@@ -128,32 +131,49 @@ class Server(Shard):
         )
 
     def _make_metrics(self) -> Metrics:
-        metrics, engine = Metrics(), self.engine
+        engine, settings = self.engine, self.settings
+        metrics = Metrics(engine.sequencer.subject_names, settings.metrics_subjects_max)
         messages, groups, hours = engine.messages, engine.groups, engine.hours
-        metrics.counter("accepted", "Messages accepted", lambda: messages.accepted_total)
-        metrics.counter("cancelled", "Messages cancelled", lambda: messages.cancelled_total)
-        metrics.counter(
-            "delivered", "Deliveries that arrived", lambda: engine.dispatcher.delivered_total
-        )
-        metrics.counter("retried", "Deliveries tried again", lambda: engine.retried_total)
-        metrics.counter("dead", "Deliveries given up", lambda: engine.dead_total)
+        dispatcher = engine.dispatcher
+        by_subject = metrics.counter_by_subject
+        by_subject("accepted", "Messages accepted", messages.accepted_by_subject)
+        by_subject("cancelled", "Messages cancelled", messages.cancelled_by_subject)
+        by_subject("delivered", "Deliveries that arrived", dispatcher.delivered_by_subject)
+        by_subject("retried", "Deliveries tried again", engine.retried_by_subject)
+        by_subject("dead", "Deliveries given up", engine.dead_by_subject)
         metrics.counter("commits", "Groups committed", lambda: groups.committed_total)
-        metrics.gauge("pending_deliveries", "Waiting in loaded hours", hours.unsettled)
-        parked = engine.dispatcher.parked_count
-        metrics.gauge("unmatched_messages", "Due, without any subscription", parked)
-        metrics.gauge("unfiled_bytes", "Accepted and not filed", lambda: groups.unfiled_bytes)
-        metrics.gauge(
+        gauge = metrics.gauge
+        gauge("pending_deliveries", "Waiting in loaded hours, or on their way", hours.unsettled)
+        gauge("pending_later_messages", "Waiting in later hours", lambda: self.pending_later)
+        gauge("queued_deliveries", "Due, waiting for a subscriber", dispatcher.queued_count)
+        gauge("in_flight_deliveries", "Being sent, or leased", dispatcher.in_flight_count)
+        gauge("unmatched_messages", "Due, without any subscription", dispatcher.parked_count)
+        gauge(
+            "oldest_due_age_seconds",
+            "How long the oldest message waits that is due and not on its way",
+            lambda: self._age_s(dispatcher.oldest_due_ms()),
+        )
+        gauge("unfiled_bytes", "Accepted and not filed", lambda: groups.unfiled_bytes)
+        gauge(
+            "replay_lag_seconds",
+            "How long the oldest group waits that is not filed",
+            lambda: self._age_s(groups.oldest_unfiled_ms),
+        )
+        gauge(
             "replay_lag_records",
             "Accepted and not behind a checkpoint",
             lambda: engine.sequencer.next_seq - 1 - groups.checkpoint_seq,
         )
-        metrics.gauge("leases", "Messages that consumers hold", engine.leases.count)
-        fetches = engine.dispatcher.fetches
-        metrics.gauge("waiting_pulls", "Consumers that wait for messages", fetches.count)
-        metrics.gauge("watched_pulls", "Waiting pulls and those not purged yet", fetches.watched)
-        metrics.gauge("timeouts", "Leases, pulls and others that may expire", engine.timeouts.size)
-        metrics.gauge("disk_free_bytes", "Free on the device", lambda: self.free_bytes)
+        gauge("leases", "Messages that consumers hold", engine.leases.count)
+        gauge("waiting_pulls", "Consumers that wait for messages", dispatcher.fetches.count)
+        gauge("watched_pulls", "Waiting pulls and those not purged yet", dispatcher.fetches.watched)
+        gauge("timeouts", "Leases, pulls and others that may expire", engine.timeouts.size)
+        gauge("subscriptions", "Subscriptions", lambda: len(engine.registry))
+        gauge("disk_free_bytes", "Free on the device", lambda: self.free_bytes)
         return metrics
+
+    def _age_s(self, since_ms: int | None) -> float:
+        return 0.0 if since_ms is None else max(0, self.clock() - since_ms) / 1000
 
     # ── start and stop ─────────────────────────────────────────────────────────────────────────
 
@@ -221,7 +241,28 @@ class Server(Shard):
         self._fatal(error)
 
     def on_damage(self, error: DamageError) -> None:
-        log.error("damage found", error=str(error))
+        log.error(
+            "damage found",
+            error=str(error),
+            file=error.path,
+            offset=error.offset,
+            first_seq=error.first_seq,
+            last_seq=error.last_seq,
+        )
+
+    def given_up(self, delivery: Delivery, reason: str) -> None:
+        log.warning("dead letter", reason=reason, **self._about(delivery))
+
+    def _about(self, delivery: Delivery) -> dict[str, object]:
+        """What a log line about a delivery holds."""
+        subscription = self.engine.registry.by_id(delivery.subscription_id)
+        return {
+            "message_id": delivery.message_id,
+            "subject": delivery.subject,
+            "key": delivery.payload.key,
+            "subscription": subscription.name if subscription else None,
+            "attempt": delivery.attempt,
+        }
 
     def commit(self, group: Group) -> None:
         self.metrics.group_records.observe(group.count)
@@ -263,6 +304,13 @@ class Server(Shard):
             timestamp_s=self.clock() // 1000,
         )
         response: WebhookResponse = await self._sender.send(request)
+        if response.status is None or not 200 <= response.status < 300:
+            log.debug(
+                "webhook failed",
+                status=response.status,
+                error=response.error,
+                **self._about(delivery),
+            )
         self.engine.on_sent(delivery, response, self.clock())
 
     # ── time, disk and memory ──────────────────────────────────────────────────────────────────
@@ -341,9 +389,11 @@ class Server(Shard):
         found = await self.find(self.engine.messages.locate(seq, due_ms))
         return self.engine.sequencer.subject_names[found.subject_id]
 
-    async def cancel(self, seq: int, due_ms: int, expected: Versions = None) -> None:
+    async def cancel(
+        self, seq: int, due_ms: int, expected: Versions = None, subject: str = ""
+    ) -> None:
         """Cancel; on return it is durable that the message never fires (I5)."""
-        await self.durable(self.engine.messages.cancel(seq, due_ms, expected))
+        await self.durable(self.engine.messages.cancel(seq, due_ms, expected, subject))
 
     async def move(self, seq: int, due_ms: int, new_due_ms: int, expected: Versions = None) -> str:
         """Give a message a new due time; durable on return. Returns its new version."""

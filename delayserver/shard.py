@@ -221,6 +221,10 @@ class Shard(ABC):
         """A damaged place was found; called by any thread."""
 
     @abstractmethod
+    def given_up(self, delivery: Delivery, reason: str) -> None:
+        """A message is a dead letter."""
+
+    @abstractmethod
     def tick_soon(self) -> None:
         """Something may be due earlier than the engine said last."""
 

@@ -222,6 +222,8 @@ class OsFile:
 class OsFiles:
     """The operating system's files below `root`, which is made if it does not exist."""
 
+    _file: type[OsFile] = OsFile
+
     def __init__(self, root: str) -> None:
         self.root = root
         with _disk_errors("mkdir", root):
@@ -235,7 +237,7 @@ class OsFiles:
     def open(self, path: str, *, create: bool = False, mode: int = FILE_MODE) -> OsFile:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         with _disk_errors("open", path):
-            return OsFile(path, os.open(self._full(path), flags, mode))
+            return self._file(path, os.open(self._full(path), flags, mode))
 
     def exists(self, path: str) -> bool:
         with _disk_errors("stat", path):

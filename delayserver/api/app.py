@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Info, ProcessCollector
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -47,6 +47,10 @@ def make_app(server: Server) -> tuple[Asgi, type[HttpToolsProtocol]]:
     intake = Intake(server.settings, server.engine.sequencer.subjects)
     registry = CollectorRegistry()
     registry.register(server.metrics)
+    ProcessCollector(registry=registry)
+    Info("delayserver_build", "Version", registry=registry).info(
+        {"version": delayserver.__version__}
+    )
     fastapi = _FastAPI(
         title="Delay server", version=delayserver.__version__, description=DESCRIPTION
     )

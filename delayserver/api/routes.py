@@ -212,7 +212,7 @@ def make_router(
     ) -> models.StateModel:
         """Cancel the message that a key stands for."""
         found = engine.messages.by_key(subject, key)
-        await server.cancel(found.seq, found.due_ms, expected_versions(if_match))
+        await server.cancel(found.seq, found.due_ms, expected_versions(if_match), subject)
         message_id = engine.ids.encode(found.due_ms, found.seq)
         return models.StateModel(id=message_id, state=State.CANCELLED)
 
@@ -483,12 +483,13 @@ def make_router(
     @router.get("/metrics", tags=["operations"], response_class=Response)
     async def metrics() -> Response:
         """Metrics for Prometheus."""
+        await queries.count_later()
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/v1/stats", tags=["operations"])
     async def stats() -> dict[str, Any]:
         """How much is pending, on its way and done, since this process started."""
-        return queries.stats()
+        return await queries.stats()
 
     @router.get("/v1/forecast", tags=["operations"], responses=INVALID)
     async def forecast(bucket: str = "1h") -> dict[str, Any]:
@@ -560,7 +561,7 @@ async def _cancel_one(
             subject = await server.subject_of(found.seq, found.due_ms)
             require(caller, Action.PUBLISH, subject)
         result.id = server.engine.ids.encode(found.due_ms, found.seq)
-        server.engine.messages.cancel(found.seq, found.due_ms)
+        server.engine.messages.cancel(found.seq, found.due_ms, subject=result.subject or "")
         result.state = State.CANCELLED
     except ConflictError as error:
         result.state, result.error = error.state, str(error)

@@ -191,6 +191,9 @@ class SimulatedServer(Shard):
     def on_damage(self, error: DamageError) -> None:
         self.watcher.damaged(error)
 
+    def given_up(self, delivery: Delivery, reason: str) -> None:
+        """The ledger finds out by itself."""
+
     @property
     def has_callbacks(self) -> bool:
         """Whether the event loop has something to do."""

@@ -1,6 +1,10 @@
 """What operators look at, who may call, and that the store's limits and its clock are respected."""
 
+import json
+import socket
+
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.api_support import now_ms, time_ms, unique, wait_until
 
@@ -25,21 +29,120 @@ def test_stats_and_metrics_count(shared_api, subject):
     api = shared_api
     path = api.subscribe(unique("consumer"), subject)
 
-    def metric(name):
-        lines = api.get("/metrics").text.splitlines()
-        (value,) = [line.split()[1] for line in lines if line.split()[0] == f"delayserver_{name}"]
-        return float(value)
-
-    before, accepted = api.ask("GET", "/v1/stats"), metric("accepted_total")
+    before = api.ask("GET", "/v1/stats")
     published = [api.publish(subject, delay=delay) for delay in (0, "1h", "1h")]
     api.ask("DELETE", f"/v1/messages/{published[1]['id']}")
     api.pull_all(path, 1)
     after = api.ask("GET", "/v1/stats")
     changes = {name: after[name] - before[name] for name in ("accepted", "cancelled", "delivered")}
     assert changes == {"accepted": 3, "cancelled": 1, "delivered": 1}
-    assert metric("accepted_total") == accepted + 3
+    assert after["oldest_due_at"] is None or time_ms(after["oldest_due_at"]) <= now_ms()
+    assert time_ms(after["started_at"]) <= now_ms()
     assert after["subscriptions"] == len(api.ask("GET", "/v1/subscriptions")["subscriptions"])
     assert api.get("/metrics").headers["content-type"].startswith("text/plain; version=")
+
+
+def metrics_of(api):
+    """All samples of the server's own metrics, by name and labels."""
+    samples = {}
+    for family in text_string_to_metric_families(api.get("/metrics").text):
+        assert family.documentation
+        for sample in family.samples:
+            samples[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
+    return samples
+
+
+def test_what_a_message_goes_through_is_counted_by_its_subject(make_api, receiver):
+    api = make_api(metrics_subjects_max=2)
+    api.start()
+    hook = receiver.hook(500)
+    path = api.subscribe("pulls", "one.*")
+    retry = {"max_attempts": 2, "backoff": ["1ms"]}
+    api.subscribe("fails", "one.b", url=hook, retry=retry)
+    for subject in ("one.a", "one.b", "one.c", "one.d"):
+        api.publish(subject)
+    later = api.publish("one.a", delay="10d", key="k")
+    api.publish("one.a", delay="10d")
+    api.ask("DELETE", "/v1/subjects/one.a/keys/k")
+    api.pull_all(path, 4)
+    receiver.next(hook)
+    receiver.next(hook)
+
+    def total(name, subject):
+        return metrics_of(api).get((f"delayserver_{name}_total", (("subject", subject),)), 0)
+
+    wait_until(lambda: total("dead", "one.b") == 1)
+    assert later["id"]
+    assert [total("accepted", name) for name in ("one.a", "one.b", "_other")] == [3, 1, 2]
+    assert [total("delivered", name) for name in ("one.a", "one.b", "_other")] == [1, 1, 2]
+    assert total("cancelled", "one.a") == 1
+    assert total("retried", "one.b") == 1
+    samples = metrics_of(api)
+    lateness = "delayserver_delivery_lateness_seconds_count"
+    assert samples[lateness, ()] == 6
+    api.ask("GET", "/v1/forecast")  # after a checkpoint all is filed
+    samples = metrics_of(api)
+    assert samples["delayserver_pending_later_messages", ()] == 1
+    assert samples["delayserver_replay_lag_seconds", ()] >= 0
+    assert samples["delayserver_disk_free_bytes", ()] > 0
+    assert samples["delayserver_oldest_due_age_seconds", ()] == 0
+    for log in ("messages", "schedule", "dispatch"):
+        assert samples["delayserver_fsync_seconds_count", (("log", log),)] > 0
+    assert samples["process_resident_memory_bytes", ()] > 0
+    assert any(name == "delayserver_build_info" for name, _ in samples)
+
+
+def test_the_oldest_that_waits_is_seen(api, subject):
+    api.subscribe("nobody", subject)
+    published = api.publish(subject)
+    wait_until(lambda: metrics_of(api)["delayserver_oldest_due_age_seconds", ()] > 0)
+    samples = metrics_of(api)
+    assert samples["delayserver_queued_deliveries", ()] == 1
+    assert samples["delayserver_pending_deliveries", ()] == 1
+    stats = api.ask("GET", "/v1/stats")
+    assert stats["oldest_due_at"] == published["deliver_at"]
+    assert (stats["queued"], stats["in_flight"]) == (1, 0)
+    api.publish(unique("unmatched"))
+    wait_until(lambda: metrics_of(api)["delayserver_unmatched_messages", ()] == 1)
+
+
+def log_lines(api, event):
+    return [one for one in map(json.loads, api.log.splitlines()) if one["event"] == event]
+
+
+def test_a_line_of_the_log_about_a_message_names_it(make_api, receiver, subject):
+    api = make_api()
+    api.process.options = ["--log-json", "--log-level=debug"]
+    api.process.start()
+    api.process.wait_ready()
+    retry = {"max_attempts": 2, "backoff": ["1ms"]}
+    api.subscribe("fails", subject, url=receiver.hook(500, 502), retry=retry)
+    published = api.publish(subject, key="k")
+    wait_until(lambda: log_lines(api, "dead letter"))
+    (line,) = log_lines(api, "dead letter")
+    about = {
+        "message_id": published["id"],
+        "subject": subject,
+        "key": "k",
+        "subscription": "fails",
+    }
+    assert line.items() >= {**about, "attempt": 2, "level": "warning"}.items()
+    assert "502" in line["reason"]
+    failures = log_lines(api, "webhook failed")
+    assert [one["status"] for one in failures] == [500, 502]
+    assert all(one.items() >= about.items() for one in failures)
+
+
+def test_what_libraries_log_is_json_too(make_api):
+    api = make_api()
+    api.process.options = ["--log-json"]
+    api.process.start()
+    api.process.wait_ready()
+    with socket.create_connection(("127.0.0.1", api.process.port)) as wire:
+        wire.sendall(b"garbage\r\n\r\n")
+        wait_until(lambda: log_lines(api, "Invalid HTTP request received."))
+    (line,) = log_lines(api, "Invalid HTTP request received.")
+    assert line["logger"] == "uvicorn.error"
 
 
 def test_the_forecast_counts_what_is_to_come_without_what_was_cancelled(shared_api, subject):
