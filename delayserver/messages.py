@@ -15,6 +15,7 @@ from functools import partial
 import msgspec
 
 from delayserver.config import Settings
+from delayserver.delivery.webhook import HEADERS_BYTES_MAX
 from delayserver.dispatcher import Dispatcher
 from delayserver.errors import (
     ConflictError,
@@ -32,9 +33,10 @@ from delayserver.message import Entry, Origin, Payload, State, encode_payload
 from delayserver.replay import hour_key
 from delayserver.sequencer import Change, ChangeState, Group, KeyEntry, Sequencer
 from delayserver.subscriptions import Registry
+from delayserver.tracecontext import Trace, with_trace
 from delayserver.wheel import ROUTE_SUBSCRIPTION, Wheel
 from storage.catalog import Catalog, Table
-from storage.frame import sealed_crc
+from storage.frame import Rows, sealed_crc
 from storage.rows import HOUR_MS, NO_KEY, RecordKind
 
 Versions = Container[str] | None
@@ -48,6 +50,8 @@ class NewMessage(msgspec.Struct):
     subject: str
     due_ms: int
     payload: Payload
+    trace: Trace | None = None
+    """Goes along with it, and is no part of its content."""
 
 
 class Published(msgspec.Struct):
@@ -132,11 +136,11 @@ class Messages:
             subject_id = sequencer.subject_id(message.subject)
         key = message.payload.key
         if key is None:
-            return self._accept(message.due_ms, subject_id, NO_KEY, sealed)
+            return self._accept(message, subject_id, NO_KEY, sealed)
         key_hash = self._key_hasher(subject_id, key)
         known = self._taken(key_hash, now_ms)
         if known is None:
-            return self._accept(message.due_ms, subject_id, key_hash, sealed)
+            return self._accept(message, subject_id, key_hash, sealed)
         if known.digest != _digest(sealed):
             state = self.locate(known.seq, known.due_ms).state
             raise ConflictError(_conflict(message), state)
@@ -231,16 +235,17 @@ class Messages:
         for message, data in zip(messages, sealed, strict=True):
             subject_id, key = numbers[message.subject], message.payload.key
             key_hash = NO_KEY if key is None else self._key_hasher(subject_id, key)
-            publishes.append((message.due_ms, key_hash, subject_id, data))
+            stored, digest = _stored(message, data)
+            publishes.append((message.due_ms, key_hash, subject_id, stored, digest))
+            self.accepted_by_subject[subject_id] += 1
         first_seq = sequencer.append_publishes(publishes)
         soon_ms = self.advanced_ms + self._express_ms
-        for seq, (due_ms, key_hash, subject_id, data) in enumerate(publishes, first_seq):
+        for seq, (due_ms, key_hash, subject_id, data, digest) in enumerate(publishes, first_seq):
             if key_hash is not NO_KEY:
-                sequencer.put_key(seq, key_hash, KeyEntry(seq, due_ms, _digest(data)))
+                sequencer.put_key(seq, key_hash, KeyEntry(seq, due_ms, digest or _digest(data)))
             if due_ms < soon_ms:
                 self.schedule(seq, due_ms, subject_id, data)
         self._groups.wake()
-        self.accepted_total += len(publishes)
         group = sequencer.group
         dues_ms = [message.due_ms for message in messages]
         ids = self._ids.encode_many(dues_ms, first_seq)
@@ -258,17 +263,21 @@ class Messages:
         message_id = self._ids.encode(known.due_ms, known.seq)
         return Published(message_id, due_ms, True, group, known.seq)
 
-    def _accept(self, due_ms: int, subject_id: int, key_hash: bytes, sealed: bytes) -> Published:
-        sequencer = self._sequencer
+    def _accept(
+        self, message: NewMessage, subject_id: int, key_hash: bytes, sealed: bytes
+    ) -> Published:
+        sequencer, due_ms = self._sequencer, message.due_ms
+        sealed, digest = _stored(message, sealed)
         seq = sequencer.append(
             RecordKind.PUBLISH,
             due_ms=due_ms,
             key_hash=key_hash,
             subject_id=subject_id,
             payload=sealed,
+            target_due_ms=digest,
         )
         if key_hash is not NO_KEY:
-            sequencer.put_key(seq, key_hash, KeyEntry(seq, due_ms, _digest(sealed)))
+            sequencer.put_key(seq, key_hash, KeyEntry(seq, due_ms, digest or _digest(sealed)))
         self.schedule(seq, due_ms, subject_id, sealed)
         self.accepted_by_subject[subject_id] += 1
         return Published(self._ids.encode(due_ms, seq), due_ms, False, sequencer.group, seq)
@@ -430,10 +439,9 @@ class Messages:
         )
         change = Change(ChangeState.CANCELLED, entry.seq, entry.due_ms, 0, 0)
         self._sequencer.put_change(record, seq, 0, change)
-        self.cancelled_by_subject[
-            self._sequencer.subjects.get(subject) or self._subject_id(entry)
-        ] += 1
-        self._take_out(entry)
+        row = self._take_out(entry)
+        subject_id = self._sequencer.subjects.get(subject) or _subject_id(row)
+        self.cancelled_by_subject[subject_id] += 1
         self._groups.wake()
         return self._sequencer.group
 
@@ -469,7 +477,7 @@ class Messages:
         if entry is not None and self._is_cancellable(entry):
             self.cancel(entry.seq, entry.due_ms, subject=message.subject)
             replaced = True
-        return self._accept(message.due_ms, subject_id, key_hash, sealed), replaced
+        return self._accept(message, subject_id, key_hash, sealed), replaced
 
     def _check_under_key(self, subject: str, key: str, expected: Versions, only_new: bool) -> None:
         try:
@@ -509,18 +517,7 @@ class Messages:
                     "the message was delivered to some of its subscriptions", State.DELIVERING
                 )
 
-    def _subject_id(self, entry: Entry) -> int:
-        """The subject of a row, if that is in memory; else 0."""
-        unfiled = self._groups.payload(entry.seq)
-        if unfiled is not None:
-            return unfiled[1]
-        row = self._wheel.get(entry.seq, entry.due_ms)
-        if row is None:
-            row = self._dispatcher.parked(entry)
-        route = 0 if row is None else int(row["route"][0])
-        return 0 if route & ROUTE_SUBSCRIPTION else route
-
-    def _take_out(self, entry: Entry) -> None:
+    def _take_out(self, entry: Entry) -> Rows | None:
         """Remove a row from wherever it waits in memory, and put it back on a roll-back."""
         row = self._wheel.remove(entry.seq, entry.due_ms)
         if row is None:
@@ -530,6 +527,7 @@ class Messages:
             group.undo.append(partial(self._wheel.insert, entry.hour, row))
             # It counts until then, since an hour must not retire before what settles it is durable.
             group.effects.append(partial(self._hours.add, entry.hour, -1))
+        return row
 
     def move(
         self,
@@ -580,3 +578,22 @@ def _conflict(message: NewMessage) -> str:
 def _digest(sealed: bytes) -> int:
     """64 bits that tell whether two messages have the same content: checksum and length."""
     return len(sealed) << 32 | sealed_crc(sealed)
+
+
+def _stored(message: NewMessage, sealed: bytes) -> tuple[bytes, int]:
+    """What is logged of a message: its payload, with the trace context if there is one and room
+    for it; and with a key the digest of the content, where the payload holds more (else 0)."""
+    if message.trace is None:
+        return sealed, 0
+    payload = message.payload
+    headers = with_trace(payload.headers, message.trace, max_bytes=HEADERS_BYTES_MAX)
+    if headers is None:
+        return sealed, 0
+    stored = encode_payload(msgspec.structs.replace(payload, headers=headers))
+    return stored, 0 if payload.key is None else _digest(sealed)
+
+
+def _subject_id(row: Rows | None) -> int:
+    """The subject of a row that waited in memory; 0: not known."""
+    route = 0 if row is None else int(row["route"][0])
+    return 0 if route & ROUTE_SUBSCRIPTION else route

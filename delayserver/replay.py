@@ -512,9 +512,11 @@ def _slices(indexes: np.ndarray, length: int) -> Iterator[np.ndarray]:
 
 
 def content_digests(rows: Rows) -> list[int]:
-    """For each row 64 bits that tell whether two messages have the same content: crc and length."""
+    """For each PUBLISH 64 bits that tell whether two messages have the same content: crc and length
+    of the payload, or what stands in the row since the payload holds more than the content."""
     lengths = rows["payload_length"].astype(np.uint64) << np.uint64(32)
-    digests: list[int] = (lengths | rows["payload_crc"]).tolist()
+    given = rows["target_due_ms"].astype(np.uint64)
+    digests: list[int] = np.where(given != 0, given, lengths | rows["payload_crc"]).tolist()
     return digests
 
 

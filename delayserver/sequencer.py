@@ -292,13 +292,14 @@ class Sequencer:
             group.undo.append(self._removed.put(seq, target_seq, seq))
         return seq
 
-    def append_publishes(self, publishes: Sequence[tuple[int, bytes, int, bytes]]) -> int:
+    def append_publishes(self, publishes: Sequence[tuple[int, bytes, int, bytes, int]]) -> int:
         """Put many records of kind PUBLISH into the open group; returns the seq of the first.
 
-        Each is a due time in ms, a key hash, a subject id and a sealed payload."""
+        Each is a due time in ms, a key hash, a subject id, a sealed payload, and the digest of its
+        content where the payload holds more (else 0)."""
         group = self.group
         first_seq = self.next_seq
-        payloads = [sealed for _, _, _, sealed in publishes]
+        payloads = [sealed for _, _, _, sealed, _ in publishes]
         offsets = accumulate(map(len, payloads), initial=group.payload_bytes)
         group.rows += [
             MESSAGE_ROW.pack(
@@ -306,7 +307,7 @@ class Sequencer:
                 due_ms,
                 seq,
                 0,
-                0,
+                digest,
                 key_hash,
                 subject_id,
                 0,
@@ -317,7 +318,7 @@ class Sequencer:
                 RecordKind.PUBLISH,
                 0,
             )
-            for seq, offset, (due_ms, key_hash, subject_id, sealed) in zip(
+            for seq, offset, (due_ms, key_hash, subject_id, sealed, digest) in zip(
                 count(first_seq), offsets, publishes, strict=False
             )
         ]

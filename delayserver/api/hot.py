@@ -25,6 +25,7 @@ from delayserver.sequencer import Group
 from delayserver.server import Server
 from delayserver.times import format_time
 from delayserver.tokens import Action, Caller
+from delayserver.tracecontext import Trace, trace_of
 from storage.errors import StorageError
 
 Scope = MutableMapping[str, Any]
@@ -97,12 +98,19 @@ class Hot:
         self.one_max_bytes = server.settings.body_max_bytes * 4 // 3 + ENVELOPE_BYTES
         self.batch_max_bytes = server.settings.batch_max_bytes
 
-    def answer(self, path: str, data: bytes, content_type: bytes, caller: Caller | None) -> Answer:
+    def answer(
+        self,
+        path: str,
+        data: bytes,
+        content_type: bytes,
+        caller: Caller | None,
+        trace: Trace | None,
+    ) -> Answer:
         """Accept what `data` says, or tell why not. Without a `caller`, nobody is asked."""
         try:
             if path == MESSAGES_PATH:
-                return self._publish(data, caller)
-            return self._publish_batch(data, content_type.decode("latin-1").lower(), caller)
+                return self._publish(data, caller, trace)
+            return self._publish_batch(data, content_type.decode("latin-1").lower(), caller, trace)
         except Exception as error:
             return problem_answer(error)
 
@@ -110,13 +118,14 @@ class Hot:
         """The longest request that the path takes."""
         return self.one_max_bytes if path == MESSAGES_PATH else self.batch_max_bytes
 
-    def _publish(self, data: bytes, caller: Caller | None) -> Answer:
+    def _publish(self, data: bytes, caller: Caller | None, trace: Trace | None) -> Answer:
         """POST /v1/messages"""
         server = self._server
         now_ms = server.clock()
         message = self._intake.one(data, now_ms)
         if caller is not None:
             caller.require(_PUBLISH, message.subject)
+        message.trace = trace
         published = server.engine.messages.publish_one(message, now_ms)
         document = PublishedDocument(
             published.message_id,
@@ -140,7 +149,9 @@ class Hot:
         found = messages.message_id(published.message_id)
         return messages.locate(found.seq, found.due_ms).state
 
-    def _publish_batch(self, data: bytes, content_type: str, caller: Caller | None) -> Answer:
+    def _publish_batch(
+        self, data: bytes, content_type: str, caller: Caller | None, trace: Trace | None
+    ) -> Answer:
         """POST /v1/messages/batch"""
         server = self._server
         now_ms = server.clock()
@@ -149,6 +160,9 @@ class Hot:
             for subject in {message.subject for message in messages}:
                 caller.require(_PUBLISH, subject)
             caller.count(len(messages))
+        if trace is not None:
+            for message in messages:
+                message.trace = trace
         published = server.engine.messages.publish(messages, now_ms)
         document = BatchDocument(
             len(published),
@@ -182,7 +196,8 @@ class HotPath:
         path, hot, headers = scope["path"], self._hot, scope["headers"]
         try:
             data = await read_body(limited(headers, receive, hot.max_bytes(path)))
-            answer = hot.answer(path, data, header(headers, b"content-type"), scope.get("caller"))
+            caller, content_type = scope.get("caller"), header(headers, b"content-type")
+            answer = hot.answer(path, data, content_type, caller, trace_of(headers))
             if answer.group is not None:
                 await self._server.durable(answer.group)
         except ClientDisconnect:

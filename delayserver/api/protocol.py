@@ -31,6 +31,7 @@ from delayserver.api.hot import BATCH_PATH, MESSAGES_PATH, Answer, Hot, header, 
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError
 from delayserver.sequencer import Group
+from delayserver.tracecontext import Trace, trace_of
 
 HEAD_MAX_BYTES = 4096
 """Longer heads go uvicorn's way."""
@@ -62,6 +63,7 @@ class Head(NamedTuple):
     headers: list[tuple[bytes, bytes]]
     content_type: bytes
     keep_alive: bool
+    trace: Trace | None
 
 
 @lru_cache(maxsize=HEADS_KEPT)
@@ -113,6 +115,7 @@ class _HeadParser:
             self._headers,
             header(self._headers, b"content-type"),
             parser.should_keep_alive(),
+            trace_of(self._headers),
         )
 
 
@@ -254,7 +257,7 @@ class _HotProtocol(Connection):
             self.phase = Phase.NOTHING
         try:
             caller = self.access.check(head.headers)
-            answer = self.hot.answer(head.path, body, head.content_type, caller)
+            answer = self.hot.answer(head.path, body, head.content_type, caller, head.trace)
         except DelayServerError as error:
             answer = problem_answer(error)
         unanswered = self._unanswered

@@ -54,6 +54,7 @@ from delayserver.times import (
     parse_time_ms,
 )
 from delayserver.tokens import Action, Caller
+from delayserver.tracecontext import trace_of
 from storage.errors import DamageError
 
 PAGE_MAX = 1000
@@ -256,6 +257,7 @@ def make_router(
         expected, only_new = expected_versions(if_match), wants_new(if_none_match)
         data = await read_body(request.receive)
         message = intake.under_key(data, subject, key, server.clock())
+        message.trace = trace_of(request.headers.raw)
         published, replaced = engine.messages.replace(
             message, server.clock(), expected=expected, only_new=only_new
         )

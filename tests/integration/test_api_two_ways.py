@@ -52,6 +52,18 @@ CASES = {
     "duplicate": (ONE, {**LATER, "key": "k", "body": 1}, {}),
     "conflict": (ONE, {**LATER, "key": "k", "body": 2}, {}),
     "binary": (ONE, {**LATER, "body_base64": "AP8="}, {}),
+    "in a trace": (ONE, {**LATER, "key": "t"}, {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}),
+    "again in another span": (
+        ONE,
+        {**LATER, "key": "t"},
+        {"traceparent": f"00-{'a' * 32}-{'c' * 16}-01"},
+    ),
+    "in a malformed trace": (ONE, LATER, {"traceparent": "00-1-2-3"}),
+    "batch in a trace": (
+        BATCH,
+        [{**LATER, "key": "t"}],
+        {"traceparent": f"00-{'1' * 32}-{'2' * 16}-00"},
+    ),
     "no subject": (ONE, {"delay": 5}, {}),
     "bad subject": (ONE, {"subject": "a b"}, {}),
     "bad header": (ONE, {**LATER, "headers": {"host": "a"}}, {}),
@@ -184,7 +196,8 @@ def test_the_answers_are_those_of_the_contract(through_protocol):
     assert set(statuses.values()) == {200, 201, 401, 403, 405, 409, 413, 422, 429, 431}
     assert statuses["one"] == statuses["another content type"] == 201
     assert statuses["duplicate"] == statuses["NDJSON"] == statuses["msgpack"] == 200
-    assert statuses["another origin with the token"] == 201
+    assert statuses["another origin with the token"] == statuses["in a trace"] == 201
+    assert statuses["again in another span"] == statuses["batch in a trace"] == 200
     assert statuses["within the scope"] == statuses["the first in a while"] == 201
     assert statuses["batch within the scope"] == statuses["a batch of many"] == 200
     assert statuses["one too many"] == statuses["one after a batch of many"] == 429
