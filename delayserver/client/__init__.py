@@ -1,0 +1,76 @@
+"""The client library: publish messages, handle them when they are due, verify webhooks.
+
+    from delayserver.client import AsyncProducer, AsyncConsumer       with asyncio
+    from delayserver.client import Producer, Consumer                 without
+    from delayserver.client import verify_webhook                     in a receiver of webhooks
+
+In reading order:
+
+    values      what the server tells about messages
+    errors      what can go wrong, in one tree
+    http        one request, one answer
+    retries     when to ask again
+    batching    what gathers while a request is under way goes out with the next one
+    producer    publish, cancel, move, replace, look up
+    consumer    pull, handle, acknowledge
+    blocking    producer and consumer without asyncio
+    webhooks    is this webhook from our server?
+
+It needs nothing of the server but a few modules without state (times, ids, signing).
+"""
+
+from delayserver.client.blocking import Consumer, Producer
+from delayserver.client.consumer import AsyncConsumer, Retry
+from delayserver.client.errors import (
+    ClientError,
+    ClosedError,
+    ConflictError,
+    DiskFullError,
+    FieldError,
+    InvalidError,
+    NotADelayServerError,
+    NotAllowedError,
+    NotFoundError,
+    OverloadedError,
+    Problem,
+    RefusedError,
+    ServerError,
+    UnansweredError,
+    UnreachableError,
+)
+from delayserver.client.producer import AsyncProducer
+from delayserver.client.retries import NO_RETRIES, RetryPolicy
+from delayserver.client.values import Delivery, Message, Moved, Published, Stored
+from delayserver.client.webhooks import SignatureError, verify_webhook
+
+__all__ = [
+    "NO_RETRIES",
+    "AsyncConsumer",
+    "AsyncProducer",
+    "ClientError",
+    "ClosedError",
+    "ConflictError",
+    "Consumer",
+    "Delivery",
+    "DiskFullError",
+    "FieldError",
+    "InvalidError",
+    "Message",
+    "Moved",
+    "NotADelayServerError",
+    "NotAllowedError",
+    "NotFoundError",
+    "OverloadedError",
+    "Problem",
+    "Producer",
+    "Published",
+    "RefusedError",
+    "Retry",
+    "RetryPolicy",
+    "ServerError",
+    "SignatureError",
+    "Stored",
+    "UnansweredError",
+    "UnreachableError",
+    "verify_webhook",
+]

@@ -1,0 +1,435 @@
+"""The consumer: pulls messages that are due, and calls a handler for each.
+
+    long poll ──▶ a task for each message ──▶ handler ──returns──▶ ack         ┐ natural batches,
+        ▲           at most `concurrency`        └─────raises──▶ nack, later   ┘ many in one call
+        └── while there is room for more         leases are extended until that is answered
+
+A message is delivered at least once: it comes again when its handler raises, when the process dies,
+and when the server was restarted between delivery and acknowledgement. `Message.id` is the same
+each time, and `attempt` counts.
+
+The server being away is waited out, with backoff, for ever; a refusal (no such right, a
+subscription of another kind) ends `run` with the error.
+
+Cost: one task per message that runs, none per message that waits. Threads: belongs to the event
+loop; handlers that are plain functions run in threads.
+"""
+
+import asyncio
+import inspect
+import logging
+import ssl
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from delayserver.client.batching import Batcher, Item
+from delayserver.client.errors import (
+    ClientError,
+    ConflictError,
+    NotFoundError,
+    OverloadedError,
+    Problem,
+    UnansweredError,
+)
+from delayserver.client.http import TIMEOUT_S, HttpTransport, Transport, ask, decoded, path_of
+from delayserver.client.producer import URL_DEFAULT
+from delayserver.client.retries import NO_RETRIES, RetryPolicy, Time, answered
+from delayserver.client.values import Delay, Message, duration
+from delayserver.times import format_duration, parse_duration_ms
+
+WAIT_MS = 20_000
+LEASE_MS = 30_000
+CONCURRENCY = 64
+GRACE_S = 30.0
+RETRY_DELAY_MS_MAX = 10 * 60_000
+RETRY_JITTER = 0.2
+PULL_MAX = LEASES_MAX = 10_000
+"""In one call, as the API allows."""
+LEASES_MAX_BYTES = 512 * 1024
+"""The server takes somewhat more than a megabyte in one call."""
+RECONNECT = RetryPolicy(first_s=0.1)
+PATIENCE_S = 0.25
+ENDS_S = 10.0
+"""For the last acknowledgements at a stop, when the server does not answer."""
+
+log = logging.getLogger("delayserver.client")
+
+Handler = Callable[[Message], Awaitable[None] | None]
+H = TypeVar("H", bound=Callable[[Message], Any])
+T = TypeVar("T")
+
+
+class Retry(Exception):
+    """Raised by a handler: not now; deliver it again after `delay`. Not an error to be logged."""
+
+    def __init__(self, delay: Delay = 0) -> None:
+        self.delay_ms = parse_duration_ms(duration(delay))
+        super().__init__(f"again in {format_duration(self.delay_ms)}")
+
+
+def backoff_ms(attempt: int) -> int:
+    """The usual wait after a handler has failed: 1 s, doubled each time, at most ten minutes."""
+    return min(1000 << min(attempt - 1, 20), RETRY_DELAY_MS_MAX)
+
+
+@dataclass(slots=True, eq=False)
+class _Subscription:
+    """A handler, and the subscription that feeds it."""
+
+    name: str
+    subject: str
+    handler: Handler
+    lease_ms: int
+    concurrency: int
+    running: set[asyncio.Task[None]] = field(default_factory=set)
+    leases: dict[str, float] = field(default_factory=dict)
+    """Until their end is answered; with the moment to which they were taken or extended last."""
+    room: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def path(self) -> str:
+        return path_of("subscriptions", self.name)
+
+
+class _View(msgspec.Struct):
+    subject: str
+    type: str
+
+
+class _Pulled(msgspec.Struct):
+    messages: list[Message]
+
+
+class _Ended(msgspec.Struct):
+    expired: list[str]
+
+
+class _Lease(Item):
+    """A lease that ends; `delay_ms` None: because the message is done."""
+
+    __slots__ = ("delay_ms", "lease")
+
+    def __init__(self, lease: str, delay_ms: int | None) -> None:
+        super().__init__(lease.encode(), asyncio.get_running_loop().create_future())
+        self.lease = lease
+        self.delay_ms = delay_ms
+
+
+class AsyncConsumer:
+    """A consumer for asyncio.
+
+        consumer = AsyncConsumer("http://127.0.0.1:8080")
+
+        @consumer.subscribe("order.unpaid")
+        async def remind(message: Message) -> None:
+            ...
+
+        await consumer.run()
+
+    `concurrency` bounds the handlers that run at once, for each subscription. `retry_delay_ms` says
+    how long a message waits after its handler has failed, by the attempt (from 1)."""
+
+    def __init__(
+        self,
+        url: str = URL_DEFAULT,
+        *,
+        token: str | None = None,
+        concurrency: int = CONCURRENCY,
+        retry_delay_ms: Callable[[int], int] = backoff_ms,
+        wait: Delay = WAIT_MS,
+        reconnect: RetryPolicy = RECONNECT,
+        tls: ssl.SSLContext | None = None,
+        transport: Transport | None = None,
+        time: Time | None = None,
+    ) -> None:
+        self._transport = transport or HttpTransport(url, token=token, tls=tls)
+        self._time = time or Time()
+        self._concurrency = concurrency
+        self._retry_delay_ms = retry_delay_ms
+        self._wait_ms = parse_duration_ms(duration(wait))
+        self._reconnect = reconnect
+        self._subscriptions: dict[str, _Subscription] = {}
+        self._stopping = asyncio.Event()
+        self._threads: ThreadPoolExecutor | None = None
+
+    def subscribe(
+        self,
+        subject: str,
+        *,
+        name: str | None = None,
+        lease: Delay = LEASE_MS,
+        concurrency: int | None = None,
+    ) -> Callable[[H], H]:
+        """Decorate the handler of a subject's messages: a coroutine function, or a plain one, which
+        runs in a thread.
+
+        The subscription is made if it is not there. Consumers that give the same name share the
+        work; with different names each gets every message. The name is the subject unless another
+        one is given; a pattern (`order.*`) needs one. A handler that runs for longer than the lease
+        keeps its message: the lease is extended. Raises ValueError, InputError."""
+        name = subject if name is None else name
+        concurrency = self._concurrency if concurrency is None else concurrency
+        lease_ms = parse_duration_ms(duration(lease))
+        if "*" in name:
+            raise ValueError(f"the pattern {subject!r} needs a name=, which others may share")
+        if name in self._subscriptions:
+            raise ValueError(f"there is a handler for the subscription {name!r} already")
+        if not 1 <= concurrency <= PULL_MAX:
+            raise ValueError(f"concurrency is 1 to {PULL_MAX}")
+
+        def register(handler: H) -> H:
+            self._subscriptions[name] = _Subscription(name, subject, handler, lease_ms, concurrency)
+            return handler
+
+        return register
+
+    # ── run and stop ───────────────────────────────────────────────────────────────────────────
+
+    def stop(self) -> None:
+        """End `run`: pull nothing more, let what runs finish. Belongs to the event loop; may be
+        called from a signal handler of the loop, any number of times."""
+        self._stopping.set()
+
+    async def run(self, *, grace_s: float = GRACE_S) -> None:
+        """Handle messages until `stop` is called.
+
+        What runs then has `grace_s` to finish; after that, or when `run` itself is cancelled, it is
+        cancelled and given back. A handler in a thread cannot be cancelled; its message comes again
+        after the lease. Raises ClientError where the server refuses what no waiting can mend."""
+        if not self._subscriptions:
+            raise ValueError("there is nothing to do: decorate a handler with `subscribe`")
+        threads = sum(one.concurrency for one in self._subscriptions.values() if not _is_async(one))
+        if threads:
+            self._threads = ThreadPoolExecutor(threads, thread_name_prefix="handler")
+        served = [
+            asyncio.create_task(self._serve(one, grace_s)) for one in self._subscriptions.values()
+        ]
+        try:
+            await asyncio.wait(served, return_when=asyncio.FIRST_EXCEPTION)
+            self._stopping.set()
+            await asyncio.wait(served)
+        finally:
+            for task in served:
+                task.cancel()
+            await asyncio.gather(*served, return_exceptions=True)
+            await self._transport.close()
+            if self._threads is not None:
+                self._threads.shutdown(wait=False, cancel_futures=True)
+        for task in served:
+            task.result()
+
+    async def _serve(self, subscription: _Subscription, grace_s: float) -> None:
+        """One subscription, from its making to its end."""
+        ends: Batcher[_Lease] = Batcher(
+            partial(self._end, subscription),
+            in_flight_max=1,
+            batch_max=LEASES_MAX,
+            batch_max_bytes=LEASES_MAX_BYTES,
+            pending_max=LEASES_MAX,
+            pending_max_bytes=LEASES_MAX_BYTES,
+        )
+        extending = asyncio.create_task(self._keep_extending(subscription))
+        try:
+            await self._pull_until_stopped(subscription, ends)
+            if subscription.running:
+                await asyncio.wait(subscription.running, timeout=grace_s)
+        finally:
+            for task in subscription.running:
+                task.cancel()
+            if subscription.running:
+                await asyncio.wait(subscription.running)
+            await ends.close(ENDS_S)
+            extending.cancel()
+
+    async def _or_stop(self, work: Awaitable[T], patience_s: float = 0) -> T | None:
+        """What `work` returns; None when `stop` is called before, and so much time is over."""
+        task = asyncio.ensure_future(work)
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() and patience_s:
+                await asyncio.wait((task,), timeout=patience_s)
+            return task.result() if task.done() else None
+        finally:
+            stopping.cancel()
+            task.cancel()
+
+    # ── pull ───────────────────────────────────────────────────────────────────────────────────
+
+    async def _pull_until_stopped(self, subscription: _Subscription, ends: Batcher[_Lease]) -> None:
+        failures, exists = 0, False
+        while not self._stopping.is_set():
+            try:
+                if not exists:
+                    await self._or_stop(self._ensure(subscription))
+                    exists = True
+                elif len(subscription.running) >= subscription.concurrency:
+                    subscription.room.clear()
+                    await self._or_stop(subscription.room.wait())
+                else:
+                    # A pull that is given up just when it is answered leaves its messages leased
+                    # until the lease ends: what is due comes within the patience.
+                    messages = await self._or_stop(self._pull(subscription), PATIENCE_S)
+                    for message in messages or ():
+                        self._begin(subscription, message, ends)
+                if failures:
+                    log.info("%s: the server answers again", subscription.name)
+                failures = 0
+            except NotFoundError:
+                log.warning("%s: the subscription is gone; it is made again", subscription.name)
+                exists = False
+            except (UnansweredError, OverloadedError) as error:
+                failures += 1
+                if failures == 1:
+                    log.warning("%s: %s; trying again", subscription.name, error)
+                retry_after_s = getattr(error, "retry_after_s", None)
+                wait_s = self._reconnect.wait_s(failures, self._time.random(), retry_after_s)
+                await self._or_stop(self._time.sleep(wait_s))
+
+    async def _ensure(self, subscription: _Subscription) -> None:
+        """Make the subscription, unless it is there; what is there is not changed."""
+        try:
+            view = await ask(self._transport, "GET", subscription.path, answer_type=_View)
+        except NotFoundError:
+            document = {
+                "subject": subscription.subject,
+                "type": "pull",
+                "lease": subscription.lease_ms,
+            }
+            view = await ask(self._transport, "PUT", subscription.path, document, answer_type=_View)
+        if (view.subject, view.type) != (subscription.subject, "pull"):
+            raise ConflictError(
+                Problem(
+                    "The subscription is another one",
+                    HTTPStatus.CONFLICT,
+                    f"{subscription.name!r} is a {view.type} subscription to {view.subject!r}; "
+                    "choose another name, or delete it",
+                )
+            )
+
+    async def _pull(self, subscription: _Subscription) -> list[Message]:
+        wanted = {
+            "max": subscription.concurrency - len(subscription.running),
+            "wait": self._wait_ms,
+            "lease": subscription.lease_ms,
+        }
+        pulled = await ask(
+            self._transport,
+            "POST",
+            subscription.path + "/pull",
+            wanted,
+            answer_type=_Pulled,
+            timeout_s=self._wait_ms / 1000 + TIMEOUT_S,
+        )
+        return pulled.messages
+
+    # ── handle ─────────────────────────────────────────────────────────────────────────────────
+
+    def _begin(self, subscription: _Subscription, message: Message, ends: Batcher[_Lease]) -> None:
+        subscription.leases[message.lease] = self._time.now_s()
+        if self._stopping.is_set():
+            ends.put(_Lease(message.lease, 0))
+            return
+        task = asyncio.create_task(self._handle(subscription, message, ends))
+        subscription.running.add(task)
+        task.add_done_callback(subscription.running.discard)
+        task.add_done_callback(lambda _: subscription.room.set())
+
+    async def _handle(
+        self, subscription: _Subscription, message: Message, ends: Batcher[_Lease]
+    ) -> None:
+        delay_ms: int | None = None
+        try:
+            if _is_async(subscription):
+                await cast(Awaitable[None], subscription.handler(message))
+            else:
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._threads, subscription.handler, message)
+        except Retry as retry:
+            delay_ms = retry.delay_ms
+        except asyncio.CancelledError:
+            if _is_async(subscription):
+                ends.put(_Lease(message.lease, 0))
+            raise
+        except Exception:
+            log.exception(
+                "%s: the handler failed for message %s (attempt %d)",
+                *(subscription.name, message.id, message.attempt),
+            )
+            wait_ms = self._retry_delay_ms(message.attempt)
+            delay_ms = int(wait_ms * (1 + RETRY_JITTER * self._time.random()))
+        # Where ends are not answered, nothing more is begun.
+        await ends.room(len(message.lease))
+        ends.put(_Lease(message.lease, delay_ms))
+
+    # ── leases ─────────────────────────────────────────────────────────────────────────────────
+
+    async def _end(self, subscription: _Subscription, leases: list[_Lease]) -> None:
+        """Acknowledge or give back, one call for all that were treated the same."""
+        by_delay: dict[int | None, list[str]] = {}
+        for one in leases:
+            by_delay.setdefault(one.delay_ms, []).append(one.lease)
+        for delay_ms, tokens in by_delay.items():
+            if delay_ms is None:
+                await self._call(subscription, "ack", tokens, self._reconnect)
+            else:
+                await self._call(subscription, "nack", tokens, self._reconnect, delay=delay_ms)
+            for token in tokens:
+                subscription.leases.pop(token, None)
+
+    async def _keep_extending(self, subscription: _Subscription) -> None:
+        """Extend what is held, long before it ends."""
+        third_s = subscription.lease_ms / 3000
+        while True:
+            await self._time.sleep(third_s)
+            now_s = self._time.now_s()
+            held = [one for one, at_s in subscription.leases.items() if now_s - at_s >= third_s / 2]
+            for at in range(0, len(held), LEASES_MAX):
+                tokens = held[at : at + LEASES_MAX]
+                expired = await self._call(
+                    subscription, "extend", tokens, NO_RETRIES, lease=subscription.lease_ms
+                )
+                if expired is not None:
+                    for token in subscription.leases.keys() & tokens:
+                        subscription.leases[token] = now_s
+                    for token in expired:
+                        subscription.leases.pop(token, None)
+
+    async def _call(
+        self,
+        subscription: _Subscription,
+        call: str,
+        leases: list[str],
+        policy: RetryPolicy,
+        **fields: int,
+    ) -> list[str] | None:
+        """Ack, nack or extend; the leases that had ended before, or None when it could not be done.
+
+        What goes wrong is logged: the messages come again, which is all that can be done."""
+        body = msgspec.json.encode({"leases": leases, **fields})
+        path = f"{subscription.path}/{call}"
+        try:
+            request = partial(self._transport.request, "POST", path, body)
+            answer = await answered(request, policy, self._time)
+            if not answer.is_success:
+                raise answer.error()
+            expired = decoded(answer.body, _Ended).expired
+        except ClientError as error:
+            log.warning("%s: %s failed: %s", subscription.name, call, error)
+            return None
+        if expired:
+            log.warning(
+                "%s: %d leases had ended before their %s; their messages come again",
+                *(subscription.name, len(expired), call),
+            )
+        return expired
+
+
+def _is_async(subscription: _Subscription) -> bool:
+    return inspect.iscoroutinefunction(subscription.handler)

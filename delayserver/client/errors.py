@@ -1,0 +1,138 @@
+"""What can go wrong for a client, in one tree.
+
+ClientError
+├── RefusedError            the server said no; carries the problem document
+│   ├── InvalidError        400, 413, 422: `errors` names the fields
+│   ├── NotAllowedError     401, 403: no token, a wrong one, or one without the right
+│   ├── NotFoundError       404: no such message, key or subscription
+│   ├── ConflictError       409: the state does not allow it; `state` is that state
+│   ├── OverloadedError     429, 502, 503, 504: try again after `retry_after_s`
+│   ├── DiskFullError       507: publishing is refused, delivery goes on
+│   └── ServerError         everything else
+├── UnansweredError         no answer came: what was asked may have been done, or not
+│   └── UnreachableError    no connection was made: nothing was done
+├── NotADelayServerError    something answers at that address, but not this API
+└── ClosedError             the producer or consumer is closed
+
+`OverloadedError` and `UnansweredError` reach the caller when the retries are used up.
+
+Threads: values.
+"""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import msgspec
+
+from delayserver.errors import DelayServerError
+
+
+class ClientError(DelayServerError):
+    """Base of all errors of the client library."""
+
+
+class FieldError(msgspec.Struct, frozen=True):
+    """One bad field of a request."""
+
+    pointer: str
+    """JSON pointer (RFC 6901) into the message; empty: all of it."""
+    detail: str
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """A problem document (RFC 9457), as the server sends it with every refusal."""
+
+    title: str
+    status: int
+    detail: str = ""
+    type: str = "about:blank"
+    errors: tuple[FieldError, ...] = ()
+    state: str | None = None
+
+
+class RefusedError(ClientError):
+    """The server understood, and said no. Nothing was changed."""
+
+    def __init__(self, problem: Problem, retry_after_s: float | None = None) -> None:
+        super().__init__(_sentence(problem))
+        self.problem = problem
+        self.status = problem.status
+        self.type = problem.type
+        self.title = problem.title
+        self.detail = problem.detail
+        self.errors = problem.errors
+        self.state = problem.state
+        """With a conflict: the state that the message is in."""
+        self.retry_after_s = retry_after_s
+        """The server asked to wait for so long."""
+
+
+class InvalidError(RefusedError):
+    """The request is wrong: correct it. `errors` names the fields."""
+
+
+class NotAllowedError(RefusedError):
+    """A token is needed, or this one does not have the right."""
+
+
+class NotFoundError(RefusedError):
+    """Nothing goes by that id, key or name."""
+
+
+class ConflictError(RefusedError):
+    """The state does not allow it: `state` says which."""
+
+
+class OverloadedError(RefusedError):
+    """Too much at once, or the server is stopping."""
+
+
+class DiskFullError(RefusedError):
+    """The disk of the server is nearly full."""
+
+
+class ServerError(RefusedError):
+    """The server failed."""
+
+
+class UnansweredError(ClientError):
+    """No answer came: what was asked may have been done, or not."""
+
+
+class UnreachableError(UnansweredError):
+    """No connection was made: what was asked was not done."""
+
+
+class NotADelayServerError(ClientError):
+    """What answers at that address does not speak this API."""
+
+
+class ClosedError(ClientError):
+    """The producer or consumer is closed and takes nothing more."""
+
+
+_CLASSES: Mapping[int, type[RefusedError]] = {
+    HTTPStatus.BAD_REQUEST: InvalidError,
+    HTTPStatus.UNAUTHORIZED: NotAllowedError,
+    HTTPStatus.FORBIDDEN: NotAllowedError,
+    HTTPStatus.NOT_FOUND: NotFoundError,
+    HTTPStatus.CONFLICT: ConflictError,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: InvalidError,
+    HTTPStatus.UNPROCESSABLE_ENTITY: InvalidError,
+    HTTPStatus.TOO_MANY_REQUESTS: OverloadedError,
+    HTTPStatus.BAD_GATEWAY: OverloadedError,
+    HTTPStatus.SERVICE_UNAVAILABLE: OverloadedError,
+    HTTPStatus.GATEWAY_TIMEOUT: OverloadedError,
+    HTTPStatus.INSUFFICIENT_STORAGE: DiskFullError,
+}
+
+
+def refusal(problem: Problem, retry_after_s: float | None = None) -> RefusedError:
+    """The error for a problem document, by its status."""
+    return _CLASSES.get(problem.status, ServerError)(problem, retry_after_s)
+
+
+def _sentence(problem: Problem) -> str:
+    text = f"{problem.title}: {problem.detail}" if problem.detail else problem.title
+    named = [f"{one.pointer}: {one.detail}" for one in problem.errors if one.pointer]
+    return f"{text} ({'; '.join(named[:5])})" if named else text

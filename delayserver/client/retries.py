@@ -1,0 +1,89 @@
+"""When to ask again: exponential backoff with jitter, and the server's `Retry-After`.
+
+The wait before attempt n+1 is drawn from the upper half of `first_s · 2^(n-1)`, at most `most_s`;
+clients that failed together do not return together. A `Retry-After` is the least that is waited.
+
+Cost: none. Threads: values; time and randomness are arguments.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from itertools import count
+
+from delayserver.client.errors import UnansweredError, UnreachableError
+from delayserver.client.http import Answer
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long to keep asking when the server is overloaded, restarting or not reachable."""
+
+    timeout_s: float = 60.0
+    """From the first attempt on; what is not answered by then is an error. 0: no retries."""
+    first_s: float = 0.05
+    most_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.timeout_s < 0 or not 0 < self.first_s <= self.most_s:
+            raise ValueError("timeout_s is 0 or more, and 0 < first_s <= most_s")
+
+    def wait_s(self, attempt: int, draw: float, retry_after_s: float | None = None) -> float:
+        """The wait after attempt number `attempt` (from 1); `draw` is random in [0, 1)."""
+        # 2**30 times any first wait is longer than any longest one.
+        full_s = min(self.most_s, self.first_s * 2.0 ** min(attempt - 1, 30))
+        return max(full_s * (0.5 + draw / 2), retry_after_s or 0.0)
+
+
+NO_RETRIES = RetryPolicy(timeout_s=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Time and chance, as a client sees them; a test has its own."""
+
+    now_s: Callable[[], float] = time.monotonic
+    """Never set, as opposed to the clock of the day."""
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    random: Callable[[], float] = field(default_factory=lambda: random.Random().random)
+
+
+_TRY_AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+"""The server has done nothing."""
+_UNKNOWN = (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT)
+"""Something in front of the server has no answer from it."""
+
+
+async def answered(
+    request: Callable[[], Awaitable[Answer]],
+    policy: RetryPolicy,
+    time: Time,
+    *,
+    repeatable: bool = True,
+) -> Answer:
+    """An answer to the request, which is made again until there is one or the policy's time is up.
+
+    What is not `repeatable` is made again only where the server has certainly not acted on it.
+    Returns the last answer, even when that is "try again"; raises UnansweredError."""
+    deadline_s = time.now_s() + policy.timeout_s
+    for attempt in count(1):
+        failure: UnansweredError | None = None
+        retry_after_s = None
+        try:
+            answer = await request()
+        except UnansweredError as error:
+            failure = error
+            may_repeat = repeatable or isinstance(error, UnreachableError)
+        else:
+            may_repeat = answer.status in _TRY_AGAIN or (repeatable and answer.status in _UNKNOWN)
+            retry_after_s = answer.retry_after_s
+        wait_s = policy.wait_s(attempt, time.random(), retry_after_s)
+        if not may_repeat or time.now_s() + wait_s > deadline_s:
+            if failure is not None:
+                raise failure
+            return answer
+        await time.sleep(wait_s)
+    raise AssertionError("there is always another attempt")

@@ -1,0 +1,117 @@
+"""What the server tells about messages, as the client library hands it on.
+
+Cost: times are made of text only where they are looked at. Threads: immutable values.
+"""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+import msgspec
+
+from delayserver.ids import read_id
+from delayserver.times import format_time
+
+T = TypeVar("T")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+Delay = int | str | timedelta
+"""Milliseconds, text such as `30m`, or a timedelta."""
+DeliverAt = int | str | datetime
+"""Milliseconds since the epoch, RFC 3339, or a datetime that knows its zone."""
+
+
+class Published(msgspec.Struct, frozen=True, gc=False):
+    """A message that is stored durably."""
+
+    id: str
+    duplicate: bool = False
+    """The key stood for the same message already; `id` is that one's. After a lost answer it may
+    have been this very call that published it."""
+
+    @property
+    def deliver_at(self) -> datetime:
+        """When it is due. Of a duplicate: when it was to be due at first; `get` knows whether it
+        was moved since."""
+        return _EPOCH + timedelta(milliseconds=read_id(self.id).due_ms)
+
+
+class Moved(msgspec.Struct, frozen=True, gc=False):
+    """A message that has a new due time; the id stays."""
+
+    id: str
+    deliver_at: datetime
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """What became of a message at one subscription."""
+
+    subscription: str
+    state: str
+    attempt: int
+    at: datetime
+
+
+class _Body(msgspec.Struct, frozen=True, kw_only=True):
+    """A body: JSON as it was published, or bytes."""
+
+    body_json: msgspec.Raw = msgspec.field(name="body", default=msgspec.Raw(b"null"))
+    body_base64: bytes | None = None
+
+    @property
+    def raw(self) -> bytes:
+        """The bytes that were published."""
+        return bytes(self.body_json) if self.body_base64 is None else self.body_base64
+
+    def decode(self, type: type[T]) -> T:
+        """The body as a value of a type that msgspec knows (a Struct, a dataclass, …).
+
+        Raises msgspec.ValidationError where it is none."""
+        return msgspec.json.decode(self.raw, type=type)
+
+    @property
+    def body(self) -> Any:
+        """What the JSON says, or bytes where bytes were published. Decoded at each look."""
+        return msgspec.json.decode(self.body_json) if self.body_base64 is None else self.raw
+
+
+class Stored(_Body, frozen=True, kw_only=True):
+    """A message that was looked up."""
+
+    id: str
+    subject: str
+    key: str | None
+    deliver_at: datetime
+    state: str
+    """scheduled, delivering, delivered, cancelled or dead"""
+    attempts: int
+    headers: dict[str, str] = {}
+    deliveries: tuple[Delivery, ...] = ()
+
+
+class Message(_Body, frozen=True, kw_only=True):
+    """A message that is due, as a consumer gets it."""
+
+    id: str
+    """The same in every attempt: by it, repeats are known."""
+    subject: str
+    key: str | None
+    deliver_at: datetime
+    attempt: int
+    """1 for the first."""
+    lease: str
+    headers: dict[str, str] = {}
+
+
+def duration(value: Delay) -> int | str:
+    """A duration as the API takes it; finer than a millisecond is rounded up."""
+    return -(-value // _MILLISECOND) if isinstance(value, timedelta) else value
+
+
+def time(value: DeliverAt) -> int | str:
+    """A time as the API takes it; finer than a millisecond is rounded up. Raises ValueError."""
+    if not isinstance(value, datetime):
+        return value
+    if value.tzinfo is None:
+        raise ValueError(f"{value!r} has no time zone; give one, such as datetime.UTC")
+    return format_time(-(-(value - _EPOCH) // _MILLISECOND))

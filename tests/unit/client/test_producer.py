@@ -1,0 +1,542 @@
+"""The producer: batches, keys, refusals, retries, bounds and the end, against a fake server."""
+
+import asyncio
+import functools
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from delayserver.client import (
+    AsyncProducer,
+    ClosedError,
+    ConflictError,
+    DiskFullError,
+    InvalidError,
+    NotADelayServerError,
+    NotAllowedError,
+    NotFoundError,
+    OverloadedError,
+    RetryPolicy,
+    ServerError,
+    UnansweredError,
+    UnreachableError,
+)
+from delayserver.client.http import Answer
+from tests.unit.client.fake_server import (
+    DUE_MS,
+    LOST,
+    UNREACHABLE,
+    Clock,
+    FakeTransport,
+    answer,
+    invalid,
+    message_id,
+    problem,
+    publishing,
+    settled,
+    stored,
+    turns,
+)
+
+KEYED = {"generate_keys": False}
+
+
+def asynchronous(test):
+    """A test that is a coroutine."""
+
+    @functools.wraps(test)
+    def run(*arguments, **fixtures):
+        asyncio.run(asyncio.wait_for(test(*arguments, **fixtures), 10))
+
+    return run
+
+
+def make(*replies, default=None, clock=None, **options):
+    transport = FakeTransport(*replies, default=default or publishing())
+    time = (clock or Clock(auto=True)).time
+    return AsyncProducer(transport=transport, time=time, **options), transport
+
+
+# ── what is sent, what is returned ─────────────────────────────────────────────────────────────
+
+
+@asynchronous
+async def test_what_is_published_goes_out_as_it_was_given():
+    producer, transport = make(generate_keys=False)
+    published = await producer.publish(
+        "order.unpaid", {"order": 1001}, delay="30m", key="1001", headers={"x-shop": "7"}
+    )
+    assert transport.requests == [
+        (
+            "POST",
+            "/v1/messages/batch",
+            [
+                {
+                    "subject": "order.unpaid",
+                    "body": {"order": 1001},
+                    "delay": "30m",
+                    "key": "1001",
+                    "headers": {"x-shop": "7"},
+                }
+            ],
+        )
+    ]
+    assert (published.id, published.duplicate) == (message_id(1), False)
+    assert published.deliver_at == datetime.fromtimestamp(DUE_MS / 1000, UTC)
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({"delay": timedelta(minutes=1, microseconds=1)}, {"delay": 60_001}),
+        ({"delay": 5}, {"delay": 5}),
+        ({"deliver_at": DUE_MS}, {"deliver_at": DUE_MS}),
+        (
+            {"deliver_at": datetime(2026, 11, 20, 17, 30, tzinfo=timezone(timedelta(hours=1)))},
+            {"deliver_at": "2026-11-20T16:30:00.000Z"},
+        ),
+        (
+            {"deliver_at": datetime(2026, 11, 20, 16, 30, 0, 1, tzinfo=UTC)},
+            {"deliver_at": "2026-11-20T16:30:00.001Z"},
+        ),
+        ({"body": b"\0\xff"}, {"body_base64": "AP8="}),
+        ({"body": [None, 1.5, "ü"]}, {"body": [None, 1.5, "ü"]}),
+        ({"body": None}, {}),
+    ],
+)
+@asynchronous
+async def test_times_durations_and_bodies(given, sent):
+    producer, transport = make(generate_keys=False)
+    await producer.publish("s", **given)
+    assert transport.documents == [[{"subject": "s", **sent}]]
+
+
+@asynchronous
+async def test_what_cannot_be_written_fails_before_anything_is_sent():
+    producer, transport = make()
+    with pytest.raises(TypeError):
+        await producer.publish("s", object())
+    with pytest.raises(ValueError, match="time zone"):
+        await producer.publish("s", deliver_at=datetime(2026, 11, 20))  # noqa: DTZ001
+    for wrong in ({}, {"message_id": "a", "key": "k"}, {"subject": "s"}):
+        for call in (producer.cancel, producer.get, producer.move):
+            with pytest.raises(TypeError, match="either"):
+                await call(**wrong)
+    assert transport.requests == []
+
+
+# ── natural batching ───────────────────────────────────────────────────────────────────────────
+
+
+@asynchronous
+async def test_what_gathers_while_requests_are_under_way_goes_out_together():
+    producer, transport = make(in_flight_max=1)
+    transport.gate.clear()
+    first = asyncio.create_task(producer.publish("s", 0))
+    await turns()
+    others = [asyncio.create_task(producer.publish("s", n)) for n in range(1, 6)]
+    await turns()
+    assert [len(batch) for batch in transport.documents] == [1]
+    transport.gate.set()
+    published = await asyncio.gather(first, *others)
+    assert [len(batch) for batch in transport.documents] == [1, 5]
+    assert [one.id for one in published] == [message_id(n) for n in range(1, 7)]
+    assert [message["body"] for message in transport.documents[1]] == [1, 2, 3, 4, 5]
+
+
+@asynchronous
+async def test_what_is_there_at_once_is_shared_out_among_the_requests():
+    producer, transport = make(in_flight_max=2)
+    await asyncio.gather(*(producer.publish("s", n) for n in range(100)))
+    assert [len(batch) for batch in transport.documents] == [50, 50]
+    transport.requests.clear()
+    await asyncio.gather(*(producer.publish("s", n) for n in range(10)))
+    assert [len(batch) for batch in transport.documents] == [10]
+
+
+@asynchronous
+async def test_a_batch_has_a_largest_number_and_size(monkeypatch):
+    monkeypatch.setattr("delayserver.client.producer.BATCH_MAX", 20)
+    monkeypatch.setattr("delayserver.client.producer.BATCH_MAX_BYTES", 5_000)
+    producer, transport = make(in_flight_max=1)
+    await asyncio.gather(*(producer.publish("s", n) for n in range(45)))
+    assert [len(batch) for batch in transport.documents] == [20, 20, 5]
+    transport.requests.clear()
+    await asyncio.gather(*(producer.publish("s", "x" * 2000) for _ in range(4)))
+    assert [len(batch) for batch in transport.documents] == [2, 2]
+    transport.requests.clear()
+    await producer.publish("s", "x" * 10_000)
+    assert len(transport.documents) == 1
+
+
+@asynchronous
+async def test_a_caller_that_goes_away_disturbs_nobody():
+    producer, transport = make(in_flight_max=1)
+    transport.gate.clear()
+    sent = asyncio.create_task(producer.publish("s", "sent"))
+    await turns()
+    gathered = asyncio.create_task(producer.publish("s", "gathered"))
+    stays = asyncio.create_task(producer.publish("s", "stays"))
+    await turns()
+    sent.cancel()
+    gathered.cancel()
+    await turns()
+    transport.gate.set()
+    assert (await stays).id == message_id(2)
+    bodies = [[message["body"] for message in batch] for batch in transport.documents]
+    assert bodies == [["sent"], ["stays"]]
+    await producer.close()
+
+
+# ── keys ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@asynchronous
+async def test_a_retry_reuses_the_key_that_was_given_or_generated():
+    producer, transport = make(LOST, stored(7, 8))
+    await asyncio.gather(producer.publish("s", 1), producer.publish("s", 2, key="own"))
+    first, second = transport.documents
+    assert first == second
+    generated, own = (message["key"] for message in first)
+    assert generated.startswith("auto-")
+    assert len(generated) < 40
+    assert own == "own"
+
+
+@asynchronous
+async def test_generated_keys_differ_between_messages_and_producers():
+    keys = set()
+    for _ in range(2):
+        producer, transport = make()
+        await asyncio.gather(*(producer.publish("s") for _ in range(3)))
+        keys |= {message["key"] for batch in transport.documents for message in batch}
+    assert len(keys) == 6
+
+
+@pytest.mark.parametrize("options", [{"generate_keys": False}, {"retry": RetryPolicy(timeout_s=0)}])
+@asynchronous
+async def test_keys_are_generated_only_for_retries(options):
+    producer, transport = make(**options)
+    await producer.publish("s")
+    assert transport.documents == [[{"subject": "s"}]]
+
+
+@asynchronous
+async def test_without_a_key_a_lost_answer_is_not_asked_for_again():
+    producer, transport = make(LOST, stored(5), generate_keys=False)
+    lost, kept = await settled(producer.publish("s", 1), producer.publish("s", 2, key="k"))
+    assert lost is LOST
+    assert kept.id == message_id(5)
+    assert [len(batch) for batch in transport.documents] == [2, 1]
+
+
+@asynchronous
+async def test_without_a_key_what_was_not_taken_is_sent_again():
+    replies = UNREACHABLE, problem(503), problem(429), stored(5)
+    producer, transport = make(*replies, generate_keys=False)
+    assert (await producer.publish("s", 1)).id == message_id(5)
+    assert len(transport.requests) == 4
+
+
+@asynchronous
+async def test_which_ones_of_a_batch_are_duplicates():
+    # 90 and 3 were there before, 91 and 92 are new, the second 91 is a repetition within the batch.
+    producer, _ = make(stored(90, 91, 3, 91, 92, duplicates=3), generate_keys=False)
+    published = await asyncio.gather(*(producer.publish("s", n, key=str(n)) for n in range(5)))
+    assert [one.duplicate for one in published] == [True, False, True, True, False]
+
+
+@pytest.mark.parametrize(("seqs", "duplicates"), [((5,), 1), ((5, 4, 5), 3)])
+@asynchronous
+async def test_a_batch_of_duplicates_only(seqs, duplicates):
+    producer, _ = make(stored(*seqs, duplicates=duplicates), generate_keys=False)
+    published = await asyncio.gather(*(producer.publish("s", key=str(n)) for n in range(len(seqs))))
+    assert all(one.duplicate for one in published)
+
+
+@asynchronous
+async def test_what_bears_a_generated_key_is_no_duplicate():
+    producer, _ = make(LOST, stored(5, 6, duplicates=2))
+    generated, own = await asyncio.gather(producer.publish("s"), producer.publish("s", key="k"))
+    assert (generated.duplicate, own.duplicate) == (False, True)
+
+
+# ── refusals ───────────────────────────────────────────────────────────────────────────────────
+
+
+@asynchronous
+async def test_a_bad_item_fails_only_its_own_caller():
+    producer, transport = make(
+        invalid("/1/delay", "/3/key"),
+        stored(1, 2, 3),
+        invalid("/0/delay", detail="too far"),
+        problem(409, "other content", state="scheduled"),
+        generate_keys=False,
+    )
+    results = await settled(*(producer.publish("s", n, key=str(n)) for n in range(5)))
+    assert [results[n].id for n in (0, 2, 4)] == [message_id(n) for n in (1, 2, 3)]
+    bodies = [[message["body"] for message in batch] for batch in transport.documents]
+    assert bodies == [[0, 1, 2, 3, 4], [0, 2, 4], [1], [3]]
+    bad, conflict = results[1], results[3]
+    assert isinstance(bad, InvalidError)
+    assert [(one.pointer, one.detail) for one in bad.errors] == [("/delay", "too far")]
+    assert isinstance(conflict, ConflictError)
+    assert conflict.state == "scheduled"
+
+
+@asynchronous
+async def test_a_batch_that_is_too_large_is_cut_in_halves():
+    def refuse_large(method, path, document):
+        return problem(413) if len(document) > 2 else stored(*(one["body"] for one in document))
+
+    producer, transport = make(default=refuse_large, in_flight_max=1)
+    published = await asyncio.gather(*(producer.publish("s", n) for n in range(1, 8)))
+    assert [one.id for one in published] == [message_id(n) for n in range(1, 8)]
+    assert [len(batch) for batch in transport.documents] == [7, 3, 1, 2, 4, 2, 2]
+
+
+@asynchronous
+async def test_one_message_that_is_too_large_is_invalid():
+    producer, _ = make(problem(413, "too large"))
+    with pytest.raises(InvalidError, match="too large"):
+        await producer.publish("s", "x" * 100)
+
+
+@asynchronous
+async def test_a_subject_that_is_not_allowed_fails_alone():
+    def allow(method, path, document):
+        subjects = {one["subject"] for one in document}
+        return problem(403) if "secret" in subjects else stored(*range(1, len(document) + 1))
+
+    producer, transport = make(default=allow)
+    names = "a", "secret", "a", "secret"
+    results = await settled(*(producer.publish(name) for name in names))
+    assert [isinstance(one, NotAllowedError) for one in results] == [False, True, False, True]
+    assert len(transport.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (problem(401), NotAllowedError),
+        (problem(403), NotAllowedError),
+        (problem(500), ServerError),
+        (problem(507), DiskFullError),
+        (problem(404), NotFoundError),
+        (Answer(200, b"hello"), NotADelayServerError),
+        (Answer(200, b'{"ids": []}'), NotADelayServerError),
+        (Answer(404, b"<html>", {"content-type": "text/html"}), NotADelayServerError),
+        (invalid("/7/x"), InvalidError),
+    ],
+)
+@asynchronous
+async def test_what_no_retry_mends_is_told_to_everybody(reply, error):
+    producer, _ = make(default=lambda *request: reply)
+    results = await settled(*(producer.publish("s") for _ in range(2)))
+    assert [type(one) for one in results] == [error, error]
+
+
+@asynchronous
+async def test_an_answer_with_fewer_ids_than_messages_tells_nobody_a_wrong_one():
+    producer, _ = make(stored(1))
+    results = await settled(producer.publish("s", 1), producer.publish("s", 2))
+    assert [type(one) for one in results] == [NotADelayServerError] * 2
+
+
+@asynchronous
+async def test_an_error_carries_the_problem_document():
+    producer, _ = make(invalid("/0/key", detail="a key has 1 to 256 bytes"))
+    with pytest.raises(InvalidError, match="a key has 1 to 256 bytes") as caught:
+        await producer.publish("s", key="")
+    error = caught.value
+    assert (error.status, error.type, error.title) == (422, "urn:x", "Refused")
+    assert error.errors[0].pointer == "/key"
+
+
+# ── retries ────────────────────────────────────────────────────────────────────────────────────
+
+
+@asynchronous
+async def test_the_waits_grow_and_the_servers_wish_is_the_least():
+    clock = Clock(auto=True, draw=0.999999)
+    replies = [UNREACHABLE] * 4 + [problem(503, retry_after="3"), problem(429), stored(1)]
+    producer, _ = make(*replies, clock=clock, retry=RetryPolicy(first_s=0.1, most_s=0.5))
+    await producer.publish("s")
+    assert [round(wait, 3) for wait in clock.slept] == [0.1, 0.2, 0.4, 0.5, 3, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [(LOST, UnansweredError), (UNREACHABLE, UnreachableError), (problem(503), OverloadedError)],
+)
+@asynchronous
+async def test_when_the_time_is_up_the_last_failure_is_told(reply, error):
+    clock = Clock(auto=True)
+    producer, transport = make(default=lambda *request: reply, clock=clock)
+    began = clock.now
+    with pytest.raises(error):
+        await producer.publish("s")
+    assert 50 < clock.now - began <= 60
+    assert len(transport.requests) > 10
+
+
+@asynchronous
+async def test_without_retries_the_first_failure_is_told():
+    for reply in (LOST, problem(503, retry_after="1")):
+        producer, transport = make(reply, retry=RetryPolicy(timeout_s=0))
+        with pytest.raises((UnansweredError, OverloadedError)):
+            await producer.publish("s")
+        assert len(transport.requests) == 1
+
+
+# ── bounds and the end ─────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("bound", [{"pending_max": 3}, {"pending_max_bytes": 350}])
+@asynchronous
+async def test_publish_waits_while_there_is_no_room(bound):
+    producer, transport = make(in_flight_max=1, generate_keys=False, **bound)
+    transport.gate.clear()
+    tasks = [asyncio.create_task(producer.publish("s", "x" * 80, key=str(n))) for n in range(8)]
+    await turns()
+    assert producer._publishes.pending == 3
+    tasks[4].cancel()  # one that waits
+    transport.gate.set()
+    done = await settled(*tasks)
+    assert [isinstance(one, asyncio.CancelledError) for one in done].count(True) == 1
+    keys = [message["key"] for batch in transport.documents for message in batch]
+    assert keys == [str(n) for n in range(8) if n != 4]
+    assert max(len(batch) for batch in transport.documents) <= 3
+    assert (producer._publishes.pending, producer._publishes.pending_bytes) == (0, 0)
+
+
+@asynchronous
+async def test_a_message_beyond_the_bound_goes_alone():
+    producer, _ = make(pending_max_bytes=100)
+    await asyncio.gather(*(producer.publish("s", "x" * 1000) for _ in range(3)))
+
+
+@asynchronous
+async def test_close_waits_for_what_is_under_way():
+    producer, transport = make(in_flight_max=1, pending_max=2)
+    transport.gate.clear()
+    tasks = [asyncio.create_task(producer.publish("s", n)) for n in range(4)]
+    await turns()
+    closing = asyncio.create_task(producer.close())
+    await turns()
+    with pytest.raises(ClosedError):
+        await producer.publish("s", "late")
+    assert not closing.done()
+    transport.gate.set()
+    done = await settled(*tasks)
+    await closing
+    # Two were taken; the others waited for room, and were never sent.
+    assert [getattr(one, "id", type(one)) for one in done] == [
+        *(message_id(1), message_id(2)),
+        *(ClosedError, ClosedError),
+    ]
+    assert transport.closed
+    await producer.close()
+
+
+@asynchronous
+async def test_close_gives_up_when_its_time_is_over():
+    producer, transport = make(None, in_flight_max=1)
+    tasks = [asyncio.create_task(producer.publish("s", n)) for n in range(2)]
+    await turns()
+    late = asyncio.create_task(producer.publish("s", "gathered"))
+    await turns()
+    await producer.close(timeout_s=0.01)
+    done = await settled(*tasks, late)
+    assert [type(one) for one in done] == [ClosedError] * 3
+    assert "may have been done" in str(done[0])
+    assert "before it was sent" in str(done[2])
+    assert transport.under_way == 0
+
+
+# ── cancel, and single calls ───────────────────────────────────────────────────────────────────
+
+
+@asynchronous
+async def test_cancels_go_out_together_and_each_has_its_own_answer():
+    reply = answer(
+        200,
+        {
+            "results": [
+                {"id": "a", "state": "cancelled", "error": None},
+                {"id": "b", "state": "delivered", "error": "the message is delivered"},
+                {"subject": "s", "key": "k", "state": "cancelled", "error": None},
+                {"subject": "s", "key": "x", "state": None, "error": "there is no message"},
+            ]
+        },
+    )
+    producer, transport = make(reply)
+    results = await settled(
+        producer.cancel(subject="s", key="k"),
+        producer.cancel("a"),
+        producer.cancel(subject="s", key="x"),
+        producer.cancel("b"),
+    )
+    keys = [{"subject": "s", "key": "k"}, {"subject": "s", "key": "x"}]
+    assert transport.requests == [
+        ("POST", "/v1/messages/cancel", {"ids": ["a", "b"], "keys": keys})
+    ]
+    assert results[:2] == [None, None]
+    assert isinstance(results[2], NotFoundError)
+    assert isinstance(results[3], ConflictError)
+    assert results[3].state == "delivered"
+
+
+@asynchronous
+async def test_a_cancel_that_cannot_be_read_fails_alone():
+    def judge(method, path, document):
+        if "bad" in document["ids"]:
+            return problem(422)
+        return answer(200, {"results": [{"state": "cancelled"} for _ in document["ids"]]})
+
+    producer, _ = make(default=judge)
+    results = await settled(*(producer.cancel(one) for one in ("a", "bad", "c", "d")))
+    assert [isinstance(one, InvalidError) for one in results] == [False, True, False, False]
+
+
+@asynchronous
+async def test_get_move_and_replace():
+    stored_message = {
+        "id": "a",
+        "subject": "s",
+        "key": None,
+        "deliver_at": "2026-11-20T16:30:00.000Z",
+        "state": "delivered",
+        "attempts": 1,
+        "headers": {"x": "y"},
+        "deliveries": [
+            {
+                "subscription": "shop",
+                "state": "delivered",
+                "attempt": 1,
+                "at": "2026-11-20T16:30:00.002Z",
+            }
+        ],
+        "body": {"order": 1},
+    }
+    moved = {"id": "a", "deliver_at": "2026-11-20T16:30:00.000Z", "state": "scheduled"}
+    replaced = {"id": message_id(9), "duplicate": False, "subject": "s"}
+    producer, transport = make(
+        answer(200, stored_message), LOST, answer(200, moved), answer(200, replaced), problem(404)
+    )
+    found = await producer.get("a b")
+    assert (found.state, found.body, found.headers) == ("delivered", {"order": 1}, {"x": "y"})
+    assert found.deliveries[0].subscription == "shop"
+    due = datetime(2026, 11, 20, 16, 30, tzinfo=UTC)
+    assert (
+        await producer.move(subject="s", key="a/ü", delay=timedelta(minutes=1))
+    ).deliver_at == due
+    assert (await producer.replace("s", "k", {"n": 1}, delay="10s")).id == message_id(9)
+    with pytest.raises(NotFoundError):
+        await producer.get("b")
+    move = ("PATCH", "/v1/subjects/s/keys/a%2F%C3%BC", {"delay": 60_000})
+    assert transport.requests[:4] == [
+        ("GET", "/v1/messages/a%20b", None),
+        *(move, move),
+        ("PUT", "/v1/subjects/s/keys/k", {"body": {"n": 1}, "delay": "10s"}),
+    ]
