@@ -25,7 +25,7 @@ class RetryPolicy:
     timeout_s: float = 60.0
     """From the first attempt on; what is not answered by then is an error. 0: no retries."""
     first_s: float = 0.05
-    most_s: float = 5.0
+    most_s: float = 2.0
 
     def __post_init__(self) -> None:
         if self.timeout_s < 0 or not 0 < self.first_s <= self.most_s:

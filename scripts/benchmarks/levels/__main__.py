@@ -16,6 +16,9 @@ post       single POSTs by wrk, in rounds: hello, server, and both again with a 
 batch      batches of 500, JSON and MessagePack, prebuilt, from four processes; due at random
            times of the day after tomorrow.
 cancel     cancels by key: one at a time by wrk, and 500 at a time from four processes.
+client     single publishes by 64 and 512 awaiting tasks through the client library, each answered
+           when its own message is durable: without keys, and with generated keys (which make
+           retries safe); then cancels by key. One process beside the server, three rounds.
 lateness   1,000 and 2,000 due each second, and 5,000 beside 10,000 published each second; one
            client that pulls (long poll, acks on a second connection) takes the moment at which it
            has read a message, less `deliver_at`. All is published 3 s before the first is due.
@@ -69,6 +72,7 @@ from levels.backlog import backlog
 from levels.batches import batch
 from levels.bench import Bench
 from levels.calibration import calibrate
+from levels.client import client
 from levels.curves import curves
 from levels.hour import hour
 from levels.lateness import lateness, webhook
@@ -82,6 +86,7 @@ CASES: dict[str, Callable[[Bench], None]] = {
     "post": post,
     "batch": batch,
     "cancel": cancel,
+    "client": client,
     "lateness": lateness,
     "webhook": webhook,
     "hour": hour,

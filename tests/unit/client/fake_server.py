@@ -1,6 +1,7 @@
 """A server of this process, whose answers a test decides, and a clock that a test sets."""
 
 import asyncio
+import functools
 import heapq
 import itertools
 from collections.abc import Awaitable, Callable
@@ -12,9 +13,20 @@ from delayserver.client.errors import UnansweredError, UnreachableError
 from delayserver.client.http import TIMEOUT_S, Answer
 from delayserver.client.retries import Time
 
+TEST_MAX_S = 10
 DUE_MS = 1_795_192_200_000
 LOST = UnansweredError("the connection broke")
 UNREACHABLE = UnreachableError("nobody listens")
+
+
+def asynchronous(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A test that is a coroutine."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **fixtures: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*arguments, **fixtures), TEST_MAX_S))
+
+    return run
 
 
 def message_id(seq: int, due_ms: int = DUE_MS, shard: int = 0) -> str:

@@ -1,7 +1,6 @@
 """The producer: batches, keys, refusals, retries, bounds and the end, against a fake server."""
 
 import asyncio
-import functools
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -29,6 +28,7 @@ from tests.unit.client.fake_server import (
     Clock,
     FakeTransport,
     answer,
+    asynchronous,
     invalid,
     message_id,
     problem,
@@ -37,18 +37,6 @@ from tests.unit.client.fake_server import (
     stored,
     turns,
 )
-
-KEYED = {"generate_keys": False}
-
-
-def asynchronous(test):
-    """A test that is a coroutine."""
-
-    @functools.wraps(test)
-    def run(*arguments, **fixtures):
-        asyncio.run(asyncio.wait_for(test(*arguments, **fixtures), 10))
-
-    return run
 
 
 def make(*replies, default=None, clock=None, **options):

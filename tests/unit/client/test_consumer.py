@@ -1,0 +1,432 @@
+"""The consumer against a fake server: handlers, acknowledgements, leases, failures and the end."""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from delayserver.client import AsyncConsumer, ConflictError, NotAllowedError, Retry
+from delayserver.client.consumer import backoff_ms
+from tests.integration.api_support import wait_until
+from tests.unit.client.fake_server import (
+    LOST,
+    Clock,
+    FakeTransport,
+    answer,
+    asynchronous,
+    problem,
+    turns,
+)
+
+PATH = "/v1/subscriptions/s"
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch):
+    """A stop does not wait for pulls that nobody answers."""
+    monkeypatch.setattr("delayserver.client.consumer.PATIENCE_S", 0.001)
+
+
+def message(number, *, attempt=1, **fields):
+    return {
+        "id": f"id-{number}",
+        "subject": "s",
+        "key": None,
+        "headers": {},
+        "deliver_at": "2026-11-20T16:30:00.000Z",
+        "attempt": attempt,
+        "lease": f"L{number}",
+        "body": number,
+        **fields,
+    }
+
+
+class Queue:
+    """A subscription that holds messages; a pull without any waits for `put`."""
+
+    def __init__(self, *messages, subject="s", kind="pull", exists=True):
+        self.view = {"name": "s", "subject": subject, "type": kind}
+        self.exists = exists
+        self.messages = list(messages)
+        self.expired = set()
+        self.failures = {}
+        self.others = None
+        self.transport = FakeTransport(default=self._reply)
+
+    def _reply(self, method, path, document):
+        if not path.startswith(PATH):
+            return self.others
+        call = path.removeprefix(PATH)
+        if failures := self.failures.get(call):
+            return failures.pop(0)
+        match method, call:
+            case "GET", "":
+                return answer(200, self.view) if self.exists else problem(404)
+            case "PUT", "":
+                self.exists = True
+                return answer(201, self.view)
+            case _, "/pull":
+                taken = [self.messages.pop(0) for _ in self.messages[: document["max"]]]
+                return answer(200, {"messages": taken}) if taken else None
+            case _:
+                expired = [lease for lease in document["leases"] if lease in self.expired]
+                return answer(200, {"done": len(document["leases"]), "expired": expired})
+
+    def calls(self, call):
+        """Documents of all calls of a kind."""
+        return [
+            document for _, path, document in self.transport.requests if path == f"{PATH}/{call}"
+        ]
+
+    @property
+    def acked(self):
+        return [lease for call in self.calls("ack") for lease in call["leases"]]
+
+    @property
+    def nacked(self):
+        return {lease: call["delay"] for call in self.calls("nack") for lease in call["leases"]}
+
+
+@contextlib.asynccontextmanager
+async def running(consumer, **options):
+    """Runs for the length of the block, and is stopped then."""
+    task = asyncio.create_task(consumer.run(**options))
+    try:
+        await turns(50)
+        yield task
+    finally:
+        consumer.stop()
+        await task
+
+
+def make(queue, handler, *, clock=None, name=None, lease=30_000, **options):
+    time = (clock or Clock()).time
+    consumer = AsyncConsumer(transport=queue.transport, time=time, **options)
+    consumer.subscribe("s", name=name, lease=lease)(handler)
+    return consumer
+
+
+@asynchronous
+async def test_messages_are_handled_and_acknowledged_together():
+    queue, got = Queue(*map(message, range(5)), exists=False), []
+
+    async def handler(one):
+        got.append(one)
+
+    consumer = make(queue, handler, concurrency=8, wait="10s", lease="1m")
+    async with running(consumer):
+        pass
+    assert [one.body for one in got] == [0, 1, 2, 3, 4]
+    assert got[0].deliver_at == datetime(2026, 11, 20, 16, 30, tzinfo=UTC)
+    assert queue.calls("ack") == [{"leases": ["L0", "L1", "L2", "L3", "L4"]}]
+    put = {"subject": "s", "type": "pull", "lease": 60_000}
+    assert queue.transport.requests[1] == ("PUT", PATH, put)
+    assert queue.calls("pull")[0] == {"max": 8, "wait": 10_000, "lease": 60_000}
+    assert queue.transport.closed
+    assert queue.transport.under_way == 0
+
+
+@asynchronous
+async def test_a_subscription_that_is_there_is_not_changed():
+    queue = Queue(message(1))
+
+    async def handler(one):
+        pass
+
+    async with running(make(queue, handler)):
+        pass
+    assert [method for method, path, _ in queue.transport.requests if path == PATH] == ["GET"]
+
+
+@pytest.mark.parametrize("other", [{"subject": "t"}, {"kind": "webhook"}])
+@asynchronous
+async def test_a_subscription_to_something_else_is_refused(other):
+    async def handler(one):
+        pass
+
+    with pytest.raises(ConflictError, match="another name"):
+        await make(Queue(**other), handler).run()
+
+
+@asynchronous
+async def test_no_more_than_so_many_handlers_run_at_once():
+    queue, gate, most, now = Queue(*map(message, range(10))), asyncio.Event(), 0, 0
+
+    async def handler(one):
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await gate.wait()
+        now -= 1
+
+    async with running(make(queue, handler, concurrency=3)):
+        assert (now, len(queue.messages)) == (3, 7)
+        gate.set()
+        await turns(200)
+        assert len(queue.acked) == 10
+    assert most == 3
+    assert max(pull["max"] for pull in queue.calls("pull")) == 3
+
+
+@asynchronous
+async def test_what_fails_comes_again_later(caplog):
+    queue = Queue(message(1), message(2, attempt=4), message(3), message(4), message(5))
+
+    async def handler(one):
+        match one.body:
+            case 3:
+                raise Retry("5s")
+            case 4:
+                raise Retry(timedelta(minutes=1))
+            case 1 | 2:
+                raise RuntimeError("broken")
+
+    async with running(make(queue, handler, clock=Clock(draw=0.5))):
+        await turns(100)
+    assert queue.nacked == {"L1": 1100, "L2": 8800, "L3": 5000, "L4": 60_000}
+    assert queue.acked == ["L5"]
+    failed = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert [record.args[1] for record in failed] == ["id-1", "id-2"]
+    assert "RuntimeError: broken" in caplog.text
+
+
+def test_the_usual_backoff():
+    assert [backoff_ms(n) for n in (1, 2, 3, 11, 100)] == [1000, 2000, 4000, 600_000, 600_000]
+
+
+@asynchronous
+async def test_a_plain_function_runs_in_a_thread():
+    queue, threads = Queue(message(1), message(2)), set()
+
+    def handler(one):
+        threads.add(threading.current_thread())
+        if one.body == 2:
+            raise Retry(7)
+
+    consumer = make(queue, handler)
+    async with running(consumer):
+        await asyncio.to_thread(wait_until, lambda: len(queue.acked) + len(queue.nacked) == 2)
+    assert (queue.acked, queue.nacked) == (["L1"], {"L2": 7})
+    assert threading.main_thread() not in threads
+
+
+# ── leases ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@asynchronous
+async def test_leases_are_extended_while_handlers_run_in_one_call():
+    queue, gate, clock = Queue(*map(message, range(3))), asyncio.Event(), Clock()
+
+    async def handler(one):
+        if one.body < 2:
+            await gate.wait()
+
+    async with running(make(queue, handler, clock=clock, lease="30s")):
+        assert queue.acked == ["L2"]
+        await clock.advance(9)
+        assert queue.calls("extend") == []
+        for _ in range(5):
+            await clock.advance(10)
+        assert queue.calls("extend") == [{"leases": ["L0", "L1"], "lease": 30_000}] * 5
+        gate.set()
+        await turns(50)
+        await clock.advance(60)
+        assert len(queue.calls("extend")) == 5
+    assert sorted(queue.acked) == ["L0", "L1", "L2"]
+
+
+@asynchronous
+async def test_an_extension_that_fails_is_tried_again_at_the_next_turn(caplog):
+    queue, gate, clock = Queue(message(1), message(2)), asyncio.Event(), Clock()
+    queue.failures["/extend"] = [LOST]
+    queue.expired = {"L2"}
+
+    async def handler(one):
+        await gate.wait()
+
+    async with running(make(queue, handler, clock=clock)):
+        await clock.advance(30)
+        leases = [call["leases"] for call in queue.calls("extend")]
+        assert leases == [["L1", "L2"], ["L1", "L2"], ["L1"]]
+        gate.set()
+    assert "extend failed" in caplog.text
+    assert "1 leases had ended" in caplog.text
+
+
+@asynchronous
+async def test_an_acknowledgement_is_sent_until_it_is_answered_and_the_lease_kept():
+    queue, clock = Queue(message(1)), Clock()
+    queue.failures["/ack"] = [LOST, problem(503, retry_after="20")]
+
+    async def handler(one):
+        pass
+
+    async with running(make(queue, handler, clock=clock)):
+        await clock.advance(25)
+        assert len(queue.calls("extend")) == 2
+        assert len(queue.acked) == 3
+        await clock.advance(60)
+        assert len(queue.calls("extend")) == 2
+
+
+# ── failures of the server ─────────────────────────────────────────────────────────────────────
+
+
+@asynchronous
+async def test_a_server_that_is_away_is_waited_for(caplog):
+    caplog.set_level(logging.INFO, "delayserver.client")
+    queue, clock, got = Queue(message(1)), Clock(), []
+    queue.failures = {"": [LOST] * 2, "/pull": [LOST] * 50 + [problem(503, retry_after="9")]}
+
+    async def handler(one):
+        got.append(one.body)
+
+    async with running(make(queue, handler, clock=clock)):
+        await clock.advance(1000)
+        assert got == [1]
+    waits = [wait for wait in clock.slept if wait != 10]
+    assert max(waits) == 9
+    assert sorted(waits)[-2] <= 2
+    assert caplog.text.count("trying again") == 2
+    assert caplog.text.count("answers again") == 2
+
+
+@asynchronous
+async def test_a_subscription_that_was_deleted_is_made_again():
+    queue, clock = Queue(message(1)), Clock()
+    queue.failures["/pull"] = [problem(404)]
+    queue.exists = False
+
+    async def handler(one):
+        pass
+
+    async with running(make(queue, handler, clock=clock)):
+        await clock.advance(10)
+        assert queue.acked == ["L1"]
+    assert [method for method, path, _ in queue.transport.requests if path == PATH] == [
+        *("GET", "PUT", "GET")
+    ]
+
+
+@asynchronous
+async def test_what_no_waiting_mends_ends_the_run_after_what_runs():
+    queue, clock, gate, done = Queue(message(1)), Clock(), asyncio.Event(), []
+
+    async def handler(one):
+        await gate.wait()
+        done.append(one.body)
+
+    consumer = make(queue, handler, clock=clock)
+    consumer.subscribe("t")(handler)
+    queue.others = LOST
+    task = asyncio.create_task(consumer.run())
+    await turns(50)
+    queue.others = problem(403)
+    await clock.advance(5)
+    assert not task.done()
+    gate.set()
+    with pytest.raises(NotAllowedError):
+        await task
+    assert done == [1]
+    assert queue.acked == ["L1"]
+
+
+# ── the end ────────────────────────────────────────────────────────────────────────────────────
+
+
+@asynchronous
+async def test_a_stop_lets_what_runs_finish():
+    queue, gate = Queue(message(1)), asyncio.Event()
+
+    async def handler(one):
+        await gate.wait()
+
+    consumer = make(queue, handler, concurrency=4)
+    async with running(consumer) as task:
+        assert queue.transport.under_way == 1  # a long poll
+        consumer.stop()
+        await turns()
+        assert not task.done()
+        gate.set()
+    assert queue.acked == ["L1"]
+
+
+@asynchronous
+async def test_messages_of_a_pull_that_ends_after_the_stop_are_given_back(monkeypatch):
+    monkeypatch.setattr("delayserver.client.consumer.PATIENCE_S", 5)
+    queue = Queue(message(1))
+
+    async def handler(one):
+        raise AssertionError("it must not begin")
+
+    consumer = make(queue, handler)
+    queue.transport.gate.clear()
+    task = asyncio.create_task(consumer.run())
+    await turns()
+    queue.transport.gate.set()
+    while not queue.calls("pull"):
+        await asyncio.sleep(0)
+        queue.transport.gate.clear()
+    consumer.stop()
+    await turns()
+    queue.transport.gate.set()
+    await task
+    assert queue.nacked == {"L1": 0}
+
+
+@asynchronous
+async def test_what_takes_too_long_at_a_stop_is_cancelled_and_given_back():
+    queue, cancelled = Queue(message(1)), []
+
+    async def handler(one):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(one.body)
+            raise
+
+    async with running(make(queue, handler), grace_s=0.01):
+        pass
+    assert cancelled == [1]
+    assert queue.nacked == {"L1": 0}
+
+
+@asynchronous
+async def test_a_run_that_is_cancelled_gives_back_what_runs():
+    queue = Queue(message(1))
+
+    async def handler(one):
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(make(queue, handler).run())
+    await turns(50)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert queue.nacked == {"L1": 0}
+    assert queue.transport.under_way == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"subject": "order.*"}, "name="),
+        ({"subject": "*"}, "name="),
+        ({"subject": "s"}, "already"),
+        ({"subject": "t", "concurrency": 0}, "concurrency"),
+        ({"subject": "t", "concurrency": 10_001}, "concurrency"),
+    ],
+)
+@asynchronous
+async def test_wrong_usage(arguments, complaint):
+    async def handler(one):
+        pass
+
+    consumer = make(Queue(), handler)
+    with pytest.raises(ValueError, match=complaint):
+        consumer.subscribe(**arguments)
+    with pytest.raises(ValueError, match="decorate"):
+        await AsyncConsumer(transport=FakeTransport()).run()
