@@ -8,9 +8,10 @@ In reading order:
 
     values      what the server tells about messages
     errors      what can go wrong, in one tree
-    http        one request, one answer
+    transport   one request, one answer
     retries     when to ask again
     batching    what gathers while a request is under way goes out with the next one
+    batches     what the producer sends together, and each item's part of the answer
     producer    publish, cancel, move, replace, look up
     consumer    pull, handle, acknowledge
     blocking    producer and consumer without asyncio
@@ -22,6 +23,7 @@ It needs nothing of the server but a few modules without state (times, ids, sign
 from delayserver.client.blocking import Consumer, Producer
 from delayserver.client.consumer import AsyncConsumer, Retry
 from delayserver.client.errors import (
+    ChangedError,
     ClientError,
     ClosedError,
     ConflictError,
@@ -47,6 +49,7 @@ __all__ = [
     "NO_RETRIES",
     "AsyncConsumer",
     "AsyncProducer",
+    "ChangedError",
     "ClientError",
     "ClosedError",
     "ConflictError",

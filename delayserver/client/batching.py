@@ -10,7 +10,7 @@ side works on the other; items that are there at once are shared out between the
 
 What is put and not answered is bounded, in number and in bytes; `room` waits in order of arrival.
 
-Cost: 0.4 µs per item and one task per batch. Threads: belongs to the event loop.
+Cost: a deque's append and pop per item, and one task per batch. Threads: belongs to the event loop.
 """
 
 import asyncio
@@ -79,8 +79,8 @@ class Batcher(Generic[I]):
     # ── the way in ─────────────────────────────────────────────────────────────────────────────
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether an item of that size may be put without waiting."""
-        return not self._waiters and self._fits(size_bytes)
+        """Whether an item of that size may be put, or is refused, without waiting."""
+        return self._closed or (not self._waiters and self._fits(size_bytes))
 
     def _fits(self, size_bytes: int) -> bool:
         if self.pending >= self._pending_max:
@@ -89,21 +89,19 @@ class Batcher(Generic[I]):
         return self.pending_bytes + size_bytes <= self._pending_max_bytes or not self.pending
 
     async def room(self, size_bytes: int) -> None:
-        """Wait until an item of that size fits, or `close` is called; it is to be put before
-        anything is awaited."""
-        if self._closed or self.has_room(size_bytes):
+        """Wait until `put` may be called, which is to follow before anything is awaited."""
+        if self.has_room(size_bytes):
             return
         loop = asyncio.get_running_loop()
         waiter = loop.create_future()
         self._waiters.append(waiter)
         try:
-            while True:
-                await waiter
-                if self._closed or self._fits(size_bytes):
-                    return
+            await waiter
+            while not self._closed and not self._fits(size_bytes):
                 # It is the first still.
                 waiter = loop.create_future()
                 self._waiters[0] = waiter
+                await waiter
         finally:
             self._waiters.remove(waiter)
             # Put first, then look whether the next one fits too.

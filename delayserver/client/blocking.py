@@ -3,21 +3,21 @@
 `Producer` may be called from any number of threads; what they publish at the same time goes out
 together. `Consumer.run` blocks, and ends at SIGTERM and ctrl-C.
 
-Cost: 60 µs of a hand-over between threads per call. Threads: safe.
+Cost: a task and two hand-overs between threads per call. Threads: safe.
 """
 
 import asyncio
 import signal
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from delayserver.client.consumer import GRACE_S, LEASE_MS, AsyncConsumer, H
 from delayserver.client.errors import ClosedError
-from delayserver.client.http import Transport
 from delayserver.client.producer import URL_DEFAULT, AsyncProducer
 from delayserver.client.retries import RetryPolicy, Time
+from delayserver.client.transport import Transport
 from delayserver.client.values import Delay, DeliverAt, Moved, Published, Stored
 
 T = TypeVar("T")
@@ -132,19 +132,31 @@ class Producer:
         delay: Delay | None = None,
         deliver_at: DeliverAt | None = None,
         headers: Mapping[str, str] | None = None,
+        if_match: str | None = None,
     ) -> Published:
         """See AsyncProducer.replace."""
         return self._thread.call(
             self._producer.replace(
-                subject, key, body, delay=delay, deliver_at=deliver_at, headers=headers
+                *(subject, key, body),
+                delay=delay,
+                deliver_at=deliver_at,
+                headers=headers,
+                if_match=if_match,
             )
         )
 
     def cancel(
-        self, message_id: str | None = None, *, subject: str | None = None, key: str | None = None
+        self,
+        message_id: str | None = None,
+        *,
+        subject: str | None = None,
+        key: str | None = None,
+        if_match: str | None = None,
     ) -> None:
         """See AsyncProducer.cancel."""
-        self._thread.call(self._producer.cancel(message_id, subject=subject, key=key))
+        self._thread.call(
+            self._producer.cancel(message_id, subject=subject, key=key, if_match=if_match)
+        )
 
     def get(
         self, message_id: str | None = None, *, subject: str | None = None, key: str | None = None
@@ -160,13 +172,37 @@ class Producer:
         key: str | None = None,
         delay: Delay | None = None,
         deliver_at: DeliverAt | None = None,
+        if_match: str | None = None,
     ) -> Moved:
         """See AsyncProducer.move."""
         return self._thread.call(
             self._producer.move(
-                message_id, subject=subject, key=key, delay=delay, deliver_at=deliver_at
+                message_id,
+                subject=subject,
+                key=key,
+                delay=delay,
+                deliver_at=deliver_at,
+                if_match=if_match,
             )
         )
+
+    def pending(
+        self,
+        subject: str,
+        *,
+        since: DeliverAt | None = None,
+        until: DeliverAt | None = None,
+        page: int = 1000,
+    ) -> Iterator[Stored]:
+        """See AsyncProducer.pending."""
+        found = self._producer.pending(subject, since=since, until=until, page=page)
+        end = object()
+
+        async def following() -> Stored | object:
+            return await anext(found, end)
+
+        while isinstance(message := self._thread.call(following()), Stored):
+            yield message
 
 
 class Consumer:

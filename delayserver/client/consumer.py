@@ -37,9 +37,9 @@ from delayserver.client.errors import (
     Problem,
     UnansweredError,
 )
-from delayserver.client.http import TIMEOUT_S, HttpTransport, Transport, ask, decoded, path_of
 from delayserver.client.producer import URL_DEFAULT
 from delayserver.client.retries import NO_RETRIES, RetryPolicy, Time, answered
+from delayserver.client.transport import TIMEOUT_S, HttpTransport, Transport, ask, decoded, path_of
 from delayserver.client.values import Delay, Message, duration
 from delayserver.times import format_duration, parse_duration_ms
 

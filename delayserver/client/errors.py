@@ -6,6 +6,7 @@ ClientError
 │   ├── NotAllowedError     401, 403: no token, a wrong one, or one without the right
 │   ├── NotFoundError       404: no such message, key or subscription
 │   ├── ConflictError       409: the state does not allow it; `state` is that state
+│   ├── ChangedError        412: it is not the version that `if_match` names any more
 │   ├── OverloadedError     429, 502, 503, 504: try again after `retry_after_s`
 │   ├── DiskFullError       507: publishing is refused, delivery goes on
 │   └── ServerError         everything else
@@ -83,6 +84,10 @@ class ConflictError(RefusedError):
     """The state does not allow it: `state` says which."""
 
 
+class ChangedError(RefusedError):
+    """Somebody was faster: look it up again, and decide anew."""
+
+
 class OverloadedError(RefusedError):
     """Too much at once, or the server is stopping."""
 
@@ -117,6 +122,7 @@ _CLASSES: Mapping[int, type[RefusedError]] = {
     HTTPStatus.FORBIDDEN: NotAllowedError,
     HTTPStatus.NOT_FOUND: NotFoundError,
     HTTPStatus.CONFLICT: ConflictError,
+    HTTPStatus.PRECONDITION_FAILED: ChangedError,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: InvalidError,
     HTTPStatus.UNPROCESSABLE_ENTITY: InvalidError,
     HTTPStatus.TOO_MANY_REQUESTS: OverloadedError,

@@ -15,7 +15,7 @@ from http import HTTPStatus
 from itertools import count
 
 from delayserver.client.errors import UnansweredError, UnreachableError
-from delayserver.client.http import Answer
+from delayserver.client.transport import Answer
 
 
 @dataclass(frozen=True, slots=True)

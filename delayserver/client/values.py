@@ -41,6 +41,8 @@ class Moved(msgspec.Struct, frozen=True, gc=False):
 
     id: str
     deliver_at: datetime
+    version: str = ""
+    """See Stored.version."""
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -76,7 +78,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stored(_Body, frozen=True, kw_only=True):
-    """A message that was looked up."""
+    """A message that was looked up, or listed."""
 
     id: str
     subject: str
@@ -87,6 +89,8 @@ class Stored(_Body, frozen=True, kw_only=True):
     attempts: int
     headers: dict[str, str] = {}
     deliveries: tuple[Delivery, ...] = ()
+    version: str = ""
+    """For `if_match`: changes with whatever happens to the message. Empty in lists."""
 
 
 class Message(_Body, frozen=True, kw_only=True):

@@ -66,7 +66,7 @@ async def test_everything_is_handled_once_and_on_time(shared_api, subject):
 
 @asynchronous
 async def test_consumers_with_one_name_share_and_with_two_names_both_get_all(shared_api, subject):
-    got = {"a1": [], "a2": [], "b": []}
+    got: dict[str, list[int]] = {"a1": [], "a2": [], "b": []}
 
     def make(who):
         consumer = AsyncConsumer(shared_api.process.url, concurrency=4)

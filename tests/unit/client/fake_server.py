@@ -4,14 +4,14 @@ import asyncio
 import functools
 import heapq
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from delayserver.client.errors import UnansweredError, UnreachableError
-from delayserver.client.http import TIMEOUT_S, Answer
 from delayserver.client.retries import Time
+from delayserver.client.transport import NO_HEADERS, TIMEOUT_S, Answer
 
 TEST_MAX_S = 10
 DUE_MS = 1_795_192_200_000
@@ -71,16 +71,24 @@ class FakeTransport:
         self.replies = list(replies)
         self.default = default
         self.requests: list[tuple[str, str, Any]] = []
+        self.headers: list[dict[str, str]] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.closed = False
         self.under_way = 0
 
     async def request(
-        self, method: str, path: str, body: bytes | None = None, *, timeout_s: float = TIMEOUT_S
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        headers: Mapping[str, str] = NO_HEADERS,
+        timeout_s: float = TIMEOUT_S,
     ) -> Answer:
         document = None if body is None else msgspec.json.decode(body)
         self.requests.append((method, path, document))
+        self.headers.append(dict(headers))
         self.under_way += 1
         try:
             reply: Reply

@@ -7,6 +7,7 @@ import pytest
 
 from delayserver.client import (
     AsyncProducer,
+    ChangedError,
     ClosedError,
     ConflictError,
     DiskFullError,
@@ -20,7 +21,7 @@ from delayserver.client import (
     UnansweredError,
     UnreachableError,
 )
-from delayserver.client.http import Answer
+from delayserver.client.transport import Answer
 from tests.unit.client.fake_server import (
     DUE_MS,
     LOST,
@@ -527,4 +528,35 @@ async def test_get_move_and_replace():
         ("GET", "/v1/messages/a%20b", None),
         *(move, move),
         ("PUT", "/v1/subjects/s/keys/k", {"body": {"n": 1}, "delay": "10s"}),
+    ]
+
+
+@asynchronous
+async def test_a_change_of_a_version_is_not_asked_for_twice():
+    """Its own first success would look like somebody else's change."""
+    moved = answer(200, {"id": "a", "deliver_at": "2026-11-20T16:30:00Z"}, etag='"18"')
+    producer, transport = make(problem(503), moved, LOST, problem(412))
+    assert (await producer.move("a", delay=1, if_match="17")).version == "18"
+    with pytest.raises(UnansweredError):
+        await producer.cancel("a", if_match="18")
+    with pytest.raises(ChangedError):
+        await producer.replace("s", "k", if_match="18")
+    assert transport.headers == [{"if-match": f'"{n}"'} for n in (17, 17, 18, 18)]
+    assert [method for method, *_ in transport.requests] == ["PATCH", "PATCH", "DELETE", "PUT"]
+
+
+@asynchronous
+async def test_pages_of_pending_messages():
+    def page(*numbers, cursor):
+        common = {"subject": "s", "key": None, "state": "scheduled", "attempts": 0}
+        due = {"deliver_at": "2026-11-20T16:30:00.000Z"}
+        messages = [{"id": str(n), "body": n, "headers": {}, **common, **due} for n in numbers]
+        return answer(200, {"messages": messages, "cursor": cursor})
+
+    producer, transport = make(page(1, 2, cursor="5-1"), page(cursor="6-2"), page(3, cursor=None))
+    found = [one.body async for one in producer.pending("s", since=5, until="2027-01-01T00:00:00Z")]
+    assert found == [1, 2, 3]
+    path = "/v1/subjects/s/messages?limit=1000&from=5&to=2027-01-01T00%3A00%3A00Z"
+    assert [path for _, path, _ in transport.requests] == [
+        *(path, f"{path}&cursor=5-1", f"{path}&cursor=6-2")
     ]

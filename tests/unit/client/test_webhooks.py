@@ -50,12 +50,12 @@ def test_every_form_of_headers(form):
 
 
 def test_one_secret_takes_the_place_of_another():
-    for known in ([SECRET, OLD], [OLD, SECRET], (one for one in (OLD, SECRET))):
+    for known in ([SECRET, OLD], [OLD, SECRET], iter((OLD, SECRET))):
         assert verify_webhook(signed(), BODY, known, now_s=NOW_S) == "00ff"
     both = signed()
     both["webhook-signature"] += " " + signed(OLD)["webhook-signature"]
-    for known in (SECRET, OLD):
-        assert verify_webhook(both, BODY, known, now_s=NOW_S) == "00ff"
+    for one in (SECRET, OLD):
+        assert verify_webhook(both, BODY, one, now_s=NOW_S) == "00ff"
     with pytest.raises(SignatureError):
         verify_webhook(signed(), BODY, OLD, now_s=NOW_S)
     with pytest.raises(SignatureError):

@@ -8,13 +8,14 @@ No redirects, proxies, cookies or compression: the other end is one known server
 whose connection broke may have been served is never hidden: `UnreachableError` says that nothing
 was sent, `UnansweredError` that something was. Nothing is retried here.
 
-Cost: 45 µs per request and answer of a few KB, where aiohttp takes 150 µs and httpx 700 µs; that is
-why there is no library here. Threads: belongs to the event loop.
+Cost: 25 µs of CPU per request of 4 KB and its answer, on uvloop; in the same run aiohttp took 95 µs
+and httpx 750 µs, which is why there is no library here. Threads: belongs to the event loop.
 """
 
 import asyncio
 import ssl
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -39,6 +40,7 @@ IDLE_S = 30.0
 """A connection that was idle for longer is not used again: the server, or something on the way, may
 be closing it just then. The server closes its own after 75 s."""
 IDLE_CONNECTIONS_MAX = 16
+NO_HEADERS: Mapping[str, str] = {}
 
 T = TypeVar("T")
 
@@ -83,7 +85,13 @@ class Transport(Protocol):
     """Asks one server."""
 
     async def request(
-        self, method: str, path: str, body: bytes | None = None, *, timeout_s: float = TIMEOUT_S
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        headers: Mapping[str, str] = NO_HEADERS,
+        timeout_s: float = TIMEOUT_S,
     ) -> Answer:
         """One request, its body JSON. Raises UnreachableError, UnansweredError."""
         ...
@@ -152,10 +160,18 @@ class HttpTransport:
         self._closed = False
 
     async def request(
-        self, method: str, path: str, body: bytes | None = None, *, timeout_s: float = TIMEOUT_S
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        headers: Mapping[str, str] = NO_HEADERS,
+        timeout_s: float = TIMEOUT_S,
     ) -> Answer:
         """See Transport."""
         head = b"%b %b HTTP/1.1\r\n%b" % (method.encode(), path.encode(), self._head)
+        for name, value in headers.items():
+            head += f"{name}: {value}\r\n".encode("latin-1")
         if body is None:
             data = head + (b"\r\n" if method == "GET" else b"content-length: 0\r\n\r\n")
         else:

@@ -1,0 +1,237 @@
+"""What the producer sends in batches, and what becomes of each item: publishes and cancels.
+
+A batch of messages is accepted whole or refused whole. When it is refused because of some of them,
+the others are sent again without those, and each bad one alone, so that its caller gets the error
+that is its own. A batch that is too large is cut in halves, and one of which a subject is not
+allowed by subject.
+
+Cost: one request for all, as long as nothing is wrong with any. Threads: belongs to the event loop.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Protocol
+
+import msgspec
+
+from delayserver.client.batching import Item
+from delayserver.client.errors import (
+    ClientError,
+    ConflictError,
+    FieldError,
+    InvalidError,
+    NotADelayServerError,
+    NotFoundError,
+    Problem,
+    RefusedError,
+    UnansweredError,
+    UnreachableError,
+)
+from delayserver.client.transport import Answer, decoded
+from delayserver.client.values import Published
+from delayserver.errors import NotFoundError as NotFoundHereError
+from delayserver.ids import read_id
+
+BATCH_PATH = "/v1/messages/batch"
+CANCEL_PATH = "/v1/messages/cancel"
+
+
+class Ask(Protocol):
+    """One request, made again as often as the retries allow. Raises UnansweredError."""
+
+    async def __call__(
+        self, method: str, path: str, body: bytes | None, *, repeatable: bool = True
+    ) -> Answer: ...
+
+
+# ── publish ────────────────────────────────────────────────────────────────────────────────────
+
+
+class Publishing(Item):
+    """A message on its way."""
+
+    __slots__ = ("key", "subject")
+
+    def __init__(
+        self, data: bytes, future: "asyncio.Future[Published]", subject: str, key: str | None
+    ) -> None:
+        self.data = data
+        self.future = future
+        self.subject = subject
+        self.key = key
+        """That it may be sent again under; empty for a generated one, None without any."""
+
+
+class _BatchAnswer(msgspec.Struct, gc=False):
+    duplicates: int
+    ids: list[str]
+
+
+_decode_batch = msgspec.json.Decoder(_BatchAnswer).decode
+
+
+async def send_publishes(ask: Ask, items: list[Publishing]) -> None:
+    """Settle each of the messages, with one request if all goes well."""
+    body = b"[" + b",".join([item.data for item in items]) + b"]"
+    repeatable = all(item.key is not None for item in items)
+    try:
+        answer = await ask("POST", BATCH_PATH, body, repeatable=repeatable)
+    except UnreachableError:
+        raise
+    except UnansweredError as error:
+        if repeatable:
+            raise
+        for item in items:
+            if item.key is None:
+                item.fail(error)
+        keyed = [item for item in items if item.key is not None]
+        if keyed:
+            await send_publishes(ask, keyed)
+        return
+    if answer.status == HTTPStatus.OK:
+        _tell(items, answer.body)
+        return
+    for part in _parts(items, answer):
+        await send_publishes(ask, part)
+
+
+def _parts(items: list[Publishing], answer: Answer) -> list[list[Publishing]]:
+    """A batch was refused: fail what is to blame, and return what is to be sent again, in
+    batches that are smaller."""
+    error = answer.error()
+    if len(items) > 1 and isinstance(error, RefusedError):
+        bad = _indexes(error.errors, len(items))
+        if bad:
+            good = [item for index, item in enumerate(items) if index not in bad]
+            # Each bad one alone: its answer is then the one that a single publish gets.
+            alone = [[items[index]] for index in sorted(bad)]
+            return [good, *alone] if good else alone
+        if error.status in (
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+        ):
+            middle = len(items) // 2
+            return [items[:middle], items[middle:]]
+        subjects = {item.subject for item in items}
+        if error.status == HTTPStatus.FORBIDDEN and len(subjects) > 1:
+            return [[item for item in items if item.subject == name] for name in subjects]
+    elif isinstance(error, RefusedError):
+        error = _of_one(error)
+    for item in items:
+        item.fail(error)
+    return []
+
+
+def _tell(items: list[Publishing], body: bytes) -> None:
+    """Give each caller its part of the answer to a batch."""
+    try:
+        answer = _decode_batch(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        answer = decoded(body, _BatchAnswer)
+    ids = answer.ids
+    _check_count(len(ids), len(items))
+    if not answer.duplicates:
+        for item, message_id in zip(items, ids, strict=True):
+            item.succeed(Published(message_id))
+        return
+    for item, message_id, duplicate in zip(items, ids, _duplicates(answer), strict=True):
+        # What bears a generated key is a duplicate only of what this call sent itself before.
+        item.succeed(Published(message_id, duplicate and item.key != ""))
+
+
+def _check_count(answered_count: int, asked_count: int) -> None:
+    if answered_count != asked_count:
+        raise NotADelayServerError(f"{asked_count} were asked for, {answered_count} answered")
+
+
+def _duplicates(answer: _BatchAnswer) -> list[bool]:
+    """Which messages of a batch were there before; the answer only says how many.
+
+    A batch is taken in one step, so its new messages have consecutive numbers, in order, and every
+    earlier message has a lower one."""
+    try:
+        seqs = [read_id(message_id).seq for message_id in answer.ids]
+    except NotFoundHereError as error:
+        raise NotADelayServerError(f"an id that this client cannot read: {error}") from error
+    next_new = max(seqs) - (len(seqs) - answer.duplicates) + 1
+    found: list[bool] = []
+    for seq in seqs:
+        found.append(seq != next_new)
+        next_new += seq == next_new
+    return found
+
+
+def _indexes(errors: Sequence[FieldError], count: int) -> set[int]:
+    """Which items of a batch are to blame, by the pointers (`/12/key`)."""
+    steps = (error.pointer.split("/")[1:2] for error in errors)
+    numbers = {int(step[0]) for step in steps if step and step[0].isdecimal()}
+    return {number for number in numbers if number < count}
+
+
+def _of_one(error: RefusedError) -> RefusedError:
+    """The refusal of a batch of one, as that of a single message."""
+    errors = tuple(FieldError(one.pointer.removeprefix("/0"), one.detail) for one in error.errors)
+    detail = errors[0].detail if len(errors) == 1 else error.detail
+    problem = msgspec.structs.replace(error.problem, errors=errors, detail=detail)
+    return type(error)(problem, error.retry_after_s)
+
+
+# ── cancel ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class Cancelling(Item):
+    """A cancel on its way; `data` is the id as JSON, or subject and key."""
+
+    __slots__ = ("by_key",)
+
+    def __init__(self, data: bytes, future: "asyncio.Future[None]", by_key: bool) -> None:
+        self.data = data
+        self.future = future
+        self.by_key = by_key
+
+
+class _CancelResult(msgspec.Struct):
+    state: str | None = None
+    error: str | None = None
+
+
+class _CancelAnswer(msgspec.Struct):
+    results: list[_CancelResult]
+
+
+async def send_cancels(ask: Ask, items: list[Cancelling]) -> None:
+    """Settle each of the cancels, with one request."""
+    ids = [item for item in items if not item.by_key]
+    keys = [item for item in items if item.by_key]
+    body = b'{"ids":[%b],"keys":[%b]}' % (
+        b",".join([item.data for item in ids]),
+        b",".join([item.data for item in keys]),
+    )
+    answer = await ask("POST", CANCEL_PATH, body)
+    if not answer.is_success:
+        error = answer.error()
+        middle = len(items) // 2
+        if isinstance(error, InvalidError) and middle:
+            for part in (items[:middle], items[middle:]):
+                await send_cancels(ask, part)
+            return
+        for item in items:
+            item.fail(error)
+        return
+    results = decoded(answer.body, _CancelAnswer).results
+    _check_count(len(results), len(items))
+    for item, result in zip(ids + keys, results, strict=True):
+        if result.error is None:
+            item.succeed(None)
+        else:
+            item.fail(_cancel_error(result))
+
+
+def _cancel_error(result: _CancelResult) -> ClientError:
+    detail = result.error or ""
+    if result.state is None:
+        return NotFoundError(Problem("Not found", HTTPStatus.NOT_FOUND, detail))
+    return ConflictError(
+        Problem("The state does not allow it", HTTPStatus.CONFLICT, detail, state=result.state)
+    )
