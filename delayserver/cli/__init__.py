@@ -3,9 +3,12 @@
     session        a connection to a server: problem documents become sentences, exit statuses
     options        how values are written on the command line
     output         how answers are shown: tables for people, JSON for programs
-    messages       publish, get, cancel, move, list
-    subscriptions  subscribe, subscriptions, pull, ack
-    operations     stats, check
+    messages       publish, replace, get, cancel, move, list
+    bulk           publish-many, cancel-many
+    subscriptions  subscribe, subscriptions
+    pulling        pull, ack, nack, extend
+    dead_letters   dead-letters
+    operations     stats, forecast, ready, check
     tokens         token create, token list, token revoke
     serve          serve: every setting is an option
     demo           a small shop, and a server that is killed in the middle
@@ -21,7 +24,17 @@ from typing import Annotated
 import typer
 
 import delayserver
-from delayserver.cli import demo, messages, operations, serve, subscriptions, tokens
+from delayserver.cli import (
+    bulk,
+    dead_letters,
+    demo,
+    messages,
+    operations,
+    pulling,
+    serve,
+    subscriptions,
+    tokens,
+)
 from delayserver.cli.output import help_text
 
 HELP = """Publish a message now, receive it on time, once, and lose nothing in a crash.
@@ -57,7 +70,17 @@ def _root(
     pass
 
 
-for _group in (serve, messages, subscriptions, operations, tokens, demo):
+for _group in (
+    serve,
+    messages,
+    bulk,
+    subscriptions,
+    pulling,
+    dead_letters,
+    operations,
+    tokens,
+    demo,
+):
     _group.register(app)
 
 

@@ -1,17 +1,18 @@
-"""publish, get, cancel, move: one message each; list: those that wait.
+"""publish, replace, get, cancel, move: one message each; list: those that wait.
 
 Cost: one request; list: one for each 1,000. Threads: one.
 """
 
 import json
 from typing import Annotated, Any
-from urllib.parse import urlencode
 
 import typer
 
 from delayserver.cli.options import (
     AtOption,
+    BodyArgument,
     DelayOption,
+    HeaderOption,
     IdArgument,
     KeyOption,
     SubjectOption,
@@ -23,8 +24,6 @@ from delayserver.cli.options import (
 from delayserver.cli.output import details, rows
 from delayserver.cli.session import Session, path, server_command
 
-PAGE_MAX = 1000
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
@@ -34,6 +33,11 @@ def register(app: typer.Typer) -> None:
         """publish order.unpaid '{"order": 1001}' --delay 30m --key 1001""",
         "publish report.daily @report.json --at 2026-11-21T06:00:00+01:00",
     )(publish)
+    server_command(
+        app,
+        "replace",
+        """replace session.expired user-7 '{"user": 7}' --delay 30m""",
+    )(replace)
     server_command(
         app,
         "get",
@@ -75,20 +79,12 @@ def list_pending(
     limit: Annotated[int, typer.Option(min=1, help="Most messages to list.")] = 100,
 ) -> None:
     """List the messages that wait, in due order, also those that nobody has subscribed to."""
-    messages: list[Any] = []
-    cursor = None
-    while True:
-        asked = {"from": since, "to": until, "limit": min(limit - len(messages), PAGE_MAX)}
-        query = {name: value for name, value in {**asked, "cursor": cursor}.items() if value}
-        answer = session.call("GET", f"{path('subjects', subject, 'messages')}?{urlencode(query)}")
-        messages += answer["messages"]
-        cursor = answer["cursor"]
-        if cursor is None or len(messages) >= limit:
-            break
+    where = path("subjects", subject, "messages")
+    answer = session.pages(where, "messages", limit, {"from": since, "to": until})
     columns = ("id", "key", "deliver_at", "state", "attempts", "body")
     session.show(
-        {"messages": messages, "cursor": cursor},
-        lambda: rows(messages, columns, empty=f"Nothing of {subject} is pending."),
+        answer,
+        lambda: rows(answer["messages"], columns, empty=f"Nothing of {subject} is pending."),
     )
 
 
@@ -96,12 +92,7 @@ def publish(
     session: Session,
     *,
     subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="What it is about.")],
-    body: Annotated[
-        str,
-        typer.Argument(
-            metavar="BODY", help="JSON text; - reads standard input, @FILE reads a file."
-        ),
-    ],
+    body: BodyArgument,
     delay: DelayOption = None,
     at: AtOption = None,
     key: Annotated[
@@ -113,10 +104,7 @@ def publish(
             show_default=False,
         ),
     ] = None,
-    headers: Annotated[
-        list[str] | None,
-        typer.Option("--header", metavar="NAME=VALUE", help="Sent along; may be repeated."),
-    ] = None,
+    headers: HeaderOption = None,
 ) -> None:
     """Publish a message: now, after a delay, or at a time.
 
@@ -126,10 +114,35 @@ def publish(
         document["key"] = key
     if headers:
         document["headers"] = header_fields(headers)
-    # The body goes out as it was written: numbers keep their digits.
-    content = f'{json.dumps(document)[:-1]}, "body": {read_body(body)}}}'
-    answer = session.call("POST", path("messages"), content=content)
+    answer = session.call("POST", path("messages"), content=_with_body(document, body))
     session.show(answer, lambda: details(answer))
+
+
+def replace(
+    session: Session,
+    *,
+    subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="What it is about.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="What it takes the place under.")],
+    body: BodyArgument,
+    delay: DelayOption = None,
+    at: AtOption = None,
+    headers: HeaderOption = None,
+) -> None:
+    """Publish a message in place of the one that waits under its key, if one does.
+
+    A timer that each call pushes back: it fires when no call has come for the delay."""
+    document: dict[str, Any] = due_fields(delay, at)
+    if headers:
+        document["headers"] = header_fields(headers)
+    content = _with_body(document, body)
+    answer = session.call("PUT", path("subjects", subject, "keys", key), content=content)
+    session.show(answer, lambda: details(answer))
+
+
+def _with_body(document: dict[str, Any], body: str) -> str:
+    """The body goes out as it was written: numbers keep their digits."""
+    fields = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in document.items()]
+    return "{" + ", ".join([*fields, f'"body": {read_body(body)}']) + "}"
 
 
 def get(

@@ -1,4 +1,4 @@
-"""stats and check: what a server does, and whether its files are sound.
+"""stats, forecast, ready, check: what a server does and will do, and whether its files are sound.
 
 Cost: one request; `check` reads every byte of a data directory. Threads: one.
 """
@@ -7,17 +7,24 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlencode
 
 import typer
 
+from delayserver.cli.options import number_or_text
 from delayserver.cli.output import details, help_text, print_json, rows
-from delayserver.cli.session import JsonOption, Session, path, server_command
+from delayserver.cli.session import CommandError, JsonOption, Session, path, server_command
+from delayserver.errors import InputError
+from delayserver.times import parse_duration_ms
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from storage.check import Finding, Progress, Report
 
+BAR_WIDTH = 40
+READY_TIMEOUT_S = 5.0
+READY_POLL_S = 0.1
 DAMAGED_STATUS = 1
 CANNOT_RUN_STATUS = 2
 
@@ -35,6 +42,8 @@ DataDirOption = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     server_command(app, "stats", "stats", "stats --json")(stats)
+    server_command(app, "forecast", "forecast", "forecast --bucket 1d")(forecast)
+    server_command(app, "ready", "ready --wait 30s")(ready)
     examples = ("check --data-dir data", "check --data-dir /var/lib/delayserver --json")
     app.command("check", help=help_text(check.__doc__, *examples))(check)
 
@@ -43,6 +52,51 @@ def stats(session: Session) -> None:
     """Show how much waits, is on its way, and was done since the server started."""
     answer = session.call("GET", path("stats"))
     session.show(answer, lambda: details(answer))
+
+
+def forecast(
+    session: Session,
+    *,
+    bucket: Annotated[
+        str, typer.Option(metavar="DURATION", help="Whole hours that are counted together.")
+    ] = "1h",
+) -> None:
+    """Show how many messages fall due when, cancelled ones already taken out."""
+    answer = session.call("GET", f"{path('forecast')}?{urlencode({'bucket': bucket})}")
+    most = max((one["count"] for one in answer["buckets"]), default=0) or 1
+    buckets = [
+        {**one, "share": "█" * -(-one["count"] * BAR_WIDTH // most)} for one in answer["buckets"]
+    ]
+    columns = ("from", "count", "share")
+    session.show(answer, lambda: rows(buckets, columns, empty="Nothing is pending."))
+
+
+def ready(
+    session: Session,
+    *,
+    wait: Annotated[
+        str, typer.Option(metavar="DURATION", help="Wait this long for it to become ready.")
+    ] = "0",
+) -> None:
+    """Tell whether the server has recovered and accepts messages.
+
+    Status 0: it does. 1: not yet, or it is stopping. 3: nobody is there."""
+    import time
+
+    try:
+        deadline_s = time.monotonic() + parse_duration_ms(number_or_text(wait)) / 1000
+    except InputError as error:
+        raise typer.BadParameter(error.detail, param_hint="--wait") from error
+    while True:
+        try:
+            answer = session.call("GET", "/readyz", timeout_s=READY_TIMEOUT_S)
+        except CommandError:
+            if time.monotonic() >= deadline_s:
+                raise
+            time.sleep(READY_POLL_S)
+        else:
+            session.show(answer, lambda: f"{session.url} is ready")
+            return
 
 
 def check(data_dir: DataDirOption = Path("data"), as_json: JsonOption = False) -> None:

@@ -25,6 +25,23 @@ KeyOption = Annotated[
     str | None,
     typer.Option("--key", metavar="KEY", help="Key instead of an id.", show_default=False),
 ]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="SUBSCRIPTION", help="Name of the subscription.")
+]
+BodyArgument = Annotated[
+    str,
+    typer.Argument(metavar="BODY", help="JSON text; - reads standard input, @FILE reads a file."),
+]
+HeaderOption = Annotated[
+    list[str] | None,
+    typer.Option("--header", metavar="NAME=VALUE", help="Sent along; may be repeated."),
+]
+LinesArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[FILE]", help="One to a line; standard input without it.", show_default=False
+    ),
+]
 DelayOption = Annotated[
     str | None,
     typer.Option(

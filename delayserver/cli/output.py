@@ -92,7 +92,9 @@ def rows(
         return empty
     table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column.replace("_", " "), overflow="fold")
+        # An id that is broken over two lines cannot be copied.
+        no_wrap = column in ("id", "name", "subject")
+        table.add_column(column.replace("_", " "), overflow="fold", no_wrap=no_wrap)
     for document in documents:
         table.add_row(*(_cell(document.get(column)) for column in columns))
     return table

@@ -14,8 +14,9 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, Protocol
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import typer
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 URL_DEFAULT = "http://127.0.0.1:8080"
 TIMEOUT_S = 30.0
+PAGE_MAX = 1000
+NO_QUERY: Mapping[str, str | None] = {}
 
 P = ParamSpec("P")
 
@@ -83,16 +86,18 @@ class Session:
         document: object = None,
         *,
         content: str | None = None,
+        content_type: str = "application/json",
         timeout_s: float = TIMEOUT_S,
     ) -> Any:
-        """One request, `document` (or `content`, JSON as text) in it; the answer's document.
+        """One request, `document` (or `content`, as text) in it; the answer's document, None where
+        there is nothing to tell.
 
         Raises Refused, Unreachable."""
         import httpx
 
         if document is not None:
             content = json.dumps(document)
-        headers = {} if content is None else {"content-type": "application/json"}
+        headers = {} if content is None else {"content-type": content_type}
         try:
             response = self.client.request(
                 method,
@@ -118,7 +123,24 @@ class Session:
             ) from error
         return self._answer(response)
 
+    def pages(
+        self, path: str, name: str, limit: int, query: Mapping[str, str | None] = NO_QUERY
+    ) -> dict[str, Any]:
+        """Up to `limit` things of a list that comes in pages, and the cursor behind them."""
+        found: list[Any] = []
+        cursor: str | None = None
+        while True:
+            asked = {**query, "limit": str(min(limit - len(found), PAGE_MAX)), "cursor": cursor}
+            given = {key: value for key, value in asked.items() if value}
+            answer = self.call("GET", f"{path}?{urlencode(given)}")
+            found += answer[name]
+            cursor = answer["cursor"]
+            if cursor is None or len(found) >= limit:
+                return {name: found, "cursor": cursor}
+
     def _answer(self, response: "httpx.Response") -> Any:
+        if response.status_code == HTTPStatus.NO_CONTENT:
+            return None
         try:
             answer = response.json()
         except ValueError:
@@ -208,9 +230,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for progra
 
 
 def server_command(
-    app: typer.Typer, name: str, *examples: str
+    app: typer.Typer, name: str | None, *examples: str
 ) -> Callable[[Callable[Concatenate[Session, P], None]], Callable[Concatenate[Session, P], None]]:
-    """Register a command that talks to a server."""
+    """Register a command that talks to a server; without a name it is what a group does when none
+    of its commands is given."""
 
     def register(
         function: Callable[Concatenate[Session, P], None],
@@ -218,6 +241,9 @@ def server_command(
         def run(
             context: typer.Context, url: str, token: str | None, as_json: bool, **arguments: Any
         ) -> None:
+            if context.invoked_subcommand is not None:
+                _refuse_options(context)
+                return
             factory: ClientFactory = context.obj or http_client
             headers = {"authorization": f"Bearer {token}"} if token else {}
             with (
@@ -236,10 +262,24 @@ def server_command(
             inspect.Parameter("token", keyword, default=None, annotation=TokenOption),
         ]
         use_signature(run, parameters)
-        app.command(name, help=help_text(function.__doc__, *examples))(run)
+        help_ = help_text(function.__doc__, *examples)
+        if name is None:
+            app.callback(invoke_without_command=True, help=help_)(run)
+        else:
+            app.command(name, help=help_)(run)
         return function
 
     return register
+
+
+def _refuse_options(context: typer.Context) -> None:
+    """Options of a group that a command of it would not see."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(
+                f"options of `{context.invoked_subcommand}` come behind that word"
+            )
 
 
 def use_signature(function: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:

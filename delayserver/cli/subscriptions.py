@@ -1,22 +1,15 @@
-"""subscribe, subscriptions, pull, ack: the receiving side.
+"""subscribe, and subscriptions: who gets what.
 
-Cost: one request each; pull with --ack makes two. Threads: one.
+Cost: one request each. Threads: one.
 """
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
-from delayserver.cli.options import number_or_text
-from delayserver.cli.output import blocks, details, rows
-from delayserver.cli.session import TIMEOUT_S, CommandError, Session, path, server_command
-from delayserver.errors import InputError
-from delayserver.times import parse_duration_ms
-
-NameArgument = Annotated[
-    str, typer.Argument(metavar="SUBSCRIPTION", help="Name of the subscription.")
-]
+from delayserver.cli.options import NameArgument, number_or_text
+from delayserver.cli.output import details, rows
+from delayserver.cli.session import Session, path, server_command
 
 
 def register(app: typer.Typer) -> None:
@@ -27,9 +20,14 @@ def register(app: typer.Typer) -> None:
         "subscribe shop order.unpaid --webhook http://127.0.0.1:9000/unpaid",
         "subscribe refunds 'envelope.*' --lease 30s",
     )(subscribe)
-    server_command(app, "subscriptions", "subscriptions --json")(subscriptions)
-    server_command(app, "pull", "pull refunds --max 10 --wait 20s", "pull refunds --no-ack")(pull)
-    server_command(app, "ack", "ack refunds LEASE")(ack)
+    group = typer.Typer()
+    app.add_typer(group, name="subscriptions")
+    server_command(group, None, "subscriptions", "subscriptions pause shop")(subscriptions)
+    server_command(group, "list", "subscriptions list --json")(subscriptions)
+    server_command(group, "show", "subscriptions show shop")(show)
+    server_command(group, "pause", "subscriptions pause shop")(pause)
+    server_command(group, "resume", "subscriptions resume shop")(resume)
+    server_command(group, "delete", "subscriptions delete shop")(delete)
 
 
 def subscribe(
@@ -122,98 +120,34 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def subscriptions(session: Session) -> None:
-    """List all subscriptions."""
+    """List all subscriptions, or look at one and change it."""
     answer = session.call("GET", path("subscriptions"))
-    session.show(
-        answer,
-        lambda: rows(
-            _listed(answer, "subscriptions"),
-            ("name", "subject", "type", "url", "lease", "paused"),
-            empty="There are no subscriptions; make one with `delayserver subscribe`.",
-        ),
-    )
+    columns = ("name", "subject", "type", "url", "lease", "paused", "queued", "in_flight")
+    empty = "There are no subscriptions; make one with `delayserver subscribe`."
+    session.show(answer, lambda: rows(answer["subscriptions"], columns, empty=empty))
 
 
-def _listed(answer: Any, name: str) -> list[dict[str, Any]]:
-    found = answer.get(name, []) if isinstance(answer, dict) else answer
-    return list(found)
+def show(session: Session, *, name: NameArgument) -> None:
+    """Show one subscription, and how much waits for it."""
+    answer = session.call("GET", path("subscriptions", name))
+    session.show(answer, lambda: details(answer))
 
 
-def pull(
-    session: Session,
-    *,
-    name: NameArgument,
-    count_max: Annotated[int, typer.Option("--max", min=1, help="Most messages at once.")] = 100,
-    wait: Annotated[
-        str, typer.Option(metavar="DURATION", help="Wait this long for the first one.")
-    ] = "20s",
-    lease: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION",
-            help="Keep them from others this long (default: the subscription's).",
-            show_default=False,
-        ),
-    ] = None,
-    acknowledge: Annotated[
-        bool,
-        typer.Option(
-            "--ack/--no-ack",
-            help="Acknowledge them after they were printed, or let them come again.",
-        ),
-    ] = True,
-) -> None:
-    """Take the messages that are due, print them, and acknowledge them.
-
-    With --no-ack they come again after the lease, unless `ack` is called with it."""
-    try:
-        wait_ms = parse_duration_ms(number_or_text(wait))
-    except InputError as error:
-        raise typer.BadParameter(error.detail, param_hint="--wait") from error
-    request = _given({"max": count_max, "wait": wait_ms, "lease": lease and number_or_text(lease)})
-    answer = session.call(
-        "POST",
-        path("subscriptions", name, "pull"),
-        request,
-        timeout_s=wait_ms / 1000 + TIMEOUT_S,
-    )
-    messages = _listed(answer, "messages")
-    session.show(answer, lambda: blocks(messages, empty="No message is due."))
-    if messages and acknowledge:
-        # What was printed into a closed pipe was not received by anybody.
-        sys.stdout.flush()
-        leases = [message["lease"] for message in messages]
-        _acknowledge(session, name, leases)
+def pause(session: Session, *, name: NameArgument) -> None:
+    """Deliver nothing to a subscription until it is resumed; what falls due waits."""
+    answer = session.call("POST", path("subscriptions", name, "pause"))
+    session.show(answer, lambda: details(answer))
 
 
-def ack(
-    session: Session,
-    *,
-    name: NameArgument,
-    leases: Annotated[list[str], typer.Argument(metavar="LEASE...", help="As `pull` printed it.")],
-) -> None:
-    """Acknowledge messages that were pulled with --no-ack: they never come again.
-
-    Status 1: a lease had expired, and its message may come again."""
-    answer = _acknowledge(session, name, leases)
-    session.show(answer, lambda: f"{answer['acked']} acknowledged")
+def resume(session: Session, *, name: NameArgument) -> None:
+    """Deliver again to a subscription that was paused."""
+    answer = session.call("POST", path("subscriptions", name, "resume"))
+    session.show(answer, lambda: details(answer))
 
 
-def _acknowledge(session: Session, name: str, leases: list[str]) -> Any:
-    answer = session.call("POST", path("subscriptions", name, "ack"), {"leases": leases})
-    if answer["expired"]:
-        raise Expired(answer)
-    return answer
+def delete(session: Session, *, name: NameArgument) -> None:
+    """Delete a subscription.
 
-
-class Expired(CommandError):
-    """Some leases ended before they were acknowledged."""
-
-    def __init__(self, answer: dict[str, Any]) -> None:
-        expired = answer["expired"]
-        super().__init__(
-            f"{len(expired)} of {answer['acked'] + len(expired)} leases had expired; their "
-            "messages come again. Acknowledge sooner, or pull with a longer --lease:\n  "
-            + "\n  ".join(expired)
-        )
-        self.document = answer
+    What only it was to get waits for the next one that matches."""
+    session.call("DELETE", path("subscriptions", name))
+    session.show({"deleted": name}, lambda: f"{name} is deleted")

@@ -90,11 +90,75 @@ def test_pull_and_acknowledge(run, ask):
     assert run("pull", "wallet", "--wait", "0").stdout == "No message is due.\n"
 
 
+def test_give_back_and_extend(run, ask):
+    ask("subscribe", "till", "till.*", "--lease", "30s", "--max-attempts", "2")
+    published = ask("publish", "till.a", "1")
+    for attempt in (1, 2):
+        (message,) = ask("pull", "till", "--no-ack", "--wait", "10s")["messages"]
+        assert message["attempt"] == attempt
+        lease = message["lease"]
+        assert ask("extend", "till", lease, "--lease", "1m") == {"extended": 1, "expired": []}
+        assert ask("nack", "till", lease, "--delay", "50ms") == {"nacked": 1, "expired": []}
+        run("nack", "till", lease, status=1)
+    (letter,) = ask("dead-letters", "list", "till")["dead_letters"]
+    assert letter["id"] == published["id"]
+    assert published["id"] in run("dead-letters", "list", "till").stdout
+    assert ask("dead-letters", "redrive", "till", "--all") == {"redriven": 1}
+    assert ask("pull", "till", "--wait", "10s")["messages"][0]["id"] == published["id"]
+    run("dead-letters", "delete", "till", published["id"], status=1)
+
+
+def test_pause_resume_delete(run, ask):
+    ask("subscribe", "passing", "passing.a")
+    assert ask("subscriptions", "pause", "passing")["paused"] is True
+    assert ask("subscriptions", "show", "passing")["paused"] is True
+    assert ask("subscriptions", "resume", "passing")["paused"] is False
+    assert ask("subscriptions", "delete", "passing") == {"deleted": "passing"}
+    run("subscriptions", "show", "passing", status=1)
+
+
+def test_many_at_once(run, ask, tmp_path):
+    file = tmp_path / "messages.ndjson"
+    messages = [{"subject": "bulk", "body": n, "key": str(n), "delay": "1h"} for n in range(2500)]
+    file.write_text("\n".join(map(json.dumps, messages)))
+    assert ask("publish-many", str(file)) == {"published": 2500, "duplicates": 0}
+    assert ask("publish-many", str(file)) == {"published": 0, "duplicates": 2500}
+    listed = ask("list", "bulk", "--limit", "5000")["messages"]
+    assert len(listed) == 2500
+    wrong = tmp_path / "wrong.ndjson"
+    wrong.write_text(json.dumps({"subject": "bulk", "delay": "soon"}))
+    assert "line 1:" in run("publish-many", str(wrong), status=1).stderr
+    names = tmp_path / "names.txt"
+    keys = [json.dumps({"subject": "bulk", "key": str(n)}) for n in range(1000)]
+    names.write_text("\n".join([*keys, *(one["id"] for one in listed[1000:])]))
+    assert ask("cancel-many", str(names)) == {"cancelled": 2500, "left": []}
+    assert ask("list", "bulk")["messages"] == []
+    names.write_text("no such id")
+    assert "unknown" in run("cancel-many", str(names), status=1).stdout
+
+
+def test_replace(run, ask):
+    first = ask("replace", "timer", "k", "1", "--delay", "1h")
+    second = ask("replace", "timer", "k", "2", "--delay", "1h")
+    assert ask("get", first["id"])["state"] == "cancelled"
+    assert ask("get", "--subject", "timer", "--key", "k")["id"] == second["id"]
+
+
+def test_forecast_and_ready(run, ask):
+    ask("publish", "order.forecast", "1", "--delay", "5h")
+    buckets = ask("forecast")["buckets"]
+    assert sum(bucket["count"] for bucket in buckets) >= 1
+    assert "█" in run("forecast", "--bucket", "1d").stdout
+    assert "whole number of hours" in run("forecast", "--bucket", "1m", status=1).stderr
+    assert ask("ready", "--wait", "5s") == {"status": "ready"}
+
+
 def test_subscriptions_are_listed(run, ask):
     ask("subscribe", "shop", "order.unpaid", "--webhook", "http://127.0.0.1:9/x", "--backoff", "5s")
     listed = {one["name"]: one for one in ask("subscriptions")["subscriptions"]}
     assert listed["shop"]["url"] == "http://127.0.0.1:9/x"
     assert "order.unpaid" in run("subscriptions").stdout
+    assert ask("subscriptions", "list") == ask("subscriptions")
 
 
 def test_stats(run, ask):

@@ -154,3 +154,16 @@ def test_list_shows_a_table_or_says_that_there_is_nothing(cli):
     assert "0007" in cli.run("list", "order.unpaid").stdout
     cli.answer(200, {"messages": [], "cursor": None})
     assert "Nothing of order.unpaid is pending." in cli.run("list", "order.unpaid").stdout
+
+
+def test_replace(cli):
+    cli.answer(201, PUBLISHED)
+    result = cli.run("replace", "s", "user/7", '{"n": 1.10}', "--delay", "30m", "--header", "x=y")
+    assert result.exit_code == 0, result.output
+    document = {"body": {"n": 1.1}, "delay": "30m", "headers": {"x": "y"}}
+    assert cli.asked == ("PUT", "/v1/subjects/s/keys/user%2F7", document)
+    assert b'"n": 1.10' in cli.requests[0].content
+    cli.requests.clear()
+    cli.answer(201, PUBLISHED)
+    cli.run("replace", "s", "k", "null")
+    assert cli.asked[2] == {"body": None}
