@@ -11,16 +11,28 @@ given.
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any, Protocol
 
 from delayserver.signing import TOLERANCE_S, SignatureError, WebhookSecret, verify
 
 __all__ = ["SignatureError", "verify_webhook"]
 
-Headers = Mapping[str, str] | Iterable[tuple[str | bytes, str | bytes]]
-"""A mapping (Flask, Django, Starlette, http.server), pairs of text or bytes (ASGI), or the environ
-of WSGI (`HTTP_WEBHOOK_ID` and so on)."""
+Pairs = Iterable[tuple[Any, Any]]
+
+
+class HasItems(Protocol):
+    """What mappings and the header classes of frameworks have in common."""
+
+    def items(self) -> Pairs:
+        """Names and values."""
+        ...
+
+
+Headers = HasItems | Iterable[tuple[str | bytes, str | bytes]]
+"""The headers of Flask, Django, Starlette or http.server, pairs of text or bytes (ASGI), or the
+environ of WSGI (`HTTP_WEBHOOK_ID` and so on)."""
 
 
 def verify_webhook(
@@ -52,7 +64,7 @@ _secret = lru_cache(maxsize=64)(WebhookSecret.parse)
 
 def _fields(headers: Headers) -> dict[str, str]:
     """Names as HTTP writes them, in lower case."""
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    pairs: Pairs = headers.items() if hasattr(headers, "items") else headers
     found: dict[str, str] = {}
     for name, value in pairs:
         text = _text(name).lower()
@@ -63,5 +75,6 @@ def _fields(headers: Headers) -> dict[str, str]:
     return found
 
 
-def _text(value: str | bytes) -> str:
-    return value.decode("latin-1") if isinstance(value, bytes) else value
+def _text(value: Any) -> str:
+    # The environ of WSGI holds other things, too.
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)

@@ -43,7 +43,7 @@ def test_every_command_of_the_readme_exists() -> None:
 
 
 def test_the_timer_example_runs() -> None:
-    example = re.search(r"```python\n(.*?)```", README, re.DOTALL)
-    assert example is not None
-    smaller = example[1].replace("1_000_000", "10_000").replace("500_000", "5_000")
+    examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (example,) = (one for one in examples if "HierarchicalTimer" in one)
+    smaller = example.replace("1_000_000", "10_000").replace("500_000", "5_000")
     exec(compile(smaller, "README.md", "exec"), {})

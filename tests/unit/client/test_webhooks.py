@@ -2,9 +2,11 @@
 
 import time
 from datetime import UTC, datetime
+from email.message import Message
 
 import pytest
 from standardwebhooks import Webhook
+from starlette.datastructures import Headers
 
 from delayserver.client import SignatureError, verify_webhook
 from delayserver.errors import InputError
@@ -42,7 +44,20 @@ def capitals(headers):
     return {name.title(): text for name, text in headers.items()}
 
 
-@pytest.mark.parametrize("form", [dict, capitals, asgi, wsgi, lambda one: list(one.items())])
+def http_server(headers):
+    """The class of http.server, which is no Mapping."""
+    message = Message()
+    for name, text in headers.items():
+        message[name] = text
+    return message
+
+
+def pairs(headers):
+    """Pairs of text."""
+    return list(headers.items())
+
+
+@pytest.mark.parametrize("form", [dict, capitals, asgi, wsgi, http_server, Headers, pairs])
 def test_every_form_of_headers(form):
     assert verify_webhook(form(signed()), BODY, SECRET, now_s=NOW_S) == "00ff"
     with pytest.raises(SignatureError):
