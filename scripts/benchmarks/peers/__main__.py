@@ -37,13 +37,14 @@ from servers import disk_directory, free_port
 from peers.base import Load, Peer, PeerError, Published, consume, publish, run
 from peers.beanstalkd import Beanstalkd
 from peers.bullmq import BullMQ
-from peers.ours import DelayServer
+from peers.ours import ClientLibrary, DelayServer
 from peers.postgresql import PostgreSQL
 from peers.rabbitmq import RabbitMQ
 from peers.redis import RedisSortedSet
 
 PEERS: tuple[type[Peer], ...] = (
     DelayServer,
+    ClientLibrary,
     RedisSortedSet,
     PostgreSQL,
     RabbitMQ,
@@ -204,7 +205,8 @@ def _cell(column: Column, ours: Row, row: Row) -> str:
     if not value:
         return "–"
     text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.2f}"
-    factor = advantage(column, ours, row) if row is not ours else None
+    is_ours = row.name.startswith(ours.name)
+    factor = None if is_ours else advantage(column, ours, row)
     if factor is None:
         return text
     if factor < 1:

@@ -1,4 +1,5 @@
-"""This server: HTTP, one POST for each message, as any client would send it."""
+"""This server: HTTP, one POST for each message, as any client would send it; and through the
+client library, which sends together what its tasks wait for."""
 
 import asyncio
 import re
@@ -10,7 +11,18 @@ from consumers import pull_on_time
 from load import Connection, http_request
 from servers import ROOT
 
-from peers.base import Counter, Got, Load, Peer, PeerError, Published, closed_loop, make_body
+from delayserver.client import AsyncProducer
+from peers.base import (
+    Counter,
+    Got,
+    Load,
+    Peer,
+    PeerError,
+    Published,
+    closed_loop,
+    make_body,
+    paced_tasks,
+)
 
 _LENGTH = re.compile(rb"content-length: ([0-9]+)\r\n")
 
@@ -66,6 +78,23 @@ class DelayServer(Peer):
             [int((now_ms + late_ms) * 1e6) for late_ms in received.lateness_ms],
             [now_ms] * len(received.lateness_ms),
         )
+
+
+class ClientLibrary(DelayServer):
+    """The same server; one task for each message in flight, each answered on its own."""
+
+    name = "delay server, client library"
+    durability = "--durability fsync, without generated keys"
+
+    async def publish(self, load: Load) -> Published:
+        subject = "bench.later" if load.delay_ms > 3_600_000 else "bench.soon"
+        url = f"http://127.0.0.1:{self.port}"
+        async with AsyncProducer(url, generate_keys=False) as producer:
+
+            async def send(number: int, due_ms: int) -> None:
+                await producer.publish(subject, make_body(due_ms).decode(), deliver_at=due_ms)
+
+            return await paced_tasks(load, send)
 
 
 def created() -> Counter:
