@@ -8,7 +8,7 @@ No timer waits for more: the first item leaves at once, and the busier the serve
 batches become. Two requests are under way by default, so that the server works on one while this
 side works on the other; items that are there at once are shared out between them.
 
-What is put and not answered is bounded, in number and in bytes; `room` waits in order of arrival.
+What is put and not answered is bounded, in number and in bytes; `reserve` waits for room.
 
 Cost: a deque's append and pop per item, and one task per batch. Threads: belongs to the event loop.
 """
@@ -70,17 +70,37 @@ class Batcher(Generic[I]):
         self._gathered: deque[I] = deque()
         self._in_flight: set[asyncio.Task[None]] = set()
         self._flush_asked = False
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters: deque[tuple[asyncio.Future[None], int]] = deque()
         self._closed = False
         self.pending = 0
-        """Items that are put and not answered."""
+        """Items for which room was reserved, and which are not answered."""
         self.pending_bytes = 0
 
     # ── the way in ─────────────────────────────────────────────────────────────────────────────
 
-    def has_room(self, size_bytes: int) -> bool:
-        """Whether an item of that size may be put, or is refused, without waiting."""
-        return self._closed or (not self._waiters and self._fits(size_bytes))
+    def try_reserve(self, size_bytes: int) -> bool:
+        """Take room for an item of that size, if there is room and nobody waits for it; the item is
+        to be put before anything is awaited. Raises ClosedError."""
+        if self._closed:
+            raise ClosedError("it is closed and takes nothing more")
+        if self._waiters or not self._fits(size_bytes):
+            return False
+        self.pending += 1
+        self.pending_bytes += size_bytes
+        return True
+
+    async def reserve(self, size_bytes: int) -> None:
+        """As `try_reserve`, when there is room: first come, first served. Raises ClosedError."""
+        if self.try_reserve(size_bytes):
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append((waiter, size_bytes))
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self._release(1, size_bytes)
+            raise
 
     def _fits(self, size_bytes: int) -> bool:
         if self.pending >= self._pending_max:
@@ -88,35 +108,8 @@ class Batcher(Generic[I]):
         # One that is larger than the bound goes alone.
         return self.pending_bytes + size_bytes <= self._pending_max_bytes or not self.pending
 
-    async def room(self, size_bytes: int) -> None:
-        """Wait until `put` may be called, which is to follow before anything is awaited."""
-        if self.has_room(size_bytes):
-            return
-        loop = asyncio.get_running_loop()
-        waiter = loop.create_future()
-        self._waiters.append(waiter)
-        try:
-            await waiter
-            while not self._closed and not self._fits(size_bytes):
-                # It is the first still.
-                waiter = loop.create_future()
-                self._waiters[0] = waiter
-                await waiter
-        finally:
-            self._waiters.remove(waiter)
-            # Put first, then look whether the next one fits too.
-            loop.call_soon(self._wake)
-
-    def _wake(self) -> None:
-        if self._waiters and not self._waiters[0].done():
-            self._waiters[0].set_result(None)
-
     def put(self, item: I) -> None:
-        """Send an item with the next batch. Raises ClosedError."""
-        if self._closed:
-            raise ClosedError("it is closed and takes nothing more")
-        self.pending += 1
-        self.pending_bytes += len(item.data)
+        """Send an item, for which room was reserved, with the next batch."""
         self._gathered.append(item)
         if not self._flush_asked and len(self._in_flight) < self._in_flight_max:
             self._flush_asked = True
@@ -170,9 +163,15 @@ class Batcher(Generic[I]):
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _release(self, count: int, size_bytes: int) -> None:
+        """Items are answered: their room goes to those who have waited longest."""
         self.pending -= count
         self.pending_bytes -= size_bytes
-        self._wake()
+        while self._waiters and (self._waiters[0][0].done() or self._fits(self._waiters[0][1])):
+            waiter, waiting_bytes = self._waiters.popleft()
+            if not waiter.done():  # else its caller has gone
+                self.pending += 1
+                self.pending_bytes += waiting_bytes
+                waiter.set_result(None)
 
     # ── the end ────────────────────────────────────────────────────────────────────────────────
 
@@ -180,12 +179,13 @@ class Batcher(Generic[I]):
         """Take nothing more, and wait until everything is answered, at most so long; what is not
         answered by then fails with ClosedError."""
         self._closed = True
-        for waiter in self._waiters:
+        while self._waiters:
+            waiter, _ = self._waiters.popleft()
             if not waiter.done():
-                waiter.set_result(None)
+                waiter.set_exception(ClosedError("closed before it was sent"))
         try:
             async with asyncio.timeout(timeout_s):
-                while self._gathered or self._in_flight:
+                while self.pending:
                     if self._in_flight:
                         await asyncio.wait(tuple(self._in_flight))
                     await asyncio.sleep(0)  # in which what has gathered leaves
@@ -194,5 +194,7 @@ class Batcher(Generic[I]):
             for task in in_flight:
                 task.cancel()
             while self._gathered:
-                self._gathered.popleft().fail(ClosedError("closed before it was sent"))
+                item = self._gathered.popleft()
+                item.fail(ClosedError("closed before it was sent"))
+                self._release(1, len(item.data))
             await asyncio.gather(*in_flight, return_exceptions=True)

@@ -45,6 +45,7 @@ from delayserver.times import format_duration, parse_duration_ms
 
 WAIT_MS = 20_000
 LEASE_MS = 30_000
+LEASE_MS_MIN = 100
 CONCURRENCY = 64
 GRACE_S = 30.0
 RETRY_DELAY_MS_MAX = 10 * 60_000
@@ -89,7 +90,7 @@ class _Subscription:
     concurrency: int
     running: set[asyncio.Task[None]] = field(default_factory=set)
     leases: dict[str, float] = field(default_factory=dict)
-    """Until their end is answered; with the moment to which they were taken or extended last."""
+    """Until their end is answered; with the moment when they were taken."""
     room: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -176,6 +177,8 @@ class AsyncConsumer:
         name = subject if name is None else name
         concurrency = self._concurrency if concurrency is None else concurrency
         lease_ms = parse_duration_ms(duration(lease))
+        if lease_ms < LEASE_MS_MIN:
+            raise ValueError(f"a lease is at least {format_duration(LEASE_MS_MIN)}")
         if "*" in name:
             raise ValueError(f"the pattern {subject!r} needs a name=, which others may share")
         if name in self._subscriptions:
@@ -334,7 +337,7 @@ class AsyncConsumer:
     def _begin(self, subscription: _Subscription, message: Message, ends: Batcher[_Lease]) -> None:
         subscription.leases[message.lease] = self._time.now_s()
         if self._stopping.is_set():
-            ends.put(_Lease(message.lease, 0))
+            _give_back(message, ends)
             return
         task = asyncio.create_task(self._handle(subscription, message, ends))
         subscription.running.add(task)
@@ -355,7 +358,7 @@ class AsyncConsumer:
             delay_ms = retry.delay_ms
         except asyncio.CancelledError:
             if _is_async(subscription):
-                ends.put(_Lease(message.lease, 0))
+                _give_back(message, ends)
             raise
         except Exception:
             log.exception(
@@ -365,7 +368,7 @@ class AsyncConsumer:
             wait_ms = self._retry_delay_ms(message.attempt)
             delay_ms = int(wait_ms * (1 + RETRY_JITTER * self._time.random()))
         # Where ends are not answered, nothing more is begun.
-        await ends.room(len(message.lease))
+        await ends.reserve(len(message.lease))
         ends.put(_Lease(message.lease, delay_ms))
 
     # ── leases ─────────────────────────────────────────────────────────────────────────────────
@@ -384,22 +387,20 @@ class AsyncConsumer:
                 subscription.leases.pop(token, None)
 
     async def _keep_extending(self, subscription: _Subscription) -> None:
-        """Extend what is held, long before it ends."""
+        """Extend what is held, three times in a lease, so that one may fail."""
         third_s = subscription.lease_ms / 3000
         while True:
             await self._time.sleep(third_s)
             now_s = self._time.now_s()
+            # What has been taken just now has time until the next turn.
             held = [one for one, at_s in subscription.leases.items() if now_s - at_s >= third_s / 2]
             for at in range(0, len(held), LEASES_MAX):
                 tokens = held[at : at + LEASES_MAX]
                 expired = await self._call(
                     subscription, "extend", tokens, NO_RETRIES, lease=subscription.lease_ms
                 )
-                if expired is not None:
-                    for token in subscription.leases.keys() & tokens:
-                        subscription.leases[token] = now_s
-                    for token in expired:
-                        subscription.leases.pop(token, None)
+                for token in expired:
+                    subscription.leases.pop(token, None)
 
     async def _call(
         self,
@@ -408,8 +409,8 @@ class AsyncConsumer:
         leases: list[str],
         policy: RetryPolicy,
         **fields: int,
-    ) -> list[str] | None:
-        """Ack, nack or extend; the leases that had ended before, or None when it could not be done.
+    ) -> list[str]:
+        """Ack, nack or extend; the leases that had ended before.
 
         What goes wrong is logged: the messages come again, which is all that can be done."""
         body = msgspec.json.encode({"leases": leases, **fields})
@@ -422,13 +423,19 @@ class AsyncConsumer:
             expired = decoded(answer.body, _Ended).expired
         except ClientError as error:
             log.warning("%s: %s failed: %s", subscription.name, call, error)
-            return None
+            return []
         if expired:
             log.warning(
                 "%s: %d leases had ended before their %s; their messages come again",
                 *(subscription.name, len(expired), call),
             )
         return expired
+
+
+def _give_back(message: Message, ends: Batcher[_Lease]) -> None:
+    """At once; where there is no room for that, the lease ends by itself."""
+    if ends.try_reserve(len(message.lease)):
+        ends.put(_Lease(message.lease, 0))
 
 
 def _is_async(subscription: _Subscription) -> bool:

@@ -151,8 +151,8 @@ class AsyncProducer:
             own_key = None
         data = _encode(_new_message(subject, body, delay, deliver_at, key, headers))
         batcher = self._publishes
-        if not batcher.has_room(len(data)):
-            await batcher.room(len(data))
+        if not batcher.try_reserve(len(data)):
+            await batcher.reserve(len(data))
         future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
         batcher.put(Publishing(data, future, subject, own_key))
         return await future
@@ -184,8 +184,8 @@ class AsyncProducer:
             _only_id(subject, key)
             data = _encode(message_id)
         batcher = self._cancels
-        if not batcher.has_room(len(data)):
-            await batcher.room(len(data))
+        if not batcher.try_reserve(len(data)):
+            await batcher.reserve(len(data))
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         batcher.put(Cancelling(data, future, by_key))
         await future

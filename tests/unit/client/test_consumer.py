@@ -417,6 +417,7 @@ async def test_a_run_that_is_cancelled_gives_back_what_runs():
         ({"subject": "*"}, "name="),
         ({"subject": "s"}, "already"),
         ({"subject": "t", "concurrency": 0}, "concurrency"),
+        ({"subject": "t", "lease": 99}, "100ms"),
         ({"subject": "t", "concurrency": 10_001}, "concurrency"),
     ],
 )
