@@ -17,12 +17,10 @@ import msgspec
 
 from delayserver.client.batching import Item
 from delayserver.client.errors import (
-    ClientError,
     ConflictError,
     FieldError,
     InvalidError,
     NotADelayServerError,
-    NotFoundError,
     Problem,
     RefusedError,
     UnansweredError,
@@ -30,7 +28,7 @@ from delayserver.client.errors import (
 )
 from delayserver.client.transport import Answer, decoded
 from delayserver.client.values import Published
-from delayserver.errors import NotFoundError as NotFoundHereError
+from delayserver.errors import NotFoundError
 from delayserver.ids import read_id
 
 BATCH_PATH = "/v1/messages/batch"
@@ -152,7 +150,7 @@ def _duplicates(answer: _BatchAnswer) -> list[bool]:
     earlier message has a lower one."""
     try:
         seqs = [read_id(message_id).seq for message_id in answer.ids]
-    except NotFoundHereError as error:
+    except NotFoundError as error:
         raise NotADelayServerError(f"an id that this client cannot read: {error}") from error
     next_new = max(seqs) - (len(seqs) - answer.duplicates) + 1
     found: list[bool] = []
@@ -183,12 +181,16 @@ def _of_one(error: RefusedError) -> RefusedError:
 class Cancelling(Item):
     """A cancel on its way; `data` is the id as JSON, or subject and key."""
 
-    __slots__ = ("by_key",)
+    __slots__ = ("by_key", "path")
 
-    def __init__(self, data: bytes, future: "asyncio.Future[None]", by_key: bool) -> None:
+    def __init__(
+        self, data: bytes, future: "asyncio.Future[None]", by_key: bool, path: str
+    ) -> None:
         self.data = data
         self.future = future
         self.by_key = by_key
+        self.path = path
+        """Of the message."""
 
 
 class _CancelResult(msgspec.Struct):
@@ -224,14 +226,18 @@ async def send_cancels(ask: Ask, items: list[Cancelling]) -> None:
     for item, result in zip(ids + keys, results, strict=True):
         if result.error is None:
             item.succeed(None)
+        elif result.state is not None:
+            item.fail(_conflict(result.error, result.state))
         else:
-            item.fail(_cancel_error(result))
+            # No such message, or not allowed: asked for alone, the answer says which.
+            alone = await ask("DELETE", item.path, None)
+            if alone.is_success:
+                item.succeed(None)
+            else:
+                item.fail(alone.error())
 
 
-def _cancel_error(result: _CancelResult) -> ClientError:
-    detail = result.error or ""
-    if result.state is None:
-        return NotFoundError(Problem("Not found", HTTPStatus.NOT_FOUND, detail))
+def _conflict(detail: str, state: str) -> ConflictError:
     return ConflictError(
-        Problem("The state does not allow it", HTTPStatus.CONFLICT, detail, state=result.state)
+        Problem("The state does not allow it", HTTPStatus.CONFLICT, detail, state=state)
     )

@@ -173,21 +173,16 @@ class AsyncProducer:
         `state` says what it is: delivering, delivered or dead; NotFoundError; ChangedError with
         `if_match`; and as `publish`."""
         if if_match is not None:
-            answer = await self._ask_if("DELETE", _path(message_id, subject, key), None, if_match)
-            decoded(answer.body, _Id)
+            await self._ask_if("DELETE", _path(message_id, subject, key), None, if_match)
             return
+        path = _path(message_id, subject, key)
         by_key = message_id is None
-        if by_key:
-            name = _Key(*_subject_and_key(message_id, subject, key))
-            data = _encode(name)
-        else:
-            _only_id(subject, key)
-            data = _encode(message_id)
+        data = _encode(_Key(subject or "", key or "") if by_key else message_id)
         batcher = self._cancels
         if not batcher.try_reserve(len(data)):
             await batcher.reserve(len(data))
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        batcher.put(Cancelling(data, future, by_key))
+        batcher.put(Cancelling(data, future, by_key, path))
         await future
 
     # ── one message ────────────────────────────────────────────────────────────────────────────
@@ -318,27 +313,12 @@ def _due(delay: Delay | None, deliver_at: DeliverAt | None) -> dict[str, Any]:
 
 
 def _path(message_id: str | None, subject: str | None, key: str | None) -> str:
-    if message_id is not None:
-        _only_id(subject, key)
+    """Where a message is looked up. Raises TypeError."""
+    if message_id is not None and subject is None and key is None:
         return path_of("messages", message_id)
-    subject, key = _subject_and_key(message_id, subject, key)
-    return path_of("subjects", subject, "keys", key)
-
-
-_WHICH = "give either the message's id, or both subject= and key="
-
-
-def _only_id(subject: str | None, key: str | None) -> None:
-    if subject is not None or key is not None:
-        raise TypeError(_WHICH)
-
-
-def _subject_and_key(
-    message_id: str | None, subject: str | None, key: str | None
-) -> tuple[str, str]:
-    if message_id is not None or subject is None or key is None:
-        raise TypeError(_WHICH)
-    return subject, key
+    if message_id is None and subject is not None and key is not None:
+        return path_of("subjects", subject, "keys", key)
+    raise TypeError("give either the message's id, or both subject= and key=")
 
 
 def _version(answer: Answer) -> str:

@@ -2,13 +2,16 @@
 
 import asyncio
 import functools
+import json
 import os
 import signal
 import threading
 import time
 
 import pytest
+from typer.testing import CliRunner
 
+from delayserver.cli import app
 from delayserver.cli.demo.process import free_port
 from delayserver.client import (
     NO_RETRIES,
@@ -279,6 +282,49 @@ async def test_tokens(make_api):
             assert caught.value.status == 401
     async with producer_for(api, token=TOKEN) as producer:
         assert (await producer.publish("s", delay="1h")).id
+
+
+@asynchronous
+async def test_scopes(make_api):
+    """Of what goes out together, each caller gets what its own subject deserves."""
+    api = make_api(token=TOKEN)
+    api.start()
+    create = ("token", "create", "shop", "--scope", "publish:order.*", "--json")
+    made = CliRunner().invoke(app, [*create, "--data-dir", str(api.data_dir)])
+    token = json.loads(made.stdout)["token"]
+    async with producer_for(api, token=TOKEN) as admin:
+        other = await admin.publish("other", key="k", delay="1h")
+    async with producer_for(api, token=token) as producer:
+        await until_valid(producer)
+        subjects = ["order.a", "other", "order.b", "other.c"] * 20
+        results = await asyncio.gather(
+            *(producer.publish(subject, n, delay="1h") for n, subject in enumerate(subjects)),
+            return_exceptions=True,
+        )
+        for subject, result in zip(subjects, results, strict=True):
+            kind = Published if subject.startswith("order.") else NotAllowedError
+            assert isinstance(result, kind), (subject, result)
+        mine = [one.id for one in results if isinstance(one, Published)]
+        cancelled = await asyncio.gather(
+            *map(producer.cancel, [other.id, *mine, "no such id"]),
+            producer.cancel(subject="other", key="k"),
+            return_exceptions=True,
+        )
+        assert isinstance(cancelled[0], NotAllowedError)
+        assert cancelled[1:-2] == [None] * len(mine)
+        assert isinstance(cancelled[-2], NotFoundError)
+        assert isinstance(cancelled[-1], NotAllowedError)
+
+
+async def until_valid(producer):
+    """The server looks at its tokens once a second."""
+    for _ in range(100):
+        try:
+            await producer.publish("order.first", delay="1h")
+            return
+        except NotAllowedError:
+            await asyncio.sleep(0.1)
+    raise AssertionError("the token was never accepted")
 
 
 @asynchronous

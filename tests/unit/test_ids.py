@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delayserver.errors import NotFoundError
-from delayserver.ids import ID_DIGITS, IdCodec, KeyHasher, MessageId
+from delayserver.ids import ID_DIGITS, IdCodec, KeyHasher, MessageId, read_id
 from tests.unit.fakes import SECRET, START_MS
 
 OTHER_SECRET = bytes(16)
@@ -68,3 +68,14 @@ def test_key_hashes_tell_subjects_keys_and_directories_apart() -> None:
         KeyHasher(OTHER_SECRET)(1, "a"),
     }
     assert len(others) == 6
+
+
+def test_what_an_id_says_is_read_without_the_secret():
+    codec = IdCodec(7, bytes(16))
+    text = codec.encode(1_795_192_200_000, 12)
+    assert read_id(text) == codec.decode(text) == (7, 1_795_192_200_000, 12)
+    changed = text[:-1] + ("0" if text[-1] != "0" else "1")
+    assert read_id(changed) == read_id(text)
+    for wrong in ("", "x" * 36, text[:-1], text + "0"):
+        with pytest.raises(NotFoundError):
+            read_id(wrong)

@@ -460,7 +460,7 @@ async def test_cancels_go_out_together_and_each_has_its_own_answer():
             ]
         },
     )
-    producer, transport = make(reply)
+    producer, transport = make(reply, problem(404))
     results = await settled(
         producer.cancel(subject="s", key="k"),
         producer.cancel("a"),
@@ -469,7 +469,9 @@ async def test_cancels_go_out_together_and_each_has_its_own_answer():
     )
     keys = [{"subject": "s", "key": "k"}, {"subject": "s", "key": "x"}]
     assert transport.requests == [
-        ("POST", "/v1/messages/cancel", {"ids": ["a", "b"], "keys": keys})
+        ("POST", "/v1/messages/cancel", {"ids": ["a", "b"], "keys": keys}),
+        # Why that one could not be cancelled, its own answer says.
+        ("DELETE", "/v1/subjects/s/keys/x", None),
     ]
     assert results[:2] == [None, None]
     assert isinstance(results[2], NotFoundError)
