@@ -15,7 +15,7 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from delayserver.client.consumer import GRACE_S, LEASE_MS, AsyncConsumer, H
 from delayserver.client.errors import ClosedError
-from delayserver.client.producer import URL_DEFAULT, AsyncProducer
+from delayserver.client.producer import EXIT_S, URL_DEFAULT, AsyncProducer
 from delayserver.client.retries import RetryPolicy, Time
 from delayserver.client.transport import Transport
 from delayserver.client.values import Delay, DeliverAt, Moved, Published, Stored
@@ -54,17 +54,20 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._stopped = False
+        self._lock = threading.Lock()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="delayserver-client", daemon=True
         )
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there, and wait for it."""
-        if not self._thread.is_alive():
-            work.close()
-            raise ClosedError("it is closed and takes nothing more")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run a coroutine there, and wait for it. Raises ClosedError after `stop`."""
+        with self._lock:
+            if self._stopped:
+                work.close()
+                raise ClosedError("it is closed and takes nothing more")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except BaseException:
@@ -72,11 +75,20 @@ class _LoopThread:
             raise
 
     def stop(self) -> None:
-        """End the thread."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        """Let every call end, then the thread."""
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
+            ending = asyncio.run_coroutine_threadsafe(self._others(), self._loop)
+        ending.result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _others(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others, return_exceptions=True)
 
 
 class Producer:
@@ -89,22 +101,20 @@ class Producer:
     def __init__(self, url: str = URL_DEFAULT, **options: Unpack[ProducerOptions]) -> None:
         self._producer = AsyncProducer(url, **options)
         self._thread = _LoopThread()
-        self._closing = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(None if kind is None else EXIT_S)
 
     def close(self, timeout_s: float | None = None) -> None:
         """See AsyncProducer.close."""
-        with self._closing:
-            try:
-                self._thread.call(self._producer.close(timeout_s))
-            except ClosedError:
-                return  # closed before
-            self._thread.stop()
+        try:
+            self._thread.call(self._producer.close(timeout_s))
+        except ClosedError:
+            return  # closed before
+        self._thread.stop()
 
     def publish(
         self,

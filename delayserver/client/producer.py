@@ -42,6 +42,8 @@ IN_FLIGHT_MAX = 2
 PENDING_MAX = 10_000
 PENDING_MAX_BYTES = 64 * 1024 * 1024
 RETRY = RetryPolicy()
+EXIT_S = 5.0
+"""What is under way is given this long when a block is left by an exception."""
 
 
 class _NewMessage(msgspec.Struct, omit_defaults=True, gc=False):
@@ -115,8 +117,8 @@ class AsyncProducer:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self.close(None if kind is None else EXIT_S)
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Take nothing more, wait for what is under way, at most `timeout_s`, and disconnect."""

@@ -403,6 +403,28 @@ def test_a_producer_for_threads(shared_api, subject):
         producer.publish(subject)
 
 
+def test_whoever_publishes_while_it_is_closed_is_told(shared_api, subject):
+    """Nobody hangs: each publish is answered, or refused because it came too late."""
+    for _ in range(20):
+        producer = Producer(shared_api.process.url)
+        outcomes: list[Published | ClosedError] = []
+
+        def publish(producer=producer, outcomes=outcomes):
+            try:
+                while True:
+                    outcomes.append(producer.publish(subject, delay="1h"))
+            except ClosedError as error:
+                outcomes.append(error)
+
+        threads = [threading.Thread(target=publish) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        producer.close()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+
+
 def test_ctrl_c_ends_a_wait(shared_api):
     with Producer(f"http://127.0.0.1:{free_port()}") as producer:
         timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))

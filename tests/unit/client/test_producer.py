@@ -444,6 +444,19 @@ async def test_close_gives_up_when_its_time_is_over():
     await producer.close()
 
 
+@asynchronous
+async def test_a_block_that_an_exception_ends_does_not_wait_for_ever(monkeypatch):
+    monkeypatch.setattr("delayserver.client.producer.EXIT_S", 0.01)
+    producer, _ = make(None)
+    with pytest.raises(KeyError):
+        async with producer:
+            task = asyncio.create_task(producer.publish("s"))
+            await turns()
+            raise KeyError
+    with pytest.raises(ClosedError):
+        await task
+
+
 # ── cancel, and single calls ───────────────────────────────────────────────────────────────────
 
 
