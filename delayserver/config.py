@@ -61,6 +61,10 @@ class Settings(BaseSettings):
         "info", pattern="^(debug|info|warning|error)$", description="least level"
     )
 
+    otel: bool = Field(
+        False, description="spans for OpenTelemetry (extra `otel`; OTEL_… variables say where to)"
+    )
+
     delay_max_ms: int = Field(2 * 365 * DAY_MS, gt=0, description="longest delay accepted")
     body_max_bytes: int = Field(MIB, gt=0, description="longest message accepted")
     batch_max_messages: int = Field(10_000, gt=0, description="most messages in one batch")

@@ -11,8 +11,8 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
@@ -20,6 +20,7 @@ from delayserver.config import Settings
 from delayserver.delivery.fetch import PullRequest
 from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.webhook import (
+    HEADERS_BYTES_MAX,
     WebhookRequest,
     WebhookResponse,
     WebhookSender,
@@ -37,11 +38,15 @@ from delayserver.signing import WebhookSecret
 from delayserver.subscriptions import Subscription
 from delayserver.targets import TargetPolicy
 from delayserver.tokens import TokenFile, TokenTable
+from delayserver.tracecontext import in_trace
 from delayserver.workers import CallRequest, CheckpointRequest
 from storage.catalog import Catalog, LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY
 from storage.errors import DamageError, StorageError
 from storage.frame import Damage
+
+if TYPE_CHECKING:
+    from delayserver.telemetry import Telemetry
 
 DISK_CHECK_S = 1.0
 RELEASE_RECORDS = 10_000
@@ -71,6 +76,7 @@ class Server(Shard):
         fatal: Callable[[BaseException], None],
         progress: Progress = lambda what, done, total: None,
         sender: WebhookSender | None = None,
+        telemetry: "Telemetry | None" = None,
         release_memory: Callable[[], None] = lambda: None,
     ) -> None:
         """Lock the directory and recover what is in it. Nothing runs before `start`.
@@ -84,6 +90,11 @@ class Server(Shard):
         files = TimedFiles(str(settings.data_dir))
         self.tokens = TokenTable(TokenFile(files), settings.token, time.monotonic)
         self._tokens_error = ""
+        self.telemetry = telemetry
+        if settings.otel and telemetry is None:
+            from delayserver.telemetry import Telemetry, provider_of_environment
+
+            self.telemetry = Telemetry(provider_of_environment())
         own_clock: Callable[[], int] = (lambda: clock() + offset_ms) if offset_ms else clock
         self.tokens.refresh(own_clock())
         if not settings.on_loopback and not len(self.tokens):
@@ -218,6 +229,8 @@ class Server(Shard):
             await asyncio.to_thread(thread.join)
         assert self._sender is not None
         await self._sender.close()
+        if self.telemetry is not None:
+            await asyncio.to_thread(self.telemetry.close)
         self.close()
         log.info("stopped")
 
@@ -277,6 +290,8 @@ class Server(Shard):
         now_ms = self.clock()
         for delivery in deliveries:
             self.metrics.lateness_seconds.observe((now_ms - delivery.entry.due_ms) / 1000)
+            if self.telemetry is not None:
+                self.telemetry.delivery("receive", take.subscription.name, delivery).end({})
         super().hand_out(take, deliveries)
 
     def send(self, subscription: Subscription, delivery: Delivery) -> None:
@@ -289,6 +304,12 @@ class Server(Shard):
     async def _send(self, subscription: Subscription, delivery: Delivery) -> None:
         assert self._sender is not None
         payload = delivery.payload
+        headers: Mapping[str, str] = payload.headers or {}
+        span = None
+        if self.telemetry is not None:
+            span = self.telemetry.delivery("deliver", subscription.name, delivery)
+            # The receiver belongs to this delivery, which links to the publish.
+            headers = in_trace(headers, span.trace, max_bytes=HEADERS_BYTES_MAX)
         request = WebhookRequest(
             url=subscription.url,
             message_id=delivery.message_id,
@@ -296,7 +317,7 @@ class Server(Shard):
             key=payload.key,
             due_ms=delivery.origin.due_ms,
             attempt=delivery.attempt,
-            headers=payload.headers or {},
+            headers=headers,
             body=payload.body,
             content_type=CONTENT_TYPES[Content(payload.content)],
             secrets=tuple(WebhookSecret.parse(secret) for secret in subscription.secrets),
@@ -304,7 +325,11 @@ class Server(Shard):
             timestamp_s=self.clock() // 1000,
         )
         response: WebhookResponse = await self._sender.send(request)
-        if response.status is None or not 200 <= response.status < 300:
+        is_taken = response.status is not None and 200 <= response.status < 300
+        if span is not None:
+            failure = None if is_taken else response.error or f"HTTP {response.status}"
+            span.end({"http.response.status_code": response.status or 0}, failure)
+        if not is_taken:
             log.debug(
                 "webhook failed",
                 status=response.status,

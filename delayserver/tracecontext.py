@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
 TRACESTATE_MAX = 512
+_NAMES = (TRACEPARENT, TRACESTATE)
 
 Trace = Mapping[str, str]
 """The headers, `traceparent` at least."""
@@ -40,12 +41,18 @@ def trace_of(headers: Iterable[tuple[bytes, bytes]]) -> Trace | None:
     return trace
 
 
+def in_trace(headers: Mapping[str, str], trace: Trace, *, max_bytes: int) -> Mapping[str, str]:
+    """The headers of a message in another trace than that which they name."""
+    others = {name: value for name, value in headers.items() if name.lower() not in _NAMES}
+    return with_trace(others, trace, max_bytes=max_bytes) or headers
+
+
 def with_trace(
     headers: Mapping[str, str] | None, trace: Trace, *, max_bytes: int
 ) -> dict[str, str] | None:
     """The headers of a message with its trace context; None if it has its own, or they would be
     longer than that in all."""
-    if headers and any(name.lower() in (TRACEPARENT, TRACESTATE) for name in headers):
+    if headers and any(name.lower() in _NAMES for name in headers):
         return None
     merged = {**(headers or {}), **trace}
     size_bytes = sum(len(name) + len(value) for name, value in merged.items())

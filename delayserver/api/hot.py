@@ -107,6 +107,30 @@ class Hot:
         trace: Trace | None,
     ) -> Answer:
         """Accept what `data` says, or tell why not. Without a `caller`, nobody is asked."""
+        telemetry = self._server.telemetry
+        if telemetry is None:
+            return self._answer(path, data, content_type, caller, trace)
+        span = telemetry.publish(trace)
+        answer = self._answer(path, data, content_type, caller, span.trace)
+
+        def end(error: Exception | None) -> None:
+            span.end(_described(path, answer), None if error is None else str(error))
+
+        if answer.group is None:
+            failure = None if answer.status < 400 else answer.body.decode()
+            span.end(_described(path, answer), failure)
+        else:
+            answer.group.when_durable(end)
+        return answer
+
+    def _answer(
+        self,
+        path: str,
+        data: bytes,
+        content_type: bytes,
+        caller: Caller | None,
+        trace: Trace | None,
+    ) -> Answer:
         try:
             if path == MESSAGES_PATH:
                 return self._publish(data, caller, trace)
@@ -173,6 +197,19 @@ class Hot:
         groups = [one.group for one in published if one.group is not None]
         last = max(groups, key=lambda group: group.first_seq, default=None)
         return Answer(200, _encode(document), group=last)
+
+
+def _described(path: str, answer: Answer) -> dict[str, str | int]:
+    """What a span says about an answer."""
+    attributes: dict[str, str | int] = {"http.response.status_code": answer.status}
+    if answer.status < 400:
+        document = msgspec.json.decode(answer.body)
+        if path == BATCH_PATH:
+            attributes["messaging.batch.message_count"] = document["count"]
+        else:
+            attributes["messaging.message.id"] = document["id"]
+            attributes["messaging.destination.name"] = document["subject"]
+    return attributes
 
 
 class HotPath:
