@@ -31,7 +31,7 @@ from delayserver.errors import HeadTooLargeError, OverloadedError
 BODY_BYTES_PER_S: Final = 1024
 PART_MAX_BYTES: Final = 256 * 1024
 """What comes in at once may hold whole requests before the head that is not whole."""
-LOOKS_PER_TIMEOUT: Final = 4
+LOOKS_PER_TIMEOUT: Final = 2
 LOOK_MIN_S: Final = 0.02
 
 

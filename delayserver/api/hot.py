@@ -10,7 +10,7 @@ Cost: a message decoded, decided and encoded, no task. Threads: belongs to the e
 """
 
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
@@ -27,6 +27,9 @@ from delayserver.times import format_time
 from delayserver.tokens import Action, Caller
 from delayserver.tracecontext import Trace, trace_of
 from storage.errors import StorageError
+
+if TYPE_CHECKING:
+    from delayserver.telemetry import Span
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -108,35 +111,20 @@ class Hot:
     ) -> Answer:
         """Accept what `data` says, or tell why not. Without a `caller`, nobody is asked."""
         telemetry = self._server.telemetry
-        if telemetry is None:
-            return self._answer(path, data, content_type, caller, trace)
-        span = telemetry.publish(trace)
-        answer = self._answer(path, data, content_type, caller, span.trace)
-
-        def end(error: Exception | None) -> None:
-            span.end(_described(path, answer), None if error is None else str(error))
-
-        if answer.group is None:
-            failure = None if answer.status < 400 else answer.body.decode()
-            span.end(_described(path, answer), failure)
-        else:
-            answer.group.when_durable(end)
-        return answer
-
-    def _answer(
-        self,
-        path: str,
-        data: bytes,
-        content_type: bytes,
-        caller: Caller | None,
-        trace: Trace | None,
-    ) -> Answer:
+        span = None if telemetry is None else telemetry.publish(trace)
+        if span is not None:
+            trace = span.trace
         try:
             if path == MESSAGES_PATH:
-                return self._publish(data, caller, trace)
-            return self._publish_batch(data, content_type.decode("latin-1").lower(), caller, trace)
+                answer = self._publish(data, caller, trace)
+            else:
+                text = content_type.decode("latin-1").lower()
+                answer = self._publish_batch(data, text, caller, trace)
         except Exception as error:
-            return problem_answer(error)
+            answer = problem_answer(error)
+        if span is not None:
+            _end_with(span, path, answer)
+        return answer
 
     def max_bytes(self, path: str) -> int:
         """The longest request that the path takes."""
@@ -199,8 +187,8 @@ class Hot:
         return Answer(200, _encode(document), group=last)
 
 
-def _described(path: str, answer: Answer) -> dict[str, str | int]:
-    """What a span says about an answer."""
+def _end_with(span: "Span", path: str, answer: Answer) -> None:
+    """End the span of a publish when its answer may be given."""
     attributes: dict[str, str | int] = {"http.response.status_code": answer.status}
     if answer.status < 400:
         document = msgspec.json.decode(answer.body)
@@ -209,7 +197,14 @@ def _described(path: str, answer: Answer) -> dict[str, str | int]:
         else:
             attributes["messaging.message.id"] = document["id"]
             attributes["messaging.destination.name"] = document["subject"]
-    return attributes
+
+    def end(error: Exception | None) -> None:
+        span.end(attributes, None if error is None else str(error))
+
+    if answer.group is not None:
+        answer.group.when_durable(end)
+    else:
+        span.end(attributes, None if answer.status < 400 else answer.body.decode())
 
 
 class HotPath:

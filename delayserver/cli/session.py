@@ -5,7 +5,8 @@
     └── Unreachable    3  there is no server, or not one of ours
 
 `server_command` registers a function whose first parameter is a `Session`; the command line gets
---url, --token and --json in its place. Tests hand another `ClientFactory` in as the context object.
+--url, --token, --tls-ca and --json in its place. Tests hand another `ClientFactory` in as the
+context object.
 
 Cost: one TCP connection per command. Threads: one.
 """
@@ -15,6 +16,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, Protocol
 from urllib.parse import quote, urlencode
 
@@ -23,6 +25,8 @@ import typer
 from delayserver.cli.output import help_text, print_json
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx
     from rich.console import RenderableType
 
@@ -60,15 +64,42 @@ class ClientFactory(Protocol):
     """Makes the HTTP client; a test makes one that never leaves the process."""
 
     def __call__(
-        self, *, base_url: str, headers: Mapping[str, str], timeout: float
+        self,
+        *,
+        base_url: str,
+        headers: Mapping[str, str],
+        timeout: float,
+        verify: "ssl.SSLContext | bool",
     ) -> "httpx.Client": ...
 
 
-def http_client(*, base_url: str, headers: Mapping[str, str], timeout: float) -> "httpx.Client":
+def http_client(
+    *,
+    base_url: str,
+    headers: Mapping[str, str],
+    timeout: float,
+    verify: "ssl.SSLContext | bool",
+) -> "httpx.Client":
     """The client of real life. A proxy for the web is not meant for the way to this server."""
     import httpx
 
-    return httpx.Client(base_url=base_url, headers=headers, timeout=timeout, trust_env=False)
+    return httpx.Client(
+        base_url=base_url, headers=headers, timeout=timeout, verify=verify, trust_env=False
+    )
+
+
+def _trusting(authority: Path | None) -> "ssl.SSLContext | bool":
+    """Whom to trust; True: the authorities that everybody trusts."""
+    import ssl
+
+    if authority is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=authority)
+    except OSError as error:
+        raise typer.BadParameter(
+            f"cannot use {authority}: {error.strerror or error}", param_hint="--tls-ca"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +257,17 @@ TokenOption = Annotated[
         rich_help_panel="Server",
     ),
 ]
+AuthorityOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-ca",
+        metavar="FILE",
+        envvar="DELAYSERVER_TLS_CA",
+        show_default=False,
+        help="With https: the authority that made the server's certificate (PEM).",
+        rich_help_panel="Server",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -239,7 +281,12 @@ def server_command(
         function: Callable[Concatenate[Session, P], None],
     ) -> Callable[Concatenate[Session, P], None]:
         def run(
-            context: typer.Context, url: str, token: str | None, as_json: bool, **arguments: Any
+            context: typer.Context,
+            url: str,
+            token: str | None,
+            tls_ca: Path | None,
+            as_json: bool,
+            **arguments: Any,
         ) -> None:
             if context.invoked_subcommand is not None:
                 _refuse_options(context)
@@ -248,7 +295,9 @@ def server_command(
             headers = {"authorization": f"Bearer {token}"} if token else {}
             with (
                 error_exit(as_json=as_json),
-                factory(base_url=url, headers=headers, timeout=TIMEOUT_S) as client,
+                factory(
+                    base_url=url, headers=headers, timeout=TIMEOUT_S, verify=_trusting(tls_ca)
+                ) as client,
             ):
                 function(Session(client, url, as_json), **arguments)  # type: ignore[call-arg]
 
@@ -260,6 +309,7 @@ def server_command(
             inspect.Parameter("as_json", keyword, default=False, annotation=JsonOption),
             inspect.Parameter("url", keyword, default=URL_DEFAULT, annotation=UrlOption),
             inspect.Parameter("token", keyword, default=None, annotation=TokenOption),
+            inspect.Parameter("tls_ca", keyword, default=None, annotation=AuthorityOption),
         ]
         use_signature(run, parameters)
         help_ = help_text(function.__doc__, *examples)

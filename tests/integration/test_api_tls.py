@@ -5,7 +5,9 @@ import ssl
 import httpx
 import pytest
 import trustme
+from typer.testing import CliRunner
 
+from delayserver.cli import app as cli
 from tests.integration.api_support import wait_until
 
 
@@ -46,7 +48,7 @@ def wait_ready(client):
     wait_until(probe)
 
 
-def test_publish_and_pull_over_https(make_api, certificate, trusting):
+def test_publish_and_pull_over_https(make_api, authority, certificate, trusting, tmp_path):
     api = make_api(**certificate)
     api.launch()
     with client_of(api, trusting) as client:
@@ -60,6 +62,15 @@ def test_publish_and_pull_over_https(make_api, certificate, trusting):
         assert pulled["messages"]
         large = [{"subject": "tls", "body": "x" * 1000}] * 2000
         assert client.post("/v1/messages/batch", json=large).json()["count"] == 2000
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    url = api.process.url.replace("http:", "https:")
+    runner = CliRunner()
+    known = runner.invoke(cli, ["stats", "--url", url, "--tls-ca", str(tmp_path / "ca.pem")])
+    assert known.exit_code == 0, known.output
+    assert runner.invoke(cli, ["stats", "--url", url]).exit_code == 3
+    unreadable = runner.invoke(cli, ["stats", "--url", url, "--tls-ca", str(tmp_path)])
+    assert unreadable.exit_code == 2
+    assert "--tls-ca" in unreadable.output
     # Somebody who does not trust it, and somebody who does not speak TLS.
     stranger = client_of(api, ssl.create_default_context())
     with stranger, pytest.raises(httpx.ConnectError, match="certificate"):
