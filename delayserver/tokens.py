@@ -219,13 +219,12 @@ class Caller:
         self._monotonic_s = monotonic_s
         self.name = token.name
         self.digest = bytes.fromhex(token.digest)
-        actions = [scope.partition(":") for scope in token.scopes]
-        self.is_admin = any(action == Action.ADMIN for action, _, _ in actions)
-        self._may_observe = any(action == Action.OBSERVE for action, _, _ in actions)
-        self._patterns = {
-            wanted: tuple(pattern for action, _, pattern in actions if action == wanted)
-            for wanted in (Action.PUBLISH, Action.CONSUME)
-        }
+        patterns: dict[str, list[str]] = {}
+        for scope in token.scopes:
+            action, _, pattern = scope.partition(":")
+            patterns.setdefault(action, []).append(pattern or "*")
+        self.is_admin = Action.ADMIN in patterns
+        self._patterns = patterns
         rate = token.rate_per_s
         self._bucket = TokenBucket(rate, token.burst or max(1.0, rate)) if rate else None
 
@@ -233,21 +232,18 @@ class Caller:
         """Whether a scope allows that, with a subject or a pattern of subjects."""
         if self.is_admin:
             return True
-        if action is Action.OBSERVE:
-            return self._may_observe
-        patterns = self._patterns.get(action, ())
-        return any(matches(pattern, subject) for pattern in patterns)
+        for pattern in self._patterns.get(action, ()):  # noqa: SIM110 (any() takes twice as long)
+            if matches(pattern, subject):
+                return True
+        return False
 
     def require(self, actions: Iterable[Action], subject: str = "") -> None:
         """Raises AccessError (403) unless one of these is allowed."""
-        if not self.is_admin:
-            wanted = [action for action in actions if action is not Action.ADMIN]
-            if not any(self.may(action, subject) for action in wanted):
-                scopes = [f"{action}:{subject}" if subject else action.value for action in wanted]
-                needed = " or ".join(scopes or [Action.ADMIN.value])
-                raise AccessError(
-                    f"the token {self.name!r} has no scope for {needed}", authenticated=True
-                )
+        for action in actions:
+            if self.may(action, subject):
+                return
+        needed = " or ".join(f"{action}:{subject}" if subject else action for action in actions)
+        raise AccessError(f"the token {self.name!r} has no scope for {needed}", authenticated=True)
 
     def admit(self) -> None:
         """Count one request. Raises RateLimitedError."""
@@ -266,7 +262,7 @@ class Caller:
         """Count the messages of a batch, one of which is counted already; the requests after this
         one pay for them."""
         if self._bucket is not None:
-            self._bucket.take(messages - 1, self._monotonic_s())
+            self._bucket.take(max(0, messages - 1), self._monotonic_s())
 
 
 class TokenTable:
