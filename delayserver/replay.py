@@ -62,7 +62,7 @@ CHECKPOINT_KEY = b"checkpoint"
 LIVE_KEY = b"live_through_hour"
 PURGE_ROWS = 1_000
 """Per step, so that neither filing nor the event loop waits for long."""
-_KEYS_SLICE = 1_000
+_ROWS_SLICE = 1_000
 
 _HOUR_KEY = struct.Struct(">I")
 _HOUR_VALUE = struct.Struct(">QQQQq")
@@ -120,6 +120,28 @@ def read_checkpoint(catalog: Catalog) -> int:
     """The seq up to which every effect is durable."""
     value = catalog.get(Table.META, CHECKPOINT_KEY)
     return _CHECKPOINT_VALUE.unpack(value)[0] if value else 0
+
+
+class _MessageRow(NamedTuple):
+    """A row of MESSAGE_DTYPE, for those records of which there are few."""
+
+    seq: int
+    due_ms: int
+    message_seq: int
+    target_seq: int
+    target_due_ms: int
+    key_hash: bytes
+    subject_id: int
+    subscription_id: int
+    payload_offset: int
+    payload_length: int
+    payload_crc: int
+    attempt: int
+    kind: int
+    flags: int
+
+
+assert _MessageRow._fields == MESSAGE_DTYPE.names
 
 
 class Records(NamedTuple):
@@ -255,12 +277,13 @@ class Replay:
         published = rows["kind"] == RecordKind.PUBLISH
         self._subject_ids.update(np.unique(rows["subject_id"][published]).tolist())
         keyed = select(rows, published & (rows["key_hash"] != np.void(NO_KEY)))
-        for start in range(0, len(keyed), _KEYS_SLICE):
+        for start in range(0, len(keyed), _ROWS_SLICE):
             # In slices, since `tolist` holds the GIL from its beginning to its end.
-            self._note_keys(keyed[start : start + _KEYS_SLICE])
-        for row in rows[~published]:
-            start = int(row["payload_offset"])
-            self._note_effect(row, blob[start : start + int(row["payload_length"])])
+            self._note_keys(keyed[start : start + _ROWS_SLICE])
+        others = select(rows, ~published)
+        for start in range(0, len(others), _ROWS_SLICE):
+            for row in others[start : start + _ROWS_SLICE].tolist():
+                self._note_effect(_MessageRow(*row), blob)
 
     def _note_keys(self, keyed: Rows) -> None:
         keys = self._writes[Table.KEYS]
@@ -273,24 +296,24 @@ class Replay:
         ):
             keys.append((key_hash, pack_key_entry(seq, due_ms, digest)))
 
-    def _note_effect(self, row: np.void, sealed: bytes) -> None:
-        kind = RecordKind(int(row["kind"]))
-        subscription_id = int(row["subscription_id"])
-        message_seq, target_seq = int(row["message_seq"]), int(row["target_seq"])
-        payload = unseal(sealed) if sealed else None
+    def _note_effect(self, row: "_MessageRow", blob: bytes) -> None:
+        subscription_id, target_seq = row.subscription_id, row.target_seq
+        payload = None
+        if row.payload_length:
+            payload = unseal(blob[row.payload_offset : row.payload_offset + row.payload_length])
         writes = self._writes
-        match kind:
+        match row.kind:
             case RecordKind.CANCEL:
-                state, entry_seq, due_ms = ChangeState.CANCELLED, target_seq, row["target_due_ms"]
+                state, entry_seq, due_ms = ChangeState.CANCELLED, target_seq, row.target_due_ms
             case RecordKind.MOVE:
-                state, entry_seq, due_ms = ChangeState.MOVED, int(row["seq"]), row["due_ms"]
+                state, entry_seq, due_ms = ChangeState.MOVED, row.seq, row.due_ms
             case RecordKind.RETRY | RecordKind.REDRIVE:
-                state, entry_seq, due_ms = ChangeState.RETRYING, int(row["seq"]), row["due_ms"]
+                state, entry_seq, due_ms = ChangeState.RETRYING, row.seq, row.due_ms
             case RecordKind.DEAD:
-                state, entry_seq, due_ms = ChangeState.DEAD, target_seq, row["target_due_ms"]
+                state, entry_seq, due_ms = ChangeState.DEAD, target_seq, row.target_due_ms
             case RecordKind.SUBJECT:
                 assert payload is not None
-                key = int(row["subject_id"]).to_bytes(4, "big")
+                key = row.subject_id.to_bytes(4, "big")
                 writes[Table.SUBJECTS].append((key, payload))
                 return
             case RecordKind.SUBSCRIPTION:
@@ -298,18 +321,17 @@ class Replay:
                 writes[Table.SUBSCRIPTIONS].append((key, payload))
                 return
             case _:
-                assert kind is RecordKind.DISCARD, kind
+                assert row.kind == RecordKind.DISCARD, row.kind
                 key = dead_letter_key(subscription_id, target_seq)
                 writes[Table.DEAD_LETTERS].append((key, None))
                 return
-        change = Change(state, entry_seq, int(due_ms), int(row["attempt"]), int(row["subject_id"]))
-        writes[Table.CHANGES].append(
-            (change_key(message_seq, subscription_id), pack_change(change))
-        )
-        if kind is RecordKind.DEAD:
+        change = Change(state, entry_seq, due_ms, row.attempt, row.subject_id)
+        key = change_key(row.message_seq, subscription_id)
+        writes[Table.CHANGES].append((key, pack_change(change)))
+        if row.kind == RecordKind.DEAD:
             key = dead_letter_key(subscription_id, target_seq)
             writes[Table.DEAD_LETTERS].append((key, payload))
-        elif kind is RecordKind.REDRIVE:
+        elif row.kind == RecordKind.REDRIVE:
             key = dead_letter_key(subscription_id, target_seq)
             writes[Table.DEAD_LETTERS].append((key, None))
 

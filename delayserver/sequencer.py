@@ -236,7 +236,6 @@ class Sequencer:
     """Assigns seqs, fills the open group, answers from overlay and catalog."""
 
     def __init__(self, catalog: Catalog, *, next_seq: int, subjects: dict[str, int]) -> None:
-        self._catalog = catalog
         self._view = catalog.view()
         self._keys: Overlay[bytes, KeyEntry] = Overlay()
         self._changes: Overlay[int, dict[int, Change]] = Overlay()
@@ -400,11 +399,11 @@ class Sequencer:
             return known
         prefix = message_seq.to_bytes(8, "big")
         changes: dict[int, Change] = {}
-        for key, value in self._catalog.scan(Table.CHANGES, prefix=prefix):
+        for key, value in self._view.scan(Table.CHANGES, prefix):
             subscription_id, change = _CHANGE_KEY.unpack(key)[1], unpack_change(value)
             if change.state == ChangeState.DEAD:
                 letter_key = dead_letter_key(subscription_id, change.entry_seq)
-                if self._catalog.get(Table.DEAD_LETTERS, letter_key) is None:
+                if self._view.get(Table.DEAD_LETTERS, letter_key) is None:
                     change = change._replace(state=ChangeState.DISCARDED)
             changes[subscription_id] = change
         return changes

@@ -54,6 +54,10 @@ class View(Protocol):
 
     def get(self, table: Table, key: bytes) -> bytes | None: ...
 
+    def scan(self, table: Table, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        """The pairs whose key begins with `prefix`, in key order; for few."""
+        ...
+
     def refresh(self) -> None:
         """Let go of the moment: the next look-up sees the newest commit."""
         ...
@@ -175,6 +179,20 @@ class LmdbView:
             return value
         except lmdb.Error as error:
             raise CatalogError(f"read {table}", f"{error}") from error
+
+    def scan(self, table: Table, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        pairs: list[tuple[bytes, bytes]] = []
+        try:
+            if self._transaction is None:
+                self._transaction = self._environment.begin()
+            with self._transaction.cursor(db=self._tables[table]) as cursor:
+                found = cursor.set_range(prefix)
+                while found and cursor.key().startswith(prefix):
+                    pairs.append(cursor.item())
+                    found = cursor.next()
+        except lmdb.Error as error:
+            raise CatalogError(f"scan {table}", f"{error}") from error
+        return pairs
 
     def refresh(self) -> None:
         if self._transaction is not None:

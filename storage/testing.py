@@ -849,9 +849,17 @@ class MemoryView:
 
     def get(self, table: Table, key: bytes) -> bytes | None:
         self._catalog._check(f"read {table}", key)
+        return self._look()[table].get(key)
+
+    def scan(self, table: Table, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        self._catalog._check(f"scan {table}")
+        values = self._look()[table]
+        return sorted(pair for pair in values.items() if pair[0].startswith(prefix))
+
+    def _look(self) -> dict[Table, dict[bytes, bytes]]:
         if self._values is None:
             self._values = self._catalog._values
-        return self._values[table].get(key)
+        return self._values
 
     def refresh(self) -> None:
         self._values = None

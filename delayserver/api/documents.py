@@ -87,6 +87,22 @@ class PulledListDocument(msgspec.Struct):
     messages: list[PulledDocument]
 
 
+class CancelResultDocument(msgspec.Struct):
+    """What became of one of many cancels."""
+
+    id: str | None = None
+    subject: str | None = None
+    key: str | None = None
+    state: str | None = None
+    error: str | None = None
+
+
+class CancelledDocument(msgspec.Struct):
+    """The answer to many cancels."""
+
+    results: list[CancelResultDocument]
+
+
 class DeadLetterDocument(msgspec.Struct):
     """A message that no attempt delivered."""
 

@@ -20,6 +20,8 @@ from starlette.requests import ClientDisconnect
 from delayserver.api import models
 from delayserver.api.conditions import entity_tag, expected_versions, wants_new
 from delayserver.api.documents import (
+    CancelledDocument,
+    CancelResultDocument,
     DeadLettersDocument,
     PendingListDocument,
     PulledListDocument,
@@ -143,22 +145,20 @@ def make_router(
         """Publish up to 10,000 messages, all or none: JSON array, NDJSON or MessagePack."""
         return _Forward(path.publish, request)
 
-    @router.post("/v1/messages/cancel", tags=["messages"], responses=INVALID | LOGGED)
-    async def cancel_many(request: models.CancelModel, caller: CallerOf) -> models.CancelledModel:
+    @router.post(
+        "/v1/messages/cancel",
+        tags=["messages"],
+        response_model=models.CancelledModel,
+        responses=INVALID | LOGGED,
+    )
+    async def cancel_many(request: models.CancelModel, caller: CallerOf) -> Response:
         """Cancel many messages by id and by key; one result for each."""
-        results: list[models.CancelResultModel] = []
-        for text in request.ids:
-            result = models.CancelResultModel(id=text)
-            results.append(result)
-            await _cancel_one(server, caller, lambda t=text: engine.messages.message_id(t), result)
-        for name in request.keys:
-            result = models.CancelResultModel(subject=name.subject, key=name.key)
-            results.append(result)
-            await _cancel_one(
-                server, caller, lambda n=name: engine.messages.by_key(n.subject, n.key), result
-            )
+        results = [CancelResultDocument(id=text) for text in request.ids]
+        results += [CancelResultDocument(subject=k.subject, key=k.key) for k in request.keys]
+        for result in results:
+            await _cancel_one(server, caller, result)
         await server.durable(engine.groups.not_durable())
-        return models.CancelledModel(results=results)
+        return _json(CancelledDocument(results))
 
     # ── one message ────────────────────────────────────────────────────────────────────────────
 
@@ -551,19 +551,21 @@ class _Forward(Response):
         await self._handler(scope, self._request.receive, send)
 
 
-async def _cancel_one(
-    server: Server, caller: Caller | None, find: Any, result: models.CancelResultModel
-) -> None:
+async def _cancel_one(server: Server, caller: Caller | None, result: CancelResultDocument) -> None:
     """Decide one of many cancels; durable with the group that is open now."""
+    messages = server.engine.messages
     try:
-        if result.subject is not None:
+        if result.subject is not None and result.key is not None:
             require(caller, Action.PUBLISH, result.subject)
-        found = find()
-        if result.subject is None and caller is not None and not caller.is_admin:
-            subject = await server.subject_of(found.seq, found.due_ms)
-            require(caller, Action.PUBLISH, subject)
-        result.id = server.engine.ids.encode(found.due_ms, found.seq)
-        server.engine.messages.cancel(found.seq, found.due_ms, subject=result.subject or "")
+            found = messages.by_key(result.subject, result.key)
+        else:
+            assert result.id is not None
+            found = messages.message_id(result.id)
+            if caller is not None and not caller.is_admin:
+                subject = await server.subject_of(found.seq, found.due_ms)
+                require(caller, Action.PUBLISH, subject)
+        result.id = messages.message_id_text(found.seq, found.due_ms)
+        messages.cancel(found.seq, found.due_ms, subject=result.subject or "")
         result.state = State.CANCELLED
     except ConflictError as error:
         result.state, result.error = error.state, str(error)

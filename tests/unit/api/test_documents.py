@@ -15,6 +15,8 @@ from delayserver.api import documents, hot, models
         (documents.MessageDocument, models.MessageModel),
         (documents.PulledDocument, models.PulledModel),
         (documents.PulledListDocument, models.PulledListModel),
+        (documents.CancelResultDocument, models.CancelResultModel),
+        (documents.CancelledDocument, models.CancelledModel),
         (documents.DeadLetterDocument, models.DeadLetterModel),
         (documents.DeadLettersDocument, models.DeadLettersModel),
     ],

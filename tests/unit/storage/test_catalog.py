@@ -188,10 +188,13 @@ def test_a_view_sees_one_moment_until_it_is_refreshed(catalog: Catalog) -> None:
     assert view.get(Table.KEYS, b"a") == b"1"
     put(catalog, (b"a", b"2"), (b"b", b"2"))
     assert [view.get(Table.KEYS, key) for key in (b"a", b"b")] == [b"1", None]
+    assert view.scan(Table.KEYS, b"a") == [(b"a", b"1")]
+    assert view.scan(Table.KEYS, b"b") == []
     view.refresh()
     view.refresh()
-    put(catalog, (b"a", None))
+    put(catalog, (b"a", None), (b"b2", b"3"), (b"c", b"4"))
     assert [view.get(Table.KEYS, key) for key in (b"a", b"b")] == [None, b"2"]
+    assert view.scan(Table.KEYS, b"b") == [(b"b", b"2"), (b"b2", b"3")]
 
 
 def test_a_view_of_a_catalog_that_is_closed_says_so(catalog: Catalog) -> None:
