@@ -5,7 +5,8 @@
 A row that went to several subscriptions may be settled for some of them only; it becomes one row
 for each of the others. Only columns are read, never payloads.
 
-Cost: 10 M rows in about 2 s, 24 bytes each; NumPy releases the GIL in the long steps.
+Cost: 10 M rows in about 2 s; 24 bytes each, and up to three times that while it is at work. NumPy
+releases the GIL in the long steps.
 Threads: pure but for reading; runs in the loader thread with log instances of its own.
 """
 
@@ -19,7 +20,14 @@ from delayserver.subscriptions import Registry, Subscription
 from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Run, build_run
 from storage.frame import Damage, Frame, Rows
 from storage.hour_log import HourLog
-from storage.rows import DISPATCH_DTYPE, FLAG_REMOVAL, SCHEDULE_DTYPE, concatenate, select
+from storage.rows import (
+    DISPATCH_DTYPE,
+    FLAG_REMOVAL,
+    HOUR_MS,
+    SCHEDULE_DTYPE,
+    concatenate,
+    select,
+)
 
 SETTLED_DTYPE = np.dtype([("seq", "<u8"), ("subscription_id", "<u4")])
 """A schedule row that is settled for one subscription."""
@@ -62,23 +70,28 @@ class Loader:
         self, snapshot: Snapshot, registry: Registry, subject_names: dict[int, str]
     ) -> LoadedHour:
         damage: list[Damage] = []
-        entries, waiting, tombstones = self._read_schedule(snapshot, damage)
+        rows, tombstones = self._read_schedule(snapshot, damage)
         settled = self._read_settled(snapshot.hour, tombstones, damage)
         whole = tombstones["subscription_id"] == 0
-        keep = ~np.isin(entries["seq"], tombstones["message_seq"][whole])
-        affected = keep & np.isin(entries["seq"], settled["seq"])
-        parts = [waiting[keep & ~affected]]
+        removed = np.isin(rows["seq"], tombstones["message_seq"][whole])
+        affected = ~removed & np.isin(rows["seq"], settled["seq"])
+        parts: list[Rows] = []
         if affected.any():
-            mine, here = entries[affected], waiting[affected]
-            for subscription, remains in remaining(mine, settled, registry, subject_names):
-                rows = here[remains]
-                rows["route"] = subscription.id | ROUTE_SUBSCRIPTION
-                parts.append(rows)
-        rows = concatenate(parts, WHEEL_DTYPE)
+            # What was for one subscription alone is done.
+            here = select(rows, affected & (rows["route"] & ROUTE_SUBSCRIPTION == 0))
+            entries = _as_entries(here, snapshot.hour)
+            for subscription, remains in remaining(entries, settled, registry, subject_names):
+                parts.append(select(here, remains))
+                parts[-1]["route"] = subscription.id | ROUTE_SUBSCRIPTION
+        gone = removed | affected
+        if gone.any():
+            rows = select(rows, ~gone)
+        if parts:
+            rows = concatenate([rows, *parts], WHEEL_DTYPE)
         return LoadedHour(snapshot.hour, build_run(rows, self._slot_ms), damage)
 
-    def _read_schedule(self, snapshot: Snapshot, damage: list[Damage]) -> tuple[Rows, Rows, Rows]:
-        entries: list[Rows] = []
+    def _read_schedule(self, snapshot: Snapshot, damage: list[Damage]) -> tuple[Rows, Rows]:
+        """The entries as they wait in the wheel, and the tombstones."""
         waiting: list[Rows] = []
         tombstones: list[Rows] = []
         for found in self._schedule.scan(snapshot.hour, end=snapshot.length):
@@ -87,7 +100,6 @@ class Loader:
                 continue
             is_entry = (found.rows["flags"] & FLAG_REMOVAL) == 0
             here = select(found.rows, is_entry)
-            entries.append(here)
             waiting.append(wheel_rows(here, snapshot.hour, found.payload_start))
             if len(here) != len(found.rows):
                 tombstones.append(select(found.rows, ~is_entry))
@@ -102,11 +114,7 @@ class Loader:
                     torn=False,
                 )
             )
-        return (
-            concatenate(entries, SCHEDULE_DTYPE),
-            concatenate(waiting, WHEEL_DTYPE),
-            concatenate(tombstones, SCHEDULE_DTYPE),
-        )
+        return concatenate(waiting, WHEEL_DTYPE), concatenate(tombstones, SCHEDULE_DTYPE)
 
     def _read_settled(self, hour: int, tombstones: Rows, damage: list[Damage]) -> Rows:
         frames: list[Rows] = []
@@ -116,13 +124,21 @@ class Loader:
             elif not found.torn:
                 damage.append(found)
         rows = concatenate(frames, DISPATCH_DTYPE)
-        partial = tombstones[tombstones["subscription_id"] != 0]
+        partial = select(tombstones, tombstones["subscription_id"] != 0)
         settled = np.empty(len(rows) + len(partial), SETTLED_DTYPE)
         settled["seq"] = np.concatenate([rows["seq"], partial["message_seq"]])
         settled["subscription_id"] = np.concatenate(
             [rows["subscription_id"], partial["subscription_id"]]
         )
         return settled
+
+
+def _as_entries(waiting: Rows, hour: int) -> Rows:
+    """Wheel rows for all subscriptions as schedule rows again: what `remaining` asks of them."""
+    entries = np.zeros(len(waiting), SCHEDULE_DTYPE)
+    entries["seq"], entries["subject_id"] = waiting["seq"], waiting["route"]
+    entries["due_ms"] = waiting["due_offset_ms"].astype(np.int64) + hour * HOUR_MS
+    return entries
 
 
 def remaining(
