@@ -30,12 +30,12 @@ from delayserver.groups import Groups
 from delayserver.hours import Hours
 from delayserver.ids import IdCodec, KeyHasher, MessageId
 from delayserver.message import Entry, Origin, Payload, State, encode_payload
-from delayserver.replay import hour_key
+from delayserver.replay import read_hour
 from delayserver.sequencer import Change, ChangeState, Group, KeyEntry, Sequencer
 from delayserver.subscriptions import Registry
 from delayserver.tracecontext import Trace, with_trace
 from delayserver.wheel import ROUTE_SUBSCRIPTION, Wheel
-from storage.catalog import Catalog, Table
+from storage.catalog import Catalog
 from storage.frame import Rows, sealed_crc
 from storage.rows import HOUR_MS, NO_KEY, RecordKind
 
@@ -409,10 +409,14 @@ class Messages:
         return row is not None and bool(row["route"][0] & ROUTE_SUBSCRIPTION)
 
     def is_known(self, entry: Entry) -> bool:
-        """Whether the files of the row's hour still exist."""
+        """Whether the row's hour is still kept. While it is being deleted, what is known of its
+        messages goes piece by piece, and must not be asked for."""
         if entry.seq > self._groups.checkpoint_seq:
             return True
-        return self._catalog.get(Table.HOURS, hour_key(entry.hour)) is not None
+        state = read_hour(self._catalog, entry.hour)
+        return state is not None and not state.is_over(
+            entry.hour, self.advanced_ms, self._settings.retention_ms
+        )
 
     # ── cancel and move ────────────────────────────────────────────────────────────────────────
 

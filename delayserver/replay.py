@@ -87,6 +87,10 @@ class HourState:
     retired_ms: int = 0
     """When all its messages were settled; 0: not yet."""
 
+    def is_over(self, hour: int, now_ms: int, retention_ms: int) -> bool:
+        """Whether it is past its retention: from now on it is being deleted."""
+        return bool(self.retired_ms) and (hour + 1) * HOUR_MS + retention_ms <= now_ms
+
     def pack(self) -> bytes:
         return _HOUR_VALUE.pack(
             self.length, self.entries, self.removals, self.last_entry_seq, self.retired_ms
@@ -114,6 +118,12 @@ def read_hours(catalog: Catalog) -> dict[int, HourState]:
         _HOUR_KEY.unpack(key)[0]: HourState(*_HOUR_VALUE.unpack(value))
         for key, value in catalog.scan(Table.HOURS)
     }
+
+
+def read_hour(catalog: Catalog, hour: int) -> HourState | None:
+    """One row of the table HOURS."""
+    value = catalog.get(Table.HOURS, hour_key(hour))
+    return None if value is None else HourState(*_HOUR_VALUE.unpack(value))
 
 
 def read_checkpoint(catalog: Catalog) -> int:
@@ -451,7 +461,8 @@ class Replay:
         return True
 
     def _is_over(self, hour: int, now_ms: int, retention_ms: int) -> bool:
-        return self.is_retired(hour) and (hour + 1) * HOUR_MS + retention_ms <= now_ms
+        state = self.hours.get(hour)
+        return state is not None and state.is_over(hour, now_ms, retention_ms)
 
     def _delete_purged(self) -> None:
         # Before anything else is filed, which may be of these hours.
