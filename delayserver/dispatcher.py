@@ -5,7 +5,7 @@
 
 Every subscription has its own queue, of row arrays, so a slow one delays nobody else (I2). Rows
 become objects only when they leave a queue: `max_in_flight` for a webhook, as many as a consumer
-asked for with pull.
+asked for with pull. When they may leave is decided by `Backlog`.
 
 Every delivery of a row counts in the hour the row belongs to, from the moment it fires until it is
 settled; an hour whose count is zero is done (`Hours`).
@@ -14,24 +14,30 @@ Cost: routing is vectorised; a queue entry is a slice.
 Threads: belongs to the event loop.
 """
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
+from delayserver.backlog import Backlog
 from delayserver.delivery.fetch import DelayedFetch, Fetches, PullRequest
 from delayserver.hours import Hours
 from delayserver.message import Delivery, Entry
 from delayserver.settler import DISPATCH_ROW
 from delayserver.subscriptions import Registry, Subscription
 from delayserver.timeouts import Timeouts
+from delayserver.times import format_duration
 from delayserver.wheel import ROUTE_SUBSCRIPTION, Batch
 from storage.frame import Rows
 from storage.rows import HOUR_MS, Outcome, select
 
 READ_ROWS_MAX = 512
+BATCH_BYTES_MAX = 4 * 1024 * 1024
+"""Bodies of the messages in one request, unless one alone has more."""
+
+NEVER_MS = 1 << 62
 
 
 @dataclass(slots=True)
@@ -43,6 +49,14 @@ class Take:
     attempts: dict[int, int]
     """Attempts of rows that were handed out before in this process."""
     request: PullRequest | None = None
+    give_up_reason: str = ""
+    """They are not to be delivered, but dead letters for this reason."""
+    as_batch: bool = False
+    """They are to go in one request, which counts among the `posts` of their queue."""
+
+    @property
+    def first_seq(self) -> int:
+        return int(self.batches[0].rows["seq"][0])
 
     @property
     def count(self) -> int:
@@ -56,8 +70,12 @@ class Ports(Protocol):
         """Read the payloads; answer with `Dispatcher.on_read`."""
         ...
 
-    def send(self, subscription: Subscription, delivery: Delivery) -> None:
-        """POST a webhook; answer with `Engine.on_sent`."""
+    def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
+        """POST a webhook, one message or a batch; answer with `Engine.on_sent`."""
+        ...
+
+    def outdated(self, delivery: Delivery, reason: str) -> None:
+        """It is too old to be delivered; answer with `Engine.on_outdated`."""
         ...
 
     def hand_out(self, take: Take, deliveries: list[Delivery]) -> None:
@@ -68,43 +86,53 @@ class Ports(Protocol):
         """Append a row to the dispatch log of its hour."""
         ...
 
+    def tick_soon(self) -> None:
+        """Call `wake`, through `Engine.advance`, earlier than it said last."""
+        ...
+
 
 @dataclass(slots=True)
 class Queue:
-    """What waits for one subscription."""
+    """What waits for one subscription, and what left and is not settled."""
 
     subscription: Subscription
-    batches: deque[Batch] = field(default_factory=deque)
-    count: int = 0
+    rows: Backlog
     in_flight: int = 0
     """Deliveries that left and are not settled; for pull: leased."""
+    posts: set[int] = field(default_factory=set)
+    """Requests that carry a batch, by the seq of the first row."""
+    dropping: set[int] = field(default_factory=set)
+    """Rows that left to be given up; they count nowhere else."""
     attempts: dict[int, int] = field(default_factory=dict)
     """Rows that came back from a consumer: the attempt that comes next."""
     reserved: dict[int, int] = field(default_factory=dict)
     """Rows that left the queue: entry seq → hour."""
 
-    def push(self, batch: Batch) -> None:
-        self.batches.append(batch)
-        self.count += len(batch.rows)
+    @property
+    def count(self) -> int:
+        """How many rows wait."""
+        return self.rows.count
 
-    def push_front(self, batch: Batch) -> None:
-        self.batches.appendleft(batch)
-        self.count += len(batch.rows)
+    def let_go(self, seq: int) -> bool:
+        """A row that left is not on its way any more; False: it was not."""
+        if self.reserved.pop(seq, None) is None:
+            return False
+        if seq in self.dropping:
+            self.dropping.remove(seq)
+        else:
+            self.in_flight -= 1
+        return True
 
-    def pop(self, rows_max: int) -> list[Batch]:
-        """Up to `rows_max` rows from the front."""
-        taken: list[Batch] = []
-        while rows_max and self.batches:
-            batch = self.batches[0]
-            if len(batch.rows) <= rows_max:
-                self.batches.popleft()
-                taken.append(batch)
-            else:
-                taken.append(Batch(batch.hour, batch.rows[:rows_max]))
-                self.batches[0] = Batch(batch.hour, batch.rows[rows_max:])
-            rows_max -= len(taken[-1].rows)
-            self.count -= len(taken[-1].rows)
-        return taken
+    def free(self) -> int:
+        """How many rows may be sent as webhooks, in one batch or one by one."""
+        most = self.subscription.max_in_flight
+        if not self.subscription.batch_max:
+            return most - self.in_flight
+        if len(self.posts) >= most:
+            return 0
+        # Rows whose failure is not recorded yet are on their way without a request.
+        batch_max = self.subscription.batch_max
+        return min(batch_max, most * batch_max - self.in_flight)
 
 
 class Dispatcher:
@@ -117,13 +145,22 @@ class Dispatcher:
         hours: Hours,
         ports: Ports,
         timeouts: Timeouts,
+        *,
+        started_ms: int = 0,
     ) -> None:
         self._registry = registry
+        self._started_ms = started_ms
+        self.now_ms = started_ms
+        """When it was last told what time it is."""
         self._subject_names = subject_names
         self._hours = hours
         self._ports = ports
         self.fetches = Fetches(timeouts)
         self._queues: dict[int, Queue] = {}
+        self._wakes: dict[int, int] = {}
+        """Subscriptions whose rows may leave at a certain time, though nothing else happens."""
+        self._announced_ms = NEVER_MS
+        """When the engine knows that it has to call `wake`."""
         self._parked: dict[int, list[Batch]] = {}
         self._orphans: Counter[int] = Counter()
         """Rows whose subscription is gone: on their way, or read to find out whose they are now."""
@@ -140,7 +177,9 @@ class Dispatcher:
         """The queue of a subscription; made at first use."""
         queue = self._queues.get(subscription.id)
         if queue is None:
-            queue = self._queues[subscription.id] = Queue(subscription)
+            behind_ms = max(self._started_ms, subscription.created_ms)
+            queue = Queue(subscription, Backlog(subscription, behind_ms))
+            self._queues[subscription.id] = queue
         return queue
 
     def queues(self) -> Iterator[Queue]:
@@ -165,7 +204,7 @@ class Dispatcher:
             if subscription is None:
                 return self._adopt(batch)
             queue = self.queue(subscription)
-            queue.push(batch)
+            queue.rows.push(batch)
             return [queue]
         matching = self._registry.matching(self._subject_names[route])
         if not matching:
@@ -179,13 +218,13 @@ class Dispatcher:
             if existed.any():
                 rows = batch.rows if existed.all() else select(batch.rows, existed)
                 queue = self.queue(subscription)
-                queue.push(Batch(batch.hour, rows))
+                queue.rows.push(Batch(batch.hour, rows))
                 queues.append(queue)
                 self._hours.add(batch.hour, len(rows))
                 unmatched &= ~existed
         if unmatched.any():
             queue = self.queue(matching[0])
-            queue.push(Batch(batch.hour, select(batch.rows, unmatched)))
+            queue.rows.push(Batch(batch.hour, select(batch.rows, unmatched)))
             queues.append(queue)
             self._hours.add(batch.hour, int(unmatched.sum()))
         self._hours.add(batch.hour, -len(batch.rows))
@@ -211,7 +250,7 @@ class Dispatcher:
             batch = Batch(delivery.entry.hour, delivery.row)
             if matching:
                 queue = self.queue(matching[0])
-                queue.push(batch)
+                queue.rows.push(batch)
                 self.pump(queue, now_ms)
             else:
                 self._parked.setdefault(delivery.origin.subject_id, []).append(batch)
@@ -255,16 +294,13 @@ class Dispatcher:
         """When the oldest message was due that waits for a subscriber; None if none waits.
 
         Each queue is in due order, and what came back stands in front of it."""
-        fronts = [queue.batches[0] for queue in self._queues.values() if queue.batches]
-        fronts += [batches[0] for batches in self._parked.values() if batches]
-        return min(
-            (
-                batch.hour * HOUR_MS + int(batch.rows["due_offset_ms"][0])
-                for batch in fronts
-                if len(batch.rows)
-            ),
-            default=None,
-        )
+        times = [queue.rows.first_ms() for queue in self._queues.values()]
+        times += [
+            batches[0].hour * HOUR_MS + int(batches[0].rows["due_offset_ms"][0])
+            for batches in self._parked.values()
+            if batches and len(batches[0].rows)
+        ]
+        return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
     def queued_count(self) -> int:
         """Deliveries that wait in queues."""
@@ -294,7 +330,7 @@ class Dispatcher:
             entry.seq in queue.reserved
             or any(
                 batch.may_hold(entry) and bool((batch.rows["seq"] == entry.seq).any())
-                for batch in queue.batches
+                for batch in queue.rows.batches()
             )
             for queue in self._queues.values()
         )
@@ -309,42 +345,95 @@ class Dispatcher:
                 self._drop_queue(queue, now_ms)
             return
         if queue is not None:
+            queue.rows.change(queue.subscription, subscription, now_ms)
             queue.subscription = subscription
         for subject_id in list(self._parked):
             if subscription.matches(self._subject_names[subject_id]):
                 for batch in self._parked.pop(subject_id):
-                    self.queue(subscription).push(batch)
+                    self.queue(subscription).rows.push(batch)
         if subscription.id in self._queues:
             self.pump(self._queues[subscription.id], now_ms)
 
     def _drop_queue(self, queue: Queue, now_ms: int) -> None:
         del self._queues[queue.subscription.id]
+        self._wakes.pop(queue.subscription.id, None)
         for fetch in self.fetches.waiting(queue.subscription.id):
             fetch.force_complete()
         self._orphans.update(queue.reserved.keys())
-        for batch in queue.batches:
+        for batch in queue.rows.batches():
             self._adopt(batch)
 
     # ── handing out ────────────────────────────────────────────────────────────────────────────
 
     def pump(self, queue: Queue, now_ms: int) -> None:
         """Let rows leave the queue as far as the subscriber can take them."""
+        self.now_ms = now_ms
         subscription = queue.subscription
+        self._wakes.pop(subscription.id, None)
         if subscription.paused or self.draining:
             return
-        if subscription.type == "webhook":
-            while queue.count and (free := subscription.max_in_flight - queue.in_flight) > 0:
-                self._take(queue, min(free, READ_ROWS_MAX), None)
-            return
-        while queue.count and (fetch := self.fetches.oldest(subscription.id, queue.count)):
-            fetch.force_complete()
+        self._drop_outdated(queue, now_ms)
+        # Behind rows that leave, others may have become too old.
+        while self._hand_out(queue, now_ms) and self._drop_outdated(queue, now_ms):
+            pass
+        next_ms = queue.rows.next_ms(now_ms)
+        if next_ms is not None:
+            self._wakes[subscription.id] = next_ms
+            if next_ms < self._announced_ms:
+                self._announced_ms = next_ms
+                self._ports.tick_soon()
 
-    def _take(self, queue: Queue, rows_max: int, request: PullRequest | None) -> None:
-        batches = queue.pop(rows_max)
+    def _hand_out(self, queue: Queue, now_ms: int) -> bool:
+        """To the webhook, or to consumers that wait; False: to nobody."""
+        subscription, before = queue.subscription, queue.count
+        if subscription.type == "webhook":
+            while (free := queue.free()) > 0:
+                if not self._take(queue, min(free, READ_ROWS_MAX), None, now_ms):
+                    break
+        else:
+            while (ready := queue.rows.ready(now_ms)) and (
+                fetch := self.fetches.oldest(subscription.id, ready)
+            ):
+                fetch.force_complete()
+        return queue.count != before
+
+    def wake(self, now_ms: int) -> int | None:
+        """Let rows leave whose time has come; returns when the next may."""
+        for subscription_id, at_ms in list(self._wakes.items()):
+            if at_ms <= now_ms and (queue := self._queues.get(subscription_id)) is not None:
+                self.pump(queue, now_ms)
+        next_ms = min(self._wakes.values(), default=None)
+        self._announced_ms = NEVER_MS if next_ms is None else next_ms
+        return next_ms
+
+    def _take(self, queue: Queue, rows_max: int, request: PullRequest | None, now_ms: int) -> bool:
+        batches = queue.rows.pop(rows_max, now_ms)
+        if not batches:
+            return False
         for batch in batches:
             queue.reserved.update(dict.fromkeys(batch.rows["seq"].tolist(), batch.hour))
             queue.in_flight += len(batch.rows)
-        self._ports.read(Take(queue.subscription, batches, queue.attempts, request))
+        take = Take(queue.subscription, batches, queue.attempts, request)
+        if queue.subscription.type == "webhook" and queue.subscription.batch_max:
+            take.as_batch = True
+            queue.posts.add(take.first_seq)
+        self._ports.read(take)
+        return True
+
+    def _drop_outdated(self, queue: Queue, now_ms: int) -> bool:
+        """Give up what is too old, a slice at a time: the next follows when this is recorded."""
+        free = READ_ROWS_MAX - len(queue.dropping)
+        batches = queue.rows.pop_outdated(free, now_ms) if free > 0 else []
+        if not batches:
+            return False
+        limit = format_duration(queue.subscription.drop_older_than_ms)
+        reason = f"older than {limit} when it could have been delivered"
+        for batch in batches:
+            seqs = batch.rows["seq"].tolist()
+            queue.reserved.update(dict.fromkeys(seqs, batch.hour))
+            queue.dropping.update(seqs)
+        self._ports.read(Take(queue.subscription, batches, queue.attempts, give_up_reason=reason))
+        return True
 
     def on_read(self, take: Take, deliveries: list[Delivery], now_ms: int) -> None:
         """The payloads are here. Rows that could not be read were reported and are left out."""
@@ -360,41 +449,72 @@ class Dispatcher:
             for batch in take.batches:
                 self._adopt(batch)
             return
-        unreadable = take.count - len(deliveries)
-        if unreadable:
+        if take.count != len(deliveries):
             read = {delivery.entry.seq for delivery in deliveries}
             for batch in take.batches:
                 for seq in batch.rows["seq"].tolist():
                     if seq not in read:
                         # It stays unsettled: its hour is kept, for the repair.
-                        queue.reserved.pop(seq, None)
-                        queue.in_flight -= 1
+                        queue.let_go(seq)
         if take.request is not None:
             self._ports.hand_out(take, deliveries)
+        elif take.give_up_reason:
+            for delivery in deliveries:
+                self._ports.outdated(delivery, take.give_up_reason)
+        elif take.as_batch and queue.subscription.batch_max:
+            queue.posts.discard(take.first_seq)
+            self._send_batch(queue, deliveries, now_ms)
+        else:
+            queue.posts.discard(take.first_seq)
+            for delivery in deliveries:
+                self._ports.send(queue.subscription, [delivery])
+
+    def _send_batch(self, queue: Queue, deliveries: list[Delivery], now_ms: int) -> None:
+        """Send as many as a request may hold; the others are the next."""
+        if not deliveries:
             return
-        for delivery in deliveries:
-            self._ports.send(queue.subscription, delivery)
+        sizes = np.cumsum([len(delivery.payload.body) for delivery in deliveries])
+        count = max(1, int(np.searchsorted(sizes, BATCH_BYTES_MAX, side="right")))
+        for delivery in reversed(deliveries[count:]):
+            queue.let_go(delivery.entry.seq)
+            queue.rows.push_front(Batch(delivery.entry.hour, delivery.row))
+        queue.posts.add(deliveries[0].entry.seq)
+        self._ports.send(queue.subscription, deliveries[:count])
+        if count < len(deliveries):
+            self.pump(queue, now_ms)
+
+    def answered(self, deliveries: list[Delivery]) -> None:
+        """The request that carried them is over; what came of each is told for each."""
+        queue = self._queues.get(deliveries[0].subscription_id)
+        if queue is not None:
+            queue.posts.discard(deliveries[0].entry.seq)
 
     def request(self, queue: Queue, request: PullRequest) -> DelayedFetch:
         """A consumer asks; it is answered when enough is due, or when its wait is over."""
 
         def ready() -> bool:
-            return queue.count >= request.min_messages and self._flows(queue)
+            return self._ready(queue) >= request.min_messages
 
         def complete(fetch: DelayedFetch) -> None:
             if fetch.is_gone:
                 return
-            if queue.count and self._flows(queue):
-                self._take(queue, request.max_messages, request)
-            else:
+            ready = self._ready(queue) > 0
+            if not (ready and self._take(queue, request.max_messages, request, self.now_ms)):
                 request.answer([])
 
         return self.fetches.add(queue.subscription.id, request, ready, complete)
 
-    def _flows(self, queue: Queue) -> bool:
-        """Whether rows may leave the queue."""
+    def _ready(self, queue: Queue) -> int:
+        """How many rows may leave the queue."""
         is_there = self._queues.get(queue.subscription.id) is queue
-        return is_there and not queue.subscription.paused and not self.draining
+        if not is_there or queue.subscription.paused or self.draining:
+            return 0
+        return queue.rows.ready(self.now_ms)
+
+    def shift(self, delta_ms: int) -> None:
+        """The clock was set by that much."""
+        for queue in self._queues.values():
+            queue.rows.shift(delta_ms)
 
     def drain(self) -> None:
         """Let nothing leave the queues any more, and answer those who wait."""
@@ -425,8 +545,7 @@ class Dispatcher:
         queue = self._queues.get(delivery.subscription_id)
         if queue is None:
             self._orphans -= Counter((seq,))
-        elif queue.reserved.pop(seq, None) is not None:
-            queue.in_flight -= 1
+        elif queue.let_go(seq):
             queue.attempts.pop(seq, None)
 
     def give_back(self, delivery: Delivery, next_attempt: int) -> None:
@@ -439,7 +558,7 @@ class Dispatcher:
             return
         if next_attempt != delivery.origin.attempt:
             queue.attempts[delivery.entry.seq] = next_attempt
-        queue.push_front(batch)
+        queue.rows.push_front(batch)
 
     def _settle(self, delivery: Delivery, outcome: Outcome, now_ms: int) -> None:
         row = DISPATCH_ROW.pack(

@@ -27,7 +27,6 @@ from delayserver.delivery.leases import Leases
 from delayserver.delivery.webhook import (
     DeadLetter,
     Delivered,
-    Outcome,
     PauseSubscription,
     RetryLater,
     RetryPolicy,
@@ -96,7 +95,8 @@ class Engine:
         self._advanced_ms = now_ms
         self._prune_seq = 0
         self._loads_asked: deque[range] = deque()
-        self._stalled: list[tuple[int, Delivery, WebhookResponse]] = []
+        self._stalled: list[tuple[int, Callable[[int], None]]] = []
+        """What could not be recorded, and when to do it again."""
         self.ids = ids
         self.sequencer = sequencer
         self.registry = registry
@@ -106,7 +106,12 @@ class Engine:
         self.leases = Leases(epoch, self.timeouts, self._on_expired)
         self.groups = Groups(settings, sequencer, ports)
         self.dispatcher = Dispatcher(
-            registry, sequencer.subject_names, self.hours, ports, self.timeouts
+            registry,
+            sequencer.subject_names,
+            self.hours,
+            ports,
+            self.timeouts,
+            started_ms=now_ms,
         )
         self.messages = Messages(
             settings,
@@ -140,7 +145,8 @@ class Engine:
         """Do what is due at `now_ms`; returns when to call again at the latest.
 
         A clock that was set back makes nothing fire again and nothing fire early."""
-        self._advanced_ms = self.messages.advanced_ms = now_ms
+        self._advanced_ms = now_ms
+        self.messages.advanced_ms = self.dispatcher.now_ms = now_ms
         self.sequencer.refresh()
         self._load_ahead(now_ms)
         rows_max = self._settings.fire_rows_max
@@ -151,14 +157,15 @@ class Engine:
             self.dispatcher.fire(batches, now_ms)
         self.timeouts.advance(now_ms)
         self._settle_stalled(now_ms)
+        wake_ms = self.dispatcher.wake(now_ms)
         if settled := self.hours.take_settled(
             now_ms, self.sequencer.next_seq, self.groups.filed_seq
         ):
             self._ports.retire(settled, self.groups.filed_seq)
         if sum(len(batch.rows) for batch in batches) >= rows_max:
             return now_ms
-        times = [self.wheel.next_ms(), self.timeouts.next_ms()]
-        times += [at_ms for at_ms, _, _ in self._stalled]
+        times = [self.wheel.next_ms(), self.timeouts.next_ms(), wake_ms]
+        times += [at_ms for at_ms, _ in self._stalled]
         next_ms = min(at_ms for at_ms in times if at_ms is not None)
         # Rows of hours that are being loaded make the wheel wait, not spin.
         return max(next_ms, now_ms + 1)
@@ -166,6 +173,7 @@ class Engine:
     def on_clock_set(self, delta_ms: int) -> None:
         """The clock was set by that much. Due times are moments; leases and waits are lengths."""
         self.timeouts.shift(delta_ms)
+        self.dispatcher.shift(delta_ms)
 
     def _load_ahead(self, now_ms: int) -> None:
         wanted = (now_ms + self._settings.lead_ms) // HOUR_MS
@@ -327,7 +335,7 @@ class Engine:
         subscription = self.registry.by_id(delivery.subscription_id)
         is_last = subscription is not None and delivery.attempt >= subscription.max_attempts
         if delay_ms and not is_last:
-            self._retry(delivery, delay_ms, now_ms, WebhookResponse(None, None, "nack"))
+            self._retry(delivery, delay_ms, now_ms)
         else:
             self.give_back(delivery, now_ms)
         return True
@@ -347,34 +355,40 @@ class Engine:
         """A delivery was not taken: it is available again, or dead after its last attempt."""
         subscription = self.registry.by_id(delivery.subscription_id)
         if subscription is not None and delivery.attempt >= subscription.max_attempts:
-            response = WebhookResponse(None, None, "no acknowledgement")
-            self._bury(delivery, "not acknowledged in any attempt", now_ms, response)
+            self._bury(delivery, "not acknowledged in any attempt", now_ms, delivery.attempt)
             return
         self.dispatcher.give_back(delivery, delivery.attempt + 1)
         if subscription is not None:
             self.dispatcher.pump(self.dispatcher.queue(subscription), now_ms)
 
-    def on_sent(self, delivery: Delivery, response: WebhookResponse, now_ms: int) -> None:
-        """A webhook was answered, or was not."""
-        subscription = self.registry.by_id(delivery.subscription_id)
-        if subscription is None:
-            result: Outcome = outcome(response, delivery.attempt, RetryPolicy(), self._random)
-        else:
-            result = outcome(response, delivery.attempt, subscription.retry_policy, self._random)
-        match result:
-            case Delivered():
-                self.dispatcher.delivered(delivery, now_ms)
-            case RetryLater(delay_ms=delay_ms):
-                self._retry(delivery, delay_ms, now_ms, response)
-            case DeadLetter(reason=reason):
-                self._bury(delivery, reason, now_ms, response)
-            case PauseSubscription():
-                self.dispatcher.give_back(delivery, delivery.attempt)
-                if subscription is not None:
-                    self._pause(subscription)
+    def on_sent(self, deliveries: list[Delivery], response: WebhookResponse, now_ms: int) -> None:
+        """A webhook was answered, or was not; the answer counts for all that it carried."""
+        self.dispatcher.answered(deliveries)
+        subscription = self.registry.by_id(deliveries[0].subscription_id)
+        policy = RetryPolicy() if subscription is None else subscription.retry_policy
+        # One jitter for all of them, so that a batch that failed is a batch again.
+        jitter = self._random()
+        gone: list[Delivery] = []
+        for delivery in deliveries:
+            match outcome(response, delivery.attempt, policy, lambda: jitter):
+                case Delivered():
+                    self.dispatcher.delivered(delivery, now_ms)
+                case RetryLater(delay_ms=delay_ms):
+                    self._retry(delivery, delay_ms, now_ms)
+                case DeadLetter(reason=reason):
+                    self._bury(delivery, reason, now_ms, delivery.attempt)
+                case PauseSubscription():
+                    gone.append(delivery)
+        for delivery in reversed(gone):
+            self.dispatcher.give_back(delivery, delivery.attempt)
         if subscription is not None:
-            queue = self.dispatcher.queue(subscription)
-            self.dispatcher.pump(queue, now_ms)
+            if gone:
+                self._pause(subscription)
+            self.dispatcher.pump(self.dispatcher.queue(subscription), now_ms)
+
+    def on_outdated(self, delivery: Delivery, reason: str, now_ms: int) -> None:
+        """A delivery is too old to be attempted: it is a dead letter."""
+        self._bury(delivery, reason, now_ms, delivery.attempt - 1)
 
     def _pause(self, subscription: Subscription) -> None:
         """The receiver is gone: send it nothing more, at once, and record it."""
@@ -394,9 +408,7 @@ class Engine:
 
         group.when_durable(unless_written)
 
-    def _retry(
-        self, delivery: Delivery, delay_ms: int, now_ms: int, response: WebhookResponse
-    ) -> None:
+    def _retry(self, delivery: Delivery, delay_ms: int, now_ms: int) -> None:
         """Schedule the next attempt; a restart keeps it, and memory does not."""
         origin = delivery.origin
         next_origin = Origin(
@@ -422,18 +434,16 @@ class Engine:
             attempt=delivery.attempt + 1,
         )
         change = Change(ChangeState.RETRYING, seq, due_ms, delivery.attempt + 1, origin.subject_id)
-        self._conclude(delivery, seq, change, now_ms, response)
+        self._conclude(delivery, seq, change, now_ms, partial(self._retry, delivery, delay_ms))
         route = delivery.subscription_id | ROUTE_SUBSCRIPTION
         self.messages.schedule(seq, due_ms, route, sealed)
         self.retried_by_subject[origin.subject_id] += 1
 
-    def _bury(
-        self, delivery: Delivery, reason: str, now_ms: int, response: WebhookResponse
-    ) -> None:
-        """The last attempt failed: it can be listed and redriven from now on."""
+    def _bury(self, delivery: Delivery, reason: str, now_ms: int, attempts: int) -> None:
+        """No attempt is left after so many: it can be listed and redriven from now on."""
         origin = msgspec.structs.replace(delivery.origin, attempt=delivery.attempt + 1)
         payload = encode_payload(msgspec.structs.replace(delivery.payload, origin=origin))
-        value = DeadLetterValue(reason, now_ms, delivery.attempt, payload)
+        value = DeadLetterValue(reason, now_ms, attempts, payload)
         seq = self.sequencer.append(
             RecordKind.DEAD,
             message_seq=origin.message_seq,
@@ -442,16 +452,20 @@ class Engine:
             subject_id=origin.subject_id,
             subscription_id=delivery.subscription_id,
             payload=seal(msgspec.msgpack.encode(value)),
-            attempt=delivery.attempt,
+            attempt=attempts,
         )
         change = Change(
             ChangeState.DEAD,
             delivery.entry.seq,
             delivery.entry.due_ms,
-            delivery.attempt,
+            attempts,
             origin.subject_id,
         )
-        self._conclude(delivery, seq, change, now_ms, response)
+
+        def again(now_ms: int) -> None:
+            self._bury(delivery, reason, now_ms, attempts)
+
+        self._conclude(delivery, seq, change, now_ms, again)
         self.groups.wake()
         self.dead_by_subject[origin.subject_id] += 1
         self._ports.given_up(delivery, reason)
@@ -462,9 +476,9 @@ class Engine:
         seq: int,
         change: Change,
         now_ms: int,
-        response: WebhookResponse,
+        again: Callable[[int], None],
     ) -> None:
-        """Record `seq` ends this delivery, once it is durable."""
+        """Record `seq` ends this delivery, once it is durable; `again` if it cannot be written."""
         sequencer = self.sequencer
         sequencer.put_change(seq, delivery.origin.message_seq, delivery.subscription_id, change)
 
@@ -479,7 +493,7 @@ class Engine:
 
         def unless_written(error: Exception | None) -> None:
             if error is not None:
-                self._stalled.append((now_ms + RETRY_COMMIT_MS, delivery, response))
+                self._stalled.append((now_ms + RETRY_COMMIT_MS, again))
 
         sequencer.group.when_durable(unless_written)
 
@@ -488,8 +502,8 @@ class Engine:
         ready = [item for item in self._stalled if item[0] <= now_ms]
         if ready:
             self._stalled = [item for item in self._stalled if item[0] > now_ms]
-            for _, delivery, response in ready:
-                self.on_sent(delivery, response, now_ms)
+            for _, again in ready:
+                again(now_ms)
 
     # ── dead letters ───────────────────────────────────────────────────────────────────────────
 

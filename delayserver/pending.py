@@ -23,7 +23,7 @@ from delayserver.subscriptions import Registry
 from delayserver.wheel import WHEEL_DTYPE
 from storage.frame import Damage, Frame, Rows
 from storage.hour_log import HourLog
-from storage.rows import FLAG_REMOVAL, HOUR_MS, concatenate
+from storage.rows import FLAG_REMOVAL, HOUR_MS, concatenate, select
 
 STEP_ROWS = 50_000
 
@@ -71,8 +71,8 @@ def pending_rows(
             continue
         scanned += len(found.rows)
         rows = _matching(found.rows, wanted)
-        rows = rows[~_among(rows["seq"], removed)]
-        rows = rows[_waits(rows, settled, wanted, registry)]
+        rows = select(rows, ~_among(rows["seq"], removed))
+        rows = select(rows, _waits(rows, settled, wanted, registry))
         if len(rows):
             kept.append(wheel_rows(rows, hour, found.payload_start))
             kept_count += len(rows)
@@ -92,7 +92,7 @@ def _gone(
     scanned = 0
     for rows in _rows(schedule.scan(snapshot.hour, end=snapshot.length)):
         scanned += len(rows)
-        tombstones = rows[(rows["flags"] & FLAG_REMOVAL) != 0]
+        tombstones = select(rows, (rows["flags"] & FLAG_REMOVAL) != 0)
         whole = tombstones["subscription_id"] == 0
         removed.append(tombstones["message_seq"][whole])
         partial = tombstones[~whole]
@@ -106,7 +106,7 @@ def _gone(
             yield
     ended = concatenate(settled, SETTLED_DTYPE)
     seqs = np.concatenate([np.empty(0, np.uint64), *removed])
-    return np.sort(seqs), ended[np.argsort(ended["seq"], kind="stable")], scanned
+    return np.sort(seqs), select(ended, np.argsort(ended["seq"], kind="stable")), scanned
 
 
 def _rows(found: Iterable[Frame | Damage]) -> Iterable[Rows]:
@@ -124,8 +124,7 @@ def _matching(rows: Rows, wanted: Wanted) -> Rows:
     mask = (rows["subject_id"] == wanted.subject_id) & ((rows["flags"] & FLAG_REMOVAL) == 0)
     mask &= (due_ms > start.due_ms) | ((due_ms == start.due_ms) & (rows["seq"] >= start.seq))
     mask &= due_ms < wanted.until_ms
-    matching: Rows = rows[mask]
-    return matching
+    return select(rows, mask)
 
 
 def _among(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
@@ -142,21 +141,20 @@ def _waits(rows: Rows, settled: Rows, wanted: Wanted, registry: Registry) -> np.
     waits = ~_among(rows["seq"], settled["seq"])
     partly = np.flatnonzero(~waits)
     if len(partly):
-        here = rows[partly]
+        here = select(rows, partly)
         starts = np.searchsorted(settled["seq"], here["seq"], side="left")
         counts = np.searchsorted(settled["seq"], here["seq"], side="right") - starts
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        ended = settled[np.repeat(starts, counts) + within]
+        ended = select(settled, np.repeat(starts, counts) + within)
         for _, remains in remaining(here, ended, registry, {wanted.subject_id: wanted.subject}):
             waits[partly[remains]] = True
     return waits
 
 
 def _first(parts: list[Rows], limit: int) -> Rows:
-    rows: Rows = np.concatenate(parts)
+    rows = concatenate(parts, WHEEL_DTYPE)
     order = np.lexsort((rows["seq"], rows["due_offset_ms"]))
-    first: Rows = rows[order[:limit]]
-    return first
+    return select(rows, order[:limit])
 
 
 def position_of(hour: int, row: np.void) -> Position:

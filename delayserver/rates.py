@@ -27,6 +27,11 @@ class TokenBucket:
         self._fill(now_s)
         return 0.0 if self._level >= 1 else (1 - self._level) / self._rate_per_s
 
+    def available(self, now_s: float) -> int:
+        """How many can be taken now without overdrawing it."""
+        self._fill(now_s)
+        return max(0, int(self._level))
+
     def take(self, count: int, now_s: float) -> None:
         """Take that many, more than there are if need be."""
         self._fill(now_s)

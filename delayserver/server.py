@@ -11,12 +11,14 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
 from delayserver.config import Settings
+from delayserver.delivery.batch import batch_body, batch_id
 from delayserver.delivery.fetch import PullRequest
 from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.webhook import (
@@ -54,6 +56,7 @@ RELEASE_RECORDS = 10_000
 CLOCK_SET_MS = 1_000
 """A clock that differs by more than this from one that cannot be set was set. A slow drift of
 less adds up to this before it is noticed, and changes a lease by no more."""
+
 CONTENT_TYPES = {Content.JSON: "application/json", Content.BINARY: "application/octet-stream"}
 
 log = structlog.get_logger()
@@ -294,49 +297,39 @@ class Server(Shard):
                 self.telemetry.delivery("receive", take.subscription.name, delivery).end({})
         super().hand_out(take, deliveries)
 
-    def send(self, subscription: Subscription, delivery: Delivery) -> None:
-        late_ms = self.clock() - delivery.entry.due_ms
-        self.metrics.lateness_seconds.observe(late_ms / 1000)
-        task = self._loop.create_task(self._send(subscription, delivery))
+    def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
+        now_ms = self.clock()
+        for delivery in deliveries:
+            self.metrics.lateness_seconds.observe((now_ms - delivery.entry.due_ms) / 1000)
+        task = self._loop.create_task(self._send(subscription, deliveries))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
-    async def _send(self, subscription: Subscription, delivery: Delivery) -> None:
+    async def _send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
         assert self._sender is not None
-        payload = delivery.payload
-        headers: Mapping[str, str] = payload.headers or {}
-        span = None
+        request = _webhook_request(subscription, deliveries, self.clock() // 1000)
+        spans = []
         if self.telemetry is not None:
-            span = self.telemetry.delivery("deliver", subscription.name, delivery)
-            # The receiver belongs to this delivery, which links to the publish.
-            headers = in_trace(headers, span.trace, max_bytes=HEADERS_BYTES_MAX)
-        request = WebhookRequest(
-            url=subscription.url,
-            message_id=delivery.message_id,
-            subject=delivery.subject,
-            key=payload.key,
-            due_ms=delivery.origin.due_ms,
-            attempt=delivery.attempt,
-            headers=headers,
-            body=payload.body,
-            content_type=CONTENT_TYPES[Content(payload.content)],
-            secrets=tuple(WebhookSecret.parse(secret) for secret in subscription.secrets),
-            timeout_ms=subscription.timeout_ms,
-            timestamp_s=self.clock() // 1000,
-        )
+            begin = self.telemetry.delivery
+            spans = [begin("deliver", subscription.name, delivery) for delivery in deliveries]
+            if not subscription.batch_max:
+                # The receiver belongs to this delivery, which links to the publish.
+                headers = in_trace(request.headers, spans[0].trace, max_bytes=HEADERS_BYTES_MAX)
+                request = replace(request, headers=headers)
         response: WebhookResponse = await self._sender.send(request)
         is_taken = response.status is not None and 200 <= response.status < 300
-        if span is not None:
-            failure = None if is_taken else response.error or f"HTTP {response.status}"
+        failure = None if is_taken else response.error or f"HTTP {response.status}"
+        for span in spans:
             span.end({"http.response.status_code": response.status or 0}, failure)
         if not is_taken:
-            log.debug(
-                "webhook failed",
-                status=response.status,
-                error=response.error,
-                **self._about(delivery),
-            )
-        self.engine.on_sent(delivery, response, self.clock())
+            for delivery in deliveries:
+                log.debug(
+                    "webhook failed",
+                    status=response.status,
+                    error=response.error,
+                    **self._about(delivery),
+                )
+        self.engine.on_sent(deliveries, response, self.clock())
 
     # ── time, disk and memory ──────────────────────────────────────────────────────────────────
 
@@ -526,6 +519,29 @@ class Server(Shard):
             CheckpointRequest(lambda: None if future.done() else future.set_result(None))
         )
         await future
+
+
+def _webhook_request(
+    subscription: Subscription, deliveries: list[Delivery], timestamp_s: int
+) -> WebhookRequest:
+    """What is sent for one message, or for a batch of them."""
+    first, as_batch = deliveries[0], bool(subscription.batch_max)
+    content = Content.JSON if as_batch else Content(first.payload.content)
+    return WebhookRequest(
+        url=subscription.url,
+        message_id=batch_id(deliveries) if as_batch else first.message_id,
+        subject=first.subject,
+        key=first.payload.key,
+        due_ms=first.origin.due_ms,
+        attempt=first.attempt,
+        headers={} if as_batch else first.payload.headers or {},
+        body=batch_body(deliveries) if as_batch else first.payload.body,
+        content_type=CONTENT_TYPES[content],
+        secrets=tuple(WebhookSecret.parse(secret) for secret in subscription.secrets),
+        timeout_ms=subscription.timeout_ms,
+        timestamp_s=timestamp_s,
+        count=len(deliveries) if as_batch else 0,
+    )
 
 
 def _named(damage: Damage) -> dict[str, object]:

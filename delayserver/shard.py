@@ -209,8 +209,8 @@ class Shard(ABC):
         """Have the event loop call a function at the end of this turn; called on it."""
 
     @abstractmethod
-    def send(self, subscription: Subscription, delivery: Delivery) -> None:
-        """POST a webhook; answer with `Engine.on_sent`."""
+    def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
+        """POST a webhook, one message or a batch; answer with `Engine.on_sent`."""
 
     @abstractmethod
     def on_fatal(self, error: BaseException) -> None:
@@ -298,6 +298,9 @@ class Shard(ABC):
     def hand_out(self, take: Take, deliveries: list[Delivery]) -> None:
         self.engine.hand_out(take, deliveries, self.clock())
         self.tick_soon()
+
+    def outdated(self, delivery: Delivery, reason: str) -> None:
+        self.engine.on_outdated(delivery, reason, self.clock())
 
     def settle(self, hour: int, row: bytes) -> None:
         self._settle.rows_by_hour.setdefault(hour, []).append(row)

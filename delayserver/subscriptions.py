@@ -34,6 +34,17 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     backoff_ms: tuple[int, ...] = ()
     """Empty: the default schedule of RetryPolicy."""
     lease_ms: int = 30_000
+    rate_per_s: float = 0.0
+    """Webhook: messages a second, with `rate_burst` at once; 0: no limit."""
+    rate_burst: int = 0
+    batch_max: int = 0
+    """Webhook: messages in one request, as an array; 0: one each, as it was published."""
+    linger_ms: int = 0
+    """How long after it fell due a message waits for others to fill a batch."""
+    spread_ms: int = 0
+    """What fell due during downtime or a pause is handed out over this time; 0: at once."""
+    drop_older_than_ms: int = 0
+    """What could not be handed out within this time is a dead letter; 0: it never is."""
     paused: bool = False
     deleted: bool = False
 

@@ -52,6 +52,7 @@ _TIME: dict[str, Any] = {
 _NULL = {"type": "null"}
 HOUR_MS = 3_600_000
 WEEK_MS = 7 * 24 * HOUR_MS
+YEAR_MS = 365 * 24 * HOUR_MS
 
 DurationMs = Annotated[
     int, BeforeValidator(_duration), WithJsonSchema({**_DURATION, "examples": ["30s"]})
@@ -239,6 +240,36 @@ class RetryModel(Strict):
     )
 
 
+class RateModel(Strict):
+    """How many messages are sent."""
+
+    per_second: float = Field(ge=0.001, le=1_000_000, allow_inf_nan=False)
+    burst: int | None = Field(
+        None, strict=True, ge=1, le=1_000_000, description="at once; default: those of a second"
+    )
+
+
+class BatchingModel(Strict):
+    """Several messages in one request, as a JSON array."""
+
+    max: int = Field(strict=True, ge=1, le=500, description="messages in one request")
+    linger: DurationMs = Field(
+        0, le=60_000, description="how long after it fell due one waits for others"
+    )
+
+
+class SpreadModel(Strict):
+    """Hand out what fell due meanwhile evenly over this time; new messages on time beside it."""
+
+    spread: DurationMs = Field(ge=1, le=WEEK_MS)
+
+
+class DropModel(Strict):
+    """What could not be handed out within this time becomes a dead letter."""
+
+    drop_older_than: DurationMs = Field(ge=1, le=YEAR_MS)
+
+
 class SubscriptionModel(Strict):
     """Who gets the messages of a subject."""
 
@@ -251,6 +282,14 @@ class SubscriptionModel(Strict):
                     "url": "http://127.0.0.1:9000/unpaid",
                 },
                 {"subject": "order.*", "type": "pull", "lease": "30s"},
+                {
+                    "subject": "sms",
+                    "type": "webhook",
+                    "url": "http://127.0.0.1:9000/sms",
+                    "rate": {"per_second": 100, "burst": 200},
+                    "batch": {"max": 100, "linger": "20ms"},
+                    "catch_up": {"spread": "10m"},
+                },
             ]
         },
     )
@@ -259,9 +298,20 @@ class SubscriptionModel(Strict):
     type: Literal["webhook", "pull"]
     url: str | None = Field(None, max_length=2048, description="webhook: where to POST")
     secret: str | None = Field(None, description="webhook: whsec_…, signs every request")
+    secrets: list[str] | None = Field(
+        None,
+        min_length=1,
+        max_length=4,
+        description="webhook: instead of secret, newest first; each signs, to change them over",
+    )
     timeout: DurationMs = Field(15_000, ge=1, le=HOUR_MS, description="webhook: time for an answer")
     max_in_flight: int | None = Field(None, strict=True, ge=1, le=10_000)
     retry: RetryModel = RetryModel()
+    rate: RateModel | None = Field(None, description="webhook: at most so many messages")
+    batch: BatchingModel | None = Field(None, description="webhook: several in one request")
+    catch_up: Literal["all"] | SpreadModel | DropModel = Field(
+        "all", description="what happens to messages that fell due during downtime or a pause"
+    )
     lease: LeaseMs = Field(30_000, description="pull: time to acknowledge")
 
 
@@ -280,6 +330,9 @@ class SubscriptionViewModel(BaseModel):
     timeout: str | None = None
     max_in_flight: int | None = None
     retry: dict[str, Any]
+    rate: dict[str, Any] | None = None
+    batch: dict[str, Any] | None = None
+    catch_up: str | dict[str, str]
     lease: str | None = None
 
 

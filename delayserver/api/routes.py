@@ -611,8 +611,11 @@ def _subscription(
         raise InputError("a webhook needs a url, and only a webhook has one", "/url")
     if wanted.url is not None:
         targets.check_url(wanted.url)
-    if wanted.secret is not None:
-        WebhookSecret.parse(wanted.secret, "/secret")
+    if not webhook and (wanted.rate or wanted.batch):
+        pointer = "/rate" if wanted.rate else "/batch"
+        raise InputError("only a webhook has it; who pulls says how many, and when", pointer)
+    secrets = _secrets(wanted)
+    rate, catch_up = wanted.rate, wanted.catch_up
     backoff_ms = tuple(wanted.retry.backoff)
     try:
         RetryPolicy(wanted.retry.max_attempts, *([backoff_ms] if backoff_ms else []))
@@ -625,14 +628,42 @@ def _subscription(
         type=wanted.type,
         created_ms=existing.created_ms if existing else server.clock(),
         url=wanted.url or "",
-        secrets=(wanted.secret,) if wanted.secret else (),
+        secrets=secrets,
         timeout_ms=wanted.timeout,
         max_in_flight=wanted.max_in_flight or settings.in_flight_max,
         max_attempts=wanted.retry.max_attempts,
         backoff_ms=backoff_ms,
         lease_ms=wanted.lease,
+        rate_per_s=rate.per_second if rate else 0.0,
+        rate_burst=(rate.burst or max(1, int(rate.per_second))) if rate else 0,
+        batch_max=wanted.batch.max if wanted.batch else 0,
+        linger_ms=wanted.batch.linger if wanted.batch else 0,
+        spread_ms=catch_up.spread if isinstance(catch_up, models.SpreadModel) else 0,
+        drop_older_than_ms=(
+            catch_up.drop_older_than if isinstance(catch_up, models.DropModel) else 0
+        ),
         paused=existing.paused if existing else False,
     )
+
+
+def _secrets(wanted: models.SubscriptionModel) -> tuple[str, ...]:
+    """Newest first. Raises InputError."""
+    if wanted.secret is not None and wanted.secrets is not None:
+        raise InputError("give either secret or secrets, not both", "/secrets")
+    if wanted.secret is not None:
+        WebhookSecret.parse(wanted.secret, "/secret")
+        return (wanted.secret,)
+    for index, secret in enumerate(wanted.secrets or ()):
+        WebhookSecret.parse(secret, f"/secrets/{index}")
+    return tuple(wanted.secrets or ())
+
+
+def _catch_up(subscription: Subscription) -> str | dict[str, str]:
+    if subscription.spread_ms:
+        return {"spread": format_duration(subscription.spread_ms)}
+    if subscription.drop_older_than_ms:
+        return {"drop_older_than": format_duration(subscription.drop_older_than_ms)}
+    return "all"
 
 
 async def _change(server: Server, name: str, **changes: bool) -> Subscription:
@@ -663,5 +694,12 @@ def _view(server: Server, subscription: Subscription) -> models.SubscriptionView
             "max_attempts": policy.max_attempts,
             "backoff": [format_duration(wait_ms) for wait_ms in policy.backoff_ms],
         },
+        rate={"per_second": subscription.rate_per_s, "burst": subscription.rate_burst}
+        if subscription.rate_per_s
+        else None,
+        batch={"max": subscription.batch_max, "linger": format_duration(subscription.linger_ms)}
+        if subscription.batch_max
+        else None,
+        catch_up=_catch_up(subscription),
         lease=None if webhook else format_duration(subscription.lease_ms),
     )

@@ -19,6 +19,7 @@ def register(app: typer.Typer) -> None:
         "subscribe",
         "subscribe shop order.unpaid --webhook http://127.0.0.1:9000/unpaid",
         "subscribe refunds 'envelope.*' --lease 30s",
+        "subscribe sms sms --webhook http://127.0.0.1:9000/sms --rate 100 --catch-up spread=10m",
     )(subscribe)
     group = typer.Typer()
     app.add_typer(group, name="subscriptions")
@@ -84,6 +85,46 @@ def subscribe(
             help="Webhook: wait before the next attempt; repeat for the ones after it.",
         ),
     ] = None,
+    previous_secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--previous-secret",
+            metavar="whsec_…",
+            envvar="DELAYSERVER_WEBHOOK_PREVIOUS_SECRET",
+            help="Webhook: sign with this one as well, while receivers change over.",
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Webhook: most messages a second.", show_default=False),
+    ] = None,
+    burst: Annotated[
+        int | None,
+        typer.Option(help="Webhook: most messages at once, with --rate.", show_default=False),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            help="Webhook: up to so many messages in one request, as an array.", show_default=False
+        ),
+    ] = None,
+    linger: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="Webhook: how long a message waits for others, with --batch.",
+            show_default=False,
+        ),
+    ] = None,
+    catch_up: Annotated[
+        str | None,
+        typer.Option(
+            metavar="all|spread=DURATION|drop_older_than=DURATION",
+            help="What happens to messages that fell due during downtime or a pause: all at once, "
+            "evenly over a while, or dead letters beyond an age.",
+            show_default=False,
+        ),
+    ] = None,
     lease: Annotated[
         str | None,
         typer.Option(
@@ -105,14 +146,45 @@ def subscribe(
         "subject": subject,
         "type": "pull" if webhook is None else "webhook",
         "url": webhook,
-        "secret": secret,
+        "secret": None if previous_secret else secret,
+        "secrets": _secrets(secret, previous_secret),
         "timeout": None if timeout is None else number_or_text(timeout),
         "max_in_flight": max_in_flight,
         "retry": _given(retry) or None,
+        "rate": _group({"per_second": rate, "burst": burst}, "per_second", "--rate"),
+        "batch": _group(
+            {"max": batch, "linger": None if linger is None else number_or_text(linger)},
+            "max",
+            "--batch",
+        ),
+        "catch_up": _catch_up(catch_up),
         "lease": None if lease is None else number_or_text(lease),
     }
     answer = session.call("PUT", path("subscriptions", name), _given(document))
     session.show(answer, lambda: details(answer))
+
+
+def _secrets(secret: str | None, previous: list[str] | None) -> list[str] | None:
+    if not previous:
+        return None
+    if secret is None:
+        raise typer.BadParameter("give the new one with --secret", param_hint="--previous-secret")
+    return [secret, *previous]
+
+
+def _group(fields: dict[str, Any], needed: str, option: str) -> dict[str, Any] | None:
+    given = _given(fields)
+    if given and needed not in given:
+        raise typer.BadParameter(f"the others need {option}", param_hint=option)
+    return given or None
+
+
+def _catch_up(text: str | None) -> object:
+    """`spread=10m` as `{"spread": "10m"}`; the server judges it."""
+    if text is None or "=" not in text:
+        return text
+    name, _, duration = text.partition("=")
+    return {name.replace("-", "_"): number_or_text(duration)}
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:

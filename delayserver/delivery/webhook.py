@@ -82,7 +82,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WebhookRequest:
-    """One attempt to deliver one message."""
+    """One attempt to deliver one message, or a batch of them."""
 
     url: str
     message_id: str
@@ -101,6 +101,8 @@ class WebhookRequest:
     """For all of it: resolving, connecting, sending, and reading the answer."""
     timestamp_s: int
     """When the attempt is made, s since the epoch. `Retry-After` dates are relative to it."""
+    count: int = 0
+    """Messages in a batch, which says the rest of each in its body; 0: one message, by itself."""
 
 
 def request_headers(request: WebhookRequest) -> dict[str, str]:
@@ -118,6 +120,9 @@ def request_headers(request: WebhookRequest) -> dict[str, str]:
         headers["webhook-signature"] = sign(
             request.message_id, request.timestamp_s, request.body, request.secrets
         )
+    if request.count:
+        headers["delay-count"] = str(request.count)
+        return headers
     headers["delay-subject"] = request.subject
     if request.key is not None:
         headers["delay-key"] = quote(request.key, _KEY_SAFE)

@@ -11,8 +11,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from delayserver.message import Delivery, Payload, State, decode_payload
-from delayserver.replay import Records
+from delayserver.replay import DeadLetter, Records
 from delayserver.sequencer import MESSAGE_ROW
 from delayserver.settler import DISPATCH_ROW
 from delayserver.subscriptions import Subscription, decode_subscription
@@ -149,8 +151,19 @@ class Ledger(Watcher):
                 message.dead.discard(subscription_id)
             elif kind == RecordKind.DEAD:
                 message.dead.add(subscription_id)
+                self._check_reason(subscription_id, unseal(sealed) or b"")
             elif kind == RecordKind.DISCARD:
                 message.discarded = True
+
+    def _check_reason(self, subscription_id: int, letter: bytes) -> None:
+        """What was dropped for its age says so, and only where that was asked for."""
+        reason = msgspec.msgpack.decode(letter, type=DeadLetter).reason
+        if not reason:
+            raise Violation(f"a dead letter of {subscription_id} has no reason")
+        if reason.startswith("older than"):
+            self.counts["dropped for their age"] += 1
+            if not self.subscriptions[subscription_id].drop_older_than_ms:
+                raise Violation(f"{subscription_id} drops nothing, and lost something: {reason}")
 
     # ── deliveries ─────────────────────────────────────────────────────────────────────────────
 

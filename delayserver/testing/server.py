@@ -144,7 +144,7 @@ class SimulatedServer(Shard):
     ) -> None:
         """Recover what is on the disk. Raises StorageError."""
         self.watcher = watcher
-        self.sending: list[Delivery] = []
+        self.sending: list[list[Delivery]] = []
         """Webhooks that were sent and not answered."""
         self._loop: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         surroundings = Surroundings(
@@ -257,9 +257,10 @@ class SimulatedServer(Shard):
             self.watcher.sent(take.subscription, delivery)
         super().hand_out(take, deliveries)
 
-    def send(self, subscription: Subscription, delivery: Delivery) -> None:
-        self.watcher.sent(subscription, delivery)
-        self.sending.append(delivery)
+    def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            self.watcher.sent(subscription, delivery)
+        self.sending.append(deliveries)
 
     def settle(self, hour: int, row: bytes) -> None:
         self.watcher.settled(row)
@@ -267,10 +268,10 @@ class SimulatedServer(Shard):
 
     # ── what clients and subscribers do ────────────────────────────────────────────────────────
 
-    def answer(self, delivery: Delivery, response: WebhookResponse) -> None:
+    def answer(self, deliveries: list[Delivery], response: WebhookResponse) -> None:
         """A webhook is answered, or was not."""
-        self.sending.remove(delivery)
-        self.engine.on_sent(delivery, response, self.clock())
+        self.sending.remove(deliveries)
+        self.engine.on_sent(deliveries, response, self.clock())
 
     def ack(self, tokens: list[str], answer: Callable[[list[str]], None]) -> None:
         """As `Server.ack`: `answer` is called with the leases that were over."""

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -54,7 +55,7 @@ FAITHFUL = (
     ),
     Subscription(id=2, name="queue", subject="orders.*", type="pull", created_ms=0, max_attempts=4),
 )
-"""Subscriptions that are there from the first to the last moment."""
+"""Subscriptions that are there from the first to the last moment, with options by the seed."""
 PASSING = ("p1", "p2", "p3")
 """Names of subscriptions that come and go."""
 
@@ -95,8 +96,26 @@ class World:
         self.waiting: list[DelayedFetch] = []
         """Pulls that were not answered at once."""
         self._body_count = 0
+        # Of their own, so that what happens in a world does not depend on how many there are.
+        self._options = random.Random(f"options {seed}")
+        self.faithful = tuple(self._with_options(subscription) for subscription in FAITHFUL)
         self._weights: list[float] = []
         self._gentle = False
+
+    def _with_options(self, subscription: Subscription) -> Subscription:
+        """The same, with limits on when rows may leave."""
+        rng, options = self._options, dict[str, Any]()
+        match rng.randrange(4):
+            case 0:
+                options["spread_ms"] = rng.choice((1, 300, 20_000))
+            case 1:
+                options["drop_older_than_ms"] = rng.choice((1, 400, HOUR_MS))
+        if subscription.type == "webhook":
+            if rng.random() < 0.25:
+                options.update(rate_per_s=rng.choice((5.0, 1000.0)), rate_burst=rng.choice((1, 20)))
+            if rng.random() < 0.3:
+                options.update(batch_max=rng.choice((1, 2, 5)), linger_ms=rng.choice((0, 3, 200)))
+        return msgspec.structs.replace(subscription, **options)
 
     # ── lives ──────────────────────────────────────────────────────────────────────────────────
 
@@ -165,7 +184,7 @@ class World:
         self.faults_begin_again()
         self.ledger.recovered(self.server)
         registry = self.server.engine.registry
-        for subscription in FAITHFUL:
+        for subscription in self.faithful:
             if registry.by_id(subscription.id) is None:
                 registry.next_id()
                 self._put(subscription)
@@ -413,7 +432,7 @@ class World:
                 max_attempts=rng.choice((1, 1, 2, 4)),
                 backoff_ms=(rng.choice((1, 50, 2000)),),
             )
-            self._put(made)
+            self._put(self._with_options(made))
         elif rng.random() < 0.6:
             self._put(msgspec.structs.replace(known, deleted=True))
         else:
@@ -448,7 +467,7 @@ class World:
         server = self._running
         if not server.sending:
             return
-        delivery = self.rng.choice(server.sending)
+        deliveries = self.rng.choice(server.sending)
         dice = 0.0 if self._gentle else self.rng.random()
         if dice < 0.5:
             response, seen = OK, True
@@ -462,8 +481,9 @@ class World:
             response, seen = WebhookResponse(503, 2000), False
         else:
             response, seen = WebhookResponse(410), False
-        self.ledger.returned(delivery, seen=seen)
-        server.answer(delivery, response)
+        for delivery in deliveries:
+            self.ledger.returned(delivery, seen=seen)
+        server.answer(deliveries, response)
 
     def _pull(self) -> None:
         rng, server = self.rng, self._running
@@ -574,7 +594,7 @@ class World:
             self._jump_to_next()
         else:
             raise Violation(f"it never comes to rest: {self._leftovers()}")
-        self.ledger.check_all_delivered(FAITHFUL)
+        self.ledger.check_all_delivered(self.faithful)
         self._purge()
 
     def _pull_all(self, subscription: Subscription) -> None:

@@ -184,9 +184,9 @@ class Scenario:
     def deliver(self, *, fail: bool = False) -> None:
         server = self.server
         while server.sending:
-            delivery = server.sending[0]
+            [delivery] = server.sending[0]
             self.ledger.returned(delivery, seen=not fail)
-            server.answer(delivery, WebhookResponse(500 if fail else 200))
+            server.answer([delivery], WebhookResponse(500 if fail else 200))
             self.work()
             fail = False
         queue = server.engine.subscription("queue")

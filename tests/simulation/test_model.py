@@ -124,7 +124,7 @@ class Model(RuleBasedStateMachine):
             and message.due_ms <= self.clock.now_ms
         }
         retrying = {seq for seq, message in self.known.items() if message.is_retrying}
-        on_their_way = {delivery.origin.message_seq for delivery in self.server.sending}
+        on_their_way = {delivery.origin.message_seq for [delivery] in self.server.sending}
         pushed = {seq for seq in due if self.known[seq].subject == "push"}
         before = {
             seq
@@ -253,11 +253,11 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: self.server.sending)
     @rule(data=st.data(), result=st.sampled_from(("ok", "fails", "lost reply")))
     def answer(self, data: st.DataObject, result: str) -> None:
-        delivery = data.draw(st.sampled_from(self.server.sending), label="delivery")
+        [delivery] = data.draw(st.sampled_from(self.server.sending), label="delivery")
         message = self.known[delivery.origin.message_seq]
         assert delivery.payload.body == message.body
         self.ledger.returned(delivery, seen=result != "fails")
-        self.server.answer(delivery, WebhookResponse(200 if result == "ok" else 500))
+        self.server.answer([delivery], WebhookResponse(200 if result == "ok" else 500))
         self.server.rest()
         if result == "ok":
             message.state = State.DELIVERED
@@ -327,8 +327,9 @@ class Model(RuleBasedStateMachine):
         self.look()
         for _ in range(3):
             while self.server.sending:
-                self.ledger.returned(self.server.sending[0], seen=True)
-                self.server.answer(self.server.sending[0], WebhookResponse(200))
+                [delivery] = self.server.sending[0]
+                self.ledger.returned(delivery, seen=True)
+                self.server.answer([delivery], WebhookResponse(200))
                 self.server.rest()
             self.clock.move(HOUR_MS)
             self.server.tick()

@@ -108,6 +108,9 @@ class NotingPorts:
         self.filing: list[Group] = []
         self.taken: list[Take] = []
         self.sent: list[tuple[str, Delivery]] = []
+        self.posts: list[list[Delivery]] = []
+        self.dropped: list[tuple[Delivery, str]] = []
+        self.ticks = 0
         self.handed_out: list[tuple[Take, list[Delivery]]] = []
         self.settled: list[tuple[int, bytes]] = []
 
@@ -123,8 +126,15 @@ class NotingPorts:
     def read(self, take: Take) -> None:
         self.taken.append(take)
 
-    def send(self, subscription: Subscription, delivery: Delivery) -> None:
-        self.sent.append((subscription.name, delivery))
+    def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
+        self.posts.append(deliveries)
+        self.sent += [(subscription.name, delivery) for delivery in deliveries]
+
+    def outdated(self, delivery: Delivery, reason: str) -> None:
+        self.dropped.append((delivery, reason))
+
+    def tick_soon(self) -> None:
+        self.ticks += 1
 
     def hand_out(self, take: Take, deliveries: list[Delivery]) -> None:
         self.handed_out.append((take, deliveries))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from delayserver.delivery.fetch import DelayedFetch, PullRequest
-from delayserver.dispatcher import Dispatcher, Queue, Take
+from delayserver.dispatcher import Dispatcher, Take
 from delayserver.hours import Hours
 from delayserver.message import Delivery, Entry
 from delayserver.settler import DISPATCH_ROW
@@ -38,6 +38,7 @@ class Parts:
         self.registry = Registry(subscriptions)
         self.timeouts = Timeouts(NOW_MS)
         self.dispatcher = Dispatcher(self.registry, NAMES, self.hours, self.ports, self.timeouts)
+        self.dispatcher.now_ms = NOW_MS
         self.answers: list[list[tuple[Delivery, str]]] = []
 
     def fire(self, *rows: tuple[int, int], route: int = 1) -> None:
@@ -76,7 +77,7 @@ class Parts:
         return deliveries
 
     def waiting(self, subscription: Subscription) -> list[int]:
-        return seqs(self.dispatcher.queue(subscription).batches)
+        return seqs(self.dispatcher.queue(subscription).rows.batches())
 
     def settled(self) -> list[tuple[int, int, int]]:
         """Seq, subscription and outcome of all rows for the dispatch log."""
@@ -488,26 +489,141 @@ def test_a_delivery_is_settled_in_the_hour_of_its_row() -> None:
     assert len(row) == len(dispatch_row(5))
 
 
-# ---- the queue -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rows_max", [1, 2, 3, 4, 5, 9])
-def test_a_queue_gives_its_rows_in_order_and_in_pieces(rows_max: int) -> None:
-    queue = Queue(subscription())
-    queue.push(Batch(HOUR, wheel_rows(HOUR, (3, START_MS), (4, START_MS))))
-    queue.push(Batch(HOUR + 1, wheel_rows(HOUR + 1, (5, START_MS + 3_600_000))))
-    queue.push_front(Batch(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS))))
-    popped: list[int] = []
-    while queue.count:
-        batches = queue.pop(rows_max)
-        here = seqs(batches)
-        assert 0 < len(here) <= rows_max
-        assert all(batch.hour == HOUR + (5 in seqs([batch])) for batch in batches)
-        popped += here
-    assert popped == [1, 2, 3, 4, 5]
-    assert queue.pop(rows_max) == []
+# ---- a take ----------------------------------------------------------------------------------
 
 
 def test_a_take_counts_its_rows() -> None:
     batch = Batch(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS)))
     assert Take(subscription(), [batch, batch], {}).count == 4
+
+
+# ---- batches, rates and old rows ---------------------------------------------------------------
+
+
+def posts(parts: Parts) -> list[list[int]]:
+    return [[delivery.entry.seq for delivery in post] for post in parts.ports.posts]
+
+
+def test_batches_leave_one_by_one_and_count_as_requests() -> None:
+    hook = webhook(batch_max=3, max_in_flight=2)
+    parts = Parts(hook)
+    parts.fire(*((seq, START_MS) for seq in range(1, 9)))
+    first = parts.read()
+    second = parts.read()
+    assert posts(parts) == [[1, 2, 3], [4, 5, 6]]
+    assert parts.ports.taken == []
+    parts.dispatcher.answered(first)
+    for one in first:
+        parts.dispatcher.delivered(one, NOW_MS)
+    parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
+    parts.read()
+    assert posts(parts)[2:] == [[7, 8]]
+    parts.dispatcher.answered(second)
+    assert len(parts.dispatcher.queue(hook).posts) == 1
+
+
+def test_what_failed_and_is_not_recorded_yet_keeps_its_place_in_the_bound() -> None:
+    hook = webhook(batch_max=2, max_in_flight=1)
+    parts = Parts(hook)
+    parts.fire(*((seq, START_MS) for seq in range(1, 7)))
+    first = parts.read()
+    parts.dispatcher.answered(first)
+    parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
+    assert parts.ports.taken == []
+    for one in first:
+        parts.dispatcher.leave(one)
+    parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
+    assert len(parts.ports.taken) == 1
+
+
+def test_a_batch_of_which_nothing_can_be_read_frees_its_place() -> None:
+    hook = webhook(batch_max=2, max_in_flight=1)
+    parts = Parts(hook)
+    parts.fire((1, START_MS), (2, START_MS), (3, START_MS))
+    parts.read(1, 2)
+    assert posts(parts) == []
+    queue = parts.dispatcher.queue(hook)
+    assert (queue.in_flight, queue.posts) == (0, set())
+    parts.dispatcher.pump(queue, NOW_MS)
+    parts.read()
+    assert posts(parts) == [[3]]
+
+
+def test_a_batch_that_is_too_long_leaves_the_rest_in_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayserver.dispatcher.BATCH_BYTES_MAX", 5)
+    hook = webhook(batch_max=4, max_in_flight=1)
+    parts = Parts(hook)
+    parts.fire(*((seq, START_MS) for seq in range(1, 6)))
+    sent = parts.read()  # a body has two bytes
+    assert posts(parts) == [[1, 2]]
+    assert parts.waiting(hook) == [3, 4, 5]
+    queue = parts.dispatcher.queue(hook)
+    assert (queue.in_flight, set(queue.reserved)) == (2, {1, 2})
+    parts.dispatcher.answered(sent[:2])
+    for one in sent[:2]:
+        parts.dispatcher.delivered(one, NOW_MS)
+    parts.dispatcher.pump(queue, NOW_MS)
+    parts.read()
+    assert posts(parts) == [[1, 2], [3, 4]]
+
+
+def test_a_subscription_that_stops_batching_while_one_is_read_sends_them_one_by_one() -> None:
+    hook = webhook(batch_max=2)
+    parts = Parts(hook)
+    parts.fire((1, START_MS), (2, START_MS))
+    parts.change(webhook())
+    parts.read()
+    assert posts(parts) == [[1], [2]]
+    assert not parts.dispatcher.queue(hook).posts
+
+
+def test_old_rows_are_given_up_a_slice_at_a_time_and_new_ones_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("delayserver.dispatcher.READ_ROWS_MAX", 2)
+    hook = webhook(drop_older_than_ms=500, created_ms=START_MS)
+    parts = Parts(hook)
+    parts.fire(*((seq, START_MS) for seq in range(1, 6)), (6, START_MS + 600))
+    assert [seqs(take.batches) for take in parts.ports.taken] == [[1, 2]]
+    slices = []
+    while parts.ports.taken:
+        given_up = parts.read()
+        slices.append([one.entry.seq for one in given_up])
+        for one in given_up:
+            parts.dispatcher.leave(one)
+        parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
+    assert slices == [[1, 2], [3, 4], [5], [6]]
+    assert [delivery.entry.seq for delivery, _ in parts.ports.dropped] == [1, 2, 3, 4, 5]
+    reason = "older than 500ms when it could have been delivered"
+    assert {why for _, why in parts.ports.dropped} == {reason}
+    assert posts(parts) == [[6]]
+    queue = parts.dispatcher.queue(hook)
+    assert (queue.dropping, queue.in_flight, queue.reserved) == (set(), 0, {})
+
+
+def test_what_a_consumer_does_not_pull_in_time_is_given_up() -> None:
+    pull = subscription(drop_older_than_ms=2_000)
+    parts = Parts(pull)
+    parts.fire((1, START_MS))
+    assert parts.ports.taken == []
+    assert parts.dispatcher.wake(NOW_MS) == START_MS + 2_001
+    parts.dispatcher.wake(START_MS + 2_001)
+    parts.read()
+    assert len(parts.ports.dropped) == 1
+
+
+def test_the_engine_is_told_when_rows_may_leave_earlier_than_it_knows() -> None:
+    hook = webhook(rate_per_s=10.0, rate_burst=1)
+    parts = Parts(hook)
+    parts.fire((1, START_MS), (2, START_MS), (3, START_MS))
+    assert parts.ports.ticks == 1
+    [first] = parts.read()
+    parts.dispatcher.delivered(first, NOW_MS)
+    parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
+    assert parts.ports.ticks == 1
+    next_ms = parts.dispatcher.wake(NOW_MS)
+    assert next_ms is not None
+    assert NOW_MS + 100 <= next_ms <= NOW_MS + 101
+    assert parts.ports.taken == []
+    parts.dispatcher.wake(next_ms)
+    assert len(parts.ports.taken) == 1

@@ -24,6 +24,50 @@ def test_subscribe_a_webhook(cli):
     )
 
 
+def test_subscribe_with_limits(cli):
+    cli.answer(201, {"name": "sms"})
+    result = cli.run(
+        *("subscribe", "sms", "sms", "--webhook", "http://127.0.0.1:9000/", "--rate", "2.5"),
+        *("--burst", "7", "--batch", "100", "--linger", "20ms", "--catch-up", "spread=10m"),
+        *("--secret", "whsec_new", "--previous-secret", "whsec_old"),
+    )
+    assert result.exit_code == 0, result.output
+    assert cli.asked[2] == {
+        "subject": "sms",
+        "type": "webhook",
+        "url": "http://127.0.0.1:9000/",
+        "secrets": ["whsec_new", "whsec_old"],
+        "rate": {"per_second": 2.5, "burst": 7},
+        "batch": {"max": 100, "linger": "20ms"},
+        "catch_up": {"spread": "10m"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("option", "sent"),
+    [
+        ("all", "all"),
+        ("drop-older-than=1h", {"drop_older_than": "1h"}),
+        ("spread=5", {"spread": 5}),
+    ],
+)
+def test_ways_to_catch_up(cli, option, sent):
+    cli.answer(201, {"name": "x"})
+    cli.run("subscribe", "x", "x", "--catch-up", option)
+    assert cli.asked[2]["catch_up"] == sent
+
+
+@pytest.mark.parametrize(
+    ("option", "needed"),
+    [("--burst=7", "--rate"), ("--linger=1s", "--batch"), ("--previous-secret=x", "--secret")],
+)
+def test_what_means_nothing_alone_is_refused(cli, option, needed):
+    result = cli.run("subscribe", "x", "x", "--webhook", "http://127.0.0.1:9000/", option)
+    assert result.exit_code == 2
+    assert needed in result.output
+    assert not cli.requests
+
+
 def test_subscribe_to_pull(cli):
     cli.answer(201, {"name": "wallet"})
     cli.run("subscribe", "wallet", "envelope.refund", "--lease", "1m")

@@ -1,0 +1,59 @@
+"""Catch-up: what fell due while nobody could have it is handed out evenly over a while.
+
+After downtime or a pause everything is due at once. With `spread` the n-th of N such rows leaves
+after n/N of the time, so that a receiver sees a steady rate; what falls due from then on leaves on
+time beside it. Worked example: 4 rows over 10 s leave at 0, 2.5, 5 and 7.5 s.
+
+Rows may still be added while others leave (they fire in slices): all that are known at a moment
+count in the share that may have left by then.
+
+Nothing of this is recorded. What has left and is settled stands in the logs; after a restart the
+rest is behind again, and is spread again.
+
+Cost: O(1). Threads: belongs to the event loop. Time is an argument.
+"""
+
+
+class Pace:
+    """How many of the rows that are behind may have left."""
+
+    __slots__ = ("_left", "_over_ms", "_since_ms", "_total")
+
+    def __init__(self, over_ms: int, since_ms: int | None = None) -> None:
+        """`since_ms`: when the time begins; None: when it is asked for the first row."""
+        assert over_ms > 0, over_ms
+        self._over_ms = over_ms
+        self._since_ms = since_ms
+        self._total = 0
+        self._left = 0
+
+    def add(self, count: int) -> None:
+        """That many more rows are behind."""
+        self._total += count
+
+    def allowance(self, now_ms: int) -> int:
+        """How many may leave now."""
+        if not self._total:
+            return 0
+        if self._since_ms is None:
+            self._since_ms = now_ms
+        elapsed_ms = max(0, now_ms - self._since_ms)
+        share = self._total * elapsed_ms // self._over_ms + 1
+        # It may be less than what has left, where the clock went back.
+        return max(0, min(self._total, share) - self._left)
+
+    def take(self, count: int) -> None:
+        """That many leave."""
+        self._left += count
+        assert self._left <= self._total, (self._left, self._total)
+
+    def next_ms(self, now_ms: int) -> int:
+        """When the allowance grows, if there is more to come."""
+        known = self._left + self.allowance(now_ms)
+        since_ms = now_ms if self._since_ms is None else self._since_ms
+        return since_ms + -(-known * self._over_ms // max(1, self._total))
+
+    def shift(self, delta_ms: int) -> None:
+        """The clock was set: a while is a length of time."""
+        if self._since_ms is not None:
+            self._since_ms += delta_ms

@@ -1,0 +1,221 @@
+"""What waits for one subscription, against a list of rows: nothing is lost, every rule kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delayserver.backlog import Backlog
+from delayserver.catch_up import Pace
+from delayserver.wheel import Batch
+from storage.rows import HOUR_MS
+from tests.unit.fakes import HOUR, START_MS, seqs, subscription, wheel_rows
+
+definitions = st.fixed_dictionaries(
+    {},
+    optional={
+        "rate": st.tuples(st.sampled_from([0.5, 20.0, 1000.0]), st.integers(1, 5)),
+        "batch": st.tuples(st.integers(1, 4), st.sampled_from([0, 30])),
+        "catch_up": st.tuples(
+            st.sampled_from(["spread_ms", "drop_older_than_ms"]), st.sampled_from([10, 200])
+        ),
+    },
+)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("push"), st.lists(st.integers(0, 300), min_size=1, max_size=5)),
+        st.tuples(st.just("pass"), st.integers(0, 80)),
+        st.tuples(st.just("pop"), st.integers(1, 6)),
+        st.tuples(st.just("drop"), st.integers(1, 6)),
+        st.tuples(st.just("give back"), st.just(0)),
+        st.tuples(st.just("pause and resume"), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+def define(chosen: dict[str, Any], **more: Any) -> Any:
+    values: dict[str, Any] = dict(more)
+    if "rate" in chosen:
+        values["rate_per_s"], values["rate_burst"] = chosen["rate"]
+    if "batch" in chosen:
+        values["batch_max"], values["linger_ms"] = chosen["batch"]
+    if "catch_up" in chosen:
+        values[chosen["catch_up"][0]] = chosen["catch_up"][1]
+    return subscription(type="webhook", **values)
+
+
+@given(chosen=definitions, history=steps, behind=st.integers(0, 200))
+def test_rows_leave_once_and_as_the_definition_allows(
+    chosen: dict[str, Any], history: list[tuple[str, Any]], behind: int
+) -> None:
+    definition = define(chosen)
+    now_ms = START_MS + 300
+    backlog = Backlog(definition, START_MS + behind)
+    waiting: dict[int, int] = {}
+    popped: list[Batch] = []
+    began_ms, left, next_seq = now_ms, 0, 1
+
+    def due_ms(batch: Batch) -> list[int]:
+        return [batch.hour * HOUR_MS + offset for offset in batch.rows["due_offset_ms"].tolist()]
+
+    for name, value in history:
+        if name == "push":
+            rows = [(next_seq + n, START_MS + offset) for n, offset in enumerate(sorted(value))]
+            next_seq += len(rows)
+            waiting.update(rows)
+            backlog.push(Batch(HOUR, wheel_rows(HOUR, *rows)))
+        elif name == "pass":
+            now_ms += value
+        elif name == "pop":
+            ready = backlog.ready(now_ms)
+            oldest_ms = min(waiting.values(), default=0)
+            taken = backlog.pop(value, now_ms)
+            count = len(seqs(taken))
+            assert count <= min(ready, value)
+            if not definition.drop_older_than_ms:
+                assert count == min(ready, value)
+            for batch in taken:
+                for seq, due in zip(seqs([batch]), due_ms(batch), strict=True):
+                    assert waiting.pop(seq) == due
+                    if definition.drop_older_than_ms:
+                        assert due >= now_ms - definition.drop_older_than_ms
+            if count and definition.batch_max and count < min(value, definition.batch_max):
+                limited = definition.rate_per_s or definition.spread_ms
+                assert (
+                    limited
+                    or definition.drop_older_than_ms
+                    or (now_ms >= oldest_ms + definition.linger_ms)
+                )
+            left += count
+            popped = taken or popped
+        elif name == "drop":
+            for batch in backlog.pop_outdated(value, now_ms):
+                for seq, due in zip(seqs([batch]), due_ms(batch), strict=True):
+                    assert waiting.pop(seq) == due
+                    assert due < now_ms - definition.drop_older_than_ms
+                    assert definition.drop_older_than_ms
+        elif name == "give back" and popped:
+            for batch in reversed(popped):
+                backlog.push_front(batch)
+                waiting.update(zip(seqs([batch]), due_ms(batch), strict=True))
+            popped = []
+        elif name == "pause and resume":
+            paused = define(chosen, paused=True)
+            backlog.change(definition, paused, now_ms)
+            backlog.change(paused, definition, now_ms)
+        assert backlog.count == len(waiting)
+        assert sorted(seqs(backlog.batches())) == sorted(waiting)
+        if definition.rate_per_s:
+            allowed = definition.rate_burst + definition.rate_per_s * (now_ms - began_ms) / 1000
+            assert left <= allowed + 1e-6
+        if (next_ms := backlog.next_ms(now_ms)) is not None:
+            assert next_ms > now_ms
+    # Everything leaves in the end, at the moments that it says itself.
+    for _ in range(1000):
+        if not waiting:
+            break
+        leaving = [*backlog.pop_outdated(100, now_ms), *backlog.pop(100, now_ms)]
+        for seq in seqs(leaving):
+            del waiting[seq]
+        if waiting and not leaving:
+            next_ms = backlog.next_ms(now_ms)
+            assert next_ms is not None, "rows wait, and nothing will let them go"
+            now_ms = next_ms
+    assert not waiting
+
+
+@given(
+    over_ms=st.integers(1, 10_000),
+    adds=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 50)), max_size=20),
+)
+def test_a_pace_lets_no_more_leave_than_the_share_of_the_time_that_is_over(
+    over_ms: int, adds: list[tuple[int, int]]
+) -> None:
+    pace, now_ms, total, left = Pace(over_ms, 0), 0, 0, 0
+    for passed_ms, count in adds:
+        now_ms += passed_ms
+        pace.add(count)
+        total += count
+        allowance = pace.allowance(now_ms)
+        assert allowance >= min(1, total - left) or left
+        pace.take(max(0, allowance))
+        left += max(0, allowance)
+        assert left <= total
+        assert left <= total * now_ms / over_ms + 1
+        if left < total:
+            next_ms = pace.next_ms(now_ms)
+            assert next_ms > now_ms
+            assert pace.allowance(next_ms) > 0 >= pace.allowance(next_ms - 1)
+    assert pace.allowance(over_ms + now_ms) == total - left
+
+
+def test_four_rows_over_ten_seconds() -> None:
+    pace = Pace(10_000, 5_000)
+    pace.add(4)
+    now_ms = 5_000
+    times: list[int] = []
+    while len(times) < 4:
+        if pace.allowance(now_ms):
+            pace.take(1)
+            times.append(now_ms - 5_000)
+        else:
+            now_ms = pace.next_ms(now_ms)
+    assert times == [0, 2_500, 5_000, 7_500]
+
+
+def test_what_is_new_is_on_time_beside_what_is_spread() -> None:
+    backlog = Backlog(subscription(spread_ms=10_000), START_MS + 100)
+    late = [(seq, START_MS + seq) for seq in range(1, 101)]
+    backlog.push(Batch(HOUR, wheel_rows(HOUR, *late[:99])))
+    assert backlog.ready(START_MS + 100) == 1  # now the time begins
+    now_ms = START_MS + 1_100
+    assert seqs(backlog.pop(50, now_ms)) == list(range(1, 11))
+    assert backlog.next_ms(now_ms) is not None
+    backlog.push(Batch(HOUR, wheel_rows(HOUR, (500, START_MS + 1_100))))
+    assert seqs(backlog.pop(50, now_ms)) == [500]
+    assert backlog.ready(now_ms) == 0
+
+
+@pytest.mark.parametrize("count", [99, 100])
+def test_a_batch_waits_for_others_only_so_long(count: int) -> None:
+    backlog = Backlog(subscription(type="webhook", batch_max=100, linger_ms=20), START_MS)
+    rows = [(seq, START_MS + 5) for seq in range(1, count + 1)]
+    backlog.push(Batch(HOUR, wheel_rows(HOUR, *rows)))
+    assert backlog.ready(START_MS + 6) == (100 if count == 100 else 0)
+    if count < 100:
+        assert backlog.next_ms(START_MS + 6) == START_MS + 25
+        assert backlog.ready(START_MS + 25) == 99
+
+
+def test_what_fell_due_in_a_pause_is_behind_when_it_ends() -> None:
+    definition, paused = subscription(spread_ms=1_000), subscription(spread_ms=1_000, paused=True)
+    backlog = Backlog(definition, 0)
+    backlog.push(Batch(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS + 1))))
+    assert backlog.ready(START_MS + 1) == 2
+    backlog.change(definition, paused, START_MS + 2)
+    backlog.change(paused, definition, START_MS + 500)
+    assert backlog.ready(START_MS + 500) == 1
+    backlog.push(Batch(HOUR, wheel_rows(HOUR, (3, START_MS + 499), (4, START_MS + 500))))
+    assert seqs(backlog.pop(9, START_MS + 500)) == [4, 1]
+    assert backlog.next_ms(START_MS + 500) == START_MS + 834
+
+
+@pytest.mark.parametrize("rows_max", [1, 2, 3, 4, 5, 9])
+def test_rows_leave_in_order_and_in_pieces(rows_max: int) -> None:
+    backlog = Backlog(subscription(), 0)
+    backlog.push(Batch(HOUR, wheel_rows(HOUR, (3, START_MS), (4, START_MS))))
+    backlog.push(Batch(HOUR + 1, wheel_rows(HOUR + 1, (5, START_MS + HOUR_MS))))
+    backlog.push_front(Batch(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS))))
+    popped: list[int] = []
+    while backlog.count:
+        batches = backlog.pop(rows_max, START_MS)
+        here = seqs(batches)
+        assert 0 < len(here) <= rows_max
+        assert all(batch.hour == HOUR + (5 in seqs([batch])) for batch in batches)
+        popped += here
+    assert popped == [1, 2, 3, 4, 5]
+    assert backlog.pop(rows_max, START_MS) == []
