@@ -25,7 +25,7 @@ from storage.hour_log import HourLog
 from storage.rows import HOUR_MS
 from storage.testing import SimulatedFile
 
-WORLDS_MAX = 60
+WORLDS_MAX = 200
 
 Patch = pytest.MonkeyPatch
 CANARIES: dict[str, Callable[[Patch], None]] = {}
