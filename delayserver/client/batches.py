@@ -66,9 +66,6 @@ class _BatchAnswer(msgspec.Struct, gc=False):
     ids: list[str]
 
 
-_decode_batch = msgspec.json.Decoder(_BatchAnswer).decode
-
-
 async def send_publishes(ask: Ask, items: list[Publishing]) -> None:
     """Settle each of the messages, with one request if all goes well."""
     body = b"[" + b",".join([item.data for item in items]) + b"]"
@@ -123,10 +120,7 @@ def _parts(items: list[Publishing], answer: Answer) -> list[list[Publishing]]:
 
 def _tell(items: list[Publishing], body: bytes) -> None:
     """Give each caller its part of the answer to a batch."""
-    try:
-        answer = _decode_batch(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        answer = decoded(body, _BatchAnswer)
+    answer = decoded(body, _BatchAnswer)
     ids = answer.ids
     _check_count(len(ids), len(items))
     if not answer.duplicates:
