@@ -245,11 +245,12 @@ async def test_what_is_refused_ends_the_run(make_api, shared_api, subject):
 
 def test_a_consumer_for_threads(shared_api, subject):
     consumer = Consumer(shared_api.process.url, concurrency=4)
-    got, threads = [], set()
+    got, threads, meeting = [], set(), threading.Barrier(4)
 
     @consumer.subscribe(subject)
     def handle(message):
-        time.sleep(0.01)
+        if message.body < 4:
+            meeting.wait(30)  # four handlers run at the same time
         threads.add(threading.current_thread().name)
         if message.body == 7 and message.attempt == 1:
             raise Retry(10)
