@@ -38,12 +38,13 @@ from delayserver.sequencer import (
     unpack_key_entry,
 )
 from delayserver.subscriptions import decode_subscription
-from storage.catalog import Catalog, LmdbCatalog, Table
+from storage.catalog import TABLES, Catalog, LmdbCatalog, Table
+from storage.catalog_file import find_damage
 from storage.check import NotADataDirectoryError, Progress, Report, Severity, check_directory
-from storage.directory import CATALOG_DIRECTORY, FORMAT_FILE
+from storage.directory import CATALOG_DIRECTORY, FORMAT_FILE, REPAIR_FILE
 from storage.errors import CatalogError, DamageError
 from storage.files import Files, OsFiles
-from storage.frame import Frame
+from storage.frame import Damage, Frame
 from storage.hour_log import hour_path
 from storage.message_log import DIRECTORY as MESSAGES_DIRECTORY
 from storage.message_log import parse_segment_name
@@ -66,19 +67,43 @@ def check_path(
     Raises NotADataDirectoryError, FormatVersionError, DamageError for a broken FORMAT file."""
     if not (data_dir / FORMAT_FILE).is_file():
         raise NotADataDirectoryError(str(data_dir))
-    files = OsFiles(str(data_dir))
+    files, path = OsFiles(str(data_dir)), str(data_dir / CATALOG_DIRECTORY)
+    return check_files(files, path, catalog_max_bytes=catalog_max_bytes, progress=progress)
+
+
+def check_files(files: Files, path: str, *, catalog_max_bytes: int, progress: Progress) -> Report:
+    """As `check_path`, of `files` and the catalog at `path`."""
+    report = _check_all(files, path, catalog_max_bytes, progress)
+    if files.exists(REPAIR_FILE):
+        report.add(REPAIR_FILE, "a repair was interrupted: run it again")
+    return report
+
+
+def _check_all(files: Files, path: str, catalog_max_bytes: int, progress: Progress) -> Report:
     try:
-        catalog = LmdbCatalog(
-            str(data_dir / CATALOG_DIRECTORY), max_bytes=catalog_max_bytes, readonly=True
-        )
+        catalog = LmdbCatalog(path, max_bytes=catalog_max_bytes, readonly=True)
     except CatalogError as error:
         report = check_directory(files, None, progress=progress)
         report.add(CATALOG_DIRECTORY, f"{error}")
         return report
+    except DamageError:
+        return _without_catalog(files, find_damage(path, TABLES, verify_all=True), progress)
     try:
+        progress("catalog", 0, 1)
+        damage = catalog.verify()
+        if damage:
+            # LMDB must not be let near it.
+            return _without_catalog(files, damage, progress)
         return check(files, catalog, progress=progress)
     finally:
         catalog.close()
+
+
+def _without_catalog(files: Files, damage: list[Damage], progress: Progress) -> Report:
+    report = check_directory(files, None, progress=progress)
+    for found in damage:
+        report.add(found.path, found.reason, offset=found.offset, end=found.end)
+    return report
 
 
 def check(
@@ -225,6 +250,17 @@ class _Promised:
 # ── the catalog by itself ──────────────────────────────────────────────────────────────────────
 
 
+def can_be_read(table: Table, key: bytes, value: bytes) -> bool:
+    """Whether an entry of the catalog is one of its table."""
+    parse = _PARSERS.get(table)
+    try:
+        if parse is not None:
+            parse(key, value)
+    except _UNREADABLE:
+        return False
+    return True
+
+
 def _check_entries(catalog: Catalog, report: Report) -> None:
     for table, parse in _PARSERS.items():
         try:
@@ -235,7 +271,7 @@ def _check_entries(catalog: Catalog, report: Report) -> None:
                     report.add(
                         CATALOG_DIRECTORY, f"{table}: entry {key.hex()} cannot be read ({error})"
                     )
-        except CatalogError:
+        except (CatalogError, DamageError):
             return  # `check_directory` has said so.
     _check_subjects(catalog, report)
     _add_known_damage(catalog, report)
@@ -262,6 +298,7 @@ def _add_known_damage(catalog: Catalog, report: Report) -> None:
                 first_seq=found["first_seq"],
                 last_seq=found["last_seq"],
                 severity=Severity.NOTE,
+                is_known_damage=True,
             )
 
 

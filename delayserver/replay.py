@@ -112,12 +112,14 @@ def hour_key(hour: int) -> bytes:
     return _HOUR_KEY.pack(hour)
 
 
+def parse_hours(pairs: Iterable[tuple[bytes, bytes]]) -> dict[int, HourState]:
+    """The whole table HOURS, from its keys and values."""
+    return {_HOUR_KEY.unpack(key)[0]: HourState(*_HOUR_VALUE.unpack(value)) for key, value in pairs}
+
+
 def read_hours(catalog: Catalog) -> dict[int, HourState]:
     """The whole table HOURS."""
-    return {
-        _HOUR_KEY.unpack(key)[0]: HourState(*_HOUR_VALUE.unpack(value))
-        for key, value in catalog.scan(Table.HOURS)
-    }
+    return parse_hours(catalog.scan(Table.HOURS))
 
 
 def read_hour(catalog: Catalog, hour: int) -> HourState | None:
@@ -129,7 +131,18 @@ def read_hour(catalog: Catalog, hour: int) -> HourState | None:
 def read_checkpoint(catalog: Catalog) -> int:
     """The seq up to which every effect is durable."""
     value = catalog.get(Table.META, CHECKPOINT_KEY)
-    return _CHECKPOINT_VALUE.unpack(value)[0] if value else 0
+    return parse_checkpoint(value) if value else 0
+
+
+def pack_checkpoint(seq: int) -> bytes:
+    """The value of CHECKPOINT_KEY in the table META."""
+    return _CHECKPOINT_VALUE.pack(seq)
+
+
+def parse_checkpoint(value: bytes) -> int:
+    """The inverse of `pack_checkpoint`."""
+    seq: int = _CHECKPOINT_VALUE.unpack(value)[0]
+    return seq
 
 
 class _MessageRow(NamedTuple):
@@ -345,6 +358,10 @@ class Replay:
             key = dead_letter_key(subscription_id, target_seq)
             writes[Table.DEAD_LETTERS].append((key, None))
 
+    def skip_to(self, seq: int) -> None:
+        """The records up to `seq` are lost, and their seqs must not be given again."""
+        self.filed_seq = max(self.filed_seq, seq)
+
     # ── checkpoints ────────────────────────────────────────────────────────────────────────────
 
     def checkpoint(self) -> int:
@@ -357,7 +374,7 @@ class Replay:
         for hour in self._dirty_hours:
             state = self.hours.get(hour)
             writes[Table.HOURS].append((hour_key(hour), state.pack() if state else None))
-        writes[Table.META].append((CHECKPOINT_KEY, _CHECKPOINT_VALUE.pack(self.filed_seq)))
+        writes[Table.META].append((CHECKPOINT_KEY, pack_checkpoint(self.filed_seq)))
         if self.live_once_through_hour >= 0:
             live = _HOUR_KEY.pack(self.live_once_through_hour)
             writes[Table.META].append((LIVE_KEY, live))
@@ -444,7 +461,7 @@ class Replay:
         if self._purging is None:
             for hour in self.hours:
                 if self._is_over(hour, now_ms, retention_ms):
-                    self._purging = (hour, self._purge_hour(hour))
+                    self._purging = (hour, self._purge_hour(hour, now_ms))
                     break
             else:
                 return False
@@ -476,7 +493,7 @@ class Replay:
         self._schedule.delete(hour)
         self._dispatch.delete(hour)
 
-    def _purge_hour(self, hour: int) -> Iterator[None]:
+    def _purge_hour(self, hour: int, now_ms: int) -> Iterator[None]:
         parts = [np.empty(0, np.uint64)]
         for frame in self._frames(hour):
             is_removal = (frame.rows["flags"] & FLAG_REMOVAL) != 0
@@ -490,8 +507,15 @@ class Replay:
             for indexes in _slices(np.flatnonzero(~alone | keyed), PURGE_ROWS):
                 for index in indexes.tolist():
                     row = entries[index]
-                    if alone[index] or not self._lives_elsewhere(hour, row, frame.payload_start):
-                        self._purge_message(int(row["message_seq"]), bytes(row["key_hash"]))
+                    try:
+                        if alone[index] or not self._lives_elsewhere(
+                            hour, row, frame.payload_start
+                        ):
+                            self._purge_message(int(row["message_seq"]), bytes(row["key_hash"]))
+                    except DamageError as error:
+                        # What is left over of one message must not keep the server from going on.
+                        place = (error.path, error.offset, error.offset, error.reason)
+                        self.note_damage(Damage(*place, torn=False), now_ms)
                 yield
 
     def _frames(self, hour: int) -> Iterable[Frame]:

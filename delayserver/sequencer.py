@@ -88,6 +88,12 @@ def change_key(message_seq: int, subscription_id: int) -> bytes:
     return _CHANGE_KEY.pack(message_seq, subscription_id)
 
 
+def parse_change_key(key: bytes) -> tuple[int, int]:
+    """Message seq and subscription id."""
+    message_seq, subscription_id = _CHANGE_KEY.unpack(key)
+    return message_seq, subscription_id
+
+
 def pack_change(change: Change) -> bytes:
     """A value of the table CHANGES."""
     return _CHANGE_VALUE.pack(*change)

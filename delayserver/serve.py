@@ -26,7 +26,9 @@ import uvicorn
 from delayserver.api.app import make_app
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError, InputError
+from delayserver.memory_faults import MemoryFaults
 from delayserver.server import Server
+from storage.directory import CATALOG_DIRECTORY
 from storage.errors import StorageError
 
 EXIT_REFUSED = 1
@@ -53,7 +55,18 @@ def serve(settings: Settings) -> int:
         tls = _tls(settings)
         _allow_connections(settings.connections_max)
         listener = _bind(settings)
-        server = Server(settings, fatal=_end, progress=_progress, release_memory=release_memory)
+        faults = MemoryFaults(settings.data_dir / CATALOG_DIRECTORY)
+        faults.watch()
+        if faults.was_seen:
+            log.critical("the last run ended with a memory fault: the whole catalog is verified")
+        server = Server(
+            settings,
+            fatal=_end,
+            progress=_progress,
+            release_memory=release_memory,
+            verify_catalog=faults.was_seen,
+        )
+        faults.forget()
         with _port_errors(settings, listener):
             # uvloop would not tell that another server, which started with us, was quicker.
             listener.listen(BACKLOG)

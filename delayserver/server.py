@@ -81,10 +81,12 @@ class Server(Shard):
         sender: WebhookSender | None = None,
         telemetry: "Telemetry | None" = None,
         release_memory: Callable[[], None] = lambda: None,
+        verify_catalog: bool = False,
     ) -> None:
         """Lock the directory and recover what is in it. Nothing runs before `start`.
 
-        Raises StorageError, and AccessError where others could call without a token."""
+        `verify_catalog`: all of it, however long it is. Raises StorageError, and AccessError where
+        others could call without a token."""
         offset_ms = settings.clock_offset_ms
         self._fatal = fatal
         self._release_memory = release_memory
@@ -110,7 +112,9 @@ class Server(Shard):
         def open_catalog() -> Catalog:
             files.make_directory(CATALOG_DIRECTORY)
             catalog = LmdbCatalog(
-                str(settings.data_dir / CATALOG_DIRECTORY), max_bytes=settings.catalog_max_bytes
+                str(settings.data_dir / CATALOG_DIRECTORY),
+                max_bytes=settings.catalog_max_bytes,
+                verify_all=verify_catalog,
             )
             self._cleanup.callback(catalog.close)
             return catalog

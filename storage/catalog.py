@@ -4,7 +4,14 @@ Tables of bytes to bytes, ordered by key; all changes of a checkpoint are one sy
 It is an index, not a log: everything in it follows from the message log up to the checkpoint that
 is stored in the same transaction, so the two can never disagree.
 
-Cost: `get` about 2 µs, of a view 0.7 µs; sorted writes 760,000/s, one commit about 1 ms.
+LMDB trusts its file, and this module does not (I8). A value carries a checksum over table, key and
+value, which every reader holds it against; and before LMDB maps the file, `storage.catalog_file`
+looks whether it is sound: all of it if it is not longer than VERIFY_BYTES, or if asked to; of a
+longer one all but the leaves, so that a start does not take longer the more is waiting (I10). For
+the leaves of those there is `verify`.
+
+Cost: `get` about 2 µs, of a view 1 µs, checksum included; sorted writes 500,000/s, one commit about
+1 ms; opening 10 ms per MiB, up to VERIFY_BYTES.
 Threads: one writer (the replay thread); readers on any thread, each call a transaction of its own,
 so that it sees the newest commit.
 """
@@ -17,9 +24,13 @@ from typing import Any, Protocol
 
 import lmdb
 
-from storage.errors import CatalogError, DiskFullError
+from storage import catalog_file
+from storage.catalog_file import seal, unseal
+from storage.errors import CatalogError, DamageError, DiskFullError
+from storage.frame import Damage
 
 _PUT_SLICE = 500
+_VERIFY_ATTEMPTS = 3
 
 
 class Table(StrEnum):
@@ -43,6 +54,8 @@ class Table(StrEnum):
     """Path + offset → what was found damaged and when."""
 
 
+TABLES = frozenset(table.value for table in Table)
+
 Writes = Mapping[Table, Sequence[tuple[bytes, bytes | None]]]
 """Per table the pairs to write; a value of None removes the key. Later pairs win."""
 
@@ -63,8 +76,19 @@ class View(Protocol):
         ...
 
 
+def _opened(path: str, table: Table, key: bytes, sealed: bytes) -> bytes:
+    """A value from the file at `path`. Raises DamageError."""
+    value = unseal(table, key, sealed)
+    if value is None:
+        reason = f"{table}: entry {key.hex()} does not match its checksum"
+        raise DamageError(catalog_file.name_of(path), 0, reason)
+    return value
+
+
 class Catalog(Protocol):
-    """Ordered tables with atomic, durable commits."""
+    """Ordered tables with atomic, durable commits.
+
+    `get` and `scan` raise DamageError for a value that is not the one that was put there."""
 
     def get(self, table: Table, key: bytes) -> bytes | None: ...
 
@@ -90,7 +114,15 @@ class Catalog(Protocol):
 class LmdbCatalog:
     """The catalog in an LMDB environment at `path`, which may grow to `max_bytes`."""
 
-    def __init__(self, path: str, *, max_bytes: int, readonly: bool = False) -> None:
+    def __init__(
+        self, path: str, *, max_bytes: int, readonly: bool = False, verify_all: bool = False
+    ) -> None:
+        """Verify the pages, as far as the top of this module says, and open it.
+
+        Raises DamageError; CatalogError where LMDB does not open it."""
+        self._path = path
+        for damage in catalog_file.find_damage(path, TABLES, verify_all=verify_all):
+            raise damage.error()
         try:
             self._environment = lmdb.open(
                 path,
@@ -110,16 +142,36 @@ class LmdbCatalog:
         except lmdb.Error as error:
             raise CatalogError("open", f"{error}") from error
 
+    def verify(self) -> list[Damage]:
+        """Read every page and every value; what is damaged, in the order in which it was found.
+
+        Beside a server, too: a transaction of its own keeps the pages as they are."""
+        found: list[Damage] = []
+        try:
+            # Between a transaction and the look at its meta page there may be two commits: again.
+            for _ in range(_VERIFY_ATTEMPTS):
+                with self._environment.begin() as transaction:
+                    found = catalog_file.find_damage(
+                        self._path, TABLES, verify_all=True, transaction=transaction.id()
+                    )
+                if not found:
+                    break
+        except lmdb.Error as error:
+            raise CatalogError("verify", f"{error}") from error
+        return found
+
+    # ── reading and writing ────────────────────────────────────────────────────────────────────
+
     def get(self, table: Table, key: bytes) -> bytes | None:
         try:
             with self._environment.begin(db=self._tables[table]) as transaction:
-                value: bytes | None = transaction.get(key)
-                return value
+                sealed: bytes | None = transaction.get(key)
         except lmdb.Error as error:
             raise CatalogError(f"read {table}", f"{error}") from error
+        return sealed if sealed is None else _opened(self._path, table, key, sealed)
 
     def view(self) -> "LmdbView":
-        return LmdbView(self._environment, self._tables)
+        return LmdbView(self._path, self._environment, self._tables)
 
     def scan(
         self, table: Table, start: bytes = b"", *, prefix: bytes = b""
@@ -130,10 +182,10 @@ class LmdbCatalog:
                 first = max(start, prefix)
                 if not (cursor.set_range(first) if first else cursor.first()):
                     return
-                for key, value in cursor:
+                for key, sealed in cursor:
                     if not key.startswith(prefix):
                         return
-                    yield key, value
+                    yield key, _opened(self._path, table, key, sealed)
         except lmdb.Error as error:
             raise CatalogError(f"scan {table}", f"{error}") from error
 
@@ -148,7 +200,8 @@ class LmdbCatalog:
                         puts = sorted((k, v) for k, v in final.items() if v is not None)
                         # In slices, since one call holds the GIL from its beginning to its end.
                         for start in range(0, len(puts), _PUT_SLICE):
-                            cursor.putmulti(puts[start : start + _PUT_SLICE])
+                            piece = puts[start : start + _PUT_SLICE]
+                            cursor.putmulti([(k, seal(table, k, v)) for k, v in piece])
                     for key in sorted(k for k, v in final.items() if v is None):
                         transaction.delete(key, db=self._tables[table])
         except lmdb.MapFullError as error:
@@ -166,7 +219,8 @@ class LmdbCatalog:
 class LmdbView:
     """A read transaction that is kept open. See `View`."""
 
-    def __init__(self, environment: Any, tables: Mapping[Table, Any]) -> None:
+    def __init__(self, path: str, environment: Any, tables: Mapping[Table, Any]) -> None:
+        self._path = path
         self._environment = environment
         self._tables = tables
         self._transaction: Any = None
@@ -175,10 +229,10 @@ class LmdbView:
         try:
             if self._transaction is None:
                 self._transaction = self._environment.begin()
-            value: bytes | None = self._transaction.get(key, db=self._tables[table])
-            return value
+            sealed: bytes | None = self._transaction.get(key, db=self._tables[table])
         except lmdb.Error as error:
             raise CatalogError(f"read {table}", f"{error}") from error
+        return sealed if sealed is None else _opened(self._path, table, key, sealed)
 
     def scan(self, table: Table, prefix: bytes) -> list[tuple[bytes, bytes]]:
         pairs: list[tuple[bytes, bytes]] = []

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from storage.catalog import Catalog, Table
 from storage.directory import FORMAT_VERSION, open_identity
-from storage.errors import CatalogError, DiskError, StorageError
+from storage.errors import CatalogError, DamageError, DiskError, StorageError
 from storage.files import File, Files, OsFiles
 from storage.frame import (
     CRC_BYTES,
@@ -98,6 +98,8 @@ class Finding:
     first_seq: int
     last_seq: int
     severity: Severity
+    is_known_damage: bool = False
+    """A start before this check noted it in the catalog."""
 
     def __str__(self) -> str:
         seqs = f", seq {self.first_seq}–{self.last_seq or '?'}" if self.first_seq else ""
@@ -145,9 +147,12 @@ class Report:
         first_seq: int = 0,
         last_seq: int = 0,
         severity: Severity = Severity.DAMAGE,
+        is_known_damage: bool = False,
     ) -> None:
         """Note one finding."""
-        self.findings.append(Finding(file, offset, end, reason, first_seq, last_seq, severity))
+        self.findings.append(
+            Finding(file, offset, end, reason, first_seq, last_seq, severity, is_known_damage)
+        )
 
     def assert_clean(self, *, after_power_loss: bool = False) -> None:
         """For tests: fail unless nothing is damaged.
@@ -208,7 +213,7 @@ def _check_tables(catalog: Catalog, report: Report) -> None:
     for table in Table:
         try:
             report.tables[table] = sum(1 for _ in catalog.scan(table))
-        except CatalogError as error:
+        except (CatalogError, DamageError) as error:
             report.add("catalog", f"table {table}: {error}")
 
 
@@ -461,6 +466,21 @@ class _Check:
                     severity=severity,
                 )
         self._visit(frame)
+
+
+def unsound_rows(frame: Frame, hour: int, last_seq: int) -> Mask:
+    """The rows of a frame of one of the two logs by hour that break a rule; `last_seq`: of the
+    frame before. The frame was read with its payload."""
+    is_schedule = frame.header.kind == LogKind.SCHEDULE
+    rules = (
+        _schedule_rules(frame.header, frame.rows, hour, last_seq)
+        if is_schedule
+        else _dispatch_rules(frame.header, frame.rows, hour)
+    )
+    bad: Mask = np.zeros(len(frame.rows), bool)
+    for _, mask in rules + _payload_rules(frame):
+        bad |= mask
+    return bad
 
 
 # ── rules: what rows of a sound frame must be ──────────────────────────────────────────────────

@@ -6,6 +6,8 @@
     DIR/schedule/         the schedule log, one file per UTC hour
     DIR/dispatch/         the dispatch log, one file per UTC hour
     DIR/catalog/          LMDB
+    DIR/REPAIR            what a repair was about to do when it was interrupted
+    DIR/repair/           what repairs replaced
 
 Cost: a few system calls at start. Threads: used before any thread starts.
 """
@@ -14,12 +16,14 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from storage.errors import DamageError, FormatVersionError
+from storage.errors import DamageError, FormatVersionError, RepairUnfinishedError
 from storage.files import Files, replace_file
 
 FORMAT_VERSION = 1
 FORMAT_FILE = "FORMAT"
 LOCK_FILE = "LOCK"
+REPAIR_FILE = "REPAIR"
+REPAIR_DIRECTORY = "repair"
 ID_SECRET_BYTES = 16
 CATALOG_DIRECTORY = "catalog"
 LOG_DIRECTORIES = ("messages", "schedule", "dispatch")
@@ -43,8 +47,10 @@ def open_identity(
     """Read DIR/FORMAT; make it first where there is none and `random_bytes` is given.
 
     Raises FormatVersionError for a directory of a newer server, DamageError for a FORMAT file that
-    is not one or is missing beside logs, FileNotFoundError when there is none and none is to be
-    made."""
+    is not one or is missing beside logs, RepairUnfinishedError where a server must not start yet,
+    FileNotFoundError when there is none and none is to be made."""
+    if random_bytes is not None and files.exists(REPAIR_FILE):
+        raise RepairUnfinishedError(f"{files.root}")
     try:
         file = files.open(FORMAT_FILE)
         if random_bytes is not None:

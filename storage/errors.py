@@ -6,6 +6,7 @@ StorageError
 │   └── SyncError           fsync failed: what is durable is unknown, the process must end (I9)
 ├── DamageError             bytes that were read do not match their checksum (I8)
 ├── FormatVersionError      written by a version of this software that is newer than this one
+├── RepairUnfinishedError   a repair was interrupted, and some files are old, some new
 ├── DirectoryLockedError    another process owns the data directory (I12)
 └── CatalogError            the catalog (LMDB) failed
 
@@ -58,7 +59,8 @@ class DamageError(StorageError):
         seqs = f", seq {first_seq}–{last_seq}" if last_seq else ""
         super().__init__(
             f"{path} is damaged at offset {offset}{seqs}: {reason}; "
-            "see `delayserver check --data-dir DIR`, and restore the file if you have a copy"
+            "see `delayserver check --data-dir DIR`, then restore the file from a copy, or run "
+            "`delayserver repair --data-dir DIR`"
         )
         self.path = path
         self.offset = offset
@@ -86,6 +88,16 @@ class DirectoryLockedError(StorageError):
         super().__init__(
             f"the data directory {path} is in use by {owner}; "
             "stop that server first, or choose another --data-dir"
+        )
+
+
+class RepairUnfinishedError(StorageError):
+    """A repair was interrupted: some files are those from before it, some those from after it."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"a repair of {path} was interrupted; "
+            "run `delayserver repair --data-dir DIR` again, it goes on where it was"
         )
 
 

@@ -219,6 +219,14 @@ class OsFile:
             os.close(descriptor)
 
 
+def open_to_read(full_path: str, path: str) -> OsFile:
+    """A file that others write, opened for reading alone; `path` is its name in errors.
+
+    For the file of a library that does its own input and output. Raises FileNotFoundError."""
+    with _disk_errors("open", path):
+        return OsFile(path, os.open(full_path, os.O_RDONLY | os.O_CLOEXEC))
+
+
 class OsFiles:
     """The operating system's files below `root`, which is made if it does not exist."""
 

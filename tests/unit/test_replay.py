@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from delayserver.sequencer import (
 )
 from delayserver.wheel import ROUTE_SUBSCRIPTION, unpack_locator
 from storage.catalog import Table
-from storage.errors import DiskFullError
+from storage.errors import DamageError, DiskFullError
 from storage.frame import Damage, Frame, Rows, seal
 from storage.rows import FLAG_REMOVAL, HOUR_MS, NO_KEY, RecordKind
 from storage.testing import (
@@ -516,6 +517,24 @@ def test_a_key_that_was_used_again_and_is_not_in_the_catalog_yet_is_not_purged(
     purge(disk, END_MS + DAY_MS)
     assert disk.schedule.hours() == [HOUR + 1]
     assert disk.catalog.get(Table.KEYS, KEY) is not None
+
+
+def test_a_purge_goes_on_behind_a_damaged_entry(
+    disk: Disk, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the server would end, start, and come to the same entry again."""
+    settled_hour(disk, log)
+    read = disk.catalog.scan
+
+    def scan(table: Table, *start: bytes, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        if table is Table.CHANGES and prefix:
+            raise DamageError("catalog/data.mdb", 0, "an entry does not match its checksum")
+        return read(table, *start, prefix=prefix)
+
+    monkeypatch.setattr(disk.catalog, "scan", scan)
+    purge(disk, END_MS + DAY_MS)
+    assert disk.schedule.hours() == [HOUR + 1]
+    assert [b"an entry does not match" in value for _, value in read(Table.DAMAGE)] == [True]
 
 
 def test_a_purge_goes_on_in_slices(disk: Disk, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from storage.catalog import Catalog, LmdbCatalog, Table
-from storage.errors import CatalogError, DiskFullError
+from storage.errors import CatalogError, DamageError, DiskFullError
+from storage.frame import crc32c
 from storage.testing import MemoryCatalog
 
 MAX_BYTES = 1 << 20
@@ -159,6 +160,16 @@ def test_a_catalog_that_is_full_is_a_full_disk(tmp_path: Path) -> None:
     catalog.close()
 
 
+def test_values_are_sealed(tmp_path: Path) -> None:
+    """As FORMAT.md says: crc32c of table, zero byte, key and value; then the value."""
+    catalog = LmdbCatalog(str(tmp_path), max_bytes=MAX_BYTES)
+    put(catalog, (b"a key", b"its value"))
+    catalog.close()
+    crc = crc32c(b"keys" + b"\0" + b"a key" + b"its value")
+    data = (tmp_path / "data.mdb").read_bytes()
+    assert b"a key" + crc.to_bytes(4, "little") + b"its value" in data
+
+
 def test_a_reader_in_read_only_mode(tmp_path: Path) -> None:
     catalog = LmdbCatalog(str(tmp_path), max_bytes=MAX_BYTES)
     put(catalog, (b"a", b"1"))
@@ -173,7 +184,9 @@ def test_a_reader_in_read_only_mode(tmp_path: Path) -> None:
 @pytest.mark.parametrize("readonly", [False, True])
 def test_what_is_no_catalog_is_an_error(tmp_path: Path, readonly: bool) -> None:
     (tmp_path / "data.mdb").write_bytes(b"something else" * 1000)
-    with pytest.raises(CatalogError, match="the catalog failed to open"):
+    with pytest.raises(
+        DamageError, match=r"data\.mdb is damaged at offset 0: it is not a meta page"
+    ):
         LmdbCatalog(str(tmp_path), max_bytes=MAX_BYTES, readonly=readonly)
 
 

@@ -184,6 +184,7 @@ def test_the_report_as_json(files: SimulatedFiles) -> None:
         "first_seq": 1,
         "last_seq": 4,
         "severity": "damage",
+        "is_known_damage": False,
     }
 
 

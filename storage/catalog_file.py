@@ -1,0 +1,131 @@
+"""The file of the catalog, read without LMDB: what is wrong with it, and what is left of it.
+
+Every value carries a checksum over table, key and value (`seal`). Together with the walk over the
+pages (`storage.lmdb_pages`) nothing in the file has to be believed: a page that is not what it
+claims to be, an entry that is missing, a value that was changed or stands under another key.
+
+Cost: 10 ms per MiB; of a file above VERIFY_BYTES a start reads one page in fifty. Threads: none.
+"""
+
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import google_crc32c
+
+from storage import lmdb_pages
+from storage.files import OsFile, open_to_read
+from storage.frame import CRC_BYTES, Damage
+
+DATA_FILE = "data.mdb"
+VERIFY_BYTES = 8 * 1024 * 1024
+"""What a start reads of the catalog at most, besides its branches: about 100,000 keys."""
+_ATTEMPTS = 20
+
+
+class _Prefixes(dict[str, bytes]):
+    """What stands for a table in a checksum."""
+
+    def __missing__(self, table: str) -> bytes:
+        self[table] = prefix = table.encode() + b"\0"
+        return prefix
+
+
+_prefixes = _Prefixes()
+_checksum: Callable[[bytes], int] = google_crc32c.value
+
+
+def seal(table: str, key: bytes, value: bytes) -> bytes:
+    """A value as it stands in the file: its checksum (u32), then the value."""
+    return _checksum(_prefixes[table] + key + value).to_bytes(CRC_BYTES, "little") + value
+
+
+def unseal(table: str, key: bytes, sealed: bytes) -> bytes | None:
+    """The value again, or None if it is not what was put under that key of that table."""
+    value = sealed[CRC_BYTES:]
+    crc = _checksum(_prefixes[table] + key + value)
+    return value if crc.to_bytes(CRC_BYTES, "little") == sealed[:CRC_BYTES] else None
+
+
+def _is_sound(entry: lmdb_pages.Entry) -> bool:
+    return unseal(entry.table, entry.key, entry.value) is not None
+
+
+def name_of(path: str) -> str:
+    """The data file of the catalog at `path` as errors name it: `catalog/data.mdb`."""
+    return f"{os.path.basename(path)}/{DATA_FILE}"
+
+
+def _open_data(path: str) -> OsFile:
+    return open_to_read(os.path.join(path, DATA_FILE), name_of(path))
+
+
+def find_damage(
+    path: str, tables: Collection[str], *, verify_all: bool, transaction: int | None = None
+) -> list[Damage]:
+    """What is wrong with the file of the catalog at `path`; nothing if there is none.
+
+    Without `verify_all` the leaves of a file above VERIFY_BYTES are left out. `transaction`: the
+    snapshot to look at, which a read transaction holds; otherwise the newest."""
+    try:
+        file = _open_data(path)
+    except FileNotFoundError:
+        return []
+    try:
+        # A server that is running may write the pages while they are read: again, then.
+        for _ in range(1 if transaction else _ATTEMPTS):
+            size = file.size()
+            meta = lmdb_pages.read_meta(file, size)
+            found = lmdb_pages.verify(
+                file,
+                size,
+                tables,
+                transaction=transaction,
+                leaves=verify_all or size <= VERIFY_BYTES,
+                is_sound=_is_sound,
+            )
+            if not found or lmdb_pages.read_meta(file, file.size()) == meta:
+                break
+        return found
+    finally:
+        file.close()
+
+
+@dataclass(slots=True)
+class Salvaged:
+    """What could be read of a catalog; every value matches its checksum."""
+
+    values: dict[str, dict[bytes, bytes]]
+    """By table and key."""
+    damaged: set[str]
+    """Tables of which something may be missing."""
+    copies: dict[str, dict[bytes, bytes]]
+    """Old copies that stand in the file, of the tables that were asked for: of one key any."""
+
+
+def salvage(path: str, tables: Collection[str], *, copies_of: Collection[str] = ()) -> Salvaged:
+    """Read what can be read of the catalog at `path`, be it damaged, cut off or gone.
+
+    Memory: all of it."""
+    values: dict[str, dict[bytes, bytes]] = {table: {} for table in tables}
+    copies: dict[str, dict[bytes, bytes]] = {table: {} for table in copies_of}
+    try:
+        file = _open_data(path)
+    except FileNotFoundError:
+        return Salvaged(values, set(tables), copies)
+    try:
+        left = lmdb_pages.salvage(file, file.size(), tables)
+        damaged = left.damaged_tables
+        for entry in left.entries:
+            value = unseal(entry.table, entry.key, entry.value)
+            if value is None:
+                damaged.add(entry.table)
+            else:
+                values[entry.table][entry.key] = value
+        for key, sealed in left.copies if damaged & copies.keys() else ():
+            for table, known in copies.items():
+                if (value := unseal(table, key, sealed)) is not None:
+                    known[key] = value
+        return Salvaged(values, damaged, copies)
+    finally:
+        file.close()

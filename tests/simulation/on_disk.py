@@ -1,0 +1,185 @@
+"""A small data directory on a real disk, as a killed server left it, with everything in it.
+
+Filed in several steps and not filed yet; delivered, failed, dead, cancelled, moved, under a key.
+The catalog is LMDB's. `deliver_all` starts a server on a directory and returns what comes of it.
+"""
+
+import random
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from delayserver.config import Settings
+from delayserver.delivery.webhook import WebhookResponse
+from delayserver.message import Delivery, Payload
+from delayserver.messages import NewMessage
+from delayserver.subscriptions import Subscription
+from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
+from delayserver.testing.server import START_MS
+from delayserver.workers import CheckpointRequest
+from storage.catalog import LmdbCatalog
+from storage.directory import CATALOG_DIRECTORY
+from storage.errors import DamageError
+from storage.files import OsFiles
+from storage.rows import HOUR_MS
+
+SETTINGS = Settings(
+    segment_bytes=4096, checkpoint_ms=60_000, lead_ms=100, settle_sync_ms=0, group_max_bytes=1 << 20
+)
+CATALOG_BYTES = 1 << 24
+HOOK = Subscription(
+    id=1, name="hook", subject="a", type="webhook", created_ms=0, max_attempts=2, backoff_ms=(900,)
+)
+OTHER = Subscription(id=2, name="other", subject="*", type="webhook", created_ms=0, max_attempts=1)
+END_MS = START_MS + 2 * HOUR_MS
+
+Receipt = tuple[str, bytes]
+"""Subscription and body."""
+
+
+@dataclass
+class Receiver(Watcher):
+    """Takes everything, and remembers it."""
+
+    receipts: list[Receipt] = field(default_factory=list)
+    damage: list[DamageError] = field(default_factory=list)
+
+    def sent(self, subscription: Subscription, delivery: Delivery) -> None:
+        self.receipts.append((subscription.name, delivery.payload.body))
+
+    def damaged(self, error: DamageError) -> None:
+        self.damage.append(error)
+
+
+class Life:
+    """A server on a real directory."""
+
+    def __init__(self, directory: Path, now_ms: int = START_MS) -> None:
+        self.clock, self.receiver = SimulatedClock(now_ms), Receiver()
+        files = OsFiles(str(directory))
+        files.make_directory(CATALOG_DIRECTORY)
+        path = str(directory / CATALOG_DIRECTORY)
+        self.catalog = LmdbCatalog(path, max_bytes=CATALOG_BYTES)
+        try:
+            self.server = SimulatedServer(
+                SETTINGS, files, self.catalog, self.clock, random.Random(0), self.receiver
+            )
+        except BaseException:
+            self.catalog.close()
+            raise
+
+    def end(self) -> None:
+        """As SIGKILL does it: nothing is written any more."""
+        self.server.close()
+        self.catalog.close()
+
+    def work(self, statuses: list[int] | None = None) -> None:
+        self.server.tick()
+        self.server.rest()
+        while self.server.sending:
+            status = statuses.pop(0) if statuses else 200
+            self.server.answer(self.server.sending[0], WebhookResponse(status))
+            self.server.rest()
+
+    def publish(self, subject: str, *due_times: int, key: str | None = None) -> list[int]:
+        published = self.server.engine.messages.publish(
+            [NewMessage(subject, due, Payload(body(subject, due), key=key)) for due in due_times],
+            self.clock.now_ms,
+        )
+        self.server.rest()
+        return [self.server.engine.ids.decode(one.message_id).seq for one in published]
+
+    def checkpoint(self) -> None:
+        self.server.replayer.put(CheckpointRequest(lambda: None))
+        self.server.rest()
+
+
+def body(subject: str, due_ms: int) -> bytes:
+    # Long enough for a second segment: the first one is deleted behind a checkpoint.
+    return b'"%s%d %s"' % (subject.encode(), due_ms - START_MS, b"." * 150)
+
+
+CANCELLED = {body("a", START_MS + HOUR_MS + n) for n in (10, 11, 12)}
+"""Cancels that were answered."""
+BODIES = CANCELLED | {
+    *(body("a", START_MS + n) for n in (1, 2)),
+    *(body("a", START_MS + HOUR_MS + n) for n in (5, 13, 14, 16)),
+    *(body("b", START_MS + n) for n in (2, HOUR_MS + 1)),
+    *(body("c", START_MS + n) for n in (600,)),
+    *(body("d", START_MS + HOUR_MS + n) for n in (15,)),
+    *(body("e", START_MS + HOUR_MS + n) for n in (17,)),
+}
+"""All that was published."""
+
+
+def make_directory(directory: Path) -> None:
+    """Everything a small directory can hold."""
+    life = Life(directory)
+    server, now_ms = life.server, START_MS
+    for subscription in (HOOK, OTHER):
+        server.engine.registry.next_id()
+        server.engine.put_subscription(subscription)
+        life.work()
+    next_ms = now_ms + HOUR_MS
+    life.publish("a", now_ms + 1, now_ms + 2)
+    life.publish("b", now_ms + 2, next_ms + 1)
+    first = life.publish("a", next_ms + 10, next_ms + 11, next_ms + 13)
+    life.publish("a", next_ms + 5, key="k5")
+    moved = life.publish("c", now_ms + 600)
+    life.clock.move(3)
+    # One is delivered, one fails at its first subscriber, one dies at its second.
+    life.work([200, 200, 500, 500])
+    life.checkpoint()
+    cancel = server.engine.messages.cancel
+    assert cancel(first[0], next_ms + 10) is not None
+    life.server.rest()
+    server.engine.messages.move(
+        moved[0], now_ms + 600, next_ms + 20, Payload(body("c", now_ms + 600)), 3
+    )
+    life.publish("a", next_ms + 14, key="k14")
+    life.checkpoint()
+    life.publish("d", next_ms + 15)
+    assert cancel(first[1], next_ms + 11) is not None
+    life.checkpoint()
+    last = life.publish("a", next_ms + 12, next_ms + 16)
+    assert cancel(last[0], next_ms + 12) is not None
+    life.publish("e", next_ms + 17)
+    life.work()
+    server.settler.sync()
+    life.end()
+
+
+def deliver_all(directory: Path) -> Receiver:
+    """What a server delivers that starts two hours later."""
+    life = Life(directory, END_MS)
+    for _ in range(4):
+        life.work()
+        life.clock.move(1000)
+    life.end()
+    return life.receiver
+
+
+def copy(directory: Path, target: Path) -> Path:
+    """A directory to be damaged."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(directory, target)
+    return target
+
+
+def flip(directory: Path, path: str, offset: int) -> None:
+    """One bit of one byte."""
+    with (directory / path).open("r+b") as file:
+        file.seek(offset)
+        (before,) = file.read(1)
+        file.seek(offset)
+        file.write(bytes([before ^ (1 << offset % 8)]))
+
+
+def files(directory: Path) -> list[str]:
+    """The files of logs and catalog."""
+    found = [
+        str(path.relative_to(directory))
+        for name in ("messages", "schedule", "dispatch", CATALOG_DIRECTORY)
+        for path in sorted((directory / name).iterdir())
+    ]
+    return [path for path in found if "spare" not in path and "lock" not in path]
