@@ -65,10 +65,10 @@ def recover(
     """Bring the data directory to a checkpoint at the end of the message log, and load what is due.
 
     Raises StorageError when the disk does not let it; nothing was answered by then."""
-    _check_catalog(message_log, replay)
-    _cut_schedule(schedule, replay)
     damage: list[Damage] = []
-    next_seq, replayed = _replay_tail(message_log, replay, damage, now_ms, progress)
+    next_seq, replayed = file_message_log(
+        message_log, schedule, replay, damage, now_ms=now_ms, progress=progress
+    )
     # After the replay, which may have opened a settled hour again.
     damage += settler.recover(hour for hour in settler.hours() if not replay.is_retired(hour))
     for found in damage:
@@ -106,9 +106,28 @@ def recover(
     )
 
 
-def _check_catalog(message_log: MessageLog, replay: Replay) -> None:
+def file_message_log(
+    message_log: MessageLog,
+    schedule: HourLog,
+    replay: Replay,
+    damage: list[Damage],
+    *,
+    now_ms: int,
+    progress: Progress,
+) -> tuple[int, int]:
+    """Cut the schedule back to the checkpoint and file what stands behind it; a checkpoint is not
+    made yet. Returns the next seq and the number of records, and adds to `damage`."""
+    _check_catalog(message_log, schedule, replay)
+    _cut_schedule(schedule, replay)
+    return _replay_tail(message_log, replay, damage, now_ms, progress)
+
+
+def _check_catalog(message_log: MessageLog, schedule: HourLog, replay: Replay) -> None:
     """A catalog that is gone or older than the logs must not make us cut them back to it."""
     first_seq = message_log.first_seq()
+    if first_seq is None and not replay.has_checkpoint and schedule.hours():
+        reason = "it is empty, and so is the message log, but there are hours: it is missing"
+        raise DamageError("catalog", 0, reason)
     if first_seq is not None and first_seq > replay.checkpoint_seq + 1:
         raise DamageError(
             "catalog",

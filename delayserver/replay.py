@@ -213,6 +213,8 @@ class Replay:
         self._message_log = message_log
         self.hours = read_hours(catalog)
         self.checkpoint_seq = read_checkpoint(catalog)
+        self.has_checkpoint = catalog.get(Table.META, CHECKPOINT_KEY) is not None
+        """Every start makes one, before anything is filed."""
         self.filed_seq = self.checkpoint_seq
         self.live_through_hour = -1
         live = catalog.get(Table.META, LIVE_KEY)

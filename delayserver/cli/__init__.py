@@ -8,7 +8,7 @@
     subscriptions  subscribe, subscriptions
     pulling        pull, ack, nack, extend
     dead_letters   dead-letters
-    operations     stats, forecast, ready, check
+    operations     stats, forecast, ready, check, repair
     tokens         token create, token list, token revoke
     serve          serve: every setting is an option
     demo           a small shop, and a server that is killed in the middle

@@ -1,6 +1,7 @@
-"""stats, forecast, ready, check: what a server does and will do, and whether its files are sound.
+"""stats, forecast, ready, check, repair: what a server does and will do, and its files.
 
-Cost: one request; `check` reads every byte of a data directory. Threads: one.
+Cost: one request; `check` reads every byte of a data directory, `repair` some of them again.
+Threads: one.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from delayserver.times import parse_duration_ms
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from delayserver.repair import RepairReport
     from storage.check import Finding, Progress, Report
 
 BAR_WIDTH = 40
@@ -46,6 +48,8 @@ def register(app: typer.Typer) -> None:
     server_command(app, "ready", "ready --wait 30s")(ready)
     examples = ("check --data-dir data", "check --data-dir /var/lib/delayserver --json")
     app.command("check", help=help_text(check.__doc__, *examples))(check)
+    examples = ("repair --data-dir data --dry-run", "repair --data-dir data")
+    app.command("repair", help=help_text(repair.__doc__, *examples))(repair)
 
 
 def stats(session: Session) -> None:
@@ -105,18 +109,10 @@ def check(data_dir: DataDirOption = Path("data"), as_json: JsonOption = False) -
     Status 0: sound. 1: damage was found. 2: it could not be checked."""
     from delayserver.check import check_path
     from delayserver.config import Settings
-    from storage.errors import StorageError
 
     catalog_max_bytes = Settings.model_fields["catalog_max_bytes"].default
-    try:
-        with _progress(quiet=as_json) as progress:
-            report = check_path(data_dir, catalog_max_bytes=catalog_max_bytes, progress=progress)
-    except (StorageError, OSError) as error:
-        if as_json:
-            print_json({"title": str(error)}, err=True)
-        else:
-            typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(CANNOT_RUN_STATUS) from error
+    with _disk_errors(as_json), _progress("checking", quiet=as_json) as progress:
+        report = check_path(data_dir, catalog_max_bytes=catalog_max_bytes, progress=progress)
     if as_json:
         typer.echo(report.to_json())
     else:
@@ -127,14 +123,59 @@ def check(data_dir: DataDirOption = Path("data"), as_json: JsonOption = False) -
         raise typer.Exit(DAMAGED_STATUS)
 
 
+def repair(
+    data_dir: DataDirOption = Path("data"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a damaged data directory sound again. No server may be running on it.
+
+    Torn tails are cut off, damaged places are taken out, the catalog is built again. What is
+    replaced is kept under DIRECTORY/repair first. It may be interrupted, and run again.
+
+    Status 0: sound now, or it was. 1: with --dry-run, there is something to repair; without,
+    damage is left. 2: it could not be repaired."""
+    import time
+
+    from delayserver.repair import repair_path
+
+    with _disk_errors(as_json), _progress("repairing", quiet=as_json) as progress:
+        now_ms = time.time_ns() // 1_000_000
+        report = repair_path(data_dir, now_ms=now_ms, dry_run=dry_run, progress=progress)
+    if as_json:
+        typer.echo(report.to_json())
+    else:
+        from rich.console import Console
+
+        Console().print(*_rendered_repair(report), sep="\n")
+    if report.remaining or (dry_run and report.is_needed):
+        raise typer.Exit(DAMAGED_STATUS)
+
+
 @contextlib.contextmanager
-def _progress(*, quiet: bool) -> "Iterator[Progress]":
+def _disk_errors(as_json: bool) -> "Iterator[None]":
+    from storage.errors import StorageError
+
+    try:
+        yield
+    except (StorageError, OSError) as error:
+        if as_json:
+            print_json({"title": str(error)}, err=True)
+        else:
+            typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(CANNOT_RUN_STATUS) from error
+
+
+@contextlib.contextmanager
+def _progress(doing: str, *, quiet: bool) -> "Iterator[Progress]":
     """A bar on standard error that disappears in the end."""
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True, disable=quiet) as progress:
-        bar = progress.add_task("checking", total=None)
+        bar = progress.add_task(doing, total=None)
 
         def show(what: str, done: int, total: int) -> None:
             progress.update(bar, description=what, completed=done, total=total)
@@ -165,8 +206,32 @@ def _rendered(report: "Report") -> "Iterator[RenderableType]":
     else:
         yield (
             f"[bold red]Damaged in {len(report.damage)} places:[/bold red] {where}. What is named "
-            "above is not delivered; everything else is. Keep a copy of the directory."
+            "above is not delivered; everything else is. `delayserver repair --dry-run` says what "
+            "can be done about it."
         )
+
+
+def _rendered_repair(report: "RepairReport") -> "Iterator[RenderableType]":
+    from dataclasses import asdict
+
+    from rich.markup import escape
+
+    if not report.is_needed:
+        yield f"[green]Sound:[/green] {escape(report.root)}. There is nothing to repair."
+        return
+    columns = ("file", "offset", "end", "first_seq", "last_seq", "problem", "remedy")
+    yield rows([asdict(remedy) for remedy in report.remedies], columns, empty="")
+    for loss in report.losses:
+        yield f"[bold red]Lost:[/bold red] {escape(loss)}"
+    if report.dry_run:
+        yield "Nothing was changed. Run it again without --dry-run."
+        return
+    for backup in report.backups:
+        yield f"What was replaced: {escape(backup)}"
+    for left in report.remaining:
+        yield f"[bold red]Still damaged:[/bold red] {escape(left)}"
+    if not report.remaining:
+        yield f"[green]Sound now:[/green] {escape(report.root)}."
 
 
 def _line(finding: "Finding") -> str:

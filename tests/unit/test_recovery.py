@@ -353,6 +353,21 @@ def test_a_catalog_from_another_time_is_refused(machine: Machine) -> None:
     assert schedule_bytes(disk) == before
 
 
+def test_a_catalog_that_is_missing_is_refused(machine: Machine) -> None:
+    """Without a message log that tells: the hours must not be cut to nothing."""
+    machine.log.publish(START_MS)
+    machine.commit_and_file()
+    machine.disk.replay.checkpoint()
+    disk = machine.restart()
+    for path in disk.message_log.segments():
+        machine.files.unlink(path)
+    disk = Disk(machine.files, MemoryCatalog())
+    before = schedule_bytes(disk)
+    with pytest.raises(DamageError, match="there are hours: it is missing"):
+        disk.recover()
+    assert schedule_bytes(disk) == before
+
+
 def test_progress_is_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery_module, "BATCH_BYTES", 1)
     for _ in range(2):

@@ -113,7 +113,7 @@ def test_version(cli):
     "name",
     [
         *("serve", "publish", "get", "cancel", "move", "subscribe", "subscriptions"),
-        *("pull", "ack", "stats", "check", "demo"),
+        *("pull", "ack", "stats", "check", "repair", "demo"),
     ],
 )
 def test_every_command_has_help_with_an_example(cli, name):

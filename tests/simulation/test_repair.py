@@ -1,0 +1,293 @@
+"""`delayserver repair` against a directory with a flipped bit anywhere, and killed at any call.
+
+After a repair the directory checks as sound, a second repair finds nothing, and a server starts and
+delivers: never something else than was published, everything that was not named as damaged, and
+what was cancelled only if the cancel itself was in the damaged place."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from delayserver.check import check_path
+from delayserver.repair import RepairReport, repair, repair_path
+from delayserver.replay import CHECKPOINT_KEY
+from storage.catalog import LmdbCatalog, Table, Writes
+from storage.directory import CATALOG_DIRECTORY, LOCK_FILE, open_identity
+from storage.errors import DamageError, DirectoryLockedError, RepairUnfinishedError
+from storage.files import OsFiles
+from storage.testing import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
+from tests.simulation.on_disk import (
+    BODIES,
+    CANCELLED,
+    CATALOG_BYTES,
+    END_MS,
+    OTHER,
+    Life,
+    Receipt,
+    copy,
+    deliver_all,
+    files,
+    flip,
+    make_directory,
+)
+
+DATA_FILE = "catalog/data.mdb"
+EVERY_LOG_BYTE = 13
+EVERY_CATALOG_BYTE = 97
+"""Strides; both are prime, so that each run of bytes is met at other places."""
+
+
+@pytest.fixture(scope="module")
+def directory(in_memory: Path) -> Path:
+    path = in_memory / "data"
+    make_directory(path)
+    return path
+
+
+@pytest.fixture
+def damaged(directory: Path, in_memory: Path) -> Path:
+    return copy(directory, in_memory / "damaged")
+
+
+@pytest.fixture(scope="module")
+def expected(directory: Path, in_memory: Path) -> set[Receipt]:
+    return set(deliver_all(copy(directory, in_memory / "expected")).receipts)
+
+
+def mend(damaged: Path) -> RepairReport:
+    """Repair, and hold the result against what a repair promises."""
+    report = repair_path(damaged, now_ms=END_MS, catalog_max_bytes=CATALOG_BYTES)
+    assert not report.remaining, report
+    assert check_path(damaged, catalog_max_bytes=CATALOG_BYTES).findings == [] or report.is_needed
+    again = repair_path(damaged, now_ms=END_MS, catalog_max_bytes=CATALOG_BYTES)
+    assert not again.is_needed and not again.backups, again
+    return report
+
+
+def received(damaged: Path) -> set[Receipt]:
+    receiver = deliver_all(damaged)
+    assert not receiver.damage, receiver.damage
+    receipts = set(receiver.receipts)
+    assert {body for _, body in receipts} <= BODIES
+    return receipts
+
+
+def test_a_sound_directory_is_left_alone(damaged: Path) -> None:
+    before = contents(damaged)
+    assert not mend(damaged).is_needed
+    assert contents(damaged) == before
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file() and path.name not in (LOCK_FILE, "lock.mdb")
+    }
+
+
+def test_the_directory_has_everything(directory: Path, expected: set[Receipt]) -> None:
+    assert {path.split("/")[0] for path in files(directory)} == {
+        "messages",
+        "schedule",
+        "dispatch",
+        "catalog",
+    }
+    report = check_path(directory, catalog_max_bytes=CATALOG_BYTES)
+    assert report.findings == []
+    assert all(report.tables[table] for table in Table if table is not Table.DAMAGE)
+    assert min(log.frames for log in report.logs.values()) > 2
+    assert len(expected) == 12 and not {body for _, body in expected} & CANCELLED
+
+
+def offsets(path: Path, *, is_catalog: bool) -> list[int]:
+    data = path.read_bytes()
+    if not is_catalog:
+        return list(range(0, len(data.rstrip(b"\0")), EVERY_LOG_BYTE))
+    used = [at for at in range(len(data)) if any(data[at // 64 * 64 : at // 64 * 64 + 64])]
+    return used[::EVERY_CATALOG_BYTE]
+
+
+@pytest.mark.parametrize("log", ["messages", "schedule", "dispatch", "catalog"])
+def test_any_flipped_bit(
+    log: str, directory: Path, expected: set[Receipt], in_memory: Path
+) -> None:
+    tried = 0
+    for path in files(directory):
+        if not path.startswith(log):
+            continue
+        for offset in offsets(directory / path, is_catalog=log == "catalog"):
+            damaged = copy(directory, in_memory / "x")
+            flip(damaged, path, offset)
+            report = mend(damaged)
+            receipts = received(damaged)
+            where = f"{path}@{offset}: {report}"
+            assert report.is_needed or receipts == expected, where
+            if log != "messages":
+                # A cancel that was not filed yet stands nowhere else.
+                assert not {body for _, body in receipts} & CANCELLED, where
+            if log == "dispatch":
+                assert expected <= receipts, where
+            tried += 1
+    assert tried >= 10
+
+
+def every_kind_of_damage(damaged: Path) -> None:
+    (segment, *_) = (path for path in files(damaged) if path.startswith("messages"))
+    flip(damaged, segment, 100)
+    (_, schedule) = (path for path in files(damaged) if path.startswith("schedule"))
+    flip(damaged, schedule, 70)
+    (dispatch,) = (path for path in files(damaged) if path.startswith("dispatch"))
+    flip(damaged, dispatch, 10)
+    with (damaged / DATA_FILE).open("r+b") as file:
+        file.seek(0)
+        file.write(b"\xff" * 64)
+
+
+def test_killed_at_every_call(directory: Path, in_memory: Path) -> None:
+    """A repair that is killed is run again, and comes to the same end."""
+    whole = copy(directory, in_memory / "whole")
+    every_kind_of_damage(whole)
+    mend(whole)
+    wanted = received(whole)
+    at = 1
+    while True:
+        damaged = copy(directory, in_memory / "x")
+        every_kind_of_damage(damaged)
+        moment = list(Moment)[at % len(Moment)]
+        faults = Faults(Fault(at, FaultKind.CRASH, moment))
+        try:
+            repair(
+                FaultyFiles(OsFiles(str(damaged)), faults),
+                damaged,
+                now_ms=END_MS,
+                dry_run=False,
+                catalog_max_bytes=CATALOG_BYTES,
+                progress=lambda what, done, total: None,
+            )
+        except SimulatedCrash:
+            pass
+        else:
+            break
+        if (damaged / "REPAIR").exists():
+            with pytest.raises(RepairUnfinishedError, match="run `delayserver repair"):
+                open_identity(OsFiles(str(damaged)), random_bytes=bytes)
+        repair_path(damaged, now_ms=END_MS, catalog_max_bytes=CATALOG_BYTES)
+        mend(damaged)
+        assert received(damaged) == wanted, at
+        at += 7 if at > 60 else 3
+    assert at > 300
+
+
+def test_a_dry_run_changes_nothing(damaged: Path) -> None:
+    every_kind_of_damage(damaged)
+    before = contents(damaged)
+    report = repair_path(damaged, now_ms=END_MS, dry_run=True, catalog_max_bytes=CATALOG_BYTES)
+    assert contents(damaged) == before
+    assert {remedy.file.split("/")[0] for remedy in report.remedies} == {
+        "messages",
+        "schedule",
+        "dispatch",
+        "catalog",
+    }
+    assert report.backups == []
+
+
+def test_what_is_replaced_is_kept(damaged: Path) -> None:
+    every_kind_of_damage(damaged)
+    before = contents(damaged)
+    report = mend(damaged)
+    kept = contents(Path(report.backups[0]))
+    for remedy in report.remedies:
+        path = remedy.file if "/" in remedy.file else DATA_FILE
+        if path in before:
+            assert kept[path] == before[path]
+    assert json.loads(kept["report.json"])["remedies"]
+
+
+def test_no_repair_beside_a_server(damaged: Path) -> None:
+    life = Life(damaged)
+    with pytest.raises(DirectoryLockedError, match="in use"):
+        repair_path(damaged, now_ms=END_MS)
+    life.end()
+
+
+def no_catalog(damaged: Path) -> None:
+    (damaged / DATA_FILE).unlink()
+
+
+def an_empty_catalog(damaged: Path) -> None:
+    (damaged / DATA_FILE).write_bytes(b"")
+
+
+def half_a_catalog(damaged: Path) -> None:
+    data = (damaged / DATA_FILE).read_bytes()
+    (damaged / DATA_FILE).write_bytes(data[: len(data) // 2])
+
+
+def garbage_for_a_catalog(damaged: Path) -> None:
+    (damaged / DATA_FILE).write_bytes(random.Random(0).randbytes(50_000))
+
+
+def changed(writes: Writes) -> Callable[[Path], None]:
+    def change(damaged: Path) -> None:
+        catalog = LmdbCatalog(str(damaged / CATALOG_DIRECTORY), max_bytes=CATALOG_BYTES)
+        catalog.commit(writes)
+        catalog.close()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "keeps_subscriptions"),
+    [
+        (no_catalog, False),
+        (an_empty_catalog, False),
+        (half_a_catalog, None),
+        (garbage_for_a_catalog, False),
+        (changed({Table.META: [(CHECKPOINT_KEY, None)]}), True),
+        (changed({Table.META: [(CHECKPOINT_KEY, bytes(8))]}), True),
+    ],
+)
+def test_a_catalog_that_is_gone(
+    damage: Callable[[Path], None],
+    keeps_subscriptions: bool | None,
+    damaged: Path,
+    expected: set[Receipt],
+) -> None:
+    """Everything is still there but the definitions: who subscribes again gets it."""
+    damage(damaged)
+    with pytest.raises(DamageError):
+        Life(damaged)
+    report = mend(damaged)
+    receipts = received(damaged)
+    assert not {body for _, body in receipts} & CANCELLED
+    if keeps_subscriptions:
+        assert receipts == expected
+    elif keeps_subscriptions is False:
+        assert any("subscription" in loss for loss in report.losses)
+        assert receipts == set()
+        life = Life(damaged, END_MS)
+        life.work()
+        again = msgspec.structs.replace(OTHER, id=life.server.engine.registry.next_id())
+        assert again.id > OTHER.id, "the number of a lost subscription was given again"
+        life.server.engine.put_subscription(again)
+        life.work()
+        got = {body for _, body in life.receiver.receipts}
+        assert {body for _, body in expected} <= got <= BODIES - CANCELLED
+        life.end()
+
+
+def test_what_was_cancelled_stays_cancelled(damaged: Path) -> None:
+    """Its tombstone is lost with its frame; the catalog still knows."""
+    (_, path) = (path for path in files(damaged) if path.startswith("schedule"))
+    data = (damaged / path).read_bytes()
+    headers = [at for at in range(0, len(data), 8) if data[at : at + 4] == b"DLY1"]
+    for offset in headers[1:]:  # every frame but that of the messages themselves
+        flip(damaged, path, offset)
+    mend(damaged)
+    assert not {body for _, body in received(damaged)} & CANCELLED
