@@ -1,7 +1,8 @@
 """Deliberate bugs, one at a time: the simulation must find each of them, else it proves nothing.
 
 Every canary is a patch of the real code that breaks one rule. The invariants are those of the
-design notes; `delayserver.testing.ledger` says which check speaks for which."""
+design notes; `delayserver.testing.ledger` says which check speaks for which. Bugs by which nothing
+is lost, only late, dear or shared, are those of `test_invariants.py`."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -21,6 +22,7 @@ from delayserver.settler import Settler
 from delayserver.testing import World, run_world, server
 from delayserver.wheel import Wheel
 from storage import frame
+from storage.errors import SyncError
 from storage.hour_log import HourLog
 from storage.rows import HOUR_MS
 from storage.testing import SimulatedFile
@@ -142,6 +144,26 @@ def hours_are_loaded_before_the_replay_has_ended(patch: Patch) -> None:
         return recovered
 
     patch.setattr(shard, "recover", recover)
+
+
+@canary
+def schedule_files_are_not_cut_back(patch: Patch) -> None:
+    """I7"""
+    patch.setattr(recovery, "_cut_schedule", lambda schedule, replay: None)
+
+
+@canary
+def a_failed_sync_is_tried_again(patch: Patch) -> None:
+    """I9: the second one succeeds, and what the first one lost is lost."""
+    original = HourLog.sync
+
+    def sync(self: Any) -> None:
+        try:
+            original(self)
+        except SyncError:
+            original(self)
+
+    patch.setattr(HourLog, "sync", sync)
 
 
 @canary

@@ -1,0 +1,178 @@
+"""Promises that are broken without anything being lost, each with the bug that must be noticed.
+
+The worlds of the simulation compare what was promised with what arrived. They cannot see that a
+delivery was late because of others (I2), that a start read more than it had to (I10), or that two
+processes had one directory (I12). So each of these has a check of its own, which has to pass, and
+to fail with the bug planted."""
+
+import contextlib
+import fcntl
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from delayserver.config import Settings
+from delayserver.delivery.webhook import WebhookResponse
+from delayserver.dispatcher import Dispatcher
+from delayserver.message import Payload
+from delayserver.messages import NewMessage
+from delayserver.replay import Replay
+from delayserver.subscriptions import Subscription
+from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
+from delayserver.workers import CheckpointRequest
+from storage.errors import DirectoryLockedError
+from storage.files import OsFiles
+from storage.rows import HOUR_MS
+from storage.testing import Faults, FaultyFiles, MemoryCatalog, SimulatedFiles
+
+SETTINGS = Settings(segment_bytes=1 << 20, lead_ms=1000)
+MESSAGES = 20
+Patch = pytest.MonkeyPatch
+
+
+class Machine:
+    """A disk, and servers that are started on it."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random(0)
+        self.disk, self.catalog = SimulatedFiles(rng=self.rng), MemoryCatalog()
+        self.clock, self.faults = SimulatedClock(), Faults()
+
+    def start(self) -> SimulatedServer:
+        files = FaultyFiles(self.disk, self.faults)
+        return SimulatedServer(SETTINGS, files, self.catalog, self.clock, self.rng, Watcher())
+
+    def kill(self) -> None:
+        self.disk, self.catalog = self.disk.kill(), self.catalog.kill()
+        self.faults = Faults()
+
+    def publish(self, server: SimulatedServer, *due_times: int) -> None:
+        server.engine.messages.publish(
+            [NewMessage("orders", due_ms, Payload(b"{}")) for due_ms in due_times],
+            self.clock.now_ms,
+        )
+        server.rest()
+
+
+def subscribe(server: SimulatedServer, name: str) -> Subscription:
+    subscription = Subscription(
+        id=server.engine.registry.next_id(),
+        name=name,
+        subject="orders",
+        type="webhook",
+        created_ms=0,
+        max_in_flight=3,
+    )
+    server.engine.put_subscription(subscription)
+    server.rest()
+    return subscription
+
+
+# ── I2 ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def a_silent_subscriber_delays_nobody() -> None:
+    machine = Machine()
+    server = machine.start()
+    subscribe(server, "silent")
+    quick = subscribe(server, "quick")
+    machine.publish(server, *(machine.clock.now_ms + 1 for _ in range(MESSAGES)))
+    machine.clock.move(1)
+    server.tick()
+    server.rest()
+    answered = 0
+    while mine := [one for one in server.sending if one.subscription_id == quick.id]:
+        server.answer(mine[0], WebhookResponse(200))
+        server.rest()
+        answered += 1
+    # No time has passed, and the silent one has answered nothing.
+    assert answered == MESSAGES
+
+
+def one_queue_for_all(patch: Patch) -> None:
+    original = Dispatcher.pump
+
+    def pump(self: Any, queue: Any, now_ms: int) -> None:
+        if all(other.in_flight < other.subscription.max_in_flight for other in self.queues()):
+            original(self, queue, now_ms)
+
+    patch.setattr(Dispatcher, "pump", pump)
+
+
+# ── I10 ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def calls_of_a_start(backlog_hours: int) -> int:
+    """File calls of a restart with a backlog of so many hours, all beyond the next one."""
+    machine = Machine()
+    server = machine.start()
+    first_ms = machine.clock.now_ms + 5 * HOUR_MS
+    for hour in range(backlog_hours):
+        machine.publish(server, *(first_ms + hour * HOUR_MS + n for n in range(MESSAGES)))
+    server.replayer.put(CheckpointRequest(lambda: None))
+    server.rest()
+    machine.kill()
+    machine.start()
+    return machine.faults.call_count
+
+
+def a_start_does_not_read_the_backlog() -> None:
+    few, many = calls_of_a_start(2), calls_of_a_start(60)
+    # What remains per hour is the comparison of its length with the catalog.
+    assert many - few <= 3 * (60 - 2), (few, many)
+
+
+def the_whole_backlog_is_loaded(patch: Patch) -> None:
+    original = Replay.snapshot
+    patch.setattr(Replay, "snapshot", lambda self, hour: original(self, hour + 10_000))
+
+
+# ── I12 ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def a_second_server_is_refused() -> None:
+    machine = Machine()
+    machine.start()
+    with pytest.raises(DirectoryLockedError):
+        machine.start()
+
+
+def the_lock_is_not_taken(patch: Patch) -> None:
+    patch.setattr(SimulatedFiles, "lock", lambda self, path: contextlib.nullcontext())
+
+
+# ── all of them ────────────────────────────────────────────────────────────────────────────────
+
+CHECKS: list[tuple[Callable[[], None], Callable[[Patch], None]]] = [
+    (a_silent_subscriber_delays_nobody, one_queue_for_all),
+    (a_start_does_not_read_the_backlog, the_whole_backlog_is_loaded),
+    (a_second_server_is_refused, the_lock_is_not_taken),
+]
+
+
+@pytest.mark.parametrize("check", [check for check, _ in CHECKS])
+def test_it_holds(check: Callable[[], None]) -> None:
+    check()
+
+
+@pytest.mark.parametrize(("check", "bug"), CHECKS)
+def test_the_bug_is_noticed(
+    check: Callable[[], None], bug: Callable[[Patch], None], monkeypatch: Patch
+) -> None:
+    bug(monkeypatch)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        check()
+
+
+def test_a_lock_of_the_system_is_needed(tmp_path: Path, monkeypatch: Patch) -> None:
+    """I12 on real files: a second owner is refused, and is not if the lock is left out."""
+    files = OsFiles(str(tmp_path))
+    with files.lock("LOCK"):
+        with pytest.raises(DirectoryLockedError), OsFiles(str(tmp_path)).lock("LOCK"):
+            pass
+        monkeypatch.setattr(fcntl, "flock", lambda descriptor, how: None)
+        with OsFiles(str(tmp_path)).lock("LOCK"):
+            pass
