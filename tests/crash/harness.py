@@ -3,7 +3,8 @@
     load          publishes with and without keys, batches, cancels and moves by id and by key
     receivers     a webhook that is slow at times and fails at times; consumers that acknowledge,
                   refuse, or let the lease end
-    each round    start, perhaps killed while it recovers; load; SIGKILL at a random moment
+    each round    start, perhaps killed while it recovers; load; SIGKILL at a random moment, or as
+                  soon as a checkpoint shows in the files
     some rounds   the clock is set forward so that the hour changes within the round
     the end       all that is open has to be delivered, and after a graceful stop and one more start
                   nothing may come again
@@ -15,7 +16,9 @@ the machine how fast: a seed narrows a failure down, and the directory that is k
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
 import random
 import shutil
 import tempfile
@@ -51,6 +54,14 @@ RETRY_S = 0.05
 GRACE_S = 30.0
 QUIET_S = 1.5
 LEASE_MS = 1500
+FILLINGS = {size: "x" * size for size in (0, 10, 100, 1000, 20_000)}
+"""Made once: a long run has hundreds of thousands of messages."""
+LOAD_S = (0.1, 1.2)
+"""How long the load of a round lasts, at least and at most."""
+CHECKPOINT_SHARE = 0.25
+"""Of the rounds: the kill waits for a checkpoint."""
+CHECKPOINT_WAIT_S = 1.5
+LOOK_S = 0.0005
 CHECK_SHARE = 0.3
 """Of the rounds: the files are checked while the server is down."""
 
@@ -159,7 +170,9 @@ class CrashRun:
 
     async def _round(self) -> None:
         """Load until the kill, and the next start, which may be killed as well."""
-        await asyncio.sleep(self._fate.uniform(0.1, 2.0))
+        await asyncio.sleep(self._fate.uniform(*LOAD_S))
+        if self._fate.random() < CHECKPOINT_SHARE and await self._in_a_checkpoint():
+            self.counts["kills in a checkpoint"] += 1
         self._kill()
         if self._fate.random() < CHECK_SHARE:
             await self._check()
@@ -173,6 +186,19 @@ class CrashRun:
             self._kill()
             self.counts["kills during start"] += 1
         await self._start()
+
+    async def _in_a_checkpoint(self) -> bool:
+        """Wait until the server files or commits; False if it does not.
+
+        A checkpoint writes schedule files, syncs them, commits the catalog, deletes segments. The
+        kill comes within a millisecond or two of what is seen of it."""
+        sign = self._fate.choice(("schedule", "catalog"))
+        wait_s = self._fate.uniform(0, 0.003)
+        directory = self._server.data_dir / sign
+        if not await asyncio.to_thread(_changes, directory, CHECKPOINT_WAIT_S):
+            return False
+        await asyncio.sleep(wait_s)
+        return True
 
     def _kill(self) -> None:
         if not self._server.is_running:
@@ -321,7 +347,7 @@ class CrashRun:
             subject,
             SUBSCRIBERS[subject],
             with_key=chance.random() < 0.6 if with_key is None else with_key,
-            filling="x" * size,
+            filling=FILLINGS[size],
         )
         return order, self._delay_ms()
 
@@ -448,6 +474,28 @@ class CrashRun:
                     self.counts["acknowledged"] += 1
 
 
+def _changes(directory: Path, wait_s: float) -> bool:
+    """Whether a file of a directory is written to within that time; returns as soon as one is."""
+    before = _written_at(directory)
+    until_s = time.monotonic() + wait_s
+    while time.monotonic() < until_s:
+        if _written_at(directory) != before:
+            return True
+        time.sleep(LOOK_S)
+    return False
+
+
+def _written_at(directory: Path) -> set[tuple[str, int, int]]:
+    found = set()
+    for entry in os.scandir(directory):
+        # A file may be deleted meanwhile; LMDB's readers write into its lock file all the time.
+        with contextlib.suppress(FileNotFoundError):
+            status = entry.stat()
+            if entry.name != "lock.mdb":
+                found.add((entry.name, status.st_mtime_ns, status.st_size))
+    return found
+
+
 def _document(order: Order, delay_ms: int) -> dict[str, object]:
     document: dict[str, object] = {
         "subject": order.subject,
@@ -487,15 +535,29 @@ def main() -> None:
 
 def _run_with_progress(directory: Path, seed: int, rounds: int, minutes: float | None) -> Outcome:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        *(() if minutes else (MofNCompleteColumn(), TimeRemainingColumn())),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         total = None if minutes is not None else rounds
         bar = progress.add_task(f"seed {seed}", total=total)
 
         def report(run: CrashRun) -> None:
-            text = f"round {run.rounds_done}, {len(run.ledger.orders):,} messages"
+            text = f"{run.counts['kills']:,} kills, {len(run.ledger.orders):,} messages"
+            if run.failures:
+                text += f", {len(run.failures)} failures"
             progress.update(bar, completed=run.rounds_done, description=text)
 
         run = CrashRun(directory, seed=seed, rounds=rounds, minutes=minutes, report=report)

@@ -21,6 +21,7 @@ Cost: a small object per message and per delivery. Threads: one.
 
 import json
 import time
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -234,9 +235,9 @@ class Ledger:
 
     def was_up(self, from_ms: int, to_ms: int) -> bool:
         """Whether the server accepted messages all that time."""
-        return not any(
-            outage.down_ms <= to_ms and from_ms < outage.up_ms for outage in self.outages
-        )
+        # Outages stand one behind the other: the last that began by then is the one that counts.
+        index = bisect_right(self.outages, to_ms, key=lambda outage: outage.down_ms) - 1
+        return index < 0 or self.outages[index].up_ms <= from_ms
 
 
 # ---- the judgement -----------------------------------------------------------------------------
