@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,7 @@ OPEN_FILES_MAX = 128
 INDEXES_MAX = 256
 DECODED_FRAMES_MAX = 8
 
+_NAMES_KEPT = 4096
 _NAME = "%Y-%m-%dT%H"
 _INDEX_DTYPE = np.dtype([("first_seq", "<u8"), ("last_seq", "<u8"), ("offset", "<u8")])
 
@@ -47,6 +49,7 @@ def hour_of(due_ms: int) -> int:
     return due_ms // HOUR_MS
 
 
+@lru_cache(_NAMES_KEPT)
 def hour_path(kind: LogKind, hour: int) -> str:
     """The path of an hour's file; its name is UTC, never local time."""
     log = kind.name.lower()
@@ -54,6 +57,7 @@ def hour_path(kind: LogKind, hour: int) -> str:
     return f"{log}/{name}.{log}"
 
 
+@lru_cache(_NAMES_KEPT)
 def parse_hour_name(kind: LogKind, name: str) -> int | None:
     """The hour of a file name, or None if it is not one of that log."""
     log = kind.name.lower()

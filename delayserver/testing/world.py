@@ -630,10 +630,15 @@ class World:
     def _purge(self) -> None:
         server, engine = self._running, self._running.engine
         self.clock.move(4 * HOUR_MS)
-        for _ in range(200):
+        rounds_left = 200
+        while rounds_left:
             self.clock.move(self.settings.checkpoint_ms)
             server.tick()
             server.rest()
+            rounds_left -= 1
+            if not server.replay.hours:
+                # A few more, for what they left to be deleted.
+                rounds_left = min(rounds_left, 5)
         files = [
             f"{directory}/{name}"
             for directory in ("schedule", "dispatch")
