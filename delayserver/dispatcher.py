@@ -107,6 +107,8 @@ class Queue:
     """Rows that came back from a consumer: the attempt that comes next."""
     reserved: dict[int, int] = field(default_factory=dict)
     """Rows that left the queue: entry seq → hour."""
+    is_reading: bool = False
+    """Rows are being read that go out as webhooks one by one."""
 
     @property
     def count(self) -> int:
@@ -127,7 +129,8 @@ class Queue:
         """How many rows may be sent as webhooks, in one batch or one by one."""
         most = self.subscription.max_in_flight
         if not self.subscription.batch_max:
-            return most - self.in_flight
+            # While rows are read, more places get free: those are for the next read.
+            return 0 if self.is_reading else most - self.in_flight
         if len(self.posts) >= most:
             return 0
         # Rows whose failure is not recorded yet are on their way without a request.
@@ -414,9 +417,12 @@ class Dispatcher:
             queue.reserved.update(dict.fromkeys(batch.rows["seq"].tolist(), batch.hour))
             queue.in_flight += len(batch.rows)
         take = Take(queue.subscription, batches, queue.attempts, request)
-        if queue.subscription.type == "webhook" and queue.subscription.batch_max:
-            take.as_batch = True
-            queue.posts.add(take.first_seq)
+        if queue.subscription.type == "webhook":
+            if queue.subscription.batch_max:
+                take.as_batch = True
+                queue.posts.add(take.first_seq)
+            else:
+                queue.is_reading = True
         self._ports.read(take)
         return True
 
@@ -466,8 +472,10 @@ class Dispatcher:
             self._send_batch(queue, deliveries, now_ms)
         else:
             queue.posts.discard(take.first_seq)
+            queue.is_reading = False
             for delivery in deliveries:
                 self._ports.send(queue.subscription, [delivery])
+            self.pump(queue, now_ms)
 
     def _send_batch(self, queue: Queue, deliveries: list[Delivery], now_ms: int) -> None:
         """Send as many as a request may hold; the others are the next."""

@@ -304,6 +304,22 @@ def test_a_webhook_has_no_more_in_flight_than_it_allows() -> None:
     assert not parts.dispatcher.holds(Entry(5, START_MS))
 
 
+def test_what_becomes_free_while_bodies_are_read_is_read_together() -> None:
+    one = webhook(max_in_flight=4)
+    parts = Parts(one)
+    parts.fire(*[(seq, START_MS) for seq in range(1, 5)])
+    deliveries = parts.read()
+    parts.fire(*[(seq, START_MS) for seq in range(5, 9)])
+    for delivered in deliveries:
+        parts.dispatcher.delivered(delivered, NOW_MS)
+        parts.dispatcher.pump(parts.dispatcher.queue(one), NOW_MS)
+    assert [take.count for take in parts.ports.taken] == [1]
+    parts.read()
+    assert [take.count for take in parts.ports.taken] == [3]
+    parts.read()
+    assert [sent.entry.seq for _, sent in parts.ports.sent] == list(range(1, 9))
+
+
 def test_a_slow_subscription_delays_nobody_else() -> None:
     slow, quick = webhook(1, max_in_flight=1), webhook(2, max_in_flight=100)
     parts = Parts(slow, quick)
