@@ -84,7 +84,7 @@ def a_silent_subscriber_delays_nobody() -> None:
     server.tick()
     server.rest()
     answered = 0
-    while mine := [one for one in server.sending if one.subscription_id == quick.id]:
+    while mine := [one for one in server.sending if one[0].subscription_id == quick.id]:
         server.answer(mine[0], WebhookResponse(200))
         server.rest()
         answered += 1
