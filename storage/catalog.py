@@ -241,8 +241,8 @@ class LmdbView:
                 self._transaction = self._environment.begin()
             with self._transaction.cursor(db=self._tables[table]) as cursor:
                 found = cursor.set_range(prefix)
-                while found and cursor.key().startswith(prefix):
-                    pairs.append(cursor.item())
+                while found and (key := cursor.key()).startswith(prefix):
+                    pairs.append((key, _opened(self._path, table, key, cursor.value())))
                     found = cursor.next()
         except lmdb.Error as error:
             raise CatalogError(f"scan {table}", f"{error}") from error
