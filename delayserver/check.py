@@ -5,6 +5,8 @@
     hours: counts, last entry        the rows up to there
     checkpoint                       the message log: not behind its end, not before its beginning
     subjects                         the subjects of filed rows; numbered from 1 without gaps
+    watches                          hours that are kept
+    heartbeats                       subjects that are known
     keys, changes, dead letters, …   themselves: each entry can be read
 
 It may run beside a server. Therefore what the catalog promises is read first, and the logs, which
@@ -26,6 +28,7 @@ import numpy as np
 from delayserver.message import decode_payload
 from delayserver.replay import (
     DeadLetter,
+    Heartbeat,
     HourState,
     hour_key,
     read_checkpoint,
@@ -38,6 +41,7 @@ from delayserver.sequencer import (
     unpack_key_entry,
 )
 from delayserver.subscriptions import decode_subscription
+from delayserver.watches import parse_watch_key, unpack_watch
 from storage.catalog import TABLES, Catalog, LmdbCatalog, Table
 from storage.catalog_file import find_damage
 from storage.check import NotADataDirectoryError, Progress, Report, Severity, check_directory
@@ -48,7 +52,7 @@ from storage.frame import Damage, Frame
 from storage.hour_log import hour_path
 from storage.message_log import DIRECTORY as MESSAGES_DIRECTORY
 from storage.message_log import parse_segment_name
-from storage.rows import FLAG_REMOVAL, LogKind
+from storage.rows import FLAG_REMOVAL, HOUR_MS, LogKind
 
 _KEY_HASH_BYTES = 16
 _CHANGE_KEY_BYTES = 12
@@ -274,6 +278,8 @@ def _check_entries(catalog: Catalog, report: Report) -> None:
         except (CatalogError, DamageError):
             return  # `check_directory` has said so.
     _check_subjects(catalog, report)
+    _check_watches(catalog, report)
+    _check_heartbeats(catalog, report)
     _add_known_damage(catalog, report)
 
 
@@ -284,6 +290,29 @@ def _check_subjects(catalog: Catalog, report: Report) -> None:
         report.add(CATALOG_DIRECTORY, "subjects are not numbered from 1 without gaps")
     if len({name for _, name in subjects}) != len(subjects):
         report.add(CATALOG_DIRECTORY, "two subjects have the same name")
+
+
+def _check_watches(catalog: Catalog, report: Report) -> None:
+    """A message that is watched for must be kept: in the hour of its id, or where it went."""
+    for key, value in catalog.scan(Table.WATCHES):
+        with contextlib.suppress(*_UNREADABLE):  # reported above
+            name, seq = parse_watch_key(key)
+            hours = {unpack_watch(value)[0] // HOUR_MS}
+            for _, change in catalog.scan(Table.CHANGES, prefix=seq.to_bytes(8, "big")):
+                hours.add(unpack_change(change).due_ms // HOUR_MS)
+            is_kept = any(catalog.get(Table.HOURS, hour_key(hour)) for hour in hours)
+            # A server that runs deletes the entry before the hour.
+            if not is_kept and catalog.get(Table.WATCHES, key) is not None:
+                report.add(CATALOG_DIRECTORY, f"message {seq} watches {name!r} and is not kept")
+
+
+def _check_heartbeats(catalog: Catalog, report: Report) -> None:
+    for key, value in catalog.scan(Table.HEARTBEATS):
+        with contextlib.suppress(*_UNREADABLE):  # reported above
+            subject_id = msgspec.msgpack.decode(value, type=Heartbeat).subject_id
+            if subject_id and catalog.get(Table.SUBJECTS, subject_id.to_bytes(4, "big")) is None:
+                name = key.decode()
+                report.add(CATALOG_DIRECTORY, f"heartbeat {name!r} has an unknown subject")
 
 
 def _add_known_damage(catalog: Catalog, report: Report) -> None:
@@ -332,11 +361,25 @@ def _parse_dead_letter(key: bytes, value: bytes) -> None:
     decode_payload(sealed, CATALOG_DIRECTORY, 0, entry_seq)
 
 
+def _parse_watch(key: bytes, value: bytes) -> None:
+    parse_watch_key(key)
+    unpack_watch(value)
+
+
+def _parse_heartbeat(key: bytes, value: bytes) -> None:
+    heartbeat = msgspec.msgpack.decode(value, type=Heartbeat)
+    _must(heartbeat.key.encode() == key, "a heartbeat of another key")
+    _must(heartbeat.timeout_ms > 0 and heartbeat.subject_id > 0, "a heartbeat that has ended")
+    decode_payload(heartbeat.payload, CATALOG_DIRECTORY, 0, 0)
+
+
 _PARSERS: dict[Table, Callable[[bytes, bytes], None]] = {
     Table.KEYS: _parse_key,
     Table.CHANGES: _parse_change,
     Table.SUBJECTS: _parse_subject,
     Table.SUBSCRIPTIONS: _parse_subscription,
     Table.DEAD_LETTERS: _parse_dead_letter,
+    Table.WATCHES: _parse_watch,
+    Table.HEARTBEATS: _parse_heartbeat,
     Table.DAMAGE: lambda key, value: json.loads(value),
 }

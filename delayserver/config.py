@@ -71,6 +71,7 @@ class Settings(BaseSettings):
     batch_max_bytes: int = Field(64 * MIB, gt=0, description="longest batch accepted")
     subjects_max: int = Field(100_000, gt=0, description="most subjects")
     subscriptions_max: int = Field(10_000, gt=0, description="most subscriptions")
+    heartbeats_max: int = Field(1_000_000, gt=0, description="most heartbeats")
     dedupe_window_ms: int = Field(
         5 * MINUTE_MS, ge=0, description="a key stays taken this long after the due time"
     )

@@ -35,11 +35,13 @@ from delayserver.delivery.webhook import (
 )
 from delayserver.dispatcher import Dispatcher, Take
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
+from delayserver.events import Events
 from delayserver.groups import GroupPorts, Groups
+from delayserver.heartbeats import Heartbeats
 from delayserver.hours import Hours
 from delayserver.ids import IdCodec, KeyHasher
 from delayserver.loader import LoadedHour
-from delayserver.message import Delivery, Origin, Payload, encode_payload
+from delayserver.message import Delivery, Origin, Payload, encode_payload, row_flags
 from delayserver.messages import Messages
 from delayserver.replay import DeadLetter as DeadLetterValue
 from delayserver.replay import Filed, Snapshot
@@ -126,6 +128,11 @@ class Engine:
             key_hasher,
             now_ms=now_ms,
         )
+        watches = self.messages.watches
+        self.events = Events(settings, sequencer, self.groups, self.messages, watches)
+        self.heartbeats = Heartbeats(
+            settings, catalog, sequencer, self.groups, self.messages, self.timeouts
+        )
         self.retried_by_subject: defaultdict[int, int] = defaultdict(int)
         """How many deliveries since the start, by subject id; likewise `dead`."""
         self.dead_by_subject: defaultdict[int, int] = defaultdict(int)
@@ -155,14 +162,17 @@ class Engine:
         )
         if batches:
             self.dispatcher.fire(batches, now_ms)
+        self.timeouts.look(now_ms)
+        self.heartbeats.start()
         self.timeouts.advance(now_ms)
+        more = self.heartbeats.fire_due(now_ms, rows_max)
         self._settle_stalled(now_ms)
         wake_ms = self.dispatcher.wake(now_ms)
         if settled := self.hours.take_settled(
             now_ms, self.sequencer.next_seq, self.groups.filed_seq
         ):
             self._ports.retire(settled, self.groups.filed_seq)
-        if sum(len(batch.rows) for batch in batches) >= rows_max:
+        if more or sum(len(batch.rows) for batch in batches) >= rows_max:
             return now_ms
         times = [self.wheel.next_ms(), self.timeouts.next_ms(), wake_ms]
         times += [at_ms for at_ms, _ in self._stalled]
@@ -266,6 +276,8 @@ class Engine:
         # An hour that is being read does not show the removals since its snapshot.
         if not self.hours.loading:
             self.sequencer.prune(self._prune_seq)
+            self.messages.watches.prune(self._prune_seq)
+            self.heartbeats.prune(self._prune_seq)
 
     # ── subscriptions ──────────────────────────────────────────────────────────────────────────
 
@@ -432,6 +444,7 @@ class Engine:
             subscription_id=delivery.subscription_id,
             payload=sealed,
             attempt=delivery.attempt + 1,
+            flags=row_flags(payload),
         )
         change = Change(ChangeState.RETRYING, seq, due_ms, delivery.attempt + 1, origin.subject_id)
         self._conclude(delivery, seq, change, now_ms, partial(self._retry, delivery, delay_ms))
@@ -528,6 +541,7 @@ class Engine:
             subscription_id=subscription_id,
             payload=sealed,
             attempt=1,
+            flags=row_flags(payload),
         )
         change = Change(ChangeState.RETRYING, seq, now_ms, 1, origin.subject_id)
         self.sequencer.put_change(seq, origin.message_seq, subscription_id, change)

@@ -11,7 +11,7 @@ import msgspec
 
 from storage.errors import DamageError
 from storage.frame import Rows, seal, unseal
-from storage.rows import HOUR_MS
+from storage.rows import FLAG_WATCHES, HOUR_MS
 
 
 class Content(IntEnum):
@@ -34,6 +34,14 @@ class Origin(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The attempt that comes next, from 1."""
 
 
+class Watch(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Keys whose events complete a message before its time."""
+
+    keys: tuple[str, ...]
+    on_event: int = 0
+    """0: an event cancels the message; 1: it fires it."""
+
+
 class Payload(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The variable part of a message, as it stands in the logs."""
 
@@ -43,6 +51,7 @@ class Payload(msgspec.Struct, array_like=True, frozen=True, gc=False):
     key: str | None = None
     headers: dict[str, str] | None = None
     origin: Origin | None = None
+    watch: Watch | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -51,7 +60,16 @@ _decoder = msgspec.msgpack.Decoder(Payload)
 
 def encode_payload(payload: Payload) -> bytes:
     """The bytes of a payload, sealed with their checksum."""
+    if payload.watch is None:
+        # To the same bytes as before there were watch keys, since they tell the content of a key.
+        plain = (payload.body, payload.content, payload.key, payload.headers, payload.origin)
+        return seal(_encoder.encode(plain))
     return seal(_encoder.encode(payload))
+
+
+def row_flags(payload: Payload) -> int:
+    """The flags of a record that schedules a message."""
+    return 0 if payload.watch is None else FLAG_WATCHES
 
 
 def decode_payload(sealed: bytes, where: str, offset: int, seq: int) -> Payload:

@@ -29,11 +29,12 @@ from delayserver.errors import (
 from delayserver.groups import Groups
 from delayserver.hours import Hours
 from delayserver.ids import IdCodec, KeyHasher, MessageId
-from delayserver.message import Entry, Origin, Payload, State, encode_payload
+from delayserver.message import Entry, Origin, Payload, State, encode_payload, row_flags
 from delayserver.replay import read_hour
 from delayserver.sequencer import Change, ChangeState, Group, KeyEntry, Sequencer
 from delayserver.subscriptions import Registry
 from delayserver.tracecontext import Trace, with_trace
+from delayserver.watches import Watches
 from delayserver.wheel import ROUTE_SUBSCRIPTION, Wheel
 from storage.catalog import Catalog
 from storage.frame import Rows, sealed_crc
@@ -105,6 +106,7 @@ class Messages:
         self._ids = ids
         self._key_hasher = key_hasher
         self._express_ms = settings.express_ms
+        self.watches = Watches(catalog)
         self.advanced_ms = now_ms
         self.disk_is_low = False
         self.accepted_by_subject: defaultdict[int, int] = defaultdict(int)
@@ -172,6 +174,20 @@ class Messages:
                 published[index] = msgspec.structs.replace(published[known], duplicate=True)
         return [published[index] for index in range(len(messages))]
 
+    def admit(self, subject: str, total_bytes: int) -> int:
+        """Whether something of a subject may be accepted; returns the subject's number.
+
+        Raises OverloadedError, DiskReserveError, StoppingError."""
+        self._refuse_when_disk_is_low()
+        self._groups.admit(total_bytes)
+        self._admit_subjects([NewMessage(subject, 0, Payload(b""))])
+        return self._sequencer.subject_id(subject)
+
+    def publish_sealed(self, subject_id: int, sealed: bytes, now_ms: int) -> int:
+        """Accept a message whose payload was made before, due now; returns its seq."""
+        message = NewMessage("", now_ms, Payload(b""))
+        return self._accept(message, subject_id, NO_KEY, sealed).seq
+
     def _refuse_when_disk_is_low(self) -> None:
         if self.disk_is_low:
             raise DiskReserveError(
@@ -236,17 +252,21 @@ class Messages:
             subject_id, key = numbers[message.subject], message.payload.key
             key_hash = NO_KEY if key is None else self._key_hasher(subject_id, key)
             stored, digest = _stored(message, data)
-            publishes.append((message.due_ms, key_hash, subject_id, stored, digest))
+            flags = row_flags(message.payload)
+            publishes.append((message.due_ms, key_hash, subject_id, stored, digest, flags))
             self.accepted_by_subject[subject_id] += 1
         first_seq = sequencer.append_publishes(publishes)
         soon_ms = self.advanced_ms + self._express_ms
-        for seq, (due_ms, key_hash, subject_id, data, digest) in enumerate(publishes, first_seq):
+        for seq, (due_ms, key_hash, subject_id, data, digest, _) in enumerate(publishes, first_seq):
             if key_hash is not NO_KEY:
                 sequencer.put_key(seq, key_hash, KeyEntry(seq, due_ms, digest or _digest(data)))
             if due_ms < soon_ms:
                 self.schedule(seq, due_ms, subject_id, data)
         self._groups.wake()
         group = sequencer.group
+        for seq, message in enumerate(messages, first_seq):
+            if (watch := message.payload.watch) is not None:
+                self.watches.add(group, seq, message.due_ms, watch)
         dues_ms = [message.due_ms for message in messages]
         ids = self._ids.encode_many(dues_ms, first_seq)
         return [
@@ -266,7 +286,7 @@ class Messages:
     def _accept(
         self, message: NewMessage, subject_id: int, key_hash: bytes, sealed: bytes
     ) -> Published:
-        sequencer, due_ms = self._sequencer, message.due_ms
+        sequencer, due_ms, watch = self._sequencer, message.due_ms, message.payload.watch
         sealed, digest = _stored(message, sealed)
         seq = sequencer.append(
             RecordKind.PUBLISH,
@@ -275,7 +295,10 @@ class Messages:
             subject_id=subject_id,
             payload=sealed,
             target_due_ms=digest,
+            flags=row_flags(message.payload),
         )
+        if watch is not None:
+            self.watches.add(sequencer.group, seq, due_ms, watch)
         if key_hash is not NO_KEY:
             sequencer.put_key(seq, key_hash, KeyEntry(seq, due_ms, digest or _digest(sealed)))
         self.schedule(seq, due_ms, subject_id, sealed)
@@ -421,12 +444,19 @@ class Messages:
     # ── cancel and move ────────────────────────────────────────────────────────────────────────
 
     def cancel(
-        self, seq: int, due_ms: int, expected: Versions = None, subject: str = ""
+        self,
+        seq: int,
+        due_ms: int,
+        expected: Versions = None,
+        subject: str = "",
+        *,
+        event: bytes = b"",
     ) -> Group | None:
         """Cancel a message; it never fires once the group is durable (None: it is) (I5).
 
-        `subject`: where the caller knows it, so that it is counted there. Raises ConflictError with
-        the state, PreconditionError, NotFoundError. A message that is
+        `subject`: where the caller knows it, so that it is counted there. `event`: the watch key,
+        sealed, if it was an event. Raises ConflictError with the state, PreconditionError,
+        NotFoundError. A message that is
         cancelled already is so whatever was expected: the answer to the first call may be lost."""
         located = self.locate(seq, due_ms)
         if located.state is State.CANCELLED:
@@ -440,6 +470,7 @@ class Messages:
             message_seq=seq,
             target_seq=entry.seq,
             target_due_ms=entry.due_ms,
+            payload=event,
         )
         change = Change(ChangeState.CANCELLED, entry.seq, entry.due_ms, 0, 0)
         self._sequencer.put_change(record, seq, 0, change)
@@ -543,11 +574,30 @@ class Messages:
         expected: Versions = None,
     ) -> Group:
         """Give a message a new due time. Raises as `cancel`."""
+        return self._move(seq, due_ms, new_due_ms, payload, subject_id, expected, RecordKind.MOVE)
+
+    def fire(self, seq: int, due_ms: int, now_ms: int, payload: Payload, subject_id: int) -> Group:
+        """Move a message to now, for an event: it watches nothing any more. Raises as `cancel`."""
+        return self._move(seq, due_ms, now_ms, payload, subject_id, None, RecordKind.FIRE)
+
+    def _move(
+        self,
+        seq: int,
+        due_ms: int,
+        new_due_ms: int,
+        payload: Payload,
+        subject_id: int,
+        expected: Versions,
+        kind: RecordKind,
+    ) -> Group:
         located = self.locate(seq, due_ms)
         if located.state is State.SCHEDULED and located.subscription_id:
             raise ConflictError("the message is being retried", State.DELIVERING)
         self._must_be_scheduled(located)
         self._must_be(expected, seq)
+        known = self._sequencer.changes(seq).get(0)
+        if known is not None and known.state == ChangeState.FIRED:
+            kind = RecordKind.FIRE  # It watches nothing, wherever it is moved.
         entry = located.entry
         sealed = encode_payload(
             msgspec.structs.replace(
@@ -556,7 +606,7 @@ class Messages:
         )
         self._groups.admit(len(sealed))
         record = self._sequencer.append(
-            RecordKind.MOVE,
+            kind,
             due_ms=new_due_ms,
             message_seq=seq,
             target_seq=entry.seq,
@@ -564,8 +614,10 @@ class Messages:
             key_hash=self.key_hash(subject_id, payload.key),
             subject_id=subject_id,
             payload=sealed,
+            flags=row_flags(payload),
         )
-        change = Change(ChangeState.MOVED, record, new_due_ms, 0, subject_id)
+        state = ChangeState.FIRED if kind is RecordKind.FIRE else ChangeState.MOVED
+        change = Change(state, record, new_due_ms, 0, subject_id)
         self._sequencer.put_change(record, seq, 0, change)
         self._take_out(entry)
         self.schedule(record, new_due_ms, subject_id, sealed)

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from delayserver.message import decode_payload
+from delayserver.message import Payload, Watch, decode_payload
 from delayserver.sequencer import (
     Change,
     ChangeState,
@@ -39,6 +39,7 @@ from delayserver.sequencer import (
     unpack_change,
     unpack_key_entry,
 )
+from delayserver.watches import pack_watch, parse_watch_key, watch_key
 from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE
 from storage.catalog import Catalog, Table
 from storage.errors import DamageError, DiskFullError
@@ -47,6 +48,7 @@ from storage.hour_log import HourLog
 from storage.message_log import MessageLog
 from storage.rows import (
     FLAG_REMOVAL,
+    FLAG_WATCHES,
     HOUR_MS,
     MESSAGE_DTYPE,
     NO_KEY,
@@ -105,6 +107,17 @@ class DeadLetter(msgspec.Struct, array_like=True, frozen=True):
     attempts: int
     payload: bytes
     """The sealed payload of the message, with its origin."""
+
+
+class Heartbeat(msgspec.Struct, array_like=True, frozen=True):
+    """A value of the table HEARTBEATS, and the payload of a record HEARTBEAT (MessagePack)."""
+
+    key: str
+    timeout_ms: int = 0
+    subject_id: int = 0
+    """0: it has ended."""
+    payload: bytes = b""
+    """The sealed payload of the message."""
 
 
 def hour_key(hour: int) -> bytes:
@@ -305,6 +318,10 @@ class Replay:
         for start in range(0, len(keyed), _ROWS_SLICE):
             # In slices, since `tolist` holds the GIL from its beginning to its end.
             self._note_keys(keyed[start : start + _ROWS_SLICE])
+        watching = select(rows, published & (rows["flags"] & FLAG_WATCHES != 0))
+        for start in range(0, len(watching), _ROWS_SLICE):
+            for row in watching[start : start + _ROWS_SLICE].tolist():
+                self._note_watches(_MessageRow(*row), blob)
         others = select(rows, ~published)
         for start in range(0, len(others), _ROWS_SLICE):
             for row in others[start : start + _ROWS_SLICE].tolist():
@@ -321,6 +338,12 @@ class Replay:
         ):
             keys.append((key_hash, pack_key_entry(seq, due_ms, digest)))
 
+    def _note_watches(self, row: "_MessageRow", blob: bytes) -> None:
+        watch = _watch_of(row, blob)
+        assert watch is not None
+        value = pack_watch(row.due_ms, watch.on_event)
+        self._writes[Table.WATCHES] += [(watch_key(key, row.seq), value) for key in watch.keys]
+
     def _note_effect(self, row: "_MessageRow", blob: bytes) -> None:
         subscription_id, target_seq = row.subscription_id, row.target_seq
         payload = None
@@ -330,8 +353,16 @@ class Replay:
         match row.kind:
             case RecordKind.CANCEL:
                 state, entry_seq, due_ms = ChangeState.CANCELLED, target_seq, row.target_due_ms
+                if payload is not None:  # An event did it.
+                    key = watch_key(payload.decode(), row.message_seq)
+                    writes[Table.WATCHES].append((key, None))
             case RecordKind.MOVE:
                 state, entry_seq, due_ms = ChangeState.MOVED, row.seq, row.due_ms
+            case RecordKind.FIRE:
+                state, entry_seq, due_ms = ChangeState.FIRED, row.seq, row.due_ms
+                watch = _watch_of(row, blob)
+                for name in watch.keys if watch is not None else ():
+                    writes[Table.WATCHES].append((watch_key(name, row.message_seq), None))
             case RecordKind.RETRY | RecordKind.REDRIVE:
                 state, entry_seq, due_ms = ChangeState.RETRYING, row.seq, row.due_ms
             case RecordKind.DEAD:
@@ -344,6 +375,12 @@ class Replay:
             case RecordKind.SUBSCRIPTION:
                 key = subscription_id.to_bytes(4, "big")
                 writes[Table.SUBSCRIPTIONS].append((key, payload))
+                return
+            case RecordKind.HEARTBEAT:
+                assert payload is not None
+                heartbeat = msgspec.msgpack.decode(payload, type=Heartbeat)
+                value = payload if heartbeat.subject_id else None
+                writes[Table.HEARTBEATS].append((heartbeat.key.encode(), value))
                 return
             case _:
                 assert row.kind == RecordKind.DISCARD, row.kind
@@ -506,7 +543,8 @@ class Replay:
             # A row that was never removed is all there is of its message: only its key is indexed.
             alone = (entries["seq"] == entries["message_seq"]) & ~np.isin(entries["seq"], removed)
             keyed = entries["key_hash"] != np.void(NO_KEY)
-            for indexes in _slices(np.flatnonzero(~alone | keyed), PURGE_ROWS):
+            watching = (entries["flags"] & FLAG_WATCHES) != 0
+            for indexes in _slices(np.flatnonzero(~alone | keyed | watching), PURGE_ROWS):
                 for index in indexes.tolist():
                     row = entries[index]
                     try:
@@ -514,6 +552,8 @@ class Replay:
                             hour, row, frame.payload_start
                         ):
                             self._purge_message(int(row["message_seq"]), bytes(row["key_hash"]))
+                            if watching[index]:
+                                self._purge_watches(hour, row, frame.payload_start)
                     except DamageError as error:
                         # What is left over of one message must not keep the server from going on.
                         place = (error.path, error.offset, error.offset, error.reason)
@@ -537,10 +577,8 @@ class Replay:
             for change in (unpack_change(value) for _, value in changes)
         }
         if row["seq"] != message_seq:
-            offset = payload_start + int(row["payload_offset"])
-            sealed = self._schedule.read(hour, offset, int(row["payload_length"]))
             try:
-                payload = decode_payload(sealed, self._schedule.path(hour), offset, int(row["seq"]))
+                payload = self._payload(hour, row, payload_start)
             except DamageError:
                 return True
             if payload.origin is not None:
@@ -555,6 +593,22 @@ class Replay:
         first = next(iter(self._frames(hour)), None)
         return first is None or first.first_seq <= seq
 
+    def _payload(self, hour: int, row: np.void, payload_start: int) -> Payload:
+        offset = payload_start + int(row["payload_offset"])
+        sealed = self._schedule.read(hour, offset, int(row["payload_length"]))
+        return decode_payload(sealed, self._schedule.path(hour), offset, int(row["seq"]))
+
+    def _purge_watches(self, hour: int, row: np.void, payload_start: int) -> None:
+        message_seq = int(row["message_seq"])
+        try:
+            watch = self._payload(hour, row, payload_start).watch
+            keys = [watch_key(key, message_seq) for key in watch.keys] if watch is not None else []
+        except DamageError:
+            # Its keys cannot be read; the index knows them.
+            names = (name for name, _ in self._catalog.scan(Table.WATCHES))
+            keys = [name for name in names if parse_watch_key(name)[1] == message_seq]
+        self._writes[Table.WATCHES] += [(key, None) for key in keys]
+
     def _purge_message(self, message_seq: int, key_hash: bytes) -> None:
         for key, _ in self._catalog.scan(Table.CHANGES, prefix=message_seq.to_bytes(8, "big")):
             self._writes[Table.CHANGES].append((key, None))
@@ -562,6 +616,11 @@ class Replay:
             value = self._catalog.get(Table.KEYS, key_hash) or b""
             if value and unpack_key_entry(value).seq == message_seq:
                 self._writes[Table.KEYS].append((key_hash, None))
+
+
+def _watch_of(row: "_MessageRow", blob: bytes) -> Watch | None:
+    sealed = blob[row.payload_offset : row.payload_offset + row.payload_length]
+    return decode_payload(sealed, "messages", 0, row.seq).watch
 
 
 def _slices(indexes: np.ndarray, length: int) -> Iterator[np.ndarray]:
@@ -611,7 +670,7 @@ def _schedule_rows(rows: Rows) -> tuple[Rows, np.ndarray]:
     tombstones = np.zeros(len(removing), SCHEDULE_DTYPE)
     for name in _SHARED_FIELDS:
         entries[name], tombstones[name] = entering[name], removing[name]
-    for name in ("due_ms", "message_seq", "key_hash", "payload_length", "payload_crc"):
+    for name in ("due_ms", "message_seq", "key_hash", "payload_length", "payload_crc", "flags"):
         entries[name] = entering[name]
     tombstones["due_ms"] = removing["target_due_ms"]
     tombstones["message_seq"] = removing["target_seq"]

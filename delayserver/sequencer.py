@@ -30,7 +30,7 @@ from storage.rows import MESSAGE_DTYPE, NO_KEY, RecordKind
 MESSAGE_ROW = struct.Struct("<QqQQq16sIIIIIHBB")
 """One row of MESSAGE_DTYPE; packing bytes is five times faster than filling an array."""
 assert MESSAGE_ROW.size == MESSAGE_DTYPE.itemsize
-_TAKES_OUT = frozenset((RecordKind.CANCEL, RecordKind.MOVE))
+_TAKES_OUT = frozenset((RecordKind.CANCEL, RecordKind.MOVE, RecordKind.FIRE))
 
 Waiter = Callable[[Exception | None], None]
 K = TypeVar("K", bound=Hashable)
@@ -55,6 +55,8 @@ class ChangeState(IntEnum):
     DISCARDED = 5
     """As DEAD, and the dead letter was deleted. It never stands in the catalog: there a DEAD one
     without its letter says the same."""
+    FIRED = 6
+    """As MOVED, by an event."""
 
 
 class Change(NamedTuple):
@@ -266,6 +268,7 @@ class Sequencer:
         subscription_id: int = 0,
         payload: bytes = b"",
         attempt: int = 0,
+        flags: int = 0,
     ) -> int:
         """Put one record into the open group; returns its seq. `payload` is sealed."""
         group = self.group
@@ -287,7 +290,7 @@ class Sequencer:
                 sealed_crc(payload) if payload else 0,
                 attempt,
                 kind,
-                0,
+                flags,
             )
         )
         if payload:
@@ -297,14 +300,14 @@ class Sequencer:
             group.undo.append(self._removed.put(seq, target_seq, seq))
         return seq
 
-    def append_publishes(self, publishes: Sequence[tuple[int, bytes, int, bytes, int]]) -> int:
+    def append_publishes(self, publishes: Sequence[tuple[int, bytes, int, bytes, int, int]]) -> int:
         """Put many records of kind PUBLISH into the open group; returns the seq of the first.
 
-        Each is a due time in ms, a key hash, a subject id, a sealed payload, and the digest of its
-        content where the payload holds more (else 0)."""
+        Each is a due time in ms, a key hash, a subject id, a sealed payload, the digest of its
+        content where the payload holds more (else 0), and flags."""
         group = self.group
         first_seq = self.next_seq
-        payloads = [sealed for _, _, _, sealed, _ in publishes]
+        payloads = [sealed for _, _, _, sealed, _, _ in publishes]
         offsets = accumulate(map(len, payloads), initial=group.payload_bytes)
         group.rows += [
             MESSAGE_ROW.pack(
@@ -321,9 +324,9 @@ class Sequencer:
                 sealed_crc(sealed),
                 0,
                 RecordKind.PUBLISH,
-                0,
+                flags,
             )
-            for seq, offset, (due_ms, key_hash, subject_id, sealed, digest) in zip(
+            for seq, offset, (due_ms, key_hash, subject_id, sealed, digest, flags) in zip(
                 count(first_seq), offsets, publishes, strict=False
             )
         ]

@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
@@ -27,9 +28,10 @@ from delayserver.delivery.webhook import (
     WebhookResponse,
     WebhookSender,
 )
-from delayserver.dispatcher import Take
+from delayserver.dispatcher import READ_ROWS_MAX, Take
 from delayserver.errors import AccessError, NotFoundError, StoppingError
-from delayserver.message import Content, Delivery
+from delayserver.events import EVENT_MESSAGES_MAX
+from delayserver.message import Content, Delivery, Entry, Payload
 from delayserver.messages import Located, Versions
 from delayserver.metrics import Metrics, TimedFiles
 from delayserver.reader import Found, Reader
@@ -41,6 +43,7 @@ from delayserver.subscriptions import Subscription
 from delayserver.targets import TargetPolicy
 from delayserver.tokens import TokenFile, TokenTable
 from delayserver.tracecontext import in_trace
+from delayserver.watches import OnEvent, Watcher
 from delayserver.workers import CallRequest, CheckpointRequest
 from storage.catalog import Catalog, LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY
@@ -188,6 +191,15 @@ class Server(Shard):
         gauge("timeouts", "Leases, pulls and others that may expire", engine.timeouts.size)
         gauge("subscriptions", "Subscriptions", lambda: len(engine.registry))
         gauge("disk_free_bytes", "Free on the device", lambda: self.free_bytes)
+        heartbeats, events = engine.heartbeats, engine.events
+        gauge("heartbeats", "Heartbeats that wait", heartbeats.__len__)
+        metrics.counter(
+            "heartbeats_renewed", "Renewals of heartbeats", lambda: heartbeats.renewed_total
+        )
+        metrics.counter(
+            "heartbeats_fired", "Heartbeats that were not renewed", lambda: heartbeats.fired_total
+        )
+        metrics.counter("events", "Events that completed messages", lambda: events.events_total)
         return metrics
 
     def _age_s(self, since_ms: int | None) -> float:
@@ -504,6 +516,49 @@ class Server(Shard):
         ]
         self.tick_soon()  # A lease may have been made shorter.
         return expired
+
+    async def event(self, key: str) -> tuple[int, int]:
+        """Complete what watches a key; durable on return. How many were cancelled and fired."""
+        events, before_seq = self.engine.events, self.engine.sequencer.next_seq
+        cancelled = fired = 0
+        while watchers := events.watchers(key, before_seq):
+            watchers = watchers[:EVENT_MESSAGES_MAX]
+            bodies = await self._bodies_to_fire(watchers)
+            done = events.complete(key, watchers, bodies, self.clock())
+            self.tick_soon()
+            await self.durable(done.group)
+            cancelled += len(done.cancelled)
+            fired += len(done.fired)
+            if not done.cancelled and not done.fired:
+                break  # What is left cannot be read.
+        # What another event has decided must be durable, too.
+        await self.durable(self.engine.groups.not_durable())
+        return cancelled, fired
+
+    async def _bodies_to_fire(self, watchers: list[Watcher]) -> dict[int, tuple[Payload, int]]:
+        bodies: dict[int, tuple[Payload, int]] = {}
+        on_disk: list[tuple[int, Entry]] = []
+        for watcher in watchers:
+            if watcher.on_event == OnEvent.FIRE:
+                entry = self.engine.events.entry(watcher)
+                if (found := self.unfiled(entry)) is not None:
+                    bodies[watcher.seq] = found.payload, found.subject_id
+                else:
+                    on_disk.append((watcher.seq, entry))
+
+        def read(entries: list[tuple[int, Entry]], reader: Reader) -> None:
+            for seq, entry in entries:
+                try:
+                    found = reader.find(entry)
+                except DamageError as error:
+                    self.on_damage(error)
+                    continue
+                if found is not None:
+                    bodies[seq] = found.payload, found.subject_id
+
+        for start in range(0, len(on_disk), READ_ROWS_MAX):
+            await self.call(partial(read, on_disk[start : start + READ_ROWS_MAX]))
+        return bodies
 
     async def put_subscription(self, subscription: Subscription) -> None:
         """Add, change or remove a subscription; durable and in force on return."""

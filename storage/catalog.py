@@ -50,6 +50,10 @@ class Table(StrEnum):
     """Subscription id → definition."""
     DEAD_LETTERS = "dead_letters"
     """Subscription + schedule row seq → the dead letter."""
+    WATCHES = "watches"
+    """Watch key + message seq → published due time, what an event does."""
+    HEARTBEATS = "heartbeats"
+    """Key → definition."""
     DAMAGE = "damage"
     """Path + offset → what was found damaged and when."""
 

@@ -43,6 +43,7 @@ from storage.message_log import SPARE_NAMES, MessageLog, parse_segment_name
 from storage.rows import (
     FLAG_AFTER_SYNC,
     FLAG_REMOVAL,
+    FLAG_WATCHES,
     HOUR_MS,
     REMOVES,
     SCHEDULES,
@@ -495,7 +496,8 @@ def _message_rules(header: Header, rows: Rows) -> list[Rule]:
     return [
         ("seqs have gaps or do not match the header", (seqs != expected) | wrong_last),
         ("unknown kinds of records", ~np.isin(kinds, list(RecordKind))),
-        ("flags that are not known", rows["flags"] != 0),
+        ("flags that are not known", (rows["flags"] & ~np.uint8(FLAG_WATCHES)) != 0),
+        ("watch keys of what schedules nothing", (rows["flags"] != 0) & ~schedules),
         ("no due time", schedules & (rows["due_ms"] <= 0)),
         ("a target that does not come before", (targets >= seqs) | (removes & (targets == 0))),
         ("no due time of the target", removes & (rows["target_due_ms"] <= 0)),
@@ -519,7 +521,8 @@ def _schedule_rules(header: Header, rows: Rows, hour: int, last_seq: int) -> lis
         ("seqs do not ascend or do not match the header", ~ascending),
         ("unknown kinds of entries", is_entry & ~np.isin(kinds, SCHEDULES)),
         ("unknown kinds of tombstones", ~is_entry & ~np.isin(kinds, REMOVES)),
-        ("flags that are not known", (rows["flags"] & ~np.uint8(FLAG_REMOVAL)) != 0),
+        ("flags that are not known", (rows["flags"] & ~np.uint8(FLAG_REMOVAL | FLAG_WATCHES)) != 0),
+        ("a tombstone with watch keys", rows["flags"] == FLAG_REMOVAL | FLAG_WATCHES),
         ("a due time of another hour", rows["due_ms"] // HOUR_MS != hour),
         ("a message that does not come before", is_entry & (message_seqs > seqs)),
         (

@@ -47,12 +47,28 @@ class RecordKind(IntEnum):
     """The payload is the new definition of `subscription_id`, or its removal."""
     DISCARD = 9
     """Deletes the dead letter `target_seq` of `subscription_id`."""
+    HEARTBEAT = 11
+    """The payload is the definition of a heartbeat, or its end (no subject)."""
+    FIRE = 12
+    """As MOVE, but an event did it: the message watches nothing any more."""
 
 
-SCHEDULES = (RecordKind.PUBLISH, RecordKind.MOVE, RecordKind.RETRY, RecordKind.REDRIVE)
+SCHEDULES = (
+    RecordKind.PUBLISH,
+    RecordKind.MOVE,
+    RecordKind.RETRY,
+    RecordKind.REDRIVE,
+    RecordKind.FIRE,
+)
 """The kinds that make a schedule row at `due_ms`."""
 
-REMOVES = (RecordKind.CANCEL, RecordKind.MOVE, RecordKind.RETRY, RecordKind.DEAD)
+REMOVES = (
+    RecordKind.CANCEL,
+    RecordKind.MOVE,
+    RecordKind.RETRY,
+    RecordKind.DEAD,
+    RecordKind.FIRE,
+)
 """The kinds that remove the schedule row `target_seq` at `target_due_ms`."""
 
 
@@ -127,6 +143,9 @@ DTYPES = {
 
 FLAG_REMOVAL = 1
 """This schedule row is a tombstone."""
+
+FLAG_WATCHES = 2
+"""The payload of this record, or of the entry that it makes, names watch keys."""
 
 FLAG_AFTER_SYNC = 1
 """All that stands before the frame that begins with this row of the dispatch log was synced: what

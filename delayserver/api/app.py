@@ -28,6 +28,7 @@ from delayserver.api.problems import (
 )
 from delayserver.api.protocol import make_protocol
 from delayserver.api.routes import make_router
+from delayserver.api.timers import make_timer_router
 from delayserver.errors import DelayServerError, InputError, InputErrors
 from delayserver.server import Server
 from delayserver.targets import TargetPolicy
@@ -58,6 +59,7 @@ def make_app(server: Server) -> tuple[Asgi, type[HttpToolsProtocol]]:
     path = HotPath(server, hot, fastapi)
     targets = TargetPolicy(server.settings.webhook_targets)
     fastapi.include_router(make_router(server, intake, path, targets, registry))
+    fastapi.include_router(make_timer_router(server, path))
     fastapi.add_exception_handler(DelayServerError, _on_error)
     fastapi.add_exception_handler(StorageError, _on_error)
     fastapi.add_exception_handler(RequestValidationError, _on_invalid)

@@ -11,9 +11,11 @@ import msgspec
 from delayserver.dead_letters import DeadLetterView
 from delayserver.delivery.batch import body_fields
 from delayserver.listing import PendingView
-from delayserver.message import Delivery
+from delayserver.message import Delivery, Payload, decode_payload
 from delayserver.queries import MessageView
-from delayserver.times import format_time
+from delayserver.replay import Heartbeat
+from delayserver.times import format_duration, format_time
+from delayserver.watches import OnEvent
 
 _UNSET = msgspec.UNSET
 _Unset = msgspec.UnsetType
@@ -41,6 +43,20 @@ class MessageDocument(msgspec.Struct):
     attempts: int
     headers: dict[str, str]
     deliveries: list[DeliveryDocument]
+    body: msgspec.Raw | _Unset = _UNSET
+    body_base64: str | _Unset = _UNSET
+    watch: tuple[str, ...] | _Unset = _UNSET
+    on_event: str | _Unset = _UNSET
+
+
+class HeartbeatDocument(msgspec.Struct):
+    """A heartbeat, and when it will publish its message unless it is renewed."""
+
+    key: str
+    timeout: str
+    subject: str
+    expires_at: str
+    headers: dict[str, str] | _Unset = _UNSET
     body: msgspec.Raw | _Unset = _UNSET
     body_base64: str | _Unset = _UNSET
 
@@ -140,6 +156,20 @@ def message_document(view: MessageView) -> MessageDocument:
         view.payload.headers or {},
         deliveries,
         *body_fields(view.payload),
+        *_watched(view.payload),
+    )
+
+
+def heartbeat_document(heartbeat: Heartbeat, subject: str, expires_ms: int) -> HeartbeatDocument:
+    """What somebody who looks a heartbeat up gets."""
+    payload = decode_payload(heartbeat.payload, "catalog", 0, 0)
+    return HeartbeatDocument(
+        heartbeat.key,
+        format_duration(heartbeat.timeout_ms),
+        subject,
+        format_time(expires_ms),
+        payload.headers or {},
+        *body_fields(payload),
     )
 
 
@@ -184,3 +214,9 @@ def dead_letter_document(letter: DeadLetterView) -> DeadLetterDocument:
         letter.payload.headers or {},
         *body_fields(letter.payload),
     )
+
+
+def _watched(payload: Payload) -> tuple[tuple[str, ...] | _Unset, str | _Unset]:
+    if payload.watch is None:
+        return _UNSET, _UNSET
+    return payload.watch.keys, OnEvent(payload.watch.on_event).name.lower()

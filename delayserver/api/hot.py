@@ -1,4 +1,4 @@
-"""The hot path: publish one message, publish a batch. What happens between request and answer.
+"""The hot path: publish a message or a batch, renew a heartbeat. From request to answer.
 
     body ──▶ Intake ──▶ Messages.publish ──▶ answer, made at once ──▶ told when its group is durable
 
@@ -17,13 +17,14 @@ import structlog
 from starlette.requests import ClientDisconnect
 
 from delayserver.api.conditions import entity_tag
-from delayserver.api.intake import Intake
+from delayserver.api.documents import HeartbeatDocument
+from delayserver.api.intake import Intake, check_key
 from delayserver.api.problems import MEDIA_TYPE, problem_of
 from delayserver.errors import DelayServerError, TooLargeError
 from delayserver.messages import Published
 from delayserver.sequencer import Group
 from delayserver.server import Server
-from delayserver.times import format_time
+from delayserver.times import format_duration, format_time
 from delayserver.tokens import Action, Caller
 from delayserver.tracecontext import Trace, trace_of
 from storage.errors import StorageError
@@ -39,6 +40,8 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 MESSAGES_PATH = "/v1/messages"
 BATCH_PATH = "/v1/messages/batch"
+HEARTBEATS_PATH = "/v1/heartbeats/"
+"""Before the key."""
 ENVELOPE_BYTES = 64 * 1024
 """A request may be longer than its body by this much."""
 REST_MAX_BYTES = 8 * 1024 * 1024
@@ -92,7 +95,7 @@ def problem_answer(error: Exception) -> Answer:
 
 
 class Hot:
-    """The two calls, apart from how they came in."""
+    """The calls, apart from how they came in."""
 
     def __init__(self, server: Server, intake: Intake) -> None:
         self._server = server
@@ -110,6 +113,8 @@ class Hot:
         trace: Trace | None,
     ) -> Answer:
         """Accept what `data` says, or tell why not. Without a `caller`, nobody is asked."""
+        if path.startswith(HEARTBEATS_PATH):
+            return self._answer_heartbeat(path.removeprefix(HEARTBEATS_PATH), data, caller)
         telemetry = self._server.telemetry
         span = None if telemetry is None else telemetry.publish(trace)
         if span is not None:
@@ -128,7 +133,7 @@ class Hot:
 
     def max_bytes(self, path: str) -> int:
         """The longest request that the path takes."""
-        return self.one_max_bytes if path == MESSAGES_PATH else self.batch_max_bytes
+        return self.batch_max_bytes if path == BATCH_PATH else self.one_max_bytes
 
     def _publish(self, data: bytes, caller: Caller | None, trace: Trace | None) -> Answer:
         """POST /v1/messages"""
@@ -186,6 +191,30 @@ class Hot:
         last = max(groups, key=lambda group: group.first_seq, default=None)
         return Answer(200, _encode(document), group=last)
 
+    def _answer_heartbeat(self, key: str, data: bytes, caller: Caller | None) -> Answer:
+        try:
+            return self._put_heartbeat(key, data, caller)
+        except Exception as error:
+            return problem_answer(error)
+
+    def _put_heartbeat(self, key: str, data: bytes, caller: Caller | None) -> Answer:
+        """PUT /v1/heartbeats/{key}"""
+        check_key(key, "/path/key")
+        server = self._server
+        now_ms = server.clock()
+        timeout_ms, message = self._intake.heartbeat(data, now_ms)
+        if caller is not None:
+            caller.require(_PUBLISH, message.subject)
+        is_new, expires_ms, group = server.engine.heartbeats.put(
+            key, timeout_ms, message.subject, message.payload, now_ms
+        )
+        if group is not None:
+            server.tick_soon()  # It may expire before anything else is due.
+        document = HeartbeatDocument(
+            key, format_duration(timeout_ms), message.subject, format_time(expires_ms)
+        )
+        return Answer(201 if is_new else 200, _encode(document), group=group)
+
 
 def _end_with(span: "Span", path: str, answer: Answer) -> None:
     """End the span of a publish when its answer may be given."""
@@ -208,7 +237,7 @@ def _end_with(span: "Span", path: str, answer: Answer) -> None:
 
 
 class HotPath:
-    """The ASGI way in: serves the two paths, and passes everything else on."""
+    """The ASGI way in: serves these calls, and passes everything else on."""
 
     def __init__(self, server: Server, hot: Hot, rest: Asgi) -> None:
         self._server = server
@@ -216,15 +245,14 @@ class HotPath:
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_post = scope["type"] == "http" and scope["method"] == "POST"
-        if is_post and scope["path"] in (MESSAGES_PATH, BATCH_PATH):
+        if scope["type"] == "http" and is_hot(scope["method"], scope["path"]):
             await self.publish(scope, receive, send)
         else:
             limit = max(self._hot.one_max_bytes, REST_MAX_BYTES)
             await self._rest(scope, limited(scope["headers"], receive, limit), send)
 
     async def publish(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one of the two."""
+        """Serve one of them."""
         path, hot, headers = scope["path"], self._hot, scope["headers"]
         try:
             data = await read_body(limited(headers, receive, hot.max_bytes(path)))
@@ -237,6 +265,13 @@ class HotPath:
         except (DelayServerError, StorageError) as error:
             answer = problem_answer(error)
         await send_answer(send, answer)
+
+
+def is_hot(method: str, path: str) -> bool:
+    """Whether `Hot` serves the call; the path without its escapes."""
+    if method == "POST":
+        return path in (MESSAGES_PATH, BATCH_PATH)
+    return method == "PUT" and path.startswith(HEARTBEATS_PATH)
 
 
 def limited(headers: Headers, receive: Receive, max_bytes: int) -> Receive:

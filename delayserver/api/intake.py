@@ -11,6 +11,7 @@ import base64
 import re
 from collections.abc import Callable, Container
 from functools import lru_cache
+from typing import Literal
 
 import msgspec
 
@@ -18,10 +19,11 @@ from delayserver.api.problems import UNREADABLE, input_error
 from delayserver.config import Settings
 from delayserver.delivery.webhook import check_headers
 from delayserver.errors import InputError, InputErrors, TooLargeError
-from delayserver.message import Content, Payload
+from delayserver.message import Content, Payload, Watch
 from delayserver.messages import NewMessage
 from delayserver.subjects import SUBJECT_PATTERN
 from delayserver.times import format_duration, parse_duration_ms, parse_time_ms
+from delayserver.watches import WATCHES_MAX, OnEvent
 
 KEY_MAX_BYTES = 256
 _SUBJECT = re.compile(SUBJECT_PATTERN)
@@ -38,6 +40,8 @@ class _Publish(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     deliver_at: int | str | None = None
     key: str | None = None
     headers: dict[str, str] | None = None
+    watch: tuple[str, ...] | None = None
+    on_event: Literal["cancel", "fire"] | None = None
 
 
 class _PublishUnderKey(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -48,6 +52,8 @@ class _PublishUnderKey(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     delay: int | str | None = None
     deliver_at: int | str | None = None
     headers: dict[str, str] | None = None
+    watch: tuple[str, ...] | None = None
+    on_event: Literal["cancel", "fire"] | None = None
 
 
 _Decode = Callable[[bytes], _Publish]
@@ -60,6 +66,17 @@ _decode_msgpack_list = msgspec.msgpack.Decoder(list[_Publish]).decode
 _decode_msgpack_value = msgspec.msgpack.Decoder().decode
 _encode_json_value = msgspec.json.Encoder().encode
 _decode_msgpack_raw_list = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+
+
+class _Heartbeat(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    timeout: int | str
+    subject: str
+    body: msgspec.Raw | _Unset = _UNSET
+    body_base64: str | None = None
+    headers: dict[str, str] | None = None
+
+
+_decode_json_heartbeat = msgspec.json.Decoder(_Heartbeat).decode
 
 
 class Intake:
@@ -93,8 +110,24 @@ class Intake:
             found.deliver_at,
             key,
             found.headers,
+            found.watch,
+            found.on_event,
         )
         return self._message(publish, now_ms, msgpack=False)
+
+    def heartbeat(self, data: bytes, now_ms: int) -> tuple[int, NewMessage]:
+        """The timeout of a heartbeat in ms, and its message. Raises as `one`."""
+        try:
+            check_utf8(data)
+            found = _decode_json_heartbeat(data)
+        except UNREADABLE as error:
+            raise input_error(error) from error
+        timeout_ms = _duration_ms(found.timeout, "/timeout")
+        if timeout_ms < 1:
+            raise InputError("a timeout is at least 1 ms", "/timeout")
+        self.check_wait(timeout_ms, "/timeout")
+        publish = _Publish(found.subject, found.body, found.body_base64, headers=found.headers)
+        return timeout_ms, self._message(publish, now_ms, msgpack=False)
 
     def batch(self, data: bytes, content_type: str, now_ms: int) -> list[NewMessage]:
         """A batch. Raises InputErrors that name every bad item by its index, TooLargeError."""
@@ -159,7 +192,12 @@ class Intake:
             check_headers(headers)
         body, content = self._body(publish, msgpack)
         due_ms = self.due_ms(publish.delay, publish.deliver_at, now_ms)
-        return NewMessage(subject, due_ms, Payload(body, content, key, headers or None))
+        if publish.watch is None and publish.on_event is None:
+            return NewMessage(subject, due_ms, Payload(body, content, key, headers or None))
+        watch = _watch(publish.watch, publish.on_event)
+        return NewMessage(
+            subject, due_ms, Payload(body, content, key, headers or None, watch=watch)
+        )
 
     def _body(self, publish: _Publish, msgpack: bool) -> tuple[bytes, Content]:
         body, content = b"null", Content.JSON
@@ -196,7 +234,7 @@ class Intake:
             if deliver_at is not None:
                 raise InputError("give either delay or deliver_at, not both", "/deliver_at")
             pointer = "/delay"
-            wait_ms = _delay_ms(delay)
+            wait_ms = _duration_ms(delay, pointer)
         elif deliver_at is not None:
             pointer = "/deliver_at"
             wait_ms = parse_time_ms(deliver_at, pointer) - now_ms
@@ -215,15 +253,31 @@ class Intake:
 
 
 @lru_cache(maxsize=4096)
-def _delay_ms(delay: int | str) -> int:
-    """Clients send the same few delays again and again."""
-    return parse_duration_ms(delay, "/delay")
+def _duration_ms(duration: int | str, pointer: str) -> int:
+    """Clients send the same few durations again and again."""
+    return parse_duration_ms(duration, pointer)
 
 
-def check_key(key: str) -> None:
-    """Raises InputError unless `key` may be the key of a message."""
+def _watch(keys: tuple[str, ...] | None, on_event: str | None) -> Watch | None:
+    if not keys:
+        if on_event is not None:
+            raise InputError(
+                "on_event says what an event of a watch key does: give watch", "/watch"
+            )
+        return None
+    if len(keys) > WATCHES_MAX:
+        raise InputError(f"a message watches at most {WATCHES_MAX} keys", "/watch")
+    for index, key in enumerate(keys):
+        check_key(key, f"/watch/{index}")
+    if len(set(keys)) != len(keys):
+        raise InputError("a key stands there twice", "/watch")
+    return Watch(keys, OnEvent[(on_event or "cancel").upper()])
+
+
+def check_key(key: str, pointer: str = "/key") -> None:
+    """Raises InputError unless `key` may be the key of a message, an event or a heartbeat."""
     if not 0 < len(key) <= KEY_MAX_BYTES or len(key.encode("utf-8", "replace")) > KEY_MAX_BYTES:
-        raise InputError(f"a key has 1 to {KEY_MAX_BYTES} bytes", "/key")
+        raise InputError(f"a key has 1 to {KEY_MAX_BYTES} bytes", pointer)
 
 
 def check_utf8(data: bytes) -> None:

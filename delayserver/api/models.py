@@ -69,6 +69,7 @@ DeliverAt = Annotated[
     WithJsonSchema({**_TIME, "anyOf": [*_TIME["anyOf"], _NULL]}),
 ]
 Key = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+WatchKeys = Annotated[list[Key], Field(max_length=8)]
 Name = Annotated[str, Field(pattern=f"^{SUBJECT_PATTERN}$")]
 Pattern = Annotated[
     str,
@@ -101,6 +102,10 @@ class PublishModel(Strict):
     deliver_at: DeliverAt = None
     key: Key | None = Field(None, description="1 to 256 bytes; the same key: the same message")
     headers: dict[str, str] | None = Field(None, description="sent along with a webhook")
+    watch: WatchKeys | None = Field(None, description="an event for one of them completes it")
+    on_event: Literal["cancel", "fire"] | None = Field(
+        None, description="what such an event does: cancel (the default), or deliver it now"
+    )
 
 
 class PublishUnderKeyModel(Strict):
@@ -111,6 +116,8 @@ class PublishUnderKeyModel(Strict):
     delay: Delay = None
     deliver_at: DeliverAt = None
     headers: dict[str, str] | None = None
+    watch: WatchKeys | None = None
+    on_event: Literal["cancel", "fire"] | None = None
 
 
 class PublishedModel(BaseModel):
@@ -152,6 +159,43 @@ class MessageModel(BaseModel):
     attempts: int
     headers: dict[str, str]
     deliveries: list[DeliveryModel]
+    body: Any = None
+    body_base64: str | None = None
+    watch: list[str] | None = None
+    on_event: Literal["cancel", "fire"] | None = None
+
+
+class EventModel(BaseModel):
+    """What an event completed."""
+
+    cancelled: int
+    fired: int = Field(description="delivered now instead of at their time")
+
+
+class HeartbeatModel(Strict):
+    """A message that is published unless the heartbeat is renewed in time."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"timeout": "10s", "subject": "worker.lost", "body": {"worker": 7}}]
+        },
+    )
+
+    timeout: DurationMs = Field(ge=1, description="each renewal starts it anew")
+    subject: Name
+    body: Any = None
+    body_base64: str | None = None
+    headers: dict[str, str] | None = None
+
+
+class HeartbeatViewModel(BaseModel):
+    """A heartbeat as it is."""
+
+    key: str
+    timeout: str
+    subject: str
+    expires_at: str = Field(description="when the message is published unless it is renewed")
+    headers: dict[str, str] | None = None
     body: Any = None
     body_base64: str | None = None
 

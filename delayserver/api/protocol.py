@@ -21,13 +21,22 @@ from collections import deque
 from functools import lru_cache
 from http import HTTPStatus
 from typing import NamedTuple, TypeAlias, cast
+from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from delayserver.api.access import Access
 from delayserver.api.connection import Connection, Phase
-from delayserver.api.hot import BATCH_PATH, MESSAGES_PATH, Answer, Hot, header, problem_answer
+from delayserver.api.hot import (
+    HEARTBEATS_PATH,
+    MESSAGES_PATH,
+    Answer,
+    Hot,
+    header,
+    is_hot,
+    problem_answer,
+)
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError
 from delayserver.sequencer import Group
@@ -39,7 +48,7 @@ HEADS_KEPT = 1024
 PIPELINED_MAX = 1024
 """A connection with so many unanswered requests is not read from."""
 
-_PATHS = {MESSAGES_PATH.encode(): MESSAGES_PATH, BATCH_PATH.encode(): BATCH_PATH}
+_PUT_HEARTBEAT = b"PUT " + HEARTBEATS_PATH.encode()
 _BEGIN = b"POST " + MESSAGES_PATH.encode()
 _CLOSE = b"connection: close\r\n"
 _END = b"\r\n\r\n"
@@ -99,10 +108,10 @@ class _HeadParser:
             parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             return None
-        path = _PATHS.get(self._url)
+        path = _plain_path(self._url)
         # An empty line that only some take for one must not hide a second request.
         is_one = self._heads == 1 and not self._bodies
-        if path is None or not is_one or parser.get_method() != b"POST":
+        if path is None or not is_one or not is_hot(parser.get_method().decode(), path):
             return None
         if parser.get_http_version() != "1.1" or header(self._headers, b"expect"):
             return None
@@ -117,6 +126,14 @@ class _HeadParser:
             parser.should_keep_alive(),
             trace_of(self._headers),
         )
+
+
+def _plain_path(url: bytes) -> str | None:
+    """The path of a URL that is nothing but a path, without its escapes, as uvicorn does it."""
+    if b"?" in url or b"#" in url or not url.isascii():
+        return None
+    path = url.decode()
+    return unquote(path) if "%" in path else path
 
 
 class _Unanswered:
@@ -190,7 +207,13 @@ class _HotProtocol(Connection):
                 self._rest = data[start:]
                 return
             body_start = end + len(_END)
-            head = read_head(data[start:body_start]) if end >= 0 else None
+            if end < 0:
+                head = None
+            elif data.startswith(_PUT_HEARTBEAT, start):
+                # Each heartbeat has a head of its own: they would drive out the others.
+                head = read_head.__wrapped__(data[start:body_start])
+            else:
+                head = read_head(data[start:body_start])
             # A head or a body that is too long: uvicorn's way knows what to do.
             if (
                 head is None

@@ -70,15 +70,15 @@ _REDRIVE_ALL = models.RedriveModel()
 T = TypeVar("T")
 Responses = dict[int | str, dict[str, Any]]
 
-_PROBLEM: dict[str, Any] = {"model": models.ProblemModel}
-INVALID: Responses = {422: _PROBLEM, 503: _PROBLEM}
-MISSING: Responses = {404: _PROBLEM, **INVALID}
-CONFLICT: Responses = {409: _PROBLEM, **MISSING}
-CONDITIONAL: Responses = {412: _PROBLEM, **CONFLICT}
-PUBLISH: Responses = {409: _PROBLEM, 507: _PROBLEM, **INVALID}
-STORED: Responses = {500: _PROBLEM}
+PROBLEM: dict[str, Any] = {"model": models.ProblemModel}
+INVALID: Responses = {422: PROBLEM, 503: PROBLEM}
+MISSING: Responses = {404: PROBLEM, **INVALID}
+CONFLICT: Responses = {409: PROBLEM, **MISSING}
+CONDITIONAL: Responses = {412: PROBLEM, **CONFLICT}
+PUBLISH: Responses = {409: PROBLEM, 507: PROBLEM, **INVALID}
+STORED: Responses = {500: PROBLEM}
 """What is read from the disk may turn out to be damaged."""
-LOGGED: Responses = {507: _PROBLEM}
+LOGGED: Responses = {507: PROBLEM}
 """What is recorded may find the disk full."""
 
 
@@ -132,7 +132,7 @@ def make_router(
     )
     async def publish(request: Request) -> Response:
         """Publish a message: it is durable when this answers."""
-        return _Forward(path.publish, request)
+        return Forward(path.publish, request)
 
     @router.post(
         "/v1/messages/batch",
@@ -143,7 +143,7 @@ def make_router(
     )
     async def publish_batch(request: Request) -> Response:
         """Publish up to 10,000 messages, all or none: JSON array, NDJSON or MessagePack."""
-        return _Forward(path.publish, request)
+        return Forward(path.publish, request)
 
     @router.post(
         "/v1/messages/cancel",
@@ -240,7 +240,7 @@ def make_router(
         response_model=models.PublishedModel,
         responses={
             200: {"model": models.PublishedModel, "description": "a message was replaced"},
-            412: _PROBLEM,
+            412: PROBLEM,
             **PUBLISH,
         },
         openapi_extra=json_body(models.PublishUnderKeyModel, required=False),
@@ -316,7 +316,7 @@ def make_router(
         tags=["subscriptions"],
         responses={
             201: {"model": models.SubscriptionViewModel, "description": "Created"},
-            409: _PROBLEM,
+            409: PROBLEM,
             **INVALID,
             **LOGGED,
         },
@@ -476,7 +476,7 @@ def make_router(
         """The process is alive."""
         return {"status": "ok"}
 
-    @router.get("/readyz", tags=["operations"], responses={503: _PROBLEM})
+    @router.get("/readyz", tags=["operations"], responses={503: PROBLEM})
     async def readyz() -> dict[str, str]:
         """The server has recovered and accepts messages."""
         engine.groups.admit(0)
@@ -539,7 +539,7 @@ async def _disconnect(request: Request) -> None:
         pass
 
 
-class _Forward(Response):
+class Forward(Response):
     """An answer that a plain ASGI function gives."""
 
     def __init__(self, handler: Any, request: Request) -> None:

@@ -23,6 +23,8 @@ class Of(Enum):
 
     NOTHING = auto()
     """The scope has no subject."""
+    EVERYTHING = auto()
+    """It may change messages of any subject: only a scope for all of them will do."""
     SUBJECT = auto()
     """The one in the path."""
     MESSAGE = auto()
@@ -75,6 +77,10 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("DELETE", "/v1/subscriptions/{name}/dead-letters/{message_id}"): Rule(
         _CONSUME, Of.SUBSCRIPTION
     ),
+    ("POST", "/v1/events/{key}"): Rule(_PUBLISH, Of.EVERYTHING),
+    ("PUT", "/v1/heartbeats/{key}"): Rule(_PUBLISH, Of.BODY),
+    ("GET", "/v1/heartbeats/{key}"): Rule(_EITHER, Of.BODY),
+    ("DELETE", "/v1/heartbeats/{key}"): Rule(_PUBLISH, Of.BODY),
     ("GET", "/metrics"): OBSERVE,
     ("GET", "/v1/stats"): OBSERVE,
     ("GET", "/v1/forecast"): OBSERVE,
@@ -111,6 +117,8 @@ def make_authorize(server: Server) -> Callable[[Request], Awaitable[None]]:
         match rule.of:
             case Of.BODY:
                 return
+            case Of.EVERYTHING:
+                subject = "*"
             case Of.SUBJECT:
                 subject = request.path_params["subject"]
             case Of.MESSAGE:

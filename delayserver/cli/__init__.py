@@ -8,6 +8,7 @@
     subscriptions  subscribe, subscriptions
     pulling        pull, ack, nack, extend
     dead_letters   dead-letters
+    timers         heartbeat put, heartbeat get, heartbeat delete, event
     operations     stats, forecast, ready, check, repair
     tokens         token create, token list, token revoke
     serve          serve: every setting is an option
@@ -33,6 +34,7 @@ from delayserver.cli import (
     pulling,
     serve,
     subscriptions,
+    timers,
     tokens,
 )
 from delayserver.cli.output import help_text
@@ -77,6 +79,7 @@ for _group in (
     subscriptions,
     pulling,
     dead_letters,
+    timers,
     operations,
     tokens,
     demo,

@@ -3,7 +3,6 @@
 Cost: one request; list: one for each 1,000. Threads: one.
 """
 
-import json
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +18,7 @@ from delayserver.cli.options import (
     due_fields,
     header_fields,
     message_path,
-    read_body,
+    with_body,
 )
 from delayserver.cli.output import details, rows
 from delayserver.cli.session import Session, path, server_command
@@ -105,6 +104,21 @@ def publish(
         ),
     ] = None,
     headers: HeaderOption = None,
+    watch: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--watch", metavar="KEY", help="An event for it completes the message; up to 8."
+        ),
+    ] = None,
+    on_event: Annotated[
+        str | None,
+        typer.Option(
+            "--on-event",
+            metavar="cancel|fire",
+            help="What an event does: cancel it (the default), or deliver it now.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Publish a message: now, after a delay, or at a time.
 
@@ -114,7 +128,11 @@ def publish(
         document["key"] = key
     if headers:
         document["headers"] = header_fields(headers)
-    answer = session.call("POST", path("messages"), content=_with_body(document, body))
+    if watch:
+        document["watch"] = watch
+    if on_event is not None:
+        document["on_event"] = on_event
+    answer = session.call("POST", path("messages"), content=with_body(document, body))
     session.show(answer, lambda: details(answer))
 
 
@@ -134,15 +152,9 @@ def replace(
     document: dict[str, Any] = due_fields(delay, at)
     if headers:
         document["headers"] = header_fields(headers)
-    content = _with_body(document, body)
+    content = with_body(document, body)
     answer = session.call("PUT", path("subjects", subject, "keys", key), content=content)
     session.show(answer, lambda: details(answer))
-
-
-def _with_body(document: dict[str, Any], body: str) -> str:
-    """The body goes out as it was written: numbers keep their digits."""
-    fields = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in document.items()]
-    return "{" + ", ".join([*fields, f'"body": {read_body(body)}']) + "}"
 
 
 def get(

@@ -8,18 +8,19 @@ Cost: about 10 µs per record. Threads: none.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from delayserver.message import Delivery, Payload, State, decode_payload
-from delayserver.replay import DeadLetter, Records
+from delayserver.replay import DeadLetter, Heartbeat, Records
 from delayserver.sequencer import MESSAGE_ROW
 from delayserver.settler import DISPATCH_ROW
 from delayserver.subscriptions import Subscription, decode_subscription
 from delayserver.testing.server import SimulatedClock, SimulatedServer, Watcher
 from delayserver.wheel import Batch
+from storage.catalog import Table
 from storage.errors import DamageError
 from storage.frame import Frame, unseal
 from storage.rows import FLAG_REMOVAL, HOUR_MS, REMOVES, SCHEDULES, Outcome, RecordKind
@@ -44,6 +45,8 @@ class Message:
     cancelled: bool = False
     where: dict[int, int] = field(default_factory=dict)
     """The row that waits, by subscription (0: for all)."""
+    fired: bool = False
+    """An event moved it to now."""
     dead: set[int] = field(default_factory=set)
     """Subscriptions that have it as a dead letter, or had and threw it away."""
     discarded: bool = False
@@ -82,6 +85,17 @@ class Ledger(Watcher):
         self.delivered: dict[int, set[int]] = {}
         """Message → subscriptions whose delivery is recorded."""
         self.dropped: set[int] = set()
+        self.heartbeats: dict[str, tuple[bytes, int]] = {}
+        """Key → body and timeout, of those that are durable."""
+        self._deadlines_ms: dict[bytes, int] = {}
+        """By body: when a heartbeat may fire at the earliest, on the clock of the timeouts."""
+        self.present: Callable[[], int] = lambda: 0
+        """The clock of the timeouts."""
+        self.deleting: set[str] = set()
+        """Heartbeats that a client has deleted; durable or not."""
+        self._heartbeat_messages: set[int] = set()
+        self._completed: set[int] = set()
+        """Messages that the answers to events have counted."""
 
     # ── what is durable ────────────────────────────────────────────────────────────────────────
 
@@ -117,17 +131,18 @@ class Ledger(Watcher):
             _,
             _,
             kind,
-            _,
+            flags,
         ) = row
         assert isinstance(seq, int) and isinstance(due_ms, int) and isinstance(message_seq, int)
         assert isinstance(target, int) and isinstance(target_due_ms, int)
         assert isinstance(subject_id, int) and isinstance(subscription_id, int)
+        assert isinstance(flags, int)
         assert isinstance(offset, int) and isinstance(length, int) and isinstance(kind, int)
         self.counts[RecordKind(kind).name.lower()] += 1
         sealed = blob[offset : offset + length]
         if kind in _SCHEDULES:
             self._entries[seq] = (due_ms, message_seq, subscription_id)
-            self._filed.setdefault(due_ms // HOUR_MS, []).append((seq, 0))
+            self._filed.setdefault(due_ms // HOUR_MS, []).append((seq, flags))
         if kind in _REMOVES:
             self._filed.setdefault(target_due_ms // HOUR_MS, []).append((seq, FLAG_REMOVAL))
             self._removed.add((target, subscription_id))
@@ -140,12 +155,15 @@ class Ledger(Watcher):
         elif kind == RecordKind.SUBSCRIPTION:
             definition = decode_subscription(unseal(sealed) or b"")
             self.subscriptions[definition.id] = definition
+        elif kind == RecordKind.HEARTBEAT:
+            self._apply_heartbeat(seq, message_seq, sealed)
         else:
             message = self.messages[message_seq]
             if kind == RecordKind.CANCEL:
                 message.cancelled = True
-            elif kind == RecordKind.MOVE:
+            elif kind in (RecordKind.MOVE, RecordKind.FIRE):
                 message.where[0] = seq
+                message.fired = message.fired or kind == RecordKind.FIRE
             elif kind in (RecordKind.RETRY, RecordKind.REDRIVE):
                 message.where[subscription_id] = seq
                 message.dead.discard(subscription_id)
@@ -164,6 +182,28 @@ class Ledger(Watcher):
             self.counts["dropped for their age"] += 1
             if not self.subscriptions[subscription_id].drop_older_than_ms:
                 raise Violation(f"{subscription_id} drops nothing, and lost something: {reason}")
+
+    def _apply_heartbeat(self, seq: int, message_seq: int, sealed: bytes) -> None:
+        heartbeat = msgspec.msgpack.decode(unseal(sealed) or b"", type=Heartbeat)
+        key = heartbeat.key
+        if heartbeat.subject_id:
+            body = decode_payload(heartbeat.payload, "", 0, seq).body
+            self.heartbeats[key] = body, heartbeat.timeout_ms
+            return
+        body, _ = self.heartbeats.pop(key)
+        if message_seq == seq:
+            if key not in self.deleting:
+                raise Violation(f"heartbeat {key} is gone, and published nothing (I3)")
+            return
+        self.counts["heartbeats fired"] += 1
+        message = self.messages.get(message_seq)
+        if message is None or message.payload.body != body:
+            raise Violation(f"heartbeat {key} published something else: {message} (I3)")
+        if message_seq in self._heartbeat_messages:
+            raise Violation(f"heartbeat {key} was published by {message_seq} again (I4)")
+        self._heartbeat_messages.add(message_seq)
+        if self.present() < self._deadlines_ms.get(body, 0):
+            raise Violation(f"heartbeat {key} was renewed, and fired (I1)")
 
     # ── deliveries ─────────────────────────────────────────────────────────────────────────────
 
@@ -264,6 +304,40 @@ class Ledger(Watcher):
         if entry_due_ms != due_ms and not message.cancelled:
             self.counts["moved again"] += 1
 
+    def renewed(self, body: bytes, deadline_ms: int) -> None:
+        """The heartbeat with that body must not fire before this moment."""
+        self._deadlines_ms[body] = max(self._deadlines_ms.get(body, 0), deadline_ms)
+
+    def watching(self, key: str, now_ms: int) -> set[int]:
+        """Messages that certainly wait, and that an event for the key has to complete."""
+        return {
+            message.seq
+            for message in self.messages.values()
+            if message.payload.watch is not None
+            and key in message.payload.watch.keys
+            and not message.cancelled
+            and not message.fired
+            and message.where.keys() == {0}
+            and self._entries[message.where[0]][0] > max(now_ms, self._fired_until_ms)
+            and message.seq not in self.received
+        }
+
+    def event_completed(self, cancelled: list[int], fired: list[int]) -> None:
+        """An event was answered."""
+        self.counts["events"] += 1
+        self.counts["cancelled by an event"] += len(cancelled)
+        self.counts["fired by an event"] += len(fired)
+        for seq in cancelled:
+            if not self.messages[seq].cancelled:
+                raise Violation(f"an event cancelled {seq}, which is not durable (I5)")
+        for seq in fired:
+            if not self.messages[seq].fired:
+                raise Violation(f"an event fired {seq}, which is not durable (I5)")
+        for seq in (*cancelled, *fired):
+            if seq in self._completed:
+                raise Violation(f"message {seq} was completed by two events")
+            self._completed.add(seq)
+
     def acked(self, delivery: Delivery) -> None:
         """An acknowledgement was answered."""
         self.counts["acked"] += 1
@@ -319,6 +393,18 @@ class Ledger(Watcher):
         expected = {s.id: s for s in self.subscriptions.values() if not s.deleted}
         if {s.id: s for s in server.recovered.registry} != expected:
             raise Violation(f"subscriptions differ: {list(server.recovered.registry)} (I7)")
+        found = {
+            key.decode(): msgspec.msgpack.decode(value, type=Heartbeat)
+            for key, value in server.catalog.scan(Table.HEARTBEATS)
+        }
+        bodies = {
+            key: (decode_payload(one.payload, "", 0, 0).body, one.timeout_ms)
+            for key, one in found.items()
+        }
+        if bodies != self.heartbeats:
+            raise Violation(f"heartbeats are {bodies}, not {self.heartbeats} (I7)")
+        now_ms = server.clock()
+        self._deadlines_ms = {body: now_ms + timeout_ms for body, timeout_ms in bodies.values()}
         self._check_files(server)
 
     def _check_files(self, server: SimulatedServer) -> None:
@@ -375,6 +461,8 @@ class Ledger(Watcher):
     def check_all_delivered(self, faithful: Iterable[Subscription]) -> None:
         """Whether everything arrived: at those that were there all the time, or at anybody."""
         faithful = list(faithful)
+        if self.heartbeats:
+            raise Violation(f"heartbeats never fired: {self.heartbeats} (I3)")
         for message in self.messages.values():
             if message.cancelled:
                 continue

@@ -16,11 +16,11 @@ from delayserver.config import Settings
 from delayserver.delivery.fetch import DelayedFetch, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError
-from delayserver.message import Delivery, Payload, State, decode_payload
+from delayserver.message import Delivery, Payload, State, Watch, decode_payload
 from delayserver.messages import NewMessage, Published
 from delayserver.reader import Found
 from delayserver.replay import DeadLetter
-from delayserver.sequencer import parse_dead_letter_key
+from delayserver.sequencer import ChangeState, parse_dead_letter_key
 from delayserver.subscriptions import Subscription
 from delayserver.testing.ledger import Ledger, Violation
 from delayserver.testing.server import SimulatedClock, SimulatedServer
@@ -40,6 +40,8 @@ from storage.testing import (
 
 SUBJECTS = ("orders.paid", "orders.late", "misc")
 KEYS = ("k1", "k2", "k3")
+WATCH_KEYS = ("w1", "w2")
+HEARTBEATS = ("h1", "h2")
 OK = WebhookResponse(200)
 LOST = WebhookResponse(None, None, "timed out")
 FAITHFUL = (
@@ -183,6 +185,8 @@ class World:
             raise
         self.faults_begin_again()
         self.ledger.recovered(self.server)
+        timeouts = self.server.engine.timeouts
+        self.ledger.present = lambda: timeouts.now_ms
         registry = self.server.engine.registry
         for subscription in self.faithful:
             if registry.by_id(subscription.id) is None:
@@ -276,7 +280,11 @@ class World:
         body = f'"{variant}{"x" * self.rng.choice((0, 5, 200))}"'.encode()
         if key:
             body = f'"{variant}"'.encode()
-        return NewMessage(subject, self._due_ms(), Payload(body, key=key))
+        watch = None
+        if variant % 3 == 1:
+            # The same content watches the same keys.
+            watch = Watch(WATCH_KEYS[: 1 + variant % 2], variant // 3 % 2)
+        return NewMessage(subject, self._due_ms(), Payload(body, key=key, watch=watch))
 
     def _publish(self) -> None:
         rng = self.rng
@@ -329,6 +337,73 @@ class World:
         if replaced:
             self.counts["replaced"] += 1
             published.group.when_durable(partial(self._cancel_answered, before))
+
+    def _event(self) -> None:
+        server, events, now_ms = self._running, self._running.engine.events, self.clock.now_ms
+        key = self.rng.choice(WATCH_KEYS)
+        expected = self.ledger.watching(key, max(now_ms, server.engine.timeouts.now_ms))
+        watchers = events.watchers(key, server.engine.sequencer.next_seq)
+        bodies = {}
+        for watcher in watchers:
+            entry = events.entry(watcher)
+            found = server.unfiled(entry) or server.reader.find(entry)
+            if found is not None:
+                bodies[watcher.seq] = found.payload, found.subject_id
+        already = {
+            seq
+            for seq in expected
+            if (change := server.engine.sequencer.changes(seq).get(0)) is not None
+            and change.state in (ChangeState.CANCELLED, ChangeState.FIRED)
+        }
+        try:
+            done = events.complete(key, watchers, bodies, now_ms)
+        except DelayServerError:
+            return
+        missing = expected - already - {*done.cancelled, *done.fired}
+        if missing:
+            raise Violation(f"an event for {key} left {missing} waiting (I5)")
+
+        def answered(error: Exception | None) -> None:
+            if error is None:
+                self.ledger.event_completed(done.cancelled, done.fired)
+
+        if done.group is None:
+            answered(None)
+        else:
+            done.group.when_durable(answered)
+
+    def _heartbeat(self) -> None:
+        rng, server = self.rng, self._running
+        heartbeats, key = server.engine.heartbeats, rng.choice(HEARTBEATS)
+        dice = rng.random()
+        try:
+            if dice < 0.15:
+                self.ledger.deleting.add(key)
+                heartbeats.delete(key)
+                return
+            if dice < 0.75:
+                known, _ = heartbeats.get(key)
+                subject = server.engine.sequencer.subject_names[known.subject_id]
+                payload, timeout_ms = decode_payload(known.payload, "", 0, 0), known.timeout_ms
+            else:
+                self._body_count += 1
+                payload = Payload(f'"{key} {self._body_count}"'.encode())
+                subject, timeout_ms = rng.choice(SUBJECTS), rng.choice((1, 40, 700))
+            is_new, _, group = heartbeats.put(key, timeout_ms, subject, payload, self.clock.now_ms)
+        except DelayServerError:
+            return
+        self.counts["heartbeats"] += is_new
+        self.counts["renewals"] += dice < 0.75
+        deadline_ms = server.engine.timeouts.now_ms + timeout_ms
+
+        def answered(error: Exception | None) -> None:
+            if error is None:
+                self.ledger.renewed(payload.body, deadline_ms)
+
+        if group is None:
+            answered(None)
+        else:
+            group.when_durable(answered)
 
     def _some_message(self) -> tuple[int, int] | None:
         """A message that a client may know; mostly a young one."""
@@ -587,6 +662,7 @@ class World:
                 not server.sending
                 and not self.leases
                 and not hours.unsettled()
+                and not len(server.engine.heartbeats)
                 and all(state.retired_ms for state in server.replay.hours.values())
                 and server.is_idle()
             ):
@@ -650,6 +726,8 @@ class World:
             "files": files,
             "keys": list(server.catalog.scan(Table.KEYS)),
             "changes": list(server.catalog.scan(Table.CHANGES)),
+            "watch keys": list(server.catalog.scan(Table.WATCHES)),
+            "heartbeats": list(server.catalog.scan(Table.HEARTBEATS)),
             "rows of the catalog about hours": list(server.catalog.scan(Table.HOURS)),
             "counts": {h: n for h, n in engine.hours._unsettled.items() if n},
             "leases": engine.leases.count() + len(engine.leases._pulls),
@@ -700,6 +778,8 @@ _STEPS = (
     _Step(World._cancel, 0.8),
     _Step(World._look_up, 0.8),
     _Step(World._move, 0.7),
+    _Step(World._event, 0.5),
+    _Step(World._heartbeat, 1.5),
     _Step(World._change_subscription, 0.5),
     _Step(World._dead_letters, 1.5, lambda world: world._has_dead_letters()),
     _Step(World._webhook, 4, lambda world: world._running.sending),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from delayserver.api.scopes import PUBLIC, RULES
+from delayserver.api.scopes import PUBLIC, RULES, Of
 from delayserver.config import Settings
 from delayserver.errors import AccessError
 from delayserver.server import Server
@@ -28,6 +28,8 @@ BODIES = {
     ("POST", "/v1/subscriptions/{name}/extend"): {**LEASES, "lease": "1s"},
     ("POST", "/v1/subscriptions/{name}/dead-letters/redrive"): {},
 }
+HEARTBEAT = {"timeout": "1h", "subject": MINE}
+BODIES[("PUT", "/v1/heartbeats/{key}")] = HEARTBEAT
 CALLS = sorted(RULES)
 NOT_REFUSED = {200, 201, 204, 404}
 
@@ -45,6 +47,7 @@ def api(tmp_path_factory):
     server = ApiServer(tmp_path_factory.mktemp("access"))
     tokens = {
         "publisher": ["publish:mine.*"],
+        "everything": ["publish:*"],
         "consumer": ["consume:mine.*"],
         "narrow": ["publish:mine.b", "consume:mine.b"],
         "other": ["publish:others.*", "consume:others.*"],
@@ -66,6 +69,7 @@ def fields(api):
     api.put("/v1/subscriptions/mine", json=definition).raise_for_status()
     published = api.publish(MINE, delay="1h")
     api.put(f"/v1/subjects/{MINE}/keys/k", json={"delay": "1h"}).raise_for_status()
+    api.put("/v1/heartbeats/k", json=HEARTBEAT).raise_for_status()
     return {"message_id": published["id"], "name": "mine", "subject": MINE, "key": "k"}
 
 
@@ -87,6 +91,8 @@ def holders(call):
         Action.OBSERVE: "observer",
     }
     allowed = {by_action[action] for action in actions if action in by_action}
+    if RULES[call].of is Of.EVERYTHING:
+        allowed = {"everything"}
     return allowed | {"admin"}, {"publisher", "consumer", "narrow", "other", "observer"} - allowed
 
 

@@ -12,10 +12,12 @@ import pytest
 from delayserver import recovery, shard
 from delayserver.dispatcher import Dispatcher
 from delayserver.engine import Engine
+from delayserver.events import Events
 from delayserver.groups import Groups
+from delayserver.heartbeats import Heartbeats
 from delayserver.hours import Hours
 from delayserver.loader import Loader
-from delayserver.message import Delivery
+from delayserver.message import Delivery, State
 from delayserver.messages import Messages
 from delayserver.replay import Filed, Replay, Snapshot
 from delayserver.settler import Settler
@@ -280,6 +282,74 @@ def an_old_file_is_never_deleted(patch: Patch) -> None:
 def a_failed_delivery_is_forgotten(patch: Patch) -> None:
     """I3"""
     patch.setattr(Dispatcher, "give_back", lambda self, delivery, next_attempt: None)
+
+
+@canary
+def a_heartbeat_ends_and_publishes_nothing(patch: Patch) -> None:
+    """I3"""
+    patch.setattr(Messages, "publish_sealed", lambda self, *rest: 0)
+
+
+@canary
+def a_heartbeat_that_fired_is_not_ended(patch: Patch) -> None:
+    """I4: after a crash it fires again."""
+
+    def end(self: Any, key: str, *, message_seq: int) -> None:
+        self._set(key, None)
+
+    patch.setattr(Heartbeats, "_end", end)
+
+
+@canary
+def a_renewal_is_not_heard(patch: Patch) -> None:
+    """I1"""
+
+    def put(self: Any, key: str, *rest: Any) -> Any:
+        before = self._beats.get(key)
+        expires_ms = before.expires_ms if before is not None else 0
+        result = original(self, key, *rest)
+        if before is not None and self._beats.get(key) is before:
+            before.expires_ms = expires_ms
+        return result
+
+    original = Heartbeats.put
+    patch.setattr(Heartbeats, "put", put)
+
+
+@canary
+def an_event_is_answered_before_its_cancels_are_durable(patch: Patch) -> None:
+    """I5"""
+    original = Events.complete
+
+    def complete(self: Any, *rest: Any) -> Any:
+        done = original(self, *rest)
+        done.group = None
+        return done
+
+    patch.setattr(Events, "complete", complete)
+
+
+@canary
+def watch_keys_are_forgotten_at_a_checkpoint(patch: Patch) -> None:
+    """I6"""
+    patch.setattr(Replay, "_note_watches", lambda self, *rest: None)
+
+
+@canary
+def watch_keys_are_never_purged(patch: Patch) -> None:
+    """Nothing may be left over."""
+    patch.setattr(Replay, "_purge_watches", lambda self, *rest: None)
+
+
+@canary
+def two_events_fire_a_message_twice(patch: Patch) -> None:
+    """An event counts a message once."""
+
+    def waits(self: Any, watcher: Any) -> bool:
+        located = self._messages.locate(watcher.seq, watcher.due_ms)
+        return bool(located.state is State.SCHEDULED)
+
+    patch.setattr(Events, "_waits", waits)
 
 
 def first_catch(seeds: Iterable[int]) -> str | None:

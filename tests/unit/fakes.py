@@ -28,7 +28,7 @@ from storage.files import Files
 from storage.frame import Rows
 from storage.hour_log import HourLog
 from storage.message_log import Durability, MessageLog
-from storage.rows import HOUR_MS, NO_KEY, LogKind, Outcome, RecordKind
+from storage.rows import HOUR_MS, MESSAGE_DTYPE, NO_KEY, LogKind, Outcome, RecordKind
 from storage.testing import MemoryCatalog, SimulatedFiles
 
 HOUR = 500_000
@@ -366,3 +366,8 @@ class Log:
 def records(group: Group) -> Records:
     """A group as the replay thread files it."""
     return Records.from_bytes(*group.encode(), frozenset(row[0] for row in group.express))
+
+
+def rows_of(group: Group) -> Rows:
+    """The records of a group (MESSAGE_DTYPE)."""
+    return np.frombuffer(group.encode()[0], MESSAGE_DTYPE)

@@ -11,6 +11,7 @@ from delayserver.message import Origin, Payload, encode_payload
 from delayserver.replay import (
     CHECKPOINT_KEY,
     DeadLetter,
+    Heartbeat,
     HourState,
     Records,
     Replay,
@@ -19,13 +20,14 @@ from delayserver.replay import (
 )
 from delayserver.sequencer import Change, ChangeState, change_key, dead_letter_key, pack_change
 from delayserver.subscriptions import Subscription, encode_subscription
+from delayserver.watches import pack_watch, watch_key
 from storage.catalog import Catalog, LmdbCatalog, Table, Writes
 from storage.check import NotADataDirectoryError, Severity
 from storage.directory import CATALOG_DIRECTORY, open_identity
 from storage.files import Files, OsFiles
 from storage.frame import Damage
 from storage.message_log import MessageLog
-from storage.rows import FLAG_REMOVAL
+from storage.rows import FLAG_REMOVAL, HOUR_MS
 from storage.testing import MemoryCatalog, SimulatedFiles
 from tests.unit.storage.samples import (
     HOUR,
@@ -121,6 +123,10 @@ def number(value: int) -> bytes:
     return value.to_bytes(4, "big")
 
 
+def heartbeat(subject_id: int) -> bytes:
+    return msgspec.msgpack.encode(Heartbeat("k", 1000, subject_id, encode_payload(Payload(b"1"))))
+
+
 PAYLOAD = encode_payload(Payload(b"{}", origin=Origin(1, 2, 1, 2)))
 
 
@@ -146,6 +152,16 @@ PAYLOAD = encode_payload(Payload(b"{}", origin=Origin(1, 2, 1, 2)))
         ),
         (put(Table.META, CHECKPOINT_KEY, b"short"), "catalog", "hours or checkpoint"),
         (put(Table.SUBJECTS, number(3), b"others"), "catalog", "without gaps"),
+        (put(Table.WATCHES, b"short", b""), "catalog", "cannot be read"),
+        (put(Table.WATCHES, watch_key("k", 1), b"\0" * 8), "catalog", "cannot be read"),
+        (
+            put(Table.WATCHES, watch_key("k", 1), pack_watch(HOUR_MS, 1)),
+            "catalog",
+            "message 1 watches 'k' and is not kept",
+        ),
+        (put(Table.HEARTBEATS, b"k", b"\x91\xa1k"), "catalog", "cannot be read"),
+        (put(Table.HEARTBEATS, b"other", heartbeat(1)), "catalog", "a heartbeat of another key"),
+        (put(Table.HEARTBEATS, b"k", heartbeat(7)), "catalog", "'k' has an unknown subject"),
         (put(Table.SUBJECTS, number(2), b"orders"), "catalog", "two subjects have the same name"),
         (put(Table.SUBJECTS, number(2), b"\xff"), "catalog", "subjects: entry 00000002 cannot"),
         (put(Table.KEYS, bytes(16), b"short"), "catalog", "keys: entry 0000"),
@@ -203,6 +219,8 @@ def test_entries_that_are_sound(files: SimulatedFiles, catalog: MemoryCatalog) -
                 (number(1), encode_subscription(Subscription(1, "shop", "*", "pull", 1)))
             ],
             Table.KEYS: [(bytes(16), bytes(24))],
+            Table.WATCHES: [(watch_key("k", 1), pack_watch(HOUR * HOUR_MS, 1))],
+            Table.HEARTBEATS: [(b"k", heartbeat(1))],
         }
     )
     assert check(files, catalog).findings == []

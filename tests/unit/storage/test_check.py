@@ -494,7 +494,7 @@ def test_records_that_cannot_be_true(change: Callable[[np.ndarray], None], reaso
         (wrong("seq", 10, 1), "seqs do not ascend or do not match the header (1 of 3 rows)"),
         (wrong("kind", 2), "unknown kinds of entries (1 of 3 rows)"),
         (wrong("kind", 1, 2), "unknown kinds of tombstones (1 of 3 rows)"),
-        (wrong("flags", 2), "flags that are not known (1 of 3 rows)"),
+        (wrong("flags", 4), "flags that are not known (1 of 3 rows)"),
         (wrong("due_ms", 0), "a due time of another hour (1 of 3 rows)"),
         (wrong("message_seq", 99), "a message that does not come before (1 of 3 rows)"),
         (wrong("message_seq", 99, 2), "a tombstone of what does not come before (1 of 3 rows)"),

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from delayserver.message import Origin, Payload
-from delayserver.replay import DeadLetter
+from delayserver.message import Origin, Payload, Watch
+from delayserver.replay import DeadLetter, Heartbeat
 from storage.catalog import Table
 from storage.directory import FORMAT_FILE, FORMAT_VERSION, open_identity
 from storage.frame import HEADER, HEADER_BYTES, MAGIC, VERSION, Header
@@ -96,7 +96,7 @@ def test_the_kinds_of_logs_and_the_outcomes() -> None:
         assert f"{outcome:d} {outcome.name.lower()}" in rows[-2][3]
 
 
-@pytest.mark.parametrize("record", [Payload, Origin, DeadLetter])
+@pytest.mark.parametrize("record", [Payload, Watch, Origin, DeadLetter, Heartbeat])
 def test_the_payloads(record: type[msgspec.Struct]) -> None:
     (rows,) = tables(f"### {record.__name__}")
     names = [field_name(row[1]) for row in rows]
@@ -124,14 +124,19 @@ def test_the_tables_of_the_catalog() -> None:
 
 @pytest.mark.parametrize(
     ("table", "value"),
-    [("hours", "_HOUR_VALUE"), ("keys", "_KEY_VALUE"), ("changes", "_CHANGE_VALUE")],
+    [
+        ("hours", "_HOUR_VALUE"),
+        ("keys", "_KEY_VALUE"),
+        ("changes", "_CHANGE_VALUE"),
+        ("watches", "_VALUE"),
+    ],
 )
 def test_the_values_of_the_catalog(table: str, value: str) -> None:
-    from delayserver import replay, sequencer
+    from delayserver import replay, sequencer, watches
 
     (rows,) = tables("## The catalog")
     (cell,) = (row[2] for row in rows if row[0] == f"`{table}`")
     types = re.findall(r"`\w+` ([ui]\d+)", cell)
     letters = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
-    module = replay if hasattr(replay, value) else sequencer
+    (module,) = (one for one in (replay, sequencer, watches) if hasattr(one, value))
     assert getattr(module, value).format == ">" + "".join(letters[t] for t in types)

@@ -44,6 +44,8 @@ def test_kinds_keep_their_numbers() -> None:
         "SUBJECT": 7,
         "SUBSCRIPTION": 8,
         "DISCARD": 9,
+        "HEARTBEAT": 11,
+        "FIRE": 12,
     }
     assert {outcome.name: int(outcome) for outcome in Outcome} == {"DELIVERED": 1, "DROPPED": 2}
 
@@ -54,8 +56,8 @@ def test_every_log_has_its_columns() -> None:
         assert {"seq", "message_seq", "due_ms", "subscription_id", "attempt", "flags"} <= {*names}
 
 
-def test_only_a_move_and_a_retry_both_remove_and_schedule() -> None:
-    assert set(SCHEDULES) & set(REMOVES) == {RecordKind.MOVE, RecordKind.RETRY}
+def test_only_what_moves_a_row_both_removes_and_schedules() -> None:
+    assert set(SCHEDULES) & set(REMOVES) == {RecordKind.MOVE, RecordKind.RETRY, RecordKind.FIRE}
     assert RecordKind.PUBLISH not in REMOVES
     assert RecordKind.CANCEL not in SCHEDULES
 
