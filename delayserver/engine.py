@@ -43,6 +43,7 @@ from delayserver.ids import IdCodec, KeyHasher
 from delayserver.loader import LoadedHour
 from delayserver.message import Delivery, Origin, Payload, encode_payload, row_flags
 from delayserver.messages import Messages
+from delayserver.produce import Level, Produces
 from delayserver.replay import DeadLetter as DeadLetterValue
 from delayserver.replay import Filed, Snapshot
 from delayserver.sequencer import Change, ChangeState, Group, Sequencer
@@ -130,6 +131,7 @@ class Engine:
         )
         watches = self.messages.watches
         self.events = Events(settings, sequencer, self.groups, self.messages, watches)
+        self.produces = Produces(self.groups, self.timeouts)
         self.heartbeats = Heartbeats(
             settings, catalog, sequencer, self.groups, self.messages, self.timeouts
         )
@@ -239,7 +241,13 @@ class Engine:
         for effect in group.effects:
             effect()
         group.end(None)
+        self.produces.moved(Level.DURABLE)
         return bool(group.express)
+
+    def on_commit_failed(self, error: Exception) -> None:
+        """The group that was being written could not be, and was rolled back."""
+        self.groups.on_commit_failed(error)
+        self.produces.failed()
 
     def _insert_express(self, group: Group) -> None:
         by_hour: dict[int, list[tuple[int, int, int, int]]] = {}
@@ -265,6 +273,7 @@ class Engine:
         for hour, rows in filed.live:
             self._insert_unless_removed(hour, rows)
         self.groups.on_filed(filed.last_seq)
+        self.produces.moved(Level.FILED)
 
     def on_checkpoint(self, seq: int) -> None:
         """The catalog knows everything up to `seq`."""

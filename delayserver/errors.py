@@ -12,6 +12,7 @@ DelayServerError
 ├── RateLimitedError        a token is used more often than it may be, likewise
 ├── HeadTooLargeError       a request has more headers, or longer ones, than the limits allow
 ├── DiskReserveError        the disk is nearly full: publishing is refused, dispatch goes on
+├── AckTimeoutError         a publish was accepted and is not durable within its timeout
 ├── StoppingError           the server is shutting down or has stopped after a failed fsync
 ├── TimerShutdownError      a timer that was shut down was given work (delayserver.timers)
 └── AccessError             no token, a wrong one, or one without the scope
@@ -94,6 +95,10 @@ class HeadTooLargeError(DelayServerError):
 
 class DiskReserveError(DelayServerError):
     """Publishing would eat the space that recovery and dispatch need."""
+
+
+class AckTimeoutError(DelayServerError):
+    """A publish was accepted, and was not durable within the time that its client gave it."""
 
 
 class StoppingError(DelayServerError):

@@ -34,6 +34,7 @@ from delayserver.events import EVENT_MESSAGES_MAX
 from delayserver.message import Content, Delivery, Entry, Payload
 from delayserver.messages import Located, Versions
 from delayserver.metrics import Metrics, TimedFiles
+from delayserver.produce import Level
 from delayserver.reader import Found, Reader
 from delayserver.recovery import Progress, Recovered
 from delayserver.sequencer import Group
@@ -191,6 +192,7 @@ class Server(Shard):
         gauge("timeouts", "Leases, pulls and others that may expire", engine.timeouts.size)
         gauge("subscriptions", "Subscriptions", lambda: len(engine.registry))
         gauge("disk_free_bytes", "Free on the device", lambda: self.free_bytes)
+        gauge("waiting_publishes", "Publishes that wait to be filed", engine.produces.count)
         heartbeats, events = engine.heartbeats, engine.events
         gauge("heartbeats", "Heartbeats that wait", heartbeats.__len__)
         metrics.counter(
@@ -399,6 +401,27 @@ class Server(Shard):
         self._seq_at_last_look = seq
 
     # ── what the HTTP layer asks for ───────────────────────────────────────────────────────────
+
+    async def acknowledged(
+        self, group: Group | None, seq: int, level: Level, timeout_ms: int
+    ) -> Level:
+        """How far a publish has come when it has reached `level`, or else after `timeout_ms`.
+
+        Raises what kept its group from being durable."""
+        future: asyncio.Future[Level] = self._loop.create_future()
+
+        def answer(reached: Level, error: Exception | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(reached)
+            else:
+                future.set_exception(error)
+
+        self.engine.timeouts.look(self.clock())
+        self.engine.produces.wait(group, seq, level, timeout_ms, answer)
+        self.tick_soon()
+        return await future
 
     def durable(self, group: Group | None) -> asyncio.Future[None]:
         """Done when the group is durable; raises what kept it from being so."""

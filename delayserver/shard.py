@@ -157,9 +157,8 @@ class Shard(ABC):
 
     def _make_workers(self, loader: Loader, surroundings: Surroundings) -> None:
         settings, post, fatal = self.settings, self.post, self.on_fatal
-        groups = self.engine.groups
         self.committer = CommitterThread(
-            self.message_log, post, self._on_committed, groups.on_commit_failed, fatal
+            self.message_log, post, self._on_committed, self.engine.on_commit_failed, fatal
         )
         self.replayer = ReplayThread(
             self.replay,

@@ -11,6 +11,7 @@ Cost: a message decoded, decided and encoded, no task. Threads: belongs to the e
 
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
 
 import msgspec
 import structlog
@@ -19,12 +20,13 @@ from starlette.requests import ClientDisconnect
 from delayserver.api.conditions import entity_tag
 from delayserver.api.documents import HeartbeatDocument
 from delayserver.api.intake import Intake, check_key
-from delayserver.api.problems import MEDIA_TYPE, problem_of
-from delayserver.errors import DelayServerError, TooLargeError
+from delayserver.api.problems import MEDIA_TYPE, pointer_to, problem_of
+from delayserver.errors import AckTimeoutError, DelayServerError, InputError, TooLargeError
 from delayserver.messages import Published
+from delayserver.produce import Level
 from delayserver.sequencer import Group
 from delayserver.server import Server
-from delayserver.times import format_duration, format_time
+from delayserver.times import format_duration, format_time, parse_duration_ms
 from delayserver.tokens import Action, Caller
 from delayserver.tracecontext import Trace, trace_of
 from storage.errors import StorageError
@@ -44,6 +46,8 @@ HEARTBEATS_PATH = "/v1/heartbeats/"
 """Before the key."""
 ENVELOPE_BYTES = 64 * 1024
 """A request may be longer than its body by this much."""
+ACK_TIMEOUT_MAX_MS = 60_000
+_ACK_LEVELS = {"durable": Level.DURABLE, "filed": Level.FILED}
 REST_MAX_BYTES = 8 * 1024 * 1024
 """Longest request of the other calls, such as 10,000 keys to cancel."""
 JSON = b"application/json"
@@ -83,6 +87,8 @@ class Answer(msgspec.Struct):
     """Header fields as they go over the wire, each with its line break."""
     content_type: bytes = JSON
     group: Group | None = None
+    seq: int = 0
+    """The last record of what it answers."""
 
 
 def problem_answer(error: Exception) -> Answer:
@@ -158,7 +164,8 @@ class Hot:
             status, version = 201, str(published.seq)
         location = f"/v1/messages/{published.message_id}"
         fields = f"location: {location}\r\netag: {entity_tag(version)}\r\n".encode()
-        return Answer(status, _encode(document), fields, group=published.group)
+        group, seq = published.group, published.seq
+        return Answer(status, _encode(document), fields, group=group, seq=seq)
 
     def _state(self, published: Published) -> str:
         """The first message with that key may have been delivered meanwhile."""
@@ -189,7 +196,8 @@ class Hot:
         # Groups become durable in order: the last one that is not is the one to wait for.
         groups = [one.group for one in published if one.group is not None]
         last = max(groups, key=lambda group: group.first_seq, default=None)
-        return Answer(200, _encode(document), group=last)
+        seq = max((one.seq for one in published), default=0)
+        return Answer(200, _encode(document), group=last, seq=seq)
 
     def _answer_heartbeat(self, key: str, data: bytes, caller: Caller | None) -> Answer:
         try:
@@ -254,17 +262,57 @@ class HotPath:
     async def publish(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one of them."""
         path, hot, headers = scope["path"], self._hot, scope["headers"]
+        query = scope["query_string"] if scope["method"] == "POST" else b""
         try:
+            ack = parse_ack(query) if query else None
             data = await read_body(limited(headers, receive, hot.max_bytes(path)))
             caller, content_type = scope.get("caller"), header(headers, b"content-type")
             answer = hot.answer(path, data, content_type, caller, trace_of(headers))
-            if answer.group is not None:
+            if ack is not None and answer.status < 400:
+                answer = await self._acknowledged(answer, ack)
+            elif answer.group is not None:
                 await self._server.durable(answer.group)
         except ClientDisconnect:
             return
         except (DelayServerError, StorageError) as error:
             answer = problem_answer(error)
         await send_answer(send, answer)
+
+    async def _acknowledged(self, answer: Answer, ack: "Ack") -> Answer:
+        """The answer to a publish that says what it waits for, and how long."""
+        level, timeout_ms = ack
+        reached = await self._server.acknowledged(answer.group, answer.seq, level, timeout_ms)
+        if reached is Level.ACCEPTED:
+            waited, what = format_duration(timeout_ms), answer.body.decode()
+            raise AckTimeoutError(
+                f"not durable within {waited}; it was accepted and may become so: look it up, or "
+                f"publish it again under its key: {what}"
+            )
+        if reached.value < level.value:
+            answer.status = 202
+        return answer
+
+
+Ack = tuple[Level, int]
+"""What a publish waits for, and how long, in ms."""
+
+
+def parse_ack(query: bytes) -> Ack:
+    """The query of a publish: `ack=durable|filed` and `timeout`. Raises InputError."""
+    level, timeout_ms = Level.DURABLE, ACK_TIMEOUT_MAX_MS
+    for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
+        if name == "ack":
+            if value not in _ACK_LEVELS:
+                raise InputError("ack is durable or filed", "/query/ack")
+            level = _ACK_LEVELS[value]
+        elif name == "timeout":
+            timeout_ms = parse_duration_ms(value, "/query/timeout")
+            if timeout_ms > ACK_TIMEOUT_MAX_MS:
+                most = format_duration(ACK_TIMEOUT_MAX_MS)
+                raise InputError(f"a timeout is at most {most}", "/query/timeout")
+        else:
+            raise InputError("a publish takes ack and timeout", pointer_to("query", name))
+    return level, timeout_ms
 
 
 def is_hot(method: str, path: str) -> bool:

@@ -48,6 +48,7 @@ _DESCRIPTIONS = {
     "431": "The headers are too many or too long",
     "500": "What is stored is damaged, or the server failed",
     "503": "Too much at once, or the server is stopping: try again after `Retry-After`",
+    "504": "Accepted, and not durable within `timeout`: it may still become so",
     "507": "The disk is nearly full",
 }
 _RETRY_AFTER = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}

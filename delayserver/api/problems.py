@@ -11,6 +11,7 @@ import msgspec
 from delayserver.api.conditions import entity_tag
 from delayserver.errors import (
     AccessError,
+    AckTimeoutError,
     ConflictError,
     DelayServerError,
     DiskReserveError,
@@ -109,6 +110,8 @@ def problem_of(error: Exception) -> Problem:
             problem.headers["retry-after"] = _seconds(error.retry_after_ms)
         case HeadTooLargeError():
             problem = _problem("head-too-large", "The request's headers are too large", 431, error)
+        case AckTimeoutError():
+            problem = _problem("ack-timeout", "Not durable in time", 504, error)
         case StoppingError():
             problem = _problem("stopping", "The server is stopping", 503, error)
             problem.headers["retry-after"] = _seconds(STOPPING_RETRY_AFTER_MS)

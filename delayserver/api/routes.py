@@ -7,7 +7,7 @@ Cost: about 100 µs per call. Threads: belongs to the event loop.
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request, Response
@@ -102,6 +102,12 @@ IfMatch = Annotated[
     str | None, Header(description="only if this is its version (ETag), or * for any")
 ]
 IfNoneMatch = Annotated[str | None, Header(description="*: only if nothing waits under the key")]
+AckQuery = Annotated[
+    Literal["durable", "filed"], Query(description="when to answer: synced, or also in its hour")
+]
+AckTimeout = Annotated[
+    models.DurationMs, Query(le=60_000, description="then the answer is 202 or 504")
+]
 NamePath = Annotated[str, Path(pattern=f"^{SUBJECT_PATTERN}$")]
 
 
@@ -126,22 +132,32 @@ def make_router(
         response_model=models.PublishedModel,
         responses={
             200: {"model": models.PublishedModel, "description": "the key was published before"},
+            202: {"model": models.PublishedModel, "description": "durable, not yet filed"},
+            504: PROBLEM,
             **PUBLISH,
         },
         openapi_extra=json_body(models.PublishModel),
     )
-    async def publish(request: Request) -> Response:
-        """Publish a message: it is durable when this answers."""
+    async def publish(
+        request: Request, ack: AckQuery = "durable", timeout: AckTimeout = 60_000
+    ) -> Response:
+        """Publish a message: it is durable when this answers, or also filed, if `ack` says so."""
         return Forward(path.publish, request)
 
     @router.post(
         "/v1/messages/batch",
         tags=["messages"],
         response_model=models.BatchModel,
-        responses=PUBLISH,
+        responses={
+            202: {"model": models.BatchModel, "description": "durable, not yet filed"},
+            504: PROBLEM,
+            **PUBLISH,
+        },
         openapi_extra=batch_body(),
     )
-    async def publish_batch(request: Request) -> Response:
+    async def publish_batch(
+        request: Request, ack: AckQuery = "durable", timeout: AckTimeout = 60_000
+    ) -> Response:
         """Publish up to 10,000 messages, all or none: JSON array, NDJSON or MessagePack."""
         return Forward(path.publish, request)
 

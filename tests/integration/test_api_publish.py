@@ -360,3 +360,57 @@ def test_bodies_of_a_msgpack_batch(api, subject):
 )
 def test_what_is_not_msgpack_is_refused(api, data):
     refused(api.post(BATCH, content=data, headers=MSGPACK), 422)
+
+
+# ---- when to answer --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/batch"])
+def test_a_publish_may_wait_until_it_is_filed(shared_api, path):
+    message = {"subject": "acked", "delay": "1h"}
+    document = [message] if path.endswith("batch") else message
+    good = 200 if path.endswith("batch") else 201
+    for query in ("?ack=durable", "?ack=filed", "?ack=filed&timeout=30s", "?timeout=1s"):
+        answer = shared_api.post(path + query, json=document)
+        assert answer.status_code == good, answer.text
+        if "filed" in query:
+            found = answer.json()
+            shared_api.look_up(found["id"] if "id" in found else found["ids"][0])
+
+
+def test_a_publish_that_is_not_filed_in_time_is_durable_and_says_so(shared_api):
+    message = {"subject": "acked", "delay": "1h", "body": 1}
+    answer = shared_api.post("/v1/messages?ack=filed&timeout=1ms", json=message)
+    if answer.status_code == 504:  # The disk took longer than that.
+        assert "accepted" in answer.json()["detail"]
+    else:
+        assert answer.status_code in (201, 202)
+        assert shared_api.look_up(answer.json()["id"])["state"] == "scheduled"
+
+
+def test_a_duplicate_waits_likewise(shared_api):
+    message = {"subject": "acked", "delay": "1h", "key": "twice"}
+    first = shared_api.post("/v1/messages?ack=filed", json=message)
+    again = shared_api.post("/v1/messages?ack=filed", json=message)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json()["id"] == again.json()["id"]
+
+
+@pytest.mark.parametrize(
+    ("query", "pointer"),
+    [
+        ("ack=soon", "/query/ack"),
+        ("ack=", "/query/ack"),
+        ("timeout=never", "/query/timeout"),
+        ("timeout=2m", "/query/timeout"),
+        ("acks=filed", "/query/acks"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/batch"])
+def test_what_a_publish_cannot_wait_for(shared_api, path, query, pointer):
+    before = shared_api.ask("GET", "/v1/stats")["accepted"]
+    document = {"subject": "acked", "delay": "1h"}
+    body = [document] if path.endswith("batch") else document
+    answer = shared_api.ask("POST", f"{path}?{query}", 422, json=body)
+    assert answer["errors"][0]["pointer"] == pointer
+    assert shared_api.ask("GET", "/v1/stats")["accepted"] == before
