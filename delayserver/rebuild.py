@@ -24,7 +24,6 @@ from delayserver.replay import (
     LIVE_KEY,
     DeadLetter,
     HourState,
-    content_digests,
     hour_key,
     pack_checkpoint,
 )
@@ -37,10 +36,11 @@ from delayserver.sequencer import (
     pack_key_entry,
 )
 from delayserver.subscriptions import Subscription, encode_subscription
+from delayserver.tracecontext import TRACE_NAMES
 from storage.catalog import TABLES, Table
 from storage.catalog_file import Salvaged, salvage
 from storage.errors import DamageError
-from storage.frame import Rows
+from storage.frame import Rows, sealed_crc
 from storage.rows import FLAG_REMOVAL, NO_KEY, RecordKind
 
 LOST_REASON = "restored by a repair: why it died was lost"
@@ -71,7 +71,7 @@ class Rebuilt:
         is_entry = (rows["flags"] & FLAG_REMOVAL) == 0
         self.subject_ids.update(rows["subject_id"][is_entry].tolist())
         self.subscription_ids.update(rows["subscription_id"].tolist())
-        for row, entry, digest in zip(rows, is_entry.tolist(), content_digests(rows), strict=True):
+        for row, entry in zip(rows, is_entry.tolist(), strict=True):
             seq, message_seq = int(row["seq"]), int(row["message_seq"])
             kind, subscription_id = RecordKind(int(row["kind"])), int(row["subscription_id"])
             due_ms, attempt = int(row["due_ms"]), int(row["attempt"])
@@ -83,7 +83,7 @@ class Rebuilt:
                 key_hash = bytes(row["key_hash"])
                 if kind is RecordKind.PUBLISH:
                     if key_hash != NO_KEY:
-                        self._put_key(key_hash, seq, due_ms, digest)
+                        self._put_key(key_hash, seq, due_ms, content_digest(sealed))
                     continue
                 state = ChangeState.MOVED if kind is RecordKind.MOVE else ChangeState.RETRYING
                 change = Change(state, seq, due_ms, attempt, subject_id)
@@ -108,11 +108,9 @@ class Rebuilt:
 
     def _put_moved_key(self, key_hash: bytes, sealed: bytes) -> None:
         """The publish may have been deleted with its hour: its content stands in what was moved."""
-        payload = decode_payload(sealed, "schedule", 0, 0)
-        origin = payload.origin
-        if origin is not None and origin.published_due_ms:
-            first = encode_payload(msgspec.structs.replace(payload, origin=None))
-            digest = len(first) << 32 | int.from_bytes(first[:4], "little")
+        origin = decode_payload(sealed, "schedule", 0, 0).origin
+        if origin is not None:
+            digest = content_digest(sealed)
             self._put_key(key_hash, origin.message_seq, origin.published_due_ms, digest)
 
     def _put_change(self, place: _Place, seq: int, change: Change) -> bool:
@@ -154,6 +152,19 @@ class Rebuilt:
             key = dead_letter_key(subscription_id, change.entry_seq)
             letters[key] = msgspec.msgpack.encode(value)
         return letters
+
+
+def content_digest(sealed: bytes) -> int:
+    """What tells whether two messages have the same content, which a trace and an origin are no
+    part of. (If the publisher himself wrote a trace into the headers, it was: not to be told.)"""
+    payload = decode_payload(sealed, "schedule", 0, 0)
+    headers = payload.headers and {
+        name: value for name, value in payload.headers.items() if name not in TRACE_NAMES
+    }
+    if payload.origin is not None or headers != payload.headers:
+        bare = msgspec.structs.replace(payload, origin=None, headers=headers or None)
+        sealed = encode_payload(bare)
+    return len(sealed) << 32 | sealed_crc(sealed)
 
 
 # ── the catalog as a whole ─────────────────────────────────────────────────────────────────────

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
 TRACESTATE_MAX = 512
-_NAMES = (TRACEPARENT, TRACESTATE)
+TRACE_NAMES = (TRACEPARENT, TRACESTATE)
 
 Trace = Mapping[str, str]
 """The headers, `traceparent` at least."""
@@ -43,7 +43,7 @@ def trace_of(headers: Iterable[tuple[bytes, bytes]]) -> Trace | None:
 
 def in_trace(headers: Mapping[str, str], trace: Trace, *, max_bytes: int) -> Mapping[str, str]:
     """The headers of a message in another trace than that which they name."""
-    others = {name: value for name, value in headers.items() if name.lower() not in _NAMES}
+    others = {name: value for name, value in headers.items() if name.lower() not in TRACE_NAMES}
     return with_trace(others, trace, max_bytes=max_bytes) or headers
 
 
@@ -52,7 +52,7 @@ def with_trace(
 ) -> dict[str, str] | None:
     """The headers of a message with its trace context; None if it has its own, or they would be
     longer than that in all."""
-    if headers and any(name.lower() in _NAMES for name in headers):
+    if headers and any(name.lower() in TRACE_NAMES for name in headers):
         return None
     merged = {**(headers or {}), **trace}
     size_bytes = sum(len(name) + len(value) for name, value in merged.items())

@@ -118,6 +118,10 @@ def test_a_value_that_rots_while_it_is_open(in_memory: Path) -> None:
         catalog.get(Table.KEYS, b"key")
     with pytest.raises(DamageError, match="keys: entry 6b6579 does not match"):
         list(catalog.scan(Table.KEYS))
+    with pytest.raises(DamageError, match="keys: entry 6b6579 does not match"):
+        catalog.view().get(Table.KEYS, b"key")
+    with pytest.raises(DamageError, match="keys: entry 6b6579 does not match"):
+        catalog.view().scan(Table.KEYS, b"k")
     assert [found.reason for found in catalog.verify()] == [
         "keys: entry 6b6579 does not match its checksum"
     ]

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from delayserver.mend import Mender
-from delayserver.rebuild import Rebuilt
+from delayserver.message import Origin, Payload, decode_payload, encode_payload
+from delayserver.rebuild import Rebuilt, content_digest
 from delayserver.replay import DeadLetter, read_checkpoint, read_hours
 from delayserver.sequencer import unpack_change
 from delayserver.testing import World
@@ -40,6 +41,14 @@ def rebuilt_from(world: World) -> Rebuilt:
     return rebuilt
 
 
+def content(letter: DeadLetter) -> Payload:
+    """Its message, but for the attempt that would come next: a redrive begins with the first."""
+    payload = decode_payload(letter.payload, "", 0, 0)
+    assert payload.origin is not None
+    origin = msgspec.structs.replace(payload.origin, attempt=1)
+    return msgspec.structs.replace(payload, origin=origin)
+
+
 @pytest.mark.parametrize("seed", range(WORLDS))
 def test_the_tables_are_the_same(seed: int) -> None:
     world = World(seed)
@@ -60,7 +69,8 @@ def test_the_tables_are_the_same(seed: int) -> None:
         known, again = (
             msgspec.msgpack.decode(one, type=DeadLetter) for one in (value, letters[key])
         )
-        assert (again.attempts, again.payload) == (known.attempts, known.payload)
+        assert again.attempts == known.attempts
+        assert content(again) == content(known)
 
 
 def test_the_worlds_have_something_to_tell() -> None:
@@ -69,3 +79,15 @@ def test_the_worlds_have_something_to_tell() -> None:
         world.live(150)
     tables = (Table.KEYS, Table.CHANGES)
     assert all(list(world.catalog.scan(table)) for table in tables)
+
+
+def test_a_trace_is_no_part_of_the_content() -> None:
+    """Nor are origins: the digest of a key is that of what was published."""
+    plain = Payload(b"{}", key="k", headers={"x-shop": "7"})
+    trace = {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
+    traced = msgspec.structs.replace(plain, headers={"x-shop": "7", **trace})
+    moved = msgspec.structs.replace(traced, origin=Origin(1, 2, 3, 4))
+    sealed = encode_payload(plain)
+    digest = len(sealed) << 32 | int.from_bytes(sealed[:4], "little")
+    for payload in (plain, traced, moved):
+        assert content_digest(encode_payload(payload)) == digest
