@@ -150,8 +150,14 @@ def hours_are_loaded_before_the_replay_has_ended(patch: Patch) -> None:
 
 @canary
 def schedule_files_are_not_cut_back(patch: Patch) -> None:
-    """I7"""
+    """I7: what was filed and not covered by a checkpoint stays, and is filed behind it again."""
+    append = HourLog.append
+
+    def behind(self: Any, hour: int, *parts: bytes, offset: int, **rest: Any) -> tuple[int, int]:
+        return append(self, hour, *parts, offset=max(offset, self.size(hour)), **rest)
+
     patch.setattr(recovery, "_cut_schedule", lambda schedule, replay: None)
+    patch.setattr(HourLog, "append", behind)
 
 
 @canary
