@@ -33,6 +33,7 @@ Visit = Callable[[Rows, bytes], None]
 _KINDS = {
     ChangeState.CANCELLED: RecordKind.CANCEL,
     ChangeState.MOVED: RecordKind.MOVE,
+    ChangeState.FIRED: RecordKind.FIRE,
     ChangeState.DEAD: RecordKind.DEAD,
 }
 
@@ -208,7 +209,8 @@ class Mender:
         for subscription_id, change in self._changes.get(int(entry["message_seq"]), {}).items():
             kind = _KINDS.get(ChangeState(change.state))
             is_here = change.entry_seq == seq
-            is_moved = kind is RecordKind.MOVE and not entry["subscription_id"] and not is_here
+            is_elsewhere = kind in (RecordKind.MOVE, RecordKind.FIRE) and not is_here
+            is_moved = is_elsewhere and not entry["subscription_id"]
             is_gone = is_here and kind in (RecordKind.CANCEL, RecordKind.DEAD)
             if not (is_moved or is_gone) or (seq, subscription_id) in removed:
                 continue

@@ -45,6 +45,8 @@ from storage.rows import FLAG_REMOVAL, NO_KEY, RecordKind
 
 LOST_REASON = "restored by a repair: why it died was lost"
 
+_STATES = {RecordKind.MOVE: ChangeState.MOVED, RecordKind.FIRE: ChangeState.FIRED}
+_NOT_DERIVED = (Table.WATCHES, Table.HEARTBEATS)
 Values = dict[bytes, bytes]
 _Place = tuple[int, int]
 """Message seq and subscription."""
@@ -85,7 +87,7 @@ class Rebuilt:
                     if key_hash != NO_KEY:
                         self._put_key(key_hash, seq, due_ms, content_digest(sealed))
                     continue
-                state = ChangeState.MOVED if kind is RecordKind.MOVE else ChangeState.RETRYING
+                state = _STATES.get(kind, ChangeState.RETRYING)
                 change = Change(state, seq, due_ms, attempt, subject_id)
                 self._put_change((message_seq, subscription_id), seq, change)
                 if key_hash != NO_KEY:
@@ -240,6 +242,11 @@ def rebuild(
         else:
             continue
         losses.append(f"{table} beyond what the schedule log knows of them")
+    losses += [
+        f"{table}: those that could not be read"
+        for table in _NOT_DERIVED
+        if is_stale or table in left.damaged
+    ]
     meta = left.values[Table.META]
     meta[CHECKPOINT_KEY] = pack_checkpoint(checkpoint)
     if fired_through_hour >= 0:
