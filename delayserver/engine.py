@@ -463,7 +463,7 @@ class Engine:
 
     def _bury(self, delivery: Delivery, reason: str, now_ms: int, attempts: int) -> None:
         """No attempt is left after so many: it can be listed and redriven from now on."""
-        origin = msgspec.structs.replace(delivery.origin, attempt=delivery.attempt + 1)
+        origin = msgspec.structs.replace(delivery.origin, attempt=attempts + 1)
         payload = encode_payload(msgspec.structs.replace(delivery.payload, origin=origin))
         value = DeadLetterValue(reason, now_ms, attempts, payload)
         seq = self.sequencer.append(

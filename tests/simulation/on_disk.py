@@ -11,7 +11,7 @@ from pathlib import Path
 
 from delayserver.config import Settings
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.message import Delivery, Payload
+from delayserver.message import Delivery, Payload, Watch
 from delayserver.messages import NewMessage
 from delayserver.subscriptions import Subscription
 from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
@@ -81,9 +81,12 @@ class Life:
             self.server.answer(self.server.sending[0], WebhookResponse(status))
             self.server.rest()
 
-    def publish(self, subject: str, *due_times: int, key: str | None = None) -> list[int]:
+    def publish(
+        self, subject: str, *due_times: int, key: str | None = None, watch: Watch | None = None
+    ) -> list[int]:
+        payloads = [Payload(body(subject, due), key=key, watch=watch) for due in due_times]
         published = self.server.engine.messages.publish(
-            [NewMessage(subject, due, Payload(body(subject, due), key=key)) for due in due_times],
+            [NewMessage(subject, *one) for one in zip(due_times, payloads, strict=True)],
             self.clock.now_ms,
         )
         self.server.rest()
@@ -138,7 +141,9 @@ def make_directory(directory: Path) -> None:
     )
     life.publish("a", next_ms + 14, key="k14")
     life.checkpoint()
-    life.publish("d", next_ms + 15)
+    life.publish("d", next_ms + 15, watch=Watch(("order 1",)))
+    # Its time never comes: it begins anew with each start.
+    server.engine.heartbeats.put("h", 10 * HOUR_MS, "d", Payload(b"1"), now_ms)
     assert cancel(first[1], next_ms + 11) is not None
     life.checkpoint()
     last = life.publish("a", next_ms + 12, next_ms + 16)

@@ -63,6 +63,9 @@ def test_the_tables_are_the_same(seed: int) -> None:
     assert derived.keys() == changes.keys()
     for key, value in changes.items():
         assert unpack_change(derived[key]) == unpack_change(value)
+    # What an event has completed watches nothing any more, and would be looked at in vain.
+    watches = dict(world.catalog.scan(Table.WATCHES))
+    assert watches.items() <= rebuilt.watches().items()
     letters = rebuilt.dead_letters()
     for key, value in world.catalog.scan(Table.DEAD_LETTERS):
         # Why and when it died is lost, and no more; those that were discarded come back.
@@ -77,7 +80,7 @@ def test_the_worlds_have_something_to_tell() -> None:
     world = World(0)
     for _ in range(LIVES):
         world.live(150)
-    tables = (Table.KEYS, Table.CHANGES)
+    tables = (Table.KEYS, Table.CHANGES, Table.WATCHES)
     assert all(list(world.catalog.scan(table)) for table in tables)
 
 
