@@ -1,6 +1,6 @@
-"""What waiting costs: long polls in the purgatory, held and completed, without HTTP.
+"""What waiting costs: long polls in the purgatory without HTTP, heartbeats with it.
 
-    python scripts/benchmarks/purgatory.py [--json FILE] [--polls 100000]
+    python scripts/benchmarks/purgatory.py [--json FILE] [--polls 100000] [--heartbeats 100000]
 
 polls      so many consumers wait at once; then there are so many events, each that one message is
            there, and each completes one of them. With all consumers at one subscription, and spread
@@ -11,8 +11,12 @@ time       the same consumers, and nothing falls due: each is answered when its 
 hang up    the same, and each goes away by itself
 base       a future with `call_later` for each, as asyncio has it, set one by one
 
-Figures are processor time of one core, with the garbage collector set as in the server. To reach:
-polls in less than 2 s for 100,000.
+heartbeats so many are made at a real server, then renewed one after the other by wrk for --seconds,
+           as fast as --connections of it can; none may expire
+
+Figures of the polls are processor time of one core, with the garbage collector set as in the
+server. To reach: polls in less than 2 s for 100,000; as many renewals as 100,000 heartbeats need
+that are renewed every 10 s, 10,000 each second, with a p99 of 20 ms.
 """
 
 from __future__ import annotations
@@ -22,9 +26,12 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+import wrk
 from report import Figure, add_json, as_documents, make_console, show_figures, write_json
+from servers import delay_server, disk_directory
 
 from delayserver.delivery.fetch import DelayedFetch, Fetches, PullRequest
 from delayserver.delivery.leases import Leases
@@ -193,6 +200,42 @@ def futures(polls: int) -> None:
     asyncio.run(run())
 
 
+def heartbeats(directory: Path, count: int, seconds: int, connections: int) -> Figure:
+    """Renewals at a real server."""
+    body = b'{"timeout": "10m", "subject": "bench.lost", "body": {"worker": 1}}'
+    path = f"/v1/heartbeats/worker-{wrk.KEY_PLACE}"
+    with delay_server(directory / "data") as served:
+
+        def put(duration_s: int) -> wrk.Posts:
+            keys = count // min(wrk.THREADS, connections)
+            return wrk.post(
+                served.port, path, body, connections, duration_s, method="PUT", keys=keys
+            )
+
+        while served.metric("delayserver_heartbeats") < count - connections:
+            put(3)
+        renewed_before = served.metric("delayserver_heartbeats_renewed_total")
+        cpu_before_s = served.cpu_s()
+        posts = put(seconds)
+        cpu_s = served.cpu_s() - cpu_before_s
+        renewed = served.metric("delayserver_heartbeats_renewed_total") - renewed_before
+        figure = Figure(
+            case=f"{count:,} heartbeats, renewed",
+            value=posts.rate,
+            unit="/s",
+            p50_ms=posts.p50_ms,
+            p99_ms=posts.p99_ms,
+            max_ms=posts.max_ms,
+            cpu_us=cpu_s / posts.requests * 1e6,
+        )
+        figure.demand("≥ 10,000/s", posts.rate >= 10_000)
+        figure.demand("p99 ≤ 20 ms", posts.p99_ms <= 20)
+        # A few of the last ones may still have been made, and not renewed.
+        figure.expect("renewals", renewed >= posts.requests - connections, True)
+        figure.expect("fired", served.metric("delayserver_heartbeats_fired_total"), 0)
+    return figure
+
+
 def cpu_s(case: Callable[[], None]) -> float:
     """The best of some rounds."""
     best = float("inf")
@@ -208,6 +251,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add_json(parser)
     parser.add_argument("--polls", type=int, default=100_000, help="consumers that wait at once")
+    parser.add_argument("--heartbeats", type=int, default=100_000, help="how many; 0: none")
+    parser.add_argument("--seconds", type=int, default=60, help="for which they are renewed")
+    parser.add_argument("--connections", type=int, default=64, help="over which they are renewed")
+    parser.add_argument("--dir", type=Path, default=Path(), help="directory for the server's data")
     options = parser.parse_args()
     gc.set_threshold(50_000, 20, 100)
     polls: int = options.polls
@@ -236,7 +283,14 @@ def main() -> None:
                 reached=taken_s < LIMIT_S * polls / 100_000 if is_level else None,
             )
         )
-    show_figures(f"{polls:,} long polls, processor time", figures, console)
+    if options.heartbeats and not wrk.is_installed():
+        console.print("[yellow]wrk is not installed: the heartbeats are left out")
+    elif options.heartbeats:
+        with disk_directory(options.dir) as directory, console.status("heartbeats"):
+            figures.append(
+                heartbeats(directory, options.heartbeats, options.seconds, options.connections)
+            )
+    show_figures(f"{polls:,} long polls, processor time; heartbeats", figures, console)
     if options.json:
         write_json(options.json, "purgatory", figures=as_documents(figures))
 

@@ -60,6 +60,15 @@ class Served:
             answer: dict[str, Any] = connection.call("GET", "/v1/stats")
         return answer
 
+    def metric(self, name: str) -> float:
+        """A value of GET /metrics."""
+        with Connection(self.port) as connection:
+            _, text = connection.request(http_request("GET", "/metrics"))
+        for line in text.decode().splitlines():
+            if line.startswith(name + " "):
+                return float(line.split()[1])
+        raise BenchmarkError(f"there is no metric {name}")
+
     def memory(self) -> Memory:
         """Resident memory, as /proc says."""
         kib = {"RssAnon": 0, "RssFile": 0, "RssShmem": 0}

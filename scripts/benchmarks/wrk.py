@@ -40,8 +40,8 @@ function init(arguments)
   before, after = whole:sub(1, from - 1), whole:sub(to + 1)
 end
 function request()
-  count = count + 1
-  return string.format("%s%02d%09d%s", before, number, count, after)
+  count = count %% %(keys)d + 1
+  return string.format("%%s%%02d%%09d%%s", before, number, count, after)
 end
 """
 
@@ -84,14 +84,22 @@ def is_installed() -> bool:
 
 
 def post(
-    port: int, path: str, body: bytes, connections: int, seconds: int, *, method: str = "POST"
+    port: int,
+    path: str,
+    body: bytes,
+    connections: int,
+    seconds: int,
+    *,
+    method: str = "POST",
+    keys: int = 999_999_999,
 ) -> Posts:
     """Send `body` over so many connections for so long. Raises LoadError on any failure.
 
-    A body or a path with KEY_PLACE in it gets another key each time (`key_of`)."""
+    A body or a path with KEY_PLACE in it gets another key each time (`key_of`); each
+    thread begins again after `keys` of them."""
     script = _HEAD % {"body": _quote(body), "method": method}
     if KEY_PLACE.encode() in body or KEY_PLACE in path:
-        script += _KEYED
+        script += _KEYED % {"keys": keys}
     script += _DONE
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as file:
         file.write(script)
