@@ -14,11 +14,12 @@ import pytest
 from delayserver.config import Settings
 from delayserver.delivery.fetch import PullRequest
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.message import Payload
+from delayserver.message import Payload, Watch
 from delayserver.messages import NewMessage, Published
 from delayserver.subscriptions import Subscription
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
 from delayserver.testing.world import FAITHFUL
+from delayserver.watches import OnEvent
 from storage.errors import StorageError
 from storage.rows import HOUR_MS
 from storage.testing import (
@@ -64,6 +65,7 @@ class Machine:
         files = FaultyFiles(self.disk, faults)
         server = SimulatedServer(SETTINGS, files, self.catalog, self.clock, self.rng, self.ledger)
         self.ledger.recovered(server)
+        self.ledger.present = lambda: server.engine.timeouts.now_ms
         return server
 
     def end(self, how: str) -> None:
@@ -93,6 +95,10 @@ class Scenario:
         self.publish("orders.late", now_ms + HOUR_MS + 350, now_ms + HOUR_MS)
         self.cancel(doomed)
         self.move(moved, now_ms + 2 * HOUR_MS)
+        watched = self.publish("orders.late", now_ms + HOUR_MS + 360, watch=OnEvent.CANCEL)
+        watched += self.publish("orders.late", now_ms + 2 * HOUR_MS, watch=OnEvent.FIRE)
+        self.heartbeat(timeout_ms=300)
+        self.event(watched)
         self.pass_time(60)
         self.deliver(fail=True)
         self.pass_time(300)
@@ -126,10 +132,18 @@ class Scenario:
             self.put(subscription)  # It was refused while the disk was full.
 
     def publish(
-        self, subject: str, *due_times: int, key: str | None = None, body: str = ""
+        self,
+        subject: str,
+        *due_times: int,
+        key: str | None = None,
+        body: str = "",
+        watch: OnEvent | None = None,
     ) -> list[Published]:
+        watches = None if watch is None else Watch(("w",), watch)
         messages = [
-            NewMessage(subject, due_ms, Payload(f'"{due_ms}{body}"'.encode(), key=key))
+            NewMessage(
+                subject, due_ms, Payload(f'"{due_ms}{body}"'.encode(), key=key, watch=watches)
+            )
             for due_ms in due_times
         ]
         published = self.server.engine.messages.publish(messages, self.clock.now_ms)
@@ -173,6 +187,27 @@ class Scenario:
                 seq, due_ms, new_due_ms, message.payload, message.subject_id
             )
             self.work()
+
+    def heartbeat(self, timeout_ms: int) -> None:
+        payload, now_ms = Payload(b'"alive"'), self.clock.now_ms
+        for _ in range(2):
+            self.server.engine.heartbeats.put("h", timeout_ms, "orders.late", payload, now_ms)
+            self.work()
+
+    def event(self, published: list[Published]) -> None:
+        events, engine = self.server.engine.events, self.server.engine
+        watchers = events.watchers("w", engine.sequencer.next_seq)
+        messages = {seq: self.ledger.messages[seq] for seq, _ in self.known(published)}
+        bodies = {seq: (one.payload, one.subject_id) for seq, one in messages.items()}
+        done = events.complete("w", watchers, bodies, self.clock.now_ms)
+
+        def answered(error: Exception | None) -> None:
+            if error is None:
+                self.ledger.event_completed(done.cancelled, done.fired)
+
+        if done.group is not None:
+            done.group.when_durable(answered)
+        self.work()
 
     def pass_time(self, by_ms: int) -> None:
         self.clock.move(by_ms)
@@ -241,7 +276,9 @@ def test_the_scenario_is_a_full_one() -> None:
     machine = Machine.new(0)
     Scenario(machine, Faults()).run()
     counts = machine.ledger.counts
-    assert counts["published"] == 8
+    assert counts["published"] == 10
+    assert counts["cancelled by an event"] == counts["fired by an event"] == 1
+    assert counts["heartbeats fired"] == 1
     assert counts["cancelled"] == counts["move"] == counts["retry"] == 1
     assert machine.disk.list("schedule") == machine.disk.list("dispatch") == []
     assert counts["sent"] > 8
