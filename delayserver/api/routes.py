@@ -450,7 +450,7 @@ def make_router(
         limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
         cursor: Annotated[str | None, Query(pattern="^[0-9]{1,20}$")] = None,
     ) -> Response:
-        """Messages that no attempt delivered, in the order in which they were published."""
+        """Messages that were given up, in the order of their last attempts."""
         subscription = engine.subscription(name)
         from_seq = min(int(cursor or 0), SEQ_MAX)
         letters = await dead_letters.page(subscription, from_seq, limit + 1)

@@ -1,0 +1,197 @@
+"""Fan-out against a simple model: who gets what, while subscriptions come and go and servers crash.
+
+A message is for every subscription that matches and existed when it fell due, each of which settles
+it on its own; if there was none, or they were deleted before they had it, for the first that
+matches. As long as none does, it waits."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import msgspec
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from delayserver.config import Settings
+from delayserver.delivery.webhook import WebhookResponse
+from delayserver.message import Payload
+from delayserver.messages import NewMessage
+from delayserver.subscriptions import Subscription
+from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
+from storage.rows import HOUR_MS
+from storage.testing import MemoryCatalog, SimulatedFiles
+
+SETTINGS = Settings(
+    segment_bytes=4096,
+    checkpoint_ms=1000,
+    lead_ms=50,
+    retention_ms=10 * HOUR_MS,
+    dedupe_window_ms=0,
+    settle_sync_ms=0,
+    group_max_bytes=1 << 20,
+)
+SUBJECTS = ("a.x", "a.y", "b")
+PATTERNS = ("a.x", "a.*", "b", "*")
+
+
+@dataclass
+class Known:
+    """A message in the model."""
+
+    subject: str
+    due_ms: int
+    had_by: set[int] = field(default_factory=set)
+    """Subscriptions that took it."""
+
+
+class FanOut(RuleBasedStateMachine):
+    """Rules are what clients do and what befalls the server."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = SimulatedClock()
+        self.ledger = Ledger(self.clock)
+        self.rng = random.Random(0)
+        self.disk, self.catalog = SimulatedFiles(rng=self.rng), MemoryCatalog()
+        self.known: dict[int, Known] = {}
+        self.ever: dict[int, Subscription] = {}
+
+    @initialize()
+    def start(self) -> None:
+        self.ledger.new_life()
+        self.server = SimulatedServer(
+            SETTINGS, self.disk, self.catalog, self.clock, self.rng, self.ledger
+        )
+        self.ledger.recovered(self.server)
+        self.look()
+
+    def look(self) -> None:
+        for _ in range(2):
+            self.server.tick()
+            self.server.rest()
+
+    def exists(self) -> dict[int, Subscription]:
+        return {one.id: one for one in self.server.engine.registry}
+
+    # ── what happens ───────────────────────────────────────────────────────────────────────────
+
+    @rule(subject=st.sampled_from(SUBJECTS), delay_ms=st.sampled_from((0, 5, 400, HOUR_MS)))
+    def publish(self, subject: str, delay_ms: int) -> None:
+        due_ms = self.clock.now_ms + delay_ms
+        message = NewMessage(subject, due_ms, Payload(b"1"))
+        [published] = self.server.engine.messages.publish([message], self.clock.now_ms)
+        self.known[self.server.engine.ids.decode(published.message_id).seq] = Known(subject, due_ms)
+        self.look()
+
+    @rule(by_ms=st.sampled_from((1, 10, 500, HOUR_MS)))
+    def wait(self, by_ms: int) -> None:
+        self.clock.move(by_ms)
+        self.look()
+
+    @precondition(lambda self: len(self.exists()) < 4)
+    @rule(pattern=st.sampled_from(PATTERNS))
+    def subscribe(self, pattern: str) -> None:
+        number = self.server.engine.registry.next_id()
+        made = Subscription(
+            id=number,
+            name=f"s{number}",
+            subject=pattern,
+            type="webhook",
+            created_ms=self.clock.now_ms,
+            max_in_flight=2,
+        )
+        self.server.engine.put_subscription(made)
+        self.server.rest()
+        self.ever[number] = self.exists()[number]
+        self.look()
+
+    @precondition(lambda self: self.exists())
+    @rule(data=st.data())
+    def unsubscribe(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.exists())), label="subscription")
+        gone = msgspec.structs.replace(self.exists()[number], deleted=True)
+        self.server.engine.put_subscription(gone)
+        self.look()
+
+    @precondition(lambda self: self.server.sending)
+    @rule(data=st.data(), ok=st.booleans())
+    def answer(self, data: st.DataObject, ok: bool) -> None:
+        [delivery] = data.draw(st.sampled_from(self.server.sending), label="delivery")
+        self.take(delivery.origin.message_seq, delivery.subscription_id, ok)
+        self.ledger.returned(delivery, seen=ok)
+        self.server.answer([delivery], WebhookResponse(200 if ok else 500))
+        self.look()
+
+    def take(self, seq: int, subscription_id: int, ok: bool) -> None:
+        """A subscription has a message in its hands: may that be?"""
+        message, receiver = self.known[seq], self.ever[subscription_id]
+        assert receiver.matches(message.subject)
+        assert subscription_id not in message.had_by, "it was recorded, and came again"
+        if receiver.created_ms > message.due_ms:
+            entitled = [
+                one
+                for one in self.exists().values()
+                if one.matches(message.subject) and one.created_ms <= message.due_ms
+            ]
+            on_its_way = subscription_id not in self.exists()
+            assert on_its_way or not entitled, "there is one that it was for"
+        if ok:
+            message.had_by.add(subscription_id)
+
+    @rule(ending=st.sampled_from(("stop", "kill", "power loss")))
+    def end(self, ending: str) -> None:
+        self.server.rest()
+        if ending == "stop":
+            self.server.stop()
+        self.disk = self.disk.crash() if ending == "power loss" else self.disk.kill()
+        self.catalog = self.catalog.crash()
+        self.start()
+
+    # ── what must be true ──────────────────────────────────────────────────────────────────────
+
+    @invariant()
+    def what_nobody_matches_waits(self) -> None:
+        if not hasattr(self, "server"):
+            return
+        exists = self.exists().values()
+        for seq, message in self.known.items():
+            if not message.had_by and not any(one.matches(message.subject) for one in exists):
+                state = self.server.engine.messages.locate(seq, message.due_ms).state
+                assert state in ("scheduled", "delivering"), (seq, state)
+
+    def teardown(self) -> None:
+        """In the end everybody answers, and everything arrived where it had to."""
+        if not hasattr(self, "server"):
+            return
+        if not self.exists():
+            self.subscribe("*")
+        for _ in range(40):
+            self.clock.move(2 * HOUR_MS)
+            self.look()
+            while self.server.sending:
+                [delivery] = self.server.sending[0]
+                self.take(delivery.origin.message_seq, delivery.subscription_id, True)
+                self.ledger.returned(delivery, seen=True)
+                self.server.answer([delivery], WebhookResponse(200))
+                self.look()
+        for seq, message in self.known.items():
+            matching = [one for one in self.exists().values() if one.matches(message.subject)]
+            for one in matching:
+                if one.created_ms <= message.due_ms:
+                    assert one.id in message.had_by, (seq, one.name)
+            assert message.had_by or not matching, f"nobody got {seq}"
+        self.ledger.check_all_delivered(()) if all(
+            any(one.matches(subject) for one in self.exists().values()) for subject in SUBJECTS
+        ) else None
+
+
+TestFanOut = FanOut.TestCase
+TestFanOut.settings = settings(
+    max_examples=40,
+    stateful_step_count=25,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
