@@ -15,6 +15,7 @@ DelayServerError
 ├── AckTimeoutError         a publish was accepted and is not durable within its timeout
 ├── StoppingError           the server is shutting down or has stopped after a failed fsync
 ├── TimerShutdownError      a timer that was shut down was given work (delayserver.timers)
+├── PipelineError           a job of the data pipeline cannot run (delayserver.pipeline)
 └── AccessError             no token, a wrong one, or one without the scope
 """
 
@@ -103,6 +104,10 @@ class AckTimeoutError(DelayServerError):
 
 class StoppingError(DelayServerError):
     """The server does not accept work any more."""
+
+
+class PipelineError(DelayServerError):
+    """A job of the data pipeline cannot run; the text says what is missing."""
 
 
 class AccessError(DelayServerError):

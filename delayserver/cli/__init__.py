@@ -11,6 +11,7 @@
     timers         heartbeat put, heartbeat get, heartbeat delete, event
     operations     stats, forecast, ready, check, repair
     tokens         token create, token list, token revoke
+    pipeline       jobs on Apache Spark
     serve          serve: every setting is an option
     demo           a small shop, and a server that is killed in the middle
 
@@ -31,6 +32,7 @@ from delayserver.cli import (
     demo,
     messages,
     operations,
+    pipeline,
     pulling,
     serve,
     subscriptions,
@@ -82,6 +84,7 @@ for _group in (
     timers,
     operations,
     tokens,
+    pipeline,
     demo,
 ):
     _group.register(app)

@@ -1,0 +1,69 @@
+"""The Spark session of a job."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from delayserver.pipeline.session import JavaMissingError, find_java, is_connect
+
+
+def make_java(home: Path, version: str) -> Path:
+    """A command that says it is this version of Java."""
+    java = home / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-01-01' >&2\n")
+    java.chmod(0o755)
+    return home
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No Java in any place."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    homes = tmp_path / "jvm"
+    homes.mkdir()
+    return homes
+
+
+def test_without_java_the_error_says_what_to_install(nowhere: Path) -> None:
+    with pytest.raises(JavaMissingError, match="apt-get install openjdk-17-jre-headless"):
+        find_java(nowhere)
+
+
+def test_a_java_that_is_too_old_does_not_count(
+    nowhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(make_java(tmp_path / "old", "11.0.20")))
+    make_java(nowhere / "java-8", "1.8.0_392")
+    with pytest.raises(JavaMissingError):
+        find_java(nowhere)
+    make_java(nowhere / "java-17", "17.0.15")
+    assert find_java(nowhere) == nowhere / "java-17"
+
+
+def test_java_home_goes_first_and_then_the_path(
+    nowhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(make_java(tmp_path / "path", "21") / "bin"))
+    make_java(nowhere / "java-17", "17.0.15")
+    # `sh` of the false Java is found by its full path.
+    assert find_java(nowhere) is None
+    home = make_java(tmp_path / "named", "18.0.1")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert find_java(nowhere) == home
+
+
+def test_addresses_of_spark_connect_are_known() -> None:
+    assert is_connect("sc://cluster:15002")
+    assert not is_connect("local[*]")
+    assert not is_connect("spark://cluster:7077")
+
+
+def test_workers_run_this_interpreter_in_utc(spark: SparkSession) -> None:
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
