@@ -7,6 +7,7 @@
     subjects                         the subjects of filed rows; numbered from 1 without gaps
     watches                          hours that are kept
     heartbeats                       subjects that are known
+    imports behind the checkpoint    the staged files: they are needed still
     keys, changes, dead letters, …   themselves: each entry can be read
 
 It may run beside a server. Therefore what the catalog promises is read first, and the logs, which
@@ -25,6 +26,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from delayserver.expansion import DUPLICATE_DTYPE, ImportRecord, ImportState
 from delayserver.message import decode_payload
 from delayserver.replay import (
     DeadLetter,
@@ -42,17 +44,20 @@ from delayserver.sequencer import (
 )
 from delayserver.subscriptions import decode_subscription
 from delayserver.watches import parse_watch_key, unpack_watch
+from delayserver.wheel import PAYLOAD_MAX_BYTES
 from storage.catalog import TABLES, Catalog, LmdbCatalog, Table
 from storage.catalog_file import find_damage
 from storage.check import NotADataDirectoryError, Progress, Report, Severity, check_directory
-from storage.directory import CATALOG_DIRECTORY, FORMAT_FILE, REPAIR_FILE
-from storage.errors import CatalogError, DamageError
+from storage.directory import CATALOG_DIRECTORY, FORMAT_FILE, REPAIR_FILE, open_identity
+from storage.errors import CatalogError, DamageError, StagingError, StorageError
 from storage.files import Files, OsFiles
-from storage.frame import Damage, Frame
+from storage.frame import Damage, Frame, unseal
 from storage.hour_log import hour_path
 from storage.message_log import DIRECTORY as MESSAGES_DIRECTORY
 from storage.message_log import parse_segment_name
-from storage.rows import FLAG_REMOVAL, HOUR_MS, LogKind
+from storage.rows import FLAG_REMOVAL, HOUR_MS, LogKind, RecordKind
+from storage.staging import DIRECTORY as IMPORTS_DIRECTORY
+from storage.staging import Manifest, Part, import_of, verify
 
 _KEY_HASH_BYTES = 16
 _CHANGE_KEY_BYTES = 12
@@ -167,6 +172,8 @@ class _Promised:
         self._segments = sorted(first_seq for first_seq in names if first_seq is not None)
         self._last_seq = self._segments[-1] - 1 if self._segments else 0
         self._unknown_subjects: dict[str, set[int]] = {}
+        self._needed: list[tuple[int, ImportRecord]] = []
+        """Imports that no checkpoint covers: last seq, and what was staged."""
 
     def lengths(self) -> dict[str, int]:
         """How many bytes of each schedule file are committed."""
@@ -176,6 +183,7 @@ class _Promised:
         """Count a frame that verified."""
         if frame.header.kind == LogKind.MESSAGE:
             self._last_seq = max(self._last_seq, frame.last_seq)
+            self._note_import(frame)
         hour = self._hours.get(frame.path)
         if hour is None or frame.offset >= hour.state.length:
             return
@@ -198,8 +206,52 @@ class _Promised:
             length = hour.state.length
             if not any(file == path and offset < length for file, offset in damaged):
                 self._compare_hour(report, path, hour)
+        self._check_imports(report)
         for path, subject_ids in self._unknown_subjects.items():
             report.add(path, f"rows of subjects that the catalog does not know: {subject_ids}")
+
+    def _note_import(self, frame: Frame) -> None:
+        row = frame.rows[-1]
+        if row["kind"] != RecordKind.IMPORT or frame.last_seq <= self.checkpoint_seq:
+            return
+        start, length = int(row["payload_offset"]), int(row["payload_length"])
+        data = unseal((frame.payload or b"")[start : start + length])
+        if data is not None:  # else `check_directory` says so
+            record = msgspec.msgpack.decode(data, type=ImportRecord)
+            self._needed.append((frame.last_seq, record))
+
+    def _check_imports(self, report: Report) -> None:
+        needed = set()
+        stamp = open_identity(self._files, random_bytes=None).stamp
+        for last_seq, record in self._needed:
+            needed.add(record.id)
+            parts = tuple(Part(*part) for part in record.parts)
+            manifest = Manifest(record.id, stamp, 0, parts)
+            try:
+                verify(
+                    self._files,
+                    manifest,
+                    stamp=stamp,
+                    payload_max_bytes=PAYLOAD_MAX_BYTES,
+                    sync=False,
+                )
+            except StorageError as error:
+                # A server deletes them after the next checkpoint.
+                if read_checkpoint(self._catalog) < last_seq:
+                    first_seq = last_seq - record.count + 1
+                    path = error.path if isinstance(error, StagingError) else IMPORTS_DIRECTORY
+                    report.add(path, f"{error}", first_seq=first_seq, last_seq=last_seq)
+        found = map(import_of, self._files.list(IMPORTS_DIRECTORY))
+        for import_id in sorted({name for name in found if name} - needed):
+            if self._catalog.get(Table.IMPORTS, import_id.encode()) is not None:
+                reason = "what was staged for it is not needed any more; the next start deletes it"
+            else:
+                reason = (
+                    "staged, and not adopted: run the load again with "
+                    f"--id {import_id}, or delete its files"
+                )
+            path = f"{IMPORTS_DIRECTORY}/{import_id}"
+            report.add(path, reason, severity=Severity.NOTE)
 
     def _compare_checkpoint(self, report: Report) -> None:
         seq = self.checkpoint_seq
@@ -373,6 +425,12 @@ def _parse_heartbeat(key: bytes, value: bytes) -> None:
     decode_payload(heartbeat.payload, CATALOG_DIRECTORY, 0, 0)
 
 
+def _parse_import(key: bytes, value: bytes) -> None:
+    record = msgspec.msgpack.decode(value, type=ImportState).record
+    _must(record.id.encode() == key, "a key of another import")
+    _must(len(record.duplicates) % DUPLICATE_DTYPE.itemsize == 0, "duplicates of another length")
+
+
 _PARSERS: dict[Table, Callable[[bytes, bytes], None]] = {
     Table.KEYS: _parse_key,
     Table.CHANGES: _parse_change,
@@ -381,5 +439,6 @@ _PARSERS: dict[Table, Callable[[bytes, bytes], None]] = {
     Table.DEAD_LETTERS: _parse_dead_letter,
     Table.WATCHES: _parse_watch,
     Table.HEARTBEATS: _parse_heartbeat,
+    Table.IMPORTS: _parse_import,
     Table.DAMAGE: lambda key, value: json.loads(value),
 }

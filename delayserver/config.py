@@ -69,6 +69,12 @@ class Settings(BaseSettings):
     body_max_bytes: int = Field(MIB, gt=0, description="longest message accepted")
     batch_max_messages: int = Field(10_000, gt=0, description="most messages in one batch")
     batch_max_bytes: int = Field(64 * MIB, gt=0, description="longest batch accepted")
+    import_max_messages: int = Field(
+        20_000_000, gt=0, description="most messages in one import; 40 bytes of memory per key"
+    )
+    imports_waiting_max: int = Field(
+        16, gt=0, description="most imports that wait for the one that is being adopted"
+    )
     subjects_max: int = Field(100_000, gt=0, description="most subjects")
     subscriptions_max: int = Field(10_000, gt=0, description="most subscriptions")
     heartbeats_max: int = Field(1_000_000, gt=0, description="most heartbeats")

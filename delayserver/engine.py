@@ -20,7 +20,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from delayserver import dispatcher
+from delayserver import dispatcher, imports
 from delayserver.config import Settings
 from delayserver.delivery.fetch import DelayedFetch, PullRequest
 from delayserver.delivery.leases import Leases
@@ -40,6 +40,7 @@ from delayserver.groups import GroupPorts, Groups
 from delayserver.heartbeats import Heartbeats
 from delayserver.hours import Hours
 from delayserver.ids import IdCodec, KeyHasher
+from delayserver.imports import Imports
 from delayserver.loader import LoadedHour
 from delayserver.message import Delivery, Origin, Payload, encode_payload, row_flags
 from delayserver.messages import Messages
@@ -58,7 +59,7 @@ RETRY_COMMIT_MS = 1000
 """A record that could not be written (the disk is full) is tried again after this."""
 
 
-class Ports(dispatcher.Ports, GroupPorts, Protocol):
+class Ports(dispatcher.Ports, GroupPorts, imports.Ports, Protocol):
     """What the engine needs done elsewhere. No call waits."""
 
     def load(self, through_hour: int) -> None:
@@ -138,6 +139,9 @@ class Engine:
         self.retried_by_subject: defaultdict[int, int] = defaultdict(int)
         """How many deliveries since the start, by subject id; likewise `dead`."""
         self.dead_by_subject: defaultdict[int, int] = defaultdict(int)
+        self.imports = Imports(
+            settings, catalog, sequencer, self.groups, self.messages, ports, self._prune
+        )
 
     def start(
         self, through_hour: int, loaded: Iterable[LoadedHour], retired_through_hour: int = -1
@@ -279,11 +283,13 @@ class Engine:
         """The catalog knows everything up to `seq`."""
         self.groups.on_checkpoint(seq)
         self._prune_seq = seq
+        self.imports.on_checkpoint(seq)
         self._prune()
 
     def _prune(self) -> None:
-        # An hour that is being read does not show the removals since its snapshot.
-        if not self.hours.loading:
+        # An hour that is being read does not show the removals since its snapshot, nor does what
+        # was looked up for an import show the changes since.
+        if not self.hours.loading and not self.imports.is_deciding:
             self.sequencer.prune(self._prune_seq)
             self.messages.watches.prune(self._prune_seq)
             self.heartbeats.prune(self._prune_seq)

@@ -10,6 +10,7 @@ Cost: O(1) per group. Threads: belongs to the event loop.
 """
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Protocol
@@ -48,6 +49,8 @@ class Groups:
         self._express: set[int] = set()
         self._wake_asked = False
         self.durable_seq = self.filed_seq = self.checkpoint_seq = sequencer.next_seq - 1
+        self._imports: deque[Callable[[], None]] = deque()
+        self._import_seq = 0
         self.stopping = False
         self.committed_total = 0
 
@@ -71,11 +74,20 @@ class Groups:
             self._wake_asked = True
             self._ports.wake()
 
+    def before_closing(self, decide: Callable[[], None]) -> None:
+        """Call `decide`, which may append an import, just before a group is closed."""
+        self._imports.append(decide)
+        self.wake()
+
     # ── committing ─────────────────────────────────────────────────────────────────────────────
 
     def flush(self, now_ms: int) -> None:
         """Hand the open group to the committer, unless it is busy."""
         self._wake_asked = False
+        if self._committing is None and self._imports:
+            # An import is the last record of its group: nothing comes between it and the closing.
+            self._imports.popleft()()
+            self._import_seq = max(self._import_seq, self._sequencer.group.import_last_seq)
         if self._committing is None and self._sequencer.group.count:
             self._committing = self._sequencer.close_group(now_ms)
             self._ports.commit(self._committing)
@@ -103,6 +115,8 @@ class Groups:
         groups = [failed, self._sequencer.group]
         self._committing = None
         self._sequencer.roll_back(groups)
+        if self._import_seq > self.durable_seq:
+            self._import_seq = 0
         for group in groups:
             group.end(error)
 
@@ -136,7 +150,13 @@ class Groups:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits to be committed."""
-        return self._committing is None and not self._sequencer.group.count
+        is_open = bool(self._sequencer.group.count or self._imports)
+        return self._committing is None and not is_open
+
+    @property
+    def is_importing(self) -> bool:
+        """Whether what is accepted now has to wait for an import to be filed first."""
+        return self._import_seq > self.filed_seq
 
     def not_durable(self) -> Group | None:
         """The newest group that is not durable yet, if there is one."""

@@ -9,9 +9,18 @@ from enum import IntEnum, StrEnum
 
 import msgspec
 
+from delayserver.errors import InputError
 from storage.errors import DamageError
 from storage.frame import Rows, seal, unseal
 from storage.rows import FLAG_WATCHES, HOUR_MS
+
+KEY_MAX_BYTES = 256
+
+
+def check_key(key: str, pointer: str = "/key") -> None:
+    """Raises InputError unless `key` may be the key of a message, an event or a heartbeat."""
+    if not 0 < len(key) <= KEY_MAX_BYTES or len(key.encode("utf-8", "replace")) > KEY_MAX_BYTES:
+        raise InputError(f"a key has 1 to {KEY_MAX_BYTES} bytes", pointer)
 
 
 class Content(IntEnum):

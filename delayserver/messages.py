@@ -8,7 +8,7 @@ hour is loaded. Threads: belongs to the event loop.
 """
 
 from collections import defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -128,7 +128,7 @@ class Messages:
 
     def publish_one(self, message: NewMessage, now_ms: int) -> Published:
         """Accept a message. Raises as `publish`."""
-        self._refuse_when_disk_is_low()
+        self.refuse_when_disk_is_low()
         sealed = encode_payload(message.payload)
         self._groups.admit(len(sealed))
         sequencer = self._sequencer
@@ -140,7 +140,7 @@ class Messages:
         if key is None:
             return self._accept(message, subject_id, NO_KEY, sealed)
         key_hash = self._key_hasher(subject_id, key)
-        known = self._taken(key_hash, now_ms)
+        known = self.taken(key_hash, now_ms)
         if known is None:
             return self._accept(message, subject_id, key_hash, sealed)
         if known.digest != _digest(sealed):
@@ -156,7 +156,7 @@ class Messages:
         if len(messages) == 1:
             # Its conflict has a form of its own.
             return [self.publish_one(messages[0], now_ms)]
-        self._refuse_when_disk_is_low()
+        self.refuse_when_disk_is_low()
         sealed = [encode_payload(message.payload) for message in messages]
         self._groups.admit(sum(map(len, sealed)))
         self._admit_subjects(messages)
@@ -178,7 +178,7 @@ class Messages:
         """Whether something of a subject may be accepted; returns the subject's number.
 
         Raises OverloadedError, DiskReserveError, StoppingError."""
-        self._refuse_when_disk_is_low()
+        self.refuse_when_disk_is_low()
         self._groups.admit(total_bytes)
         self._admit_subjects([NewMessage(subject, 0, Payload(b""))])
         return self._sequencer.subject_id(subject)
@@ -188,7 +188,8 @@ class Messages:
         message = NewMessage("", now_ms, Payload(b""))
         return self._accept(message, subject_id, NO_KEY, sealed).seq
 
-    def _refuse_when_disk_is_low(self) -> None:
+    def refuse_when_disk_is_low(self) -> None:
+        """Raises DiskReserveError."""
         if self.disk_is_low:
             raise DiskReserveError(
                 f"the disk of the data directory has less than "
@@ -197,8 +198,12 @@ class Messages:
             )
 
     def _admit_subjects(self, messages: Sequence[NewMessage]) -> None:
+        self.admit_subjects({message.subject for message in messages})
+
+    def admit_subjects(self, names: Iterable[str]) -> None:
+        """Whether there may be these subjects. Raises OverloadedError."""
         known = self._sequencer.subjects
-        new = {message.subject for message in messages if message.subject not in known}
+        new = {name for name in names if name not in known}
         if new and len(known) + len(new) > self._settings.subjects_max:
             raise OverloadedError(
                 f"there are {len(known)} subjects, and the limit is {self._settings.subjects_max} "
@@ -226,7 +231,7 @@ class Messages:
                 known = taken.get(first, first)
             elif (subject_id := subjects.get(message.subject)) is None:
                 continue  # under a new subject no key is taken
-            elif entry := self._taken(self._key_hasher(subject_id, key), now_ms):
+            elif entry := self.taken(self._key_hasher(subject_id, key), now_ms):
                 known = entry
             else:
                 continue
@@ -307,12 +312,13 @@ class Messages:
 
     def schedule(self, seq: int, due_ms: int, route: int, sealed: bytes) -> None:
         """The open group has a new schedule row: should it go to the wheel by the express way?"""
-        is_soon = due_ms < self.advanced_ms + self._express_ms
+        # While an import is filed, which takes its time, nothing that is due soon waits for it.
+        is_soon = due_ms < self.advanced_ms + self._express_ms or self._groups.is_importing
         if is_soon and self._hours.takes_express(due_ms // HOUR_MS):
             self._sequencer.group.express.append((seq, due_ms, route, sealed))
         self._groups.wake()
 
-    def _taken(self, key_hash: bytes, now_ms: int) -> KeyEntry | None:
+    def taken(self, key_hash: bytes, now_ms: int) -> KeyEntry | None:
         """The message that holds a key: pending, or due no longer ago than the dedupe window."""
         entry = self._sequencer.key(key_hash)
         if entry is None:
@@ -497,7 +503,7 @@ class Messages:
         Both happen or neither. Returns what was published, and whether something was replaced.
         With `expected` one must wait, and be that version; with `only_new` none may wait or be on
         its way. Raises PreconditionError, ConflictError with the state."""
-        self._refuse_when_disk_is_low()
+        self.refuse_when_disk_is_low()
         key = message.payload.key
         assert key is not None
         if expected is not None or only_new:

@@ -25,7 +25,7 @@ from storage.errors import DamageError
 from storage.frame import Damage, Frame, unseal
 from storage.hour_log import HourLog
 from storage.message_log import MessageLog
-from storage.rows import HOUR_MS, select
+from storage.rows import HOUR_MS, RecordKind, select
 
 BATCH_BYTES = 32 * 1024 * 1024
 
@@ -80,6 +80,7 @@ def recover(
     snapshots = replay.snapshot(through_hour)
     for hour in {*schedule.hours(), *settler.hours()} - replay.hours.keys():
         replay.delete_files(hour)
+    replay.delete_adopted()
     registry = Registry(
         decode_subscription(value) for _, value in catalog.scan(Table.SUBSCRIPTIONS)
     )
@@ -157,8 +158,8 @@ def _replay_tail(
     progress: Progress,
 ) -> tuple[int, int]:
     """File everything behind the checkpoint; returns the next seq and the number of records."""
-    batch: list[Records] = []
-    batch_bytes = replayed = 0
+    waiting: list[Records] = []
+    waiting_bytes = replayed = 0
     next_seq = replay.checkpoint_seq + 1
     for found in message_log.read(next_seq):
         if isinstance(found, Damage):
@@ -168,16 +169,43 @@ def _replay_tail(
             continue
         next_seq = found.header.last_seq + 1
         records = _intact(found, damage)
-        batch.append(records)
-        batch_bytes += found.end - found.offset
+        waiting.append(records)
+        waiting_bytes += found.end - found.offset
         replayed += len(records.rows)
-        if batch_bytes >= BATCH_BYTES:
-            replay.file(batch, now_ms)
+        if waiting_bytes >= BATCH_BYTES:
+            _file(waiting, replay, damage, now_ms, progress)
             progress("replaying the message log", replayed, replayed)
-            batch, batch_bytes = [], 0
+            waiting, waiting_bytes = [], 0
+    _file(waiting, replay, damage, now_ms, progress)
+    return next_seq, replayed
+
+
+def _file(
+    waiting: list[Records],
+    replay: Replay,
+    damage: list[Damage],
+    now_ms: int,
+    progress: Progress,
+) -> None:
+    """File records; an import is the last of its batch, and comes slice by slice."""
+    batch: list[Records] = []
+    imported_bytes = 0
+    for records in waiting:
+        batch.append(records)
+        if len(records.rows) and records.rows["kind"][-1] == RecordKind.IMPORT:
+            replay.file(batch, now_ms)
+            batch = []
+        while replay.is_importing:
+            filed = replay.file_import(now_ms)
+            damage += filed.damage
+            progress("filing an import", filed.last_seq, filed.last_seq)
+            imported_bytes += filed.total_bytes
+            if imported_bytes >= BATCH_BYTES:
+                # What it holds in memory for the catalog is bounded by that.
+                replay.checkpoint()
+                imported_bytes = 0
     if batch:
         replay.file(batch, now_ms)
-    return next_seq, replayed
 
 
 def _intact(frame: Frame, damage: list[Damage]) -> Records:
@@ -190,6 +218,7 @@ def _intact(frame: Frame, damage: list[Damage]) -> Records:
         start, length = int(row["payload_offset"]), int(row["payload_length"])
         if length and unseal(frame.payload[start : start + length]) is None:
             keep[index] = False
+            is_import = row["kind"] == RecordKind.IMPORT
             damage.append(
                 Damage(
                     frame.path,
@@ -198,7 +227,7 @@ def _intact(frame: Frame, damage: list[Damage]) -> Records:
                     "a payload does not match its checksum",
                     torn=False,
                     first_seq=int(row["seq"]),
-                    last_seq=int(row["seq"]),
+                    last_seq=frame.last_seq if is_import else int(row["seq"]),
                 )
             )
     return Records(select(frame.rows, keep), frame.payload)

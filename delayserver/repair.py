@@ -26,6 +26,7 @@ from pathlib import Path
 
 from delayserver.check import check_files
 from delayserver.config import Settings
+from delayserver.expansion import Staging
 from delayserver.mend import Changes, Mended, Mender
 from delayserver.rebuild import Rebuilt, name_what_is_lost, read_what_is_left, rebuild
 from delayserver.recovery import file_message_log
@@ -439,7 +440,7 @@ class _Repair:
                 contextlib.closing(HourLog(files, LogKind.SCHEDULE, stamp=self._stamp)) as schedule,
                 contextlib.closing(HourLog(files, LogKind.DISPATCH, stamp=self._stamp)) as dispatch,
             ):
-                replay = Replay(catalog, schedule, dispatch, log)
+                replay = Replay(catalog, schedule, dispatch, log, Staging(files, self._stamp))
                 damage: list[Damage] = []
                 next_seq, _ = file_message_log(
                     log, schedule, replay, damage, now_ms=self._now_ms, progress=self._progress

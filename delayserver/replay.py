@@ -28,6 +28,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from delayserver.expansion import Expansion, ImportRecord, ImportState, Staging
 from delayserver.message import Payload, Watch, decode_payload
 from delayserver.sequencer import (
     Change,
@@ -201,6 +202,10 @@ class Filed:
     last_seq: int
     live: list[tuple[int, Rows]] = field(default_factory=list)
     """Rows for the wheel, by hour (WHEEL_DTYPE)."""
+    total_bytes: int = 0
+    """Of an import: how much of it."""
+    damage: list[Damage] = field(default_factory=list)
+    """What of a staged import cannot be read any more."""
 
 
 class Snapshot(NamedTuple):
@@ -219,8 +224,10 @@ class Replay:
         schedule: HourLog,
         dispatch: HourLog,
         message_log: MessageLog,
+        staging: Staging,
     ) -> None:
         self._catalog = catalog
+        self._staging = staging
         self._schedule = schedule
         self._dispatch = dispatch
         self._message_log = message_log
@@ -239,6 +246,9 @@ class Replay:
         self._subject_ids: set[int] = set()
         """Of messages that were filed since the last checkpoint."""
         self._purged: list[int] = []
+        self._importing: Expansion | None = None
+        self._imported: list[tuple[int, str]] = []
+        """Imports that were filed: last seq and id; a checkpoint lets their staged files go."""
         self.deleted_hours: list[int] = []
         """Hours whose files were deleted, for whoever has them open; the caller takes them out."""
 
@@ -247,32 +257,91 @@ class Replay:
     def file(self, batch: Sequence[Records], now_ms: int) -> Filed:
         """File committed records, in seq order, into their hours. Not durable before `checkpoint`.
 
+        An import comes last in its batch: `is_importing` tells that `file_import` is to follow.
         Raises DiskFullError: nothing of the batch is filed then, and it may be filed again."""
+        assert not self.is_importing
         rows, blob = _join(batch)
         if not len(rows):
             return Filed(self.filed_seq)
         if self._purged:
             self._delete_purged()
+        importing = self._expansion(rows[-1], blob)
+        if importing is not None:
+            # A checkpoint may stand in the middle of an import.
+            rows = rows[:-1][rows["seq"][:-1] > self.filed_seq]
         # Without damage in the message log it is the very next seq.
-        assert int(rows["seq"][0]) > self.filed_seq, (int(rows["seq"][0]), self.filed_seq)
-        filed = Filed(int(rows["seq"][-1]))
+        assert not len(rows) or int(rows["seq"][0]) > self.filed_seq, (rows["seq"], self.filed_seq)
+        last_seq = int(rows["seq"][-1]) if len(rows) else self.filed_seq
+        if importing is not None:
+            last_seq = max(last_seq, importing.first_seq - 1)
+        filed = Filed(last_seq)
         scheduled, starts = _schedule_rows(rows)
         express: set[int] = set().union(*(records.express_seqs for records in batch))
         states: dict[int, HourState] = {}
         for hour, here in _by_hour(scheduled):
+            state = self.hours.get(hour, HourState())
             states[hour] = self._file_hour(
-                hour, select(scheduled, here), starts[here], blob, now_ms, express, filed
+                hour, state, select(scheduled, here), starts[here], blob, now_ms, express, filed
             )
         # Only now, since a full disk in the middle must leave everything as it was.
         self.hours.update(states)
         self._dirty_hours.update(states)
         self._note_effects(rows, blob)
         self.filed_seq = filed.last_seq
+        if importing is not None and importing.last_seq > self.filed_seq:
+            self._importing = importing
+        return filed
+
+    def _expansion(self, row: np.void, blob: bytes) -> Expansion | None:
+        if row["kind"] != RecordKind.IMPORT:
+            return None
+        start = int(row["payload_offset"])
+        payload = unseal(blob[start : start + int(row["payload_length"])])
+        assert payload is not None, "records are checked before they come here"
+        record = msgspec.msgpack.decode(payload, type=ImportRecord)
+        return self._staging.expansion(record, int(row["seq"]))
+
+    @property
+    def is_importing(self) -> bool:
+        """Whether an import is being filed; nothing else can be until it is."""
+        return self._importing is not None
+
+    def file_import(self, now_ms: int) -> Filed:
+        """File the next slice of the import. Not durable before `checkpoint`, which may come in
+        between. Raises DiskFullError: nothing of the slice is filed then; call again."""
+        importing = self._importing
+        assert importing is not None
+        if self._purged:
+            self._delete_purged()
+        pieces, damage, last_seq = importing.next_slice(self.filed_seq)
+        filed = Filed(last_seq, damage=damage)
+        states: dict[int, HourState] = {}
+        for rows, payload in pieces:
+            hour = int(rows["due_ms"][0]) // HOUR_MS
+            state = states.get(hour) or self.hours.get(hour, HourState())
+            starts = rows["payload_offset"].astype(np.int64)
+            states[hour] = self._file_hour(hour, state, rows, starts, payload, now_ms, set(), filed)
+        self.hours.update(states)
+        self._dirty_hours.update(states)
+        for rows, payload in pieces:
+            self._note_published(rows)
+            filed.total_bytes += rows.nbytes + len(payload)
+        for found in damage:
+            self.note_damage(found, now_ms)
+        self.filed_seq = last_seq
+        importing.advance()
+        if last_seq == importing.last_seq:
+            record = importing.record
+            value = ImportState(importing.first_seq, now_ms, record)
+            self._writes[Table.IMPORTS].append((record.id.encode(), msgspec.msgpack.encode(value)))
+            self._imported.append((last_seq, record.id))
+            self._importing = None
         return filed
 
     def _file_hour(
         self,
         hour: int,
+        state: HourState,
         rows: Rows,
         starts: np.ndarray,
         blob: bytes,
@@ -280,7 +349,6 @@ class Replay:
         express: set[int],
         filed: Filed,
     ) -> HourState:
-        state = self.hours.get(hour, HourState())
         lengths = rows["payload_length"].astype(np.int64)
         rows["payload_offset"] = np.cumsum(lengths) - lengths
         payload_start, end = self._schedule.append(
@@ -313,11 +381,7 @@ class Replay:
     def _note_effects(self, rows: Rows, blob: bytes) -> None:
         """Queue what the records mean for the catalog, for the next checkpoint."""
         published = rows["kind"] == RecordKind.PUBLISH
-        self._subject_ids.update(np.unique(rows["subject_id"][published]).tolist())
-        keyed = select(rows, published & (rows["key_hash"] != np.void(NO_KEY)))
-        for start in range(0, len(keyed), _ROWS_SLICE):
-            # In slices, since `tolist` holds the GIL from its beginning to its end.
-            self._note_keys(keyed[start : start + _ROWS_SLICE])
+        self._note_published(select(rows, published))
         watching = select(rows, published & (rows["flags"] & FLAG_WATCHES != 0))
         for start in range(0, len(watching), _ROWS_SLICE):
             for row in watching[start : start + _ROWS_SLICE].tolist():
@@ -326,6 +390,13 @@ class Replay:
         for start in range(0, len(others), _ROWS_SLICE):
             for row in others[start : start + _ROWS_SLICE].tolist():
                 self._note_effect(_MessageRow(*row), blob)
+
+    def _note_published(self, rows: Rows) -> None:
+        self._subject_ids.update(np.unique(rows["subject_id"]).tolist())
+        keyed = select(rows, rows["key_hash"] != np.void(NO_KEY))
+        for start in range(0, len(keyed), _ROWS_SLICE):
+            # In slices, since `tolist` holds the GIL from its beginning to its end.
+            self._note_keys(keyed[start : start + _ROWS_SLICE])
 
     def _note_keys(self, keyed: Rows) -> None:
         keys = self._writes[Table.KEYS]
@@ -401,6 +472,12 @@ class Replay:
         """The records up to `seq` are lost, and their seqs must not be given again."""
         self.filed_seq = max(self.filed_seq, seq)
 
+    def delete_adopted(self) -> None:
+        """Delete what was staged for imports that the catalog has; a crash may have left it."""
+        for import_id in sorted(self._staging.ids()):
+            if self._catalog.get(Table.IMPORTS, import_id.encode()) is not None:
+                self._staging.delete(import_id)
+
     # ── checkpoints ────────────────────────────────────────────────────────────────────────────
 
     def checkpoint(self) -> int:
@@ -424,6 +501,10 @@ class Replay:
         self._subject_ids.clear()
         self.checkpoint_seq = self.filed_seq
         self._message_log.delete_through(self.checkpoint_seq)
+        while self._imported:
+            # What was staged is needed no more, and not one checkpoint earlier (I7).
+            self._staging.delete(self._imported[0][1])
+            del self._imported[0]
         # Without it the next segment is made when it is needed.
         with contextlib.suppress(DiskFullError):
             self._message_log.prepare_spare()
@@ -633,9 +714,13 @@ def content_digests(rows: Rows) -> list[int]:
     """For each PUBLISH 64 bits that tell whether two messages have the same content: crc and length
     of the payload, or what stands in the row since the payload holds more than the content."""
     lengths = rows["payload_length"].astype(np.uint64) << np.uint64(32)
-    given = rows["target_due_ms"].astype(np.uint64)
-    digests: list[int] = np.where(given != 0, given, lengths | rows["payload_crc"]).tolist()
-    return digests
+    digests = lengths | rows["payload_crc"]
+    if "target_due_ms" in (rows.dtype.names or ()):
+        # Rows of an import have no other digest.
+        given = rows["target_due_ms"].astype(np.uint64)
+        digests = np.where(given != 0, given, digests)
+    listed: list[int] = digests.tolist()
+    return listed
 
 
 def wheel_rows(entries: Rows, hour: int, payload_start: int | np.ndarray) -> Rows:

@@ -23,6 +23,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from delayserver.errors import OverloadedError
+from delayserver.imported_keys import ImportedKeys
 from storage.catalog import Catalog, Table
 from storage.frame import seal, sealed_crc
 from storage.rows import MESSAGE_DTYPE, NO_KEY, RecordKind
@@ -196,10 +198,17 @@ class Group:
     express: list[tuple[int, int, int, bytes]] = field(default_factory=list)
     """Rows that the event loop itself puts into the wheel once they are durable, since filing them
     first might be too late: seq, due_ms, route, payload. Replay files them and no more."""
+    import_count: int = 0
+    """Not 0: the last row is an import, which takes so many seqs."""
 
     @property
     def last_seq(self) -> int:
-        return self.first_seq + self.count - 1
+        return self.first_seq + self.count - 1 + max(0, self.import_count - 1)
+
+    @property
+    def import_last_seq(self) -> int:
+        """The last seq of the import in it; 0 where there is none."""
+        return self.last_seq if self.import_count else 0
 
     @property
     def total_bytes(self) -> int:
@@ -226,9 +235,14 @@ class Group:
         return _joined(self.rows), _joined(self.payloads)
 
     def payload(self, seq: int) -> tuple[bytes, int]:
-        """The sealed payload of one of its records, and the record's subject id."""
+        """The sealed payload of one of its records, and the record's subject id.
+
+        Raises OverloadedError for a message of an import, which nobody has in memory."""
+        index = seq - self.first_seq
+        if self.import_count and index >= self.count - 1:
+            raise OverloadedError("the message was imported a moment ago, and is being filed", 1000)
         rows, payloads = self.encode()
-        row = MESSAGE_ROW.unpack_from(rows, (seq - self.first_seq) * MESSAGE_ROW.size)
+        row = MESSAGE_ROW.unpack_from(rows, index * MESSAGE_ROW.size)
         offset, length = row[8], row[9]
         return payloads[offset : offset + length], row[6]
 
@@ -248,6 +262,9 @@ class Sequencer:
         self._keys: Overlay[bytes, KeyEntry] = Overlay()
         self._changes: Overlay[int, dict[int, Change]] = Overlay()
         self._removed: Overlay[int, int] = Overlay()
+        self._imported: ImportedKeys | None = None
+        self.rolled_back_total = 0
+        """How often decisions were undone."""
         self.next_seq = next_seq
         self.subjects = subjects
         self.subject_names = {number: name for name, number in subjects.items()}
@@ -336,6 +353,24 @@ class Sequencer:
         self.next_seq = first_seq + len(publishes)
         return first_seq
 
+    def append_import(self, count: int, payload: bytes, keys: ImportedKeys) -> int:
+        """Put the record of an import into the open group, as its last; returns its first seq.
+
+        The group has to be closed next. The keys are seen from now on."""
+        group = self.group
+        assert not group.import_count and count > 0
+        first_seq = self.append(RecordKind.IMPORT, payload=payload)
+        self.next_seq = first_seq + count
+        group.import_count = count
+        before, self._imported = self._imported, keys
+        keys.first_seq, keys.last_seq = first_seq, first_seq + count - 1
+
+        def undo() -> None:
+            self._imported = before
+
+        group.undo.append(undo)
+        return first_seq
+
     def close_group(self, now_ms: int) -> Group:
         """Take the open group away, to be committed; a new one is open."""
         group, self.group = self.group, Group(self.next_seq)
@@ -347,6 +382,7 @@ class Sequencer:
         for group in reversed(groups):
             for undo in reversed(group.undo):
                 undo()
+        self.rolled_back_total += 1
         self.next_seq = groups[0].first_seq
         self.group = Group(self.next_seq)
 
@@ -356,6 +392,13 @@ class Sequencer:
         self._keys.prune(through_seq)
         self._changes.prune(through_seq)
         self._removed.prune(through_seq)
+        if self._imported is not None and self._imported.last_seq <= through_seq:
+            self._imported = None
+
+    @property
+    def fresh_keys(self) -> Overlay[bytes, KeyEntry]:
+        """Keys that changed since the last checkpoint, and what they stand for now."""
+        return self._keys
 
     def refresh(self) -> None:
         """Look at the newest state of the catalog from now on. To be called once a second."""
@@ -391,6 +434,10 @@ class Sequencer:
     def key(self, key_hash: bytes) -> KeyEntry | None:
         """The message that a key stands for."""
         entry = self._keys.get(key_hash)
+        if self._imported is not None:
+            found = self._imported.get(key_hash)
+            if found is not None and (entry is None or entry.seq < found[0]):
+                return KeyEntry(*found)
         if entry is None:
             value = self._view.get(Table.KEYS, key_hash)
             if value is not None:

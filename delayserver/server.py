@@ -31,6 +31,7 @@ from delayserver.delivery.webhook import (
 from delayserver.dispatcher import READ_ROWS_MAX, Take
 from delayserver.errors import AccessError, NotFoundError, StoppingError
 from delayserver.events import EVENT_MESSAGES_MAX
+from delayserver.imports import Import
 from delayserver.message import Content, Delivery, Entry, Payload
 from delayserver.messages import Located, Versions
 from delayserver.metrics import Metrics, TimedFiles
@@ -163,6 +164,7 @@ class Server(Shard):
         by_subject("delivered", "Deliveries that arrived", dispatcher.delivered_by_subject)
         by_subject("retried", "Deliveries tried again", engine.retried_by_subject)
         by_subject("dead", "Deliveries given up", engine.dead_by_subject)
+        metrics.counter("imports", "Imports adopted", lambda: engine.imports.adopted_total)
         metrics.counter("commits", "Groups committed", lambda: groups.committed_total)
         gauge = metrics.gauge
         gauge("pending_deliveries", "Waiting in loaded hours, or on their way", hours.unsettled)
@@ -592,6 +594,24 @@ class Server(Shard):
         future: asyncio.Future[None] = self._loop.create_future()
         self.when_settled(lambda: None if future.done() else future.set_result(None))
         await future
+
+    async def adopt(self, path: str) -> Import:
+        """Adopt a staged import; on return it is durable. See Imports.adopt for the errors.
+
+        Besides: NotFoundError, StagingError, ConflictError, TooLargeError."""
+        future: asyncio.Future[Import] = self._loop.create_future()
+
+        def done(found: Import | None, error: Exception | None) -> None:
+            if future.done():
+                return
+            if found is not None:
+                future.set_result(found)
+            else:
+                assert error is not None
+                future.set_exception(error)
+
+        self.engine.imports.adopt(path, done)
+        return await future
 
     async def checkpoint(self) -> None:
         """File everything that was accepted so far, so that the catalog shows it."""

@@ -19,7 +19,9 @@ from typing import Any
 from delayserver.config import Settings
 from delayserver.dispatcher import Take
 from delayserver.engine import Engine
+from delayserver.expansion import Staging
 from delayserver.ids import IdCodec, KeyHasher
+from delayserver.imports import Importer, VerifyRequest
 from delayserver.loader import LoadedHour, Loader
 from delayserver.message import Delivery, Entry
 from delayserver.reader import Found, Reader
@@ -33,6 +35,7 @@ from delayserver.workers import (
     CallRequest,
     CommitterThread,
     HourRequest,
+    ImporterThread,
     LoaderThread,
     LoadRequest,
     ReaderThread,
@@ -67,6 +70,7 @@ class Surroundings:
     message_log: type[MessageLog] | Callable[..., MessageLog] = MessageLog
     replay: type[Replay] | Callable[..., Replay] = Replay
     settler: type[Settler] | Callable[..., Settler] = Settler
+    staging: type[Staging] | Callable[..., Staging] = Staging
 
 
 class Shard(ABC):
@@ -113,7 +117,11 @@ class Shard(ABC):
         )
         schedule = hour_log(LogKind.SCHEDULE)
         self.replay = surroundings.replay(
-            catalog, schedule, hour_log(LogKind.DISPATCH), self.message_log
+            catalog,
+            schedule,
+            hour_log(LogKind.DISPATCH),
+            self.message_log,
+            surroundings.staging(files, identity.stamp),
         )
         self.settler = surroundings.settler(hour_log(LogKind.DISPATCH))
         loader = Loader(hour_log(LogKind.SCHEDULE), hour_log(LogKind.DISPATCH), slot_ms=SLOT_MS)
@@ -153,9 +161,9 @@ class Shard(ABC):
             random=surroundings.random,
         )
         self.engine.start(recovered.through_hour, recovered.loaded, recovered.retired_through_hour)
-        self._make_workers(loader, surroundings)
+        self._make_workers(loader, Importer(files, catalog, identity.stamp), surroundings)
 
-    def _make_workers(self, loader: Loader, surroundings: Surroundings) -> None:
+    def _make_workers(self, loader: Loader, importer: Importer, surroundings: Surroundings) -> None:
         settings, post, fatal = self.settings, self.post, self.on_fatal
         self.committer = CommitterThread(
             self.message_log, post, self._on_committed, self.engine.on_commit_failed, fatal
@@ -184,6 +192,7 @@ class Shard(ABC):
             sync_ms=settings.settle_sync_ms,
             durable=settings.durability is Durability.FSYNC,
         )
+        self.importing = ImporterThread(importer, post, self.engine.imports.on_verified, fatal)
         # In the order in which they may end: nobody hands anything to one before it.
         self.workers: list[Worker[Any]] = [
             self.committer,
@@ -191,6 +200,7 @@ class Shard(ABC):
             self.loading,
             self.reading,
             self.replayer,
+            self.importing,
         ]
 
     def close(self) -> None:
@@ -247,7 +257,15 @@ class Shard(ABC):
         waiting_bytes = self.engine.groups.unfiled_bytes
         self.replayer.put(group, wake=waiting_bytes >= self.settings.checkpoint_bytes)
 
+    def verify(self, request: VerifyRequest) -> None:
+        self.importing.put(request)
+
+    def space_bytes(self) -> int:
+        return self._files.free_bytes()
+
     def _on_filed(self, filed: Filed) -> None:
+        for damage in filed.damage:
+            self.on_damage(damage.error())
         self.engine.on_filed(filed)
         self.tick_soon()
 

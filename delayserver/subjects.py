@@ -10,7 +10,13 @@ from typing import Final
 
 SUBJECT_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 ANY_PATTERN: Final = r"\*|[A-Za-z0-9][A-Za-z0-9._-]{0,127}|[A-Za-z0-9][A-Za-z0-9._-]{0,125}\.\*"
+_SUBJECT = re.compile(SUBJECT_PATTERN)
 _ANY_PATTERN = re.compile(ANY_PATTERN)
+
+
+def is_subject(text: str) -> bool:
+    """Whether a subject may have that name."""
+    return _SUBJECT.fullmatch(text) is not None
 
 
 def is_pattern(text: str) -> bool:

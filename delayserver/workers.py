@@ -4,6 +4,7 @@
     replay      groups, filed about once a second, then a checkpoint; loads and retirements between
     loader      hours that come near
     reader      bodies that go out; rows that somebody looks up
+    importer    imports that were staged: verified before they are adopted
     settler     the tails of the dispatch logs
 
 The parts themselves know nothing of threads: the simulation calls them directly. A full disk makes
@@ -23,6 +24,8 @@ from typing import Generic, TypeVar
 import structlog
 
 from delayserver.dispatcher import Take
+from delayserver.errors import DelayServerError
+from delayserver.imports import Importer, Verified, VerifyRequest
 from delayserver.loader import LoadedHour, Loader
 from delayserver.message import Delivery
 from delayserver.reader import Reader
@@ -30,7 +33,7 @@ from delayserver.replay import Filed, Records, Replay, Snapshot
 from delayserver.sequencer import Group
 from delayserver.settler import Settler
 from delayserver.subscriptions import Registry
-from storage.errors import DiskFullError
+from storage.errors import DiskFullError, StagingError
 from storage.message_log import MessageLog
 
 DISK_FULL_WAIT_S = 1.0
@@ -83,16 +86,15 @@ class Worker(threading.Thread, Generic[Item]):
             while not self._ended.is_set():
                 finish = self._finish
                 with contextlib.suppress(Empty):
-                    self._wakes.get(timeout=0 if finish else self.timeout_s())
+                    self._wakes.get(timeout=0 if finish or self._held else self.timeout_s())
                 with contextlib.suppress(Empty):
                     # One turn for all that was put meanwhile, not one for each.
                     while True:
                         self._wakes.get_nowait()
-                items: list[Item] = []
                 while self._inbox:
-                    items.append(self._inbox.popleft())
-                self._handle_until_done(items)
-                if finish:
+                    self._held.append(self._inbox.popleft())
+                self._handle_until_done(self._held)
+                if finish and not self.backlog:
                     self.close()
                     return
         except BaseException as error:
@@ -123,7 +125,9 @@ class Worker(threading.Thread, Generic[Item]):
 
     @abstractmethod
     def handle(self, items: list[Item]) -> None:
-        """Deal with the items, and take each off the list when it is done."""
+        """Deal with the items, and take each off the list when it is done.
+
+        It is called again soon for what it leaves on the list."""
 
     def close(self) -> None:
         """Called in the thread, after the last item."""
@@ -226,21 +230,53 @@ class ReplayThread(Worker[ReplayItem]):
         self._last_ms = clock()
         self._more_to_purge = False
         self._told_seq = replay.checkpoint_seq
+        self._imported_bytes = 0
+        """Of an import, filed since the last checkpoint."""
 
     def timeout_s(self) -> float | None:
+        if self._replay.is_importing:
+            return 0
         if self._more_to_purge:
             return 0.001
         passed_ms = self._clock() - self._last_ms
         # A clock that was set back must not stop the checkpoints.
         return min(max(self._checkpoint_ms - passed_ms, 1), self._checkpoint_ms) / 1000
 
+    @property
+    def backlog(self) -> int:
+        return super().backlog + self._replay.is_importing
+
     def handle(self, items: list[ReplayItem]) -> None:
+        if self._replay.is_importing:
+            # A slice at a time: what it makes due meanwhile goes to the wheel at once.
+            self._file_import()
+        else:
+            self._take(items)
+        now_ms = self._clock()
+        if not 0 <= now_ms - self._last_ms < self._checkpoint_ms:
+            self._file()
+            self._checkpoint()
+            self._more_to_purge = self._replay.purge(now_ms, self._retention_ms)
+        elif self._waiting_bytes >= self._checkpoint_bytes:
+            self._file()
+            self._checkpoint()
+        elif self._more_to_purge:
+            self._more_to_purge = self._replay.purge(now_ms, self._retention_ms)
+        self._report()
+
+    def _take(self, items: list[ReplayItem]) -> None:
+        if self._waiting and self._waiting[-1].import_count:
+            self._file()  # The disk was full before; the import has to be the last in its batch.
+            return
         while items:
             item = items[0]
             if isinstance(item, Group):
                 self._waiting.append(item)
                 self._waiting_bytes += item.total_bytes
                 del items[0]
+                if item.import_count:
+                    self._file()
+                    return
                 continue
             # Whatever came before the request is filed before it is answered.
             self._file()
@@ -255,17 +291,13 @@ class ReplayThread(Worker[ReplayItem]):
                     self._checkpoint()
                     self._post(done)
             del items[0]
-        now_ms = self._clock()
-        if not 0 <= now_ms - self._last_ms < self._checkpoint_ms:
-            self._file()
+
+    def _file_import(self) -> None:
+        filed = self._replay.file_import(self._clock())
+        self._post(self._on_filed, filed)
+        self._imported_bytes += filed.total_bytes
+        if self._imported_bytes >= self._checkpoint_bytes:
             self._checkpoint()
-            self._more_to_purge = self._replay.purge(now_ms, self._retention_ms)
-        elif self._waiting_bytes >= self._checkpoint_bytes:
-            self._file()
-            self._checkpoint()
-        elif self._more_to_purge:
-            self._more_to_purge = self._replay.purge(now_ms, self._retention_ms)
-        self._report()
 
     def _file(self) -> None:
         if not self._waiting:
@@ -282,6 +314,7 @@ class ReplayThread(Worker[ReplayItem]):
 
     def _checkpoint(self) -> None:
         self._last_ms = self._clock()
+        self._imported_bytes = 0
         if self._replay.is_dirty:
             self._replay.checkpoint()
         self._report()
@@ -297,6 +330,8 @@ class ReplayThread(Worker[ReplayItem]):
 
     def close(self) -> None:
         self._file()
+        while self._replay.is_importing:
+            self._replay.file_import(self._clock())
         if self._replay.is_dirty:
             self._replay.checkpoint()
 
@@ -369,6 +404,32 @@ class ReaderThread(Worker[TakeRequest | CallRequest]):
             except Exception as caught:  # handed to whoever asked
                 result, error = None, caught
             self._post(item.done, result, error)
+
+
+class ImporterThread(Worker[VerifyRequest]):
+    """Verifies staged imports."""
+
+    def __init__(
+        self,
+        importer: Importer,
+        post: Post,
+        on_verified: Callable[[Verified | None, Exception | None], None],
+        fatal: Fatal,
+    ) -> None:
+        super().__init__("importer", fatal)
+        self._importer = importer
+        self._post = post
+        self._on_verified = on_verified
+
+    def handle(self, items: list[VerifyRequest]) -> None:
+        while items:
+            request = items.pop(0)
+            verified, error = None, None
+            try:
+                verified = self._importer.verify(request)
+            except (StagingError, DelayServerError, DiskFullError) as caught:
+                error = caught  # told to whoever asked
+            self._post(self._on_verified, verified, error)
 
 
 @dataclass(slots=True)

@@ -491,13 +491,20 @@ def _message_rules(header: Header, rows: Rows) -> list[Rule]:
     seqs, kinds, targets = rows["seq"], rows["kind"], rows["target_seq"]
     schedules, removes = np.isin(kinds, SCHEDULES), np.isin(kinds, REMOVES)
     expected = np.arange(len(rows), dtype=np.uint64) + np.uint64(header.first_seq)
-    wrong_last = header.last_seq != header.first_seq + len(rows) - 1
+    last_seq = header.first_seq + len(rows) - 1
+    # An import takes more seqs than its own.
+    has_import = kinds[-1] == RecordKind.IMPORT
+    wrong_last = header.last_seq < last_seq if has_import else header.last_seq != last_seq
     is_publish = kinds == RecordKind.PUBLISH
     return [
         ("seqs have gaps or do not match the header", (seqs != expected) | wrong_last),
         ("unknown kinds of records", ~np.isin(kinds, list(RecordKind))),
         ("flags that are not known", (rows["flags"] & ~np.uint8(FLAG_WATCHES)) != 0),
         ("watch keys of what schedules nothing", (rows["flags"] != 0) & ~schedules),
+        (
+            "an import that is not the last record of its group",
+            (kinds == RecordKind.IMPORT) & (np.arange(len(rows)) < len(rows) - 1),
+        ),
         ("no due time", schedules & (rows["due_ms"] <= 0)),
         ("a target that does not come before", (targets >= seqs) | (removes & (targets == 0))),
         ("no due time of the target", removes & (rows["target_due_ms"] <= 0)),

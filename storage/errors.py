@@ -7,6 +7,7 @@ StorageError
 ├── DamageError             bytes that were read do not match their checksum (I8)
 ├── FormatVersionError      written by a version of this software that is newer than this one
 ├── RepairUnfinishedError   a repair was interrupted, and some files are old, some new
+├── StagingError            a staged import is not what its manifest says; nothing of it counts
 ├── DirectoryLockedError    another process owns the data directory (I12)
 └── CatalogError            the catalog (LMDB) failed
 
@@ -79,6 +80,15 @@ class FormatVersionError(StorageError):
         )
         self.found = found
         self.known = known
+
+
+class StagingError(StorageError):
+    """A staged import is missing, damaged, or was made for another data directory."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}; nothing was adopted, stage the import again")
+        self.path = path
+        self.reason = reason
 
 
 class DirectoryLockedError(StorageError):

@@ -47,6 +47,9 @@ class RecordKind(IntEnum):
     """The payload is the new definition of `subscription_id`, or its removal."""
     DISCARD = 9
     """Deletes the dead letter `target_seq` of `subscription_id`."""
+    IMPORT = 10
+    """Takes the rows of a staged import as new messages: one for each seq from its own on, up to
+    the last of its frame. It is the last row of its frame; the payload says which import."""
     HEARTBEAT = 11
     """The payload is the definition of a heartbeat, or its end (no subject)."""
     FIRE = 12

@@ -779,6 +779,11 @@ class MemoryCatalog:
     def view(self) -> "MemoryView":
         return MemoryView(self)
 
+    def get_many(self, table: Table, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        self._check(f"read {table}", *keys)
+        values = self._values[table]
+        return {key: values[key] for key in keys if key in values}
+
     def scan(
         self, table: Table, start: bytes = b"", *, prefix: bytes = b""
     ) -> Iterator[tuple[bytes, bytes]]:

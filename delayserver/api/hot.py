@@ -19,9 +19,10 @@ from starlette.requests import ClientDisconnect
 
 from delayserver.api.conditions import entity_tag
 from delayserver.api.documents import HeartbeatDocument
-from delayserver.api.intake import Intake, check_key
+from delayserver.api.intake import Intake
 from delayserver.api.problems import MEDIA_TYPE, pointer_to, problem_of
 from delayserver.errors import AckTimeoutError, DelayServerError, InputError, TooLargeError
+from delayserver.message import check_key
 from delayserver.messages import Published
 from delayserver.produce import Level
 from delayserver.sequencer import Group

@@ -8,7 +8,6 @@ Cost: 2 µs per message. Threads: pure but for the clock, which is an argument.
 """
 
 import base64
-import re
 from collections.abc import Callable, Container
 from functools import lru_cache
 from typing import Literal
@@ -19,14 +18,11 @@ from delayserver.api.problems import UNREADABLE, input_error
 from delayserver.config import Settings
 from delayserver.delivery.webhook import check_headers
 from delayserver.errors import InputError, InputErrors, TooLargeError
-from delayserver.message import Content, Payload, Watch
+from delayserver.message import Content, Payload, Watch, check_key
 from delayserver.messages import NewMessage
-from delayserver.subjects import SUBJECT_PATTERN
+from delayserver.subjects import SUBJECT_PATTERN, is_subject
 from delayserver.times import format_duration, parse_duration_ms, parse_time_ms
 from delayserver.watches import WATCHES_MAX, OnEvent
-
-KEY_MAX_BYTES = 256
-_SUBJECT = re.compile(SUBJECT_PATTERN)
 
 _UNSET = msgspec.UNSET
 _Unset = msgspec.UnsetType
@@ -182,7 +178,7 @@ class Intake:
 
     def _message(self, publish: _Publish, now_ms: int, *, msgpack: bool) -> NewMessage:
         subject = publish.subject
-        if subject not in self._known_subjects and not _SUBJECT.fullmatch(subject):
+        if subject not in self._known_subjects and not is_subject(subject):
             raise InputError(f"a subject looks like {SUBJECT_PATTERN}", "/subject")
         key = publish.key
         if key is not None:
@@ -272,12 +268,6 @@ def _watch(keys: tuple[str, ...] | None, on_event: str | None) -> Watch | None:
     if len(set(keys)) != len(keys):
         raise InputError("a key stands there twice", "/watch")
     return Watch(keys, OnEvent[(on_event or "cancel").upper()])
-
-
-def check_key(key: str, pointer: str = "/key") -> None:
-    """Raises InputError unless `key` may be the key of a message, an event or a heartbeat."""
-    if not 0 < len(key) <= KEY_MAX_BYTES or len(key.encode("utf-8", "replace")) > KEY_MAX_BYTES:
-        raise InputError(f"a key has 1 to {KEY_MAX_BYTES} bytes", pointer)
 
 
 def check_utf8(data: bytes) -> None:

@@ -490,6 +490,60 @@ class RedrivenModel(BaseModel):
     redriven: int
 
 
+class ImportSubjectsModel(Strict):
+    """The subjects of an import that is about to be staged."""
+
+    subjects: list[Name] = Field(min_length=1, max_length=10_000)
+
+
+class ImportBegunModel(BaseModel):
+    """What a bulk load needs to know."""
+
+    id: str
+    state: Literal["staging", "waiting", "verifying", "committing", "filing", "adopted"]
+    subjects: dict[str, int] = Field(description="the numbers that stand in the staged rows")
+    now: str = Field(description="the server's clock: what is due before it is due now")
+    delay_max_ms: int
+    body_max_bytes: int
+
+
+class ImportModel(Strict):
+    """A staged import to be adopted."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"manifest": "imports/coupons-1.manifest"}]}
+    )
+
+    manifest: str = Field(max_length=4096, description="its path, below the data directory")
+
+
+class ImportViewModel(BaseModel):
+    """An import."""
+
+    id: str
+    state: Literal["waiting", "verifying", "committing", "filing", "adopted"]
+    count: int = Field(description="rows that were staged")
+    done: int = Field(description="of these, how many are verified (then: filed)")
+    accepted: int = Field(description="messages that it made")
+    duplicates: int = Field(description="rows left out, since their key is taken")
+    conflicts: int = Field(description="of the duplicates, those with other content")
+    first_seq: int = Field(description="the seq in the id of the first row; 0: not decided")
+
+
+class DuplicateModel(BaseModel):
+    """A row that was left out."""
+
+    row: int = Field(description="counted from 0, in the order of the manifest")
+    id: str = Field(description="the message that holds its key")
+
+
+class DuplicatesModel(BaseModel):
+    """A page of duplicates, in row order."""
+
+    duplicates: list[DuplicateModel]
+    cursor: str | None
+
+
 class FieldErrorModel(BaseModel):
     """One bad field."""
 

@@ -25,7 +25,7 @@ from delayserver.errors import (
     StoppingError,
     TooLargeError,
 )
-from storage.errors import DamageError, DiskFullError, StorageError
+from storage.errors import DamageError, DiskFullError, StagingError, StorageError
 
 MEDIA_TYPE = "application/problem+json"
 POINTED_ERRORS_MAX = 1000
@@ -122,6 +122,8 @@ def problem_of(error: Exception) -> Problem:
         case AccessError():
             problem = _problem("unauthorized", "A token is needed", 401, error)
             problem.headers["www-authenticate"] = "Bearer"
+        case StagingError():
+            problem = _problem("invalid", "The staged import is invalid", 422, error)
         case DamageError():
             problem = _problem("damaged", "The stored message is damaged", 500, error)
         case DelayServerError() | StorageError():

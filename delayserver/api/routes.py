@@ -7,9 +7,11 @@ Cost: about 100 µs per call. Threads: belongs to the event loop.
 
 import asyncio
 from collections.abc import Awaitable
+from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+import numpy as np
 from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry
@@ -32,15 +34,16 @@ from delayserver.api.documents import (
     pulled_document,
 )
 from delayserver.api.hot import HotPath, read_body
-from delayserver.api.intake import Intake, check_key
+from delayserver.api.intake import Intake
 from delayserver.api.openapi import batch_body, json_body
 from delayserver.api.scopes import CallerOf, make_authorize, require
 from delayserver.dead_letters import DeadLetters
 from delayserver.delivery.webhook import RetryPolicy
 from delayserver.errors import AccessError, ConflictError, InputError, NotFoundError
 from delayserver.ids import MessageId
+from delayserver.imports import Import
 from delayserver.listing import Listing
-from delayserver.message import State
+from delayserver.message import State, check_key
 from delayserver.pending import Position
 from delayserver.queries import MessageView, Queries
 from delayserver.server import Server
@@ -60,6 +63,7 @@ from delayserver.tracecontext import trace_of
 from storage.errors import DamageError
 
 PAGE_MAX = 1000
+DUPLICATES_PAGE_MAX = 10_000
 SEQ_MAX = 2**64 - 1
 TIME_DIGITS_MAX = 15
 _FROM = "due at this time or later: RFC 3339, or milliseconds since the epoch"
@@ -108,6 +112,7 @@ AckQuery = Annotated[
 AckTimeout = Annotated[
     models.DurationMs, Query(le=60_000, description="then the answer is 202 or 504")
 ]
+ImportPath = Annotated[str, Path(pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 NamePath = Annotated[str, Path(pattern=f"^{SUBJECT_PATTERN}$")]
 
 
@@ -485,6 +490,60 @@ def make_router(
         """Delete a dead letter, by message id."""
         await dead_letters.discard(engine.subscription(name), message_id)
 
+    # ── bulk ───────────────────────────────────────────────────────────────────────────────────
+
+    @router.put("/v1/imports/{import_id}", tags=["bulk"], responses=INVALID | LOGGED)
+    async def begin_import(
+        import_id: ImportPath, wanted: models.ImportSubjectsModel
+    ) -> models.ImportBegunModel:
+        """Begin a bulk load: the numbers of its subjects, and whether it was adopted before."""
+        try:
+            state = str(engine.imports.find(import_id).stage)
+        except NotFoundError:
+            state = "staging"
+        numbers, group = engine.imports.begin(wanted.subjects)
+        await server.durable(group)
+        return models.ImportBegunModel(
+            id=import_id,
+            state=state,
+            subjects=numbers,
+            now=format_time(server.clock()),
+            delay_max_ms=server.settings.delay_max_ms,
+            body_max_bytes=server.settings.body_max_bytes,
+        )
+
+    @router.post("/v1/imports", tags=["bulk"], status_code=201, responses=CONFLICT | LOGGED)
+    async def adopt_import(wanted: models.ImportModel) -> models.ImportViewModel:
+        """Adopt what a bulk load has staged, all or nothing. It is durable when this answers; the
+        same again is answered the same."""
+        path = _below(server.settings.data_dir, wanted.manifest)
+        return _import_view(await server.adopt(path))
+
+    @router.get("/v1/imports/{import_id}", tags=["bulk"], responses=MISSING)
+    async def get_import(import_id: ImportPath) -> models.ImportViewModel:
+        """How far an import is."""
+        return _import_view(engine.imports.find(import_id))
+
+    @router.get("/v1/imports/{import_id}/duplicates", tags=["bulk"], responses=MISSING)
+    async def list_duplicates(
+        import_id: ImportPath,
+        limit: Annotated[int, Query(ge=1, le=DUPLICATES_PAGE_MAX)] = 1000,
+        cursor: Annotated[str | None, Query(pattern="^[0-9]{1,10}$")] = None,
+    ) -> models.DuplicatesModel:
+        """Rows of an adopted import that were left out, and the messages that hold their keys."""
+        rows = engine.imports.state(import_id).record.left_out()
+        first = int(np.searchsorted(rows["row"], int(cursor or 0)))
+        page = rows[first : first + limit].tolist()
+        rest = rows["row"][first + limit : first + limit + 1].tolist()
+        encode_id = engine.ids.encode
+        return models.DuplicatesModel(
+            duplicates=[
+                models.DuplicateModel(row=row, id=encode_id(due_ms, seq))
+                for row, seq, due_ms in page
+            ],
+            cursor=str(rest[0]) if rest else None,
+        )
+
     # ── operations ─────────────────────────────────────────────────────────────────────────────
 
     @router.get("/healthz", tags=["operations"])
@@ -565,6 +624,31 @@ class Forward(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await self._handler(scope, self._request.receive, send)
+
+
+def _below(data_dir: FilePath, path: str) -> str:
+    """A path that a client gave, from the data directory on. Raises InputError."""
+    if not FilePath(path).is_absolute():
+        return path
+    try:
+        return FilePath(path).relative_to(data_dir.resolve()).as_posix()
+    except ValueError:
+        raise InputError(
+            "the manifest is not in the server's data directory", "/manifest"
+        ) from None
+
+
+def _import_view(found: Import) -> models.ImportViewModel:
+    return models.ImportViewModel(
+        id=found.id,
+        state=found.stage,
+        count=found.count,
+        done=found.done,
+        accepted=found.count - found.duplicates if found.first_seq else 0,
+        duplicates=found.duplicates,
+        conflicts=found.conflicts,
+        first_seq=found.first_seq,
+    )
 
 
 async def _cancel_one(server: Server, caller: Caller | None, result: CancelResultDocument) -> None:

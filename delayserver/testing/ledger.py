@@ -10,9 +10,11 @@ Cost: about 10 µs per record. Threads: none.
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
+from delayserver.expansion import ImportRecord
 from delayserver.message import Delivery, Payload, State, decode_payload
 from delayserver.replay import DeadLetter, Heartbeat, Records
 from delayserver.sequencer import MESSAGE_ROW
@@ -31,6 +33,14 @@ _REMOVES = frozenset(map(int, REMOVES))
 
 class Violation(AssertionError):
     """A promise was broken. The message says which; the seed repeats it."""
+
+
+class StagedRow(NamedTuple):
+    """A row of a staged import."""
+
+    due_ms: int
+    subject_id: int
+    payload: Payload
 
 
 @dataclass(slots=True)
@@ -62,8 +72,12 @@ class Ledger(Watcher):
         self.subjects: dict[int, str] = {}
         self.subscriptions: dict[int, Subscription] = {}
         self.durable_seq = 0
+        self._extra_seqs = 0
+        """Those of an import besides its own."""
         self.counts: Counter[str] = Counter()
         self.damage: list[DamageError] = []
+        self._by_key: dict[tuple[int, str], int] = {}
+        """Subject and key → the newest message."""
         self._entries: dict[int, tuple[int, int, int]] = {}
         """Schedule row → due time, message, subscription."""
         self._removed: set[tuple[int, int]] = set()
@@ -96,6 +110,12 @@ class Ledger(Watcher):
         self._heartbeat_messages: set[int] = set()
         self._completed: set[int] = set()
         """Messages that the answers to events have counted."""
+        self.staged: dict[str, list[StagedRow]] = {}
+        """What the world has staged, by import."""
+        self.imports: dict[str, int] = {}
+        """Import → first seq; durable."""
+        self._latest_ms = 0
+        """The latest moment that any life has seen."""
 
     # ── what is durable ────────────────────────────────────────────────────────────────────────
 
@@ -114,7 +134,8 @@ class Ledger(Watcher):
             seq = row[0]
             if seq != self.durable_seq + 1:
                 raise Violation(f"seq {seq} follows {self.durable_seq} in the message log (I3)")
-            self.durable_seq = seq
+            self.durable_seq = seq + self._extra_seqs
+            self._extra_seqs = 0
 
     def _apply_record(self, row: tuple[object, ...], blob: bytes) -> None:
         (
@@ -147,9 +168,9 @@ class Ledger(Watcher):
             self._filed.setdefault(target_due_ms // HOUR_MS, []).append((seq, FLAG_REMOVAL))
             self._removed.add((target, subscription_id))
         if kind == RecordKind.PUBLISH:
-            message = Message(seq, due_ms, subject_id, decode_payload(sealed, "", 0, seq))
-            message.where[0] = seq
-            self.messages[seq] = message
+            self._new_message(seq, due_ms, subject_id, decode_payload(sealed, "", 0, seq))
+        elif kind == RecordKind.IMPORT:
+            self._import(seq, msgspec.msgpack.decode(unseal(sealed) or b"", type=ImportRecord))
         elif kind == RecordKind.SUBJECT:
             self.subjects[subject_id] = (unseal(sealed) or b"").decode()
         elif kind == RecordKind.SUBSCRIPTION:
@@ -205,11 +226,57 @@ class Ledger(Watcher):
         if self.present() < self._deadlines_ms.get(body, 0):
             raise Violation(f"heartbeat {key} was renewed, and fired (I1)")
 
+    def _new_message(self, seq: int, due_ms: int, subject_id: int, payload: Payload) -> None:
+        if payload.key is not None:
+            known = self._by_key.get((subject_id, payload.key))
+            if known is not None and self._surely_waits(known):
+                raise Violation(f"message {seq} has the key of message {known}, which waits (I3)")
+            self._by_key[subject_id, payload.key] = seq
+        message = Message(seq, due_ms, subject_id, payload)
+        message.where[0] = seq
+        self.messages[seq] = message
+
+    def _surely_waits(self, message_seq: int) -> bool:
+        """Whether it can neither have fired nor be cancelled: its key is taken."""
+        message = self.messages[message_seq]
+        return not message.cancelled and self._entries[message.where[0]][0] > self._latest_ms
+
+    def _import(self, first_seq: int, record: ImportRecord) -> None:
+        if record.id in self.imports:
+            raise Violation(f"the import {record.id} was adopted twice (I4)")
+        self.imports[record.id] = first_seq
+        rows = self.staged[record.id]
+        self._extra_seqs = record.count - 1
+        if record.count != len(rows):
+            raise Violation(f"the import {record.id} has {record.count} rows, not {len(rows)} (I3)")
+        holders = {row: seq for row, seq, _ in record.left_out().tolist()}
+        for number, row in enumerate(rows):
+            if number in holders:
+                continue
+            seq = first_seq + number
+            self._entries[seq] = (row.due_ms, seq, 0)
+            self._filed.setdefault(row.due_ms // HOUR_MS, []).append((seq, 0))
+            self._new_message(seq, row.due_ms, row.subject_id, row.payload)
+            self.counts["imported"] += 1
+        for number, seq in holders.items():
+            row, holder = rows[number], self.messages.get(seq)
+            self.counts["left out of imports"] += 1
+            if holder is None or (holder.subject_id, holder.payload.key) != (
+                row.subject_id,
+                row.payload.key,
+            ):
+                raise Violation(f"row {number} of {record.id} was left out for no reason (I3)")
+            if holder.cancelled:
+                raise Violation(
+                    f"row {number} of {record.id} was left out: {seq} is cancelled (I3)"
+                )
+
     # ── deliveries ─────────────────────────────────────────────────────────────────────────────
 
     def fired(self, batches: list[Batch], now_ms: int) -> None:
         last_ms = 0
         self._fired_until_ms = max(self._fired_until_ms, now_ms)
+        self._latest_ms = max(self._latest_ms, now_ms)
         for batch in batches:
             for offset_ms in batch.rows["due_offset_ms"].tolist():
                 due_ms = batch.hour * HOUR_MS + offset_ms
@@ -288,6 +355,12 @@ class Ledger(Watcher):
         self.counts["published"] += 1
         if seq not in self.messages:
             raise Violation(f"the publish of {seq} was answered before it was durable (I3)")
+
+    def adopted(self, import_id: str, first_seq: int) -> None:
+        """The adoption of an import was answered."""
+        self.counts["imports answered"] += 1
+        if self.imports.get(import_id) != first_seq:
+            raise Violation(f"the import {import_id} was answered before it was durable (I3)")
 
     def cancelled(self, message_seq: int) -> None:
         """A cancel was answered."""

@@ -9,15 +9,18 @@ Cost: about 0.5 ms to build, recovery included. Threads: none.
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from delayserver.config import Settings
 from delayserver.delivery.fetch import DelayedFetch, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.dispatcher import Take
-from delayserver.message import Delivery
+from delayserver.expansion import Staging
+from delayserver.message import Delivery, Payload, encode_payload
 from delayserver.messages import Located
 from delayserver.reader import Found
 from delayserver.replay import Filed, Records, Replay
@@ -30,11 +33,14 @@ from delayserver.workers import (
     Worker,
 )
 from storage.catalog import Catalog
+from storage.directory import open_identity
 from storage.errors import DamageError, DiskFullError
 from storage.files import Files
 from storage.hour_log import HourLog
 from storage.message_log import MessageLog
 from storage.rows import HOUR_MS
+from storage.staging import DIRECTORY as IMPORTS
+from storage.staging import Manifest, OnConflict, PartWriter, part_name, write_manifest
 
 START_MS = 494_500 * HOUR_MS - 300
 """When simulated time begins: shortly before an hour does."""
@@ -130,6 +136,35 @@ class _WatchedSettler(Settler):
         self._written = []
 
 
+def stage(
+    files: Files,
+    import_id: str,
+    parts: Sequence[Sequence[tuple[int, int, Payload]]],
+    key_hash: Callable[[int, str | None], bytes],
+    *,
+    on_conflict: str = OnConflict.REFUSE,
+) -> str:
+    """Stage an import as a bulk load does; each part is rows of due time, subject number and
+    payload, in due order. Returns the path of its manifest."""
+    identity = open_identity(files, random_bytes=None)
+    files.make_directory(IMPORTS)
+    written = []
+    for number, rows in enumerate(parts):
+        name = part_name(import_id, str(number))
+        writer = PartWriter(files, name, stamp=identity.stamp, created_ms=START_MS)
+        sealed = [encode_payload(payload) for _, _, payload in rows]
+        writer.append(
+            np.array([due_ms for due_ms, _, _ in rows], np.int64),
+            np.array([subject_id for _, subject_id, _ in rows], np.uint32),
+            b"".join(key_hash(subject_id, payload.key) for _, subject_id, payload in rows),
+            np.array([len(data) for data in sealed], np.uint32),
+            b"".join(sealed),
+        )
+        written.append(writer.close())
+    manifest = Manifest(import_id, identity.stamp, START_MS, tuple(written), on_conflict)
+    return write_manifest(files, manifest)
+
+
 class SimulatedServer(Shard):
     """A server that is moved by hand."""
 
@@ -155,6 +190,8 @@ class SimulatedServer(Shard):
             message_log=partial(_WatchedLog, watcher),
             replay=partial(_WatchedReplay, watcher),
             settler=partial(_WatchedSettler, watcher),
+            # One frame per slice, so that much may happen between two.
+            staging=partial(Staging, slice_bytes=1),
         )
         super().__init__(settings, files, lambda: catalog, surroundings)
         self._watch()
@@ -171,6 +208,8 @@ class SimulatedServer(Shard):
             watcher.expired(deliveries)
             give_back(deliveries)
 
+        # As with a million keys, much may happen while they are decided.
+        self.engine.imports.decide_keys = 1
         self.engine.dispatcher.fire = watched  # type: ignore[method-assign]
         self.engine.leases.on_expired = expired
 
@@ -247,6 +286,8 @@ class SimulatedServer(Shard):
         self._flush_settle()
         for worker in self.workers:
             worker.step(1000)
+            while worker.backlog:
+                worker.step(1000)
             worker.close()
         self.close()
 

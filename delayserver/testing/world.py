@@ -3,6 +3,7 @@
 Cost: a few milliseconds per life. Threads: none.
 """
 
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -15,18 +16,21 @@ import msgspec
 from delayserver.config import Settings
 from delayserver.delivery.fetch import DelayedFetch, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.errors import ConflictError, DelayServerError, NotFoundError
+from delayserver.errors import ConflictError, DelayServerError, NotFoundError, OverloadedError
+from delayserver.imports import Import
 from delayserver.message import Delivery, Payload, State, Watch, decode_payload
 from delayserver.messages import NewMessage, Published
 from delayserver.reader import Found
 from delayserver.replay import DeadLetter
 from delayserver.sequencer import ChangeState, parse_dead_letter_key
 from delayserver.subscriptions import Subscription
-from delayserver.testing.ledger import Ledger, Violation
-from delayserver.testing.server import SimulatedClock, SimulatedServer
+from delayserver.testing.ledger import Ledger, StagedRow, Violation
+from delayserver.testing.server import SimulatedClock, SimulatedServer, stage
+from storage import staging
 from storage.catalog import Table
-from storage.errors import DiskFullError, StorageError
+from storage.errors import DiskFullError, StagingError, StorageError
 from storage.rows import HOUR_MS
+from storage.staging import OnConflict, manifest_path
 from storage.testing import (
     Fault,
     FaultKind,
@@ -97,6 +101,8 @@ class World:
         self.leases: list[Lease] = []
         self.waiting: list[DelayedFetch] = []
         """Pulls that were not answered at once."""
+        self._staged_in: dict[str, int] = {}
+        """In which life an import was staged."""
         self._body_count = 0
         # Of their own, so that what happens in a world does not depend on how many there are.
         self._options = random.Random(f"options {seed}")
@@ -224,6 +230,9 @@ class World:
 
     def _settle(self) -> None:
         self._run_worker(4)
+
+    def _verify(self) -> None:
+        self._run_worker(5)
 
     def _run_worker(self, index: int) -> None:
         server = self._running
@@ -474,7 +483,67 @@ class World:
             if error is None:
                 self.ledger.moved(seq, new_due_ms)
 
-        server.find(server.engine.messages.locate(seq, due_ms), found)
+        # A message that is being imported cannot be read yet.
+        with contextlib.suppress(OverloadedError):
+            server.find(server.engine.messages.locate(seq, due_ms), found)
+
+    def _import(self) -> None:
+        rng = self.rng
+        known = list(self.ledger.staged)
+        import_id = rng.choice(known[-3:]) if known and rng.random() < 0.5 else self._stage()
+        if import_id is None:
+            return
+        try:
+            self._running.engine.imports.adopt(
+                manifest_path(import_id), partial(self._import_answered, import_id)
+            )
+        except DelayServerError:
+            return
+
+    def _stage(self) -> str | None:
+        """What a bulk load does: it writes files, and syncs none of them."""
+        rng, subjects = self.rng, self.ledger.subjects
+        if not subjects:
+            return None
+        import_id = f"import-{len(self.ledger.staged)}"
+        self._staged_in[import_id] = self.counts["lives"]
+        numbers = sorted(subjects)
+        keyed = rng.random() < 0.5
+        rows = []
+        for _ in range(rng.choice((1, 3, 8))):
+            message = self._new_message(
+                subjects[rng.choice(numbers)], rng.choice(KEYS) if keyed else None
+            )
+            subject_id = self._running.engine.sequencer.subjects[message.subject]
+            payload = msgspec.structs.replace(message.payload, watch=None)
+            rows.append(StagedRow(message.due_ms, subject_id, payload))
+        rows.sort(key=lambda row: row.due_ms)
+        self.ledger.staged[import_id] = rows
+        cut = rng.randrange(len(rows))
+        parts = [rows[:cut], rows[cut:]] if cut else [rows]
+        on_conflict = rng.choice(tuple(OnConflict))
+        stage(
+            self.disk,
+            import_id,
+            parts,
+            self._running.engine.messages.key_hash,
+            on_conflict=on_conflict,
+        )
+        self.counts["staged"] += 1
+        return import_id
+
+    def _import_answered(
+        self, import_id: str, found: Import | None, error: Exception | None
+    ) -> None:
+        if found is not None:
+            self.ledger.adopted(import_id, found.first_seq)
+        elif isinstance(error, ConflictError):
+            self.counts["imports with conflicts"] += 1
+        elif isinstance(error, StagingError | NotFoundError):
+            self.counts["imports damaged by a crash"] += 1
+            was_sound = self._staged_in[import_id] == self.counts["lives"]
+            if was_sound or import_id in self.ledger.imports:
+                raise Violation(f"the import {import_id} was refused: {error}")
 
     # subscriptions
 
@@ -745,6 +814,13 @@ class World:
             "orphans": engine.dispatcher._orphans,
             "parked": engine.dispatcher.parked_count(),
             "unfiled": engine.groups.unfiled_bytes,
+            "staged files": [
+                name
+                for name in self.disk.list(staging.DIRECTORY)
+                if staging.import_of(name) in self.ledger.imports
+            ],
+            "imported keys": engine.sequencer._imported,
+            "imports": engine.imports._adoptions(),
             "removed": len(engine.sequencer.removed),
         }
         for name, value in left.items():
@@ -772,9 +848,11 @@ _STEPS = (
     _Step(World._load, 3, _has_work(2)),
     _Step(World._read, 4, _has_work(3)),
     _Step(World._settle, 1.5),
+    _Step(World._verify, 3, _has_work(5)),
     _Step(World._tick, 3),
     _Step(World._publish, 2),
     _Step(World._replace, 0.7),
+    _Step(World._import, 0.4),
     _Step(World._cancel, 0.8),
     _Step(World._look_up, 0.8),
     _Step(World._move, 0.7),

@@ -45,6 +45,7 @@ from rich.table import Table
 
 from delayserver.config import Settings
 from delayserver.dispatcher import Dispatcher, Take
+from delayserver.expansion import Staging
 from delayserver.groups import Groups
 from delayserver.hours import Hours
 from delayserver.ids import IdCodec, KeyHasher
@@ -127,7 +128,13 @@ class Disk:
         )
         self.schedule = HourLog(self.files, LogKind.SCHEDULE, stamp=STAMP)
         self.dispatch = HourLog(self.files, LogKind.DISPATCH, stamp=STAMP)
-        self.replay = Replay(self.catalog, self.schedule, self.dispatch, self.message_log)
+        self.replay = Replay(
+            self.catalog,
+            self.schedule,
+            self.dispatch,
+            self.message_log,
+            Staging(self.files, STAMP),
+        )
 
     def close(self) -> None:
         self.message_log.close()

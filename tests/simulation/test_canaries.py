@@ -12,10 +12,14 @@ import pytest
 from delayserver import recovery, shard
 from delayserver.dispatcher import Dispatcher
 from delayserver.engine import Engine
+from delayserver.errors import NotFoundError
 from delayserver.events import Events
+from delayserver.expansion import Expansion
 from delayserver.groups import Groups
 from delayserver.heartbeats import Heartbeats
 from delayserver.hours import Hours
+from delayserver.imported_keys import ImportedKeys
+from delayserver.imports import Importer, Imports
 from delayserver.loader import Loader
 from delayserver.message import Delivery, State
 from delayserver.messages import Messages
@@ -356,6 +360,98 @@ def two_events_fire_a_message_twice(patch: Patch) -> None:
         return bool(located.state is State.SCHEDULED)
 
     patch.setattr(Events, "_waits", waits)
+
+
+@canary
+def staged_files_are_deleted_before_the_checkpoint(patch: Patch) -> None:
+    """I7"""
+    original = Replay.file_import
+
+    def file_import(self: Any, now_ms: int) -> Filed:
+        filed = original(self, now_ms)
+        while self._imported:
+            self._staging.delete(self._imported.pop()[1])
+        return filed
+
+    patch.setattr(Replay, "file_import", file_import)
+
+
+@canary
+def staged_files_are_not_synced_before_the_import_is_committed(patch: Patch) -> None:
+    """I3, I7"""
+    original = Importer.verify
+
+    def verify(self: Any, request: Any) -> Any:
+        sync, SimulatedFile.fdatasync = SimulatedFile.fdatasync, lambda self: None  # type: ignore[method-assign]
+        try:
+            return original(self, request)
+        finally:
+            SimulatedFile.fdatasync = sync  # type: ignore[method-assign]
+
+    patch.setattr(Importer, "verify", verify)
+
+
+@canary
+def the_keys_of_an_import_are_not_seen_until_it_is_filed(patch: Patch) -> None:
+    """I3"""
+    patch.setattr(ImportedKeys, "get", lambda self, key_hash: None)
+
+
+@canary
+def what_changed_since_the_look_up_is_not_looked_at(patch: Patch) -> None:
+    """I3"""
+    patch.setattr(Imports, "_decide_changed", lambda self, adoption, verified: None)
+
+
+@canary
+def a_checkpoint_in_an_import_claims_all_of_it(patch: Patch) -> None:
+    """I6"""
+    original = Replay.file_import
+
+    def file_import(self: Any, now_ms: int) -> Filed:
+        last_seq = self._importing.last_seq
+        filed = original(self, now_ms)
+        self.filed_seq = last_seq if self.is_importing else self.filed_seq
+        self._importing = None
+        return filed
+
+    patch.setattr(Replay, "file_import", file_import)
+
+
+@canary
+def an_import_is_answered_before_it_is_durable(patch: Patch) -> None:
+    """I3"""
+    original = Imports._decide
+
+    def decide(self: Any) -> None:
+        adoption = self._current
+        original(self)
+        if adoption.shown.first_seq:
+            self._answer(adoption, None)
+
+    patch.setattr(Imports, "_decide", decide)
+
+
+@canary
+def rows_that_were_left_out_are_filed(patch: Patch) -> None:
+    """I7"""
+    original = Expansion.__init__
+
+    def init(self: Any, *rest: Any) -> None:
+        original(self, *rest)
+        self._duplicates = self._duplicates[:0]
+
+    patch.setattr(Expansion, "__init__", init)
+
+
+@canary
+def an_import_is_adopted_again(patch: Patch) -> None:
+    """I4"""
+    patch.setattr(Imports, "state", lambda self, import_id: raise_not_found())
+
+
+def raise_not_found() -> None:
+    raise NotFoundError("planted")
 
 
 def first_catch(seeds: Iterable[int]) -> str | None:

@@ -14,10 +14,13 @@ import pytest
 from delayserver.config import Settings
 from delayserver.delivery.fetch import PullRequest
 from delayserver.delivery.webhook import WebhookResponse
+from delayserver.imports import Import
 from delayserver.message import Payload, Watch
 from delayserver.messages import NewMessage, Published
 from delayserver.subscriptions import Subscription
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
+from delayserver.testing.ledger import StagedRow
+from delayserver.testing.server import stage
 from delayserver.testing.world import FAITHFUL
 from delayserver.watches import OnEvent
 from storage.errors import StorageError
@@ -99,6 +102,7 @@ class Scenario:
         watched += self.publish("orders.late", now_ms + 2 * HOUR_MS, watch=OnEvent.FIRE)
         self.heartbeat(timeout_ms=300)
         self.event(watched)
+        self.adopt("import", now_ms + 15, now_ms + 450, now_ms + HOUR_MS + 10)
         self.pass_time(60)
         self.deliver(fail=True)
         self.pass_time(300)
@@ -167,6 +171,22 @@ class Scenario:
             found = self.server.engine.ids.decode(one.message_id)
             if one.message_id in self.answered:
                 yield found.seq, found.due_ms
+
+    def adopt(self, import_id: str, *due_times: int) -> None:
+        """A bulk load. What is refused since the disk was full is adopted at the next try."""
+        server = self.server
+        number = server.engine.sequencer.subjects["orders.late"]
+        rows = [StagedRow(due_ms, number, Payload(b"1", key=f"{due_ms}")) for due_ms in due_times]
+        self.ledger.staged[import_id] = rows
+        path = stage(self.machine.disk, import_id, [rows], server.engine.messages.key_hash)
+
+        def answered(found: Import | None, error: Exception | None) -> None:
+            if found is not None:
+                self.ledger.adopted(import_id, found.first_seq)
+
+        for _ in range(2):
+            server.engine.imports.adopt(path, answered)
+            self.work()
 
     def cancel(self, published: list[Published]) -> None:
         for seq, due_ms in self.known(published):
@@ -277,6 +297,7 @@ def test_the_scenario_is_a_full_one() -> None:
     Scenario(machine, Faults()).run()
     counts = machine.ledger.counts
     assert counts["published"] == 10
+    assert counts["imported"] == 3
     assert counts["cancelled by an event"] == counts["fired by an event"] == 1
     assert counts["heartbeats fired"] == 1
     assert counts["cancelled"] == counts["move"] == counts["retry"] == 1

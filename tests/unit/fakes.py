@@ -9,6 +9,7 @@ import numpy as np
 
 from delayserver.config import Settings
 from delayserver.dispatcher import Dispatcher, Take
+from delayserver.expansion import Staging
 from delayserver.groups import Groups
 from delayserver.hours import Hours
 from delayserver.ids import IdCodec, KeyHasher
@@ -251,6 +252,7 @@ class Disk:
             self.schedule,
             HourLog(self.files, LogKind.DISPATCH, stamp=STAMP),
             self.message_log,
+            Staging(self.files, STAMP),
         )
         self.settler = Settler(self.dispatch)
         self.loader = Loader(

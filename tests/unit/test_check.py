@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from delayserver.check import check, check_path
+from delayserver.expansion import Staging
 from delayserver.message import Origin, Payload, encode_payload
 from delayserver.replay import (
     CHECKPOINT_KEY,
@@ -52,7 +53,7 @@ def filled(files: Files, catalog: Catalog) -> Replay:
     open_identity(files, random_bytes=lambda length: STAMP.to_bytes(length, "big"))
     log = message_log(files)
     list(log.read(1))
-    replay = Replay(catalog, schedule_log(files), dispatch_log(files), log)
+    replay = Replay(catalog, schedule_log(files), dispatch_log(files), log, Staging(files, STAMP))
     for first_seq, count in ((1, 3), (4, 2), (6, 2)):
         rows, payload = message_group(first_seq, count)
         log.append(
@@ -250,7 +251,9 @@ def test_a_message_log_without_records(files: SimulatedFiles, catalog: MemoryCat
 
 
 def test_damage_that_was_noted_before(files: SimulatedFiles, catalog: MemoryCatalog) -> None:
-    replay = Replay(catalog, schedule_log(files), dispatch_log(files), message_log(files))
+    replay = Replay(
+        catalog, schedule_log(files), dispatch_log(files), message_log(files), Staging(files, STAMP)
+    )
     replay.note_damage(Damage("messages/x", 8, 16, "why", torn=False, first_seq=3), NOW_MS)
     replay.checkpoint()
     report = check(files, catalog)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayserver.api.intake import Intake, check_key
+from delayserver.api.intake import Intake
 from delayserver.config import Settings
 from delayserver.errors import InputError, InputErrors, TooLargeError
-from delayserver.message import Content
+from delayserver.message import Content, check_key
 
 NOW_MS = 1_795_192_200_000
 FORMS = ("application/json", "application/x-ndjson", "application/msgpack")

@@ -9,12 +9,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from delayserver.expansion import ImportRecord, ImportState
 from delayserver.message import Origin, Payload, Watch
 from delayserver.replay import DeadLetter, Heartbeat
 from storage.catalog import Table
 from storage.directory import FORMAT_FILE, FORMAT_VERSION, open_identity
 from storage.frame import HEADER, HEADER_BYTES, MAGIC, VERSION, Header
 from storage.rows import DTYPES, REMOVES, SCHEDULES, LogKind, Outcome, RecordKind
+from storage.staging import DIRECTORY, Manifest, Part, write_manifest
 from storage.testing import SimulatedFiles
 from tests.unit.storage.samples import content
 
@@ -96,7 +98,7 @@ def test_the_kinds_of_logs_and_the_outcomes() -> None:
         assert f"{outcome:d} {outcome.name.lower()}" in rows[-2][3]
 
 
-@pytest.mark.parametrize("record", [Payload, Watch, Origin, DeadLetter, Heartbeat])
+@pytest.mark.parametrize("record", [Payload, Watch, Origin, DeadLetter, Heartbeat, ImportRecord])
 def test_the_payloads(record: type[msgspec.Struct]) -> None:
     (rows,) = tables(f"### {record.__name__}")
     names = [field_name(row[1]) for row in rows]
@@ -115,6 +117,22 @@ def test_the_format_file() -> None:
     open_identity(disk, random_bytes=bytes)
     made = msgspec.json.decode(content(disk, FORMAT_FILE))
     assert [field_name(row[0]) for row in rows] == list(made)
+
+
+def test_the_manifest_of_an_import() -> None:
+    (rows,) = tables("### Manifest")
+    disk = SimulatedFiles()
+    disk.make_directory(DIRECTORY)
+    manifest = Manifest("a", 1, 2, (Part("a.0.part", 3, 4, 5),))
+    made = msgspec.json.decode(content(disk, write_manifest(disk, manifest)))
+    assert {field_name(row[0]) for row in rows} == set(made)
+    assert set(re.findall(r"`(\w+)`", rows[-1][2])) == set(made["parts"][0])
+
+
+def test_the_value_of_an_import() -> None:
+    (rows,) = tables("## The catalog")
+    (cell,) = (row[2] for row in rows if row[0] == "`imports`")
+    assert tuple(re.findall(r"`(\w+)`", cell)) == ImportState.__struct_fields__[:-1]
 
 
 def test_the_tables_of_the_catalog() -> None:

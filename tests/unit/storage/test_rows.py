@@ -44,6 +44,7 @@ def test_kinds_keep_their_numbers() -> None:
         "SUBJECT": 7,
         "SUBSCRIPTION": 8,
         "DISCARD": 9,
+        "IMPORT": 10,
         "HEARTBEAT": 11,
         "FIRE": 12,
     }
