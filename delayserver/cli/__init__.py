@@ -12,6 +12,7 @@
     operations     stats, forecast, ready, check, repair
     tokens         token create, token list, token revoke
     pipeline       jobs on Apache Spark
+    pipeline_load  the bulk load
     serve          serve: every setting is an option
     demo           a small shop, and a server that is killed in the middle
 
@@ -33,6 +34,7 @@ from delayserver.cli import (
     messages,
     operations,
     pipeline,
+    pipeline_load,
     pulling,
     serve,
     subscriptions,
@@ -85,6 +87,7 @@ for _group in (
     operations,
     tokens,
     pipeline,
+    pipeline_load,
     demo,
 ):
     _group.register(app)

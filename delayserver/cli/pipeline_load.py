@@ -1,0 +1,240 @@
+"""pipeline load: a table of future messages, loaded past the front door.
+
+Exit status: 0 loaded (rejected rows, if any, stand in the reject file), 1 nothing was loaded since
+rows were rejected (--strict), 2 it could not run, or the server refused.
+
+Cost: see delayserver.pipeline.load. Threads: one.
+"""
+
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from delayserver.cli.operations import DataDirOption
+from delayserver.cli.output import help_text, print_json, text_of
+from delayserver.cli.pipeline import FOUND_STATUS, ConfOption, MasterOption, job, pipeline_app
+from delayserver.cli.session import URL_DEFAULT, JsonOption, TokenOption
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from delayserver.pipeline.load import Loaded
+
+_EXAMPLES = (
+    "pipeline load --input coupons.parquet --subject coupon.expiry --due-column expires_at "
+    "--key-column key --body-column body --data-dir data",
+    "pipeline load --input orders.csv --subject order.unpaid --due-column due --key-column id",
+    "pipeline load --format jdbc --option url=jdbc:postgresql://db/shop --option dbtable=coupons "
+    "--subject-column kind --due-column expires_at --conf spark.jars.packages=org.postgresql:...",
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to those of the pipeline."""
+    pipeline_app.command("load", help=help_text(load.__doc__, *_EXAMPLES))(load)
+
+
+def load(
+    due_column: Annotated[
+        str,
+        typer.Option(
+            metavar="COLUMN",
+            help="When it is due: a timestamp, milliseconds since 1970, or RFC 3339 text.",
+        ),
+    ],
+    source: Annotated[
+        str | None,
+        typer.Option("--input", metavar="PATH", help="The table.", show_default=False),
+    ] = None,
+    file_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="parquet, csv, json, jdbc, or any other that Spark knows; default: by the name.",
+            show_default=False,
+        ),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="Option of the format; may be repeated.", show_default=False
+        ),
+    ] = None,
+    subject: Annotated[
+        str | None,
+        typer.Option(metavar="SUBJECT", help="Subject of all rows.", show_default=False),
+    ] = None,
+    subject_column: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Subject of each row.", show_default=False),
+    ] = None,
+    key_column: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Key.", show_default=False)
+    ] = None,
+    body_column: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Body: JSON text, binary, struct, map or array; default: all other columns as "
+            "one JSON object.",
+            show_default=False,
+        ),
+    ] = None,
+    headers_column: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="Headers: a map, or a JSON object.", show_default=False
+        ),
+    ] = None,
+    import_id: Annotated[
+        str | None,
+        typer.Option(
+            "--id",
+            metavar="NAME",
+            help="Name of the import. The same name is loaded once, however often it is run.",
+            show_default=False,
+        ),
+    ] = None,
+    on_conflict: Annotated[
+        str,
+        typer.Option(
+            metavar="refuse|keep",
+            help="A key stands for other content: refuse everything, or keep what there is.",
+        ),
+    ] = "refuse",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Load nothing if any row is rejected.")
+    ] = False,
+    rejects: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Rejected rows with the reason, as JSON lines; default: NAME.rejected.jsonl.",
+            show_default=False,
+        ),
+    ] = None,
+    ids: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.parquet", help="Write the id of each row there.", show_default=False
+        ),
+    ] = None,
+    ids_column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="A column to stand in the file of ids, too; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check all rows, and load none.")
+    ] = False,
+    data_dir: DataDirOption = Path("data"),
+    server: Annotated[
+        str,
+        typer.Option(
+            "--server", metavar="URL", envvar="DELAYSERVER_URL", help="Where the server is."
+        ),
+    ] = URL_DEFAULT,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+    master: MasterOption = "local[*]",
+    conf: ConfOption = None,
+) -> None:
+    """Load a table of future messages into a running server: all of it, or nothing.
+
+    Executors write the rows beside the server's logs, and the server takes them over at once. Rows
+    that cannot be messages go to the reject file. Under a name (--id) it can be run again after
+    any failure, and loads once."""
+    if (subject is None) == (subject_column is None):
+        raise typer.BadParameter("give either --subject or --subject-column")
+    if source is None and file_format != "jdbc":
+        raise typer.BadParameter("give the table", param_hint="--input")
+    if on_conflict not in ("refuse", "keep"):
+        raise typer.BadParameter("refuse or keep", param_hint="--on-conflict")
+    options = _options(option)
+    import_id = import_id or f"load-{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
+    with job("load", master, conf, as_json=as_json) as running:
+        from delayserver.pipeline.load import Columns, Load, read_table, run
+        from storage.staging import OnConflict
+
+        wanted = Load(
+            import_id,
+            data_dir,
+            server,
+            Columns(due_column, subject, subject_column, key_column, body_column, headers_column),
+            token,
+            OnConflict(on_conflict),
+            strict,
+            dry_run,
+            rejects,
+            ids,
+            tuple(ids_column or ()),
+        )
+        loaded = run(running, read_table(running, source, file_format, options), wanted)
+    if as_json:
+        print_json(loaded.document())
+    else:
+        from rich.console import Console
+
+        Console().print(_rendered(loaded))
+    if strict and loaded.rejected:
+        raise typer.Exit(FOUND_STATUS)
+
+
+def _options(texts: list[str] | None) -> dict[str, str]:
+    options = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--option")
+        options[name] = value
+    return options
+
+
+_STATES = {
+    "adopted": "Loaded",
+    "filing": "Loaded, being filed",
+    "checked": "Checked, nothing was loaded",
+    "rejected": "Nothing was loaded: rows were rejected (--strict)",
+    "empty": "Nothing was loaded: no row can be a message",
+}
+
+
+def _rendered(loaded: "Loaded") -> "RenderableType":
+    from rich.table import Table
+
+    title = "Loaded before, nothing was done" if loaded.was_adopted else _STATES[loaded.state]
+    table = Table(title=f"{title}: {loaded.id}", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+
+    def line(name: str, value: object, style: str = "") -> None:
+        table.add_row(name, text_of(value), style=style)
+
+    if loaded.read:
+        line("rows of the table", loaded.read)
+    for reason, count in sorted(loaded.rejected.items()):
+        line(f"rejected: {reason}", count, "yellow")
+    line("messages", loaded.accepted if loaded.state != "checked" else loaded.staged, "bold")
+    if loaded.duplicates:
+        line("left out, the key is taken", loaded.duplicates)
+    if loaded.conflicts:
+        line("… by other content", loaded.conflicts, "yellow")
+    if loaded.staging_s:
+        line("read and staged", f"{loaded.staging_s:.1f} s")
+    if loaded.adopting_s:
+        line("verified and committed", f"{loaded.adopting_s:.1f} s")
+        line("filed", f"{loaded.filing_s:.1f} s")
+    if loaded.staging_s and loaded.adopting_s:
+        line("rows per second, until durable", round(loaded.rows_per_s))
+    if loaded.rejects_file:
+        line("rejected rows", loaded.rejects_file)
+    if loaded.ids_file:
+        line("ids", loaded.ids_file)
+    return table

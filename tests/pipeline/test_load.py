@@ -1,0 +1,405 @@
+"""The bulk load against a real server: what is loaded and rejected, and what a crash leaves."""
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from delayserver.errors import PipelineError
+from delayserver.pipeline.adoption import Adoption, RefusedError
+from delayserver.pipeline.load import Columns, Load, read_table, run
+from delayserver.pipeline.progress import Job
+from storage.staging import OnConflict, import_of
+from tests.integration.api_support import ApiServer, now_ms, unique, wait_until
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    server = ApiServer(tmp_path_factory.mktemp("load"), body_max_bytes=10_000)
+    server.start()
+    yield server
+    server.shut_down()
+
+
+@pytest.fixture
+def job(spark: SparkSession) -> Job:
+    return Job(spark)
+
+
+@pytest.fixture
+def make(api: ApiServer, tmp_path: Path) -> Callable[..., Load]:
+    """A load with a subject and a name of its own."""
+
+    def load(columns: Columns | None = None, **rest: Any) -> Load:
+        columns = columns or Columns("due", subject=unique("load.subject"), key="key", body="body")
+        return Load(
+            unique("import"),
+            api.data_dir,
+            str(api.base_url),
+            columns,
+            rejects=tmp_path / "rejected.jsonl",
+            ids=tmp_path / "ids.parquet",
+            **rest,
+        )
+
+    return load
+
+
+def table(spark: SparkSession, *rows: tuple[Any, ...], schema: str = "") -> DataFrame:
+    return spark.createDataFrame(list(rows), schema or "due bigint, key string, body string")
+
+
+def ids(load: Load) -> list[dict[str, Any]]:
+    assert load.ids is not None
+    rows: list[dict[str, Any]] = pq.read_table(load.ids).to_pylist()
+    return rows
+
+
+def rejected(load: Load) -> dict[str, str]:
+    """Reasons by the key of the row."""
+    assert load.rejects is not None
+    rows = [json.loads(line) for line in load.rejects.read_text().splitlines()]
+    return {row["key"]: row["reason"] for row in rows}
+
+
+def staged(load: Load) -> list[str]:
+    directory = load.data_dir / "imports"
+    return [path.name for path in directory.glob("*") if path.name.startswith(load.id + ".")]
+
+
+def test_rows_become_messages(api: ApiServer, job: Job, make: Callable[..., Load]) -> None:
+    load, tomorrow = make(), now_ms() + DAY_MS
+    rows = [(tomorrow + number * 1000, f"k{number}", f'{{"n": {number}}}') for number in range(50)]
+    loaded = run(job, table(job.spark, *rows), load)
+    assert (loaded.state, loaded.read, loaded.accepted, loaded.duplicates) == ("adopted", 50, 50, 0)
+    found = {row["key"]: row for row in ids(load)}
+    assert len(found) == 50
+    for due_ms, key, body in rows[::10]:
+        message = api.look_up(found[key]["id"])
+        assert message["key"] == key
+        assert message["body"] == json.loads(body)
+        assert message["state"] == "scheduled"
+        assert datetime.fromisoformat(message["deliver_at"]).timestamp() * 1000 == due_ms
+        by_key = api.ask("GET", f"/v1/subjects/{load.columns.subject}/keys/{key}")
+        assert by_key["id"] == message["id"]
+    assert staged(load) == []
+
+
+def test_what_is_due_already_comes_at_once(
+    api: ApiServer, job: Job, make: Callable[..., Load]
+) -> None:
+    load = make()
+    path = api.subscribe(unique("queue"), load.columns.subject or "")
+    rows = [(now_ms() - number * DAY_MS, f"k{number}", f"{number}") for number in range(20)]
+    run(job, table(job.spark, *rows), load)
+    assert sorted(message["body"] for message in api.pull_all(path, 20)) == list(range(20))
+
+
+def test_bad_rows_are_rejected_with_the_reason(job: Job, make: Callable[..., Load]) -> None:
+    load, due_ms = make(), now_ms() + DAY_MS
+    rows = [
+        (due_ms, "good", "1"),
+        (None, "undated", "1"),
+        (due_ms + 3 * 365 * DAY_MS, "far", "1"),
+        (due_ms, "broken", "{"),
+        (due_ms, "large", json.dumps("x" * 10_001)),
+        (due_ms, "k" * 257, "1"),
+    ]
+    loaded = run(job, table(job.spark, *rows), load)
+    assert (loaded.read, loaded.accepted) == (6, 1)
+    assert rejected(load) == {
+        "undated": "no due time",
+        "far": "due too far away",
+        "broken": "body is not JSON",
+        "large": "body too large",
+        "k" * 257: "key is empty or too long",
+    }
+    assert loaded.rejected == Counter(rejected(load).values())
+
+
+def test_strict_loads_nothing_if_a_row_is_rejected(
+    api: ApiServer, job: Job, make: Callable[..., Load]
+) -> None:
+    load, due_ms = make(strict=True), now_ms() + DAY_MS
+    loaded = run(job, table(job.spark, (due_ms, "a", "1"), (due_ms, "b", "{")), load)
+    assert (loaded.state, loaded.accepted, loaded.rejected) == (
+        "rejected",
+        0,
+        {"body is not JSON": 1},
+    )
+    assert staged(load) == []
+    api.ask("GET", f"/v1/subjects/{load.columns.subject}/keys/a", 404)
+
+
+def test_a_dry_run_checks_and_loads_nothing(
+    api: ApiServer, job: Job, make: Callable[..., Load]
+) -> None:
+    load, due_ms = make(dry_run=True), now_ms() + DAY_MS
+    loaded = run(job, table(job.spark, (due_ms, "a", "1"), (due_ms, "b", "{")), load)
+    assert (loaded.state, loaded.staged, loaded.rejected_total) == ("checked", 1, 1)
+    assert staged(load) == []
+    api.ask("GET", f"/v1/imports/{load.id}", 404)
+
+
+def test_keys_that_are_taken_are_left_out(
+    api: ApiServer, job: Job, make: Callable[..., Load]
+) -> None:
+    load, due_ms = make(), now_ms() + DAY_MS
+    subject = load.columns.subject or ""
+    first = api.publish(subject, key="a", body=1, delay="2d")["id"]
+    rows = [(due_ms, "a", "1"), (due_ms, "b", "2"), (due_ms + 1, "b", "2"), (due_ms, None, "3")]
+    loaded = run(job, table(job.spark, *rows), load)
+    assert (loaded.accepted, loaded.duplicates, loaded.conflicts) == (2, 2, 0)
+    found = {(row["key"], row["duplicate"]): row["id"] for row in ids(load)}
+    assert found["a", True] == first
+    assert found["b", True] == found["b", False]
+    assert len(found) == 4
+
+
+def test_conflicts_refuse_everything_or_are_left_out(
+    api: ApiServer, job: Job, make: Callable[..., Load]
+) -> None:
+    load, due_ms = make(), now_ms() + DAY_MS
+    subject = load.columns.subject or ""
+    first = api.publish(subject, key="a", body="another", delay="2d")["id"]
+    rows = table(job.spark, (due_ms, "a", "1"), (due_ms, "b", "2"))
+    with pytest.raises(RefusedError, match="other content") as caught:
+        run(job, rows, load)
+    assert caught.value.status == 409
+    assert staged(load) == []
+    api.ask("GET", f"/v1/subjects/{subject}/keys/b", 404)
+    loaded = run(job, rows, replace(load, on_conflict=OnConflict.KEEP))
+    assert (loaded.accepted, loaded.duplicates, loaded.conflicts) == (1, 1, 1)
+    assert {row["key"]: row["id"] for row in ids(load)}["a"] == first
+
+
+def test_the_same_name_is_loaded_once(job: Job, make: Callable[..., Load]) -> None:
+    load, rows = make(), table(job.spark, (now_ms() + DAY_MS, None, "1"))
+    first, second = run(job, rows, load), run(job, rows, load)
+    assert (first.was_adopted, first.accepted) == (False, 1)
+    assert (second.was_adopted, second.accepted, second.staged) == (True, 1, 0)
+
+
+def test_what_an_interrupted_run_has_staged_is_adopted(
+    api: ApiServer, job: Job, make: Callable[..., Load], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, rows = make(wait_s=0), table(job.spark, (now_ms() + DAY_MS, "a", "1"))
+
+    def unreachable(self: Adoption) -> None:
+        raise PipelineError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Adoption, "adopt", unreachable)
+        with pytest.raises(PipelineError, match=f"--id {load.id}"):
+            run(job, rows, load)
+    assert any(import_of(name) == load.id for name in staged(load))
+    assert run(job, rows, load).accepted == 1
+    assert len(ids(load)) == 1
+    assert staged(load) == []
+
+
+def test_columns_of_every_kind(api: ApiServer, job: Job, make: Callable[..., Load]) -> None:
+    tomorrow = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
+    load = make(Columns("at", subject_column="kind", key="id", headers="extra"))
+    load = replace(load, ids_columns=("amount",))
+    prefix = unique("kind")
+    rows = [
+        (tomorrow + timedelta(microseconds=1), f"{prefix}.a", 1, {"x-shop": "7"}, 1.5, None),
+        (tomorrow, f"{prefix}.b", 2, None, None, "text"),
+        (tomorrow, "not a subject!", 3, None, 2.0, None),
+        (tomorrow, f"{prefix}.a", 4, {"host": "x"}, 2.0, None),
+    ]
+    schema = (
+        "at timestamp, kind string, id bigint, extra map<string,string>, amount double, note string"
+    )
+    loaded = run(job, table(job.spark, *rows, schema=schema), load)
+    assert loaded.accepted == 2
+    assert rejected(load)["3"] == "bad subject"
+    assert rejected(load)["4"].startswith("bad headers: the header host")
+    found = {row["key"]: row for row in ids(load)}
+    assert found["1"]["amount"] == 1.5
+    message = api.look_up(found["1"]["id"])
+    assert message["body"] == {"amount": 1.5, "note": None}
+    assert message["headers"] == {"x-shop": "7"}
+    # Never earlier than it says: a part of a millisecond is rounded up.
+    assert message["deliver_at"][-5:] == ".001Z"
+
+
+@pytest.mark.parametrize("file_format", ["csv", "json"])
+def test_files_of_text(
+    api: ApiServer, job: Job, make: Callable[..., Load], tmp_path: Path, file_format: str
+) -> None:
+    path, due = tmp_path / f"table.{file_format}", "2027-11-20T16:30:00.5+01:00"
+    if file_format == "csv":
+        path.write_text(f"due,key,shop\n{due},a,7\ntomorrow,b,8\n{now_ms()},c,9\n")
+    else:
+        documents = [{"due": due, "key": "a", "shop": "7"}, {"due": "tomorrow", "key": "b"}]
+        path.write_text("\n".join(map(json.dumps, documents)))
+    load = make(Columns("due", subject=unique("text"), key="key"))
+    loaded = run(job, read_table(job, str(path), None, {}), load)
+    assert rejected(load) == {"b": "due time cannot be read"}
+    assert loaded.accepted == (2 if file_format == "csv" else 1)
+    message = api.ask("GET", f"/v1/subjects/{load.columns.subject}/keys/a")
+    assert message["body"] == {"shop": "7"}
+    assert message["deliver_at"] == "2027-11-20T15:30:00.500Z"
+
+
+def test_binary_bodies(api: ApiServer, job: Job, make: Callable[..., Load]) -> None:
+    load = make()
+    rows = table(
+        job.spark, (now_ms() + DAY_MS, "a", b"\xff\0"), schema="due bigint, key string, body binary"
+    )
+    assert run(job, rows, load).accepted == 1
+    assert api.look_up(ids(load)[0]["id"])["body_base64"] == "/wA="
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        (Columns("none", subject="a"), "no column 'none'; it has due, key, body"),
+        (Columns("due", subject="no subject"), "cannot be a subject"),
+        (Columns("key", subject_column="due"), "no valid subject"),
+    ],
+)
+def test_what_cannot_be_loaded_says_why(
+    job: Job, make: Callable[..., Load], columns: Columns, text: str
+) -> None:
+    with pytest.raises(PipelineError, match=text):
+        run(job, table(job.spark, (None, "a", "1")), make(columns))
+
+
+def test_a_directory_of_nobody(job: Job, make: Callable[..., Load], tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match="not a data directory"):
+        run(job, table(job.spark, (1, "a", "1")), replace(make(), data_dir=tmp_path))
+
+
+# ── a crash in the middle ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ApiServer]:
+    server = ApiServer(tmp_path)
+    server.start()
+    yield server
+    server.shut_down()
+
+
+ROWS, LATER_ROWS, POSTED = 200_000, 10_000, 2_000
+CANCELLED = 100
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.slow
+def test_nothing_is_lost_or_repeated_when_the_server_is_killed(
+    server: ApiServer, job: Job, tmp_path: Path
+) -> None:
+    """200,000 rows beside posted ones; SIGKILL in the verification, in the filing, and in the
+    delivery. The ledger is kept outside: keys that were promised, and what came."""
+    queue = server.subscribe("coupons", "coupon.expiry", lease="60s")
+    soon_ms = now_ms() + 20_000
+    source = tmp_path / "coupons.parquet"
+    _write_coupons(source, soon_ms)
+    load = Load(
+        "coupons",
+        server.data_dir,
+        str(server.base_url),
+        Columns("expires_at", subject="coupon.expiry", key="coupon", body="body"),
+        ids=tmp_path / "ids.parquet",
+    )
+    results: list[Any] = []
+    loading = threading.Thread(
+        target=lambda: results.append(run(job, read_table(job, str(source), None, {}), load))
+    )
+    loading.start()
+    posted = {f"posted{number}" for number in range(POSTED)}
+    _post(server, sorted(posted))
+    _kill_in(server, load, "verifying")
+    _kill_in(server, load, "filing")
+    loading.join()
+    (loaded,) = results
+    assert (loaded.accepted, loaded.duplicates) == (ROWS, 0)
+
+    found = {row["key"]: row["id"] for row in pq.read_table(load.ids).to_pylist()}
+    assert len(found) == ROWS
+    later = [f"later{number}" for number in range(LATER_ROWS)]
+    for key in later[:CANCELLED]:
+        server.ask("DELETE", f"/v1/subjects/coupon.expiry/keys/{key}")
+    assert server.look_up(found[later[0]])["state"] == "cancelled"
+    assert server.look_up(found[later[-1]])["state"] == "scheduled"
+
+    expected = (found.keys() - set(later)) | posted
+    acked = _consume(server, queue, expected, found)
+    assert acked == expected
+    assert server.pull(queue, wait="100ms") == []
+
+
+def _write_coupons(path: Path, soon_ms: int) -> None:
+    due = [soon_ms - 30_000 + number * 50_000 // ROWS for number in range(ROWS - LATER_ROWS)]
+    due += [soon_ms + DAY_MS + number * 60_000 for number in range(LATER_ROWS)]
+    keys = [f"coupon{number}" for number in range(ROWS - LATER_ROWS)]
+    keys += [f"later{number}" for number in range(LATER_ROWS)]
+    columns = {
+        "coupon": keys,
+        "expires_at": pa.array(due, pa.timestamp("ms", tz="UTC")),
+        "body": [json.dumps({"coupon": key, "text": "x" * 100}) for key in keys],
+    }
+    pq.write_table(pa.table(columns), path)
+
+
+def _post(server: ApiServer, keys: list[str]) -> None:
+    for start in range(0, len(keys), 500):
+        messages = [
+            {"subject": "coupon.expiry", "key": key, "body": {"coupon": key}, "delay": "5s"}
+            for key in keys[start : start + 500]
+        ]
+        server.ask("POST", "/v1/messages/batch", json=messages)
+
+
+def _kill_in(server: ApiServer, load: Load, state: str) -> None:
+    """SIGKILL as soon as the import is in that state."""
+
+    def is_there() -> bool:
+        answer = server.get(f"/v1/imports/{load.id}")
+        found = answer.json().get("state")
+        assert found != "adopted", f"it was adopted before it was seen as {state}"
+        return bool(found == state)
+
+    wait_until(is_there, timeout_s=300)
+    server.restart(kill=True)
+
+
+def _consume(server: ApiServer, queue: str, expected: set[str], found: dict[str, str]) -> set[str]:
+    """Pull and acknowledge everything, with a SIGKILL in the middle; the keys that were acked."""
+    acked: set[str] = set()
+    killed = False
+    deadline = time.monotonic() + 400
+    while len(acked) < len(expected):
+        assert time.monotonic() < deadline, f"{len(acked)} of {len(expected)} came"
+        messages = server.pull(queue, max=2000, wait="5s")
+        for message in messages:
+            key = message["key"]
+            assert key not in acked, f"{key} was acknowledged, and comes again"
+            assert message["id"] == found.get(key, message["id"])
+            assert message["body"]["coupon"] == key
+            assert datetime.fromisoformat(message["deliver_at"]).timestamp() * 1000 <= now_ms()
+        if not killed and len(acked) > len(expected) // 3:
+            killed = True
+            server.restart(kill=True)
+            continue  # What was leased comes again.
+        answer = server.ack(queue, *messages)
+        assert not answer["expired"]
+        acked |= {message["key"] for message in messages}
+    assert killed
+    return acked
