@@ -393,6 +393,8 @@ class Ledger(Watcher):
             and message.where.keys() == {0}
             and self._entries[message.where[0]][0] > max(now_ms, self._fired_until_ms)
             and message.seq not in self.received
+            # It may have fallen due before the clock was set back.
+            and not message.dead
         }
 
     def event_completed(self, cancelled: list[int], fired: list[int]) -> None:
