@@ -28,21 +28,17 @@ import numpy as np
 
 from delayserver.expansion import DUPLICATE_DTYPE, ImportRecord, ImportState
 from delayserver.message import decode_payload
-from delayserver.replay import (
-    DeadLetter,
-    Heartbeat,
+from delayserver.replay import DeadLetter, Heartbeat
+from delayserver.sequencer import parse_dead_letter_key, unpack_key_entry
+from delayserver.subscriptions import decode_subscription
+from delayserver.tables import (
+    ChangeState,
     HourState,
     hour_key,
     read_checkpoint,
     read_hours,
-)
-from delayserver.sequencer import (
-    ChangeState,
-    parse_dead_letter_key,
     unpack_change,
-    unpack_key_entry,
 )
-from delayserver.subscriptions import decode_subscription
 from delayserver.watches import parse_watch_key, unpack_watch
 from delayserver.wheel import PAYLOAD_MAX_BYTES
 from storage.catalog import TABLES, Catalog, LmdbCatalog, Table
@@ -76,7 +72,7 @@ def check_path(
     Raises NotADataDirectoryError, FormatVersionError, DamageError for a broken FORMAT file."""
     if not (data_dir / FORMAT_FILE).is_file():
         raise NotADataDirectoryError(str(data_dir))
-    files, path = OsFiles(str(data_dir)), str(data_dir / CATALOG_DIRECTORY)
+    files, path = OsFiles(str(data_dir), readonly=True), str(data_dir / CATALOG_DIRECTORY)
     return check_files(files, path, catalog_max_bytes=catalog_max_bytes, progress=progress)
 
 

@@ -16,9 +16,10 @@ import msgspec
 from delayserver.errors import NotFoundError
 from delayserver.message import Payload, decode_payload
 from delayserver.replay import DeadLetter
-from delayserver.sequencer import ChangeState, dead_letter_key, parse_dead_letter_key
+from delayserver.sequencer import dead_letter_key, parse_dead_letter_key
 from delayserver.server import Server
 from delayserver.subscriptions import Subscription
+from delayserver.tables import ChangeState
 from storage.catalog import Table
 
 REDRIVE_PAGE = 500

@@ -47,8 +47,9 @@ from delayserver.messages import Messages
 from delayserver.produce import Level, Produces
 from delayserver.replay import DeadLetter as DeadLetterValue
 from delayserver.replay import Filed, Snapshot
-from delayserver.sequencer import Change, ChangeState, Group, Sequencer
+from delayserver.sequencer import Group, Sequencer
 from delayserver.subscriptions import Registry, Subscription, encode_subscription
+from delayserver.tables import Change, ChangeState
 from delayserver.timeouts import Timeouts
 from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Wheel
 from storage.catalog import Catalog
@@ -299,10 +300,17 @@ class Engine:
     def put_subscription(self, subscription: Subscription) -> Group:
         """Add, change or (with `deleted`) remove a subscription; it counts once it is durable."""
         self.groups.admit(0)
-        if self.registry.by_id(subscription.id) is None:
-            # What has fired was for others, also if the clock was set back since.
-            created_ms = max(subscription.created_ms, self.dispatcher.fired_until_ms + 1)
+        # What has fired was for others, also if the clock was set back since.
+        unfired_ms = self.dispatcher.fired_until_ms + 1
+        known = self.registry.by_id(subscription.id)
+        if known is None:
+            created_ms = max(subscription.created_ms, unfired_ms)
             subscription = msgspec.structs.replace(subscription, created_ms=created_ms)
+        else:
+            since_ms = known.subject_since_ms
+            if known.subject != subscription.subject:
+                since_ms = max(self._advanced_ms, unfired_ms)
+            subscription = msgspec.structs.replace(subscription, subject_since_ms=since_ms)
         self.sequencer.append(
             RecordKind.SUBSCRIPTION,
             subscription_id=subscription.id,

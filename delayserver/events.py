@@ -24,7 +24,8 @@ from delayserver.errors import ConflictError, NotFoundError
 from delayserver.groups import Groups
 from delayserver.message import Entry, Payload, State
 from delayserver.messages import Messages
-from delayserver.sequencer import ChangeState, Group, Sequencer
+from delayserver.sequencer import Group, Sequencer
+from delayserver.tables import ChangeState
 from delayserver.watches import OnEvent, Watcher, Watches
 from storage.frame import seal
 

@@ -23,9 +23,10 @@ from delayserver.dispatcher import Take
 from delayserver.message import Payload, State
 from delayserver.pending import Page, Position, Wanted, position_of
 from delayserver.reader import Reader
-from delayserver.replay import Snapshot, read_hours
+from delayserver.replay import Snapshot
 from delayserver.server import Server
 from delayserver.subscriptions import Subscription
+from delayserver.tables import read_hours
 from delayserver.wheel import Batch
 from storage.rows import HOUR_MS
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from delayserver.replay import HourState
-from delayserver.sequencer import Change, ChangeState
+from delayserver.tables import Change, ChangeState, HourState
 from storage.check import unsound_rows
 from storage.files import File
 from storage.frame import Damage, Frame, Readable, Rows, encode, scan

@@ -30,9 +30,9 @@ from delayserver.groups import Groups
 from delayserver.hours import Hours
 from delayserver.ids import IdCodec, KeyHasher, MessageId
 from delayserver.message import Entry, Origin, Payload, State, encode_payload, row_flags
-from delayserver.replay import read_hour
-from delayserver.sequencer import Change, ChangeState, Group, KeyEntry, Sequencer
+from delayserver.sequencer import Group, KeyEntry, Sequencer
 from delayserver.subscriptions import Registry
+from delayserver.tables import Change, ChangeState, read_hour
 from delayserver.tracecontext import Trace, with_trace
 from delayserver.watches import Watches
 from delayserver.wheel import ROUTE_SUBSCRIPTION, Wheel

@@ -15,9 +15,8 @@ import delayserver
 from delayserver.errors import InputError
 from delayserver.message import Entry, Payload, State
 from delayserver.reader import Reader
-from delayserver.replay import read_hours
-from delayserver.sequencer import ChangeState
 from delayserver.server import Server
+from delayserver.tables import ChangeState, read_hours
 from delayserver.times import format_time
 from storage.frame import Rows
 from storage.rows import HOUR_MS, Outcome

@@ -22,23 +22,19 @@ import msgspec
 
 from delayserver.check import can_be_read
 from delayserver.message import Origin, decode_payload, encode_payload
-from delayserver.replay import (
+from delayserver.replay import LIVE_KEY, DeadLetter
+from delayserver.sequencer import dead_letter_key, pack_key_entry
+from delayserver.subscriptions import Subscription, encode_subscription
+from delayserver.tables import (
     CHECKPOINT_KEY,
-    LIVE_KEY,
-    DeadLetter,
-    HourState,
-    hour_key,
-    pack_checkpoint,
-)
-from delayserver.sequencer import (
     Change,
     ChangeState,
+    HourState,
     change_key,
-    dead_letter_key,
+    hour_key,
     pack_change,
-    pack_key_entry,
+    pack_checkpoint,
 )
-from delayserver.subscriptions import Subscription, encode_subscription
 from delayserver.tracecontext import TRACE_NAMES
 from delayserver.watches import pack_watch, watch_key
 from storage.catalog import TABLES, Table

@@ -30,15 +30,17 @@ from delayserver.expansion import Staging
 from delayserver.mend import Changes, Mended, Mender
 from delayserver.rebuild import Rebuilt, name_what_is_lost, read_what_is_left, rebuild
 from delayserver.recovery import file_message_log
-from delayserver.replay import (
+from delayserver.replay import Replay
+from delayserver.tables import (
     CHECKPOINT_KEY,
+    Change,
     HourState,
-    Replay,
     hour_key,
+    parse_change_key,
     parse_checkpoint,
     parse_hours,
+    unpack_change,
 )
-from delayserver.sequencer import Change, parse_change_key, unpack_change
 from storage.catalog import LmdbCatalog, Table
 from storage.catalog_file import DATA_FILE, Salvaged
 from storage.check import Finding, NotADataDirectoryError, Progress, Report, Severity

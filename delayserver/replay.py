@@ -29,16 +29,22 @@ import msgspec
 import numpy as np
 
 from delayserver.expansion import Expansion, ImportRecord, ImportState, Staging
+from delayserver.filing import by_hour, schedule_rows
 from delayserver.message import Payload, Watch, decode_payload
-from delayserver.sequencer import (
+from delayserver.sequencer import dead_letter_key, pack_key_entry, unpack_key_entry
+from delayserver.tables import (
+    CHECKPOINT_KEY,
+    HOUR_KEY,
     Change,
     ChangeState,
+    HourState,
     change_key,
-    dead_letter_key,
+    hour_key,
     pack_change,
-    pack_key_entry,
+    pack_checkpoint,
+    read_checkpoint,
+    read_hours,
     unpack_change,
-    unpack_key_entry,
 )
 from delayserver.watches import pack_watch, parse_watch_key, watch_key
 from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE
@@ -53,51 +59,17 @@ from storage.rows import (
     HOUR_MS,
     MESSAGE_DTYPE,
     NO_KEY,
-    REMOVES,
-    SCHEDULE_DTYPE,
-    SCHEDULES,
     RecordKind,
     concatenate,
     select,
 )
 
-CHECKPOINT_KEY = b"checkpoint"
 LIVE_KEY = b"live_through_hour"
 PURGE_ROWS = 1_000
 """Per step, so that neither filing nor the event loop waits for long."""
 _ROWS_SLICE = 1_000
 
-_HOUR_KEY = struct.Struct(">I")
-_HOUR_VALUE = struct.Struct(">QQQQq")
-_CHECKPOINT_VALUE = struct.Struct(">Q")
 _DAMAGE_KEY = struct.Struct(">Q")
-
-_MAKES_ENTRY, _MAKES_TOMBSTONE = np.zeros((2, 256), bool)
-_MAKES_ENTRY[list(SCHEDULES)] = _MAKES_TOMBSTONE[list(REMOVES)] = True
-"""By the kind of a record."""
-_SHARED_FIELDS = ("seq", "subject_id", "subscription_id", "attempt", "kind")
-
-
-@dataclass(slots=True)
-class HourState:
-    """What the catalog knows about an hour."""
-
-    length: int = 0
-    """Bytes of the schedule file that are filed."""
-    entries: int = 0
-    removals: int = 0
-    last_entry_seq: int = 0
-    retired_ms: int = 0
-    """When all its messages were settled; 0: not yet."""
-
-    def is_over(self, hour: int, now_ms: int, retention_ms: int) -> bool:
-        """Whether it is past its retention: from now on it is being deleted."""
-        return bool(self.retired_ms) and (hour + 1) * HOUR_MS + retention_ms <= now_ms
-
-    def pack(self) -> bytes:
-        return _HOUR_VALUE.pack(
-            self.length, self.entries, self.removals, self.last_entry_seq, self.retired_ms
-        )
 
 
 class DeadLetter(msgspec.Struct, array_like=True, frozen=True):
@@ -119,44 +91,6 @@ class Heartbeat(msgspec.Struct, array_like=True, frozen=True):
     """0: it has ended."""
     payload: bytes = b""
     """The sealed payload of the message."""
-
-
-def hour_key(hour: int) -> bytes:
-    """A key of the table HOURS."""
-    return _HOUR_KEY.pack(hour)
-
-
-def parse_hours(pairs: Iterable[tuple[bytes, bytes]]) -> dict[int, HourState]:
-    """The whole table HOURS, from its keys and values."""
-    return {_HOUR_KEY.unpack(key)[0]: HourState(*_HOUR_VALUE.unpack(value)) for key, value in pairs}
-
-
-def read_hours(catalog: Catalog) -> dict[int, HourState]:
-    """The whole table HOURS."""
-    return parse_hours(catalog.scan(Table.HOURS))
-
-
-def read_hour(catalog: Catalog, hour: int) -> HourState | None:
-    """One row of the table HOURS."""
-    value = catalog.get(Table.HOURS, hour_key(hour))
-    return None if value is None else HourState(*_HOUR_VALUE.unpack(value))
-
-
-def read_checkpoint(catalog: Catalog) -> int:
-    """The seq up to which every effect is durable."""
-    value = catalog.get(Table.META, CHECKPOINT_KEY)
-    return parse_checkpoint(value) if value else 0
-
-
-def pack_checkpoint(seq: int) -> bytes:
-    """The value of CHECKPOINT_KEY in the table META."""
-    return _CHECKPOINT_VALUE.pack(seq)
-
-
-def parse_checkpoint(value: bytes) -> int:
-    """The inverse of `pack_checkpoint`."""
-    seq: int = _CHECKPOINT_VALUE.unpack(value)[0]
-    return seq
 
 
 class _MessageRow(NamedTuple):
@@ -238,7 +172,7 @@ class Replay:
         self.filed_seq = self.checkpoint_seq
         self.live_through_hour = -1
         live = catalog.get(Table.META, LIVE_KEY)
-        self.live_once_through_hour: int = _HOUR_KEY.unpack(live)[0] if live else -1
+        self.live_once_through_hour: int = HOUR_KEY.unpack(live)[0] if live else -1
         """The newest hour that was ever live, also in an earlier process: it may have fired."""
         self._dirty_hours: set[int] = set()
         self._writes: dict[Table, list[tuple[bytes, bytes | None]]] = {t: [] for t in Table}
@@ -275,10 +209,10 @@ class Replay:
         if importing is not None:
             last_seq = max(last_seq, importing.first_seq - 1)
         filed = Filed(last_seq)
-        scheduled, starts = _schedule_rows(rows)
+        scheduled, starts = schedule_rows(rows)
         express: set[int] = set().union(*(records.express_seqs for records in batch))
         states: dict[int, HourState] = {}
-        for hour, here in _by_hour(scheduled):
+        for hour, here in by_hour(scheduled):
             state = self.hours.get(hour, HourState())
             states[hour] = self._file_hour(
                 hour, state, select(scheduled, here), starts[here], blob, now_ms, express, filed
@@ -492,7 +426,7 @@ class Replay:
             writes[Table.HOURS].append((hour_key(hour), state.pack() if state else None))
         writes[Table.META].append((CHECKPOINT_KEY, pack_checkpoint(self.filed_seq)))
         if self.live_once_through_hour >= 0:
-            live = _HOUR_KEY.pack(self.live_once_through_hour)
+            live = HOUR_KEY.pack(self.live_once_through_hour)
             writes[Table.META].append((LIVE_KEY, live))
         self._catalog.commit(writes)
         for pairs in writes.values():
@@ -745,38 +679,6 @@ def _join(batch: Sequence[Records]) -> tuple[Rows, bytes]:
     starts = np.concatenate([np.zeros(1, np.uint32), ends])[: len(batch)]
     rows["payload_offset"] += np.repeat(starts, [len(records.rows) for records in batch])
     return rows, blob
-
-
-def _schedule_rows(rows: Rows) -> tuple[Rows, np.ndarray]:
-    """Entries and tombstones that the records make, in seq order, and where their payloads are."""
-    entering = select(rows, _MAKES_ENTRY[rows["kind"]])
-    removing = select(rows, _MAKES_TOMBSTONE[rows["kind"]])
-    entries = np.zeros(len(entering), SCHEDULE_DTYPE)
-    tombstones = np.zeros(len(removing), SCHEDULE_DTYPE)
-    for name in _SHARED_FIELDS:
-        entries[name], tombstones[name] = entering[name], removing[name]
-    for name in ("due_ms", "message_seq", "key_hash", "payload_length", "payload_crc", "flags"):
-        entries[name] = entering[name]
-    tombstones["due_ms"] = removing["target_due_ms"]
-    tombstones["message_seq"] = removing["target_seq"]
-    tombstones["flags"] = FLAG_REMOVAL
-    scheduled = concatenate([entries, tombstones], SCHEDULE_DTYPE)
-    starts = np.concatenate(
-        [entering["payload_offset"].astype(np.int64), np.zeros(len(removing), np.int64)]
-    )
-    order = np.argsort(scheduled["seq"], kind="stable")
-    return select(scheduled, order), starts[order]
-
-
-def _by_hour(rows: Rows) -> Iterator[tuple[int, np.ndarray]]:
-    """The hours in `rows`, and the indexes of each one's rows, in seq order."""
-    if not len(rows):
-        return
-    hours = rows["due_ms"] // HOUR_MS
-    order = np.argsort(hours, kind="stable")
-    cuts = np.flatnonzero(np.diff(hours[order])) + 1
-    for here in np.split(order, cuts):
-        yield int(hours[here[0]]), here
 
 
 def _gather(blob: bytes, starts: np.ndarray, lengths: np.ndarray) -> bytes:

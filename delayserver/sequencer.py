@@ -16,15 +16,15 @@ import struct
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from functools import partial
 from itertools import accumulate, chain, count
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
 from delayserver.errors import OverloadedError
 from delayserver.imported_keys import ImportedKeys
+from delayserver.tables import CHANGE_KEY, Change, ChangeState, unpack_change
 from storage.catalog import Catalog, Table
 from storage.frame import seal, sealed_crc
 from storage.rows import MESSAGE_DTYPE, NO_KEY, RecordKind
@@ -47,33 +47,7 @@ class KeyEntry(msgspec.Struct, frozen=True, gc=False):
     digest: int
 
 
-class ChangeState(IntEnum):
-    """Why a message is not where its id says."""
-
-    MOVED = 1
-    CANCELLED = 2
-    RETRYING = 3
-    DEAD = 4
-    DISCARDED = 5
-    """As DEAD, and the dead letter was deleted. It never stands in the catalog: there a DEAD one
-    without its letter says the same."""
-    FIRED = 6
-    """As MOVED, by an event."""
-
-
-class Change(NamedTuple):
-    """Where a message is now (subscription 0), or its delivery to one subscription."""
-
-    state: int
-    entry_seq: int
-    due_ms: int
-    attempt: int
-    subject_id: int
-
-
 _KEY_VALUE = struct.Struct(">QQQ")
-_CHANGE_VALUE = struct.Struct(">BQQHI")
-_CHANGE_KEY = struct.Struct(">QI")
 _DEAD_KEY = struct.Struct(">IQ")
 
 
@@ -85,27 +59,6 @@ def pack_key_entry(seq: int, due_ms: int, digest: int) -> bytes:
 def unpack_key_entry(value: bytes) -> KeyEntry:
     """The inverse of `pack_key_entry`."""
     return KeyEntry(*_KEY_VALUE.unpack(value))
-
-
-def change_key(message_seq: int, subscription_id: int) -> bytes:
-    """A key of the table CHANGES."""
-    return _CHANGE_KEY.pack(message_seq, subscription_id)
-
-
-def parse_change_key(key: bytes) -> tuple[int, int]:
-    """Message seq and subscription id."""
-    message_seq, subscription_id = _CHANGE_KEY.unpack(key)
-    return message_seq, subscription_id
-
-
-def pack_change(change: Change) -> bytes:
-    """A value of the table CHANGES."""
-    return _CHANGE_VALUE.pack(*change)
-
-
-def unpack_change(value: bytes) -> Change:
-    """The inverse of `pack_change`."""
-    return Change(*_CHANGE_VALUE.unpack(value))
 
 
 def dead_letter_key(subscription_id: int, entry_seq: int) -> bytes:
@@ -456,7 +409,7 @@ class Sequencer:
         prefix = message_seq.to_bytes(8, "big")
         changes: dict[int, Change] = {}
         for key, value in self._view.scan(Table.CHANGES, prefix):
-            subscription_id, change = _CHANGE_KEY.unpack(key)[1], unpack_change(value)
+            subscription_id, change = CHANGE_KEY.unpack(key)[1], unpack_change(value)
             if change.state == ChangeState.DEAD:
                 letter_key = dead_letter_key(subscription_id, change.entry_seq)
                 if self._view.get(Table.DEAD_LETTERS, letter_key) is None:

@@ -47,6 +47,13 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     """What could not be handed out within this time is a dead letter; 0: it never is."""
     paused: bool = False
     deleted: bool = False
+    subject_since_ms: int = 0
+    """When its subject was changed; 0: never."""
+
+    @property
+    def matches_since_ms(self) -> int:
+        """From which due time on it is known to have had its subject."""
+        return max(self.created_ms, self.subject_since_ms)
 
     @property
     def retry_policy(self) -> RetryPolicy:

@@ -35,7 +35,7 @@ from storage.frame import (
     Header,
     Rows,
     crc32c,
-    scan,
+    scan_live,
     with_torn_payload,
 )
 from storage.hour_log import hour_path, parse_hour_name
@@ -390,35 +390,19 @@ class _Check:
             return
         self._report.logs[_DIRECTORIES[kind]].files += 1
         try:
-            yield from with_torn_payload(self._seen_twice(kind, file, after_seq))
+            yield from with_torn_payload(self._frames(kind, file, after_seq))
         except DiskError as error:
             self._report.add(path, f"the rest was not checked: {error}")
         finally:
             file.close()
 
-    def _seen_twice(self, kind: LogKind, file: File, last_seq: int) -> Iterator[Frame | Damage]:
-        """As `scan`; but what is not sound is read again, in case it was being written."""
-        start, suspect = 0, -1
-        while True:
-            for found in scan(
-                file,
-                start,
-                file.size(),
-                kind=kind,
-                stamp=self._stamp,
-                payload=True,
-                after_seq=last_seq,
-            ):
-                is_sound = isinstance(found, Frame) and found.payload_intact
-                if not is_sound and found.offset != suspect:
-                    start = suspect = found.offset
-                    break
-                if isinstance(found, Frame):
-                    self._padding(file, found)
-                last_seq = max(last_seq, found.last_seq)
-                yield found
-            else:
-                return
+    def _frames(self, kind: LogKind, file: File, last_seq: int) -> Iterator[Frame | Damage]:
+        for found in scan_live(
+            file, 0, kind=kind, stamp=self._stamp, payload=True, after_seq=last_seq
+        ):
+            if isinstance(found, Frame):
+                self._padding(file, found)
+            yield found
 
     def _padding(self, file: File, frame: Frame) -> None:
         """No checksum covers the zeros at the end of a frame, and no reader looks at them."""

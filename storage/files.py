@@ -228,12 +228,18 @@ def open_to_read(full_path: str, path: str) -> OsFile:
 
 
 class OsFiles:
-    """The operating system's files below `root`, which is made if it does not exist."""
+    """The operating system's files below `root`, which is made if it does not exist.
+
+    `readonly`: nothing is made, and files are opened for reading alone; the system refuses the
+    rest. For those who read the files of somebody else's server."""
 
     _file: type[OsFile] = OsFile
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, *, readonly: bool = False) -> None:
         self.root = root
+        self._access = os.O_RDONLY if readonly else os.O_RDWR
+        if readonly:
+            return
         with _disk_errors("mkdir", root):
             os.makedirs(root, exist_ok=True)
         self._sync_directory(os.path.dirname(os.path.abspath(root)))
@@ -243,7 +249,7 @@ class OsFiles:
         return os.path.join(self.root, path) if path else self.root
 
     def open(self, path: str, *, create: bool = False, mode: int = FILE_MODE) -> OsFile:
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        flags = self._access | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         with _disk_errors("open", path):
             return self._file(path, os.open(self._full(path), flags, mode))
 

@@ -221,6 +221,12 @@ class Readable(Protocol):
     def pread(self, length: int, offset: int) -> bytes: ...
 
 
+class Growing(Readable, Protocol):
+    """A file that may be written while it is read."""
+
+    def size(self) -> int: ...
+
+
 class _Window:
     """Reads a file front to back in large pieces, so that small frames cost no call each."""
 
@@ -282,6 +288,42 @@ def scan(
             last_seq=last_missing,
         )
         offset = following.offset
+
+
+def scan_live(
+    file: Growing,
+    start: int,
+    end: int | None = None,
+    *,
+    kind: LogKind,
+    stamp: int,
+    payload: bool,
+    after_seq: int = 0,
+) -> Iterator[Frame | Damage]:
+    """As `scan`, of a file that a server may be writing (`end` None: what is there by then).
+
+    What is not sound is looked at a second time, since it may have been read half-written: a frame
+    that became whole in between must not be taken for a hole before the next one."""
+    last_seq, suspect = after_seq, -1
+    while True:
+        size = file.size()
+        for found in scan(
+            file,
+            start,
+            size if end is None else min(end, size),
+            kind=kind,
+            stamp=stamp,
+            payload=payload,
+            after_seq=last_seq,
+        ):
+            is_sound = isinstance(found, Frame) and found.payload_intact
+            if not is_sound and found.offset != suspect:
+                start = suspect = found.offset
+                break
+            last_seq = max(last_seq, found.last_seq)
+            yield found
+        else:
+            return
 
 
 def with_torn_payload(items: Iterable[Frame | Damage]) -> Iterator[Frame | Damage]:

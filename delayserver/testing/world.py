@@ -22,8 +22,9 @@ from delayserver.message import Delivery, Payload, State, Watch, decode_payload
 from delayserver.messages import NewMessage, Published
 from delayserver.reader import Found
 from delayserver.replay import DeadLetter
-from delayserver.sequencer import ChangeState, parse_dead_letter_key
+from delayserver.sequencer import parse_dead_letter_key
 from delayserver.subscriptions import Subscription
+from delayserver.tables import ChangeState
 from delayserver.testing.ledger import Ledger, StagedRow, Violation
 from delayserver.testing.server import SimulatedClock, SimulatedServer, stage
 from storage import staging

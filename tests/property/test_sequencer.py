@@ -8,16 +8,8 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayserver.sequencer import (
-    Change,
-    ChangeState,
-    Group,
-    KeyEntry,
-    Sequencer,
-    change_key,
-    pack_change,
-    pack_key_entry,
-)
+from delayserver.sequencer import Group, KeyEntry, Sequencer, pack_key_entry
+from delayserver.tables import Change, ChangeState, change_key, pack_change
 from storage.catalog import Table
 from storage.rows import RecordKind
 from storage.testing import MemoryCatalog

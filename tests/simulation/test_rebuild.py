@@ -8,8 +8,8 @@ import pytest
 from delayserver.mend import Mender
 from delayserver.message import Origin, Payload, decode_payload, encode_payload
 from delayserver.rebuild import Rebuilt, content_digest
-from delayserver.replay import DeadLetter, read_checkpoint, read_hours
-from delayserver.sequencer import unpack_change
+from delayserver.replay import DeadLetter
+from delayserver.tables import read_checkpoint, read_hours, unpack_change
 from delayserver.testing import World
 from storage.catalog import Table
 from storage.directory import open_identity

@@ -14,7 +14,7 @@ import pytest
 
 from delayserver.check import check_path
 from delayserver.repair import RepairReport, repair, repair_path
-from delayserver.replay import CHECKPOINT_KEY
+from delayserver.tables import CHECKPOINT_KEY
 from storage.catalog import LmdbCatalog, Table, Writes
 from storage.directory import CATALOG_DIRECTORY, LOCK_FILE, open_identity
 from storage.errors import DamageError, DirectoryLockedError, RepairUnfinishedError

@@ -9,18 +9,19 @@ import pytest
 from delayserver.check import check, check_path
 from delayserver.expansion import Staging
 from delayserver.message import Origin, Payload, encode_payload
-from delayserver.replay import (
+from delayserver.replay import DeadLetter, Heartbeat, Records, Replay
+from delayserver.sequencer import dead_letter_key
+from delayserver.subscriptions import Subscription, encode_subscription
+from delayserver.tables import (
     CHECKPOINT_KEY,
-    DeadLetter,
-    Heartbeat,
+    Change,
+    ChangeState,
     HourState,
-    Records,
-    Replay,
+    change_key,
     hour_key,
+    pack_change,
     read_hours,
 )
-from delayserver.sequencer import Change, ChangeState, change_key, dead_letter_key, pack_change
-from delayserver.subscriptions import Subscription, encode_subscription
 from delayserver.watches import pack_watch, watch_key
 from storage.catalog import Catalog, LmdbCatalog, Table, Writes
 from storage.check import NotADataDirectoryError, Severity

@@ -23,8 +23,8 @@ from delayserver.errors import (
 from delayserver.imports import Import, Stage
 from delayserver.message import Payload, State
 from delayserver.messages import NewMessage
-from delayserver.replay import read_checkpoint
 from delayserver.subscriptions import Subscription
+from delayserver.tables import read_checkpoint
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
 from delayserver.testing.ledger import StagedRow
 from delayserver.testing.server import stage

@@ -16,8 +16,7 @@ from delayserver.errors import (
     StoppingError,
 )
 from delayserver.message import Entry, Payload, State, decode_payload
-from delayserver.replay import HourState, hour_key
-from delayserver.sequencer import Change, ChangeState
+from delayserver.tables import Change, ChangeState, HourState, hour_key
 from delayserver.wheel import ROUTE_SUBSCRIPTION
 from storage.catalog import Table
 from storage.errors import DiskFullError

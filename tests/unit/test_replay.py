@@ -10,24 +10,16 @@ import pytest
 
 from delayserver import replay as replay_module
 from delayserver.message import Payload, encode_payload
-from delayserver.replay import (
-    DeadLetter,
-    HourState,
-    Records,
-    Snapshot,
-    content_digests,
-    read_checkpoint,
-    read_hours,
-)
-from delayserver.sequencer import (
+from delayserver.replay import DeadLetter, Records, Snapshot, content_digests
+from delayserver.sequencer import KeyEntry, dead_letter_key, parse_dead_letter_key, unpack_key_entry
+from delayserver.tables import (
     Change,
     ChangeState,
-    KeyEntry,
+    HourState,
     change_key,
-    dead_letter_key,
-    parse_dead_letter_key,
+    read_checkpoint,
+    read_hours,
     unpack_change,
-    unpack_key_entry,
 )
 from delayserver.wheel import ROUTE_SUBSCRIPTION, unpack_locator
 from storage.catalog import Table

@@ -7,18 +7,14 @@ import pytest
 
 from delayserver.sequencer import (
     MESSAGE_ROW,
-    Change,
-    ChangeState,
     Group,
     KeyEntry,
     Overlay,
     Sequencer,
-    change_key,
-    pack_change,
     pack_key_entry,
-    unpack_change,
     unpack_key_entry,
 )
+from delayserver.tables import Change, ChangeState, change_key, pack_change, unpack_change
 from storage.catalog import Table
 from storage.errors import DiskFullError
 from storage.frame import seal, unseal

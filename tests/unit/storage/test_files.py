@@ -389,3 +389,23 @@ def test_every_error_of_a_sync_is_a_sync_error(
     with pytest.raises(SyncError, match=os.strerror(number)):
         os_files.sync_directory("")
     file.close()
+
+
+# ---- reading alone ---------------------------------------------------------------------------
+
+
+def test_a_reader_makes_no_directory(tmp_path: Path) -> None:
+    files = OsFiles(str(tmp_path / "none"), readonly=True)
+    assert files.list("messages") == []
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_reader_reads_and_the_system_refuses_the_rest(os_files: OsFiles) -> None:
+    put(os_files, "a", b"data")
+    reader = OsFiles(os_files.root, readonly=True)
+    assert get(reader, "a") == b"data"
+    file = reader.open("a")
+    with pytest.raises(DiskError):
+        file.pwrite([b"x"], 0)
+    file.close()
+    assert get(os_files, "a") == b"data"

@@ -1,0 +1,32 @@
+"""What the catalog says about the logs."""
+
+import pytest
+
+from delayserver.tables import (
+    CHECKPOINT_KEY,
+    HourState,
+    hour_key,
+    pack_checkpoint,
+    read_checkpoint,
+    read_hours,
+)
+from storage.catalog import Table
+from storage.testing import MemoryCatalog
+
+
+@pytest.fixture
+def catalog() -> MemoryCatalog:
+    return MemoryCatalog()
+
+
+def test_hours_are_read_as_they_were_written_and_in_order(catalog: MemoryCatalog) -> None:
+    states = {hour: HourState(64 * hour, hour, 1, 2, -3) for hour in (500_000, 7, 1 << 31)}
+    catalog.commit({Table.HOURS: [(hour_key(hour), s.pack()) for hour, s in states.items()]})
+    assert read_hours(catalog) == states
+    assert list(read_hours(catalog)) == sorted(states)
+
+
+def test_without_a_checkpoint_nothing_is_filed(catalog: MemoryCatalog) -> None:
+    assert read_checkpoint(catalog) == 0
+    catalog.commit({Table.META: [(CHECKPOINT_KEY, pack_checkpoint(1 << 40))]})
+    assert read_checkpoint(catalog) == 1 << 40
