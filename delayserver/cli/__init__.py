@@ -11,8 +11,8 @@
     timers         heartbeat put, heartbeat get, heartbeat delete, event
     operations     stats, forecast, ready, check, repair
     tokens         token create, token list, token revoke
-    pipeline       jobs on Apache Spark
-    pipeline_load  the bulk load
+    pipeline       jobs on Apache Spark: pipeline audit, pipeline forecast
+    pipeline_load  pipeline load
     serve          serve: every setting is an option
     demo           a small shop, and a server that is killed in the middle
 

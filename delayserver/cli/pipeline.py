@@ -9,14 +9,19 @@ Cost: 3–6 s for the start of Spark. Threads: see delayserver.pipeline.
 """
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from delayserver.cli.operations import DataDirOption
 from delayserver.cli.output import help_text, print_json
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from delayserver.pipeline.progress import Job, Progress
 
 FOUND_STATUS = 1
@@ -55,9 +60,118 @@ def _root() -> None:
     pass
 
 
+JsonFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--json", metavar="FILE", help="Write it as JSON ('-': print it).", show_default=False
+    ),
+]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--html", metavar="FILE", help="Write one HTML page with drawings.", show_default=False
+    ),
+]
+ParquetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--parquet",
+        metavar="DIR",
+        help="Write its tables as Parquet, to any place that Spark can write to.",
+        show_default=False,
+    ),
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.add_typer(pipeline_app, name="pipeline")
+    examples = (
+        "pipeline audit --data-dir data",
+        "pipeline audit --data-dir data --html audit.html --json audit.json",
+    )
+    pipeline_app.command("audit", help=help_text(audit.__doc__, *examples))(audit)
+    examples = (
+        "pipeline forecast --data-dir data",
+        "pipeline forecast --days 30 --html coming.html",
+    )
+    pipeline_app.command("forecast", help=help_text(forecast.__doc__, *examples))(forecast)
+
+
+def audit(
+    data_dir: DataDirOption = Path("data"),
+    json_file: JsonFileOption = None,
+    html: HtmlOption = None,
+    parquet: ParquetOption = None,
+    master: MasterOption = "local[*]",
+    conf: ConfOption = None,
+) -> None:
+    """Prove over all files that every accepted message was settled exactly once, and how late.
+
+    Nothing is changed; a server may be running. Status 0: clean. 1: something is missing,
+    repeated, early or damaged. 2: it could not run."""
+    quiet = _is_stdout(json_file)
+    with job("audit", master, conf, as_json=quiet) as running:
+        from delayserver.pipeline import audit as audits
+        from delayserver.pipeline import audit_report
+
+        found = audits.audit(running, str(data_dir))
+        if parquet is not None:
+            running.progress("writing Parquet", 0, 0)
+            audits.write_parquet(running.spark, found, parquet)
+        _write(json_file, audit_report.document(found))
+        if html is not None:
+            html.write_text(audit_report.page(found))
+        if not quiet:
+            lines = audit_report.lines(found)
+    if not quiet:
+        _print(lines)
+    if not found.is_clean:
+        raise typer.Exit(FOUND_STATUS)
+
+
+def forecast(
+    data_dir: DataDirOption = Path("data"),
+    days: Annotated[int, typer.Option(min=1, max=366, help="By the minute for so many days.")] = 7,
+    json_file: JsonFileOption = None,
+    html: HtmlOption = None,
+    master: MasterOption = "local[*]",
+    conf: ConfOption = None,
+) -> None:
+    """Tell what falls due when, which minutes are hot, and how much memory each hour will take.
+
+    Nothing is changed; a server may be running."""
+    quiet = _is_stdout(json_file)
+    with job("forecast", master, conf, as_json=quiet) as running:
+        from delayserver.pipeline import forecast as forecasts
+        from delayserver.pipeline import forecast_report
+
+        found = forecasts.forecast(running, str(data_dir), days=days)
+        _write(json_file, forecast_report.document(found))
+        if html is not None:
+            html.write_text(forecast_report.page(found))
+        lines = forecast_report.lines(found)
+    if not quiet:
+        _print(lines)
+
+
+def _is_stdout(json_file: Path | None) -> bool:
+    return json_file is not None and str(json_file) == "-"
+
+
+def _write(json_file: Path | None, document: dict[str, Any]) -> None:
+    if json_file is None:
+        return
+    if _is_stdout(json_file):
+        print_json(document)
+    else:
+        json_file.write_text(json.dumps(document, ensure_ascii=False, indent=1) + "\n")
+
+
+def _print(parts: "Iterable[RenderableType]") -> None:
+    from rich.console import Console
+
+    Console().print(*parts, sep="\n")
 
 
 @contextlib.contextmanager

@@ -1,10 +1,17 @@
 """The data pipeline: everything that looks at millions of messages at once, on Apache Spark.
 
-    session     a Spark session that is quiet, uses this interpreter, and says when Java is missing
-    progress    a bar for the stages of a job
-    load        a table becomes messages: read, staged, adopted
-    staging     what executors do with its rows
-    adoption    what the server is asked
+    session            a Spark session: quiet, in UTC, with a word where Java is missing
+    progress           a job, and a bar for its stages
+
+    source             the logs as tables and streams (`delaylog`)
+      logs, columns, filters, options    files cut into pieces, rows as Arrow, what is pushed down
+    states             what became of every message, as a table (`delaystate`)
+      snapshot, hour_files, settlement   one moment of a directory, one hour of it, the judgement
+
+    load               a table becomes messages: read, staged, adopted
+      staging, adoption  what executors do with its rows, and what the server is asked
+    audit, forecast    the jobs; with audit_report, forecast_report and page, what they show
+      lateness           percentiles from counts
 
 The jobs read the files of a data directory, beside the server that owns it, and write nothing
 there but what a load stages for the server. It is the only package that knows pyspark; the server

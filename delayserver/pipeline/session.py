@@ -8,11 +8,13 @@ Cost: 3–6 s. Threads: one session per process; Spark's own rule.
 """
 
 import contextlib
+import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
@@ -21,6 +23,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from delayserver.errors import PipelineError
+from delayserver.pipeline.source import DelayLog
+from delayserver.pipeline.states import DelayState
 
 JAVA_MAJOR_MIN = 17
 JAVA_HOMES = Path("/usr/lib/jvm")
@@ -114,14 +118,41 @@ def open_session(
         wanted[_JAVA_OPTIONS] = f"{_QUIET} {wanted.get(_JAVA_OPTIONS, '')}".rstrip()
     for name, text in wanted.items():
         builder = builder.config(name, text)
-    try:
-        spark = builder.getOrCreate()
-    except (PySparkException, OSError) as error:
-        raise PipelineError(f"Spark did not start on {master}: {error}") from error
+    # It logs, as an error, what is raised as an exception besides.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    spark = _start(builder, master)
+    for source in (DelayLog, DelayState):
+        spark.dataSource.register(source)
     try:
         yield spark
     finally:
         spark.stop()
+
+
+def _start(builder: SparkSession.Builder, master: str) -> SparkSession:
+    """Start Spark. What the JVM says on standard error is kept, and shown only if it fails."""
+    with tempfile.TemporaryFile() as said, _stderr_to(said.fileno()):
+        try:
+            return builder.getOrCreate()
+        except (PySparkException, OSError, RuntimeError) as error:
+            said.seek(0)
+            lines = said.read().decode(errors="replace").strip().splitlines()
+            reason = "\n".join([str(error), *lines[-5:]])
+            raise PipelineError(f"Spark did not start on {master}: {reason}") from error
+
+
+@contextlib.contextmanager
+def _stderr_to(descriptor: int) -> Iterator[None]:
+    """Processes that are started now inherit this as their standard error, for good."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    os.dup2(descriptor, 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, 2)
+        os.close(saved)
 
 
 def _use_java() -> None:

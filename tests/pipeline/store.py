@@ -1,0 +1,147 @@
+"""A data directory that the real code made: the simulation's server, on real files."""
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from delayserver.config import Settings
+from delayserver.delivery.webhook import WebhookResponse
+from delayserver.message import Payload
+from delayserver.messages import NewMessage
+from delayserver.sequencer import Group
+from delayserver.subscriptions import Subscription
+from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
+from storage.catalog import LmdbCatalog
+from storage.directory import CATALOG_DIRECTORY
+from storage.files import OsFiles
+from storage.hour_log import hour_path
+from storage.rows import HOUR_MS, LogKind
+
+HOUR = 494_500
+START_MS = HOUR * HOUR_MS
+OK = WebhookResponse(200)
+FAILED = WebhookResponse(500)
+
+Answer = Callable[[str], WebhookResponse]
+"""What a subscriber says, by the subject."""
+
+
+class Store:
+    """A server whose clock stands until it is moved, and its directory."""
+
+    def __init__(self, root: Path, **settings: Any) -> None:
+        self.root = str(root)
+        self.settings = Settings(**{"segment_bytes": 1 << 16, **settings})
+        self.clock = SimulatedClock(START_MS)
+        self._catalog_path = str(root / CATALOG_DIRECTORY)
+        self._rng = random.Random(7)
+        files = OsFiles(self.root)
+        files.make_directory(CATALOG_DIRECTORY)
+        self.server = self._start()
+
+    def _start(self) -> SimulatedServer:
+        self._catalog = LmdbCatalog(self._catalog_path, max_bytes=1 << 26)
+        return SimulatedServer(
+            self.settings, OsFiles(self.root), self._catalog, self.clock, self._rng, Watcher()
+        )
+
+    def stop(self) -> None:
+        """End in good order."""
+        self.server.stop()
+        self._catalog.close()
+
+    def kill(self) -> None:
+        """End at once: what is not filed stays so."""
+        self.server.close()
+        self._catalog.close()
+
+    def restart(self) -> None:
+        """End and begin again."""
+        self.stop()
+        self.server = self._start()
+
+    def subscribe(self, name: str, subject: str, **definition: Any) -> Subscription:
+        """A webhook subscription that exists from now on."""
+        registry = self.server.engine.registry
+        made = Subscription(
+            **{
+                "id": registry.next_id(),
+                "name": name,
+                "subject": subject,
+                "type": "webhook",
+                "created_ms": self.clock.now_ms,
+                "max_attempts": 2,
+                "backoff_ms": (1000,),
+                **definition,
+            }
+        )
+        return self.change(made)
+
+    def change(self, subscription: Subscription, **changes: Any) -> Subscription:
+        """Change or (deleted=True) delete a subscription."""
+        changed = msgspec.structs.replace(subscription, **changes)
+        self.server.engine.put_subscription(changed)
+        self.server.rest()
+        return self.server.engine.registry.by_id(changed.id) or changed
+
+    def publish(self, subject: str, due_in_ms: Sequence[int], **payload: Any) -> list[int]:
+        """Messages, due so many ms after START_MS; their seqs."""
+        messages = [
+            NewMessage(subject, START_MS + due_ms, Payload(b'{"n": %d}' % due_ms, **payload))
+            for due_ms in due_in_ms
+        ]
+        published = self.server.engine.messages.publish(messages, self.clock.now_ms)
+        self.server.rest()
+        return [self.server.engine.ids.decode(one.message_id).seq for one in published]
+
+    def cancel(self, seq: int, due_in_ms: int) -> None:
+        """Cancel a message that was published."""
+        group: Group | None = self.server.engine.messages.cancel(seq, START_MS + due_in_ms)
+        assert group is not None
+        self.server.rest()
+
+    def move(self, seq: int, due_in_ms: int, new_due_in_ms: int, subject: str) -> None:
+        """Give a message another due time."""
+        engine = self.server.engine
+        payload = Payload(b'{"n": %d}' % due_in_ms)
+        engine.messages.move(
+            seq,
+            START_MS + due_in_ms,
+            START_MS + new_due_in_ms,
+            payload,
+            engine.sequencer.subjects[subject],
+        )
+        self.server.rest()
+
+    def run(self, until_ms: int, answer: Answer = lambda subject: OK, late_ms: int = 3) -> None:
+        """Let time pass to START_MS + until_ms; every webhook is answered after `late_ms`."""
+        server, clock = self.server, self.clock
+        end = START_MS + until_ms
+        while True:
+            server.rest()
+            for deliveries in list(server.sending):
+                clock.move(late_ms)
+                server.answer(deliveries, answer(deliveries[0].subject))
+                server.rest()
+            next_ms = server.tick()
+            server.rest()
+            if server.sending:
+                continue
+            if clock.now_ms >= end:
+                return
+            clock.move(max(1, min(next_ms, end) - clock.now_ms))
+
+    def checkpoint(self) -> None:
+        """File everything, and retire what is done."""
+        self.clock.move(self.settings.checkpoint_ms)
+        self.server.tick()
+        self.server.rest()
+        self.server.run(self.server.replayer, 1000)
+        self.server.rest()
+
+    def path(self, kind: LogKind, hour: int = HOUR) -> Path:
+        """The file of an hour."""
+        return Path(self.root) / hour_path(kind, hour)

@@ -1,0 +1,252 @@
+"""The audit: what it finds, and that it finds nothing where nothing is wrong."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from delayserver.cli import app
+from delayserver.delivery.webhook import WebhookResponse
+from delayserver.pipeline import audit_report
+from delayserver.pipeline import session as sessions
+from delayserver.pipeline.audit import Audit, audit, write_parquet
+from delayserver.pipeline.progress import Job
+from storage.frame import HEADER_BYTES, encode
+from storage.rows import DISPATCH_DTYPE, HOUR_MS, LogKind
+from tests.pipeline.store import FAILED, HOUR, OK, Store
+
+NO_VIOLATIONS = dict.fromkeys(
+    ("repeated", "after_removal", "early", "unknown", "missing", "lost", "damaged"), 0
+)
+
+
+def make_store(root: Path) -> Store:
+    """Two hours are settled and retired; something waits in a third."""
+    store = Store(root)
+    store.subscribe("mail", "order.*")
+    store.subscribe("everything", "*")
+    orders = store.publish("order.unpaid", [1000, 2000, 3000, HOUR_MS + 5, 5 * HOUR_MS])
+    refunds = store.publish("envelope", [1500, 1600, 1700])
+    store.cancel(refunds[1], 1600)
+    store.move(orders[1], 2000, HOUR_MS + 7, "order.unpaid")
+    outcomes: dict[str, list[WebhookResponse]] = {"order.unpaid": [FAILED, OK], "envelope": [OK]}
+
+    def answer(subject: str) -> WebhookResponse:
+        answers = outcomes[subject]
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    store.run(1800, answer)
+    outcomes["order.unpaid"] = [FAILED]
+    store.run(30_000, answer)  # What was due at 3000 is a dead letter, at both of them.
+    outcomes["order.unpaid"] = [OK]
+    store.run(2 * HOUR_MS, answer)
+    store.checkpoint()
+    store.publish("envelope", [5 * HOUR_MS + 1])  # Not filed when the server is killed.
+    store.kill()
+    return store
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return make_store(tmp_path_factory.mktemp("audit") / "data")
+
+
+@pytest.fixture
+def store(original: Store, tmp_path: Path) -> Store:
+    """A copy of one's own, to be tampered with."""
+    copy = Store.__new__(Store)
+    copy.root = str(tmp_path / "data")
+    copy.clock = original.clock
+    shutil.copytree(original.root, copy.root)
+    return copy
+
+
+@pytest.fixture
+def run(spark: SparkSession) -> Callable[[Store], Audit]:
+    return lambda store: audit(Job(spark), store.root, now_ms=store.clock.now_ms)
+
+
+def deliveries(store: Store, hour: int = HOUR) -> np.ndarray:
+    """All rows of an hour of the dispatch log."""
+    parts = []
+    data = store.path(LogKind.DISPATCH, hour).read_bytes()
+    offset = 0
+    while offset < len(data):
+        count = int.from_bytes(data[offset + 8 : offset + 12], "little")
+        start = offset + HEADER_BYTES
+        parts.append(np.frombuffer(data, DISPATCH_DTYPE, count, start))
+        offset = start + count * DISPATCH_DTYPE.itemsize
+    return np.concatenate(parts)
+
+
+def replace_deliveries(store: Store, rows: np.ndarray, hour: int = HOUR) -> None:
+    """Write an hour of the dispatch log anew, sound and with these rows."""
+    path = store.path(LogKind.DISPATCH, hour)
+    stamp = int.from_bytes(path.read_bytes()[56:60], "little")
+    path.write_bytes(
+        encode(
+            LogKind.DISPATCH,
+            rows.tobytes(),
+            b"",
+            first_seq=int(rows["seq"].min()),
+            last_seq=int(rows["seq"].max()),
+            created_ms=1,
+            stamp=stamp,
+        )
+    )
+
+
+def test_a_sound_directory(original: Store, run: Callable[[Store], Audit]) -> None:
+    found = run(original)
+    assert found.is_clean
+    assert found.violations == NO_VIOLATIONS
+    wanted = {"accepted": 9, "delivered": 4, "cancelled": 1, "dead": 2, "pending": 2}
+    assert {name: count for name, count in found.messages.items() if count} == wanted
+    assert found.deliveries["delivered"] == 7
+    hours = found.of("hour").set_index("key")
+    assert hours.loc[HOUR + 5, "pending"] == 2
+    assert hours.loc[HOUR + 1, "delivered"] == 4
+    names = found.of("subscription")
+    assert dict(zip(names["name"], names["dead"], strict=True)) == {"mail": 2, "everything": 1}
+    assert int(found.lateness["count"].sum()) == 7
+    assert 3 <= names["p50_ms"].min() <= names["max_ms"].max() < 100
+
+
+def test_a_delivery_that_was_taken_out_of_a_retired_hour_is_missing(
+    store: Store, run: Callable[[Store], Audit]
+) -> None:
+    rows = deliveries(store)
+    replace_deliveries(store, rows[1:])
+    found = run(store)
+    assert not found.is_clean
+    assert found.violations == {**NO_VIOLATIONS, "missing": 1}
+    assert found.messages["missing"] == 1
+    (example,) = found.examples.to_dict("records")
+    assert (example["problem"], example["seq"]) == ("missing", int(rows["seq"][0]))
+    assert example["subject"] in ("envelope", "order.unpaid")
+    assert example["subscription"] in ("mail", "everything")
+
+
+def test_a_delivery_that_stands_there_twice_is_repeated(
+    store: Store, run: Callable[[Store], Audit]
+) -> None:
+    rows = deliveries(store, HOUR + 1)
+    replace_deliveries(store, np.concatenate([rows, rows[:1]]), HOUR + 1)
+    found = run(store)
+    assert found.violations == {**NO_VIOLATIONS, "repeated": 1}
+    assert found.messages["delivered"] == 4
+
+
+def test_a_delivery_before_its_time_and_one_of_nothing(
+    store: Store, run: Callable[[Store], Audit]
+) -> None:
+    rows = deliveries(store).copy()
+    rows["settled_ms"][0] = rows["due_ms"][0] - 1
+    stranger = rows[:1].copy()
+    stranger["seq"] = 1
+    stranger["settled_ms"] += 10
+    replace_deliveries(store, np.concatenate([rows, stranger]))
+    assert run(store).violations == {**NO_VIOLATIONS, "early": 1, "unknown": 1}
+
+
+def test_a_message_that_was_moved_to_nowhere_is_lost(
+    store: Store, run: Callable[[Store], Audit]
+) -> None:
+    # The hour it was moved to loses its file; the catalog still knows it.
+    store.path(LogKind.SCHEDULE, HOUR + 1).unlink()
+    found = run(store)
+    assert found.violations["lost"] == 1
+    assert found.messages["missing"] == 1
+    assert [line["reason"] for line in found.damage] == [
+        "the file is missing, and the catalog knows it"
+    ]
+    assert "lost" in set(found.examples["problem"])
+
+
+def test_damage_is_named_and_does_not_end_the_audit(
+    store: Store, run: Callable[[Store], Audit]
+) -> None:
+    path = store.path(LogKind.SCHEDULE)
+    data = bytearray(path.read_bytes())
+    data[HEADER_BYTES + 1] ^= 1
+    path.write_bytes(data)
+    found = run(store)
+    assert not found.is_clean
+    assert found.violations["damaged"] == len(found.damage) == 1
+    assert found.damage[0]["file"].startswith("schedule/")
+    assert found.messages["pending"] == 2
+
+
+def test_the_page_is_whole_by_itself_and_the_document_is_json(
+    store: Store, run: Callable[[Store], Audit]
+) -> None:
+    replace_deliveries(store, deliveries(store)[1:])
+    found = run(store)
+    page = audit_report.page(found)
+    assert page.count("<svg") == 5
+    assert not re.search(r"""(src|href)=["'](?!#)""", page)
+    assert "Not clean: 1 missing." in page
+    assert "everything" in page
+    document = json.loads(json.dumps(audit_report.document(found)))
+    assert document["violations"]["missing"] == 1
+    assert document["messages"]["accepted"] == 9
+    assert {line["name"] for line in document["subjects"]} == {"order.unpaid", "envelope"}
+
+
+def test_the_tables_as_parquet(
+    spark: SparkSession, original: Store, run: Callable[[Store], Audit], tmp_path: Path
+) -> None:
+    write_parquet(spark, run(original), str(tmp_path / "out"))
+    rows = spark.read.parquet(str(tmp_path / "out" / "subscriptions")).collect()
+    assert {row["name"]: row["delivered"] for row in rows} == {"mail": 2, "everything": 5}
+    assert spark.read.parquet(str(tmp_path / "out" / "violations")).count() == 0
+
+
+# ---- the command -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands take the session of the tests, and leave it open."""
+
+    @contextmanager
+    def open_session(*arguments: object, **settings: object) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(sessions, "open_session", open_session)
+
+
+@pytest.mark.usefixtures("shared_session")
+def test_the_command_says_it_with_its_status(store: Store, tmp_path: Path) -> None:
+    html, document = tmp_path / "a.html", tmp_path / "a.json"
+    command = ["pipeline", "audit", "--data-dir", store.root]
+    clean = CliRunner().invoke(app, [*command, "--html", str(html), "--json", str(document)])
+    assert clean.exit_code == 0, clean.output
+    assert "Clean: every accepted message is accounted for" in clean.stdout
+    assert html.read_text().startswith("<!doctype html>")
+    assert json.loads(document.read_text())["clean"] is True
+    replace_deliveries(store, deliveries(store)[1:])
+    violated = CliRunner().invoke(app, [*command, "--json", "-"])
+    assert violated.exit_code == 1
+    assert json.loads(violated.stdout)["violations"]["missing"] == 1
+    nowhere = CliRunner().invoke(app, ["pipeline", "audit", "--data-dir", str(tmp_path)])
+    assert nowhere.exit_code == 2
+    assert "is not a data directory" in nowhere.stderr
+
+
+def test_without_java_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(sessions.find_java, "__defaults__", (tmp_path,))
+    found = CliRunner().invoke(app, ["pipeline", "audit", "--data-dir", str(tmp_path)])
+    assert found.exit_code == 2
+    assert "apt-get install openjdk-17-jre-headless" in found.stderr

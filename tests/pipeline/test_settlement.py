@@ -1,0 +1,280 @@
+"""What became of every message of an hour: against the simulation, and case by case."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from delayserver.pipeline.hour_files import read_hour
+from delayserver.pipeline.settlement import (
+    SETTLED_DTYPE,
+    SLICE_ENTRIES,
+    HourRows,
+    Judgement,
+    Problem,
+    State,
+    settle,
+)
+from delayserver.pipeline.snapshot import open_directory, take_snapshot
+from delayserver.subscriptions import Registry, Subscription
+from delayserver.testing import World
+from storage.catalog import Catalog
+from storage.directory import open_identity
+from storage.files import Files
+from storage.frame import Damage, Rows
+from storage.rows import DISPATCH_DTYPE, HOUR_MS, SCHEDULE_DTYPE, Outcome, RecordKind
+from tests.pipeline.store import HOUR, START_MS, Store
+
+DUE_MS = HOUR * HOUR_MS + 1000
+NOTHING = np.empty(0, SCHEDULE_DTYPE)
+
+
+def settle_all(files: Files, catalog: Catalog, now_ms: int) -> tuple[Rows, list[Damage]]:
+    """What became of everything in a directory, as the source does it."""
+    stamp = open_identity(files, random_bytes=None).stamp
+    snapshot = take_snapshot(files, catalog, stamp=stamp)
+    registry = Registry(snapshot.subscriptions.values())
+    parts = [np.empty(0, SETTLED_DTYPE)]
+    damage = list(snapshot.damage)
+    for hour, state in snapshot.hours.items():
+        rows, found = read_hour(
+            files,
+            hour,
+            state,
+            snapshot.unfiled.get(hour, NOTHING),
+            stamp=stamp,
+            checkpoint_seq=snapshot.checkpoint_seq,
+        )
+        damage += found
+        judgement = Judgement(
+            through_seq=snapshot.through_seq,
+            retired_through_seq=snapshot.retired.get(hour, 0),
+            now_ms=now_ms,
+            subscribers=lambda number: registry.matching(snapshot.subjects[number]),
+            is_alive=lambda number: registry.by_id(number) is not None,
+        )
+        parts += settle(rows, judgement)
+    return np.concatenate(parts), damage
+
+
+def problems(rows: Rows) -> int:
+    """All problems of some rows together."""
+    return int(np.bitwise_or.reduce(rows["problems"], initial=0))
+
+
+# ---- against the simulation ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_after_every_crash_of_a_correct_server_nothing_is_wrong(seed: int) -> None:
+    world = World(seed)
+    for _ in range(6):
+        world.live(world.rng.randrange(20, 200))
+        if not world.disk.exists("FORMAT"):
+            continue
+        settled, damage = settle_all(world.disk, world.catalog, world.clock.now_ms)
+        assert damage == []
+        # A clock that is set back between firing and recording makes a delivery look early.
+        assert problems(settled) & ~Problem.EARLY == 0
+        assert not (settled["state"] == State.MISSING).any()
+
+
+def test_the_ledger_knows_the_same_messages() -> None:
+    world = World(3)
+    for _ in range(10):
+        world.live(150)
+    settled, _ = settle_all(world.disk, world.catalog, world.clock.now_ms)
+    seen = set(settled["message_seq"].tolist())
+    assert seen
+    assert seen <= world.ledger.messages.keys()
+    cancelled = settled["message_seq"][settled["state"] == State.CANCELLED].tolist()
+    assert cancelled
+    assert all(world.ledger.messages[seq].cancelled for seq in cancelled)
+
+
+# ---- case by case ----------------------------------------------------------------------------
+
+
+def subscription(number: int, **changes: object) -> Subscription:
+    made = {"name": f"s{number}", "subject": "a", "type": "webhook", "created_ms": 0, **changes}
+    return Subscription(id=number, **made)  # type: ignore[arg-type]
+
+
+def schedule(*rows: tuple[int, int, int, int, int]) -> Rows:
+    """seq, message_seq, subscription_id, kind, flags."""
+    made = np.zeros(len(rows), SCHEDULE_DTYPE)
+    for row, values in zip(made, rows, strict=True):
+        for name, value in zip(
+            ("seq", "message_seq", "subscription_id", "kind", "flags"), values, strict=True
+        ):
+            row[name] = value
+    made["due_ms"], made["subject_id"] = DUE_MS, 1
+    return made
+
+
+def dispatch(*rows: tuple[int, int], outcome: int = Outcome.DELIVERED, late_ms: int = 5) -> Rows:
+    """seq, subscription_id."""
+    made = np.zeros(len(rows), DISPATCH_DTYPE)
+    for row, (seq, subscription_id) in zip(made, rows, strict=True):
+        row["seq"], row["subscription_id"] = seq, subscription_id
+    made["message_seq"], made["due_ms"] = made["seq"], DUE_MS
+    made["settled_ms"], made["attempt"], made["outcome"] = DUE_MS + late_ms, 1, outcome
+    return made
+
+
+def judged(
+    scheduled: Rows,
+    dispatched: Rows,
+    subscriptions: Sequence[Subscription] = (subscription(1),),
+    *,
+    retired: bool = True,
+    now_ms: int = DUE_MS + 1,
+) -> list[tuple[int, int, str, int]]:
+    """seq, subscription_id, state, problems."""
+    registry = Registry(subscriptions)
+    judgement = Judgement(
+        through_seq=100,
+        retired_through_seq=100 if retired else 0,
+        now_ms=now_ms,
+        subscribers=lambda number: registry.matching("a"),
+        is_alive=lambda number: registry.by_id(number) is not None,
+    )
+    return [
+        (
+            int(row["seq"]),
+            int(row["subscription_id"]),
+            State(row["state"]).name if row["state"] else "",
+            int(row["problems"]),
+        )
+        for rows in settle(HourRows(scheduled, dispatched), judgement)
+        for row in rows
+    ]
+
+
+ENTRY = (7, 7, 0, RecordKind.PUBLISH, 0)
+CANCEL = (8, 7, 0, RecordKind.CANCEL, 1)
+BOTH = (subscription(1), subscription(2))
+
+
+def cases() -> Iterator[object]:
+    delivered = (7, 1, "DELIVERED", 0)
+    yield pytest.param([ENTRY], [(7, 1)], [delivered], id="delivered")
+    yield pytest.param([ENTRY], [], [(7, 1, "MISSING", Problem.MISSING)], id="removed")
+    repeated = (7, 1, "DELIVERED", Problem.REPEATED)
+    yield pytest.param([ENTRY], [(7, 1), (7, 1)], [delivered, repeated], id="doubled")
+    yield pytest.param([ENTRY, CANCEL], [], [(7, 0, "CANCELLED", 0)], id="cancelled")
+    after = (7, 1, "DELIVERED", Problem.AFTER_REMOVAL)
+    yield pytest.param(
+        [ENTRY, CANCEL], [(7, 1)], [(7, 0, "CANCELLED", 0), after], id="cancelled and delivered"
+    )
+    retry = (8, 7, 1, RecordKind.RETRY, 1)
+    yield pytest.param([ENTRY, retry], [], [(7, 1, "RETRIED", 0)], id="retried")
+    yield pytest.param(
+        [ENTRY, retry], [(7, 1)], [(7, 1, "RETRIED", 0), repeated], id="retried and delivered"
+    )
+    dead = (8, 7, 1, RecordKind.DEAD, 1)
+    yield pytest.param([ENTRY, dead], [], [(7, 1, "DEAD", 0)], id="dead")
+    yield pytest.param(
+        [], [(9, 1)], [(9, 1, "DELIVERED", Problem.UNKNOWN)], id="delivery of nothing"
+    )
+    yield pytest.param([ENTRY], [(7, 1), (101, 1)], [delivered], id="behind the snapshot")
+
+
+@pytest.mark.parametrize(("entries", "deliveries", "wanted"), list(cases()))
+def test_one_subscription(
+    entries: list[tuple[int, int, int, int, int]],
+    deliveries: list[tuple[int, int]],
+    wanted: list[tuple[int, int, str, int]],
+) -> None:
+    assert judged(schedule(*entries), dispatch(*deliveries)) == wanted
+
+
+def test_each_of_two_subscriptions_settles_for_itself() -> None:
+    found = judged(schedule(ENTRY), dispatch((7, 2)), BOTH)
+    assert found == [(7, 2, "DELIVERED", 0), (7, 1, "MISSING", Problem.MISSING)]
+    found = judged(schedule(ENTRY), dispatch((7, 2)), BOTH, retired=False)
+    assert found == [(7, 2, "DELIVERED", 0), (7, 1, "PENDING", 0)]
+
+
+def test_what_is_not_due_waits_for_nobody_in_particular() -> None:
+    found = judged(schedule(ENTRY), dispatch(), BOTH, retired=False, now_ms=DUE_MS - 1)
+    assert found == [(7, 0, "PENDING", 0)]
+
+
+def test_a_subscription_that_came_later_is_not_waited_for() -> None:
+    late = (subscription(1), subscription(2, created_ms=DUE_MS + 1))
+    assert judged(schedule(ENTRY), dispatch((7, 1)), late) == [(7, 1, "DELIVERED", 0)]
+    # With nobody else it is the first one that matches, whoever that was.
+    assert judged(schedule(ENTRY), dispatch((7, 2)), late[1:]) == [(7, 2, "DELIVERED", 0)]
+    assert judged(schedule(ENTRY), dispatch(), late[1:]) == [(7, 0, "MISSING", Problem.MISSING)]
+
+
+def test_a_subscription_whose_subject_was_changed_later_is_not_waited_for() -> None:
+    changed = (subscription(1), subscription(2, subject_since_ms=DUE_MS + 1))
+    assert judged(schedule(ENTRY), dispatch((7, 1)), changed) == [(7, 1, "DELIVERED", 0)]
+
+
+def test_nothing_more_is_expected_of_a_deleted_subscription() -> None:
+    gone = (subscription(1, deleted=True),)
+    assert judged(schedule(ENTRY), dispatch((7, 1)), gone) == [(7, 1, "DELIVERED", 0)]
+    retry = (7, 5, 1, RecordKind.RETRY, 0)
+    dropped = judged(schedule(retry), dispatch((7, 0), outcome=Outcome.DROPPED), gone)
+    assert dropped == [(7, 0, "DROPPED", 0)]
+
+
+def test_a_delivery_before_its_time_is_early() -> None:
+    found = judged(schedule(ENTRY), dispatch((7, 1), late_ms=-1))
+    assert found == [(7, 1, "DELIVERED", Problem.EARLY)]
+
+
+def test_an_hour_longer_than_a_slice() -> None:
+    count = 2 * SLICE_ENTRIES + 3
+    entries = np.repeat(schedule(ENTRY), count)
+    entries["seq"] = entries["message_seq"] = np.arange(1, count + 1)
+    rows = np.repeat(dispatch((7, 1)), count)
+    rows["seq"] = entries["seq"][::-1]
+    rows = rows[rows["seq"] != SLICE_ENTRIES]
+    registry = Registry([subscription(1)])
+    judgement = Judgement(count, count, DUE_MS, lambda _: registry.matching("a"), lambda _: True)
+    slices = list(settle(HourRows(entries, rows), judgement))
+    assert [len(one) for one in slices] == [SLICE_ENTRIES, SLICE_ENTRIES, 3]
+    settled = np.concatenate(slices)
+    assert settled["seq"].tolist() == entries["seq"].tolist()
+    assert settled["seq"][settled["state"] == State.MISSING].tolist() == [SLICE_ENTRIES]
+
+
+def test_messages_with_a_history_are_marked_and_entries_are_counted_once() -> None:
+    retry = (8, 7, 1, RecordKind.RETRY, 1)
+    again = (8, 7, 1, RecordKind.RETRY, 0)
+    plain = (9, 9, 0, RecordKind.PUBLISH, 0)
+    rows = HourRows(schedule(ENTRY, again, retry, plain), dispatch((7, 2), (8, 1), (9, 1), (9, 2)))
+    registry = Registry(BOTH)
+    judgement = Judgement(9, 9, DUE_MS, lambda _: registry.matching("a"), lambda _: True)
+    (settled,) = settle(rows, judgement)
+    by_seq = {seq: settled[settled["seq"] == seq] for seq in (7, 8, 9)}
+    assert by_seq[7]["has_history"].all() and by_seq[8]["has_history"].all()
+    assert not by_seq[9]["has_history"].any()
+    assert [int(rows["is_first"].sum()) for rows in by_seq.values()] == [1, 1, 1]
+    assert set(by_seq[7]["entry_state"].tolist()) == {State.RETRIED}
+    assert by_seq[7]["successor_seq"][by_seq[7]["state"] == State.RETRIED].tolist() == [8]
+
+
+def test_a_subject_that_a_subscription_got_later_is_not_missing_before(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.subscribe("first", "a")
+    other = store.subscribe("other", "b")
+    store.publish("a", [1000])
+    store.run(2000)
+    changed = store.change(other, subject="*")
+    assert changed.subject_since_ms > START_MS + 1000
+    store.publish("a", [3000])
+    store.run(2 * HOUR_MS)
+    store.checkpoint()
+    store.stop()
+    directory = open_directory(store.root)
+    with directory.catalog() as catalog:
+        settled, damage = settle_all(directory.files, catalog, store.clock.now_ms)
+    assert damage == []
+    assert problems(settled) == 0
+    assert settled["state"].tolist() == [State.DELIVERED] * 3

@@ -1,0 +1,210 @@
+"""The logs as tables."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from delayserver.pipeline.filters import Condition, hours_of, seqs_of
+from delayserver.pipeline.logs import Range
+from delayserver.pipeline.options import parse_options
+from storage.rows import HOUR_MS, LogKind, RecordKind
+from tests.pipeline.store import FAILED, HOUR, START_MS, Store
+
+Load = Callable[..., DataFrame]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Two subjects over three hours; one message is retried, one cancelled."""
+    store = Store(tmp_path_factory.mktemp("source"))
+    store.subscribe("mail", "order.*")
+    (first, *_) = store.publish("order.unpaid", [1000, 2000, HOUR_MS + 5], headers={"x": "y"})
+    store.publish("envelope", [1500, 2 * HOUR_MS])
+    store.cancel(first + 1, 2000)
+    store.run(1100, answer=lambda subject: FAILED)
+    store.run(HOUR_MS // 2)
+    store.checkpoint()
+    store.publish("envelope", [2 * HOUR_MS + 1], key="k1")
+    store.kill()
+    return store
+
+
+@pytest.fixture
+def load(spark: SparkSession, store: Store) -> Load:
+    def load(log: str, schema: str = "", **options: object) -> DataFrame:
+        reader = spark.read.format("delaylog").option("log", log).options(**options)  # type: ignore[arg-type]
+        return (reader.schema(schema) if schema else reader).load(store.root)
+
+    return load
+
+
+def tuples(frame: DataFrame) -> list[tuple[object, ...]]:
+    return sorted(map(tuple, frame.collect()), key=lambda row: str(row[0]).zfill(20))
+
+
+def test_the_schedule_log(load: Load) -> None:
+    rows = load("schedule", "due_ms long, subject string, subscription string, kind int, flags int")
+    found = tuples(rows.withColumn("due_ms", F.col("due_ms") - START_MS).where("flags = 0"))
+    retried = [row for row in found if row[3] == RecordKind.RETRY]
+    assert [row for row in found if row not in retried] == [
+        (1000, "order.unpaid", None, RecordKind.PUBLISH, 0),
+        (1500, "envelope", None, RecordKind.PUBLISH, 0),
+        (2000, "order.unpaid", None, RecordKind.PUBLISH, 0),
+        (HOUR_MS + 5, "order.unpaid", None, RecordKind.PUBLISH, 0),
+        (2 * HOUR_MS, "envelope", None, RecordKind.PUBLISH, 0),
+    ]
+    assert [row[1:3] for row in retried] == [("order.unpaid", "mail")]
+    assert load("schedule").where("flags = 1").count() == 2
+
+
+def test_the_message_log_holds_what_is_not_filed_yet(load: Load) -> None:
+    rows = load("message", "kind int, key string, subject string").where("key is not null")
+    assert tuples(rows) == [(RecordKind.PUBLISH, "k1", "envelope")]
+
+
+def test_the_dispatch_log_with_times(load: Load) -> None:
+    rows = load("dispatch", "subscription string, attempt int, due timestamp, settled timestamp")
+    ((name, attempt, due, settled),) = tuples(rows)
+    assert (name, attempt) == ("mail", 2)
+    assert 2000 < int(due.timestamp() * 1000) - START_MS < 2200  # type: ignore[attr-defined]
+    assert settled > due  # type: ignore[operator]
+
+
+def test_payloads_are_decoded_if_they_are_asked_for(load: Load) -> None:
+    assert not {"body", "key"} & set(load("schedule").columns)
+    rows = load("schedule", payload="true").where(f"kind = 1 and due_ms < {START_MS + 1001}")
+    (row,) = rows.collect()
+    assert (bytes(row["body"]), row["headers"], row["key"]) == (b'{"n": 1000}', {"x": "y"}, None)
+
+
+@pytest.mark.parametrize(
+    ("condition", "count"),
+    [
+        (f"hour = {HOUR}", 6),
+        (f"due_ms >= {START_MS + HOUR_MS}", 2),
+        ("due < timestamp'2026-05-31 04:00:01.5Z'", 2),
+        ("due = timestamp'2026-05-31 04:00:01.5Z'", 1),
+        ("subject = 'envelope'", 2),
+        ("subject in ('nobody', 'envelope')", 2),
+        ("subject = 'nobody'", 0),
+        ("subscription = 'mail'", 2),
+        ("kind in (1, 4) and flags = 0", 6),
+        ("seq > 4 and seq <= 6", 1),
+        ("not seq > 4", 2),
+        ("subject like 'order%' and seq < 6", 3),
+        (f"hour < {HOUR}", 0),
+    ],
+)
+def test_filters(load: Load, condition: str, count: int) -> None:
+    rows = load(
+        "schedule",
+        "seq long, hour int, due_ms long, due timestamp, subject string, "
+        "subscription string, kind int, flags int",
+    )
+    everything = rows.toPandas()
+    assert rows.where(condition).count() == count
+    assert len(everything) == 8
+
+
+def test_filters_pick_hours_and_seqs() -> None:
+    conditions = [
+        Condition("due_ms", ">=", START_MS + HOUR_MS + 1),
+        Condition("due", "<", (START_MS + 3 * HOUR_MS) * 1000),
+        Condition("seq", "in", [9, 5]),
+        Condition("kind", "=", 1),
+    ]
+    assert hours_of(conditions) == Range(HOUR + 1, HOUR + 2)
+    assert seqs_of(conditions) == Range(5, 9)
+
+
+def test_a_wrong_option_or_column_is_named(spark: SparkSession, store: Store, load: Load) -> None:
+    with pytest.raises(ValueError, match="needs the data directory"):
+        _raise(lambda: parse_options("delaylog", {}, ()))
+    for options, schema, text in (
+        ({"log": "audit"}, "", "schedule or message or dispatch"),
+        ({"lag": "1"}, "", "no option 'lag'"),
+        ({"damage": "rows"}, "seq long", "_corrupt"),
+        ({}, "sequence long", "no column 'sequence'"),
+    ):
+        with pytest.raises(PySparkException, match=text):
+            reader = spark.read.format("delaylog").options(**options)
+            (reader.schema(schema) if schema else reader).load(store.root).collect()
+
+
+def _raise(call: Callable[[], object]) -> None:
+    from delayserver.errors import InputError
+
+    try:
+        call()
+    except InputError as error:
+        raise ValueError(str(error)) from error
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Store:
+    """The second of three frames of an hour is damaged."""
+    store = Store(tmp_path)
+    for due_ms in (10_000, 20_000, 30_000):
+        store.publish("a", [due_ms])
+        store.checkpoint()
+    store.kill()
+    path = store.path(LogKind.SCHEDULE)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3 + 80] ^= 1
+    path.write_bytes(data)
+    return store
+
+
+def test_damage_is_an_error_that_names_the_place(spark: SparkSession, damaged: Store) -> None:
+    with pytest.raises(PySparkException, match=r"schedule is damaged at offset \d+, seq 3–3"):
+        spark.read.format("delaylog").load(damaged.root).collect()
+
+
+def test_damage_is_a_row_beside_what_is_intact(spark: SparkSession, damaged: Store) -> None:
+    rows = spark.read.format("delaylog").option("damage", "rows").load(damaged.root)
+    assert rows.where("seq is not null").count() == 2
+    (found,) = rows.where("_corrupt is not null").select("_corrupt.*").collect()
+    assert found["file"].startswith("schedule/")
+    assert (found["first_seq"], found["last_seq"]) == (3, 3)
+    assert "checksum" in found["reason"]
+
+
+def test_a_stream_reads_each_frame_once(spark: SparkSession, tmp_path: Path) -> None:
+    store = Store(tmp_path / "data")
+    store.subscribe("all", "*")
+
+    def deliver(due_ms: int) -> None:
+        store.publish("a", [due_ms])
+        store.run(due_ms + 1)
+
+    def read() -> list[int]:
+        query = (
+            spark.readStream.format("delaylog")
+            .option("log", "dispatch")
+            .schema("due_ms long")
+            .load(store.root)
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(tmp_path / "out"))
+        )
+        assert query.awaitTermination(60)
+        rows = spark.read.parquet(str(tmp_path / "out")).collect()
+        return sorted(row["due_ms"] - START_MS for row in rows)
+
+    deliver(1000)
+    assert read() == [1000]
+    deliver(2000)
+    # A delivery that is being written is left for the next read.
+    path = store.path(LogKind.DISPATCH)
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:70])
+    assert read() == [1000, 2000]
+    path.write_bytes(whole)
+    deliver(HOUR_MS + 1)
+    assert read() == [1000, 2000, HOUR_MS + 1]
+    store.kill()
