@@ -137,16 +137,15 @@ def take_snapshot(files: Files, catalog: Catalog, *, stamp: int) -> Snapshot:
         if len(rows):
             unfiled[hour] = rows
             hours.setdefault(hour, HourState())
-    last_seq = int(records["seq"][-1]) if len(records) else 0
     return Snapshot(
         hours=hours,
         retired={hour: seq for hour, seq in retired.items() if hour in hours},
-        through_seq=max(last_seq, checkpoint_seq),
+        through_seq=max(tail.seen_through_seq(checkpoint_seq), checkpoint_seq),
         checkpoint_seq=checkpoint_seq,
         unfiled=unfiled,
         subjects=tail.subjects | read_subjects(catalog),
         subscriptions=read_subscriptions(catalog) | tail.subscriptions_after(checkpoint_seq),
-        damage=[*tail.damage, *_gaps(records["seq"], checkpoint_seq)],
+        damage=[*tail.damage, *_gaps(records["seq"], tail.last_seqs, checkpoint_seq)],
     )
 
 
@@ -155,9 +154,18 @@ class _Tail:
     """The message log."""
 
     rows: Rows
+    last_seqs: np.ndarray
+    """The last seq that each record takes: an import takes as many as it has rows."""
     subjects: dict[int, str]
     subscriptions: list[tuple[int, Subscription]]
     damage: list[Damage]
+
+    def seen_through_seq(self, checkpoint_seq: int) -> int:
+        """The last seq, but for those of an import that is not filed: its rows stand elsewhere."""
+        unseen = (self.rows["kind"] == RecordKind.IMPORT) & (self.last_seqs > checkpoint_seq)
+        if unseen.any():
+            return int(self.rows["seq"][np.argmax(unseen)]) - 1
+        return int(self.last_seqs[-1]) if len(self.last_seqs) else 0
 
     def subscriptions_after(self, checkpoint_seq: int) -> dict[int, Subscription]:
         """The newest definitions that the catalog does not have."""
@@ -165,16 +173,20 @@ class _Tail:
 
 
 def _read_message_log(files: Files, stamp: int) -> _Tail:
-    tail = _Tail(np.empty(0, MESSAGE_DTYPE), {}, [], [])
+    tail = _Tail(np.empty(0, MESSAGE_DTYPE), np.empty(0, np.uint64), {}, [], [])
     parts: list[Rows] = []
+    lasts: list[np.ndarray] = []
     for piece in logs.message_pieces(files):
         for found in logs.read(files, piece, stamp=stamp, payload=True):
             if isinstance(found, Damage):
                 tail.damage.append(found)
             else:
                 parts.append(found.rows)
+                lasts.append(found.rows["seq"].copy())
+                lasts[-1][-1] = found.last_seq
                 _read_definitions(found, tail)
     tail.rows = concatenate(parts, MESSAGE_DTYPE)
+    tail.last_seqs = np.concatenate([tail.last_seqs, *lasts])
     return tail
 
 
@@ -192,11 +204,11 @@ def _read_definitions(frame: Frame, tail: _Tail) -> None:
             tail.subscriptions.append((int(row["seq"]), decode_subscription(data)))
 
 
-def _gaps(seqs: np.ndarray, checkpoint_seq: int) -> Iterator[Damage]:
+def _gaps(seqs: np.ndarray, last_seqs: np.ndarray, checkpoint_seq: int) -> Iterator[Damage]:
     """Records behind the checkpoint that are not there."""
     if not len(seqs):
         return
-    before = np.concatenate([[np.uint64(min(int(seqs[0]) - 1, checkpoint_seq))], seqs[:-1]])
+    before = np.concatenate([[np.uint64(min(int(seqs[0]) - 1, checkpoint_seq))], last_seqs[:-1]])
     for at in np.flatnonzero(seqs > before + np.uint64(1)).tolist():
         first, last = int(before[at]) + 1, int(seqs[at]) - 1
         if last > checkpoint_seq:

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from delayserver.errors import PipelineError
 from delayserver.pipeline.adoption import Adoption, RefusedError
+from delayserver.pipeline.audit import audit
 from delayserver.pipeline.load import Columns, Load, read_table, run
 from delayserver.pipeline.progress import Job
 from storage.staging import OnConflict, import_of
@@ -343,6 +344,14 @@ def test_nothing_is_lost_or_repeated_when_the_server_is_killed(
     acked = _consume(server, queue, expected, found)
     assert acked == expected
     assert server.pull(queue, wait="100ms") == []
+
+    # And the files prove the same, of the import and of what was posted.
+    proof = audit(job, str(server.data_dir))
+    assert proof.is_clean, (proof.violations, proof.damage)
+    assert proof.messages["accepted"] == ROWS + POSTED
+    assert proof.messages["cancelled"] == CANCELLED
+    assert proof.messages["delivered"] == len(expected)
+    assert proof.messages["pending"] == LATER_ROWS - CANCELLED
 
 
 def _write_coupons(path: Path, soon_ms: int) -> None:
