@@ -323,7 +323,15 @@ class Server(Shard):
             self.metrics.lateness_seconds.observe((now_ms - delivery.entry.due_ms) / 1000)
         task = self._loop.create_task(self._send(subscription, deliveries))
         self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+        task.add_done_callback(self._sent)
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        self._sending.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            # The sender answers for what goes wrong on the network; this is a mistake of ours, and
+            # the deliveries would stay on their way for good.
+            self.on_fatal(error)
 
     async def _send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
         assert self._sender is not None
