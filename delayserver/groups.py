@@ -103,7 +103,11 @@ class Groups:
         self._unfiled_bytes += group.total_bytes
         self._express.update(row[0] for row in group.express)
         self._ports.file(group)
-        self.flush(now_ms)
+        if self._imports:
+            # What they decide on has to show this group, which the caller applies first.
+            self.wake()
+        else:
+            self.flush(now_ms)
         return group
 
     def on_commit_failed(self, error: Exception) -> None:
@@ -119,6 +123,8 @@ class Groups:
             self._import_seq = 0
         for group in groups:
             group.end(error)
+        if self._imports:
+            self.wake()
 
     # ── filing ─────────────────────────────────────────────────────────────────────────────────
 

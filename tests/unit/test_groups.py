@@ -32,6 +32,10 @@ class Parts:
         self.groups.wake()
         return seq
 
+    def append_import(self) -> None:
+        """A stand-in for what an import does when it is decided."""
+        self.append()
+
 
 @pytest.fixture
 def parts() -> Parts:
@@ -99,6 +103,28 @@ def test_a_full_disk_rolls_back_the_group_and_the_one_decided_on_top_of_it(parts
     parts.groups.flush(0)
     assert parts.groups.on_committed(0).first_seq == 1
     assert parts.groups.unfiled_bytes == ROW_BYTES
+
+
+def test_an_import_is_decided_when_the_group_before_it_has_been_applied(parts: Parts) -> None:
+    parts.append()
+    parts.groups.flush(0)
+    parts.groups.before_closing(parts.append_import)
+    parts.groups.on_committed(0)
+    # The caller is about to apply the group; the import is decided at the end of the turn.
+    assert len(parts.ports.committing) == 1
+    assert parts.ports.wakes == 2
+    parts.groups.flush(0)
+    assert [group.first_seq for group in parts.ports.committing] == [1, 2]
+
+
+def test_a_full_disk_does_not_leave_an_import_waiting_for_the_next_request(parts: Parts) -> None:
+    parts.append()
+    parts.groups.flush(0)
+    parts.groups.before_closing(parts.append_import)
+    parts.groups.on_commit_failed(FULL)
+    assert parts.ports.wakes == 2
+    parts.groups.flush(0)
+    assert len(parts.ports.committing) == 2
 
 
 def test_which_group_to_wait_for(parts: Parts) -> None:

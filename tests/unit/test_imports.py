@@ -308,6 +308,40 @@ def test_what_changes_between_look_up_and_decision_counts(machine: Machine) -> N
     assert len(machine.server.engine.sequencer.fresh_keys) == 0
 
 
+def test_a_message_that_becomes_durable_just_before_the_decision_holds_its_key() -> None:
+    machine = Machine(dedupe_window_ms=0)
+    machine.publish("k1", "1", in_ms=200)
+    machine.server._flush()
+    # It is due before it is durable, so that only its waiting keeps the key taken.
+    machine.clock.move(400)
+    machine.server.tick()
+    machine.stage("a", *LATER)
+    machine.adopt("a")
+    machine.verify()
+    machine.rest()
+    assert machine.adopted("a").duplicates == 1
+    assert sorted(machine.deliver_all()) == ["0", "1", "2", "3"]
+
+
+def test_an_import_that_waited_for_a_group_that_could_not_be_written_goes_on(
+    machine: Machine,
+) -> None:
+    machine.stage("a", *LATER)
+    machine.adopt("a")
+    machine.publish("k1", "1")
+    machine.server._flush()
+    machine.verify()
+    machine.faults.faults.append(
+        Fault(machine.faults.call_count + 1, FaultKind.NO_SPACE, Moment.BEFORE, for_good=True)
+    )
+    machine.commit()
+    machine.faults.faults.clear()
+    # Nobody asks for anything else.
+    machine.rest()
+    assert machine.adopted("a").duplicates == 0
+    assert sorted(machine.deliver_all()) == ["0", "1", "2", "3"]
+
+
 def test_a_decision_that_is_rolled_back_is_taken_again(machine: Machine) -> None:
     machine.stage("a", *LATER)
     machine.adopt("a")
