@@ -28,6 +28,8 @@ BODIES = {
     ("POST", "/v1/subscriptions/{name}/extend"): {**LEASES, "lease": "1s"},
     ("POST", "/v1/subscriptions/{name}/dead-letters/redrive"): {},
 }
+BODIES[("PUT", "/v1/imports/{import_id}")] = {"subjects": [MINE]}
+BODIES[("POST", "/v1/imports")] = {"manifest": "imports/nobodys.manifest"}
 HEARTBEAT = {"timeout": "1h", "subject": MINE}
 BODIES[("PUT", "/v1/heartbeats/{key}")] = HEARTBEAT
 CALLS = sorted(RULES)
@@ -70,7 +72,13 @@ def fields(api):
     published = api.publish(MINE, delay="1h")
     api.put(f"/v1/subjects/{MINE}/keys/k", json={"delay": "1h"}).raise_for_status()
     api.put("/v1/heartbeats/k", json=HEARTBEAT).raise_for_status()
-    return {"message_id": published["id"], "name": "mine", "subject": MINE, "key": "k"}
+    return {
+        "message_id": published["id"],
+        "name": "mine",
+        "subject": MINE,
+        "key": "k",
+        "import_id": "nobodys",
+    }
 
 
 def ask(api, call, fields, headers):
