@@ -324,7 +324,9 @@ def _in_flight_at_kill(receipt: Receipt, before_ms: int, kills_ms: Sequence[int]
     if receipt.is_recorded:
         return False
     first_ms = receipt.at_ms - RECEIVE_MS
-    last_ms = min(receipt.at_ms + RECORD_MS, before_ms)
+    # The receiver may have taken its time to answer, and the server cannot record it before.
+    answered_ms = receipt.at_ms if receipt.settled_ms is None else receipt.settled_ms
+    last_ms = min(max(receipt.at_ms, answered_ms) + RECORD_MS, before_ms)
     return any(first_ms <= kill_ms <= last_ms for kill_ms in kills_ms)
 
 

@@ -131,6 +131,16 @@ def test_in_flight_at_a_kill_may_come_again(ledger):
     assert verdict.repeated == 1
 
 
+def test_a_receiver_that_answers_late_gives_the_server_no_less_time(ledger):
+    order = published(ledger)
+    deliver(order, DUE).settled_ms = DUE + RECORD_MS + 500
+    deliver(order, DUE + 5000)
+    ledger.kills_ms = [DUE + RECORD_MS + 510]
+    assert judge(ledger).is_clean
+    ledger.kills_ms = [DUE + 2 * RECORD_MS + 501]
+    assert broken(ledger) == {"repeated_recorded"}
+
+
 @pytest.mark.parametrize("kills", [[], [DUE - 1000], [DUE + RECORD_MS + 1], [DUE + 5001]])
 def test_recorded_may_not(ledger, kills):
     order = published(ledger)
