@@ -141,9 +141,9 @@ def make_directory(directory: Path) -> None:
     )
     life.publish("a", next_ms + 14, key="k14")
     life.checkpoint()
-    life.publish("d", next_ms + 15, watch=Watch(("order 1",)))
     # Its time never comes: it begins anew with each start.
     server.engine.heartbeats.put("h", 10 * HOUR_MS, "d", Payload(b"1"), now_ms)
+    life.publish("d", next_ms + 15, watch=Watch(("order 1",)))
     assert cancel(first[1], next_ms + 11) is not None
     life.checkpoint()
     last = life.publish("a", next_ms + 12, next_ms + 16)
