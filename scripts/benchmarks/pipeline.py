@@ -28,6 +28,7 @@ import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from report import Figure, add_options, as_documents, make_console, show_figures, write_json
 
+from delayserver.expansion import Staging
 from delayserver.message import Payload, encode_payload
 from delayserver.pipeline.audit import audit
 from delayserver.pipeline.progress import Job
@@ -78,7 +79,8 @@ class Maker:
             HourLog(files, kind, stamp=self.stamp) for kind in (LogKind.SCHEDULE, LogKind.DISPATCH)
         )
         self._dispatch = dispatch
-        self._replay = Replay(self._catalog, schedule, dispatch, self._log)
+        staging = Staging(files, self.stamp)
+        self._replay = Replay(self._catalog, schedule, dispatch, self._log, staging)
         self._sealed = encode_payload(Payload(b"x" * body_bytes))
         self._seq = 0
         self._rng = np.random.default_rng(5)
