@@ -426,9 +426,14 @@ def test_whoever_publishes_while_it_is_closed_is_told(shared_api, subject):
 
 
 def test_ctrl_c_ends_a_wait(shared_api):
-    with Producer(f"http://127.0.0.1:{free_port()}") as producer:
-        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            producer.publish("s")
-        producer.close(timeout_s=0.1)
+    # A process that was started in the background ignores it otherwise.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with Producer(f"http://127.0.0.1:{free_port()}") as producer:
+            timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                producer.publish("s")
+            producer.close(timeout_s=0.1)
+    finally:
+        signal.signal(signal.SIGINT, before)
