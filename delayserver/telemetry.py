@@ -26,8 +26,8 @@ try:
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
     raise InputError(
-        f"OpenTelemetry is not installed ({error}): pip install 'delayserver[otel]', or leave "
-        "--otel away"
+        f"OpenTelemetry is not installed ({error}): install the extra `otel` of this package, or "
+        "leave --otel away"
     ) from error
 
 SYSTEM: Final = "delayserver"

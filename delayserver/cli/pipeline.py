@@ -200,7 +200,7 @@ def _errors(*, as_json: bool) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("pyspark", "pyarrow", "pandas", "py4j"):
             raise
-        text = f"The pipeline needs {error.name}: pip install 'delayserver[spark]'"
+        text = f"The pipeline needs {error.name}: install the extra `spark` (see the README)"
         _refuse(text, error, as_json=as_json)
     except (DelayServerError, StorageError, OSError) as error:
         _refuse(str(error), error, as_json=as_json)

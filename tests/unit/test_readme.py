@@ -38,7 +38,7 @@ def test_the_table_of_settings_is_that_of_the_code() -> None:
 
 def test_every_command_of_the_readme_exists() -> None:
     root = Path(__file__).parents[2]
-    for script in set(re.findall(r"\bscripts/[a-z]+\b(?!/)", README)):
+    for script in set(re.findall(r"\bscripts/[a-z]+\b(?!/)(?:\.[a-z]+)?", README)):
         assert (root / script).is_file(), script
 
 
