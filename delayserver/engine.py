@@ -45,6 +45,7 @@ from delayserver.loader import LoadedHour
 from delayserver.message import Delivery, Origin, Payload, encode_payload, row_flags
 from delayserver.messages import Messages
 from delayserver.produce import Level, Produces
+from delayserver.publishing import Publishing
 from delayserver.replay import DeadLetter as DeadLetterValue
 from delayserver.replay import Filed, Snapshot
 from delayserver.sequencer import Group, Sequencer
@@ -131,17 +132,27 @@ class Engine:
             key_hasher,
             now_ms=now_ms,
         )
+        self.publishing = Publishing(
+            settings, sequencer, self.groups, self.messages, ids, key_hasher
+        )
         watches = self.messages.watches
         self.events = Events(settings, sequencer, self.groups, self.messages, watches)
         self.produces = Produces(self.groups, self.timeouts)
         self.heartbeats = Heartbeats(
-            settings, catalog, sequencer, self.groups, self.messages, self.timeouts
+            settings, catalog, sequencer, self.groups, self.publishing, self.timeouts
         )
         self.retried_by_subject: defaultdict[int, int] = defaultdict(int)
         """How many deliveries since the start, by subject id; likewise `dead`."""
         self.dead_by_subject: defaultdict[int, int] = defaultdict(int)
         self.imports = Imports(
-            settings, catalog, sequencer, self.groups, self.messages, ports, self._prune
+            settings,
+            catalog,
+            sequencer,
+            self.groups,
+            self.messages,
+            self.publishing,
+            ports,
+            self._prune,
         )
 
     def start(

@@ -29,7 +29,7 @@ from delayserver.config import Settings
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
 from delayserver.groups import Groups
 from delayserver.message import Payload, encode_payload
-from delayserver.messages import Messages
+from delayserver.publishing import Publishing
 from delayserver.replay import Heartbeat
 from delayserver.sequencer import Group, Overlay, Sequencer
 from delayserver.timeouts import Timeouts
@@ -67,14 +67,14 @@ class Heartbeats:
         catalog: Catalog,
         sequencer: Sequencer,
         groups: Groups,
-        messages: Messages,
+        publishing: Publishing,
         timeouts: Timeouts,
     ) -> None:
         self._heartbeats_max = settings.heartbeats_max
         self._catalog = catalog
         self._sequencer = sequencer
         self._groups = groups
-        self._messages = messages
+        self._publishing = publishing
         self._timeouts = timeouts
         self._beats: dict[str, _Beat] = {}
         self._fresh: Overlay[str, bytes] = Overlay()
@@ -123,7 +123,7 @@ class Heartbeats:
             raise OverloadedError(
                 f"there are {len(self._beats)} heartbeats, the limit (heartbeats_max)", 60_000
             )
-        subject_id = self._messages.admit(subject, len(sealed))
+        subject_id = self._publishing.admit(subject, len(sealed))
         value = _encode(Heartbeat(key, timeout_ms, subject_id, sealed))
         seq = self._sequencer.append(
             RecordKind.HEARTBEAT, subject_id=subject_id, payload=seal(value)
@@ -172,7 +172,7 @@ class Heartbeats:
     def _fire(self, key: str, now_ms: int) -> None:
         heartbeat = self._definition(key)
         self._groups.admit(len(heartbeat.payload))
-        seq = self._messages.publish_sealed(heartbeat.subject_id, heartbeat.payload, now_ms)
+        seq = self._publishing.publish_sealed(heartbeat.subject_id, heartbeat.payload, now_ms)
         self._end(key, message_seq=seq)
         self.fired_total += 1
 

@@ -37,6 +37,7 @@ from delayserver.expansion import DUPLICATE_DTYPE, ImportRecord, ImportState
 from delayserver.groups import Groups
 from delayserver.imported_keys import ImportedKeys, Repeats, sort_keys
 from delayserver.messages import Messages
+from delayserver.publishing import Publishing
 from delayserver.sequencer import Group, KeyEntry, Sequencer, unpack_key_entry
 from delayserver.times import format_duration
 from delayserver.wheel import PAYLOAD_MAX_BYTES
@@ -190,6 +191,7 @@ class Imports:
         sequencer: Sequencer,
         groups: Groups,
         messages: Messages,
+        publishing: Publishing,
         ports: Ports,
         on_decided: Callable[[], None],
     ) -> None:
@@ -199,6 +201,7 @@ class Imports:
         self._sequencer = sequencer
         self._groups = groups
         self._messages = messages
+        self._publishing = publishing
         self._ports = ports
         self._on_decided = on_decided
         self._waiting: deque[_Adoption] = deque()
@@ -218,9 +221,9 @@ class Imports:
         """The numbers of the subjects of an import, valid once the group is durable.
 
         Raises OverloadedError, StoppingError, DiskReserveError."""
-        self._messages.refuse_when_disk_is_low()
+        self._publishing.refuse_when_disk_is_low()
         self._groups.admit(0)
-        self._messages.admit_subjects(subjects)
+        self._publishing.admit_subjects(subjects)
         numbers = {name: self._sequencer.subject_id(name) for name in subjects}
         self._groups.wake()
         return numbers, self._groups.not_durable()
@@ -283,7 +286,7 @@ class Imports:
             return
         except NotFoundError:
             pass
-        self._messages.refuse_when_disk_is_low()
+        self._publishing.refuse_when_disk_is_low()
         self._groups.admit(0)
         if len(self._waiting) >= self._settings.imports_waiting_max:
             raise OverloadedError("too many imports wait for the one that is being adopted", 5000)
@@ -364,7 +367,7 @@ class Imports:
             self._groups.before_closing(self._decide)
 
     def _decide_key(self, adoption: _Adoption, keys: ImportedKeys, index: int) -> None:
-        entry = self._messages.taken(keys.hash_at(index), self._messages.advanced_ms)
+        entry = self._publishing.taken(keys.hash_at(index), self._messages.advanced_ms)
         if entry is None:
             adoption.taken.pop(index, None)
         else:
@@ -380,7 +383,7 @@ class Imports:
             return
         try:
             self._groups.admit(0)
-            self._messages.refuse_when_disk_is_low()
+            self._publishing.refuse_when_disk_is_low()
             self._decide_changed(adoption, adoption.verified)
             record = self._record(adoption, adoption.verified)
         except Exception as error:
@@ -400,7 +403,7 @@ class Imports:
                 return
             shown.stage = Stage.FILING
             for subject_id, count in accepted.items():
-                self._messages.accepted_by_subject[subject_id] += count
+                self._publishing.accepted_by_subject[subject_id] += count
             self.adopted_total += 1
             self._answer(adoption, None)
             self._on_decided()

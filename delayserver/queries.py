@@ -101,7 +101,7 @@ class Queries:
         return {
             "version": delayserver.__version__,
             "started_at": format_time(server.started_ms),
-            "accepted": engine.messages.accepted_total,
+            "accepted": engine.publishing.accepted_total,
             "cancelled": engine.messages.cancelled_total,
             "delivered": engine.dispatcher.delivered_total,
             "retried": sum(engine.retried_by_subject.values()),

@@ -159,7 +159,7 @@ class Server(Shard):
         messages, groups, hours = engine.messages, engine.groups, engine.hours
         dispatcher = engine.dispatcher
         by_subject = metrics.counter_by_subject
-        by_subject("accepted", "Messages accepted", messages.accepted_by_subject)
+        by_subject("accepted", "Messages accepted", engine.publishing.accepted_by_subject)
         by_subject("cancelled", "Messages cancelled", messages.cancelled_by_subject)
         by_subject("delivered", "Deliveries that arrived", dispatcher.delivered_by_subject)
         by_subject("retried", "Deliveries tried again", engine.retried_by_subject)
@@ -384,7 +384,7 @@ class Server(Shard):
     def _check_disk(self) -> None:
         free = self._files.free_bytes()
         self.free_bytes = free
-        self.engine.messages.disk_is_low = free < self.settings.disk_reserve_bytes
+        self.engine.publishing.disk_is_low = free < self.settings.disk_reserve_bytes
         self._refresh_tokens()
         self._release_when_idle()
         self._disk_timer = self._loop.call_later(DISK_CHECK_S, self._check_disk)

@@ -23,8 +23,8 @@ from delayserver.api.intake import Intake
 from delayserver.api.problems import MEDIA_TYPE, pointer_to, problem_of
 from delayserver.errors import AckTimeoutError, DelayServerError, InputError, TooLargeError
 from delayserver.message import check_key
-from delayserver.messages import Published
 from delayserver.produce import Level
+from delayserver.publishing import Published
 from delayserver.sequencer import Group
 from delayserver.server import Server
 from delayserver.times import format_duration, format_time, parse_duration_ms
@@ -150,7 +150,7 @@ class Hot:
         if caller is not None:
             caller.require(_PUBLISH, message.subject)
         message.trace = trace
-        published = server.engine.messages.publish_one(message, now_ms)
+        published = server.engine.publishing.publish_one(message, now_ms)
         document = PublishedDocument(
             published.message_id,
             message.subject,
@@ -188,7 +188,7 @@ class Hot:
         if trace is not None:
             for message in messages:
                 message.trace = trace
-        published = server.engine.messages.publish(messages, now_ms)
+        published = server.engine.publishing.publish(messages, now_ms)
         document = BatchDocument(
             len(published),
             sum(one.duplicate for one in published),

@@ -19,7 +19,7 @@ from delayserver.config import Settings
 from delayserver.delivery.webhook import check_headers
 from delayserver.errors import InputError, InputErrors, TooLargeError
 from delayserver.message import Content, Payload, Watch, check_key
-from delayserver.messages import NewMessage
+from delayserver.publishing import NewMessage
 from delayserver.subjects import SUBJECT_PATTERN, is_subject
 from delayserver.times import format_duration, parse_duration_ms, parse_time_ms
 from delayserver.watches import WATCHES_MAX, OnEvent

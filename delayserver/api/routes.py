@@ -279,7 +279,7 @@ def make_router(
         data = await read_body(request.receive)
         message = intake.under_key(data, subject, key, server.clock())
         message.trace = trace_of(request.headers.raw)
-        published, replaced = engine.messages.replace(
+        published, replaced = engine.publishing.replace(
             message, server.clock(), expected=expected, only_new=only_new
         )
         await server.durable(published.group)

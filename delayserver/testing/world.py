@@ -19,7 +19,7 @@ from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError, OverloadedError
 from delayserver.imports import Import
 from delayserver.message import Delivery, Payload, State, Watch, decode_payload
-from delayserver.messages import NewMessage, Published
+from delayserver.publishing import NewMessage, Published
 from delayserver.reader import Found
 from delayserver.replay import DeadLetter
 from delayserver.sequencer import parse_dead_letter_key
@@ -305,7 +305,7 @@ class World:
             for _ in range(count)
         ]
         try:
-            published = self._running.engine.messages.publish(messages, self.clock.now_ms)
+            published = self._running.engine.publishing.publish(messages, self.clock.now_ms)
         except DelayServerError:
             return
         for message, one in zip(messages, published, strict=True):
@@ -332,6 +332,7 @@ class World:
 
     def _replace(self) -> None:
         rng, messages = self.rng, self._running.engine.messages
+        publishing = self._running.engine.publishing
         subject, key = rng.choice(SUBJECTS), rng.choice(KEYS)
         message = self._new_message(subject, key)
         try:
@@ -339,7 +340,7 @@ class World:
         except NotFoundError:
             before = 0
         try:
-            published, replaced = messages.replace(message, self.clock.now_ms)
+            published, replaced = publishing.replace(message, self.clock.now_ms)
         except DelayServerError:
             return
         assert published.group is not None

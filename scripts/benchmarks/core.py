@@ -51,7 +51,8 @@ from delayserver.hours import Hours
 from delayserver.ids import IdCodec, KeyHasher
 from delayserver.loader import Loader
 from delayserver.message import Delivery, Payload, encode_payload
-from delayserver.messages import Messages, NewMessage
+from delayserver.messages import Messages
+from delayserver.publishing import NewMessage, Publishing
 from delayserver.reader import Reader
 from delayserver.replay import Records, Replay
 from delayserver.sequencer import Group, Sequencer
@@ -164,7 +165,8 @@ class Door:
         dispatcher = Dispatcher(
             registry, self.sequencer.subject_names, hours, NoPorts(), Timeouts(START_MS)
         )
-        self.messages = Messages(
+        ids, key_hasher = IdCodec(0, SECRET), KeyHasher(SECRET)
+        messages = Messages(
             settings,
             catalog,
             self.sequencer,
@@ -173,13 +175,16 @@ class Door:
             hours,
             dispatcher,
             registry,
-            IdCodec(0, SECRET),
-            KeyHasher(SECRET),
+            ids,
+            key_hasher,
             now_ms=START_MS,
+        )
+        self.publishing = Publishing(
+            settings, self.sequencer, self.groups, messages, ids, key_hasher
         )
 
     def publish(self, messages: list[NewMessage], batch: int) -> None:
-        publish = self.messages.publish
+        publish = self.publishing.publish
         for start in range(0, len(messages), batch):
             publish(messages[start : start + batch], START_MS)
             if start % GROUP_RECORDS == 0:

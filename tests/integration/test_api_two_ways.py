@@ -213,7 +213,7 @@ def test_an_error_of_ours_is_a_500_and_no_exception(tmp_path, monkeypatch, capsy
     async def ask():
         async with server_in_process(tmp_path) as server:
             app, _ = make_app(server)
-            monkeypatch.setattr(server.engine.messages, "publish_one", lambda *arguments: 1 / 0)
+            monkeypatch.setattr(server.engine.publishing, "publish_one", lambda *arguments: 1 / 0)
             monkeypatch.setattr(Queries, "stats", lambda self: 1 / 0)
             transport = httpx.ASGITransport(app, raise_app_exceptions=False)
             headers = {"authorization": f"Bearer {TOKEN}"}

@@ -10,7 +10,7 @@ import msgspec
 from delayserver.config import Settings
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.message import Payload
-from delayserver.messages import NewMessage
+from delayserver.publishing import NewMessage
 from delayserver.sequencer import Group
 from delayserver.subscriptions import Subscription
 from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
@@ -93,7 +93,7 @@ class Store:
             NewMessage(subject, START_MS + due_ms, Payload(b'{"n": %d}' % due_ms, **payload))
             for due_ms in due_in_ms
         ]
-        published = self.server.engine.messages.publish(messages, self.clock.now_ms)
+        published = self.server.engine.publishing.publish(messages, self.clock.now_ms)
         self.server.rest()
         return [self.server.engine.ids.decode(one.message_id).seq for one in published]
 

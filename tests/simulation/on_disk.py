@@ -12,7 +12,7 @@ from pathlib import Path
 from delayserver.config import Settings
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.message import Delivery, Payload, Watch
-from delayserver.messages import NewMessage
+from delayserver.publishing import NewMessage
 from delayserver.subscriptions import Subscription
 from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
 from delayserver.testing.server import START_MS
@@ -85,7 +85,7 @@ class Life:
         self, subject: str, *due_times: int, key: str | None = None, watch: Watch | None = None
     ) -> list[int]:
         payloads = [Payload(body(subject, due), key=key, watch=watch) for due in due_times]
-        published = self.server.engine.messages.publish(
+        published = self.server.engine.publishing.publish(
             [NewMessage(subject, *one) for one in zip(due_times, payloads, strict=True)],
             self.clock.now_ms,
         )

@@ -12,7 +12,7 @@ import pytest
 from delayserver.config import Settings
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.message import Delivery, Payload
-from delayserver.messages import NewMessage
+from delayserver.publishing import NewMessage
 from delayserver.subscriptions import Subscription
 from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
 from delayserver.workers import CheckpointRequest
@@ -66,7 +66,7 @@ def work(server: SimulatedServer, *, answer: bool = True) -> None:
 
 
 def publish(server: SimulatedServer, subject: str, *due_times: int) -> None:
-    server.engine.messages.publish(
+    server.engine.publishing.publish(
         [NewMessage(subject, due, Payload(f'"{subject}{due}"'.encode())) for due in due_times],
         server.clock(),
     )

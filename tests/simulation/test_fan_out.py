@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from delayserver.config import Settings
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.message import Payload
-from delayserver.messages import NewMessage
+from delayserver.publishing import NewMessage
 from delayserver.subscriptions import Subscription
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
 from storage.rows import HOUR_MS
@@ -81,7 +81,7 @@ class FanOut(RuleBasedStateMachine):
     def publish(self, subject: str, delay_ms: int) -> None:
         due_ms = self.clock.now_ms + delay_ms
         message = NewMessage(subject, due_ms, Payload(b"1"))
-        [published] = self.server.engine.messages.publish([message], self.clock.now_ms)
+        [published] = self.server.engine.publishing.publish([message], self.clock.now_ms)
         self.known[self.server.engine.ids.decode(published.message_id).seq] = Known(subject, due_ms)
         self.look()
 

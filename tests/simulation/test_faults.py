@@ -16,7 +16,7 @@ from delayserver.delivery.fetch import PullRequest
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.imports import Import
 from delayserver.message import Payload, Watch
-from delayserver.messages import NewMessage, Published
+from delayserver.publishing import NewMessage, Published
 from delayserver.subscriptions import Subscription
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
 from delayserver.testing.ledger import StagedRow
@@ -150,7 +150,7 @@ class Scenario:
             )
             for due_ms in due_times
         ]
-        published = self.server.engine.messages.publish(messages, self.clock.now_ms)
+        published = self.server.engine.publishing.publish(messages, self.clock.now_ms)
         for one in published:
             seq = self.server.engine.ids.decode(one.message_id).seq
 

@@ -18,7 +18,7 @@ from delayserver.config import Settings
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.dispatcher import Dispatcher
 from delayserver.message import Payload
-from delayserver.messages import NewMessage
+from delayserver.publishing import NewMessage
 from delayserver.replay import Replay
 from delayserver.subscriptions import Subscription
 from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
@@ -50,7 +50,7 @@ class Machine:
         self.faults = Faults()
 
     def publish(self, server: SimulatedServer, *due_times: int) -> None:
-        server.engine.messages.publish(
+        server.engine.publishing.publish(
             [NewMessage("orders", due_ms, Payload(b"{}")) for due_ms in due_times],
             self.clock.now_ms,
         )

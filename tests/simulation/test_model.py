@@ -23,7 +23,7 @@ from delayserver.delivery.fetch import PullRequest
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import ConflictError
 from delayserver.message import Delivery, Payload, State
-from delayserver.messages import NewMessage
+from delayserver.publishing import NewMessage
 from delayserver.subscriptions import Subscription
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
 from delayserver.workers import CheckpointRequest
@@ -152,7 +152,7 @@ class Model(RuleBasedStateMachine):
         due_ms = self.clock.now_ms + delay_ms
         body = b'"%d"' % len(self.known)
         message = NewMessage(subject, due_ms, Payload(body))
-        (one,) = self.server.engine.messages.publish([message], self.clock.now_ms)
+        (one,) = self.server.engine.publishing.publish([message], self.clock.now_ms)
         assert not one.duplicate
         return self.remember(
             self.server.engine.ids.decode(one.message_id).seq, subject, due_ms, body
@@ -172,7 +172,7 @@ class Model(RuleBasedStateMachine):
         due_ms, text = self.clock.now_ms + delay_ms, f'"{body}"'.encode()
         message = NewMessage(subject, due_ms, Payload(text, key=key))
         holder = self.holds_key(subject, key)
-        publish = self.server.engine.messages.publish
+        publish = self.server.engine.publishing.publish
         if holder is not None and self.known[holder].body != text:
             with pytest.raises(ConflictError):
                 publish([message], self.clock.now_ms)
@@ -191,7 +191,7 @@ class Model(RuleBasedStateMachine):
         due_ms, text = self.clock.now_ms + delay_ms, f'"{body}"'.encode()
         before = self.by_key.get((subject, key))
         message = NewMessage(subject, due_ms, Payload(text, key=key))
-        one, replaced = self.server.engine.messages.replace(message, self.clock.now_ms)
+        one, replaced = self.server.engine.publishing.replace(message, self.clock.now_ms)
         can_be = before is not None and (
             self.known[before].state is State.SCHEDULED or self.known[before].is_retrying
         )

@@ -15,7 +15,8 @@ from delayserver.hours import Hours
 from delayserver.ids import IdCodec, KeyHasher
 from delayserver.loader import LoadedHour, Loader
 from delayserver.message import Delivery, Entry, Origin, Payload, encode_payload
-from delayserver.messages import Messages, NewMessage
+from delayserver.messages import Messages
+from delayserver.publishing import NewMessage, Publishing
 from delayserver.reader import Reader
 from delayserver.recovery import Recovered, recover
 from delayserver.replay import Filed, Records, Replay, Snapshot
@@ -177,10 +178,18 @@ class MessageParts:
             KeyHasher(SECRET),
             now_ms=now_ms,
         )
+        self.publishing = Publishing(
+            self.settings,
+            self.sequencer,
+            self.groups,
+            self.messages,
+            self.ids,
+            KeyHasher(SECRET),
+        )
 
     def publish(self, *messages: NewMessage, now_ms: int = START_MS) -> list[int]:
         """Publish; returns the seqs."""
-        published = self.messages.publish(messages, now_ms)
+        published = self.publishing.publish(messages, now_ms)
         return [self.ids.decode(one.message_id).seq for one in published]
 
     def commit(self) -> Group:
@@ -225,7 +234,7 @@ class MessageParts:
             list(group.express),
             len(group.undo),
             len(self.sequencer.removed),
-            self.messages.accepted_total,
+            self.publishing.accepted_total,
             self.hours.unsettled(),
         )
 

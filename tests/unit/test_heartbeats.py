@@ -29,7 +29,7 @@ class Parts(MessageParts):
 
     def made(self) -> Heartbeats:
         return Heartbeats(
-            self.settings, self.catalog, self.sequencer, self.groups, self.messages, self.timeouts
+            self.settings, self.catalog, self.sequencer, self.groups, self.publishing, self.timeouts
         )
 
     def put(self, key: str, now_ms: int = START_MS, timeout_ms: int = 100) -> bool:

@@ -22,7 +22,7 @@ from delayserver.errors import (
 )
 from delayserver.imports import Import, Stage
 from delayserver.message import Payload, State
-from delayserver.messages import NewMessage
+from delayserver.publishing import NewMessage
 from delayserver.subscriptions import Subscription
 from delayserver.tables import read_checkpoint
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
@@ -143,7 +143,7 @@ class Machine:
     def publish(self, key: str, body: str = "1", *, in_ms: int = 10 * HOUR_MS) -> tuple[int, bool]:
         """Seq, and whether it is a duplicate."""
         message = NewMessage(SUBJECT, self.clock.now_ms + in_ms, Payload(body.encode(), key=key))
-        (published,) = self.server.engine.messages.publish([message], self.clock.now_ms)
+        (published,) = self.server.engine.publishing.publish([message], self.clock.now_ms)
         return self.server.engine.ids.decode(published.message_id).seq, published.duplicate
 
     def state(self, seq: int) -> State:
@@ -499,7 +499,7 @@ def test_the_reserve_of_the_disk() -> None:
     machine.adopt("a")
     machine.rest()
     assert isinstance(machine.answers["a"], DiskReserveError)
-    machine.server.engine.messages.disk_is_low = True
+    machine.server.engine.publishing.disk_is_low = True
     with pytest.raises(DiskReserveError):
         machine.adopt("b")
 

@@ -62,7 +62,7 @@ def advance(parts: MessageParts, now_ms: int) -> list[int]:
 
 
 def test_publishing_names_the_subject_first_and_answers_with_the_id(parts: MessageParts) -> None:
-    first, second = parts.messages.publish(
+    first, second = parts.publishing.publish(
         [message(LATER_MS, body=b"1"), message(NEXT_HOUR_MS, body=b"2")], START_MS
     )
     assert parts.ids.decode(first.message_id) == (0, LATER_MS, 2)
@@ -73,7 +73,7 @@ def test_publishing_names_the_subject_first_and_answers_with_the_id(parts: Messa
     assert decode_payload(sealed, "", 0, 3) == Payload(b"2")
     assert parts.sequencer.subject_names[subject_id] == SUBJECT
     assert parts.ports.wakes == 1
-    assert parts.messages.accepted_total == 2
+    assert parts.publishing.accepted_total == 2
 
 
 @pytest.mark.parametrize(
@@ -109,17 +109,17 @@ def test_the_express_way_begins_at_the_time_that_the_wheel_has_reached() -> None
 def test_the_same_key_and_content_again_is_the_first_message(parts: MessageParts) -> None:
     seq = published(parts, key="1001")
     parts.sequencer.prune(seq - 1)
-    [again] = parts.messages.publish([message(NEXT_HOUR_MS, key="1001")], START_MS)
+    [again] = parts.publishing.publish([message(NEXT_HOUR_MS, key="1001")], START_MS)
     assert (parts.ids.decode(again.message_id).seq, again.due_ms) == (seq, LATER_MS)
     assert again.duplicate
     assert again.group is None
-    assert parts.messages.accepted_total == 1
+    assert parts.publishing.accepted_total == 1
     assert not parts.sequencer.group.count
 
 
 def test_a_duplicate_is_not_told_before_the_first_one_is_durable(parts: MessageParts) -> None:
-    [first] = parts.messages.publish([message(LATER_MS, key="1001")], START_MS)
-    [again] = parts.messages.publish([message(LATER_MS, key="1001")], START_MS)
+    [first] = parts.publishing.publish([message(LATER_MS, key="1001")], START_MS)
+    [again] = parts.publishing.publish([message(LATER_MS, key="1001")], START_MS)
     assert again.duplicate
     assert again.group is first.group is not None
 
@@ -163,14 +163,14 @@ def test_a_batch_with_conflicts_names_them_all_and_leaves_no_trace(
 
 
 def test_a_key_twice_in_a_batch_is_one_message(parts: MessageParts) -> None:
-    first, other, again = parts.messages.publish(
+    first, other, again = parts.publishing.publish(
         [message(LATER_MS, key="a"), message(LATER_MS, key="b"), message(LATER_MS, key="a")],
         START_MS,
     )
     assert [first.duplicate, other.duplicate, again.duplicate] == [False, False, True]
     assert again.message_id == first.message_id != other.message_id
     assert again.group is first.group
-    assert parts.messages.accepted_total == 2
+    assert parts.publishing.accepted_total == 2
 
 
 @pytest.mark.parametrize(("after_ms", "duplicate"), [(59_999, True), (60_000, False)])
@@ -182,7 +182,7 @@ def test_a_key_stays_taken_for_the_dedupe_window(after_ms: int, duplicate: bool)
     [fired] = parts.dispatcher.queue(subscription()).rows.pop(10, SOON_MS)
     assert fired.rows["seq"].tolist() == [seq]
     now_ms = SOON_MS + after_ms
-    [again] = parts.messages.publish([message(now_ms, key="1001", body=b"{}")], now_ms)
+    [again] = parts.publishing.publish([message(now_ms, key="1001", body=b"{}")], now_ms)
     assert again.duplicate is duplicate
 
 
@@ -190,7 +190,7 @@ def test_a_key_stays_taken_while_its_message_waits_however_late_it_is() -> None:
     parts = MessageParts(dedupe_window_ms=0)
     published(parts, SOON_MS, key="1001")
     advance(parts, SOON_MS)  # no subscription: it is parked
-    [again] = parts.messages.publish([message(LATER_MS, key="1001")], LATER_MS)
+    [again] = parts.publishing.publish([message(LATER_MS, key="1001")], LATER_MS)
     assert again.duplicate
 
 
@@ -205,7 +205,7 @@ def test_the_key_of_a_cancelled_message_is_free(parts: MessageParts) -> None:
 def test_a_duplicate_of_a_moved_message_has_its_new_time(parts: MessageParts) -> None:
     seq = published(parts, key="1001")
     parts.messages.move(seq, LATER_MS, NEXT_HOUR_MS, Payload(b"{}", key="1001"), 1)
-    [again] = parts.messages.publish([message(LATER_MS, key="1001")], START_MS)
+    [again] = parts.publishing.publish([message(LATER_MS, key="1001")], START_MS)
     assert (parts.ids.decode(again.message_id).seq, again.due_ms) == (seq, NEXT_HOUR_MS)
 
 
@@ -224,7 +224,7 @@ def _stop(parts: MessageParts) -> None:
 
 
 def _fill_disk(parts: MessageParts) -> None:
-    parts.messages.disk_is_low = True
+    parts.publishing.disk_is_low = True
 
 
 def _overload(parts: MessageParts) -> None:
@@ -247,7 +247,7 @@ def test_what_is_refused_at_the_door_leaves_no_trace(
     with pytest.raises(error):
         parts.publish(message(LATER_MS, key=key, subject="new"))
     with pytest.raises(error):
-        parts.messages.replace(message(LATER_MS, key="1001", subject="new"), START_MS)
+        parts.publishing.replace(message(LATER_MS, key="1001", subject="new"), START_MS)
     assert parts.trace() == before
 
 
@@ -255,7 +255,7 @@ def test_a_disk_that_is_nearly_full_still_lets_messages_be_cancelled(
     parts: MessageParts,
 ) -> None:
     seq = published(parts)
-    parts.messages.disk_is_low = True
+    parts.publishing.disk_is_low = True
     parts.messages.cancel(seq, LATER_MS)
     assert parts.messages.locate(seq, LATER_MS).state is State.CANCELLED
 
@@ -528,7 +528,7 @@ def test_a_rolled_back_move_leaves_the_message_where_it_was(parts: MessageParts)
 
 def test_replacing_cancels_and_publishes_in_one_group(parts: MessageParts) -> None:
     seq = published(parts, key="1001")
-    new, replaced = parts.messages.replace(message(SOON_MS, key="1001", body=b"2"), START_MS)
+    new, replaced = parts.publishing.replace(message(SOON_MS, key="1001", body=b"2"), START_MS)
     assert replaced
     new_seq = parts.ids.decode(new.message_id).seq
     assert new_seq > seq
@@ -539,7 +539,7 @@ def test_replacing_cancels_and_publishes_in_one_group(parts: MessageParts) -> No
 
 
 def test_replacing_nothing_publishes(parts: MessageParts) -> None:
-    new, replaced = parts.messages.replace(message(LATER_MS, key="1001"), START_MS)
+    new, replaced = parts.publishing.replace(message(LATER_MS, key="1001"), START_MS)
     assert not replaced
     assert not new.duplicate
     assert parts.messages.by_key(SUBJECT, "1001").seq == parts.ids.decode(new.message_id).seq
@@ -549,7 +549,7 @@ def test_replacing_what_is_being_delivered_publishes_beside_it() -> None:
     parts = MessageParts(subscription())
     seq = published(parts, SOON_MS, key="1001")
     advance(parts, SOON_MS)
-    _, replaced = parts.messages.replace(message(LATER_MS, key="1001"), SOON_MS)
+    _, replaced = parts.publishing.replace(message(LATER_MS, key="1001"), SOON_MS)
     assert not replaced
     assert parts.messages.locate(seq, SOON_MS).state is State.DELIVERING
 

@@ -5,7 +5,7 @@ import pytest
 
 from delayserver.errors import ConflictError
 from delayserver.message import Payload
-from delayserver.messages import NewMessage
+from delayserver.publishing import NewMessage
 from delayserver.replay import content_digests
 from delayserver.sequencer import KeyEntry
 from delayserver.tracecontext import trace_of, with_trace
@@ -95,19 +95,21 @@ def traced(key: str | None, trace: bytes, body: bytes = b"1") -> NewMessage:
 def test_a_retry_in_another_span_is_the_same_message() -> None:
     parts = MessageParts()
     other = VALID.replace(SPAN, b"c" * 16)
-    first = parts.messages.publish_one(traced("k", VALID), 0)
-    assert parts.messages.publish_one(traced("k", other), 0).message_id == first.message_id
-    assert parts.messages.publish_one(traced("k", b""), 0).duplicate
-    batch = parts.messages.publish([traced("k", other), traced("l", other), traced("l", VALID)], 0)
+    first = parts.publishing.publish_one(traced("k", VALID), 0)
+    assert parts.publishing.publish_one(traced("k", other), 0).message_id == first.message_id
+    assert parts.publishing.publish_one(traced("k", b""), 0).duplicate
+    batch = parts.publishing.publish(
+        [traced("k", other), traced("l", other), traced("l", VALID)], 0
+    )
     assert [one.duplicate for one in batch] == [True, False, True]
     with pytest.raises(ConflictError):
-        parts.messages.publish_one(traced("k", VALID, b"2"), 0)
+        parts.publishing.publish_one(traced("k", VALID, b"2"), 0)
 
 
 def test_the_log_tells_the_digest_of_the_content() -> None:
     plain, with_context = MessageParts(), MessageParts()
-    plain.messages.publish_one(NewMessage("orders", 10_000_000, PAYLOAD), 0)
-    with_context.messages.publish_one(traced("k", VALID), 0)
+    plain.publishing.publish_one(NewMessage("orders", 10_000_000, PAYLOAD), 0)
+    with_context.publishing.publish_one(traced("k", VALID), 0)
     digests = []
     for parts in (plain, with_context):
         rows, _ = parts.sequencer.group.encode()

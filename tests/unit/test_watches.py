@@ -8,7 +8,7 @@ import pytest
 
 from delayserver.events import Events
 from delayserver.message import Payload, Watch
-from delayserver.messages import NewMessage
+from delayserver.publishing import NewMessage
 from delayserver.watches import (
     OnEvent,
     Watches,
