@@ -10,7 +10,8 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+
+import msgspec
 
 from storage.catalog import Catalog, Table
 from storage.rows import HOUR_MS
@@ -98,8 +99,11 @@ class ChangeState(IntEnum):
     """As MOVED, by an event."""
 
 
-class Change(NamedTuple):
-    """Where a message is now (subscription 0), or its delivery to one subscription."""
+class Change(msgspec.Struct, frozen=True, gc=False):
+    """Where a message is now (subscription 0), or its delivery to one subscription.
+
+    Of many that were cancelled each has one until the next checkpoint: the garbage collector must
+    not walk over them."""
 
     state: int
     entry_seq: int
@@ -121,7 +125,9 @@ def parse_change_key(key: bytes) -> tuple[int, int]:
 
 def pack_change(change: Change) -> bytes:
     """A value of the table CHANGES."""
-    return _CHANGE_VALUE.pack(*change)
+    return _CHANGE_VALUE.pack(
+        change.state, change.entry_seq, change.due_ms, change.attempt, change.subject_id
+    )
 
 
 def unpack_change(value: bytes) -> Change:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from delayserver.cancels import Cancels
 from delayserver.config import Settings
 from delayserver.dispatcher import Dispatcher, Take
 from delayserver.expansion import Staging
@@ -164,6 +165,7 @@ class MessageParts:
             Timeouts(now_ms),
         )
         self.ids = IdCodec(0, SECRET)
+        hasher = KeyHasher(SECRET)
         self.messages = Messages(
             self.settings,
             self.catalog,
@@ -174,8 +176,11 @@ class MessageParts:
             self.dispatcher,
             self.registry,
             self.ids,
-            KeyHasher(SECRET),
+            hasher,
             now_ms=now_ms,
+        )
+        self.cancels = Cancels(
+            self.sequencer, self.groups, self.wheel, self.hours, self.messages, hasher
         )
 
     def publish(self, *messages: NewMessage, now_ms: int = START_MS) -> list[int]:
