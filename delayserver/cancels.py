@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from delayserver.errors import ConflictError, NotFoundError
 from delayserver.groups import Groups
 from delayserver.hours import Hours
-from delayserver.ids import KeyHasher, MessageId
+from delayserver.ids import IdCodec, KeyHasher, MessageId
 from delayserver.messages import Messages
 from delayserver.sequencer import MESSAGE_ROW, Sequencer
 from delayserver.wheel import Wheel
@@ -41,6 +41,7 @@ class Cancels:
         wheel: Wheel,
         hours: Hours,
         messages: Messages,
+        ids: IdCodec,
         key_hasher: KeyHasher,
     ) -> None:
         self._sequencer = sequencer
@@ -48,7 +49,18 @@ class Cancels:
         self._wheel = wheel
         self._hours = hours
         self._messages = messages
+        self._ids = ids
         self._key_hasher = key_hasher
+
+    def by_ids(self, texts: Sequence[str]) -> list[MessageId | Refusal]:
+        """The messages that ids name, or why there is none."""
+        next_seq = self._sequencer.next_seq
+        return [
+            one
+            if one is not None and one.seq < next_seq
+            else NotFoundError(f"there is no message {text[:64]!r}")
+            for text, one in zip(texts, self._ids.decode_many(texts), strict=True)
+        ]
 
     def by_keys(self, keys: Sequence[tuple[str, str]]) -> list[MessageId | Refusal]:
         """The messages that keys (subject, key) stand for, or why there is none."""
@@ -98,9 +110,7 @@ class Cancels:
     ) -> NDArray[np.bool_]:
         """Cancel those that are plain; which of `found` that was."""
         is_done = np.zeros(len(found), np.bool_)
-        seqs, first = np.unique(
-            np.array([one.seq for one in found], np.uint64), return_index=True
-        )
+        seqs, first = np.unique(np.array([one.seq for one in found], np.uint64), return_index=True)
         unchanged = self._sequencer.unchanged(seqs)
         seqs, first = seqs[unchanged], first[unchanged]
         if not len(seqs):

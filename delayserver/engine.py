@@ -133,7 +133,7 @@ class Engine:
             now_ms=now_ms,
         )
         self.cancels = Cancels(
-            sequencer, self.groups, self.wheel, self.hours, self.messages, key_hasher
+            sequencer, self.groups, self.wheel, self.hours, self.messages, ids, key_hasher
         )
         watches = self.messages.watches
         self.events = Events(settings, sequencer, self.groups, self.messages, watches)

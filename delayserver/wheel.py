@@ -310,10 +310,9 @@ class Wheel:
         which: list[NDArray[np.intp]] = []
         for rows, index, found in self._find_many(hour, seqs, dues_ms):
             whole = rows["route"][index] & ROUTE_SUBSCRIPTION == 0
-            index, found = index[whole], found[whole]
-            taken.append(select(rows, index))
-            which.append(found)
-            rows["seq"][index] = 0
+            taken.append(select(rows, index[whole]))
+            which.append(found[whole])
+            rows["seq"][index[whole]] = 0
         empty: list[NDArray[np.intp]] = [np.empty(0, np.intp)]
         return concatenate(taken, WHEEL_DTYPE), np.concatenate(empty + which)
 

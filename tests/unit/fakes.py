@@ -180,7 +180,7 @@ class MessageParts:
             now_ms=now_ms,
         )
         self.cancels = Cancels(
-            self.sequencer, self.groups, self.wheel, self.hours, self.messages, hasher
+            self.sequencer, self.groups, self.wheel, self.hours, self.messages, self.ids, hasher
         )
 
     def publish(self, *messages: NewMessage, now_ms: int = START_MS) -> list[int]:
