@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from delayserver import dispatcher, imports
+from delayserver.cancels import Cancels
 from delayserver.config import Settings
 from delayserver.delivery.fetch import DelayedFetch, PullRequest
 from delayserver.delivery.leases import Leases
@@ -134,6 +135,9 @@ class Engine:
         )
         self.publishing = Publishing(
             settings, sequencer, self.groups, self.messages, ids, key_hasher
+        )
+        self.cancels = Cancels(
+            sequencer, self.groups, self.wheel, self.hours, self.messages, ids, key_hasher
         )
         watches = self.messages.watches
         self.events = Events(settings, sequencer, self.groups, self.messages, watches)
@@ -595,7 +599,7 @@ class Engine:
             subscription_id=subscription_id,
         )
         if change is not None:
-            change = change._replace(state=ChangeState.DISCARDED)
+            change = msgspec.structs.replace(change, state=ChangeState.DISCARDED)
             self.sequencer.put_change(seq, message_seq, subscription_id, change)
         self.groups.wake()
         return self.sequencer.group

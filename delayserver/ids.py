@@ -69,6 +69,21 @@ class IdCodec:
             ids.append((text + check.digest()).hex())
         return ids
 
+    def encode_each(self, found: Iterable[MessageId]) -> list[str]:
+        """The ids of any messages of this shard."""
+        encode = self.encode
+        return [encode(due_ms, seq) for _, due_ms, seq in found]
+
+    def decode_many(self, texts: Iterable[str]) -> list[MessageId | None]:
+        """As `decode`, for many; None for what was not given out here."""
+        found: list[MessageId | None] = []
+        for text in texts:
+            try:
+                found.append(self.decode(text))
+            except NotFoundError:
+                found.append(None)
+        return found
+
     def decode(self, text: str) -> MessageId:
         """Parse an id. Raises NotFoundError for anything that was not given out here."""
         found = read_id(text)

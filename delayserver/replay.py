@@ -40,6 +40,7 @@ from delayserver.tables import (
     HourState,
     change_key,
     hour_key,
+    pack_cancels,
     pack_change,
     pack_checkpoint,
     read_checkpoint,
@@ -320,10 +321,20 @@ class Replay:
         for start in range(0, len(watching), _ROWS_SLICE):
             for row in watching[start : start + _ROWS_SLICE].tolist():
                 self._note_watches(_MessageRow(*row), blob)
-        others = select(rows, ~published)
+        cancels = (rows["kind"] == RecordKind.CANCEL) & (rows["payload_length"] == 0)
+        others = select(rows, ~(published | cancels))
         for start in range(0, len(others), _ROWS_SLICE):
             for row in others[start : start + _ROWS_SLICE].tolist():
                 self._note_effect(_MessageRow(*row), blob)
+        # Nothing changes a message after its cancel, so they may come last.
+        cancelled = select(rows, cancels)
+        for start in range(0, len(cancelled), _ROWS_SLICE):
+            self._note_cancels(cancelled[start : start + _ROWS_SLICE])
+
+    def _note_cancels(self, rows: Rows) -> None:
+        """As `_note_effect`, for cancels that no event made."""
+        keys, values = pack_cancels(rows["message_seq"], rows["target_seq"], rows["target_due_ms"])
+        self._writes[Table.CHANGES] += zip(keys, values, strict=True)
 
     def _note_published(self, rows: Rows) -> None:
         self._subject_ids.update(np.unique(rows["subject_id"]).tolist())

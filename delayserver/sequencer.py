@@ -14,13 +14,15 @@ Threads: belongs to the event loop. A closed group is handed over and not touche
 
 import struct
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, chain, count
 from typing import Generic, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from delayserver.errors import OverloadedError
 from delayserver.imported_keys import ImportedKeys
@@ -105,6 +107,15 @@ class Overlay(Generic[K, V]):
                 return found
         return None
 
+    def get_many(self, keys: Iterable[K]) -> dict[K, V]:
+        """The newest values of those keys that changed."""
+        found: dict[K, V] = {}
+        for generation in self._generations:
+            values = generation.values
+            if values:
+                found.update((key, values[key]) for key in keys if key in values)
+        return found
+
     def put(self, seq: int, key: K, value: V) -> Callable[[], None]:
         """Set a value that record `seq` gave; returns how to undo it."""
         generation = self._newest
@@ -113,6 +124,15 @@ class Overlay(Generic[K, V]):
         values[key] = value
         generation.last_seq = seq
         return partial(_restore, values, key, before)
+
+    def put_many(self, last_seq: int, values: Mapping[K, V]) -> Callable[[], None]:
+        """As `put`, for many that records up to `last_seq` gave."""
+        generation = self._newest
+        known = generation.values
+        before = {key: known[key] for key in known.keys() & values.keys()}
+        known.update(values)
+        generation.last_seq = last_seq
+        return partial(_restore_many, known, values, before)
 
     def prune(self, through_seq: int) -> None:
         """Forget what the catalog has now."""
@@ -129,6 +149,12 @@ def _restore(values: dict[K, V], key: K, before: V | None) -> None:
         del values[key]
     else:
         values[key] = before
+
+
+def _restore_many(values: dict[K, V], keys: Iterable[K], before: Mapping[K, V]) -> None:
+    for key in keys:
+        del values[key]
+    values.update(before)
 
 
 @dataclass(slots=True)
@@ -306,6 +332,32 @@ class Sequencer:
         self.next_seq = first_seq + len(publishes)
         return first_seq
 
+    def append_cancels(
+        self, message_seqs: NDArray[np.uint64], dues_ms: NDArray[np.int64]
+    ) -> tuple[int, int]:
+        """Put a record of kind CANCEL into the open group for each message, which waits where its
+        id says and has not changed before; the overlays show it. Returns first and last seq."""
+        group, count = self.group, len(message_seqs)
+        first_seq, last_seq = self.next_seq, self.next_seq + count - 1
+        rows = np.zeros(count, MESSAGE_DTYPE)
+        rows["seq"] = np.arange(first_seq, last_seq + 1, dtype=np.uint64)
+        rows["message_seq"] = rows["target_seq"] = message_seqs
+        rows["target_due_ms"] = dues_ms
+        rows["payload_offset"] = group.payload_bytes
+        rows["kind"] = RecordKind.CANCEL
+        group.rows.append(rows.tobytes())
+        group.count += count
+        self.next_seq = last_seq + 1
+        seqs = message_seqs.tolist()
+        removed = dict(zip(seqs, range(first_seq, last_seq + 1), strict=True))
+        changes = {
+            seq: {0: Change(ChangeState.CANCELLED, seq, due_ms, 0, 0)}
+            for seq, due_ms in zip(seqs, dues_ms.tolist(), strict=True)
+        }
+        group.undo.append(self._removed.put_many(last_seq, removed))
+        group.undo.append(self._changes.put_many(last_seq, changes))
+        return first_seq, last_seq
+
     def append_import(self, count: int, payload: bytes, keys: ImportedKeys) -> int:
         """Put the record of an import into the open group, as its last; returns its first seq.
 
@@ -397,6 +449,17 @@ class Sequencer:
                 entry = unpack_key_entry(value)
         return entry
 
+    def key_entries(self, key_hashes: Collection[bytes]) -> dict[bytes, KeyEntry]:
+        """The messages that keys stand for, of those that do."""
+        if self._imported is not None:
+            found = {key_hash: self.key(key_hash) for key_hash in key_hashes}
+            return {key_hash: entry for key_hash, entry in found.items() if entry is not None}
+        entries = self._keys.get_many(key_hashes)
+        others = [key_hash for key_hash in key_hashes if key_hash not in entries]
+        for key_hash, value in self._view.get_many(Table.KEYS, others).items():
+            entries[key_hash] = unpack_key_entry(value)
+        return entries
+
     def put_key(self, seq: int, key_hash: bytes, entry: KeyEntry) -> None:
         """Record `seq` of the open group made the key stand for `entry`."""
         self.group.undo.append(self._keys.put(seq, key_hash, entry))
@@ -413,9 +476,26 @@ class Sequencer:
             if change.state == ChangeState.DEAD:
                 letter_key = dead_letter_key(subscription_id, change.entry_seq)
                 if self._view.get(Table.DEAD_LETTERS, letter_key) is None:
-                    change = change._replace(state=ChangeState.DISCARDED)
+                    change = msgspec.structs.replace(change, state=ChangeState.DISCARDED)
             changes[subscription_id] = change
         return changes
+
+    def unchanged(self, message_seqs: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Which of the messages, `message_seqs` ascending, never changed: they are where their ids
+        say. Shape: that of `message_seqs`."""
+        seqs = message_seqs.tolist()
+        data = message_seqs.astype(">u8").tobytes()
+        prefixes = [data[at : at + 8] for at in range(0, len(data), 8)]
+        changed = self._view.prefixes(Table.CHANGES, prefixes)
+        fresh = self._changes.get_many(seqs)
+        return np.fromiter(
+            (
+                prefix not in changed and seq not in fresh
+                for seq, prefix in zip(seqs, prefixes, strict=True)
+            ),
+            np.bool_,
+            len(seqs),
+        )
 
     def has_fresh_change(self, message_seq: int) -> bool:
         """Whether the message changed since the last checkpoint."""

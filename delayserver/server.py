@@ -456,12 +456,6 @@ class Server(Shard):
         found = await self.find(self.engine.messages.locate(seq, due_ms))
         return self.engine.sequencer.subject_names[found.subject_id]
 
-    async def cancel(
-        self, seq: int, due_ms: int, expected: Versions = None, subject: str = ""
-    ) -> None:
-        """Cancel; on return it is durable that the message never fires (I5)."""
-        await self.durable(self.engine.messages.cancel(seq, due_ms, expected, subject))
-
     async def move(self, seq: int, due_ms: int, new_due_ms: int, expected: Versions = None) -> str:
         """Give a message a new due time; durable on return. Returns its new version."""
         messages = self.engine.messages

@@ -10,7 +10,10 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from storage.catalog import Catalog, Table
 from storage.rows import HOUR_MS
@@ -98,8 +101,11 @@ class ChangeState(IntEnum):
     """As MOVED, by an event."""
 
 
-class Change(NamedTuple):
-    """Where a message is now (subscription 0), or its delivery to one subscription."""
+class Change(msgspec.Struct, frozen=True, gc=False):
+    """Where a message is now (subscription 0), or its delivery to one subscription.
+
+    Of many that were cancelled each has one until the next checkpoint: the garbage collector must
+    not walk over them."""
 
     state: int
     entry_seq: int
@@ -121,7 +127,37 @@ def parse_change_key(key: bytes) -> tuple[int, int]:
 
 def pack_change(change: Change) -> bytes:
     """A value of the table CHANGES."""
-    return _CHANGE_VALUE.pack(*change)
+    return _CHANGE_VALUE.pack(
+        change.state, change.entry_seq, change.due_ms, change.attempt, change.subject_id
+    )
+
+
+_CHANGE_KEYS = np.dtype([("message_seq", ">u8"), ("subscription_id", ">u4")])
+_CHANGE_VALUES = np.dtype(
+    [
+        ("state", "u1"),
+        ("entry_seq", ">u8"),
+        ("due_ms", ">u8"),
+        ("attempt", ">u2"),
+        ("subject_id", ">u4"),
+    ]
+)
+assert (_CHANGE_KEYS.itemsize, _CHANGE_VALUES.itemsize) == (CHANGE_KEY.size, _CHANGE_VALUE.size)
+
+
+def pack_cancels(
+    message_seqs: NDArray[np.uint64],
+    entry_seqs: NDArray[np.uint64],
+    dues_ms: NDArray[np.int64],
+) -> tuple[list[bytes], list[bytes]]:
+    """Keys and values of the table CHANGES for messages that were cancelled."""
+    keys = np.zeros(len(message_seqs), _CHANGE_KEYS)
+    keys["message_seq"] = message_seqs
+    values = np.zeros(len(message_seqs), _CHANGE_VALUES)
+    values["state"] = ChangeState.CANCELLED
+    values["entry_seq"] = entry_seqs
+    values["due_ms"] = dues_ms
+    return keys.view(f"V{keys.itemsize}").tolist(), values.view(f"V{values.itemsize}").tolist()
 
 
 def unpack_change(value: bytes) -> Change:

@@ -18,7 +18,7 @@ so that it sees the newest commit.
 
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -73,8 +73,16 @@ class View(Protocol):
 
     def get(self, table: Table, key: bytes) -> bytes | None: ...
 
+    def get_many(self, table: Table, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """The values of those keys that are there."""
+        ...
+
     def scan(self, table: Table, prefix: bytes) -> list[tuple[bytes, bytes]]:
         """The pairs whose key begins with `prefix`, in key order; for few."""
+        ...
+
+    def prefixes(self, table: Table, ascending: Iterable[bytes]) -> set[bytes]:
+        """Those of the prefixes that some key begins with; values are not looked at."""
         ...
 
     def refresh(self) -> None:
@@ -245,19 +253,40 @@ class LmdbView:
 
     def get(self, table: Table, key: bytes) -> bytes | None:
         try:
-            if self._transaction is None:
-                self._transaction = self._environment.begin()
-            sealed: bytes | None = self._transaction.get(key, db=self._tables[table])
+            sealed: bytes | None = self._moment().get(key, db=self._tables[table])
         except lmdb.Error as error:
             raise CatalogError(f"read {table}", f"{error}") from error
         return sealed if sealed is None else _opened(self._path, table, key, sealed)
 
+    def get_many(self, table: Table, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        try:
+            with self._moment().cursor(db=self._tables[table]) as cursor:
+                found = cursor.getmulti(sorted(keys))  # neighbours share pages
+        except lmdb.Error as error:
+            raise CatalogError(f"read {table}", f"{error}") from error
+        return {key: _opened(self._path, table, key, sealed) for key, sealed in found}
+
+    def prefixes(self, table: Table, ascending: Iterable[bytes]) -> set[bytes]:
+        found: set[bytes] = set()
+        here = b""
+        try:
+            with self._moment().cursor(db=self._tables[table]) as cursor:
+                for prefix in ascending:
+                    # One key that is far ahead answers for all prefixes before it.
+                    if here < prefix:
+                        if not cursor.set_range(prefix):
+                            break
+                        here = cursor.key()
+                    if here.startswith(prefix):
+                        found.add(prefix)
+        except lmdb.Error as error:
+            raise CatalogError(f"scan {table}", f"{error}") from error
+        return found
+
     def scan(self, table: Table, prefix: bytes) -> list[tuple[bytes, bytes]]:
         pairs: list[tuple[bytes, bytes]] = []
         try:
-            if self._transaction is None:
-                self._transaction = self._environment.begin()
-            with self._transaction.cursor(db=self._tables[table]) as cursor:
+            with self._moment().cursor(db=self._tables[table]) as cursor:
                 found = cursor.set_range(prefix)
                 while found and (key := cursor.key()).startswith(prefix):
                     pairs.append((key, _opened(self._path, table, key, cursor.value())))
@@ -265,6 +294,11 @@ class LmdbView:
         except lmdb.Error as error:
             raise CatalogError(f"scan {table}", f"{error}") from error
         return pairs
+
+    def _moment(self) -> Any:
+        if self._transaction is None:
+            self._transaction = self._environment.begin()
+        return self._transaction
 
     def refresh(self) -> None:
         if self._transaction is not None:

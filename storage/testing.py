@@ -50,7 +50,7 @@ import errno
 import os
 import random
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
@@ -855,6 +855,20 @@ class MemoryView:
     def get(self, table: Table, key: bytes) -> bytes | None:
         self._catalog._check(f"read {table}", key)
         return self._look()[table].get(key)
+
+    def get_many(self, table: Table, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        self._catalog._check(f"read {table}", *keys)
+        values = self._look()[table]
+        return {key: values[key] for key in keys if key in values}
+
+    def prefixes(self, table: Table, ascending: Iterable[bytes]) -> set[bytes]:
+        self._catalog._check(f"scan {table}")
+        keys = sorted(self._look()[table])
+        return {
+            prefix
+            for prefix in ascending
+            if any(key.startswith(prefix) for key in keys[bisect_left(keys, prefix) :][:1])
+        }
 
     def scan(self, table: Table, prefix: bytes) -> list[tuple[bytes, bytes]]:
         self._catalog._check(f"scan {table}")

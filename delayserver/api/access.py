@@ -14,16 +14,8 @@ Cost: a walk over the request's headers; one SHA-256 where there is a token. Thr
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from delayserver.api.hot import (
-    Asgi,
-    Headers,
-    Receive,
-    Scope,
-    Send,
-    header,
-    problem_answer,
-    send_answer,
-)
+from delayserver.api.answers import Headers, header, problem_answer
+from delayserver.api.hot import Asgi, Receive, Scope, Send, send_answer
 from delayserver.api.scopes import PUBLIC_PATHS
 from delayserver.errors import AccessError, DelayServerError, HeadTooLargeError
 from delayserver.tokens import Caller, TokenTable
@@ -87,6 +79,16 @@ class Access:
         caller = self._tokens.caller(token.strip())
         caller.admit()
         return caller
+
+    def is_restricted(self, headers: Headers) -> bool:
+        """Whether who sent the request may do some things only. Nothing is counted or refused."""
+        if self._tokens.is_open:
+            return False
+        token = header(headers, b"authorization").partition(b" ")[2]
+        try:
+            return not self._tokens.caller(token.strip()).is_admin
+        except AccessError:
+            return False
 
 
 def _check_is_local(headers: Headers) -> None:

@@ -23,7 +23,7 @@ from typing import Final
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from delayserver.api.access import Access
-from delayserver.api.hot import Answer, problem_answer
+from delayserver.api.answers import Answer, problem_answer
 from delayserver.api.problems import MEDIA_TYPE, Problem, ProblemDocument
 from delayserver.config import Settings
 from delayserver.errors import HeadTooLargeError, OverloadedError

@@ -102,7 +102,14 @@ class PulledListDocument(msgspec.Struct):
     messages: list[PulledDocument]
 
 
-class CancelResultDocument(msgspec.Struct):
+class StateDocument(msgspec.Struct, gc=False):
+    """The answer to a cancel."""
+
+    id: str
+    state: str
+
+
+class CancelResultDocument(msgspec.Struct, gc=False):
     """What became of one of many cancels."""
 
     id: str | None = None

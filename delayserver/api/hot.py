@@ -1,4 +1,4 @@
-"""The hot path: publish a message or a batch, renew a heartbeat. From request to answer.
+"""The hot path: publish a message or a batch, renew a heartbeat, cancel. From request to answer.
 
     body ──▶ Intake ──▶ Messages.publish ──▶ answer, made at once ──▶ told when its group is durable
 
@@ -9,23 +9,23 @@ document like all others.
 Cost: a message decoded, decided and encoded, no task. Threads: belongs to the event loop.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 import msgspec
-import structlog
 from starlette.requests import ClientDisconnect
 
+from delayserver.api.answers import Answer, Headers, header, problem_answer
 from delayserver.api.conditions import entity_tag
 from delayserver.api.documents import HeartbeatDocument
+from delayserver.api.hot_cancel import CANCEL_PATH, HotCancel, asks_disk, is_cancel
 from delayserver.api.intake import Intake
-from delayserver.api.problems import MEDIA_TYPE, pointer_to, problem_of
+from delayserver.api.problems import pointer_to
 from delayserver.errors import AckTimeoutError, DelayServerError, InputError, TooLargeError
 from delayserver.message import check_key
 from delayserver.produce import Level
 from delayserver.publishing import Published
-from delayserver.sequencer import Group
 from delayserver.server import Server
 from delayserver.times import format_duration, format_time, parse_duration_ms
 from delayserver.tokens import Action, Caller
@@ -39,7 +39,6 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
-Headers = Iterable[tuple[bytes, bytes]]
 
 MESSAGES_PATH = "/v1/messages"
 BATCH_PATH = "/v1/messages/batch"
@@ -51,9 +50,6 @@ ACK_TIMEOUT_MAX_MS = 60_000
 _ACK_LEVELS = {"durable": Level.DURABLE, "filed": Level.FILED}
 REST_MAX_BYTES = 8 * 1024 * 1024
 """Longest request of the other calls, such as 10,000 keys to cancel."""
-JSON = b"application/json"
-
-log = structlog.get_logger()
 
 
 class PublishedDocument(msgspec.Struct):
@@ -79,34 +75,13 @@ _PUBLISH = (Action.PUBLISH,)
 _encode = msgspec.json.Encoder().encode
 
 
-class Answer(msgspec.Struct):
-    """An answer that may be given once `group` is durable (None: at once)."""
-
-    status: int
-    body: bytes
-    fields: bytes = b""
-    """Header fields as they go over the wire, each with its line break."""
-    content_type: bytes = JSON
-    group: Group | None = None
-    seq: int = 0
-    """The last record of what it answers."""
-
-
-def problem_answer(error: Exception) -> Answer:
-    """The problem document of an error."""
-    if not isinstance(error, DelayServerError | StorageError):
-        log.error("a request failed", exc_info=error)
-    problem = problem_of(error)
-    fields = "".join(f"{name}: {value}\r\n" for name, value in problem.headers.items())
-    return Answer(problem.status, problem.encode(), fields.encode(), MEDIA_TYPE.encode())
-
-
 class Hot:
     """The calls, apart from how they came in."""
 
     def __init__(self, server: Server, intake: Intake) -> None:
         self._server = server
         self._intake = intake
+        self.cancels = HotCancel(server)
         # Base64 makes a third more of a body.
         self.one_max_bytes = server.settings.body_max_bytes * 4 // 3 + ENVELOPE_BYTES
         self.batch_max_bytes = server.settings.batch_max_bytes
@@ -140,6 +115,8 @@ class Hot:
 
     def max_bytes(self, path: str) -> int:
         """The longest request that the path takes."""
+        if path == CANCEL_PATH:
+            return REST_MAX_BYTES
         return self.batch_max_bytes if path == BATCH_PATH else self.one_max_bytes
 
     def _publish(self, data: bytes, caller: Caller | None, trace: Trace | None) -> Answer:
@@ -263,12 +240,18 @@ class HotPath:
     async def publish(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one of them."""
         path, hot, headers = scope["path"], self._hot, scope["headers"]
-        query = scope["query_string"] if scope["method"] == "POST" else b""
+        takes_ack = path in (MESSAGES_PATH, BATCH_PATH) and scope["method"] == "POST"
+        query = scope["query_string"] if takes_ack else b""
         try:
             ack = parse_ack(query) if query else None
             data = await read_body(limited(headers, receive, hot.max_bytes(path)))
             caller, content_type = scope.get("caller"), header(headers, b"content-type")
-            answer = hot.answer(path, data, content_type, caller, trace_of(headers))
+            if is_cancel(scope["method"], path):
+                restricted = caller is not None and not caller.is_admin and asks_disk(path)
+                subjects = await hot.cancels.subjects_of(path, data) if restricted else {}
+                answer = hot.cancels.answer(path, data, headers, caller, subjects)
+            else:
+                answer = hot.answer(path, data, content_type, caller, trace_of(headers))
             if ack is not None and answer.status < 400:
                 answer = await self._acknowledged(answer, ack)
             elif answer.group is not None:
@@ -318,9 +301,9 @@ def parse_ack(query: bytes) -> Ack:
 
 def is_hot(method: str, path: str) -> bool:
     """Whether `Hot` serves the call; the path without its escapes."""
-    if method == "POST":
-        return path in (MESSAGES_PATH, BATCH_PATH)
-    return method == "PUT" and path.startswith(HEARTBEATS_PATH)
+    if method == "POST" and path in (MESSAGES_PATH, BATCH_PATH):
+        return True
+    return (method == "PUT" and path.startswith(HEARTBEATS_PATH)) or is_cancel(method, path)
 
 
 def limited(headers: Headers, receive: Receive, max_bytes: int) -> Receive:
@@ -354,14 +337,6 @@ async def read_body(receive: Receive) -> bytes:
         parts.append(message.get("body", b""))
         more = message.get("more_body", False)
     return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def header(headers: Headers, name: bytes) -> bytes:
-    """The value of a request header (lower-case name), empty if it is not there."""
-    for key, value in headers:
-        if key == name:
-            return value
-    return b""
 
 
 async def send_answer(send: Send, answer: Answer) -> None:

@@ -1,7 +1,7 @@
-"""The hot path without ASGI: a uvicorn protocol that answers the two publish calls by itself.
+"""The hot path without ASGI: a uvicorn protocol that answers publishes and cancels by itself.
 
-    bytes ──▶ POST /v1/messages[/batch]? ──yes─▶ Hot ──▶ answers, when the group is durable
-                                         ──no──▶ uvicorn's own protocol ──▶ ASGI
+    bytes ──▶ POST /v1/messages[/batch]? DELETE? ──yes─▶ Hot ──▶ answers, when the group is durable
+                                                 ──no──▶ uvicorn's own protocol ──▶ ASGI
 
 A request is served here if its head is as plain as those of clients are: HTTP/1.1, a content
 length, nothing to wait for or to switch to. Everything else goes uvicorn's way, byte for byte as it
@@ -17,6 +17,7 @@ Cost: 25 µs of CPU per durable publish, system calls included (`scripts/bench`)
 to the event loop.
 """
 
+import re
 from collections import deque
 from functools import lru_cache
 from http import HTTPStatus
@@ -27,16 +28,10 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from delayserver.api.access import Access
+from delayserver.api.answers import Answer, header, problem_answer
 from delayserver.api.connection import Connection, Phase
-from delayserver.api.hot import (
-    HEARTBEATS_PATH,
-    MESSAGES_PATH,
-    Answer,
-    Hot,
-    header,
-    is_hot,
-    problem_answer,
-)
+from delayserver.api.hot import HEARTBEATS_PATH, MESSAGES_PATH, Hot, is_hot
+from delayserver.api.hot_cancel import MESSAGE_PATH, asks_disk, is_cancel
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError
 from delayserver.sequencer import Group
@@ -48,7 +43,13 @@ HEADS_KEPT = 1024
 PIPELINED_MAX = 1024
 """A connection with so many unanswered requests is not read from."""
 
-_PUT_HEARTBEAT = b"PUT " + HEARTBEATS_PATH.encode()
+_OF_ONE = (b"PUT " + HEARTBEATS_PATH.encode(), b"DELETE /v1/")
+"""How calls begin of which each has an address of its own."""
+_PLACES = {b"PUT": HEARTBEATS_PATH.encode() + b"x", b"DELETE": MESSAGE_PATH.encode() + b"x"}
+_REQUEST_LINE = re.compile(
+    rb"(?P<method>PUT|DELETE) (?P<target>/[A-Za-z0-9%/:@!$&'()*+,;=._~-]+) HTTP/1\.1\r\n"
+)
+"""One that every parser reads in the same way."""
 _BEGIN = b"POST " + MESSAGES_PATH.encode()
 _CLOSE = b"connection: close\r\n"
 _END = b"\r\n\r\n"
@@ -73,12 +74,27 @@ class Head(NamedTuple):
     content_type: bytes
     keep_alive: bool
     trace: Trace | None
+    is_cancel: bool = False
 
 
 @lru_cache(maxsize=HEADS_KEPT)
 def read_head(data: bytes) -> Head | None:
     """Read a head, which ends with an empty line; None: it goes uvicorn's way."""
     return _HeadParser().read(data)
+
+
+def read_head_of_one(data: bytes) -> Head | None:
+    """As `read_head`, for calls whose address nobody else asks for: only what follows the first
+    line is the same again and again, so that is what is remembered."""
+    line = _REQUEST_LINE.match(data)
+    if line is None:
+        return read_head.__wrapped__(data)
+    path = _plain_path(line["target"])
+    method = line["method"]
+    if path is None or not is_hot(method.decode(), path):
+        return None
+    head = read_head(b"%b %b%b" % (method, _PLACES[method], data[line.end("target") :]))
+    return None if head is None else head._replace(path=path)
 
 
 class _HeadParser:
@@ -109,13 +125,16 @@ class _HeadParser:
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             return None
         path = _plain_path(self._url)
+        method = parser.get_method().decode()
         # An empty line that only some take for one must not hide a second request.
         is_one = self._heads == 1 and not self._bodies
-        if path is None or not is_one or not is_hot(parser.get_method().decode(), path):
+        if path is None or not is_one or not is_hot(method, path):
             return None
         if parser.get_http_version() != "1.1" or header(self._headers, b"expect"):
             return None
         length = header(self._headers, b"content-length")
+        if not length and method == "DELETE":
+            length = b"0"
         if not length.isdigit() or header(self._headers, b"transfer-encoding"):
             return None
         return Head(
@@ -125,6 +144,7 @@ class _HeadParser:
             header(self._headers, b"content-type"),
             parser.should_keep_alive(),
             trace_of(self._headers),
+            is_cancel(method, path),
         )
 
 
@@ -209,9 +229,8 @@ class _HotProtocol(Connection):
             body_start = end + len(_END)
             if end < 0:
                 head = None
-            elif data.startswith(_PUT_HEARTBEAT, start):
-                # Each heartbeat has a head of its own: they would drive out the others.
-                head = read_head.__wrapped__(data[start:body_start])
+            elif data.startswith(_OF_ONE, start):
+                head = read_head_of_one(data[start:body_start])
             else:
                 head = read_head(data[start:body_start])
             # A head or a body that is too long: uvicorn's way knows what to do.
@@ -220,6 +239,7 @@ class _HotProtocol(Connection):
                 or head.length > self.hot.max_bytes(head.path)
                 or body_start - start > self.access.head_max_bytes
                 or len(head.headers) > self.access.headers_max
+                or (head.is_cancel and asks_disk(head.path) and self._is_restricted(head))
             ):
                 self._pass_on(data, start)
                 return
@@ -233,6 +253,9 @@ class _HotProtocol(Connection):
                 self.comes_in_part(Phase.BODY, length - body_start)
                 return
             self._serve(head, data[body_start:start])
+
+    def _is_restricted(self, head: Head) -> bool:
+        return self.access.is_restricted(head.headers)
 
     def _pass_on(self, data: bytes, start: int) -> None:
         """Go uvicorn's way from here on."""
@@ -280,7 +303,10 @@ class _HotProtocol(Connection):
             self.phase = Phase.NOTHING
         try:
             caller = self.access.check(head.headers)
-            answer = self.hot.answer(head.path, body, head.content_type, caller, head.trace)
+            if head.is_cancel:
+                answer = self.hot.cancels.answer(head.path, body, head.headers, caller)
+            else:
+                answer = self.hot.answer(head.path, body, head.content_type, caller, head.trace)
         except DelayServerError as error:
             answer = problem_answer(error)
         unanswered = self._unanswered

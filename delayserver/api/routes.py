@@ -22,8 +22,6 @@ from starlette.requests import ClientDisconnect
 from delayserver.api import models
 from delayserver.api.conditions import entity_tag, expected_versions, wants_new
 from delayserver.api.documents import (
-    CancelledDocument,
-    CancelResultDocument,
     DeadLettersDocument,
     PendingListDocument,
     PulledListDocument,
@@ -39,7 +37,7 @@ from delayserver.api.openapi import batch_body, json_body
 from delayserver.api.scopes import CallerOf, make_authorize, require
 from delayserver.dead_letters import DeadLetters
 from delayserver.delivery.webhook import RetryPolicy
-from delayserver.errors import AccessError, ConflictError, InputError, NotFoundError
+from delayserver.errors import ConflictError, InputError, NotFoundError
 from delayserver.ids import MessageId
 from delayserver.imports import Import
 from delayserver.listing import Listing
@@ -58,9 +56,8 @@ from delayserver.times import (
     parse_duration_ms,
     parse_time_ms,
 )
-from delayserver.tokens import Action, Caller
+from delayserver.tokens import Action
 from delayserver.tracecontext import trace_of
-from storage.errors import DamageError
 
 PAGE_MAX = 1000
 DUPLICATES_PAGE_MAX = 10_000
@@ -171,15 +168,11 @@ def make_router(
         tags=["messages"],
         response_model=models.CancelledModel,
         responses=INVALID | LOGGED,
+        openapi_extra=json_body(models.CancelModel),
     )
-    async def cancel_many(request: models.CancelModel, caller: CallerOf) -> Response:
+    async def cancel_many(request: Request) -> Response:
         """Cancel many messages by id and by key; one result for each."""
-        results = [CancelResultDocument(id=text) for text in request.ids]
-        results += [CancelResultDocument(subject=k.subject, key=k.key) for k in request.keys]
-        for result in results:
-            await _cancel_one(server, caller, result)
-        await server.durable(engine.groups.not_durable())
-        return _json(CancelledDocument(results))
+        return Forward(path.publish, request)
 
     # ── one message ────────────────────────────────────────────────────────────────────────────
 
@@ -195,13 +188,16 @@ def make_router(
         return _message(await queries.look_up(found.seq, found.due_ms))
 
     @router.delete(
-        "/v1/messages/{message_id}", tags=["messages"], responses=CONDITIONAL | STORED | LOGGED
+        "/v1/messages/{message_id}",
+        tags=["messages"],
+        response_model=models.StateModel,
+        responses=CONDITIONAL | STORED | LOGGED,
     )
-    async def cancel_message(message_id: str, if_match: IfMatch = None) -> models.StateModel:
+    async def cancel_message(
+        message_id: str, request: Request, if_match: IfMatch = None
+    ) -> Response:
         """Cancel a message: when this answers, it will never be delivered, crash or not."""
-        found = engine.messages.message_id(message_id)
-        await server.cancel(found.seq, found.due_ms, expected_versions(if_match))
-        return models.StateModel(id=message_id, state=State.CANCELLED)
+        return Forward(path.publish, request)
 
     @router.patch(
         "/v1/messages/{message_id}", tags=["messages"], responses=CONDITIONAL | STORED | LOGGED
@@ -227,16 +223,16 @@ def make_router(
         return _message(await queries.look_up(found.seq, found.due_ms))
 
     @router.delete(
-        "/v1/subjects/{subject}/keys/{key:key}", tags=["keys"], responses=CONDITIONAL | LOGGED
+        "/v1/subjects/{subject}/keys/{key:key}",
+        tags=["keys"],
+        response_model=models.StateModel,
+        responses=CONDITIONAL | LOGGED,
     )
     async def cancel_by_key(
-        subject: SubjectPath, key: KeyPath, if_match: IfMatch = None
-    ) -> models.StateModel:
+        subject: SubjectPath, key: KeyPath, request: Request, if_match: IfMatch = None
+    ) -> Response:
         """Cancel the message that a key stands for."""
-        found = engine.messages.by_key(subject, key)
-        await server.cancel(found.seq, found.due_ms, expected_versions(if_match), subject)
-        message_id = engine.ids.encode(found.due_ms, found.seq)
-        return models.StateModel(id=message_id, state=State.CANCELLED)
+        return Forward(path.publish, request)
 
     @router.patch(
         "/v1/subjects/{subject}/keys/{key:key}",
@@ -649,28 +645,6 @@ def _import_view(found: Import) -> models.ImportViewModel:
         conflicts=found.conflicts,
         first_seq=found.first_seq,
     )
-
-
-async def _cancel_one(server: Server, caller: Caller | None, result: CancelResultDocument) -> None:
-    """Decide one of many cancels; durable with the group that is open now."""
-    messages = server.engine.messages
-    try:
-        if result.subject is not None and result.key is not None:
-            require(caller, Action.PUBLISH, result.subject)
-            found = messages.by_key(result.subject, result.key)
-        else:
-            assert result.id is not None
-            found = messages.message_id(result.id)
-            if caller is not None and not caller.is_admin:
-                subject = await server.subject_of(found.seq, found.due_ms)
-                require(caller, Action.PUBLISH, subject)
-        result.id = messages.message_id_text(found.seq, found.due_ms)
-        messages.cancel(found.seq, found.due_ms, subject=result.subject or "")
-        result.state = State.CANCELLED
-    except ConflictError as error:
-        result.state, result.error = error.state, str(error)
-    except (AccessError, DamageError, NotFoundError) as error:
-        result.error = str(error)
 
 
 async def _move(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from delayserver.cancels import Cancels
 from delayserver.config import Settings
 from delayserver.dispatcher import Dispatcher, Take
 from delayserver.expansion import Staging
@@ -165,6 +166,7 @@ class MessageParts:
             Timeouts(now_ms),
         )
         self.ids = IdCodec(0, SECRET)
+        hasher = KeyHasher(SECRET)
         self.messages = Messages(
             self.settings,
             self.catalog,
@@ -175,7 +177,7 @@ class MessageParts:
             self.dispatcher,
             self.registry,
             self.ids,
-            KeyHasher(SECRET),
+            hasher,
             now_ms=now_ms,
         )
         self.publishing = Publishing(
@@ -184,7 +186,10 @@ class MessageParts:
             self.groups,
             self.messages,
             self.ids,
-            KeyHasher(SECRET),
+            hasher,
+        )
+        self.cancels = Cancels(
+            self.sequencer, self.groups, self.wheel, self.hours, self.messages, self.ids, hasher
         )
 
     def publish(self, *messages: NewMessage, now_ms: int = START_MS) -> list[int]:

@@ -15,6 +15,7 @@ from delayserver.api import documents, hot, models
         (documents.MessageDocument, models.MessageModel),
         (documents.PulledDocument, models.PulledModel),
         (documents.PulledListDocument, models.PulledListModel),
+        (documents.StateDocument, models.StateModel),
         (documents.CancelResultDocument, models.CancelResultModel),
         (documents.CancelledDocument, models.CancelledModel),
         (documents.DeadLetterDocument, models.DeadLetterModel),
