@@ -3,7 +3,8 @@
     bind the port → lock and recover → start the threads → listen → … → drain → checkpoint → end
 
 The port is bound first, so that a port in use is known before anything is touched, but nobody can
-connect before recovery has ended.
+connect before recovery has ended. Imports are most of a start, so what is not needed to be ready
+comes behind it (`delayserver.api.app`), and the collector is off until then.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from typing import Any
 import structlog
 import uvicorn
 
-from delayserver.api.app import make_app
+from delayserver.api.app import Rest, make_app
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError, InputError
 from delayserver.memory_faults import MemoryFaults
@@ -74,9 +75,9 @@ def serve(settings: Settings) -> int:
         log.critical("cannot start", error=str(error))
         return EXIT_REFUSED
     # What is alive now lives until the end: the collector need not look at it again.
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+    gc.enable()
     try:
         import uvloop
 
@@ -90,9 +91,14 @@ def serve(settings: Settings) -> int:
 class _Uvicorn(uvicorn.Server):
     """Lets long polls end before connections are waited for, and outlives the signal."""
 
-    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+    def __init__(self, config: uvicorn.Config, server: Server, rest: Rest) -> None:
         super().__init__(config)
         self._server = server
+        self._rest = rest
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._rest.begin()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -112,7 +118,7 @@ async def _serve(
     settings: Settings, server: Server, listener: socket.socket, tls: ssl.SSLContext | None
 ) -> None:
     await server.start()
-    app, protocol = make_app(server)
+    app, protocol, rest = make_app(server)
     config = uvicorn.Config(
         app,
         http=protocol,
@@ -133,7 +139,7 @@ async def _serve(
     scheme = "http" if tls is None else "https"
     log.info("listening", url=f"{scheme}://{authority}", pid=os.getpid())
     try:
-        await _Uvicorn(config, server).serve(sockets=[listener])
+        await _Uvicorn(config, server, rest).serve(sockets=[listener])
     finally:
         await server.stop()
 

@@ -10,7 +10,10 @@ hot_cancel the cancels among them
 protocol   the same calls without ASGI
 connection what a client may send, and how long it may take
 routes     everything else, on FastAPI
+timers     … heartbeats and events
+rest       … as one application
 access     who may call
 scopes     which call needs which scope
+authorize  … asked on FastAPI
 app        puts them together
 """

@@ -1,71 +1,78 @@
 """The application: access, then the hot path, then everything else on FastAPI.
 
+    Access ──▶ HotPath ──▶ Rest ──▶ FastAPI, imported and made behind the start
+
+A server is ready when it has recovered and its port is open. FastAPI, pydantic's models and the
+routes take longer to import than a million messages take to recover, and publishing, delivering and
+/readyz need none of them: they are imported by a thread that begins once the port is open, and a
+call that needs them waits for it.
+
 Threads: belongs to the event loop.
 """
 
-from typing import Any
+import asyncio
+import gc
+from collections.abc import Callable
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
-from prometheus_client import CollectorRegistry, Info, ProcessCollector
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-import delayserver
 from delayserver.api.access import Access
-from delayserver.api.hot import Asgi, Hot, HotPath
+from delayserver.api.hot import Asgi, Hot, HotPath, Receive, Scope, Send
 from delayserver.api.intake import Intake
-from delayserver.api.openapi import complete
-from delayserver.api.problems import (
-    MEDIA_TYPE,
-    Problem,
-    ProblemDocument,
-    input_error,
-    pointer_to,
-    problem_of,
-)
 from delayserver.api.protocol import make_protocol
-from delayserver.api.routes import make_router
-from delayserver.api.timers import make_timer_router
-from delayserver.errors import DelayServerError, InputError, InputErrors
 from delayserver.server import Server
-from delayserver.targets import TargetPolicy
-from storage.errors import StorageError
-
-DESCRIPTION = """
-Publish a message and say when it is due. It is stored durably, can be looked up, moved and
-cancelled, and is delivered on time, by webhook or to pulling consumers.
-
-Errors are problem documents (RFC 9457). Durations: integer milliseconds, or text such as `30m`;
-times: RFC 3339 with an offset, or integer milliseconds since the epoch.
-"""
 
 
-def make_app(server: Server) -> tuple[Asgi, type[HttpToolsProtocol]]:
-    """The ASGI application of a server, and the protocol that takes the hot path past it."""
+class Rest:
+    """An application that is made when it is first asked, or told to `begin`."""
+
+    def __init__(
+        self, make: Callable[[], Asgi], on_failed: Callable[[BaseException], None]
+    ) -> None:
+        """`on_failed` is told of an error of `make`: a server without its calls is none."""
+        self._make = make
+        self._on_failed = on_failed
+        self._making: asyncio.Future[Asgi] | None = None
+        self._made: Asgi | None = None
+
+    def begin(self) -> "asyncio.Future[Asgi]":
+        """Have a thread make it."""
+        if self._making is None:
+            self._making = asyncio.get_running_loop().run_in_executor(None, self._make)
+            self._making.add_done_callback(self._end)
+        return self._making
+
+    def _end(self, making: "asyncio.Future[Asgi]") -> None:
+        if making.cancelled():
+            return
+        error = making.exception()
+        if error is not None:
+            self._on_failed(error)
+            return
+        self._made = making.result()
+        # It lives until the end, as all that was there before: the collector need not look at it.
+        gc.freeze()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._made
+        if app is None:
+            app = await asyncio.shield(self.begin())
+        await app(scope, receive, send)
+
+
+def make_app(server: Server) -> tuple[Asgi, type[HttpToolsProtocol], Rest]:
+    """The ASGI application of a server, the protocol that takes the hot path past it, and the part
+    of the application that may be begun beforehand."""
     intake = Intake(server.settings, server.engine.sequencer.subjects)
-    registry = CollectorRegistry()
-    registry.register(server.metrics)
-    ProcessCollector(registry=registry)
-    Info("delayserver_build", "Version", registry=registry).info(
-        {"version": delayserver.__version__}
-    )
-    fastapi = _FastAPI(
-        title="Delay server", version=delayserver.__version__, description=DESCRIPTION
-    )
     hot = Hot(server, intake)
-    path = HotPath(server, hot, fastapi)
-    targets = TargetPolicy(server.settings.webhook_targets)
-    fastapi.include_router(make_router(server, intake, path, targets, registry))
-    fastapi.include_router(make_timer_router(server, path))
-    fastapi.add_exception_handler(DelayServerError, _on_error)
-    fastapi.add_exception_handler(StorageError, _on_error)
-    fastapi.add_exception_handler(RequestValidationError, _on_invalid)
-    fastapi.add_exception_handler(HTTPException, _on_http)
-    fastapi.add_exception_handler(ClientDisconnect, _on_disconnect)
-    fastapi.add_exception_handler(Exception, _on_error)
+
+    def make() -> Asgi:
+        from delayserver.api.rest import make_rest
+
+        return make_rest(server, intake, path)
+
+    rest = Rest(make, server.on_fatal)
+    path = HotPath(server, hot, rest)
     settings = server.settings
     access = Access(
         server.tokens,
@@ -73,58 +80,4 @@ def make_app(server: Server) -> tuple[Asgi, type[HttpToolsProtocol]]:
         headers_max=settings.headers_max,
         head_max_bytes=settings.head_max_bytes,
     )
-    return access, make_protocol(hot, access, settings)
-
-
-class _FastAPI(FastAPI):
-    def openapi(self) -> dict[str, Any]:
-        if self.openapi_schema is None:
-            complete(super().openapi())
-        assert self.openapi_schema is not None
-        return self.openapi_schema
-
-
-def _answer(problem: Problem) -> Response:
-    return Response(problem.encode(), problem.status, problem.headers, MEDIA_TYPE)
-
-
-async def _on_error(request: Request, error: Exception) -> Response:
-    return _answer(problem_of(error))
-
-
-async def _on_invalid(request: Request, error: Exception) -> Response:
-    """What pydantic found, with a pointer per field."""
-    assert isinstance(error, RequestValidationError)
-    errors = [_field_error(one) for one in error.errors()]
-    detail = "; ".join(f"{one.pointer}: {one.detail}".lstrip(": ") for one in errors[:5])
-    return _answer(problem_of(InputErrors(detail, errors)))
-
-
-def _field_error(error: dict[str, Any]) -> InputError:
-    where, *steps = error["loc"]
-    if error["type"] == "json_invalid":
-        return InputError(f"JSON is malformed: {error['ctx']['error']} (character {steps[0]})")
-    if error["type"] == "model_attributes_type" and isinstance(error["input"], bytes):
-        return InputError("send a JSON object, with the header `Content-Type: application/json`")
-    detail = error["msg"].removeprefix("Value error, ")
-    return InputError(detail, pointer_to(*(steps if where == "body" else error["loc"])))
-
-
-async def _on_disconnect(request: Request, error: Exception) -> Response:
-    """Nobody reads the answer."""
-    return Response(status_code=499)
-
-
-async def _on_http(request: Request, error: Exception) -> Response:
-    """No such path, no such method; or a body that cannot be read, and why."""
-    assert isinstance(error, HTTPException)
-    cause = error.__cause__
-    if isinstance(cause, DelayServerError):
-        return _answer(problem_of(cause))
-    if isinstance(cause, ClientDisconnect):
-        return await _on_disconnect(request, cause)
-    if isinstance(cause, Exception) and error.status_code == 400:
-        return _answer(problem_of(input_error(cause)))
-    detail = f"{request.method} {request.url.path}: {error.detail}; see /docs"
-    document = ProblemDocument("about:blank", str(error.detail), error.status_code, detail)
-    return _answer(Problem(document, dict(error.headers or {})))
+    return access, make_protocol(hot, access, settings), rest

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.requests import ClientDisconnect
 
 from delayserver.api.answers import Answer, Headers, header, problem_answer
 from delayserver.api.conditions import entity_tag
@@ -44,6 +43,8 @@ MESSAGES_PATH = "/v1/messages"
 BATCH_PATH = "/v1/messages/batch"
 HEARTBEATS_PATH = "/v1/heartbeats/"
 """Before the key."""
+ALIVE_PATH = "/healthz"
+READY_PATH = "/readyz"
 ENVELOPE_BYTES = 64 * 1024
 """A request may be longer than its body by this much."""
 ACK_TIMEOUT_MAX_MS = 60_000
@@ -69,6 +70,16 @@ class BatchDocument(msgspec.Struct):
     count: int
     duplicates: int
     ids: list[str]
+
+
+class HealthDocument(msgspec.Struct):
+    """The answer to /healthz and /readyz."""
+
+    status: str
+
+
+class GoneError(Exception):
+    """The client has closed its connection; nobody reads an answer."""
 
 
 _PUBLISH = (Action.PUBLISH,)
@@ -112,6 +123,16 @@ class Hot:
         if span is not None:
             _end_with(span, path, answer)
         return answer
+
+    def health(self, path: str) -> Answer:
+        """GET /healthz: the process is alive. GET /readyz: it has recovered, and accepts."""
+        if path == ALIVE_PATH:
+            return Answer(200, _encode(HealthDocument("ok")))
+        try:
+            self._server.engine.groups.admit(0)
+        except DelayServerError as error:
+            return problem_answer(error)
+        return Answer(200, _encode(HealthDocument("ready")))
 
     def max_bytes(self, path: str) -> int:
         """The longest request that the path takes."""
@@ -233,6 +254,8 @@ class HotPath:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and is_hot(scope["method"], scope["path"]):
             await self.publish(scope, receive, send)
+        elif scope["type"] == "http" and is_health(scope["method"], scope["path"]):
+            await self.health(scope, receive, send)
         else:
             limit = max(self._hot.one_max_bytes, REST_MAX_BYTES)
             await self._rest(scope, limited(scope["headers"], receive, limit), send)
@@ -256,11 +279,15 @@ class HotPath:
                 answer = await self._acknowledged(answer, ack)
             elif answer.group is not None:
                 await self._server.durable(answer.group)
-        except ClientDisconnect:
+        except GoneError:
             return
         except (DelayServerError, StorageError) as error:
             answer = problem_answer(error)
         await send_answer(send, answer)
+
+    async def health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve what is asked before anything else is there."""
+        await send_answer(send, self._hot.health(scope["path"]))
 
     async def _acknowledged(self, answer: Answer, ack: "Ack") -> Answer:
         """The answer to a publish that says what it waits for, and how long."""
@@ -306,6 +333,11 @@ def is_hot(method: str, path: str) -> bool:
     return (method == "PUT" and path.startswith(HEARTBEATS_PATH)) or is_cancel(method, path)
 
 
+def is_health(method: str, path: str) -> bool:
+    """Whether the call asks how the server is."""
+    return method == "GET" and path in (ALIVE_PATH, READY_PATH)
+
+
 def limited(headers: Headers, receive: Receive, max_bytes: int) -> Receive:
     """The same, but for a request body that is longer: then it raises TooLargeError, at once when
     the length is known."""
@@ -327,13 +359,13 @@ def limited(headers: Headers, receive: Receive, max_bytes: int) -> Receive:
 
 
 async def read_body(receive: Receive) -> bytes:
-    """The whole request body. Raises ClientDisconnect when it ends before that."""
+    """The whole request body. Raises GoneError when it ends before that."""
     parts: list[bytes] = []
     more = True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientDisconnect
+            raise GoneError
         parts.append(message.get("body", b""))
         more = message.get("more_body", False)
     return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -17,9 +17,9 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.convertors import Convertor, register_url_convertor
-from starlette.requests import ClientDisconnect
 
 from delayserver.api import models
+from delayserver.api.authorize import CallerOf, make_authorize, require
 from delayserver.api.conditions import entity_tag, expected_versions, wants_new
 from delayserver.api.documents import (
     DeadLettersDocument,
@@ -31,10 +31,9 @@ from delayserver.api.documents import (
     pending_document,
     pulled_document,
 )
-from delayserver.api.hot import HotPath, read_body
+from delayserver.api.hot import ALIVE_PATH, READY_PATH, GoneError, HotPath, read_body
 from delayserver.api.intake import Intake
 from delayserver.api.openapi import batch_body, json_body
-from delayserver.api.scopes import CallerOf, make_authorize, require
 from delayserver.dead_letters import DeadLetters
 from delayserver.delivery.webhook import RetryPolicy
 from delayserver.errors import ConflictError, InputError, NotFoundError
@@ -542,16 +541,20 @@ def make_router(
 
     # ── operations ─────────────────────────────────────────────────────────────────────────────
 
-    @router.get("/healthz", tags=["operations"])
-    async def healthz() -> dict[str, str]:
+    @router.get(ALIVE_PATH, tags=["operations"], response_model=dict[str, str])
+    async def healthz(request: Request) -> Response:
         """The process is alive."""
-        return {"status": "ok"}
+        return Forward(path.health, request)
 
-    @router.get("/readyz", tags=["operations"], responses={503: PROBLEM})
-    async def readyz() -> dict[str, str]:
+    @router.get(
+        READY_PATH,
+        tags=["operations"],
+        response_model=dict[str, str],
+        responses={503: PROBLEM},
+    )
+    async def readyz(request: Request) -> Response:
         """The server has recovered and accepts messages."""
-        engine.groups.admit(0)
-        return {"status": "ready"}
+        return Forward(path.health, request)
 
     @router.get("/metrics", tags=["operations"], response_class=Response)
     async def metrics() -> Response:
@@ -592,13 +595,13 @@ def _message(view: MessageView) -> Response:
 async def _while_connected(request: Request, work: Awaitable[T]) -> T:
     """The result of a wait that nobody but this client has an interest in.
 
-    Raises ClientDisconnect when the client is gone before."""
+    Raises GoneError when the client is gone before."""
     waiting = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnect(request))
     try:
         await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
-            raise ClientDisconnect
+            raise GoneError
         return waiting.result()
     finally:
         waiting.cancel()

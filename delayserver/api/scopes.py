@@ -3,19 +3,14 @@
 A call without a row is for `admin` alone. Where a row says BODY, the subjects stand in the request
 itself, and the handler asks with `Caller.require`; everywhere else it was asked before.
 
-Cost: a dictionary access; by message id, a look-up of the message, for callers that are not admin.
-Threads: belongs to the event loop.
+`delayserver.api.authorize` asks. Cost: none. Threads: any.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Annotated
 
-from fastapi import Depends, Request
-
-from delayserver.server import Server
-from delayserver.tokens import Action, Caller
+from delayserver.tokens import Action
 
 
 class Of(Enum):
@@ -92,45 +87,3 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("GET", "/readyz"): PUBLIC,
 }
 PUBLIC_PATHS = frozenset(path for (_, path), rule in RULES.items() if rule is PUBLIC)
-
-
-def _caller(request: Request) -> Caller | None:
-    caller: Caller | None = request.scope.get("caller")
-    return caller
-
-
-CallerOf = Annotated[Caller | None, Depends(_caller)]
-"""Who calls; None where nobody is asked for a token."""
-
-
-def require(caller: Caller | None, action: Action, subject: str) -> None:
-    """Raises AccessError unless that is allowed."""
-    if caller is not None:
-        caller.require((action,), subject)
-
-
-def make_authorize(server: Server) -> Callable[[Request], Awaitable[None]]:
-    """What every call on FastAPI depends on. Raises AccessError, NotFoundError, DamageError."""
-
-    async def authorize(request: Request) -> None:
-        caller = _caller(request)
-        if caller is None or caller.is_admin:
-            return
-        rule = RULES.get((request.method, request.scope["route"].path_format), ADMIN)
-        subject = ""
-        match rule.of:
-            case Of.BODY:
-                return
-            case Of.EVERYTHING:
-                subject = "*"
-            case Of.SUBJECT:
-                subject = request.path_params["subject"]
-            case Of.MESSAGE:
-                found = server.engine.messages.message_id(request.path_params["message_id"])
-                subject = await server.subject_of(found.seq, found.due_ms)
-            case Of.SUBSCRIPTION:
-                subject = server.engine.subscription(request.path_params["name"]).subject
-        if rule is not PUBLIC:
-            caller.require(rule.actions, subject)
-
-    return authorize

@@ -11,11 +11,11 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Request, Response
 
 from delayserver.api import models
+from delayserver.api.authorize import CallerOf, make_authorize, require
 from delayserver.api.documents import encode, heartbeat_document
 from delayserver.api.hot import HotPath
 from delayserver.api.openapi import json_body
 from delayserver.api.routes import INVALID, LOGGED, MISSING, PROBLEM, Forward
-from delayserver.api.scopes import CallerOf, make_authorize, require
 from delayserver.message import check_key
 from delayserver.server import Server
 from delayserver.tokens import Action

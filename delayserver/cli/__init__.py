@@ -19,29 +19,35 @@
 Exit status: 0 done, 1 refused by the server (or: damage found), 2 wrong usage, 3 no server there.
 
 Cost: 0.5 s to start, most of it the settings' imports; what a command alone needs is imported
-inside it. Threads: one.
+inside it, and `serve` leaves the other commands out. Threads: one.
 """
 
+import gc
+import sys
+from collections.abc import Iterable
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 import delayserver
-from delayserver.cli import (
-    bulk,
-    dead_letters,
-    demo,
-    messages,
-    operations,
-    pipeline,
-    pipeline_load,
-    pulling,
-    serve,
-    subscriptions,
-    timers,
-    tokens,
-)
 from delayserver.cli.output import help_text
+
+MODULES = (
+    "serve",
+    "messages",
+    "bulk",
+    "subscriptions",
+    "pulling",
+    "dead_letters",
+    "timers",
+    "operations",
+    "tokens",
+    "pipeline",
+    "pipeline_load",
+    "demo",
+)
+"""Each adds its commands, in the order of the help."""
 
 HELP = """Publish a message now, receive it on time, once, and lose nothing in a crash.
 
@@ -49,15 +55,22 @@ Try `delayserver demo`, or start a server with `delayserver serve`. Commands tha
 find it at --url (DELAYSERVER_URL) and show themselves with --token (DELAYSERVER_TOKEN); with --json
 they print what the server answered."""
 
-app = typer.Typer(
-    name="delayserver",
-    help=help_text(HELP),
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+
+def make_app(modules: Iterable[str] = MODULES) -> typer.Typer:
+    """The command line, with the commands of these modules."""
+    app = typer.Typer(
+        name="delayserver",
+        help=help_text(HELP),
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name in modules:
+        import_module(f"delayserver.cli.{name}").register(app)
+    return app
 
 
 def _print_version(wanted: bool) -> None:
@@ -66,7 +79,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool,
@@ -76,23 +88,11 @@ def _root(
     pass
 
 
-for _group in (
-    serve,
-    messages,
-    bulk,
-    subscriptions,
-    pulling,
-    dead_letters,
-    timers,
-    operations,
-    tokens,
-    pipeline,
-    pipeline_load,
-    demo,
-):
-    _group.register(app)
-
-
 def main() -> None:
     """The entry point of the command `delayserver`."""
-    app(prog_name="delayserver")
+    modules: Iterable[str] = MODULES
+    if sys.argv[1:2] == ["serve"]:
+        modules = ("serve",)
+        # What a start makes lives until the end; `delayserver.serve` turns the collector on again.
+        gc.disable()
+    make_app(modules)(prog_name="delayserver")

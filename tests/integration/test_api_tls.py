@@ -7,7 +7,7 @@ import pytest
 import trustme
 from typer.testing import CliRunner
 
-from delayserver.cli import app as cli
+from delayserver.cli import make_app
 from tests.integration.api_support import wait_until
 
 
@@ -65,10 +65,10 @@ def test_publish_and_pull_over_https(make_api, authority, certificate, trusting,
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     url = api.process.url.replace("http:", "https:")
     runner = CliRunner()
-    known = runner.invoke(cli, ["stats", "--url", url, "--tls-ca", str(tmp_path / "ca.pem")])
+    known = runner.invoke(make_app(), ["stats", "--url", url, "--tls-ca", str(tmp_path / "ca.pem")])
     assert known.exit_code == 0, known.output
-    assert runner.invoke(cli, ["stats", "--url", url]).exit_code == 3
-    unreadable = runner.invoke(cli, ["stats", "--url", url, "--tls-ca", str(tmp_path)])
+    assert runner.invoke(make_app(), ["stats", "--url", url]).exit_code == 3
+    unreadable = runner.invoke(make_app(), ["stats", "--url", url, "--tls-ca", str(tmp_path)])
     assert unreadable.exit_code == 2
     assert "--tls-ca" in unreadable.output
     # Somebody who does not trust it, and somebody who does not speak TLS.

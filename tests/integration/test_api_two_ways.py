@@ -212,7 +212,7 @@ def test_the_answers_are_those_of_the_contract(through_protocol):
 def test_an_error_of_ours_is_a_500_and_no_exception(tmp_path, monkeypatch, capsys):
     async def ask():
         async with server_in_process(tmp_path) as server:
-            app, _ = make_app(server)
+            app, *_ = make_app(server)
             monkeypatch.setattr(server.engine.publishing, "publish_one", lambda *arguments: 1 / 0)
             monkeypatch.setattr(Queries, "stats", lambda self: 1 / 0)
             transport = httpx.ASGITransport(app, raise_app_exceptions=False)

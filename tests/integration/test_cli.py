@@ -10,7 +10,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from delayserver.cli import app
+from delayserver.cli import make_app
 from delayserver.cli.demo.process import ServerProcess, free_port
 
 TIMEOUT_S = 30
@@ -33,7 +33,7 @@ def run(server, monkeypatch):
     monkeypatch.delenv("DELAYSERVER_TOKEN", raising=False)
 
     def run(*arguments, status=0):
-        result = CliRunner().invoke(app, arguments)
+        result = CliRunner().invoke(make_app(), arguments)
         assert result.exit_code == status, result.output
         return result
 
@@ -197,7 +197,7 @@ def test_check_finds_damage(tmp_path):
         url = ("--url", server.url)
         for number in range(20):
             body = json.dumps({"number": number, "filling": "x" * 500})
-            CliRunner().invoke(app, ["publish", "s", body, "--delay", "1h", *url])
+            CliRunner().invoke(make_app(), ["publish", "s", body, "--delay", "1h", *url])
         server.kill()
     (segment, *_) = sorted((data_dir / "messages").iterdir())
     with segment.open("r+b") as file:
@@ -239,11 +239,11 @@ def test_a_signal_stops_the_server_and_loses_nothing(tmp_path, number):
         server.start()
         server.wait_ready()
         url = ("--url", server.url, "--json")
-        published = CliRunner().invoke(app, ["publish", "s", "1", "--delay", "1h", *url])
+        published = CliRunner().invoke(make_app(), ["publish", "s", "1", "--delay", "1h", *url])
         assert server.stop(number) == 0
         server.start()
         server.wait_ready()
-        found = CliRunner().invoke(app, ["get", json.loads(published.stdout)["id"], *url])
+        found = CliRunner().invoke(make_app(), ["get", json.loads(published.stdout)["id"], *url])
         assert json.loads(found.stdout)["state"] == "scheduled"
 
 

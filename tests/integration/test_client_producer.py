@@ -11,7 +11,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from delayserver.cli import app
+from delayserver.cli import make_app
 from delayserver.cli.demo.process import free_port
 from delayserver.client import (
     NO_RETRIES,
@@ -290,7 +290,7 @@ async def test_scopes(make_api):
     api = make_api(token=TOKEN)
     api.start()
     create = ("token", "create", "shop", "--scope", "publish:order.*", "--json")
-    made = CliRunner().invoke(app, [*create, "--data-dir", str(api.data_dir)])
+    made = CliRunner().invoke(make_app(), [*create, "--data-dir", str(api.data_dir)])
     token = json.loads(made.stdout)["token"]
     async with producer_for(api, token=TOKEN) as admin:
         other = await admin.publish("other", key="k", delay="1h")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from delayserver.cli import app
+from delayserver.cli import make_app
 from delayserver.cli.demo.process import ServerProcess, free_port
 
 MESSAGES = 30
@@ -18,7 +18,7 @@ WAIT_S = 30.0
 
 
 def delayserver(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, list(arguments))
+    result = CliRunner().invoke(make_app(), list(arguments))
     return result.exit_code, result.output
 
 

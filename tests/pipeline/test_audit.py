@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from delayserver.cli import app
+from delayserver.cli import make_app
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.pipeline import audit_report
 from delayserver.pipeline import session as sessions
@@ -227,16 +227,16 @@ def shared_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_command_says_it_with_its_status(store: Store, tmp_path: Path) -> None:
     html, document = tmp_path / "a.html", tmp_path / "a.json"
     command = ["pipeline", "audit", "--data-dir", store.root]
-    clean = CliRunner().invoke(app, [*command, "--html", str(html), "--json", str(document)])
+    clean = CliRunner().invoke(make_app(), [*command, "--html", str(html), "--json", str(document)])
     assert clean.exit_code == 0, clean.output
     assert "Clean: every accepted message is accounted for" in clean.stdout
     assert html.read_text().startswith("<!doctype html>")
     assert json.loads(document.read_text())["clean"] is True
     replace_deliveries(store, deliveries(store)[1:])
-    violated = CliRunner().invoke(app, [*command, "--json", "-"])
+    violated = CliRunner().invoke(make_app(), [*command, "--json", "-"])
     assert violated.exit_code == 1
     assert json.loads(violated.stdout)["violations"]["missing"] == 1
-    nowhere = CliRunner().invoke(app, ["pipeline", "audit", "--data-dir", str(tmp_path)])
+    nowhere = CliRunner().invoke(make_app(), ["pipeline", "audit", "--data-dir", str(tmp_path)])
     assert nowhere.exit_code == 2
     assert "is not a data directory" in nowhere.stderr
 
@@ -247,6 +247,6 @@ def test_without_java_the_command_says_what_to_install(
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(sessions.find_java, "__defaults__", (tmp_path,))
-    found = CliRunner().invoke(app, ["pipeline", "audit", "--data-dir", str(tmp_path)])
+    found = CliRunner().invoke(make_app(), ["pipeline", "audit", "--data-dir", str(tmp_path)])
     assert found.exit_code == 2
     assert "apt-get install openjdk-17-jre-headless" in found.stderr

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from delayserver.cli import app
+from delayserver.cli import make_app
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Cli:
 
     def run(self, *arguments: str, stdin: str | None = None) -> Result:
         """One command."""
-        return CliRunner().invoke(app, list(arguments), input=stdin, obj=self._client)
+        return CliRunner().invoke(make_app(), list(arguments), input=stdin, obj=self._client)
 
     @property
     def asked(self) -> tuple[str, str, Any]:
