@@ -102,21 +102,47 @@ class Batches:
     requests: list[bytes]
     messages: int
     """In each of them."""
+    keyed: bool = False
+    """Each request is a template, with a KEY in every message: its key, as a number."""
+
+    def request(self, number: int, first_key: int) -> bytes:
+        """The request that is sent as the one with this number, from 0."""
+        template = self.requests[number % len(self.requests)]
+        if not self.keyed:
+            return template
+        first = first_key + number * self.messages
+        return template % tuple(range(first, first + self.messages))
+
+
+KEY = "%012d"
+"""Stands where the key of a message is to be. Heads and bodies of requests have no other %."""
 
 
 def make_batches(
-    subject: str, dues_ms: Iterable[int], body: dict[str, Any], size: int, content_type: str = JSON
+    subject: str,
+    dues_ms: Iterable[int],
+    body: dict[str, Any],
+    size: int,
+    content_type: str = JSON,
+    *,
+    keyed: bool = False,
 ) -> Batches:
     """Batches of `size` messages, one message for each due time; `size` divides their number."""
     messages = [{"subject": subject, "body": body, "deliver_at": due_ms} for due_ms in dues_ms]
+    if keyed:
+        messages = [{**message, "key": KEY % 0} for message in messages]
     assert len(messages) % size == 0, (len(messages), size)
+    assert not keyed or content_type == JSON, content_type
     encode = msgspec.msgpack.encode if content_type == MSGPACK else msgspec.json.encode
     path = "/v1/messages/batch"
     requests = [
         http_request("POST", path, encode(messages[at : at + size]), content_type)
         for at in range(0, len(messages), size)
     ]
-    return Batches(requests, size)
+    if keyed:
+        # Put in now, since a template is shorter than what it makes, and the head has the length.
+        requests = [request.replace((KEY % 0).encode(), KEY.encode()) for request in requests]
+    return Batches(requests, size, keyed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +163,12 @@ def publish_batches(
     requests_max: float = float("inf"),
     seconds_max: float = float("inf"),
     interval_s: float = 0.0,
+    first_key: int = 0,
 ) -> Sent:
     """Send the requests in turn, over and over: so many, or so long.
 
-    With an interval they are paced, and latency counts from when a request was to be sent."""
+    With an interval they are paced, and latency counts from when a request was to be sent. Keys
+    count up from `first_key`."""
     latency_ms: list[float] = []
     with Connection(port) as connection:
         wait_for(start_at)
@@ -150,7 +178,7 @@ def publish_batches(
             if interval_s:
                 turn_at = began_at + len(latency_ms) * interval_s
                 wait_for(turn_at)
-            connection.demand(batches.requests[len(latency_ms) % len(batches.requests)])
+            connection.demand(batches.request(len(latency_ms), first_key))
             ended_at = time.monotonic()
             latency_ms.append((ended_at - turn_at) * 1000)
     return Sent(len(latency_ms) * batches.messages, began_at, ended_at, latency_ms)

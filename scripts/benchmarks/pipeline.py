@@ -25,154 +25,40 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from directories import BATCH_ROWS, Maker
 from pyspark.sql import DataFrame, SparkSession
 from report import Figure, add_options, as_documents, make_console, show_figures, write_json
 
-from delayserver.expansion import Staging
-from delayserver.message import Payload, encode_payload
 from delayserver.pipeline.audit import audit
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.session import open_session
-from delayserver.replay import Records, Replay
-from delayserver.subscriptions import Subscription, encode_subscription
-from storage.catalog import LmdbCatalog
-from storage.directory import open_identity
-from storage.files import OsFiles
-from storage.frame import Rows, seal
-from storage.hour_log import HourLog
-from storage.message_log import Durability, MessageLog
-from storage.rows import (
-    DISPATCH_DTYPE,
-    FLAG_AFTER_SYNC,
-    HOUR_MS,
-    MESSAGE_DTYPE,
-    LogKind,
-    Outcome,
-    RecordKind,
-)
+from delayserver.subscriptions import Subscription
+from storage.rows import HOUR_MS
 
-BATCH_ROWS = 100_000
-DISPATCH_ROWS = 5_000
 SUBJECTS = ("order.unpaid", "envelope.refund", "coupon.expiry", "cart.reminder")
 ROUNDS = 4
 COLUMNS = "seq long, due_ms long, subject_id int"
 ALL_COLUMNS = f"{COLUMNS}, message_seq long, subscription_id int, payload_length int, kind tinyint"
 
 
-# ---- a directory -----------------------------------------------------------------------------
-
-
-class Maker:
-    """A data directory, made with the parts of the server that write it."""
-
-    def __init__(self, root: Path, body_bytes: int) -> None:
-        files = OsFiles(str(root))
-        self.stamp = open_identity(files, random_bytes=os.urandom).stamp
-        files.make_directory("catalog")
-        for kind in ("schedule", "dispatch"):
-            files.make_directory(kind)
-        self._catalog = LmdbCatalog(str(root / "catalog"), max_bytes=1 << 32)
-        self._log = MessageLog(
-            files, stamp=self.stamp, segment_bytes=1 << 16, durability=Durability.OS
-        )
-        schedule, dispatch = (
-            HourLog(files, kind, stamp=self.stamp) for kind in (LogKind.SCHEDULE, LogKind.DISPATCH)
-        )
-        self._dispatch = dispatch
-        staging = Staging(files, self.stamp)
-        self._replay = Replay(self._catalog, schedule, dispatch, self._log, staging)
-        self._sealed = encode_payload(Payload(b"x" * body_bytes))
-        self._seq = 0
-        self._rng = np.random.default_rng(5)
-
-    def define(self, created_ms: int) -> None:
-        """Subjects, and a subscription to all of them."""
-        subscription = Subscription(
-            id=1, name="everything", subject="*", type="webhook", created_ms=created_ms
-        )
-        payloads = [encode_subscription(subscription), *(name.encode() for name in SUBJECTS)]
-        rows = self._rows(len(payloads))
-        rows["kind"] = [RecordKind.SUBSCRIPTION] + [RecordKind.SUBJECT] * len(SUBJECTS)
-        rows["subscription_id"][0] = 1
-        rows["subject_id"] = np.arange(len(payloads))
-        sealed = [seal(payload) for payload in payloads]
-        lengths = np.array([len(data) for data in sealed])
-        rows["payload_length"], rows["payload_offset"] = lengths, np.cumsum(lengths) - lengths
-        self._replay.file([Records(rows, b"".join(sealed))], created_ms)
-
-    def _rows(self, count: int) -> Rows:
-        rows = np.zeros(count, MESSAGE_DTYPE)
-        rows["seq"] = self._seq + 1 + np.arange(count)
-        rows["message_seq"] = rows["seq"]
-        self._seq += count
-        return rows
-
-    def publish(self, count: int, first_hour: int, hours: int) -> Rows:
-        """Messages that are due evenly within so many hours."""
-        rows = self._rows(count)
-        rows["kind"] = RecordKind.PUBLISH
-        spread = self._rng.integers(0, hours * HOUR_MS, count)
-        rows["due_ms"] = first_hour * HOUR_MS + spread
-        rows["subject_id"] = self._rng.integers(1, len(SUBJECTS) + 1, count)
-        length = len(self._sealed)
-        rows["payload_length"] = length
-        rows["payload_offset"] = np.arange(count) * length
-        rows["payload_crc"] = int.from_bytes(self._sealed[:4], "little")
-        self._replay.file([Records(rows, self._sealed * count)], first_hour * HOUR_MS)
-        self._replay.checkpoint()
-        return rows
-
-    def cancel(self, messages: Rows) -> None:
-        """Cancel messages."""
-        rows = self._rows(len(messages))
-        rows["kind"] = RecordKind.CANCEL
-        rows["message_seq"] = rows["target_seq"] = messages["seq"]
-        rows["target_due_ms"] = messages["due_ms"]
-        self._replay.file([Records(rows, b"")], int(messages["due_ms"][0]))
-
-    def deliver(self, messages: Rows) -> None:
-        """Record messages as delivered, a few milliseconds late, a few of them more."""
-        late_ms = self._rng.lognormal(1.0, 1.1, len(messages)).astype(np.int64)
-        rows = np.zeros(len(messages), DISPATCH_DTYPE)
-        for name in ("seq", "message_seq", "due_ms"):
-            rows[name] = messages[name]
-        rows["settled_ms"] = messages["due_ms"] + late_ms
-        rows["subscription_id"] = rows["attempt"] = 1
-        rows["outcome"] = Outcome.DELIVERED
-        hours = rows["due_ms"] // HOUR_MS
-        for hour in np.unique(hours).tolist():
-            here = rows[hours == hour]
-            for start in range(0, len(here), DISPATCH_ROWS):
-                some = here[start : start + DISPATCH_ROWS].copy()
-                some["flags"][0] = FLAG_AFTER_SYNC
-                self._dispatch.append(
-                    hour,
-                    some.tobytes(),
-                    b"",
-                    offset=self._dispatch.size(hour),
-                    first_seq=int(some["seq"].min()),
-                    last_seq=int(some["seq"].max()),
-                    created_ms=int(some["settled_ms"][0]),
-                )
-
-    def close(self, retired: range) -> None:
-        """End, with these hours settled."""
-        for hour in retired:
-            self._replay.retire(hour, self._seq, (hour + 1) * HOUR_MS)
-        self._replay.checkpoint()
-        self._dispatch.sync()
-        self._log.close()
-        self._catalog.close()
-
-
 def make_directory(root: Path, count: int, *, body_bytes: int, hours: int, delivered: bool) -> None:
     """So many messages; with `delivered`, those of all hours but the last are settled."""
     first_hour = 494_500
-    maker = Maker(root, body_bytes)
-    maker.define(first_hour * HOUR_MS)
+    maker = Maker(root, b"x" * body_bytes, SUBJECTS)
+    rng = np.random.default_rng(5)
+    maker.define(
+        Subscription(
+            id=1,
+            name="everything",
+            subject="*",
+            type="webhook",
+            created_ms=first_hour * HOUR_MS,
+        )
+    )
     last = first_hour + hours - 1
     for start in range(0, count, BATCH_ROWS):
-        rows = maker.publish(min(BATCH_ROWS, count - start), first_hour, hours)
+        spread = rng.integers(0, hours * HOUR_MS, min(BATCH_ROWS, count - start))
+        rows = maker.publish(first_hour * HOUR_MS + spread)
         if delivered:
             cancelled = rows["seq"] % 20 == 0
             maker.cancel(rows[cancelled])

@@ -16,7 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-PLAIN_WIDTH = 150
+PLAIN_WIDTH = 180
 
 
 @dataclass(slots=True)
@@ -34,6 +34,8 @@ class Figure:
     the figure that others on the machine disturb least."""
     ratios: dict[str, float] = field(default_factory=dict)
     """The value in multiples of a calibration, by its name."""
+    calibration: dict[str, float] = field(default_factory=dict)
+    """What machine and disk did just before, by its name and unit."""
     level: str = ""
     """What is to be reached."""
     reached: bool | None = None
@@ -107,9 +109,12 @@ def show_figures(title: str, figures: list[Figure], console: Console) -> None:
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     table.add_column("case")
     table.add_column("figure", justify="right", no_wrap=True)
+    beside = list(dict.fromkeys(name for figure in figures for name in figure.calibration))
     for name in ("p50 ms", "p99 ms", "max ms", "CPU µs", *(f"× {name}" for name in names)):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("to reach")
+    for name in beside:
+        table.add_column(name, justify="right", style="dim")
+    table.add_column("level")
     table.add_column("")
     colours = {"ok": "green", "missed": "yellow", "WRONG": "bold red", "": ""}
     for figure in figures:
@@ -119,10 +124,15 @@ def show_figures(title: str, figures: list[Figure], console: Console) -> None:
             f"{_rounded(figure.value)} {figure.unit}",
             *(_rounded(ms) for ms in (figure.p50_ms, figure.p99_ms, figure.max_ms, figure.cpu_us)),
             *(_rounded(figure.ratios.get(name)) for name in names),
+            *(_rounded(figure.calibration.get(name)) for name in beside),
             figure.level,
             f"[{colour}]{verdict}[/]" if verdict else "",
         )
     console.print(table)
+    levels = [figure for figure in figures if figure.reached is not None]
+    if levels:
+        reached = sum(figure.verdict == "ok" for figure in levels)
+        console.print(f"{reached} of {len(levels)} levels are reached")
     for figure in figures:
         if figure.note:
             console.print(f"[bold]{figure.case}:[/] {figure.note}", style="dim", highlight=False)

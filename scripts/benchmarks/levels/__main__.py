@@ -71,7 +71,7 @@ from servers import ROOT, BenchmarkError, disk_directory
 from levels.backlog import backlog
 from levels.batches import batch
 from levels.bench import Bench
-from levels.calibration import calibrate
+from levels.calibration import calibrate, recalibrate
 from levels.client import client
 from levels.curves import curves
 from levels.hour import hour
@@ -97,8 +97,8 @@ CASES: dict[str, Callable[[Bench], None]] = {
 
 
 def plot(bench: Bench, path: Path) -> None:
-    """Rates in multiples of hello, and how late messages were."""
-    figure, (left, right) = new_drawing(2, figsize=(14, 5))
+    """Rates in multiples of hello, how late messages were, and costs by the backlog."""
+    figure, (left, right, curves) = new_drawing(3, figsize=(20, 5))
     rates = [one for one in bench.figures if "hello" in one.ratios]
     left.barh([one.case for one in rates], [one.ratios["hello"] for one in rates])
     left.invert_yaxis()
@@ -111,6 +111,12 @@ def plot(bench: Bench, path: Path) -> None:
     right.grid(True, which="both", alpha=0.25)
     if bench.lateness_ms:
         right.legend(frameon=False)
+    for what, points in bench.curves.items():
+        curves.plot(list(points), list(points.values()), marker="o", label=what)
+    curves.set(xscale="log", yscale="log", xlabel="messages pending")
+    curves.grid(True, which="both", alpha=0.25)
+    if bench.curves:
+        curves.legend(frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
@@ -205,10 +211,12 @@ def main() -> int:
             below = directory / "base"
             below.mkdir()
             base = Bench(tree, below, pool, options.full, step)
-            base.sync_per_s, base.hello_per_s = head.sync_per_s, head.hello_per_s
         complete = True
         for case in cases:
+            recalibrate(head)
             if base is not None:
+                base.sync_per_s, base.hello_per_s = head.sync_per_s, head.hello_per_s
+                base.busy_percent = head.busy_percent
                 complete &= run_case(base, case, console)
             complete &= run_case(head, case, console)
 

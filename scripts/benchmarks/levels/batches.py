@@ -5,6 +5,7 @@ from load import JSON, MSGPACK
 from levels.bench import BATCH, PUBLISHERS, Bench, batches_tomorrow, publish, rate_of
 
 BATCH_S = 3.0
+LEVEL = 500_000
 
 
 def batch(bench: Bench) -> None:
@@ -19,5 +20,6 @@ def batch(bench: Bench) -> None:
             count = sum(one.messages for one in sent)
             figure = bench.add_rate(f"batch of {BATCH}, {name}", rate_of(sent), "msg/s", latency_ms)
             figure.cpu_us = (server.cpu_s() - cpu_s) / count * 1e6
+            figure.demand(f"≥ {LEVEL:,}/s", figure.value >= LEVEL)
             figure.note = f"{PUBLISHERS} in flight; latencies are those of a batch"
             figure.expect("accepted", server.stats()["accepted"] - before, count)

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import wrk
+from directories import BATCH_ROWS, Maker
 from load import (
     JSON,
     Batches,
@@ -32,19 +33,21 @@ MIB = 1024 * 1024
 
 BODY = {
     "order": 100_000_000_001,
-    "customer": "c-000481516",
+    "customer": "c-48",
     "amount": "129.90",
     "currency": "CNY",
     "reason": "unpaid",
     "items": [{"sku": "A-1001", "count": 2}, {"sku": "B-2002", "count": 1}],
     "trace": "4bf92f3577b34da6a3ce929d0e0e4736",
 }
-"""About 200 bytes of JSON."""
+"""200 bytes of JSON."""
 
 POST_CONNECTIONS = 128
 POST_S = 2
 BATCH = 500
 PUBLISHERS = 4
+KEYS_EACH = 1_000_000_000
+SUBJECT = "bench.later"
 DISTINCT = 10_000
 """Messages that differ; a longer run sends them again."""
 LEAD_S = 3
@@ -65,9 +68,12 @@ class Bench:
     """Tells what is being done."""
     figures: list[Figure] = field(default_factory=list)
     lateness_ms: dict[str, list[float]] = field(default_factory=dict)
-    """For the drawing."""
+    """For the drawing, by case."""
+    curves: dict[str, dict[int, float]] = field(default_factory=dict)
+    """For the drawing: a cost by the number of messages pending."""
     sync_per_s: float = 0.0
     hello_per_s: float = 0.0
+    busy_percent: float = 0.0
 
     @contextmanager
     def server(self, name: str, *options: str) -> Iterator[Served]:
@@ -76,7 +82,13 @@ class Bench:
             yield served
 
     def add(self, figure: Figure) -> Figure:
-        """Report a figure."""
+        """Report a figure, with what machine and disk did just before its case."""
+        if self.hello_per_s:
+            figure.calibration = {
+                "hello/s": self.hello_per_s,
+                "fdatasync/s": self.sync_per_s,
+                "others %": self.busy_percent,
+            }
         self.figures.append(figure)
         return figure
 
@@ -109,19 +121,42 @@ def post_once(server: Served, path: str, body: bytes, connections: int) -> tuple
 
 
 def random_batches(
-    from_ms: int, to_ms: int, *, content_type: str = JSON, size: int = BATCH
+    from_ms: int,
+    to_ms: int,
+    *,
+    content_type: str = JSON,
+    size: int = BATCH,
+    keyed: bool = False,
 ) -> Batches:
     """Batches whose messages are due at random times of a stretch."""
     dues_ms = np.random.default_rng(1).integers(from_ms, to_ms, DISTINCT).tolist()
-    return make_batches("bench.later", dues_ms, BODY, size, content_type)
+    return make_batches(SUBJECT, dues_ms, BODY, size, content_type, keyed=keyed)
 
 
 def batches_tomorrow(
-    from_ms: int | None = None, *, content_type: str = JSON, size: int = BATCH
+    from_ms: int | None = None,
+    *,
+    content_type: str = JSON,
+    size: int = BATCH,
+    keyed: bool = False,
 ) -> Batches:
     """Due at random times of the 24 hours that begin in 24 hours."""
     from_ms = (now_ms() if from_ms is None else from_ms) + DAY_MS
-    return random_batches(from_ms, from_ms + DAY_MS, content_type=content_type, size=size)
+    return random_batches(
+        from_ms, from_ms + DAY_MS, content_type=content_type, size=size, keyed=keyed
+    )
+
+
+def prebuild(directory: Path, *stretches: tuple[int, int, int]) -> None:
+    """A data directory in which so many messages are due, at random, between two moments: for each
+    stretch a count and the two moments. See `directories`: they do not pass through the door."""
+    maker = Maker(directory, msgspec.json.encode(BODY), (SUBJECT,))
+    maker.define()
+    rng = np.random.default_rng(1)
+    for count, from_ms, to_ms in stretches:
+        for at in range(0, count, BATCH_ROWS):
+            maker.publish(rng.integers(from_ms, to_ms, min(BATCH_ROWS, count - at)))
+    maker.close()
 
 
 def now_ms() -> int:
@@ -130,9 +165,17 @@ def now_ms() -> int:
 
 
 def publish(
-    bench: Bench, port: int, batches: Batches, *, count: int | None = None, seconds: float = 0
+    bench: Bench,
+    port: int,
+    batches: Batches,
+    *,
+    count: int | None = None,
+    seconds: float = 0,
+    first_process: int = 0,
 ) -> list[Sent]:
-    """Publish so many messages, or so long, from PUBLISHERS processes."""
+    """Publish so many messages, or so long, from PUBLISHERS processes.
+
+    Where batches are keyed, each process, numbered from `first_process`, has keys of its own."""
     requests_max = float("inf")
     if count is not None:
         requests_max, rest = divmod(count, PUBLISHERS * batches.messages)
@@ -147,8 +190,9 @@ def publish(
             start_at,
             requests_max=requests_max,
             seconds_max=seconds_max,
+            first_key=(first_process + number) * KEYS_EACH,
         )
-        for _ in range(PUBLISHERS)
+        for number in range(PUBLISHERS)
     ]
     return [future.result() for future in futures]
 

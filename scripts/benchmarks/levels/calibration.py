@@ -12,14 +12,25 @@ from servers import hello_server
 from levels.bench import POST_CONNECTIONS, Bench, one_message, post_once, set_latency
 
 SYNC_S = 1.0
+SHORT_S = 0.5
 BUSY_S = 1.0
 BUSY_MAX_PERCENT = 10
+
+
+def recalibrate(bench: Bench) -> None:
+    """The same in short, just before a case: what is measured then has it beside it."""
+    bench.step("calibration")
+    bench.busy_percent = busy_percent(SHORT_S)
+    times_ms = sync_times_ms(bench.directory / "sync", SHORT_S)
+    bench.sync_per_s = 1000 / statistics.fmean(times_ms)
+    with hello_server(bench.directory) as hello:
+        bench.hello_per_s = wrk.post(hello.port, "/", one_message(), POST_CONNECTIONS, 1).rate
 
 
 def calibrate(bench: Bench) -> None:
     """What disk and machine do."""
     bench.step("calibration: how busy the machine is")
-    busy = busy_percent(BUSY_S)
+    busy = bench.busy_percent = busy_percent(BUSY_S)
     figure = bench.add(Figure("processors, used by others", busy, "%"))
     figure.note = f"calibration, of all {os.cpu_count()} together, before anything was started"
     if busy > BUSY_MAX_PERCENT:

@@ -25,8 +25,9 @@ from levels.bench import (
 )
 from levels.posts import CANCEL_SUBJECT, publish_keys
 
-SIZES = (4_000, 40_000, 400_000)
-SIZES_FULL = (*SIZES, 4_000_000, 10_000_000)
+SIZES = (1_000, 10_000, 100_000)
+SIZES_FULL = (*SIZES, 1_000_000, 10_000_000)
+FILL_BATCH = 125
 CONNECTIONS = 64
 CANCELS = 40_000
 PER_S = 1_000
@@ -37,8 +38,8 @@ def curves(bench: Bench) -> None:
     """Publish, cancel and lateness over the backlog."""
     offset_ms = HOUR_MS - now_ms() % HOUR_MS + 5 * MINUTE_MS
     hour_ms = (now_ms() + offset_ms) // HOUR_MS * HOUR_MS
-    later = batches_tomorrow(hour_ms)
-    soon = random_batches(hour_ms + HOUR_MS // 2, hour_ms + HOUR_MS - MINUTE_MS)
+    later = batches_tomorrow(hour_ms, size=FILL_BATCH)
+    soon = random_batches(hour_ms + HOUR_MS // 2, hour_ms + HOUR_MS - MINUTE_MS, size=FILL_BATCH)
     sizes = SIZES_FULL if bench.full else SIZES
     first: dict[str, float] = {}
     with bench.server("curves", "--clock-offset-ms", str(offset_ms)) as server:
@@ -79,5 +80,6 @@ def curves(bench: Bench) -> None:
                 ("lateness p99", late_ms, "ms"),
             ):
                 figure = bench.add(Figure(f"{what}, {size:,} pending", value, unit))
+                bench.curves.setdefault(f"{what}, {unit}", {})[size] = value
                 figure.ratios["smallest"] = value / first.setdefault(what, value)
                 figure.expect("received", len(received.ids), count)

@@ -1,10 +1,12 @@
 """What publishers notice when an hour is loaded: nothing, it should be.
 
-The server's clock is set so that the next hour will be loaded in a little while. Until then it is
-filled; then a client publishes at an even rate, before the load and while it lasts.
+The directory is made beforehand, with so much due in one hour. The server's clock is set so that
+this hour will be loaded in a little while; a client publishes at an even rate, before the load and
+while it lasts. Meanwhile the server's memory is looked at.
 """
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 from load import publish_batches
@@ -13,44 +15,57 @@ from servers import BenchmarkError, Served
 
 from levels.bench import (
     HOUR_MS,
+    MIB,
     MINUTE_MS,
     Bench,
     batches_tomorrow,
     now_ms,
-    publish,
-    random_batches,
+    prebuild,
 )
 
-DUE = 1_000_000
-DUE_FULL = 10_000_000
+DUE = (1_000_000,)
+DUE_FULL = (*DUE, 10_000_000)
 LEAD_MS = 10 * MINUTE_MS
-FILL_PER_S = 60_000
-"""What a machine should manage, however busy, when the hour is filled."""
+START_S = 5
+"""What a start takes at most, however busy the machine is."""
 USUAL_S = 8
 LOADED_MAX_S = 60
 PER_S = 5_000
 BATCH = 50
+ROW_MAX_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What was seen of a load from outside."""
+
+    seconds: float
+    peak_bytes: int
+    """Anonymous memory at the most."""
 
 
 def hour(bench: Bench) -> None:
     """The change to an hour in which much is due."""
-    count = DUE_FULL if bench.full else DUE
-    fill_s = count / FILL_PER_S + 5
-    # At `load_at` the server's clock is LEAD_MS before the hour.
-    load_at = time.monotonic() + fill_s + USUAL_S
-    load_ms = now_ms() + int((fill_s + USUAL_S) * 1000)
-    offset_ms = -(load_ms + LEAD_MS) % HOUR_MS
-    hour_ms = load_ms + offset_ms + LEAD_MS
-    with bench.server("hour", "--clock-offset-ms", str(offset_ms)) as server:
-        bench.step(f"hour: {count:,} due in the next hour")
-        due = random_batches(hour_ms + 20 * MINUTE_MS, hour_ms + HOUR_MS - MINUTE_MS)
-        publish(bench, server.port, due, count=count)
-        server.wait_until_filed()
-        begin_at = load_at - USUAL_S
-        if time.monotonic() > begin_at:
-            raise BenchmarkError(f"publishing {count:,} took more than {fill_s:.0f} s")
+    for count in DUE_FULL if bench.full else DUE:
+        _hour(bench, count)
 
+
+def _hour(bench: Bench, count: int) -> None:
+    bench.step(f"hour: {count:,} due in one hour")
+    name = f"hour-{count}"
+    hour_ms = now_ms() // HOUR_MS * HOUR_MS + 3 * HOUR_MS
+    (bench.directory / name).mkdir()
+    stretch = (count, hour_ms + 20 * MINUTE_MS, hour_ms + HOUR_MS - MINUTE_MS)
+    prebuild(bench.directory / name, stretch)
+    # At `load_at` the server's clock is LEAD_MS before the hour.
+    begin_at = time.monotonic() + START_S
+    load_at = begin_at + USUAL_S
+    offset_ms = hour_ms - LEAD_MS - now_ms() - (START_S + USUAL_S) * 1000
+    with bench.server(name, "--clock-offset-ms", str(offset_ms)) as server:
+        if time.monotonic() > begin_at:
+            raise BenchmarkError(f"the server took more than {START_S} s to start")
         bench.step("hour: publish while it is loaded")
+        before = server.memory()
         beside = bench.pool.submit(
             publish_batches,
             server.port,
@@ -59,12 +74,12 @@ def hour(bench: Bench) -> None:
             seconds_max=USUAL_S + LOADED_MAX_S / 4,
             interval_s=BATCH / PER_S,
         )
-        loaded_s = _wait_until_loaded(server, load_at, count)
+        watched = _wait_until_loaded(server, load_at, count)
         sent = beside.result()
         moments = sent.began_at + np.arange(len(sent.latency_ms)) * BATCH / PER_S
         latency_ms = np.array(sent.latency_ms)
-        usual = latency_ms[moments < load_at - 0.5]
-        during = latency_ms[(moments >= load_at - 0.5) & (moments < load_at + loaded_s)]
+        usual = latency_ms[(moments >= begin_at + 2) & (moments < load_at - 0.5)]
+        during = latency_ms[(moments >= load_at - 0.5) & (moments < load_at + watched.seconds)]
         usual_ms, during_ms = (float(np.percentile(part, 99)) for part in (usual, during))
         figure = bench.add(Figure(f"hour change, {count:,} due", during_ms / usual_ms, "× p99"))
         figure.p50_ms, figure.p99_ms = float(np.median(during)), during_ms
@@ -72,15 +87,22 @@ def hour(bench: Bench) -> None:
         figure.demand("≤ 2 × usual", during_ms <= 2 * usual_ms)
         figure.note = (
             f"{PER_S:,} published each second, {BATCH} at a time: p99 {usual_ms:.1f} ms before, "
-            f"{during_ms:.1f} ms while the hour was loaded, which took {loaded_s:.1f} s"
+            f"{during_ms:.1f} ms while the hour was loaded, which took {watched.seconds:.1f} s"
         )
         figure.expect("loaded", server.stats()["pending_loaded"], count)
+        grown = server.memory().anonymous - before.anonymous
+        figure = bench.add(Figure(f"memory, hour of {count:,} loaded", grown / count, "B/msg"))
+        figure.demand(f"≤ {ROW_MAX_BYTES} B", round(figure.value) <= ROW_MAX_BYTES)
+        peak = (watched.peak_bytes - before.anonymous) / count
+        figure.note = f"at the most, while it was loaded: {peak:.0f} B; server {grown / MIB:.0f} MB"
 
 
-def _wait_until_loaded(server: Served, load_at: float, count: int) -> float:
+def _wait_until_loaded(server: Served, load_at: float, count: int) -> Watched:
     """How long the load took, as its effect shows."""
+    peak_bytes = 0
     while time.monotonic() < load_at + LOADED_MAX_S:
-        if server.stats()["pending_loaded"] >= count:
-            return max(0.5, time.monotonic() - load_at)
-        time.sleep(0.1)
+        peak_bytes = max(peak_bytes, server.memory().anonymous)
+        if time.monotonic() > load_at and server.stats()["pending_loaded"] >= count:
+            return Watched(max(0.5, time.monotonic() - load_at), peak_bytes)
+        time.sleep(0.05)
     raise BenchmarkError(f"the hour was not loaded within {LOADED_MAX_S} s")

@@ -8,6 +8,7 @@ from servers import BenchmarkError
 
 from levels.bench import BATCH, BODY, DISTINCT, Bench, now_ms, publish, subscribe
 
+LEVEL = 200_000
 PULL_COUNT = 100_000
 PULL_AHEAD_S = 8
 PULL_MAX_S = 8.0
@@ -45,6 +46,7 @@ def _pull(bench: Bench, name: str, what: str, ahead_s: int) -> None:
         ids = [message_id for one in consumed for message_id in one.ids]
         figure = bench.add_rate(case, len(ids) / seconds, "msg/s", [])
         figure.cpu_us = (server.cpu_s() - cpu_s) / len(ids) * 1e6
+        figure.demand(f"≥ {LEVEL:,}/s", figure.value >= LEVEL)
         figure.note = f"{what}; {PULL_PROCESSES} consumers, answered acks"
         if seconds < PULL_MAX_S:
             figure.expect("received", len(ids), PULL_COUNT)
