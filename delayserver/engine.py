@@ -226,10 +226,11 @@ class Engine:
 
     def on_loaded(self, loaded: LoadedHour) -> None:
         """An hour has come from the disk."""
-        run = loaded.run
-        gone = self._removed_among(loaded.hour, run.rows)
+        run, removed = loaded.run, self.sequencer.removed
+        found = loaded.find(np.fromiter(removed, np.uint64, len(removed)))
+        gone = found[self._removed_among(loaded.hour, select(run.rows, found))]
         run.rows["seq"][gone] = 0
-        self.hours.add(loaded.hour, loaded.count - int(gone.sum()))
+        self.hours.add(loaded.hour, loaded.count - len(gone))
         self.wheel.load(loaded.hour, run)
         self.hours.loading.discard(loaded.hour)
         self._prune()

@@ -6,7 +6,7 @@ A row that went to several subscriptions may be settled for some of them only; i
 for each of the others. Only columns are read, never payloads.
 
 Cost: 10 M rows in about 2 s; 24 bytes each, and up to three times that while it is at work. NumPy
-releases the GIL in the long steps.
+releases the GIL in the long steps, and nothing is left for the event loop that grows with the rows.
 Threads: pure but for reading; runs in the loader thread with log instances of its own.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delayserver.replay import Snapshot, wheel_rows
 from delayserver.subscriptions import Registry, Subscription
@@ -40,11 +41,36 @@ class LoadedHour:
     hour: int
     run: Run
     damage: list[Damage] = field(default_factory=list)
+    _by_seq: tuple[NDArray[np.uint64], NDArray[np.intp]] | None = None
+    """All seqs in order, and where their rows stand."""
 
     @property
     def count(self) -> int:
         """How many rows wait."""
         return len(self.run.rows)
+
+    def index(self) -> None:
+        """Prepare `find`: 100 ns and 16 bytes per row, for as long as the hour is on its way."""
+        seqs = self.run.rows["seq"]
+        order = np.argsort(seqs)
+        self._by_seq = seqs[order], order
+
+    def find(self, seqs: NDArray[np.uint64]) -> NDArray[np.intp]:
+        """Which rows of the run have one of these seqs, in any order. After `index`, the cost
+        depends on the number of `seqs` alone: the event loop asks."""
+        if not len(seqs) or not self.count:
+            return np.empty(0, np.intp)
+        if self._by_seq is None:
+            self.index()
+            assert self._by_seq is not None
+        known, order = self._by_seq
+        seqs = np.sort(seqs)  # so that neighbours are looked for one after the other
+        first = np.searchsorted(known, seqs, side="left")
+        counts = np.searchsorted(known, seqs, side="right") - first
+        # A row that several subscriptions wait for stands there several times.
+        before = np.cumsum(counts) - counts
+        places = np.arange(int(counts.sum())) + np.repeat(first - before, counts)
+        return order[places]
 
 
 class Loader:

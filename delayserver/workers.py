@@ -364,6 +364,7 @@ class LoaderThread(Worker[HourRequest]):
         while items:
             request = items.pop(0)
             loaded = self._loader.load(request.snapshot, request.registry, request.subject_names)
+            loaded.index()
             self._post(self._on_loaded, loaded)
 
 

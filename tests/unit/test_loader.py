@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from delayserver.loader import LoadedHour
@@ -57,6 +58,34 @@ def test_rows_come_sorted_by_slot_with_the_place_of_their_payload(disk: Disk) ->
         data = unseal(disk.schedule.read(HOUR, offset, length))
         assert data is not None
         assert text in data
+
+
+def test_rows_are_found_by_their_seq_also_those_that_several_wait_for(disk: Disk) -> None:
+    log = Log()
+    for due_ms in (2_000, 10, 1_000, 10, 3_000):
+        log.publish(START_MS + due_ms)
+    disk.file(log.close())
+    # Two of three subscriptions wait for the second message still.
+    disk.settle(HOUR, dispatch_row(2, subscription_id=2))
+    [snapshot] = disk.replay.snapshot(HOUR)
+    loaded = disk.load(snapshot, *(subscription(number) for number in (1, 2, 3)))
+    for _ in range(2):  # with the index made on demand, and made before
+        for wanted in ([], [1], [2, 5], [9, 2, 4, 0], [1, 2, 3, 4, 5]):
+            found = loaded.find(np.array(wanted, np.uint64))
+            assert len(set(found.tolist())) == len(found)
+            expected = [seq for seq in waiting(loaded) if seq in wanted]
+            assert sorted(loaded.run.rows["seq"][found].tolist()) == sorted(expected)
+        loaded.index()
+    assert waiting(loaded).count(2) == 2
+
+
+def test_nothing_is_found_in_an_hour_of_which_all_is_settled(disk: Disk) -> None:
+    log = Log()
+    log.publish(START_MS)
+    log.cancel(1, START_MS)
+    disk.file(log.close())
+    [snapshot] = disk.replay.snapshot(HOUR)
+    assert not len(disk.load(snapshot).find(np.array([1], np.uint64)))
 
 
 def test_what_was_filed_after_the_snapshot_is_not_loaded(disk: Disk) -> None:
