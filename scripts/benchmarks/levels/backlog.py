@@ -44,7 +44,7 @@ def _backlog(bench: Bench) -> None:
 
     name = f"backlog-{later_count}"
     with bench.server(name, *options) as server:
-        empty, empty_ready_s = server.memory(), server.ready_s
+        empty, empty_ready_s = settled_memory(server), server.ready_s
         bench.step(f"backlog: {later_count:,} due tomorrow")
         disk = allocated_bytes(bench.directory / name)
         rate = rate_of(publish(bench, server.port, later, count=later_count))

@@ -26,7 +26,7 @@ from levels.bench import (
 DUE = (1_000_000,)
 DUE_FULL = (*DUE, 10_000_000)
 LEAD_MS = 10 * MINUTE_MS
-START_S = 5
+START_S = 8
 """What a start takes at most, however busy the machine is."""
 USUAL_S = 8
 LOADED_MAX_S = 60
@@ -62,10 +62,11 @@ def _hour(bench: Bench, count: int) -> None:
     load_at = begin_at + USUAL_S
     offset_ms = hour_ms - LEAD_MS - now_ms() - (START_S + USUAL_S) * 1000
     with bench.server(name, "--clock-offset-ms", str(offset_ms)) as server:
+        bench.step("hour: publish while it is loaded")
+        server.stats()  # What is imported behind the start is there then, and counted before.
+        before = server.memory()
         if time.monotonic() > begin_at:
             raise BenchmarkError(f"the server took more than {START_S} s to start")
-        bench.step("hour: publish while it is loaded")
-        before = server.memory()
         beside = bench.pool.submit(
             publish_batches,
             server.port,

@@ -1,12 +1,15 @@
 """The delay server and the systems that engineers would use instead, side by side in one run.
 
-    scripts/bench peers [--only NAMES] [--pending N] [--json FILE] [--plot FILE.png] [--dir DIR]
+    scripts/bench peers [--only NAMES] [--pending N] [--seconds S] [--json FILE] [--plot FILE.png]
+                        [--dir DIR]
 
 Each is started on loopback with a new directory on the same disk, set so that an answer means: on
 the disk. The same load for all, from one generator process, which shares the machine's cores:
 
-publish    messages of 200 bytes that are due tomorrow, each answered on its own: with 1 and with
-           64 in flight. Rate, and the latency of 64.
+publish    messages of 200 bytes that are due tomorrow, each answered on its own: with 1, 64, 128
+           and 512 in flight. Rate, and the latency of 64.
+cancel     messages that wait, by their key, 64 in flight, each answered when it is durable; of
+           those that have such a call.
 pending    what a waiting message costs in memory (anonymous and shared) and on the disk, from
            --pending messages; then kill -9, and the time until a client is served again.
 lateness   2,000 messages a second for 5 seconds, each due 3 seconds after it is published; a
@@ -34,7 +37,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from servers import disk_directory, free_port
 
-from peers.base import Load, Peer, PeerError, Published, consume, publish, run
+from peers.base import Load, Peer, PeerError, Published, cancel, consume, publish, run
 from peers.beanstalkd import Beanstalkd
 from peers.bullmq import BullMQ
 from peers.ours import ClientLibrary, DelayServer
@@ -53,7 +56,9 @@ PEERS: tuple[type[Peer], ...] = (
 )
 DAY_MS = 86_400_000
 IN_FLIGHT = 64
+MORE = (128, 512)
 PUBLISH_S = 4.0
+CANCELS = 40_000
 WARM_S = 1.0
 PACE_PER_S = 2000
 PACE_S = 5
@@ -69,6 +74,9 @@ class Row:
     durability: str
     one_per_s: float = 0.0
     many_per_s: float = 0.0
+    many_128_per_s: float = 0.0
+    many_512_per_s: float = 0.0
+    cancel_per_s: float = 0.0
     many_p99_ms: float = 0.0
     memory_bytes: float = 0.0
     disk_bytes: float = 0.0
@@ -91,6 +99,8 @@ COLUMNS = (
     Column("one_per_s", "publish/s, 1 in flight", True),
     Column("many_per_s", f"publish/s, {IN_FLIGHT} in flight", True),
     Column("many_p99_ms", "p99 ms", False),
+    *(Column(f"many_{count}_per_s", f"{count} in flight", True) for count in MORE),
+    Column("cancel_per_s", f"cancel/s, {IN_FLIGHT} in flight", True),
     Column("late_p50_ms", "late p50 ms", False),
     Column("late_p99_ms", "late p99 ms", False),
     Column("memory_bytes", "memory B/msg", False),
@@ -115,9 +125,11 @@ class Comparison:
         directory: Path,
         pool: ProcessPoolExecutor,
         pending: int,
+        publish_s: float,
         step: Callable[[str], None],
     ) -> None:
         self._directory = directory
+        self._publish_s = publish_s
         self._pool = pool
         self._pending = pending
         self._step = step
@@ -149,10 +161,19 @@ class Comparison:
     def _publish(self, peer: Peer, row: Row) -> None:
         self._start(peer)
         self._load(peer, Load(IN_FLIGHT, DAY_MS, seconds=WARM_S))
-        row.one_per_s = self._load(peer, Load(1, DAY_MS, seconds=PUBLISH_S / 2)).rate
-        many = self._load(peer, Load(IN_FLIGHT, DAY_MS, seconds=PUBLISH_S))
+        row.one_per_s = self._load(peer, Load(1, DAY_MS, seconds=self._publish_s / 2)).rate
+        many = self._load(peer, Load(IN_FLIGHT, DAY_MS, seconds=self._publish_s))
         row.many_per_s = many.rate
         row.many_p99_ms = float(np.percentile(many.latency_ms, 99))
+        for count in MORE:
+            if count <= peer.in_flight_max:
+                rate = self._load(peer, Load(count, DAY_MS, seconds=self._publish_s / 2)).rate
+                setattr(row, f"many_{count}_per_s", rate)
+        cancelled = self._pool.submit(
+            cancel, type(peer), peer.directory, peer.port, Load(IN_FLIGHT, DAY_MS, count=CANCELS)
+        ).result()
+        if cancelled is not None:
+            row.cancel_per_s = cancelled.rate
         peer.kill()
 
         # In a directory of its own, so that all that is there is what is counted.
@@ -243,6 +264,9 @@ def main() -> int:
     names = [kind.__name__.lower() for kind in PEERS]
     parser.add_argument("--only", metavar="NAMES", help=f"of {','.join(names)}; by commas")
     parser.add_argument("--pending", type=int, metavar="N", default=100_000)
+    parser.add_argument(
+        "--seconds", type=float, default=PUBLISH_S, help="of each load (default: %(default)s)"
+    )
     parser.add_argument("--dir", type=Path, metavar="DIR", default=Path("/var/tmp"))
     options = parser.parse_args()
     wanted = options.only.split(",") if options.only else names
@@ -276,7 +300,7 @@ def main() -> int:
 
         busy = busy_percent(1.0)
         sync_per_s = 1000 / float(np.mean(sync_times_ms(directory / "sync", 1.0)))
-        comparison = Comparison(directory, pool, options.pending, step)
+        comparison = Comparison(directory, pool, options.pending, options.seconds, step)
         rows = [comparison.measure(kind) for kind in kinds if kind not in missing]
     console.print(make_table(rows))
     console.print(

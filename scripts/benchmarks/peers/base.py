@@ -106,8 +106,8 @@ class Peer(ABC):
     """What has to be installed."""
     durability: str
     """How it is set, so that an answer means: on the disk."""
-    pending_max: int = 100_000
-    """How many are published to see what a pending message costs."""
+    in_flight_max: int = 1_000
+    """More than that it does not take."""
 
     def __init__(self, directory: Path, port: int) -> None:
         self.directory = directory
@@ -134,6 +134,11 @@ class Peer(ABC):
     @abstractmethod
     async def consume(self, count: int, idle_max_s: float) -> Got:
         """Receive and acknowledge until so many have come, or nothing comes for a while."""
+
+    async def cancel(self, load: Load) -> Published | None:
+        """Durable cancels by key of `load.count` messages that wait, each answered; they are
+        published before. None: it has no such call."""
+        return None
 
     def spawn(self, *command: str, **options: object) -> subprocess.Popen[bytes]:
         """A process of the peer; its output goes to a file of its directory."""
@@ -394,6 +399,12 @@ def publish(kind: type[Peer], directory: Path, port: int, load: Load) -> Publish
     """In a process of its own."""
     published: Published = run(lambda: kind(directory, port).publish(load))
     return published
+
+
+def cancel(kind: type[Peer], directory: Path, port: int, load: Load) -> Published | None:
+    """In a process of its own."""
+    cancelled: Published | None = run(lambda: kind(directory, port).cancel(load))
+    return cancelled
 
 
 def consume(kind: type[Peer], directory: Path, port: int, count: int) -> Got:

@@ -2,13 +2,14 @@
 client library, which sends together what its tasks wait for."""
 
 import asyncio
+import os
 import re
 import sys
 import time
 from functools import partial
 
 from consumers import pull_on_time
-from load import Connection, http_request
+from load import KEY, Connection, http_request, make_batches, publish_batches
 from servers import ROOT
 
 from delayserver.client import AsyncProducer
@@ -24,6 +25,7 @@ from peers.base import (
     paced_tasks,
 )
 
+CANCEL_SUBJECT = "bench.cancel"
 _LENGTH = re.compile(rb"content-length: ([0-9]+)\r\n")
 
 
@@ -43,6 +45,8 @@ class DelayServer(Peer):
             *(sys.executable, "-m", "delayserver", "serve", "--port", str(self.port)),
             *("--data-dir", str(self.directory / "data"), "--log-level", "warning"),
             cwd=ROOT,
+            # An installed server has its bytecode; without it a start compiles the package.
+            env={k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"},
         )
 
     async def is_ready(self) -> bool:
@@ -67,7 +71,22 @@ class DelayServer(Peer):
             )
             return http_request("POST", "/v1/messages", body)
 
-        return await closed_loop(self.port, load, request, created, connections=load.in_flight)
+        return await closed_loop(
+            self.port, load, request, lambda: answers(b"201"), connections=load.in_flight
+        )
+
+    async def cancel(self, load: Load) -> Published:
+        assert load.count is not None
+        keys = await publish_keys(self.port, load)
+        waiting = iter(keys)
+        path = f"/v1/subjects/{CANCEL_SUBJECT}/keys/"
+        return await closed_loop(
+            self.port,
+            load,
+            lambda due_ms: http_request("DELETE", path + next(waiting)),
+            lambda: answers(b"200"),
+            connections=load.in_flight,
+        )
 
     async def consume(self, count: int, idle_max_s: float) -> Got:
         receive = partial(pull_on_time, self.port, "bench", count, int(idle_max_s * 1000))
@@ -96,22 +115,43 @@ class ClientLibrary(DelayServer):
 
             return await paced_tasks(load, send)
 
+    async def cancel(self, load: Load) -> Published:
+        waiting = iter(await publish_keys(self.port, load))
+        async with AsyncProducer(f"http://127.0.0.1:{self.port}") as producer:
 
-def created() -> Counter:
-    """Counts answers with status 201."""
+            async def send(number: int, due_ms: int) -> None:
+                await producer.cancel(subject=CANCEL_SUBJECT, key=next(waiting))
 
-    def count(data: bytes) -> tuple[int, bytes]:
-        answers = 0
+            return await paced_tasks(load, send)
+
+
+async def publish_keys(port: int, load: Load) -> list[str]:
+    """Messages under keys, in batches; the keys."""
+    assert load.count is not None
+    dues_ms = [load.due_ms()] * load.count
+    batches = make_batches(CANCEL_SUBJECT, dues_ms, {"text": "x" * 200}, 500, keyed=True)
+    await asyncio.to_thread(
+        publish_batches, port, batches, time.monotonic(), requests_max=len(batches.requests)
+    )
+    return [KEY % number for number in range(load.count)]
+
+
+def answers(status: bytes) -> Counter:
+    """Counts answers, all with this status."""
+    begin = b"HTTP/1.1 %b " % status
+
+    def count_answers(data: bytes) -> tuple[int, bytes]:
+        count = 0
         while (end := data.find(b"\r\n\r\n")) >= 0:
-            if not data.startswith(b"HTTP/1.1 201 "):
-                raise PeerError(f"not created: {data[:300]!r}")
+            if not data.startswith(begin):
+                raise PeerError(f"not {status.decode()}: {data[:300]!r}")
             found = _LENGTH.search(data, 0, end + 2)
             assert found is not None
             total = end + 4 + int(found[1])
             if len(data) < total:
                 break
-            answers += 1
+            count += 1
             data = data[total:]
-        return answers, data
+        return count, data
 
-    return count
+    return count_answers

@@ -42,6 +42,7 @@ class PostgreSQL(Peer):
     name = "PostgreSQL SKIP LOCKED"
     packages = "Debian: postgresql; PyPI: asyncpg"
     durability = "synchronous_commit = on"
+    in_flight_max = CONNECTIONS_MAX
 
     @classmethod
     def is_installed(cls) -> bool:

@@ -72,6 +72,26 @@ class RedisSortedSet(Peer):
             connections=load.in_flight,
         )
 
+    async def cancel(self, load: Load) -> Published:
+        assert load.count is not None
+        members = [make_body(load.due_ms())[:-12] + b"%012d" % key for key in range(load.count)]
+        added = iter(members)
+        await closed_loop(
+            self.port,
+            load,
+            lambda due_ms: command(b"ZADD", b"delayed", b"%d" % due_ms, next(added)),
+            lambda: count_lines(b":1"),
+            connections=load.in_flight,
+        )
+        removed = iter(members)
+        return await closed_loop(
+            self.port,
+            load,
+            lambda due_ms: command(b"ZREM", b"delayed", next(removed)),
+            lambda: count_lines(b":1"),
+            connections=load.in_flight,
+        )
+
     async def consume(self, count: int, idle_max_s: float) -> Got:
         got = Got()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
