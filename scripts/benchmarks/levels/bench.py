@@ -51,6 +51,8 @@ SUBJECT = "bench.later"
 DISTINCT = 10_000
 """Messages that differ; a longer run sends them again."""
 LEAD_S = 3
+AHEAD_PER_S = 20_000
+"""What a machine should manage, however busy."""
 IDLE_MAX_MS = 5_000
 SETTLE_S = 1.5
 
@@ -210,13 +212,23 @@ def subscribe(server: Served, name: str, subscription: dict[str, object]) -> Non
         connection.call("PUT", f"/v1/subscriptions/{name}", document)
 
 
+def lead_s(count: int) -> int:
+    """How long before the first is due so many are published, so that the last is in time, too."""
+    return LEAD_S + count // AHEAD_PER_S
+
+
+def idle_max_ms(count: int) -> int:
+    """How long a receiver of so many, published ahead, waits when nothing comes."""
+    return IDLE_MAX_MS + lead_s(count) * 1000
+
+
 def publish_ahead(
     bench: Bench, server: Served, subject: str, per_s: int, count: int, *, offset_ms: int = 0
 ) -> int:
-    """Publish what will be due at an even rate from LEAD_S on; returns when the first one is.
+    """Publish what will be due at an even rate from `lead_s` on; returns when the first one is.
 
     `offset_ms`: by how much the server's clock is ahead."""
-    from_ms = now_ms() + offset_ms + LEAD_S * 1000
+    from_ms = now_ms() + offset_ms + lead_s(count) * 1000
     dues_ms = [from_ms + index * 1000 // per_s for index in range(count)]
     batches = make_batches(subject, dues_ms, BODY, BATCH)
     sent = bench.pool.submit(
@@ -227,7 +239,7 @@ def publish_ahead(
         requests_max=len(batches.requests),
     ).result()
     if now_ms() + offset_ms >= from_ms:
-        raise BenchmarkError(f"publishing {count:,} took more than {LEAD_S} s")
+        raise BenchmarkError(f"publishing {count:,} took more than {lead_s(count)} s")
     assert sent.messages == count
     return from_ms
 

@@ -11,10 +11,10 @@ from report import Figure
 
 from levels.bench import (
     HOUR_MS,
-    IDLE_MAX_MS,
     MINUTE_MS,
     Bench,
     batches_tomorrow,
+    idle_max_ms,
     now_ms,
     one_message,
     post_once,
@@ -70,7 +70,8 @@ def curves(bench: Bench) -> None:
             subject = f"curve-{digits}"
             subscribe(server, subject, {"type": "pull"})
             count = PER_S * LATENESS_S
-            receiving = bench.pool.submit(pull_on_time, server.port, subject, count, IDLE_MAX_MS)
+            idle_ms = idle_max_ms(count)
+            receiving = bench.pool.submit(pull_on_time, server.port, subject, count, idle_ms)
             publish_ahead(bench, server, subject, PER_S, count, offset_ms=offset_ms)
             received = receiving.result()
             late_ms = float(np.percentile(received.lateness_ms, 99)) + offset_ms

@@ -16,6 +16,7 @@ from levels.bench import (
     IDLE_MAX_MS,
     Bench,
     batches_tomorrow,
+    idle_max_ms,
     now_ms,
     publish,
     publish_ahead,
@@ -58,7 +59,8 @@ def _lateness_pull(bench: Bench, per_s: int, beside_per_s: int) -> None:
     name = "late"
     with bench.server(f"lateness-{per_s}-{beside_per_s}") as server:
         subscribe(server, name, {"type": "pull"})
-        receiving = bench.pool.submit(pull_on_time, server.port, name, count, IDLE_MAX_MS)
+        idle_ms = idle_max_ms(count)
+        receiving = bench.pool.submit(pull_on_time, server.port, name, count, idle_ms)
         due_from_ms = publish_ahead(bench, server, name, per_s, count)
         cpu_s = server.cpu_s()
         beside = publish_beside(bench, server, due_from_ms, beside_per_s, LATENESS_S)
@@ -131,7 +133,7 @@ def _webhook_lateness(bench: Bench, per_s: int, beside_per_s: int = 0) -> None:
     bench.step(case)
     with bench.server(f"webhook-{per_s}") as server:
         port = free_port()
-        receiving = bench.pool.submit(receive_webhooks, port, count, IDLE_MAX_MS)
+        receiving = bench.pool.submit(receive_webhooks, port, count, idle_max_ms(count))
         subscribe(server, name, {"type": "webhook", "url": f"http://127.0.0.1:{port}/"})
         due_from_ms = publish_ahead(bench, server, name, per_s, count)
         cpu_s = server.cpu_s()
