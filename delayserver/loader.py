@@ -70,7 +70,8 @@ class LoadedHour:
         # A row that several subscriptions wait for stands there several times.
         before = np.cumsum(counts) - counts
         places = np.arange(int(counts.sum())) + np.repeat(first - before, counts)
-        return order[places]
+        found: NDArray[np.intp] = order[places]
+        return found
 
 
 class Loader:
