@@ -15,8 +15,8 @@ pending    what a waiting message costs in memory (anonymous and shared) and on 
 lateness   2,000 messages a second for 5 seconds, each due 3 seconds after it is published; a
            consumer process receives and acknowledges them. Receipt less due time.
 
-Ratios are ours over theirs so that above 1 we are ahead, and where a peer is ahead the table says
-so. How each peer is used stands at the head of its module, in scripts/benchmarks/peers.
+Below each figure stands who is ahead and by which factor: "we", or the peer ("ahead"). How each
+peer is used stands at the head of its module, in scripts/benchmarks/peers.
 """
 
 import argparse
@@ -231,7 +231,7 @@ def _cell(column: Column, ours: Row, row: Row) -> str:
     if factor is None:
         return text
     if factor < 1:
-        return f"{text}\n[bold yellow]ahead of us × {1 / factor:.2f}[/]"
+        return f"{text}\n[bold yellow]ahead × {1 / factor:,.2f}[/]"
     return f"{text}\n[green]we × {factor:,.2f}[/]"
 
 

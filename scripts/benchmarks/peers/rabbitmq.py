@@ -52,11 +52,12 @@ class RabbitMQ(Peer):
             "RABBITMQ_LOG_BASE": str(self.directory / "log"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.directory / "enabled_plugins"),
             "RABBITMQ_PID_FILE": str(self.directory / "pid"),
-            # The node's port mapper would outlive it, and it is not needed on one machine.
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_EPMD_PORT": str(self.port + 2),
             "HOME": str(self.directory),
         }
+        # The port mapper that a node starts by itself is a daemon, and would outlive it.
+        self.spawn("epmd", "-address", "127.0.0.1", "-port", str(self.port + 2))
         self.spawn(program, env=environment, cwd=self.directory)
 
     async def is_ready(self) -> bool:
