@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delayserver.cancels import Cancels
+from delayserver import cancels
+from delayserver.cancels import PLAIN_MIN
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
 from delayserver.ids import MessageId
 from delayserver.message import State
@@ -21,7 +22,8 @@ TOMORROW_MS = START_MS + 24 * HOUR_MS
 
 
 @pytest.fixture
-def parts() -> MessageParts:
+def parts(monkeypatch: pytest.MonkeyPatch) -> MessageParts:
+    monkeypatch.setattr(cancels, "PLAIN_MIN", 1)
     return MessageParts()
 
 
@@ -129,10 +131,9 @@ def test_messages_are_found_by_their_ids(parts: MessageParts) -> None:
     found = published(parts, LATER_MS)
     text = parts.ids.encode(LATER_MS, found[0].seq)
     unborn = parts.ids.encode(LATER_MS, parts.sequencer.next_seq)
-    cancels: Cancels = parts.cancels
-    assert cancels.by_ids([text, text.upper()]) == [found[0], found[0]]
+    assert parts.cancels.by_ids([text, text.upper()]) == [found[0], found[0]]
     for bad in (unborn, "x", "", text[:-1] + ("0" if text[-1] != "0" else "1")):
-        [refusal] = cancels.by_ids([bad])
+        [refusal] = parts.cancels.by_ids([bad])
         assert isinstance(refusal, NotFoundError)
         assert repr(bad) in str(refusal)
 
@@ -142,3 +143,20 @@ def test_many_are_counted_for_their_subjects(parts: MessageParts) -> None:
     # Of the first its row in the wheel says it; of the last nobody.
     parts.cancels.cancel(found, [0, 1, 0])
     assert parts.messages.cancelled_by_subject == {1: 2, 0: 1}
+
+
+@pytest.mark.parametrize("count", [PLAIN_MIN - 1, PLAIN_MIN])
+def test_a_few_are_decided_one_by_one(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    parts = MessageParts()
+    found = published(parts, *[TOMORROW_MS] * count)
+    one_by_one = []
+    cancel = parts.messages.cancel
+
+    def noting(seq: int, due_ms: int, subject: str) -> Any:
+        one_by_one.append(seq)
+        return cancel(seq, due_ms, subject=subject)
+
+    monkeypatch.setattr(parts.messages, "cancel", noting)
+    assert parts.cancels.cancel(found, [1] * count) == [None] * count
+    assert len(one_by_one) == (count if count < PLAIN_MIN else 0)
+    assert parts.messages.cancelled_total == count
