@@ -8,7 +8,8 @@ not loaded, not filed yet, or in the wheel. Those are nearly all. What was moved
 has ended, and a message that stands there twice, is decided by `Messages`, so that every answer is
 as definite as there (I5).
 
-Cost: 2 µs for each by id, 3 µs by key, one by one 25 µs. Threads: belongs to the event loop.
+Cost: 2 µs for each, 2 µs more by key (one by one 15 µs, 30 µs in a loaded hour).
+Threads: belongs to the event loop.
 """
 
 from collections.abc import Sequence

@@ -75,10 +75,11 @@ def test_it_reads_as_the_parser_does(line: bytes, rest: bytes) -> None:
     assert read == [read_head.__wrapped__(data)] * 2
 
 
-def test_the_first_line_is_not_remembered() -> None:
+def test_neither_the_first_line_nor_a_version_is_remembered() -> None:
     before = read_head.cache_info().currsize
     for number in range(100):
-        found = read_head_of_one(head(b"DELETE /v1/messages/%d HTTP/1.1" % number, b"x: y\r\n"))
-        assert found is not None
-        assert found.path == f"/v1/messages/{number}"
+        for rest in (b"x: y\r\n", b'If-Match: "%d"\r\n' % number):
+            found = read_head_of_one(head(b"DELETE /v1/messages/%d HTTP/1.1" % number, rest))
+            assert found is not None
+            assert found.path == f"/v1/messages/{number}"
     assert read_head.cache_info().currsize <= before + 1
