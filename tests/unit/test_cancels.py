@@ -12,7 +12,9 @@ from delayserver.cancels import PLAIN_MIN
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
 from delayserver.ids import MessageId
 from delayserver.message import State
-from delayserver.sequencer import MESSAGE_ROW
+from delayserver.sequencer import MESSAGE_ROW, pack_key_entry
+from delayserver.tables import Change, ChangeState, change_key, pack_change
+from storage.catalog import Table
 from storage.errors import DamageError
 from storage.rows import HOUR_MS, MESSAGE_DTYPE, NO_KEY, RecordKind
 from tests.unit.fakes import MINUTE_MS, START_MS, SUBJECT, MessageParts, message
@@ -160,3 +162,27 @@ def test_a_few_are_decided_one_by_one(monkeypatch: pytest.MonkeyPatch, count: in
     assert parts.cancels.cancel(found, [1] * count) == [None] * count
     assert len(one_by_one) == (count if count < PLAIN_MIN else 0)
     assert parts.messages.cancelled_total == count
+
+
+def test_what_only_the_catalog_knows_is_seen(parts: MessageParts) -> None:
+    moved, cancelled, failed, plain = found = published(parts, *[TOMORROW_MS] * 4)
+    keys = [(SUBJECT, f"k{index}") for index in range(4)]
+    key = pack_key_entry(plain.seq, TOMORROW_MS, 0)
+    changes = {
+        (moved.seq, 0): Change(ChangeState.MOVED, 77, LATER_MS + HOUR_MS, 0, 1),
+        (cancelled.seq, 0): Change(ChangeState.CANCELLED, cancelled.seq, TOMORROW_MS, 0, 0),
+        (failed.seq, 6): Change(ChangeState.RETRYING, 78, TOMORROW_MS, 2, 1),
+    }
+    parts.catalog.commit(
+        {
+            Table.CHANGES: [(change_key(*at), pack_change(one)) for at, one in changes.items()],
+            Table.KEYS: [(parts.messages.key_hash(1, "k3"), key)],
+        }
+    )
+    parts.sequencer.prune(plain.seq)
+    assert parts.cancels.by_keys(keys)[3] == plain
+    seqs = np.array([one.seq for one in found], np.uint64)
+    assert parts.sequencer.unchanged(seqs).tolist() == [False, False, False, True]
+    assert parts.cancels.cancel(found, [1] * 4) == [None] * 4
+    rows = np.frombuffer(parts.sequencer.group.encode()[0], MESSAGE_DTYPE)
+    assert sorted(rows["target_seq"].tolist()) == sorted([77, failed.seq, plain.seq])
