@@ -8,7 +8,8 @@ not loaded, not filed yet, or in the wheel. Those are nearly all. What was moved
 has ended, and a message that stands there twice, is decided by `Messages`, so that every answer is
 as definite as there (I5).
 
-Cost: 2 µs for each by id, 3 µs by key, one by one 25 µs. Threads: belongs to the event loop.
+Cost: 2 µs for each, 2 µs more by key (one by one 15 µs, 30 µs in a loaded hour).
+Threads: belongs to the event loop.
 """
 
 from collections.abc import Sequence
@@ -26,6 +27,9 @@ from delayserver.sequencer import MESSAGE_ROW, Sequencer
 from delayserver.wheel import Wheel
 from storage.errors import DamageError
 from storage.rows import HOUR_MS
+
+PLAIN_MIN = 4
+"""Fewer are decided one by one in less time."""
 
 Refusal = ConflictError | DamageError | NotFoundError
 """Why one of many messages was not cancelled."""
@@ -95,7 +99,10 @@ class Cancels:
         refusals: list[Refusal | None] = [None] * len(found)
         if not found:
             return refusals
-        is_done = self._cancel_plain(found, subject_ids)
+        if len(found) < PLAIN_MIN:
+            is_done = np.zeros(len(found), np.bool_)
+        else:
+            is_done = self._cancel_plain(found, subject_ids)
         names = self._sequencer.subject_names
         for index in np.flatnonzero(~is_done).tolist():
             _, due_ms, seq = found[index]

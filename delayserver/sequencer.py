@@ -107,7 +107,7 @@ class Overlay(Generic[K, V]):
                 return found
         return None
 
-    def get_many(self, keys: Iterable[K]) -> dict[K, V]:
+    def get_many(self, keys: Collection[K]) -> dict[K, V]:
         """The newest values of those keys that changed."""
         found: dict[K, V] = {}
         for generation in self._generations:
@@ -332,11 +332,9 @@ class Sequencer:
         self.next_seq = first_seq + len(publishes)
         return first_seq
 
-    def append_cancels(
-        self, message_seqs: NDArray[np.uint64], dues_ms: NDArray[np.int64]
-    ) -> tuple[int, int]:
+    def append_cancels(self, message_seqs: NDArray[np.uint64], dues_ms: NDArray[np.int64]) -> None:
         """Put a record of kind CANCEL into the open group for each message, which waits where its
-        id says and has not changed before; the overlays show it. Returns first and last seq."""
+        id says and has not changed before; the overlays show it."""
         group, count = self.group, len(message_seqs)
         first_seq, last_seq = self.next_seq, self.next_seq + count - 1
         rows = np.zeros(count, MESSAGE_DTYPE)
@@ -356,7 +354,6 @@ class Sequencer:
         }
         group.undo.append(self._removed.put_many(last_seq, removed))
         group.undo.append(self._changes.put_many(last_seq, changes))
-        return first_seq, last_seq
 
     def append_import(self, count: int, payload: bytes, keys: ImportedKeys) -> int:
         """Put the record of an import into the open group, as its last; returns its first seq.

@@ -93,7 +93,10 @@ def read_head_of_one(data: bytes) -> Head | None:
     method = line["method"]
     if path is None or not is_hot(method.decode(), path):
         return None
-    head = read_head(b"%b %b%b" % (method, _PLACES[method], data[line.end("target") :]))
+    rest = data[line.end("target") :]
+    # A version is another one each time, too.
+    read = read_head.__wrapped__ if b"if-match:" in rest.lower() else read_head
+    head = read(b"%b %b%b" % (method, _PLACES[method], rest))
     return None if head is None else head._replace(path=path)
 
 

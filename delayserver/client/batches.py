@@ -26,7 +26,7 @@ from delayserver.client.errors import (
     UnansweredError,
     UnreachableError,
 )
-from delayserver.client.transport import Answer, decoded
+from delayserver.client.transport import Answer, decoded, path_of
 from delayserver.client.values import Published
 from delayserver.errors import NotFoundError
 from delayserver.ids import read_id
@@ -125,7 +125,8 @@ def _tell(items: list[Publishing], body: bytes) -> None:
     _check_count(len(ids), len(items))
     if not answer.duplicates:
         for item, message_id in zip(items, ids, strict=True):
-            item.succeed(Published(message_id))
+            if not (future := item.future).done():
+                future.set_result(Published(message_id))
         return
     for item, message_id, duplicate in zip(items, ids, _duplicates(answer), strict=True):
         # What bears a generated key is a duplicate only of what this call sent itself before.
@@ -175,19 +176,37 @@ def _of_one(error: RefusedError) -> RefusedError:
 class Cancelling(Item):
     """A cancel on its way; `data` is the id as JSON, or subject and key."""
 
-    __slots__ = ("by_key", "path")
+    __slots__ = ("key", "message_id", "subject")
 
     def __init__(
-        self, data: bytes, future: "asyncio.Future[None]", by_key: bool, path: str
+        self,
+        data: bytes,
+        future: "asyncio.Future[None]",
+        message_id: str | None,
+        subject: str | None,
+        key: str | None,
     ) -> None:
         self.data = data
         self.future = future
-        self.by_key = by_key
-        self.path = path
+        self.message_id = message_id
+        self.subject = subject
+        self.key = key
+
+    def path(self) -> str:
         """Of the message."""
+        return message_path(self.message_id, self.subject, self.key)
 
 
-class _CancelResult(msgspec.Struct):
+def message_path(message_id: str | None, subject: str | None, key: str | None) -> str:
+    """Where a message is looked up. Raises TypeError."""
+    if message_id is not None and subject is None and key is None:
+        return path_of("messages", message_id)
+    if message_id is None and subject is not None and key is not None:
+        return path_of("subjects", subject, "keys", key)
+    raise TypeError("give either the message's id, or both subject= and key=")
+
+
+class _CancelResult(msgspec.Struct, gc=False):
     state: str | None = None
     error: str | None = None
 
@@ -198,8 +217,8 @@ class _CancelAnswer(msgspec.Struct):
 
 async def send_cancels(ask: Ask, items: list[Cancelling]) -> None:
     """Settle each of the cancels, with one request."""
-    ids = [item for item in items if not item.by_key]
-    keys = [item for item in items if item.by_key]
+    ids = [item for item in items if item.message_id is not None]
+    keys = [item for item in items if item.message_id is None]
     body = b'{"ids":[%b],"keys":[%b]}' % (
         b",".join([item.data for item in ids]),
         b",".join([item.data for item in keys]),
@@ -219,12 +238,13 @@ async def send_cancels(ask: Ask, items: list[Cancelling]) -> None:
     _check_count(len(results), len(items))
     for item, result in zip(ids + keys, results, strict=True):
         if result.error is None:
-            item.succeed(None)
+            if not (future := item.future).done():
+                future.set_result(None)
         elif result.state is not None:
             item.fail(_conflict(result.error, result.state))
         else:
             # No such message, or not allowed: asked for alone, the answer says which.
-            alone = await ask("DELETE", item.path, None)
+            alone = await ask("DELETE", item.path(), None)
             if alone.is_success:
                 item.succeed(None)
             else:

@@ -120,26 +120,29 @@ class Batcher(Generic[I]):
     def _flush(self) -> None:
         self._flush_asked = False
         while self._gathered and (free := self._in_flight_max - len(self._in_flight)) > 0:
-            batch = self._take(max(SHARE_MIN, -(-len(self._gathered) // free)))
+            share = max(SHARE_MIN, -(-len(self._gathered) // free))
+            batch, total_bytes = self._take(share)
             if batch:
-                task = asyncio.get_running_loop().create_task(self._run(batch))
+                task = asyncio.get_running_loop().create_task(self._run(batch, total_bytes))
                 self._in_flight.add(task)
 
-    def _take(self, share: int) -> list[I]:
+    def _take(self, share: int) -> tuple[list[I], int]:
+        """The next batch, of up to `share` items, and how many bytes it has."""
         gathered, batch, total_bytes = self._gathered, list[I](), 0
         for _ in range(min(share, self._batch_max, len(gathered))):
-            size_bytes = len(gathered[0].data)
-            if batch and total_bytes + size_bytes > self._batch_max_bytes:
-                break
             item = gathered.popleft()
+            size_bytes = len(item.data)
             if item.future.cancelled():
                 self._release(1, size_bytes)
-            else:
-                batch.append(item)
-                total_bytes += size_bytes
-        return batch
+                continue
+            total_bytes += size_bytes
+            if total_bytes > self._batch_max_bytes and batch:
+                gathered.appendleft(item)
+                return batch, total_bytes - size_bytes
+            batch.append(item)
+        return batch, total_bytes
 
-    async def _run(self, batch: list[I]) -> None:
+    async def _run(self, batch: list[I], total_bytes: int) -> None:
         try:
             await self._send(batch)
         except Exception as error:
@@ -153,7 +156,7 @@ class Batcher(Generic[I]):
             task = asyncio.current_task()
             assert task is not None
             self._in_flight.discard(task)
-            self._release(len(batch), sum(len(item.data) for item in batch))
+            self._release(len(batch), total_bytes)
             self._flush_soon()
 
     def _flush_soon(self) -> None:

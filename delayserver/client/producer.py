@@ -23,13 +23,20 @@ import itertools
 import os
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Self
 from urllib.parse import urlencode
 
 import msgspec
 
-from delayserver.client.batches import Cancelling, Publishing, send_cancels, send_publishes
+from delayserver.client.batches import (
+    Cancelling,
+    Publishing,
+    message_path,
+    send_cancels,
+    send_publishes,
+)
 from delayserver.client.batching import Batcher
 from delayserver.client.retries import RetryPolicy, Time, answered
 from delayserver.client.transport import Answer, HttpTransport, Transport, decoded, path_of
@@ -65,7 +72,7 @@ class _Page(msgspec.Struct):
     cursor: str | None
 
 
-class _Key(msgspec.Struct):
+class _Key(msgspec.Struct, gc=False):
     subject: str
     key: str
 
@@ -175,16 +182,20 @@ class AsyncProducer:
         `state` says what it is: delivering, delivered or dead; NotFoundError; ChangedError with
         `if_match`; and as `publish`."""
         if if_match is not None:
-            await self._ask_if("DELETE", _path(message_id, subject, key), None, if_match)
+            path = message_path(message_id, subject, key)
+            await self._ask_if("DELETE", path, None, if_match)
             return
-        path = _path(message_id, subject, key)
-        by_key = message_id is None
-        data = _encode(_Key(subject or "", key or "") if by_key else message_id)
+        if message_id is None and subject is not None and key is not None:
+            data = _encode(_Key(subject, key))
+        else:
+            data = _encode(message_id)
+            if message_id is None or subject is not None or key is not None:
+                message_path(message_id, subject, key)  # which says what is wrong
         batcher = self._cancels
         if not batcher.try_reserve(len(data)):
             await batcher.reserve(len(data))
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        batcher.put(Cancelling(data, future, by_key, path))
+        batcher.put(Cancelling(data, future, message_id, subject, key))
         await future
 
     # ── one message ────────────────────────────────────────────────────────────────────────────
@@ -193,7 +204,7 @@ class AsyncProducer:
         self, message_id: str | None = None, *, subject: str | None = None, key: str | None = None
     ) -> Stored:
         """Look a message up, by its id or by subject and key. Raises NotFoundError."""
-        answer = await self._ask_if("GET", _path(message_id, subject, key), None, None)
+        answer = await self._ask_if("GET", message_path(message_id, subject, key), None, None)
         return msgspec.structs.replace(decoded(answer.body, Stored), version=_version(answer))
 
     async def pending(
@@ -232,7 +243,7 @@ class AsyncProducer:
         if_match: str | None = None,
     ) -> Moved:
         """Give a message a new due time. Raises as `cancel`, and InvalidError."""
-        path, due = _path(message_id, subject, key), _due(delay, deliver_at)
+        path, due = message_path(message_id, subject, key), _due(delay, deliver_at)
         answer = await self._ask_if("PATCH", path, due, if_match)
         return msgspec.structs.replace(decoded(answer.body, Moved), version=_version(answer))
 
@@ -288,9 +299,9 @@ def _new_message(
     key: str | None,
     headers: Mapping[str, str] | None,
 ) -> _NewMessage:
-    if delay is not None and not isinstance(delay, int | str):
+    if isinstance(delay, timedelta):
         delay = duration(delay)
-    if deliver_at is not None and not isinstance(deliver_at, int | str):
+    if isinstance(deliver_at, datetime):
         deliver_at = time(deliver_at)
     if isinstance(body, bytes):
         return _NewMessage(subject, None, body, delay, deliver_at, key, headers)
@@ -312,15 +323,6 @@ def _due(delay: Delay | None, deliver_at: DeliverAt | None) -> dict[str, Any]:
     if deliver_at is not None:
         due["deliver_at"] = time(deliver_at)
     return due
-
-
-def _path(message_id: str | None, subject: str | None, key: str | None) -> str:
-    """Where a message is looked up. Raises TypeError."""
-    if message_id is not None and subject is None and key is None:
-        return path_of("messages", message_id)
-    if message_id is None and subject is not None and key is not None:
-        return path_of("subjects", subject, "keys", key)
-    raise TypeError("give either the message's id, or both subject= and key=")
 
 
 def _version(answer: Answer) -> str:

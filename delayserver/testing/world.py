@@ -17,6 +17,7 @@ from delayserver.config import Settings
 from delayserver.delivery.fetch import DelayedFetch, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError, OverloadedError
+from delayserver.ids import MessageId
 from delayserver.imports import Import
 from delayserver.message import Delivery, Payload, State, Watch, decode_payload
 from delayserver.publishing import NewMessage, Published
@@ -443,6 +444,24 @@ class World:
         else:
             group.when_durable(partial(self._cancel_answered, seq))
 
+    def _cancel_many(self) -> None:
+        chosen = [self._some_message() for _ in range(self.rng.randrange(1, 8))]
+        found = [MessageId(0, due_ms, seq) for seq, due_ms in filter(None, chosen)]
+        engine = self._running.engine
+        try:
+            refusals = engine.cancels.cancel(found, [0] * len(found))
+        except DelayServerError:
+            return
+        group = engine.groups.not_durable()
+        for one, refusal in zip(found, refusals, strict=True):
+            if isinstance(refusal, ConflictError):
+                if refusal.state:
+                    self.ledger.located(one.seq, State(refusal.state))
+            elif refusal is None and group is None:
+                self._cancel_answered(one.seq, None)
+            elif refusal is None and group is not None:
+                group.when_durable(partial(self._cancel_answered, one.seq))
+
     def _cancel_answered(self, seq: int, error: Exception | None) -> None:
         if error is None:
             self.ledger.cancelled(seq)
@@ -855,7 +874,8 @@ _STEPS = (
     _Step(World._publish, 2),
     _Step(World._replace, 0.7),
     _Step(World._import, 0.4),
-    _Step(World._cancel, 0.8),
+    _Step(World._cancel, 0.5),
+    _Step(World._cancel_many, 0.3),
     _Step(World._look_up, 0.8),
     _Step(World._move, 0.7),
     _Step(World._event, 0.5),

@@ -111,6 +111,68 @@ CASES = {
     "address too long": (f"{ONE}?{'x' * 3000}", LATER, {}),
     "no such method": (BATCH, None, {}),
 }
+ID = "{id}"
+"""The id of the message that was published under the key before."""
+KEYS = "/v1/subjects/both/keys"
+MANY = "/v1/messages/cancel"
+CANCELS: dict[str, tuple[str, str, Any, dict[str, str]]] = {
+    "by key": ("DELETE", f"{KEYS}/x", None, {}),
+    "by key again": ("DELETE", f"{KEYS}/x", None, {}),
+    "by a key with escapes": ("DELETE", f"{KEYS}/a%2Fb%20c%C3%A9", None, {}),
+    "by a key with a slash": ("DELETE", f"{KEYS}/d/e", None, {}),
+    "with a query": ("DELETE", f"{KEYS}/q?x=1", None, {}),
+    "with a body": ("DELETE", f"{KEYS}/body", {"a": 1}, {}),
+    "no such key": ("DELETE", f"{KEYS}/none", None, {}),
+    "an empty key": ("DELETE", f"{KEYS}/", None, {}),
+    "a bad subject": ("DELETE", "/v1/subjects/bad%20one/keys/x", None, {}),
+    "if it is any version": ("DELETE", f"{KEYS}/any", None, {"if-match": "*"}),
+    "if it is another version": ("DELETE", f"{KEYS}/version", None, {"if-match": '"1.1"'}),
+    "if it is no version": ("DELETE", f"{KEYS}/version", None, {"if-match": "1"}),
+    "if it is nothing": ("DELETE", f"{KEYS}/version", None, {"if-match": ""}),
+    "by id": ("DELETE", f"/v1/messages/{ID}", None, {}),
+    "by id again": ("DELETE", f"/v1/messages/{ID}", None, {}),
+    "by a bad id": ("DELETE", "/v1/messages/batch", None, {}),
+    "by an id with a slash": ("DELETE", "/v1/messages/a%2Fb", None, {}),
+    "without a token": ("DELETE", f"{KEYS}/version", None, {"authorization": ""}),
+    "outside of the scope by key": ("DELETE", f"{KEYS}/version", None, as_token("scoped")),
+    "outside of the scope by id": ("DELETE", "/v1/messages/{other}", None, as_token("scoped")),
+    "within the scope by id": ("DELETE", "/v1/messages/{mine}", None, as_token("scoped")),
+    "a bad id with a scope": ("DELETE", "/v1/messages/x", None, as_token("scoped")),
+    "many": (
+        "POST",
+        MANY,
+        {
+            "ids": [ID, "{other}", "x"],
+            "keys": [{"subject": "both", "key": key} for key in ("m", "m", "x", "none")],
+        },
+        {},
+    ),
+    "many with a scope": (
+        "POST",
+        MANY,
+        {
+            "ids": ["{mine}", ID, "x"],
+            "keys": [{"subject": "both", "key": "n"}, {"subject": "both.a", "key": "n"}],
+        },
+        as_token("scoped"),
+    ),
+    "nothing of many": ("POST", MANY, {}, {}),
+    "many without a body": ("POST", MANY, b"", {}),
+    "many that are one": ("POST", MANY, {"ids": "x"}, {}),
+    "many with another field": ("POST", MANY, {"all": True}, {}),
+    "many with half a key": ("POST", MANY, {"keys": [{"key": "x"}]}, {}),
+    "too many to cancel": ("POST", MANY, {"ids": ["x"] * 10_001}, {}),
+    "many that are not JSON": ("POST", MANY, b"{", {}),
+    "many that are not UTF-8": ("POST", MANY, b'{"ids":["\xff"]}', {}),
+    "cancel is only a POST": ("PUT", MANY, {}, {}),
+}
+WAITING = {
+    "x": "both", "a/b cé": "both", "d/e": "both", "q": "both", "body": "both", "any": "both",
+    "version": "both", "m": "both", "n": "both", "id": "both", "other": "both", "mine": "both.a",
+}  # fmt: skip
+"""Keys of messages that are published before they are cancelled, and their subjects."""
+
+
 TOKENS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "scoped": (["publish:both.*", "consume:*"], {}),
     "consumer": (["consume:*", "observe"], {}),
@@ -147,6 +209,28 @@ def prepare(client: httpx.Client | httpx.AsyncClient) -> dict[str, httpx.Request
     return requests
 
 
+def prepare_waiting(client: httpx.Client | httpx.AsyncClient) -> httpx.Request:
+    messages = [{"subject": name, "key": key, "delay": "1h"} for key, name in WAITING.items()]
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    return client.build_request("POST", BATCH, json=messages, headers=headers)
+
+
+def prepare_cancels(
+    client: httpx.Client | httpx.AsyncClient, published: httpx.Response
+) -> dict[str, httpx.Request]:
+    ids = dict(zip(WAITING, published.json()["ids"], strict=True))
+    requests = {}
+    for name, (method, path, content, headers) in CANCELS.items():
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        for key in ("id", "other", "mine"):
+            path = path.replace(f"{{{key}}}", ids[key])  # noqa: PLW2901
+            body = body.replace(b"{%b}" % key.encode(), ids[key].encode())
+        fields = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json", **headers}
+        sent = None if content is None else body
+        requests[name] = client.build_request(method, path, content=sent, headers=fields)
+    return requests
+
+
 @pytest.fixture(scope="module")
 def through_protocol(tmp_path_factory):
     directory = tmp_path_factory.mktemp("protocol")
@@ -154,7 +238,10 @@ def through_protocol(tmp_path_factory):
     make_tokens(server.data_dir)
     server.start()
     try:
-        yield {name: described(server.send(one)) for name, one in prepare(server).items()}
+        answers = {name: described(server.send(one)) for name, one in prepare(server).items()}
+        published = server.send(prepare_waiting(server))
+        cancels = prepare_cancels(server, published)
+        yield answers | {name: described(server.send(one)) for name, one in cancels.items()}
     finally:
         server.shut_down()
 
@@ -179,21 +266,26 @@ def through_asgi(tmp_path_factory):
         async with server_in_process(tmp_path_factory.mktemp("asgi")) as server:
             transport = httpx.ASGITransport(make_app(server)[0], raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-                return {
+                answers = {
                     name: described(await client.send(one)) for name, one in prepare(client).items()
                 }
+                published = await client.send(prepare_waiting(client))
+                for name, one in prepare_cancels(client, published).items():
+                    answers[name] = described(await client.send(one))
+                return answers
 
     return asyncio.run(ask())
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *CANCELS])
 def test_both_ways_give_the_same_answer(through_protocol, through_asgi, name):
     assert through_protocol[name] == through_asgi[name]
 
 
 def test_the_answers_are_those_of_the_contract(through_protocol):
     statuses = {name: status for name, (status, _, _) in through_protocol.items()}
-    assert set(statuses.values()) == {200, 201, 401, 403, 405, 409, 413, 422, 429, 431}
+    expected = {200, 201, 401, 403, 404, 405, 409, 412, 413, 422, 429, 431}
+    assert set(statuses.values()) == expected
     assert statuses["one"] == statuses["another content type"] == 201
     assert statuses["duplicate"] == statuses["NDJSON"] == statuses["msgpack"] == 200
     assert statuses["another origin with the token"] == statuses["in a trace"] == 201
@@ -202,11 +294,36 @@ def test_the_answers_are_those_of_the_contract(through_protocol):
     assert statuses["batch within the scope"] == statuses["a batch of many"] == 200
     assert statuses["one too many"] == statuses["one after a batch of many"] == 429
     assert statuses["expired"] == 401
+    for name in ("by key", "by key again", "by a key with escapes", "by a key with a slash"):
+        assert statuses[name] == 200
+    for name in ("with a query", "with a body", "by id", "by id again", "within the scope by id"):
+        assert statuses[name] == 200
+    for name in ("no such key", "an empty key", "by a bad id", "a bad id with a scope"):
+        assert statuses[name] == 404
+    for name in ("a bad subject", "if it is no version", "if it is nothing", "too many to cancel"):
+        assert statuses[name] == 422
+    assert statuses["if it is another version"] == 412
+    assert statuses["outside of the scope by key"] == statuses["outside of the scope by id"] == 403
+
     for name in ("outside of the scope", "batch partly outside", "other scope"):
         assert statuses[name] == 403
     for name in ("too many headers", "headers too long", "address too long"):
         assert statuses[name] == 431
     assert statuses["headers too long without a token"] == 431
+
+
+def test_each_of_many_cancels_has_its_result(through_protocol):
+    _, _, answer = through_protocol["many"]
+    states = [result["state"] for result in answer["results"]]
+    assert states == ["cancelled"] * 2 + [None] + ["cancelled"] * 3 + [None]
+    _, _, answer = through_protocol["many with a scope"]
+    assert [result["state"] for result in answer["results"]] == ["cancelled"] + [None] * 4
+    errors = [result["error"] for result in answer["results"]]
+    assert errors[0] is None
+    assert "has no scope for publish:both" in errors[1]
+    assert errors[2].startswith("there is no message")
+    assert "has no scope for publish:both" in errors[3]
+    assert errors[4].startswith("there is no message with key")
 
 
 def test_an_error_of_ours_is_a_500_and_no_exception(tmp_path, monkeypatch, capsys):

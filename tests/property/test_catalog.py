@@ -61,6 +61,16 @@ class CatalogAgainstDict(RuleBasedStateMachine):
             if key >= start and key.startswith(prefix)
         )
 
+    @rule(table=st.sampled_from(TABLES), several=st.lists(keys, max_size=6))
+    def look_for_many(self, table: Table, several: list[bytes]) -> None:
+        view, model = self.catalog.view(), self.model[table]
+        expected = {key: model[key] for key in several if key in model}
+        assert view.get_many(table, several) == expected
+        assert view.prefixes(table, sorted(several)) == {
+            prefix for prefix in several if any(key.startswith(prefix) for key in model)
+        }
+        view.refresh()
+
     @rule()
     def open_again(self) -> None:
         if isinstance(self.catalog, MemoryCatalog):

@@ -40,12 +40,20 @@ class Remove:
 
 
 @dataclass
+class RemoveMany:
+    """Those of one hour among the first so many, some of which may have fired."""
+
+    count: int
+    hour: int
+
+
+@dataclass
 class Advance:
     now_ms: int
     rows_max: int = 1000
 
 
-Step = Load | Insert | Remove | Advance
+Step = Load | Insert | Remove | RemoveMany | Advance
 
 
 class Model:
@@ -71,6 +79,7 @@ def small_runs() -> Iterator[None]:
         patch.setattr(wheel_module, "RUN_MERGE", 2)
         patch.setattr(wheel_module, "MERGED_RUN_ROWS", 6)
         patch.setattr(wheel_module, "FRESH_ROWS", 2)
+        patch.setattr(wheel_module, "SLOT_ROWS_FEW", 2)
         yield
 
 
@@ -105,6 +114,8 @@ class Runner:
                 self.insert(dues_ms)
             case Remove(which=which, unknown=unknown):
                 self.remove(which, unknown)
+            case RemoveMany(count=count, hour=hour):
+                self.remove_many(count, hour)
             case Advance(now_ms=now_ms, rows_max=rows_max):
                 self.advance(now_ms, rows_max)
 
@@ -137,6 +148,20 @@ class Runner:
             assert row["seq"].tolist() == row["locator"].tolist() == [seq]
             self.model.waiting.remove((due_ms, seq))
             self.removed.append((due_ms, seq))
+
+    def remove_many(self, count: int, hour: int) -> None:
+        wanted = [(seq, due_ms) for due_ms, seq in self.given[:count] if due_ms // HOUR_MS == hour]
+        wanted.append((self.next_seq, hour * HOUR_MS))
+        seqs = np.array([seq for seq, _ in sorted(wanted)], np.uint64)
+        dues = np.array([due_ms for _, due_ms in sorted(wanted)], np.int64)
+        rows, which = self.wheel.remove_many(hour, seqs, dues)
+        found = sorted(zip(dues[which].tolist(), seqs[which].tolist(), strict=True))
+        assert found == [one for one in self.model.waiting if one[::-1] in wanted]
+        assert rows["seq"].tolist() == rows["locator"].tolist() == seqs[which].tolist()
+        assert (rows["due_offset_ms"] + hour * HOUR_MS).tolist() == dues[which].tolist()
+        for one in found:
+            self.model.waiting.remove(one)
+            self.removed.append(one)
 
     def advance(self, now_ms: int, rows_max: int) -> None:
         loaded_until_ms = self.loaded_hours * HOUR_MS
@@ -180,6 +205,7 @@ steps = st.lists(
         st.builds(Load, st.lists(times_ms, max_size=8)),
         st.builds(Insert, dues_ms),
         st.builds(Remove, st.integers(0, 50), st.booleans()),
+        st.builds(RemoveMany, st.integers(0, 40), st.integers(0, HOURS - 1)),
         st.builds(Advance, times_ms, st.sampled_from([1, 3, 1000])),
     ),
     max_size=25,

@@ -24,6 +24,7 @@ from delayserver.loader import Loader
 from delayserver.message import Delivery, State
 from delayserver.messages import Messages
 from delayserver.replay import Filed, Replay, Snapshot
+from delayserver.sequencer import Overlay, Sequencer
 from delayserver.settler import Settler
 from delayserver.testing import World, run_world, server
 from delayserver.wheel import Wheel
@@ -234,6 +235,39 @@ def cancelled_rows_that_come_late_are_not_left_out(patch: Patch) -> None:
 def a_cancelled_row_stays_in_the_wheel(patch: Patch) -> None:
     """I5"""
     patch.setattr(Messages, "_take_out", lambda self, entry: None)
+
+
+@canary
+def rows_of_many_cancels_stay_in_the_wheel(patch: Patch) -> None:
+    """I5"""
+    original = Wheel.remove_many
+
+    def remove_many(self: Any, hour: int, seqs: Any, dues_ms: Any) -> Any:
+        rows, which = original(self, hour, seqs, dues_ms)
+        self.insert(hour, rows)
+        return rows, which
+
+    patch.setattr(Wheel, "remove_many", remove_many)
+
+
+@canary
+def many_cancels_are_answered_but_not_recorded(patch: Patch) -> None:
+    """I5"""
+    patch.setattr(Sequencer, "append_cancels", lambda self, seqs, dues_ms: None)
+
+
+@canary
+def a_rolled_back_group_of_many_cancels_is_not_undone(patch: Patch) -> None:
+    """I3"""
+    patch.setattr(Overlay, "put_many", _without_undo(Overlay.put_many))
+
+
+def _without_undo(original: Callable[..., Any]) -> Callable[..., Callable[[], None]]:
+    def put_many(self: Any, last_seq: int, values: Any) -> Callable[[], None]:
+        original(self, last_seq, values)
+        return lambda: None
+
+    return put_many
 
 
 @canary

@@ -21,6 +21,7 @@ from delayserver.tables import (
     read_hours,
     unpack_change,
 )
+from delayserver.watches import OnEvent, pack_watch, watch_key
 from delayserver.wheel import ROUTE_SUBSCRIPTION, unpack_locator
 from storage.catalog import Table
 from storage.errors import DamageError, DiskFullError
@@ -228,6 +229,32 @@ def test_every_kind_of_change_is_in_the_catalog(disk: Disk, log: Log) -> None:
     assert change_of(disk, 3, 6) == Change(ChangeState.RETRYING, retry, NEXT_MS, 2, 1)
     assert change_of(disk, 4, 6) == Change(ChangeState.DEAD, 4, START_MS, 9, 1)
     assert list(disk.catalog.scan(Table.DEAD_LETTERS)) == [(dead_letter_key(6, 4), letter)]
+
+
+def test_a_cancel_is_the_last_word_on_a_message(disk: Disk, log: Log) -> None:
+    for _ in range(3):
+        log.publish(START_MS)
+    first = log.move(1, START_MS, NEXT_MS)
+    second = log.move(2, START_MS, NEXT_MS)
+    log.cancel(first, NEXT_MS, message_seq=1)
+    log.cancel(3, START_MS)
+    watched = log.sequencer.append(
+        RecordKind.CANCEL,
+        message_seq=2,
+        target_seq=second,
+        target_due_ms=NEXT_MS,
+        payload=seal(b"event"),
+    )
+    disk.catalog.commit(
+        {Table.WATCHES: [(watch_key("event", 2), pack_watch(START_MS, OnEvent.CANCEL))]}
+    )
+    disk.file(log.close())
+    disk.replay.checkpoint()
+    assert watched == 8
+    assert change_of(disk, 1) == Change(ChangeState.CANCELLED, first, NEXT_MS, 0, 0)
+    assert change_of(disk, 2) == Change(ChangeState.CANCELLED, second, NEXT_MS, 0, 0)
+    assert change_of(disk, 3) == Change(ChangeState.CANCELLED, 3, START_MS, 0, 0)
+    assert list(disk.catalog.scan(Table.WATCHES)) == []
 
 
 @pytest.mark.parametrize("kind", [RecordKind.REDRIVE, RecordKind.DISCARD])

@@ -1,11 +1,17 @@
 """What the catalog says about the logs."""
 
+import numpy as np
 import pytest
 
 from delayserver.tables import (
     CHECKPOINT_KEY,
+    Change,
+    ChangeState,
     HourState,
+    change_key,
     hour_key,
+    pack_cancels,
+    pack_change,
     pack_checkpoint,
     read_checkpoint,
     read_hours,
@@ -30,3 +36,15 @@ def test_without_a_checkpoint_nothing_is_filed(catalog: MemoryCatalog) -> None:
     assert read_checkpoint(catalog) == 0
     catalog.commit({Table.META: [(CHECKPOINT_KEY, pack_checkpoint(1 << 40))]})
     assert read_checkpoint(catalog) == 1 << 40
+
+
+def test_cancels_are_packed_as_one_by_one() -> None:
+    seqs, entries, dues_ms = [5, 1 << 40], [5, 7], [0, 1_700_000_000_123]
+    keys, values = pack_cancels(
+        np.array(seqs, np.uint64), np.array(entries, np.uint64), np.array(dues_ms, np.int64)
+    )
+    assert keys == [change_key(seq, 0) for seq in seqs]
+    assert values == [
+        pack_change(Change(ChangeState.CANCELLED, entry, due_ms, 0, 0))
+        for entry, due_ms in zip(entries, dues_ms, strict=True)
+    ]

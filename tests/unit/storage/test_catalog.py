@@ -203,6 +203,8 @@ def test_a_view_sees_one_moment_until_it_is_refreshed(catalog: Catalog) -> None:
     assert [view.get(Table.KEYS, key) for key in (b"a", b"b")] == [b"1", None]
     assert view.scan(Table.KEYS, b"a") == [(b"a", b"1")]
     assert view.scan(Table.KEYS, b"b") == []
+    assert view.get_many(Table.KEYS, [b"b", b"a"]) == {b"a": b"1"}
+    assert view.prefixes(Table.KEYS, [b"a", b"b"]) == {b"a"}
     view.refresh()
     view.refresh()
     put(catalog, (b"a", None), (b"b2", b"3"), (b"c", b"4"))
@@ -216,3 +218,7 @@ def test_a_view_of_a_catalog_that_is_closed_says_so(catalog: Catalog) -> None:
     view.refresh()
     with pytest.raises(CatalogError):
         view.get(Table.KEYS, b"a")
+    with pytest.raises(CatalogError):
+        view.get_many(Table.KEYS, [b"a"])
+    with pytest.raises(CatalogError):
+        view.prefixes(Table.KEYS, [b"a"])
