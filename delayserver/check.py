@@ -26,12 +26,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from delayserver.archives import unpack_archived
 from delayserver.expansion import DUPLICATE_DTYPE, ImportRecord, ImportState
 from delayserver.message import decode_payload
 from delayserver.replay import DeadLetter, Heartbeat
 from delayserver.sequencer import parse_dead_letter_key, unpack_key_entry
 from delayserver.subscriptions import decode_subscription
 from delayserver.tables import (
+    HOUR_KEY,
     ChangeState,
     HourState,
     hour_key,
@@ -427,6 +429,11 @@ def _parse_import(key: bytes, value: bytes) -> None:
     _must(len(record.duplicates) % DUPLICATE_DTYPE.itemsize == 0, "duplicates of another length")
 
 
+def _parse_archived(key: bytes, value: bytes) -> None:
+    _must(len(key) == HOUR_KEY.size, "a key of another length")
+    unpack_archived(value)
+
+
 _PARSERS: dict[Table, Callable[[bytes, bytes], None]] = {
     Table.KEYS: _parse_key,
     Table.CHANGES: _parse_change,
@@ -436,5 +443,6 @@ _PARSERS: dict[Table, Callable[[bytes, bytes], None]] = {
     Table.WATCHES: _parse_watch,
     Table.HEARTBEATS: _parse_heartbeat,
     Table.IMPORTS: _parse_import,
+    Table.ARCHIVES: _parse_archived,
     Table.DAMAGE: lambda key, value: json.loads(value),
 }
