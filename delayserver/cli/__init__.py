@@ -13,6 +13,7 @@
     tokens         token create, token list, token revoke
     pipeline       jobs on Apache Spark: pipeline audit, pipeline forecast
     pipeline_load  pipeline load
+    pipeline_archive  pipeline archive
     serve          serve: every setting is an option
     demo           a small shop, and a server that is killed in the middle
 
@@ -34,6 +35,7 @@ from delayserver.cli import (
     messages,
     operations,
     pipeline,
+    pipeline_archive,
     pipeline_load,
     pulling,
     serve,
@@ -87,6 +89,7 @@ for _group in (
     operations,
     tokens,
     pipeline,
+    pipeline_archive,
     pipeline_load,
     demo,
 ):
