@@ -171,10 +171,10 @@ class HistoryReader(DataSourceReader):
     def partitions(self) -> list[Task]:
         directory = open_directory(self._options.root)
         with directory.catalog() as catalog:
-            wanted = self._wanted() or [
-                WantedHour(one.hour, *one.extent, one.count)
-                for one in retired_hours(catalog, directory.files)
-            ]
+            wanted = self._wanted()
+            if wanted is None:
+                retired = retired_hours(catalog, directory.files)
+                wanted = [WantedHour(one.hour, *one.extent, one.count) for one in retired]
             states = read_hours(catalog)
             hours = [Hour(one, _as_wanted(one, states.get(one.hour))) for one in wanted]
             return [
@@ -192,10 +192,10 @@ class HistoryReader(DataSourceReader):
                 )
             ]
 
-    def _wanted(self) -> list[WantedHour]:
+    def _wanted(self) -> list[WantedHour] | None:
         text = self._options.given.get("hours")
         if text is None:
-            return []
+            return None
         try:
             return msgspec.json.decode(text, type=list[WantedHour])
         except msgspec.DecodeError as error:

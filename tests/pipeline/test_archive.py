@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
+from delayserver.cli import app
 from delayserver.errors import PipelineError
 from delayserver.message import Content
 from delayserver.pipeline import archive as archives
@@ -248,10 +252,10 @@ class Killed(BaseException):
 
 
 class Killer:
-    """Ends a job before, or after, its call number `at`."""
+    """Ends a job before its call number `at`."""
 
-    def __init__(self, at: int, *, after: bool) -> None:
-        self.at, self.after, self.calls = at, after, 0
+    def __init__(self, at: int) -> None:
+        self.at, self.calls = at, 0
 
     def plant(self, patch: pytest.MonkeyPatch) -> None:
         for kind, name in CALLS:
@@ -260,13 +264,9 @@ class Killer:
     def _mortal(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
             self.calls += 1
-            is_last = self.calls == self.at
-            if is_last and not self.after:
+            if self.calls == self.at:
                 raise Killed
-            result = original(*arguments, **named)
-            if is_last:
-                raise Killed
-            return result
+            return original(*arguments, **named)
 
         return call
 
@@ -285,9 +285,8 @@ def check_archive(to: Path, count: int) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize("after", [False, True])
 def test_after_a_kill_at_any_call_nothing_is_missing_and_nothing_there_twice(
-    lasting: ApiServer, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+    lasting: ApiServer, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api, expected = lasting, None
     at = 0
@@ -295,7 +294,7 @@ def test_after_a_kill_at_any_call_nothing_is_missing_and_nothing_there_twice(
         at += 1
         to = tmp_path / f"archive-{at}"
         with monkeypatch.context() as patch:
-            Killer(at, after=after).plant(patch)
+            Killer(at).plant(patch)
             try:
                 run(job, wanted(api, to))
             except Killed:
@@ -636,3 +635,35 @@ def test_an_hour_that_is_deleted_meanwhile(
     archived = run(job, wanted(live, tmp_path / "archive"))
     assert fates(archived) == [Fate.GONE]
     assert not archived.is_kept
+
+
+# ---- the command -------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("shared_session")
+def test_the_command_says_it_with_its_status(
+    lasting: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to = tmp_path / "archive"
+    command = ["pipeline", "archive", "--data-dir", str(lasting.data_dir), "--to", str(to)]
+    here = ["--server", str(lasting.base_url)]
+    dry = CliRunner().invoke(app, [*command, *here, "--dry-run", "--json", "-"])
+    assert dry.exit_code == 0, dry.output
+    assert [one["fate"] for one in json.loads(dry.stdout)["hours"]] == ["sound", "sound"]
+    until = ["--until", hour_name(HOUR + 1) + ":00:00Z"]
+    done = CliRunner().invoke(app, [*command, *here, *until])
+    assert done.exit_code == 0, done.output
+    assert re.search(r"hours archived\W+1\b", done.stdout)
+    assert re.search(r"of these, added now\W+10\b", done.stdout)
+    assert "note:" not in done.stdout
+    for path in to.glob("date=*/*/*.parquet"):
+        path.unlink()
+    lost = CliRunner().invoke(app, [*command, *here, *until])
+    assert lost.exit_code == 1
+    assert f"{hour_name(HOUR)} different: " in lost.stdout
+    monkeypatch.setattr(Archive, "__init__", partialmethod(Archive.__init__, wait_s=0.1))
+    nobody = CliRunner().invoke(app, [*command, "--server", "http://127.0.0.1:9"])
+    assert nobody.exit_code == 2
+    assert "--server" in nobody.stderr
+    wrong = CliRunner().invoke(app, [*command, *here, "--until", "tomorrow"])
+    assert wrong.exit_code == 2
