@@ -334,6 +334,7 @@ class _Step:
         self._place = place
         self._server = server
         self._hours = [_Hour(hour) for hour in hours]
+        self._source = self._rows()
         self._reports: dict[int, HourReport] = {}
 
     def run(self) -> list[HourReport]:
@@ -363,9 +364,10 @@ class _Step:
 
     # ── what the server has ────────────────────────────────────────────────────────────────────
 
-    def _source(self, hours: Iterable[_Hour]) -> DataFrame:
+    def _rows(self) -> DataFrame:
+        """All that the hours hold, read anew each time that it is looked at."""
         reader = self._job.spark.read.format("delayhistory")
-        option = wanted_hours(hour.wanted for hour in hours)
+        option = wanted_hours(hour.wanted for hour in self._hours)
         rows = reader.option("hours", option).load(str(self._wanted.data_dir.resolve()))
         return rows.withColumn("date", F.to_date("due"))
 
@@ -373,8 +375,7 @@ class _Step:
         """The hours whose files are sound, with what they hold."""
         with self._job.step("reading the server's files"):
             rows = (
-                self._source(self._hours)
-                .groupBy("hour")
+                self._source.groupBy("hour")
                 .agg(
                     *_sums(),
                     F.min("seq").alias("first_seq"),
@@ -441,7 +442,9 @@ class _Step:
     def _write(self, hours: Sequence[_Hour]) -> dict[int, list[str]]:
         """Write what is new of these hours; the files of each."""
         place = self._place
-        fresh = self._source(hours).withColumn(_HOUR, F.col("hour"))
+        fresh = self._source.withColumn(_HOUR, F.col("hour"))
+        if len(hours) < len(self._hours):
+            fresh = fresh.where(F.col("hour").isin([hour.number for hour in hours]))
         older = [hour for hour in hours if hour.through_seq]
         if older:
             is_old = (

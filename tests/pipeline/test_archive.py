@@ -271,7 +271,7 @@ class Killer:
         return call
 
 
-def check_archive(to: Path, count: int) -> list[dict[str, Any]]:
+def check_archive(to: Path, count: int) -> None:
     """So many rows, none twice, and each in one manifest."""
     rows = rows_of(to)
     assert len({row["seq"] for row in rows}) == len(rows) == count
@@ -282,33 +282,35 @@ def check_archive(to: Path, count: int) -> list[dict[str, Any]]:
         str(path.relative_to(to)) for path in to.glob("date=*/*/*.parquet")
     )
     assert not (to / STAGING).exists()
-    return rows
 
 
-def test_after_a_kill_at_any_call_nothing_is_missing_and_nothing_there_twice(
+CALL_COUNT = 11
+"""Of a run that archives an hour of two subjects."""
+
+
+def test_a_run_has_so_many_calls(
     lasting: ApiServer, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api, expected = lasting, None
-    at = 0
-    while True:
-        at += 1
-        to = tmp_path / f"archive-{at}"
-        with monkeypatch.context() as patch:
-            Killer(at).plant(patch)
-            try:
-                run(job, wanted(api, to))
-            except Killed:
-                pass
-            else:
-                break
-        archived = run(job, wanted(api, to))
-        assert fates(archived) == [Fate.ARCHIVED] * 2
-        rows = check_archive(to, 20)
-        expected = expected or rows
-        assert rows == expected
-    assert at > 12
+    killer = Killer(0)
+    killer.plant(monkeypatch)
+    run(job, wanted(lasting, tmp_path / "archive", until_ms=START_MS + HOUR_MS))
+    assert killer.calls == CALL_COUNT
 
 
+@pytest.mark.parametrize("at", range(1, CALL_COUNT + 1))
+def test_after_a_kill_at_any_call_nothing_is_missing_and_nothing_there_twice(
+    lasting: ApiServer, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    to = tmp_path / "archive"
+    with monkeypatch.context() as patch:
+        Killer(at).plant(patch)
+        with pytest.raises(Killed):
+            run(job, wanted(lasting, to, until_ms=START_MS + HOUR_MS))
+    assert fates(run(job, wanted(lasting, to))) == [Fate.ARCHIVED] * 2
+    check_archive(to, 20)
+
+
+@pytest.mark.timeout(300)
 def test_a_job_that_is_killed_by_the_system_is_run_again(
     store: Store, serve: Callable[..., ApiServer], job: Job, tmp_path: Path
 ) -> None:
