@@ -48,7 +48,7 @@ from storage.catalog_file import find_damage
 from storage.check import NotADataDirectoryError, Progress, Report, Severity, check_directory
 from storage.directory import CATALOG_DIRECTORY, FORMAT_FILE, REPAIR_FILE, open_identity
 from storage.errors import CatalogError, DamageError, StagingError, StorageError
-from storage.files import Files, OsFiles
+from storage.files import Files, OsFiles, size_of
 from storage.frame import Damage, Frame, unseal
 from storage.hour_log import hour_path
 from storage.message_log import DIRECTORY as MESSAGES_DIRECTORY
@@ -273,7 +273,7 @@ class _Promised:
     def _compare_hour(self, report: Report, path: str, hour: _Hour) -> None:
         state = hour.state
         problem = None
-        size = self._size(path)
+        size = size_of(self._files, path)
         if size < state.length:
             problem = f"the file has {size} bytes, the catalog says {state.length}"
         elif hour.end != state.length:
@@ -289,16 +289,6 @@ class _Promised:
         # An hour that is past its retention disappears from the catalog first.
         if problem and self._catalog.get(Table.HOURS, hour_key(hour.hour)) is not None:
             report.add(path, problem, offset=min(size, state.length), end=state.length)
-
-    def _size(self, path: str) -> int:
-        try:
-            file = self._files.open(path)
-        except FileNotFoundError:
-            return 0
-        try:
-            return file.size()
-        finally:
-            file.close()
 
 
 # ── the catalog by itself ──────────────────────────────────────────────────────────────────────

@@ -449,19 +449,10 @@ class Server(Shard):
     def durable(self, group: Group | None) -> asyncio.Future[None]:
         """Done when the group is durable; raises what kept it from being so."""
         future: asyncio.Future[None] = self._loop.create_future()
-
-        def waiter(error: Exception | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
         if group is None:
             future.set_result(None)
         else:
-            group.when_durable(waiter)
+            group.when_durable(_ending(future))
         return future
 
     async def subject_of(self, seq: int, due_ms: int) -> str:
@@ -639,16 +630,7 @@ class Server(Shard):
         Raises NotFoundError, ConflictError, OverloadedError, StoppingError."""
         self.engine.groups.admit(0)
         future: asyncio.Future[None] = self._loop.create_future()
-
-        def done(error: Exception | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
-        self.replayer.put(ConfirmRequest(hour, archived, done))
+        self.replayer.put(ConfirmRequest(hour, archived, _ending(future)))
         await future
 
     async def checkpoint(self) -> None:
@@ -659,6 +641,20 @@ class Server(Shard):
             CheckpointRequest(lambda: None if future.done() else future.set_result(None))
         )
         await future
+
+
+def _ending(future: "asyncio.Future[None]") -> Callable[[Exception | None], None]:
+    """A callback that ends the future, unless nobody waits for it any more."""
+
+    def done(error: Exception | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    return done
 
 
 def _webhook_request(

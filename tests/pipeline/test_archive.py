@@ -515,10 +515,13 @@ def test_a_damaged_hour_is_named_and_the_others_are_archived(
 
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[ApiServer]:
-    """A real server in the middle of an hour, by a clock that the test sets; it keeps hours."""
+    """A real server with an hour of three messages that is settled, by a clock that is set."""
     server = ApiServer(tmp_path, archive=True, retention_ms=24 * HOUR_MS, checkpoint_ms=50)
     server.start(clock_offset_ms=5 * MINUTE_MS - now_ms() % HOUR_MS)
     server.subscribe("consumer", "live.*")
+    deliver(server, 3)
+    pass_hours(server, 2)
+    wait_until(lambda: waiting(server))
     yield server
     server.shut_down()
 
@@ -544,9 +547,6 @@ def come_back(api: ApiServer, count: int) -> None:
 def test_an_hour_that_comes_back_after_it_was_archived(
     live: ApiServer, job: Job, tmp_path: Path
 ) -> None:
-    deliver(live, 3)
-    pass_hours(live, 2)
-    wait_until(lambda: waiting(live))
     to = tmp_path / "archive"
     assert [hour.added for hour in run(job, wanted(live, to)).hours] == [3]
     assert waiting(live) == []
@@ -568,9 +568,6 @@ def test_an_hour_that_comes_back_after_it_was_archived(
 def test_an_hour_that_comes_back_while_it_is_archived(
     live: ApiServer, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deliver(live, 3)
-    pass_hours(live, 2)
-    wait_until(lambda: waiting(live))
     to = tmp_path / "archive"
     confirm = Archives.confirm
 
@@ -592,9 +589,6 @@ def test_an_hour_that_comes_back_while_it_is_archived(
 def test_an_hour_that_has_changed_since_it_was_listed(
     live: ApiServer, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deliver(live, 3)
-    pass_hours(live, 2)
-    wait_until(lambda: waiting(live))
     waiting_now = Archives.waiting
     asked = 0
 
@@ -616,9 +610,6 @@ def test_an_hour_that_is_deleted_meanwhile(
     live: ApiServer, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server does not wait for archives."""
-    deliver(live, 3)
-    pass_hours(live, 2)
-    wait_until(lambda: waiting(live))
     live.settings.pop("archive")
     live.restart()
     waiting_now = Archives.waiting
