@@ -32,6 +32,8 @@ from tests.pipeline.store import FAILED, HOUR, OK, START_MS, Store
 
 MINUTE_MS = 60_000
 
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
@@ -310,7 +312,6 @@ def test_after_a_kill_at_any_call_nothing_is_missing_and_nothing_there_twice(
     check_archive(to, 20)
 
 
-@pytest.mark.timeout(300)
 def test_a_job_that_is_killed_by_the_system_is_run_again(
     store: Store, serve: Callable[..., ApiServer], job: Job, tmp_path: Path
 ) -> None:
