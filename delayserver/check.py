@@ -26,12 +26,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from delayserver.archives import unpack_archived
 from delayserver.expansion import DUPLICATE_DTYPE, ImportRecord, ImportState
 from delayserver.message import decode_payload
 from delayserver.replay import DeadLetter, Heartbeat
 from delayserver.sequencer import parse_dead_letter_key, unpack_key_entry
 from delayserver.subscriptions import decode_subscription
 from delayserver.tables import (
+    HOUR_KEY,
     ChangeState,
     HourState,
     hour_key,
@@ -46,7 +48,7 @@ from storage.catalog_file import find_damage
 from storage.check import NotADataDirectoryError, Progress, Report, Severity, check_directory
 from storage.directory import CATALOG_DIRECTORY, FORMAT_FILE, REPAIR_FILE, open_identity
 from storage.errors import CatalogError, DamageError, StagingError, StorageError
-from storage.files import Files, OsFiles
+from storage.files import Files, OsFiles, size_of
 from storage.frame import Damage, Frame, unseal
 from storage.hour_log import hour_path
 from storage.message_log import DIRECTORY as MESSAGES_DIRECTORY
@@ -271,7 +273,7 @@ class _Promised:
     def _compare_hour(self, report: Report, path: str, hour: _Hour) -> None:
         state = hour.state
         problem = None
-        size = self._size(path)
+        size = size_of(self._files, path)
         if size < state.length:
             problem = f"the file has {size} bytes, the catalog says {state.length}"
         elif hour.end != state.length:
@@ -287,16 +289,6 @@ class _Promised:
         # An hour that is past its retention disappears from the catalog first.
         if problem and self._catalog.get(Table.HOURS, hour_key(hour.hour)) is not None:
             report.add(path, problem, offset=min(size, state.length), end=state.length)
-
-    def _size(self, path: str) -> int:
-        try:
-            file = self._files.open(path)
-        except FileNotFoundError:
-            return 0
-        try:
-            return file.size()
-        finally:
-            file.close()
 
 
 # ── the catalog by itself ──────────────────────────────────────────────────────────────────────
@@ -427,6 +419,11 @@ def _parse_import(key: bytes, value: bytes) -> None:
     _must(len(record.duplicates) % DUPLICATE_DTYPE.itemsize == 0, "duplicates of another length")
 
 
+def _parse_archived(key: bytes, value: bytes) -> None:
+    _must(len(key) == HOUR_KEY.size, "a key of another length")
+    unpack_archived(value)
+
+
 _PARSERS: dict[Table, Callable[[bytes, bytes], None]] = {
     Table.KEYS: _parse_key,
     Table.CHANGES: _parse_change,
@@ -436,5 +433,6 @@ _PARSERS: dict[Table, Callable[[bytes, bytes], None]] = {
     Table.WATCHES: _parse_watch,
     Table.HEARTBEATS: _parse_heartbeat,
     Table.IMPORTS: _parse_import,
+    Table.ARCHIVES: _parse_archived,
     Table.DAMAGE: lambda key, value: json.loads(value),
 }

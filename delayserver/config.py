@@ -84,6 +84,9 @@ class Settings(BaseSettings):
     retention_ms: int = Field(
         DAY_MS, ge=0, description="a settled hour's files are kept this long after its end"
     )
+    archive: bool = Field(
+        False, description="… and until it was archived (`pipeline archive`), however long that is"
+    )
     lead_ms: int = Field(10 * MINUTE_MS, gt=0, description="an hour is loaded this long before")
     drain_ms: int = Field(10 * SECOND_MS, ge=0, description="grace for deliveries at a stop")
 

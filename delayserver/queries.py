@@ -117,11 +117,14 @@ class Queries:
             "subjects": len(engine.sequencer.subjects),
             "subscriptions": len(engine.registry),
             "unfiled_bytes": engine.groups.unfiled_bytes,
+            "archive_waiting_hours": len(server.archive_waiting),
+            "archive_waiting_bytes": sum(one.total_bytes for one in server.archive_waiting),
             "disk_free_bytes": server.free_bytes,
         }
 
     async def count_later(self) -> None:
-        """Count the messages of hours that are not loaded, as of the last checkpoint."""
+        """Count the messages of hours that are not loaded, and list what waits to be archived, as
+        of the last checkpoint."""
         through_hour = self._server.engine.hours.live_through_hour
         # There may be two years of hours.
         hours = await asyncio.to_thread(read_hours, self._server.catalog)
@@ -130,6 +133,9 @@ class Queries:
             for hour, state in hours.items()
             if hour > through_hour
         )
+        if self._server.settings.archive:
+            retired = await self._server.retired_hours()
+            self._server.archive_waiting = [one for one in retired if one.archived is None]
 
     async def forecast(self, bucket_ms: int) -> list[dict[str, object]]:
         """How many messages fall due per bucket, a whole number of hours. Raises InputError."""

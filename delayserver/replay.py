@@ -28,6 +28,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from delayserver.archives import Archived, extent_of, pack_archived, read_archived
+from delayserver.errors import ConflictError, NotFoundError
 from delayserver.expansion import Expansion, ImportRecord, ImportState, Staging
 from delayserver.filing import by_hour, schedule_rows
 from delayserver.message import Payload, Watch, decode_payload
@@ -52,7 +54,7 @@ from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE
 from storage.catalog import Catalog, Table
 from storage.errors import DamageError, DiskFullError
 from storage.frame import Damage, Frame, Rows, unseal
-from storage.hour_log import HourLog
+from storage.hour_log import HourLog, hour_name
 from storage.message_log import MessageLog
 from storage.rows import (
     FLAG_REMOVAL,
@@ -177,6 +179,7 @@ class Replay:
         """The newest hour that was ever live, also in an earlier process: it may have fired."""
         self._dirty_hours: set[int] = set()
         self._writes: dict[Table, list[tuple[bytes, bytes | None]]] = {t: [] for t in Table}
+        self._archived = read_archived(catalog)
         self._purging: tuple[int, Iterator[None]] | None = None
         self._subject_ids: set[int] = set()
         """Of messages that were filed since the last checkpoint."""
@@ -514,37 +517,73 @@ class Replay:
             state.retired_ms = now_ms
             self._dirty_hours.add(hour)
 
-    def purge(self, now_ms: int, retention_ms: int) -> bool:
+    def confirm(self, hour: int, archived: Archived) -> None:
+        """Somebody has an archive of a retired hour; durable on return.
+
+        Raises NotFoundError; ConflictError where it does not cover what the hour holds now."""
+        state, name = self.hours.get(hour), hour_name(hour)
+        if state is None:
+            raise NotFoundError(f"no hour {name} is kept: it was deleted, or nothing was due in it")
+        if not state.retired_ms:
+            raise ConflictError(
+                f"messages of {name} wait or are on their way; archive it when all are settled",
+                "open",
+            )
+        extent = extent_of(state, self._dispatch.size(hour))
+        if (archived.extent, archived.count) != (extent, state.entries):
+            raise ConflictError(
+                f"{name} has changed since it was read: it holds {state.entries} entries up to "
+                f"{extent.last_seq} in {extent.schedule_bytes} and {extent.dispatch_bytes} bytes; "
+                "archive it again",
+                "changed",
+            )
+        self._writes[Table.ARCHIVES].append((hour_key(hour), pack_archived(archived)))
+        self.checkpoint()
+        self._archived[hour] = archived
+
+    def _is_archived(self, hour: int) -> bool:
+        """Whether there is an archive of all that the hour holds: it may have come back since."""
+        archived = self._archived.get(hour)
+        if archived is None or archived.schedule_bytes != self.hours[hour].length:
+            return False
+        return archived.extent == extent_of(self.hours[hour], self._dispatch.size(hour))
+
+    def purge(self, now_ms: int, retention_ms: int, *, archive: bool = False) -> bool:
         """Go on deleting what is past its retention, a slice per call; True: there is more to do.
 
-        First the index entries of the hour's messages go, then its row in the catalog, then its
-        files."""
+        `archive`: only what was archived. First the index entries of the hour's messages go, then
+        its row in the catalog, then its files."""
         if self._purged:
             self._delete_purged()
         if self.filed_seq != self.checkpoint_seq:
             self.checkpoint()  # What it looks up in the catalog must be up to date.
         if self._purging is None:
             for hour in self.hours:
-                if self._is_over(hour, now_ms, retention_ms):
+                if self._is_over(hour, now_ms, retention_ms, archive):
                     self._purging = (hour, self._purge_hour(hour, now_ms))
                     break
             else:
                 return False
         hour, steps = self._purging
-        if not self._is_over(hour, now_ms, retention_ms):
+        if not self._is_over(hour, now_ms, retention_ms, archive):
             # The clock was set back, and the hour may have got a message.
             self._purging = None
         elif next(steps, steps) is steps:
             self._purging = None
             del self.hours[hour]
             self._dirty_hours.add(hour)
+            if self._archived.pop(hour, None) is not None:
+                # If the hour comes back, it is another one.
+                self._writes[Table.ARCHIVES].append((hour_key(hour), None))
             self._purged.append(hour)
             self._delete_purged()
         return True
 
-    def _is_over(self, hour: int, now_ms: int, retention_ms: int) -> bool:
+    def _is_over(self, hour: int, now_ms: int, retention_ms: int, archive: bool) -> bool:
         state = self.hours.get(hour)
-        return state is not None and state.is_over(hour, now_ms, retention_ms)
+        if state is None or not state.is_over(hour, now_ms, retention_ms):
+            return False
+        return not archive or self._is_archived(hour)
 
     def _delete_purged(self) -> None:
         # Before anything else is filed, which may be of these hours.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
+from delayserver.archives import Archived, RetiredHour, retired_hours
 from delayserver.config import Settings
 from delayserver.delivery.batch import batch_body, batch_id
 from delayserver.delivery.fetch import PullRequest
@@ -46,7 +47,7 @@ from delayserver.targets import TargetPolicy
 from delayserver.tokens import TokenFile, TokenTable
 from delayserver.tracecontext import in_trace
 from delayserver.watches import OnEvent, Watcher
-from delayserver.workers import CallRequest, CheckpointRequest
+from delayserver.workers import CallRequest, CheckpointRequest, ConfirmRequest
 from storage.catalog import Catalog, LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY
 from storage.errors import DamageError, StorageError
@@ -135,6 +136,8 @@ class Server(Shard):
         self.started_ms = self.clock()
         self.pending_later = 0
         """Messages of hours that are not loaded, when it was counted last (see Queries)."""
+        self.archive_waiting: list[RetiredHour] = []
+        """Retired hours that are kept until they are archived, when they were listed last."""
         self.metrics = self._make_metrics()
         files.on_sync = self.metrics.on_sync
         self._report(self.recovered)
@@ -194,6 +197,16 @@ class Server(Shard):
         gauge("timeouts", "Leases, pulls and others that may expire", engine.timeouts.size)
         gauge("subscriptions", "Subscriptions", lambda: len(engine.registry))
         gauge("disk_free_bytes", "Free on the device", lambda: self.free_bytes)
+        gauge(
+            "archive_waiting_hours",
+            "Settled hours that are kept until they are archived (setting archive)",
+            lambda: len(self.archive_waiting),
+        )
+        gauge(
+            "archive_waiting_bytes",
+            "The length of their files",
+            lambda: sum(waiting.total_bytes for waiting in self.archive_waiting),
+        )
         gauge("waiting_publishes", "Publishes that wait to be filed", engine.produces.count)
         heartbeats, events = engine.heartbeats, engine.events
         gauge("heartbeats", "Heartbeats that wait", heartbeats.__len__)
@@ -436,19 +449,10 @@ class Server(Shard):
     def durable(self, group: Group | None) -> asyncio.Future[None]:
         """Done when the group is durable; raises what kept it from being so."""
         future: asyncio.Future[None] = self._loop.create_future()
-
-        def waiter(error: Exception | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
         if group is None:
             future.set_result(None)
         else:
-            group.when_durable(waiter)
+            group.when_durable(_ending(future))
         return future
 
     async def subject_of(self, seq: int, due_ms: int) -> str:
@@ -615,6 +619,20 @@ class Server(Shard):
         self.engine.imports.adopt(path, done)
         return await future
 
+    async def retired_hours(self) -> list[RetiredHour]:
+        """Retired hours that are kept, in order, as of the last checkpoint."""
+        # There may be years of them.
+        return await asyncio.to_thread(lambda: list(retired_hours(self.catalog, self._files)))
+
+    async def confirm_archive(self, hour: int, archived: Archived) -> None:
+        """An hour was archived; durable on return.
+
+        Raises NotFoundError, ConflictError, OverloadedError, StoppingError."""
+        self.engine.groups.admit(0)
+        future: asyncio.Future[None] = self._loop.create_future()
+        self.replayer.put(ConfirmRequest(hour, archived, _ending(future)))
+        await future
+
     async def checkpoint(self) -> None:
         """File everything that was accepted so far, so that the catalog shows it."""
         await self.durable(self.engine.groups.not_durable())
@@ -623,6 +641,20 @@ class Server(Shard):
             CheckpointRequest(lambda: None if future.done() else future.set_result(None))
         )
         await future
+
+
+def _ending(future: "asyncio.Future[None]") -> Callable[[Exception | None], None]:
+    """A callback that ends the future, unless nobody waits for it any more."""
+
+    def done(error: Exception | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    return done
 
 
 def _webhook_request(

@@ -179,6 +179,7 @@ class Shard(ABC):
             checkpoint_ms=settings.checkpoint_ms,
             checkpoint_bytes=settings.checkpoint_bytes,
             retention_ms=settings.retention_ms,
+            archive=settings.archive,
             on_deleted=self._on_deleted,
         )
         self.loading = LoaderThread(loader, post, self._on_loaded, fatal)

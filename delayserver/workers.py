@@ -23,8 +23,9 @@ from typing import Generic, TypeVar
 
 import structlog
 
+from delayserver.archives import Archived
 from delayserver.dispatcher import Take
-from delayserver.errors import DelayServerError
+from delayserver.errors import ConflictError, DelayServerError, NotFoundError
 from delayserver.imports import Importer, Verified, VerifyRequest
 from delayserver.loader import LoadedHour, Loader
 from delayserver.message import Delivery
@@ -193,7 +194,16 @@ class CheckpointRequest:
     done: Callable[[], None]
 
 
-ReplayItem = Group | LoadRequest | RetireRequest | CheckpointRequest
+@dataclass(slots=True)
+class ConfirmRequest:
+    """An hour was archived; then call back on the loop, with what is wrong with that."""
+
+    hour: int
+    archived: Archived
+    done: Callable[[Exception | None], None]
+
+
+ReplayItem = Group | LoadRequest | RetireRequest | CheckpointRequest | ConfirmRequest
 
 
 class ReplayThread(Worker[ReplayItem]):
@@ -212,6 +222,7 @@ class ReplayThread(Worker[ReplayItem]):
         checkpoint_ms: int,
         checkpoint_bytes: int,
         retention_ms: int,
+        archive: bool = False,
         on_deleted: Callable[[list[int]], None] = lambda hours: None,
     ) -> None:
         super().__init__("replay", fatal)
@@ -225,6 +236,7 @@ class ReplayThread(Worker[ReplayItem]):
         self._checkpoint_ms = checkpoint_ms
         self._checkpoint_bytes = checkpoint_bytes
         self._retention_ms = retention_ms
+        self._archive = archive
         self._waiting: list[Group] = []
         self._waiting_bytes = 0
         self._last_ms = clock()
@@ -256,13 +268,16 @@ class ReplayThread(Worker[ReplayItem]):
         if not 0 <= now_ms - self._last_ms < self._checkpoint_ms:
             self._file()
             self._checkpoint()
-            self._more_to_purge = self._replay.purge(now_ms, self._retention_ms)
+            self._purge(now_ms)
         elif self._waiting_bytes >= self._checkpoint_bytes:
             self._file()
             self._checkpoint()
         elif self._more_to_purge:
-            self._more_to_purge = self._replay.purge(now_ms, self._retention_ms)
+            self._purge(now_ms)
         self._report()
+
+    def _purge(self, now_ms: int) -> None:
+        self._more_to_purge = self._replay.purge(now_ms, self._retention_ms, archive=self._archive)
 
     def _take(self, items: list[ReplayItem]) -> None:
         if self._waiting and self._waiting[-1].import_count:
@@ -290,7 +305,16 @@ class ReplayThread(Worker[ReplayItem]):
                 case CheckpointRequest(done=done):
                     self._checkpoint()
                     self._post(done)
+                case ConfirmRequest(done=done):
+                    self._post(done, self._confirm(item))
             del items[0]
+
+    def _confirm(self, request: ConfirmRequest) -> Exception | None:
+        try:
+            self._replay.confirm(request.hour, request.archived)
+        except (ConflictError, NotFoundError) as refused:
+            return refused  # told to whoever asked
+        return None
 
     def _file_import(self) -> None:
         filed = self._replay.file_import(self._clock())

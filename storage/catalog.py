@@ -56,6 +56,8 @@ class Table(StrEnum):
     """Key → definition."""
     IMPORTS = "imports"
     """Import id → what was adopted."""
+    ARCHIVES = "archives"
+    """Hour → what an archive of it covers."""
     DAMAGE = "damage"
     """Path + offset → what was found damaged and when."""
 

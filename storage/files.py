@@ -118,6 +118,18 @@ def replace_file(files: Files, path: str, data: bytes, *, mode: int = FILE_MODE)
     files.sync_directory(path.rpartition("/")[0])
 
 
+def size_of(files: Files, path: str) -> int:
+    """Length of a file; 0 where there is none."""
+    try:
+        file = files.open(path)
+    except FileNotFoundError:
+        return 0
+    try:
+        return file.size()
+    finally:
+        file.close()
+
+
 def _wrap(call: str, path: str, error: OSError) -> DiskError:
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -50,23 +50,34 @@ def hour_of(due_ms: int) -> int:
 
 
 @lru_cache(_NAMES_KEPT)
+def hour_name(hour: int) -> str:
+    """An hour as people and file names call it: `2026-11-20T15`, in UTC, never in local time."""
+    return datetime.fromtimestamp(hour * HOUR_MS / 1000, UTC).strftime(_NAME)
+
+
+@lru_cache(_NAMES_KEPT)
+def parse_hour(name: str) -> int | None:
+    """The inverse of `hour_name`; None for another text."""
+    try:
+        start = datetime.strptime(name, _NAME).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    hour = int(start.timestamp()) * 1000 // HOUR_MS
+    return hour if hour >= 0 and hour_name(hour) == name else None
+
+
+@lru_cache(_NAMES_KEPT)
 def hour_path(kind: LogKind, hour: int) -> str:
-    """The path of an hour's file; its name is UTC, never local time."""
+    """The path of an hour's file."""
     log = kind.name.lower()
-    name = datetime.fromtimestamp(hour * HOUR_MS / 1000, UTC).strftime(_NAME)
-    return f"{log}/{name}.{log}"
+    return f"{log}/{hour_name(hour)}.{log}"
 
 
 @lru_cache(_NAMES_KEPT)
 def parse_hour_name(kind: LogKind, name: str) -> int | None:
     """The hour of a file name, or None if it is not one of that log."""
-    log = kind.name.lower()
-    try:
-        start = datetime.strptime(name, f"{_NAME}.{log}").replace(tzinfo=UTC)
-    except ValueError:
-        return None
-    hour = int(start.timestamp()) * 1000 // HOUR_MS
-    return hour if hour_path(kind, hour) == f"{log}/{name}" else None
+    stem, dot, log = name.partition(".")
+    return parse_hour(stem) if dot and log == kind.name.lower() else None
 
 
 class HourLog:

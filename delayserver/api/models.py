@@ -52,6 +52,7 @@ _TIME: dict[str, Any] = {
 _NULL = {"type": "null"}
 HOUR_MS = 3_600_000
 WEEK_MS = 7 * 24 * HOUR_MS
+SIZE_MAX = 2**63 - 1
 YEAR_MS = 365 * 24 * HOUR_MS
 
 DurationMs = Annotated[
@@ -541,6 +542,67 @@ class DuplicatesModel(BaseModel):
     """A page of duplicates, in row order."""
 
     duplicates: list[DuplicateModel]
+    cursor: str | None
+
+
+class ArchiveModel(Strict):
+    """What an archive of an hour covers; the first four as the list of archives has them."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "schedule_bytes": 48128,
+                    "dispatch_bytes": 4160,
+                    "last_seq": 1100,
+                    "count": 100,
+                    "checksum": "5a0c7e9fd1c2b3a4",
+                    "location": "s3a://archive/delays",
+                }
+            ]
+        }
+    )
+
+    schedule_bytes: int = Field(ge=0, le=SIZE_MAX)
+    dispatch_bytes: int = Field(ge=0, le=SIZE_MAX)
+    last_seq: int = Field(ge=0, le=SIZE_MAX, description="of the last entry")
+    count: int = Field(ge=0, le=SIZE_MAX, description="entries that were archived")
+    checksum: str = Field("", max_length=256, description="kept as it is, for people who compare")
+    location: str = Field("", max_length=4096, description="where the archive is, likewise")
+
+
+class ArchiveViewModel(BaseModel):
+    """A settled hour."""
+
+    hour: str = Field(
+        description="in UTC, as in the names of its files", examples=["2026-11-20T15"]
+    )
+    state: Literal["waiting", "archived"]
+    retired_at: str = Field(description="when everything was settled")
+    count: int = Field(
+        description="entries: messages, and once more for each time one was moved or tried again"
+    )
+    last_seq: int
+    schedule_bytes: int
+    dispatch_bytes: int
+    archived_at: str | None = None
+    checksum: str | None = None
+    location: str | None = None
+
+
+class ArchiveConfirmedModel(BaseModel):
+    """Answer to a confirmation."""
+
+    hour: str
+    state: Literal["archived"]
+    archived_at: str
+
+
+class ArchivesModel(BaseModel):
+    """A page of settled hours, the oldest first."""
+
+    archive: bool = Field(description="the setting: whether an hour is kept until it was archived")
+    hours: list[ArchiveViewModel]
     cursor: str | None
 
 

@@ -34,6 +34,7 @@ from delayserver.api.documents import (
 from delayserver.api.hot import ALIVE_PATH, READY_PATH, GoneError, HotPath, read_body
 from delayserver.api.intake import Intake
 from delayserver.api.openapi import batch_body, json_body
+from delayserver.archives import Archived, RetiredHour
 from delayserver.dead_letters import DeadLetters
 from delayserver.delivery.webhook import RetryPolicy
 from delayserver.errors import ConflictError, InputError, NotFoundError
@@ -57,11 +58,13 @@ from delayserver.times import (
 )
 from delayserver.tokens import Action
 from delayserver.tracecontext import trace_of
+from storage.hour_log import hour_name, parse_hour
 
 PAGE_MAX = 1000
 DUPLICATES_PAGE_MAX = 10_000
 SEQ_MAX = 2**64 - 1
 TIME_DIGITS_MAX = 15
+HOUR_PATTERN = "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}"
 _FROM = "due at this time or later: RFC 3339, or milliseconds since the epoch"
 _TO = "due before this time"
 _PULL_DEFAULTS = models.PullModel()
@@ -109,6 +112,9 @@ AckTimeout = Annotated[
     models.DurationMs, Query(le=60_000, description="then the answer is 202 or 504")
 ]
 ImportPath = Annotated[str, Path(pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+HourPath = Annotated[
+    str, Path(pattern=f"^{HOUR_PATTERN}$", description="the hour in UTC, such as 2026-11-20T15")
+]
 NamePath = Annotated[str, Path(pattern=f"^{SUBJECT_PATTERN}$")]
 
 
@@ -539,6 +545,39 @@ def make_router(
             cursor=str(rest[0]) if rest else None,
         )
 
+    @router.get("/v1/archives", tags=["bulk"], responses=INVALID)
+    async def list_archives(
+        state: Literal["waiting", "archived", "all"] = "waiting",
+        limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
+        cursor: Annotated[str | None, Query(pattern=f"^{HOUR_PATTERN}$")] = None,
+    ) -> models.ArchivesModel:
+        """Settled hours that are kept, the oldest first: those that wait to be archived, those that
+        were, or all."""
+        from_hour = 0 if cursor is None else _hour(cursor, "/cursor")
+        found = [
+            retired
+            for retired in await server.retired_hours()
+            if retired.hour >= from_hour and state in ("all", _archive_state(retired))
+        ]
+        return models.ArchivesModel(
+            archive=server.settings.archive,
+            hours=[_archive_view(retired) for retired in found[:limit]],
+            cursor=hour_name(found[limit].hour) if len(found) > limit else None,
+        )
+
+    @router.put("/v1/archives/{hour}", tags=["bulk"], responses=CONFLICT | LOGGED)
+    async def confirm_archive(
+        hour: HourPath, archive: models.ArchiveModel
+    ) -> models.ArchiveConfirmedModel:
+        """An hour was archived: with the setting `archive` the server may delete it from now on,
+        after its retention. Refused if the archive does not cover what the hour holds now. It is
+        durable when this answers; the same again is answered the same."""
+        archived = Archived(**archive.model_dump(), archived_ms=server.clock())
+        await server.confirm_archive(_hour(hour, ""), archived)
+        return models.ArchiveConfirmedModel(
+            hour=hour, state="archived", archived_at=format_time(archived.archived_ms)
+        )
+
     # ── operations ─────────────────────────────────────────────────────────────────────────────
 
     @router.get(ALIVE_PATH, tags=["operations"], response_model=dict[str, str])
@@ -635,6 +674,32 @@ def _below(data_dir: FilePath, path: str) -> str:
         raise InputError(
             "the manifest is not in the server's data directory", "/manifest"
         ) from None
+
+
+def _hour(text: str, pointer: str) -> int:
+    """The number of an hour. Raises InputError."""
+    hour = parse_hour(text)
+    if hour is None:
+        raise InputError(f"{text!r} is not an hour such as 2026-11-20T15", pointer)
+    return hour
+
+
+def _archive_state(retired: RetiredHour) -> Literal["waiting", "archived"]:
+    return "waiting" if retired.archived is None else "archived"
+
+
+def _archive_view(retired: RetiredHour) -> models.ArchiveViewModel:
+    archived = retired.archived
+    return models.ArchiveViewModel(
+        hour=hour_name(retired.hour),
+        state=_archive_state(retired),
+        retired_at=format_time(retired.retired_ms),
+        count=retired.count,
+        **retired.extent._asdict(),
+        archived_at=archived and format_time(archived.archived_ms),
+        checksum=archived and archived.checksum,
+        location=archived and archived.location,
+    )
 
 
 def _import_view(found: Import) -> models.ImportViewModel:

@@ -80,6 +80,8 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("POST", "/v1/imports"): ADMIN,
     ("GET", "/v1/imports/{import_id}"): ADMIN,
     ("GET", "/v1/imports/{import_id}/duplicates"): ADMIN,
+    ("GET", "/v1/archives"): ADMIN,
+    ("PUT", "/v1/archives/{hour}"): ADMIN,
     ("GET", "/metrics"): OBSERVE,
     ("GET", "/v1/stats"): OBSERVE,
     ("GET", "/v1/forecast"): OBSERVE,

@@ -13,6 +13,7 @@
     tokens         token create, token list, token revoke
     pipeline       jobs on Apache Spark: pipeline audit, pipeline forecast
     pipeline_load  pipeline load
+    pipeline_archive  pipeline archive
     serve          serve: every setting is an option
     demo           a small shop, and a server that is killed in the middle
 
@@ -44,6 +45,7 @@ MODULES = (
     "operations",
     "tokens",
     "pipeline",
+    "pipeline_archive",
     "pipeline_load",
     "demo",
 )

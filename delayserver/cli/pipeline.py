@@ -60,6 +60,10 @@ def _root() -> None:
     pass
 
 
+ServerOption = Annotated[
+    str,
+    typer.Option("--server", metavar="URL", envvar="DELAYSERVER_URL", help="Where the server is."),
+]
 JsonFileOption = Annotated[
     Path | None,
     typer.Option(
@@ -110,7 +114,7 @@ def audit(
 
     Nothing is changed; a server may be running. Status 0: clean. 1: something is missing,
     repeated, early or damaged. 2: it could not run."""
-    quiet = _is_stdout(json_file)
+    quiet = is_stdout(json_file)
     with job("audit", master, conf, as_json=quiet) as running:
         from delayserver.pipeline import audit as audits
         from delayserver.pipeline import audit_report
@@ -119,13 +123,13 @@ def audit(
         if parquet is not None:
             running.progress("writing Parquet", 0, 0)
             audits.write_parquet(running.spark, found, parquet)
-        _write(json_file, audit_report.document(found))
+        write_document(json_file, audit_report.document(found))
         if html is not None:
             html.write_text(audit_report.page(found))
         if not quiet:
             lines = audit_report.lines(found)
     if not quiet:
-        _print(lines)
+        print_parts(lines)
     if not found.is_clean:
         raise typer.Exit(FOUND_STATUS)
 
@@ -141,34 +145,37 @@ def forecast(
     """Tell what falls due when, which minutes are hot, and how much memory each hour will take.
 
     Nothing is changed; a server may be running."""
-    quiet = _is_stdout(json_file)
+    quiet = is_stdout(json_file)
     with job("forecast", master, conf, as_json=quiet) as running:
         from delayserver.pipeline import forecast as forecasts
         from delayserver.pipeline import forecast_report
 
         found = forecasts.forecast(running, str(data_dir), days=days)
-        _write(json_file, forecast_report.document(found))
+        write_document(json_file, forecast_report.document(found))
         if html is not None:
             html.write_text(forecast_report.page(found))
         lines = forecast_report.lines(found)
     if not quiet:
-        _print(lines)
+        print_parts(lines)
 
 
-def _is_stdout(json_file: Path | None) -> bool:
+def is_stdout(json_file: Path | None) -> bool:
+    """Whether the document is all that is printed."""
     return json_file is not None and str(json_file) == "-"
 
 
-def _write(json_file: Path | None, document: dict[str, Any]) -> None:
+def write_document(json_file: Path | None, document: dict[str, Any]) -> None:
+    """Write the JSON document of a job, if one is wanted."""
     if json_file is None:
         return
-    if _is_stdout(json_file):
+    if is_stdout(json_file):
         print_json(document)
     else:
         json_file.write_text(json.dumps(document, ensure_ascii=False, indent=1) + "\n")
 
 
-def _print(parts: "Iterable[RenderableType]") -> None:
+def print_parts(parts: "Iterable[RenderableType]") -> None:
+    """Print what a job found, for people."""
     from rich.console import Console
 
     Console().print(*parts, sep="\n")

@@ -15,7 +15,14 @@ import typer
 
 from delayserver.cli.operations import DataDirOption
 from delayserver.cli.output import help_text, print_json, text_of
-from delayserver.cli.pipeline import FOUND_STATUS, ConfOption, MasterOption, job, pipeline_app
+from delayserver.cli.pipeline import (
+    FOUND_STATUS,
+    ConfOption,
+    MasterOption,
+    ServerOption,
+    job,
+    pipeline_app,
+)
 from delayserver.cli.session import URL_DEFAULT, JsonOption, TokenOption
 
 if TYPE_CHECKING:
@@ -135,12 +142,7 @@ def load(
         bool, typer.Option("--dry-run", help="Check all rows, and load none.")
     ] = False,
     data_dir: DataDirOption = Path("data"),
-    server: Annotated[
-        str,
-        typer.Option(
-            "--server", metavar="URL", envvar="DELAYSERVER_URL", help="Where the server is."
-        ),
-    ] = URL_DEFAULT,
+    server: ServerOption = URL_DEFAULT,
     token: TokenOption = None,
     as_json: JsonOption = False,
     master: MasterOption = "local[*]",

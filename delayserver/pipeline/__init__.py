@@ -7,9 +7,13 @@
       logs, columns, filters, options    files cut into pieces, rows as Arrow, what is pushed down
     states             what became of every message, as a table (`delaystate`)
       snapshot, hour_files, settlement   one moment of a directory, one hour of it, the judgement
+    history            the same of retired hours, with bodies (`delayhistory`)
 
     load               a table becomes messages: read, staged, adopted
       staging, adoption  what executors do with its rows, and what the server is asked
+    archive            retired hours become Parquet, verified, before the server may delete them
+      place              a directory at any path that Hadoop knows
+    calls              what a load and an archive ask the server
     audit, forecast    the jobs; with audit_report, forecast_report and page, what they show
       lateness           percentiles from counts
 

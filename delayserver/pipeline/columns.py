@@ -26,7 +26,7 @@ CORRUPT = "_corrupt"
 TIME = pa.timestamp("us", tz="UTC")
 BATCH_ROWS = 128 * 1024
 
-_CORRUPT_TYPE = pa.struct(
+CORRUPT_TYPE = pa.struct(
     [
         ("file", pa.string()),
         ("offset", pa.int64()),
@@ -84,7 +84,7 @@ class Columns:
         self.types: dict[str, pa.DataType] = {
             **{name: _SIGNED[dtype[name]][0] for name in self.stored},
             **{name: made_type for name, (made_type, _) in derived.items()},
-            CORRUPT: _CORRUPT_TYPE,
+            CORRUPT: CORRUPT_TYPE,
         }
 
     def array(self, rows: Rows, name: str, names: Names) -> pa.Array:
@@ -92,7 +92,7 @@ class Columns:
         if name in self._derived:
             return self._derived[name][1](rows, names)
         if name == CORRUPT:
-            return pa.nulls(len(rows), _CORRUPT_TYPE)
+            return pa.nulls(len(rows), CORRUPT_TYPE)
         return _SIGNED[self._dtype[name]][1](rows[name])
 
     def batch(self, rows: Rows, schema: pa.Schema, names: Names) -> pa.RecordBatch:
@@ -129,11 +129,14 @@ class Batches:
             yield self._columns.batch(some, self._schema, self._names)
 
 
-def batch_of_damage(damage: Damage, schema: pa.Schema) -> pa.RecordBatch:
-    """One row that names a damaged stretch."""
+def batch_of_damage(
+    damage: Damage, schema: pa.Schema, *, hour: int | None = None
+) -> pa.RecordBatch:
+    """One row that names a damaged stretch, and the hour it is of."""
     value = {name: getattr(damage, name) for name in ("offset", "end", "reason")}
     value |= {"file": damage.path, "first_seq": damage.first_seq, "last_seq": damage.last_seq}
-    row = {column.name: value if column.name == CORRUPT else None for column in schema}
+    known = {CORRUPT: value, "hour": hour}
+    row = {column.name: known.get(column.name) for column in schema}
     return pa.RecordBatch.from_pylist([row], schema=schema)
 
 
@@ -223,7 +226,7 @@ def batch_of_frame(
 
     Raises DamageError for a payload that does not match its checksum."""
     rows = frame.rows[keep]
-    payloads = _payloads(frame, rows)
+    payloads = payloads_of(frame, rows)
     columns = LOGS[LogKind(frame.header.kind)]
     arrays = []
     for column in schema:
@@ -235,7 +238,7 @@ def batch_of_frame(
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _payloads(frame: Frame, rows: Rows) -> list[Payload | None]:
+def payloads_of(frame: Frame, rows: Rows) -> list[Payload | None]:
     """The payloads of messages; other records have none that is a message."""
     blob = frame.payload
     assert blob is not None

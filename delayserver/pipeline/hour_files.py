@@ -27,8 +27,12 @@ def read_hour(
     *,
     stamp: int,
     checkpoint_seq: int,
+    dispatch_bytes: int | None = None,
 ) -> tuple[HourRows, list[Damage]]:
-    """All rows of an hour, and what is damaged or missing of them."""
+    """All rows of an hour, and what is damaged or missing of them.
+
+    `dispatch_bytes`: how much of the dispatch log to read, all of which must be there; None: what
+    there is."""
     damage: list[Damage] = []
     path = hour_path(LogKind.SCHEDULE, hour)
     with contextlib.ExitStack() as cleanup:
@@ -46,10 +50,15 @@ def read_hour(
             damage.append(Damage(path, 0, state.length, reason, torn=False))
         elif not damage:
             damage += _counted(path, schedule, state)
-        end = dispatch_file.size() if dispatch_file else 0
+        promised = dispatch_bytes or 0
+        end = dispatch_file.size() if dispatch_file and dispatch_bytes is None else promised
+        path_of_dispatch = hour_path(LogKind.DISPATCH, hour)
+        if dispatch_file is None and promised:
+            reason = "the file is missing"
+            damage.append(Damage(path_of_dispatch, 0, promised, reason, torn=False))
         dispatch = _rows(
             dispatch_file,
-            Piece(LogKind.DISPATCH, hour_path(LogKind.DISPATCH, hour), 0, end),
+            Piece(LogKind.DISPATCH, path_of_dispatch, 0, end, promised),
             DISPATCH_DTYPE,
             stamp,
             damage,

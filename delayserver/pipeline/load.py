@@ -35,7 +35,8 @@ from delayserver.errors import PipelineError
 from delayserver.ids import IdCodec
 from delayserver.message import Content
 from delayserver.pipeline import staging
-from delayserver.pipeline.adoption import Adopted, Adoption, RefusedError
+from delayserver.pipeline.adoption import Adopted, Adoption
+from delayserver.pipeline.calls import RefusedError
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.staging import BODY, DUE, HEADERS, KEY, SUBJECT, Plan, Stager
 from delayserver.subjects import is_subject

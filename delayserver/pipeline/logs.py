@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from delayserver.tables import HourState
 from storage.errors import DiskError
-from storage.files import File, Files
+from storage.files import File, Files, size_of
 from storage.frame import HEADER_BYTES, Damage, Frame, decode_header, scan_live, with_torn_payload
 from storage.hour_log import hour_path, parse_hour_name
 from storage.message_log import DIRECTORY as MESSAGES
@@ -100,18 +100,6 @@ def dispatch_pieces(files: Files, hours: Range = ALL) -> list[Piece]:
         hour_path(kind, hour) for hour in numbers if hour is not None and hours.overlaps(hour, hour)
     ]
     return [Piece(kind, path, 0, size_of(files, path)) for path in paths]
-
-
-def size_of(files: Files, path: str) -> int:
-    """Length of a file; 0 where there is none."""
-    try:
-        file = files.open(path)
-    except FileNotFoundError:
-        return 0
-    try:
-        return file.size()
-    finally:
-        file.close()
 
 
 # ── which frames ───────────────────────────────────────────────────────────────────────────────

@@ -23,6 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from delayserver.errors import PipelineError
+from delayserver.pipeline.history import DelayHistory
 from delayserver.pipeline.source import DelayLog
 from delayserver.pipeline.states import DelayState
 
@@ -42,6 +43,8 @@ _SETTINGS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
     "spark.sql.shuffle.partitions": "8",
+    # The type that other tools read, too; Spark's own is INT96.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
@@ -121,7 +124,7 @@ def open_session(
     # It logs, as an error, what is raised as an exception besides.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     spark = _start(builder, master)
-    for source in (DelayLog, DelayState):
+    for source in (DelayLog, DelayState, DelayHistory):
         spark.dataSource.register(source)
     try:
         yield spark

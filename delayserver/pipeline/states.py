@@ -38,7 +38,7 @@ from delayserver.pipeline.columns import (
 from delayserver.pipeline.filters import Condition, hours_of, mask, take
 from delayserver.pipeline.hour_files import read_hour
 from delayserver.pipeline.lateness import bucket_of
-from delayserver.pipeline.logs import share, size_of
+from delayserver.pipeline.logs import share
 from delayserver.pipeline.options import Options, parse_options
 from delayserver.pipeline.settlement import SETTLED_DTYPE, Judgement, Problem, State, settle
 from delayserver.pipeline.snapshot import Directory, Snapshot, open_directory, take_snapshot
@@ -46,7 +46,7 @@ from delayserver.subscriptions import Registry, Subscription
 from delayserver.tables import HourState, hour_key
 from storage.catalog import Table
 from storage.errors import CatalogError
-from storage.files import Files
+from storage.files import Files, size_of
 from storage.frame import Damage, Rows
 from storage.hour_log import hour_path
 from storage.rows import SCHEDULE_DTYPE, LogKind

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from delayserver.archives import Archived, read_archived
 from delayserver.expansion import ImportRecord
 from delayserver.message import Delivery, Payload, State, decode_payload
 from delayserver.replay import DeadLetter, Heartbeat, Records
@@ -114,6 +115,12 @@ class Ledger(Watcher):
         """What the world has staged, by import."""
         self.imports: dict[str, int] = {}
         """Import → first seq; durable."""
+        self.archive = False
+        """Whether nothing may be deleted that was not archived."""
+        self._archives: dict[int, list[tuple[Archived, set[int]]]] = {}
+        """Hour → what somebody has a copy of, and has said so: that, and its rows."""
+        self._confirmed: dict[int, Archived] = {}
+        """Hour → the last of them that was answered."""
         self._latest_ms = 0
         """The latest moment that any life has seen."""
 
@@ -440,6 +447,41 @@ class Ledger(Watcher):
         ):
             raise Violation(f"message {message_seq} was delivered, and reads as scheduled (I5)")
 
+    # ── archives ───────────────────────────────────────────────────────────────────────────────
+
+    def archiving(self, hour: int, archived: Archived, seqs: set[int]) -> None:
+        """Somebody has a copy of these rows, and tells the server."""
+        self._archives.setdefault(hour, []).append((archived, seqs))
+
+    def archived(self, hour: int, archived: Archived) -> None:
+        """The server has heard of it."""
+        self._confirmed[hour] = archived
+        self.counts["archived"] += 1
+
+    def refused(self, hour: int, archived: Archived) -> None:
+        """The server wants another one: this one does not count."""
+        self._archives[hour] = [one for one in self._archives[hour] if one[0] is not archived]
+
+    def purging(self, hour: int, seqs: set[int], dispatch_bytes: int) -> None:
+        if not self.archive or not seqs:
+            return
+        for archived, copied in self._archives.get(hour, ()):
+            if seqs <= copied and dispatch_bytes <= archived.dispatch_bytes:
+                return
+        raise Violation(f"hour {hour} is deleted with {seqs}, which nobody has archived")
+
+    def _check_archives(self, server: SimulatedServer) -> None:
+        known = read_archived(server.catalog)
+        for hour, archived in self._confirmed.items():
+            state = server.replay.hours.get(hour)
+            if (
+                state is not None
+                and (state.length, state.last_entry_seq)
+                == (archived.schedule_bytes, archived.last_seq)
+                and (hour not in known or known[hour].extent != archived.extent)
+            ):
+                raise Violation(f"that {hour} was archived was answered and is forgotten (I6)")
+
     # ── recovery ───────────────────────────────────────────────────────────────────────────────
 
     def new_life(self) -> None:
@@ -481,6 +523,7 @@ class Ledger(Watcher):
         now_ms = server.clock()
         self._deadlines_ms = {body: now_ms + timeout_ms for body, timeout_ms in bodies.values()}
         self._check_files(server)
+        self._check_archives(server)
 
     def _check_files(self, server: SimulatedServer) -> None:
         for hour in self._filed.keys() | server.replay.hours.keys():

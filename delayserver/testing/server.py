@@ -36,6 +36,7 @@ from storage.catalog import Catalog
 from storage.directory import open_identity
 from storage.errors import DamageError, DiskFullError
 from storage.files import Files
+from storage.frame import Frame
 from storage.hour_log import HourLog
 from storage.message_log import MessageLog
 from storage.rows import HOUR_MS
@@ -90,6 +91,10 @@ class Watcher:
     def recorded(self, rows: list[bytes]) -> None:
         """Rows of the dispatch log are durable."""
 
+    def purging(self, hour: int, seqs: set[int], dispatch_bytes: int) -> None:
+        """The files of an hour are about to be deleted; the schedule rows, and how long the other
+        file is."""
+
     def damaged(self, error: DamageError) -> None:
         """A damaged place was named."""
 
@@ -114,6 +119,12 @@ class _WatchedReplay(Replay):
     def file(self, batch: Any, now_ms: int) -> Filed:
         self._watcher.filing(list(batch))
         return super().file(batch, now_ms)
+
+    def delete_files(self, hour: int) -> None:
+        frames = [one for one in self._schedule.scan(hour) if isinstance(one, Frame)]
+        seqs = {seq for frame in frames for seq in frame.rows["seq"].tolist()}
+        self._watcher.purging(hour, seqs, self._dispatch.size(hour))
+        super().delete_files(hour)
 
 
 class _WatchedSettler(Settler):

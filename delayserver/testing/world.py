@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from delayserver.archives import Archived, retired_hours
 from delayserver.config import Settings
 from delayserver.delivery.fetch import DelayedFetch, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
@@ -28,10 +29,14 @@ from delayserver.subscriptions import Subscription
 from delayserver.tables import ChangeState
 from delayserver.testing.ledger import Ledger, StagedRow, Violation
 from delayserver.testing.server import SimulatedClock, SimulatedServer, stage
+from delayserver.workers import ConfirmRequest
 from storage import staging
 from storage.catalog import Table
+from storage.directory import open_identity
 from storage.errors import DiskFullError, StagingError, StorageError
-from storage.rows import HOUR_MS
+from storage.frame import Frame
+from storage.hour_log import HourLog
+from storage.rows import HOUR_MS, LogKind
 from storage.staging import OnConflict, manifest_path
 from storage.testing import (
     Fault,
@@ -68,6 +73,19 @@ PASSING = ("p1", "p2", "p3")
 """Names of subscriptions that come and go."""
 
 
+def filed_rows(disk: SimulatedFiles, hour: int, schedule_bytes: int) -> set[int]:
+    """The seqs in the schedule file of an hour, as another process reads them."""
+    stamp = open_identity(disk, random_bytes=None).stamp
+    log = HourLog(disk, LogKind.SCHEDULE, stamp=stamp)
+    seqs: set[int] = set()
+    for frame in log.scan(hour, end=schedule_bytes):
+        if not isinstance(frame, Frame):
+            raise Violation(f"damage in an hour that is settled: {frame}")
+        seqs.update(frame.rows["seq"].tolist())
+    log.close()
+    return seqs
+
+
 @dataclass(slots=True)
 class Lease:
     """What a consumer holds."""
@@ -95,7 +113,13 @@ class World:
             settle_sync_ms=rng.choice((0, 20, 100)),
             group_max_bytes=1 << 20,
             fire_rows_max=rng.choice((2, 10_000)),
+            # Each of its own, so that what happens in a world does not depend on it.
+            archive=random.Random(f"keep {seed}").random() < 0.5,
         )
+        self._archiving = random.Random(f"archiving {seed}")
+        self._copies: list[tuple[int, Archived, set[int]]] = []
+        """Hours that somebody has archived, and has not told of."""
+        self.ledger.archive = self.settings.archive
         self.disk = SimulatedFiles(rng=rng)
         self.catalog = MemoryCatalog()
         self.faults = Faults()
@@ -213,6 +237,8 @@ class World:
             for step, weight in zip(_STEPS, self._weights, strict=True)
         ]
         self.rng.choices(_STEPS, weights)[0].do(self)
+        if self.settings.archive and self._archiving.random() < 0.1:
+            self._archive()
 
     def _turn(self) -> None:
         for _ in range(self.rng.randrange(1, 6)):
@@ -566,6 +592,34 @@ class World:
             if was_sound or import_id in self.ledger.imports:
                 raise Violation(f"the import {import_id} was refused: {error}")
 
+    def _archive(self) -> None:
+        """Somebody copies a settled hour, and tells the server later: it may have changed since."""
+        if self._archiving.random() < 0.5:
+            self._copy_hour()
+        elif self._copies:
+            self._tell_of(*self._copies.pop(self._archiving.randrange(len(self._copies))))
+
+    def _copy_hour(self) -> None:
+        server = self._running
+        retired = [one for one in retired_hours(server.catalog, self.disk) if not one.archived]
+        if not retired:
+            return
+        one = self._archiving.choice(retired)
+        archived = Archived(*one.extent, one.count, "", "", self.clock.now_ms)
+        seqs = filed_rows(self.disk, one.hour, archived.schedule_bytes)
+        self._copies.append((one.hour, archived, seqs))
+
+    def _tell_of(self, hour: int, archived: Archived, seqs: set[int]) -> None:
+        def answered(error: Exception | None) -> None:
+            if error is None:
+                self.ledger.archived(hour, archived)
+            else:
+                self.counts["archives refused"] += 1
+                self.ledger.refused(hour, archived)
+
+        self.ledger.archiving(hour, archived, seqs)
+        self._running.replayer.put(ConfirmRequest(hour, archived, answered))
+
     # subscriptions
 
     def _put(self, subscription: Subscription) -> None:
@@ -801,6 +855,10 @@ class World:
             self.clock.move(self.settings.checkpoint_ms)
             server.tick()
             server.rest()
+            if self.settings.archive:
+                self._copy_hour()
+                while self._copies:
+                    self._tell_of(*self._copies.pop())
             rounds_left -= 1
             if not server.replay.hours:
                 # A few more, for what they left to be deleted.
@@ -819,6 +877,7 @@ class World:
             "watch keys": list(server.catalog.scan(Table.WATCHES)),
             "heartbeats": list(server.catalog.scan(Table.HEARTBEATS)),
             "rows of the catalog about hours": list(server.catalog.scan(Table.HOURS)),
+            "archives": list(server.catalog.scan(Table.ARCHIVES)),
             "counts": {h: n for h, n in engine.hours._unsettled.items() if n},
             "leases": engine.leases.count() + len(engine.leases._pulls),
             "pulls that wait": engine.dispatcher.fetches.count(),

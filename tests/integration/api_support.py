@@ -75,7 +75,8 @@ class ApiServer(httpx.Client):
         """Start the process; it is not ready yet. `settings` replace those from before."""
         self.settings.update(settings)
         self.process.options = [
-            f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items()
+            f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+            for name, value in self.settings.items()
         ]
         self.process.start()
 

@@ -30,6 +30,9 @@ BODIES = {
 }
 BODIES[("PUT", "/v1/imports/{import_id}")] = {"subjects": [MINE]}
 BODIES[("POST", "/v1/imports")] = {"manifest": "imports/nobodys.manifest"}
+BODIES[("PUT", "/v1/archives/{hour}")] = dict.fromkeys(
+    ("schedule_bytes", "dispatch_bytes", "last_seq", "count"), 0
+)
 HEARTBEAT = {"timeout": "1h", "subject": MINE}
 BODIES[("PUT", "/v1/heartbeats/{key}")] = HEARTBEAT
 CALLS = sorted(RULES)
@@ -78,6 +81,7 @@ def fields(api):
         "subject": MINE,
         "key": "k",
         "import_id": "nobodys",
+        "hour": "2020-01-01T00",
     }
 
 

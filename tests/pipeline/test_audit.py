@@ -3,8 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -210,17 +209,6 @@ def test_the_tables_as_parquet(
 
 
 # ---- the command -----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def shared_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands take the session of the tests, and leave it open."""
-
-    @contextmanager
-    def open_session(*arguments: object, **settings: object) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr(sessions, "open_session", open_session)
 
 
 @pytest.mark.usefixtures("shared_session")

@@ -16,8 +16,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from delayserver.errors import PipelineError
-from delayserver.pipeline.adoption import Adoption, RefusedError
+from delayserver.pipeline.adoption import Adoption
 from delayserver.pipeline.audit import audit
+from delayserver.pipeline.calls import RefusedError
 from delayserver.pipeline.load import Columns, Load, read_table, run
 from delayserver.pipeline.progress import Job
 from storage.staging import OnConflict, import_of

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from delayserver import recovery, shard
+from delayserver.archives import Archived, extent_of
 from delayserver.dispatcher import Dispatcher
 from delayserver.engine import Engine
 from delayserver.errors import NotFoundError
@@ -486,6 +487,45 @@ def an_import_is_adopted_again(patch: Patch) -> None:
 
 def raise_not_found() -> None:
     raise NotFoundError("planted")
+
+
+@canary
+def an_hour_is_deleted_that_nobody_has_archived(patch: Patch) -> None:
+    """Of the setting archive."""
+    patch.setattr(Replay, "_is_archived", lambda self, hour: True)
+
+
+@canary
+def an_hour_that_came_back_counts_as_archived(patch: Patch) -> None:
+    """Of the setting archive."""
+    patch.setattr(Replay, "_is_archived", lambda self, hour: hour in self._archived)
+
+
+@canary
+def an_archive_counts_for_more_than_it_covers(patch: Patch) -> None:
+    """Of the setting archive."""
+    original = Replay.confirm
+
+    def confirm(self: Any, hour: int, archived: Archived) -> None:
+        if hour in self.hours:
+            extent = extent_of(self.hours[hour], self._dispatch.size(hour))
+            archived = Archived(*extent, self.hours[hour].entries, "", "", 0)
+        original(self, hour, archived)
+
+    patch.setattr(Replay, "confirm", confirm)
+
+
+@canary
+def an_archive_is_answered_before_it_is_durable(patch: Patch) -> None:
+    """I6"""
+    original = Replay.confirm
+
+    def confirm(self: Any, hour: int, archived: Archived) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(self, "checkpoint", lambda: None)
+            original(self, hour, archived)
+
+    patch.setattr(Replay, "confirm", confirm)
 
 
 def first_catch(seeds: Iterable[int]) -> str | None:

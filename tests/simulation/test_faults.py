@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from delayserver.archives import Archived, retired_hours
 from delayserver.config import Settings
 from delayserver.delivery.fetch import PullRequest
 from delayserver.delivery.webhook import WebhookResponse
@@ -21,8 +22,9 @@ from delayserver.subscriptions import Subscription
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
 from delayserver.testing.ledger import StagedRow
 from delayserver.testing.server import stage
-from delayserver.testing.world import FAITHFUL
+from delayserver.testing.world import FAITHFUL, filed_rows
 from delayserver.watches import OnEvent
+from delayserver.workers import ConfirmRequest
 from storage.errors import StorageError
 from storage.rows import HOUR_MS
 from storage.testing import (
@@ -41,6 +43,7 @@ SETTINGS = Settings(
     checkpoint_ms=50,
     lead_ms=100,
     retention_ms=0,
+    archive=True,
     settle_sync_ms=0,
     group_max_bytes=1 << 20,
 )
@@ -116,6 +119,10 @@ class Scenario:
         self.pass_time(HOUR_MS)
         self.deliver()
         self.pass_time(2 * HOUR_MS)
+        self.archive()
+        self.pass_time(60)
+        self.archive()
+        self.pass_time(60)
         self.pass_time(60)
         self.server.stop()
 
@@ -236,6 +243,24 @@ class Scenario:
         self.server.tick()
         self.work()
 
+    def archive(self) -> None:
+        """Somebody has a copy of every hour that is settled; what is refused is tried again."""
+        disk, ledger = self.machine.disk, self.ledger
+        for one in list(retired_hours(self.server.catalog, disk)):
+            if one.archived is None:
+                archived = Archived(*one.extent, one.count, "", "", self.clock.now_ms)
+                rows = filed_rows(disk, one.hour, archived.schedule_bytes)
+                ledger.archiving(one.hour, archived, rows)
+
+                def answered(
+                    error: Exception | None, hour: int = one.hour, archived: Archived = archived
+                ) -> None:
+                    assert error is None, error
+                    ledger.archived(hour, archived)
+
+                self.server.replayer.put(ConfirmRequest(one.hour, archived, answered))
+                self.work()
+
     def deliver(self, *, fail: bool = False) -> None:
         server = self.server
         while server.sending:
@@ -301,6 +326,7 @@ def test_the_scenario_is_a_full_one() -> None:
     assert counts["cancelled by an event"] == counts["fired by an event"] == 1
     assert counts["heartbeats fired"] == 1
     assert counts["cancelled"] == counts["move"] == counts["retry"] == 1
+    assert counts["archived"] == 3
     assert machine.disk.list("schedule") == machine.disk.list("dispatch") == []
     assert counts["sent"] > 8
 

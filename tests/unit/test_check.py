@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from delayserver.archives import Archived, pack_archived
 from delayserver.check import check, check_path
 from delayserver.expansion import Staging
 from delayserver.message import Origin, Payload, encode_payload
@@ -129,6 +130,7 @@ def heartbeat(subject_id: int) -> bytes:
     return msgspec.msgpack.encode(Heartbeat("k", 1000, subject_id, encode_payload(Payload(b"1"))))
 
 
+ARCHIVED = pack_archived(Archived(1, 2, 3, 4, "", "", 5))
 PAYLOAD = encode_payload(Payload(b"{}", origin=Origin(1, 2, 1, 2)))
 
 
@@ -194,6 +196,8 @@ PAYLOAD = encode_payload(Payload(b"{}", origin=Origin(1, 2, 1, 2)))
             "catalog",
             "a payload does not match its checksum",
         ),
+        (put(Table.ARCHIVES, hour_key(HOUR), b"\x90"), "catalog", "archives: entry"),
+        (put(Table.ARCHIVES, b"key", ARCHIVED), "catalog", "a key of another length"),
         (put(Table.DAMAGE, b"key", b"no json"), "catalog", "damage: entry"),
     ],
 )
@@ -223,6 +227,7 @@ def test_entries_that_are_sound(files: SimulatedFiles, catalog: MemoryCatalog) -
             Table.KEYS: [(bytes(16), bytes(24))],
             Table.WATCHES: [(watch_key("k", 1), pack_watch(HOUR * HOUR_MS, 1))],
             Table.HEARTBEATS: [(b"k", heartbeat(1))],
+            Table.ARCHIVES: [(hour_key(HOUR), ARCHIVED)],
         }
     )
     assert check(files, catalog).findings == []

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from delayserver import workers as workers_module
+from delayserver.archives import Archived, extent_of
 from delayserver.dispatcher import Take
+from delayserver.errors import ConflictError
 from delayserver.loader import LoadedHour
 from delayserver.replay import Filed, Snapshot
 from delayserver.sequencer import Group
@@ -21,6 +23,7 @@ from delayserver.workers import (
     CallRequest,
     CheckpointRequest,
     CommitterThread,
+    ConfirmRequest,
     HourRequest,
     LoaderThread,
     LoadRequest,
@@ -257,7 +260,7 @@ def test_a_sync_that_fails_is_not_reported_but_raised() -> None:
 
 
 class Replaying:
-    def __init__(self, *faults: Fault, **settings: int) -> None:
+    def __init__(self, *faults: Fault, **settings: Any) -> None:
         self.faults = Faults(*faults, only=["pwrite"])
         self.files = SimulatedFiles()
         self.disk = Disk(FaultyFiles(self.files, self.faults))
@@ -367,6 +370,43 @@ def test_a_checkpoint_on_request_covers_what_came_before() -> None:
     ]
     assert parts.disk.replay.checkpoint_seq == 1
     assert parts.handle(CheckpointRequest(done)) == ["done"]
+
+
+def confirmation(parts: Replaying, done: Any) -> ConfirmRequest:
+    """That the hour was archived as it is now."""
+    state = parts.disk.replay.hours[HOUR]
+    extent = extent_of(state, parts.disk.dispatch.size(HOUR))
+    return ConfirmRequest(HOUR, Archived(*extent, state.entries, "", "", 0), done)
+
+
+def test_an_hour_that_is_to_be_archived_is_kept_until_it_was() -> None:
+    parts = Replaying(archive=True)
+
+    def done(error: Exception | None) -> None: ...
+
+    parts.handle(parts.group(), CheckpointRequest(lambda: None))
+    parts.clock.now_ms = NEXT_MS
+    parts.handle(RetireRequest([HOUR], 1))
+    assert parts.thread.timeout_s() == 1
+    parts.handle(confirmation(parts, done))
+    for _ in range(5):
+        parts.clock.now_ms += 1000
+        parts.handle()
+    assert parts.deleted == [HOUR]
+
+
+def test_what_came_before_a_confirmation_is_filed_before_it_is_looked_at() -> None:
+    parts = Replaying(archive=True)
+
+    def done(error: Exception | None) -> None: ...
+
+    parts.handle(parts.group(), CheckpointRequest(lambda: None))
+    parts.clock.now_ms = NEXT_MS
+    parts.handle(RetireRequest([HOUR], 1))
+    parts.handle(parts.group(), confirmation(parts, done))
+    [(_, error)] = [posted for posted in parts.last if posted[0] is done]
+    assert isinstance(error, ConflictError)
+    assert parts.disk.replay.hours[HOUR].entries == 2
 
 
 def test_a_full_disk_loses_and_doubles_nothing() -> None:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from delayserver.archives import Archived
 from delayserver.expansion import ImportRecord, ImportState
 from delayserver.message import Origin, Payload, Watch
 from delayserver.replay import DeadLetter, Heartbeat
@@ -133,6 +134,12 @@ def test_the_value_of_an_import() -> None:
     (rows,) = tables("## The catalog")
     (cell,) = (row[2] for row in rows if row[0] == "`imports`")
     assert tuple(re.findall(r"`(\w+)`", cell)) == ImportState.__struct_fields__[:-1]
+
+
+def test_the_value_of_an_archive() -> None:
+    (rows,) = tables("## The catalog")
+    (cell,) = (row[2] for row in rows if row[0] == "`archives`")
+    assert tuple(re.findall(r"`(\w+)`", cell)) == Archived.__struct_fields__
 
 
 def test_the_tables_of_the_catalog() -> None:

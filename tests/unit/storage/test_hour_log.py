@@ -8,7 +8,7 @@ import pytest
 from storage import hour_log
 from storage.errors import DamageError, DiskFullError, SyncError
 from storage.frame import Damage, Frame, unseal
-from storage.hour_log import HourLog, hour_of, hour_path, parse_hour_name
+from storage.hour_log import HourLog, hour_name, hour_of, hour_path, parse_hour, parse_hour_name
 from storage.rows import FLAG_REMOVAL, HOUR_MS, SCHEDULE_DTYPE, LogKind, concatenate
 from storage.testing import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedFiles
 from tests.unit.storage.samples import (
@@ -83,6 +83,18 @@ def test_other_names_are_left_alone(files: SimulatedFiles, log: HourLog, name: s
     overwrite(files, f"schedule/{name}", 0, b"x")
     assert parse_hour_name(LogKind.SCHEDULE, name) is None
     assert log.hours() == []
+
+
+def test_an_hour_goes_by_its_name_in_utc() -> None:
+    assert hour_name(HOUR) == "2026-11-20T15"
+    assert parse_hour("2026-11-20T15") == HOUR
+
+
+@pytest.mark.parametrize(
+    "name", ["", "2026-11-20T24", "2026-11-20", "2026-11-20T5", "1969-12-31T23", "2026-02-29T00"]
+)
+def test_other_names_are_no_hours(name: str) -> None:
+    assert parse_hour(name) is None
 
 
 def test_hours_are_in_order(log: HourLog) -> None:
