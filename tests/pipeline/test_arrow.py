@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayserver.pipeline.arrow import binaries, fixed, texts
+from delayserver.pipeline.arrow import (
+    binaries,
+    fixed,
+    integers,
+    lengths,
+    pieces,
+    present,
+    texts,
+)
 
 
 @pytest.mark.parametrize("dtype", ["<i8", "<u8", "<i4", "<u4", "u1", "?"])
@@ -40,6 +48,22 @@ def test_binaries(values: list[bytes | None]) -> None:
     made = binaries(values, pa.binary())
     made.validate(full=True)
     assert made.equals(pa.array(values, pa.binary()))
+
+
+@given(st.lists(st.none() | st.binary(max_size=5)), st.integers(0, 5))
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+def test_bytes_and_back(kind: pa.DataType, values: list[bytes | None], start: int) -> None:
+    array, values = pa.array(values, kind).slice(start), values[start:]
+    assert present(array).tolist() == [value is not None for value in values]
+    found = zip(pieces(array), lengths(array).tolist(), values, strict=True)
+    assert all((data, length) == (value, len(value)) for data, length, value in found if value)
+
+
+@given(st.lists(st.none() | st.integers(-(1 << 63), (1 << 63) - 1)), st.integers(0, 5))
+def test_integers_and_back(values: list[int | None], start: int) -> None:
+    array, values = pa.array(values, pa.int64()).slice(start), values[start:]
+    found = zip(integers(array).tolist(), present(array).tolist(), strict=True)
+    assert [number if there else None for number, there in found] == values
 
 
 def test_a_worker_that_reads_columns_imports_no_pandas() -> None:
