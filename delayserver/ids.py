@@ -110,7 +110,7 @@ class KeyHasher:
         return digest.digest()
 
     def many(self, subject_ids: Iterable[int], keys: Iterable[str | None], none: bytes) -> bytes:
-        """The hashes one behind the other; `none` where there is no key."""
+        """One behind the other what a call would say of each; `none` where there is no key."""
         copy = self._hash.copy
         hashes = []
         for subject_id, key in zip(subject_ids, keys, strict=True):

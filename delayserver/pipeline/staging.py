@@ -142,8 +142,8 @@ class Stager:
         last_ms = min(plan.now_ms + plan.delay_max_ms, TIME_MS_MAX)
         reasons.add(due_ms > last_ms, "due too far away")
         # A time in the past means now.
-        due_ms = np.maximum(due_ms, plan.now_ms)
-        return due_ms
+        clamped: np.ndarray = np.maximum(due_ms, plan.now_ms)
+        return clamped
 
     def _bodies(self, column: pa.Array, reasons: "_Reasons") -> list[bytes]:
         plan = self._plan
