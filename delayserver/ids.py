@@ -108,3 +108,16 @@ class KeyHasher:
         digest = self._hash.copy()
         digest.update(subject_id.to_bytes(4, "big") + key.encode())
         return digest.digest()
+
+    def many(self, subject_ids: Iterable[int], keys: Iterable[str | None], none: bytes) -> bytes:
+        """One behind the other what a call would say of each; `none` where there is no key."""
+        copy = self._hash.copy
+        hashes = []
+        for subject_id, key in zip(subject_ids, keys, strict=True):
+            if key is None:
+                hashes.append(none)
+                continue
+            digest = copy()
+            digest.update(subject_id.to_bytes(4, "big") + key.encode())
+            hashes.append(digest.digest())
+        return b"".join(hashes)

@@ -5,13 +5,16 @@ fields are added at the end and old ones read on. Cost: about 0.5 µs to encode 
 Threads: immutable values.
 """
 
+from collections.abc import Sequence
 from enum import IntEnum, StrEnum
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from delayserver.errors import InputError
 from storage.errors import DamageError
-from storage.frame import Rows, seal, unseal
+from storage.frame import Rows, seal, seal_many, unseal
 from storage.rows import FLAG_WATCHES, HOUR_MS
 
 KEY_MAX_BYTES = 256
@@ -74,6 +77,23 @@ def encode_payload(payload: Payload) -> bytes:
         plain = (payload.body, payload.content, payload.key, payload.headers, payload.origin)
         return seal(_encoder.encode(plain))
     return seal(_encoder.encode(payload))
+
+
+def encode_payloads(
+    bodies: Sequence[bytes],
+    content: Content,
+    keys: Sequence[str | None],
+    headers: Sequence[dict[str, str] | None],
+) -> tuple[bytes, NDArray[np.uint32]]:
+    """New messages, which watch nothing: the bytes of their payloads one behind the other, each as
+    `encode_payload` makes it, and their lengths. Half as dear as one by one."""
+    encode, number = _encoder.encode, int(content)
+    return seal_many(
+        [
+            encode((body, number, key, own, None))
+            for body, key, own in zip(bodies, keys, headers, strict=True)
+        ]
+    )
 
 
 def row_flags(payload: Payload) -> int:

@@ -17,7 +17,7 @@ knows; otherwise a message body could be made to look like a frame.
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -129,6 +129,16 @@ class Damage:
 def seal(data: bytes) -> bytes:
     """A payload as it stands in a blob: its crc32c (u32), then the data."""
     return _CRC.pack(google_crc32c.value(data)) + data
+
+
+def seal_many(items: Sequence[bytes]) -> tuple[bytes, NDArray[np.uint32]]:
+    """All items, each as `seal` makes it, one behind the other; and their lengths then."""
+    checksums = np.fromiter(map(google_crc32c.value, items), "<u4", len(items))
+    parts = [b""] * (2 * len(items))
+    parts[0::2] = checksums.view(f"V{CRC_BYTES}").tolist()
+    parts[1::2] = items
+    lengths = np.fromiter(map(len, items), np.uint32, len(items)) + np.uint32(CRC_BYTES)
+    return b"".join(parts), lengths
 
 
 def sealed_crc(sealed: bytes) -> int:

@@ -2,6 +2,7 @@
 
     session            a Spark session: quiet, in UTC, with a word where Java is missing
     progress           a job, and a bar for its stages
+    workers, arrow     what Spark's Python workers need not do: collect imports, import pandas
 
     source             the logs as tables and streams (`delaylog`)
       logs, columns, filters, options    files cut into pieces, rows as Arrow, what is pushed down

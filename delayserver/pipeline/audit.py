@@ -11,7 +11,8 @@ and lateness that occurs, and single rows only for what must be looked at by its
 went through several schedule rows, and violations. A message that was moved or retried must go on
 as another schedule row, maybe in another hour; that is the one thing hours cannot tell alone.
 
-Cost: about 2 µs of one core per message; memory as `settlement` says, and the facts.
+Cost: about 4 µs of one core per message, most of it Spark's rows; memory as `settlement`
+says, and the facts.
 Threads: the driver's; Spark's tasks.
 """
 

@@ -18,13 +18,16 @@ import numpy as np
 import pyarrow as pa
 
 from delayserver.message import Payload, decode_payload
+from delayserver.pipeline.arrow import binaries, fixed, texts
 from storage.frame import Damage, Frame, Rows
-from storage.rows import DTYPES, HOUR_MS, SCHEDULES, LogKind
+from storage.rows import DTYPES, HOUR_MS, SCHEDULES, LogKind, concatenate, select
 
 CORRUPT = "_corrupt"
 """The column that names a damaged stretch, in a row whose other columns are null."""
 TIME = pa.timestamp("us", tz="UTC")
 BATCH_ROWS = 128 * 1024
+BATCH_ROWS_MIN = 16 * 1024
+"""Fewer wait for those behind them, since each batch costs Spark about 0.2 ms."""
 
 CORRUPT_TYPE = pa.struct(
     [
@@ -45,7 +48,7 @@ CORRUPT_DDL = f"""{CORRUPT} struct<file: string, offset: long, end: long, reason
 
 def name_table(names: Mapping[int, str]) -> pa.Array:
     """Names by their numbers; null where there is none."""
-    return pa.array([names.get(number) for number in range(max(names, default=0) + 1)], pa.string())
+    return texts([names.get(number) for number in range(max(names, default=0) + 1)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +59,25 @@ class Names:
     subscriptions: pa.Array = field(default_factory=lambda: name_table({}))
 
 
-def _viewed(width: str) -> Callable[[np.ndarray], pa.Array]:
-    return lambda column: pa.array(np.ascontiguousarray(column).view(width))
+def _as(kind: pa.DataType) -> tuple[pa.DataType, Callable[[np.ndarray], pa.Array]]:
+    return kind, lambda column: fixed(column, kind)
+
+
+def _hashes(column: np.ndarray) -> pa.Array:
+    data = np.ascontiguousarray(column).view(np.uint8)
+    length = column.dtype.itemsize
+    array = pa.Array.from_buffers(pa.binary(length), len(column), [None, pa.py_buffer(data)])
+    return array.cast(pa.binary())
 
 
 _SIGNED: dict[np.dtype, tuple[pa.DataType, Callable[[np.ndarray], pa.Array]]] = {
-    np.dtype("<u8"): (pa.int64(), _viewed("<i8")),
-    np.dtype("<i8"): (pa.int64(), _viewed("<i8")),
-    np.dtype("<u4"): (pa.int32(), _viewed("<i4")),
-    np.dtype("<u2"): (pa.int32(), lambda column: pa.array(column.astype("<i4"))),
-    np.dtype("u1"): (pa.int8(), _viewed("i1")),
-    np.dtype("?"): (pa.bool_(), lambda column: pa.array(np.ascontiguousarray(column))),
-    np.dtype("V16"): (pa.binary(), lambda column: pa.array(column.tolist(), pa.binary())),
+    np.dtype("<u8"): _as(pa.int64()),
+    np.dtype("<i8"): _as(pa.int64()),
+    np.dtype("<u4"): _as(pa.int32()),
+    np.dtype("<u2"): (pa.int32(), lambda column: fixed(column.astype(np.int32))),
+    np.dtype("u1"): _as(pa.int8()),
+    np.dtype("?"): _as(pa.bool_()),
+    np.dtype("V16"): (pa.binary(), _hashes),
 }
 
 Derive = Callable[[Rows, Names], pa.Array]
@@ -102,7 +112,8 @@ class Columns:
 
 
 class Batches:
-    """Collects rows until there are enough for a batch: frames may be small."""
+    """Collects rows until there are enough for a batch: frames may be small. Those of a frame that
+    is large enough by itself are not copied."""
 
     def __init__(self, columns: Columns, schema: pa.Schema, names: Names) -> None:
         self._columns = columns
@@ -115,14 +126,15 @@ class Batches:
         """Take rows; the batches that are full."""
         self._parts.append(rows)
         self._count += len(rows)
-        if self._count >= BATCH_ROWS:
+        if self._count >= BATCH_ROWS_MIN:
             yield from self.rest()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
         """All that waits."""
         if not self._count:
             return
-        rows = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
+        first, *others = self._parts
+        rows = concatenate(self._parts, first.dtype) if others else first
         self._parts, self._count = [], 0
         for start in range(0, len(rows), BATCH_ROWS):
             some = rows[start : start + BATCH_ROWS]
@@ -158,17 +170,17 @@ def values(rows: Rows, name: str) -> np.ndarray:
 
 def named(numbers: np.ndarray, names: pa.Array) -> pa.Array:
     """Names in place of numbers; null where there is none."""
-    return names.take(pa.array(np.where(numbers < len(names), numbers, 0)))
+    return names.take(fixed(np.where(numbers < len(names), numbers, 0)))
 
 
 def _time(name: str) -> tuple[pa.DataType, Derive]:
-    return TIME, lambda rows, names: pa.array(values(rows, name)).cast(TIME)
+    return TIME, lambda rows, names: fixed(values(rows, name), TIME)
 
 
 COMMON: Derived = {
     "hour": (
         pa.int32(),
-        lambda rows, names: pa.array(values(rows, "hour").astype(np.int32)),
+        lambda rows, names: fixed(values(rows, "hour").astype(np.int32)),
     ),
     "due": _time("due"),
     "subscription": (
@@ -225,7 +237,7 @@ def batch_of_frame(
     """Those rows of a frame that `keep` selects, with what their payloads say.
 
     Raises DamageError for a payload that does not match its checksum."""
-    rows = frame.rows[keep]
+    rows = select(frame.rows, keep)
     payloads = payloads_of(frame, rows)
     columns = LOGS[LogKind(frame.header.kind)]
     arrays = []
@@ -255,6 +267,11 @@ def payloads_of(frame: Frame, rows: Rows) -> list[Payload | None]:
 
 def _payload_column(payloads: Sequence[Payload | None], name: str) -> pa.Array:
     column = [None if payload is None else getattr(payload, name) for payload in payloads]
-    if name == "headers":
-        column = [None if headers is None else list(headers.items()) for headers in column]
+    match name:
+        case "key":
+            return texts(column)
+        case "body":
+            return binaries(column, PAYLOAD_TYPES[name])
+        case "headers":
+            column = [None if headers is None else list(headers.items()) for headers in column]
     return pa.array(column, PAYLOAD_TYPES[name])

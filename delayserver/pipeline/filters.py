@@ -15,9 +15,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import datasource
 
+from delayserver.pipeline.arrow import texts
 from delayserver.pipeline.columns import Columns, Names, values
 from delayserver.pipeline.logs import ALL, Range
 from storage.frame import Rows
@@ -58,7 +59,7 @@ class Condition:
             return self
         table = names.subjects if self.column == "subject" else names.subscriptions
         wanted = [self.value] if self.operator == "=" else list(self.value)
-        present = pa.compute.is_in(table, value_set=pa.array(wanted, pa.string()), skip_nulls=True)
+        present = pc.is_in(table, value_set=texts(wanted), skip_nulls=True)
         numbers = np.flatnonzero(present.to_numpy(zero_copy_only=False))
         return Condition(_NAMES[self.column], "in", numbers)
 

@@ -65,7 +65,8 @@ def read_hour(
         )
     if schedule_file is not None or not state.length:
         lost, behind = _not_filed(schedule, unfiled, checkpoint_seq)
-        schedule = np.concatenate([schedule, behind])
+        if len(behind):
+            schedule = concatenate([schedule, behind], SCHEDULE_DTYPE)
         if len(lost) and not damage:
             damage.append(
                 Damage(

@@ -7,7 +7,8 @@ The rows do not pass through the front door: executors write frames of the sched
 data directory, in parallel, and the server takes them over with one record. Everything before the
 manifest is thrown away when the job fails; everything after it may be repeated under the same name.
 
-Cost: about 300,000 rows of 200 bytes a second on two cores; memory of one Arrow batch per task.
+Cost: about 3 µs of one core per row of 200 bytes, 1.3 of them Spark's to read and sort it; memory
+of one Arrow batch per task, and of Spark's sort.
 Threads: the caller's.
 """
 

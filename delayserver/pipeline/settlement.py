@@ -25,7 +25,7 @@ import numpy as np
 
 from delayserver.subscriptions import Subscription
 from storage.frame import Rows
-from storage.rows import FLAG_REMOVAL, Outcome, RecordKind
+from storage.rows import FLAG_REMOVAL, Outcome, RecordKind, select
 
 SLICE_ENTRIES = 256 * 1024
 
@@ -159,11 +159,11 @@ def settle(rows: HourRows, judgement: Judgement) -> Iterator[Rows]:
     """What became of the entries of an hour, in slices (SETTLED_DTYPE)."""
     is_known = rows.schedule["seq"] <= judgement.through_seq
     is_entry = (rows.schedule["flags"] & FLAG_REMOVAL) == 0
-    entries = _entries(rows.schedule[is_known & is_entry])
+    entries = _entries(select(rows.schedule, is_known & is_entry))
     endings = _endings(
         entries,
-        rows.schedule[is_known & ~is_entry],
-        rows.dispatch[rows.dispatch["seq"] <= judgement.through_seq],
+        select(rows.schedule, is_known & ~is_entry),
+        select(rows.dispatch, rows.dispatch["seq"] <= judgement.through_seq),
     )
     strangers = int(np.searchsorted(endings["position"], 0))
     if strangers:
@@ -209,7 +209,7 @@ def _endings(entries: Rows, tombstones: Rows, dispatch: Rows) -> Rows:
     # Stable: of two endings the one that was recorded first stays first.
     order = np.argsort(endings["subscription_id"], kind="stable")
     order = order[np.argsort(endings["position"][order], kind="stable")]
-    return endings[order]
+    return select(endings, order)
 
 
 def _strangers(endings: Rows) -> Rows:
@@ -249,7 +249,7 @@ def _settle(entries: Rows, endings: Rows, judgement: Judgement) -> Rows:
     _add_problems(ended, endings, entries, judgement)
 
     order = np.argsort(positions, kind="stable")
-    settled, positions = settled[order], positions[order]
+    settled, positions = select(settled, order), positions[order]
     starts = np.flatnonzero(np.concatenate([[True], positions[1:] != positions[:-1]]))
     if len(settled):
         settled["is_first"][starts] = True

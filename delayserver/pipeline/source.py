@@ -57,9 +57,10 @@ from delayserver.pipeline.filters import Condition, hours_of, mask, seqs_of, tak
 from delayserver.pipeline.logs import ALL, Piece, Range
 from delayserver.pipeline.options import Options, parse_options
 from delayserver.pipeline.snapshot import Directory, open_directory, read_names
+from delayserver.pipeline.workers import spare_imports
 from delayserver.tables import read_hours
 from storage.frame import Damage, Frame
-from storage.rows import LogKind
+from storage.rows import LogKind, select
 
 _OPTIONS = ("log", "damage", "payload", "partitions", "startingOffsets")
 
@@ -69,6 +70,7 @@ class DelayLog(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
+        spare_imports()
         self._options = _LogOptions(parse_options("delaylog", options, _OPTIONS))
 
     @classmethod
@@ -82,6 +84,7 @@ class DelayLog(DataSource):
         return from_arrow_schema(pa.schema([(name, known[name]) for name in names]))
 
     def reader(self, schema: StructType) -> "LogReader":
+        spare_imports()
         return LogReader(self._options, self._options.checked(schema))
 
     def streamReader(self, schema: StructType) -> "LogStreamReader":
@@ -149,6 +152,7 @@ class _Reading:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """All rows of a task that its conditions hold for."""
+        spare_imports()
         if not isinstance(partition, Task):
             return  # Spark's own partition, where there is nothing to read.
         files = Directory(self._options.root, partition.stamp).files
@@ -164,7 +168,7 @@ class _Reading:
                     yield from self._with_payload(found, partition)
                 else:
                     keep = mask(partition.conditions, found.rows)
-                    yield from batches.add(found.rows if keep.all() else found.rows[keep])
+                    yield from batches.add(found.rows if keep.all() else select(found.rows, keep))
         yield from batches.rest()
 
     def _with_payload(self, frame: Frame, task: Task) -> Iterator[pa.RecordBatch]:

@@ -6,7 +6,8 @@
 The rules are those of a publish over HTTP. Rows that are bad are handed back, not raised: a table
 of millions has some.
 
-Cost: about 3 µs per row. Threads: one writer per partition, in a process of Spark's own.
+Cost: about 1.2 µs per row of 200 bytes, 2 with a key. Threads: one writer per partition, in a
+process of Spark's own.
 """
 
 import uuid
@@ -23,7 +24,9 @@ from pyspark import TaskContext
 from delayserver.delivery.webhook import check_headers
 from delayserver.errors import InputError
 from delayserver.ids import KeyHasher
-from delayserver.message import Content, Payload, check_key, encode_payload
+from delayserver.message import KEY_MAX_BYTES, Content, encode_payloads
+from delayserver.pipeline.arrow import fixed, integers, lengths, pieces, present
+from delayserver.pipeline.workers import spare_imports
 from delayserver.times import TIME_MS_MAX, parse_time_ms
 from storage.files import OsFiles
 from storage.rows import NO_KEY
@@ -37,10 +40,6 @@ REJECT_TEXT_MAX = 2_000
 
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
-
-
-class Rejected(Exception):
-    """A row cannot be a message; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +87,7 @@ class Stager:
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Stage all batches; yields the outcome."""
+        spare_imports()
         for batch in batches:
             if batch.num_rows:
                 yield from self._stage_batch(batch)
@@ -104,150 +104,157 @@ class Stager:
             yield self._outcome(kind=[COUNT], row=[self._count])
 
     def _stage_batch(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        plan = self._plan
-        columns = self._columns(batch)
-        accepted: list[int] = []
-        due_ms: list[int] = []
-        subject_ids: list[int] = []
-        hashes: list[bytes] = []
-        sealed: list[bytes] = []
-        rejected: list[tuple[int, str]] = []
-        for index, (subject, due, key, body, headers) in enumerate(zip(*columns, strict=True)):
-            try:
-                subject_id = plan.subjects.get(subject) if subject is not None else None
-                if subject_id is None:
-                    raise Rejected("bad subject")
-                due_at_ms = self._due_ms(due)
-                payload = self._payload(key, body, headers)
-            except Rejected as error:
-                rejected.append((index, str(error)))
-                continue
-            accepted.append(index)
-            due_ms.append(due_at_ms)
-            subject_ids.append(subject_id)
-            hashes.append(NO_KEY if key is None else self._hasher(subject_id, key))
-            sealed.append(payload)
-        if accepted:
-            yield from self._write(batch, columns, accepted, due_ms, subject_ids, hashes, sealed)
-        if rejected:
-            yield self._rejects(columns, rejected)
+        # The first that is wrong with a row is its reason, so the order of these matters.
+        reasons = _Reasons()
+        subject_ids = self._subject_ids(batch, reasons)
+        due_ms = self._due_ms(batch.column(DUE), reasons)
+        bodies = self._bodies(batch.column(BODY), reasons)
+        keys = self._keys(batch, reasons)
+        headers = self._headers(batch, reasons)
+        kept = np.delete(np.arange(batch.num_rows), list(reasons))
+        if len(kept):
+            order = kept[np.argsort(due_ms[kept], kind="stable")]
+            if self._plan.data_dir:
+                self._write(order, due_ms, subject_ids, bodies, keys, headers)
+            first, self._count = self._count, self._count + len(order)
+            if self._plan.with_rows:
+                yield self._rows(batch, order, due_ms[order], first)
+        if reasons:
+            yield self._rejects(batch, reasons)
 
-    def _columns(self, batch: pa.RecordBatch) -> list[Any]:
-        """Subject, due, key, body and headers as Python values."""
-        plan, nothing = self._plan, [None] * batch.num_rows
-        body = batch.column(BODY)
-        if not pa.types.is_binary(body.type) and not pa.types.is_large_binary(body.type):
-            # Bytes as they are: nobody needs them as text.
-            body = body.cast(pa.large_string()).cast(pa.large_binary())
-        return [
-            [plan.subject] * batch.num_rows
-            if plan.subject is not None
-            else batch.column(SUBJECT).to_pylist(),
-            batch.column(DUE).to_pylist(),
-            batch.column(KEY).to_pylist() if plan.has_key else nothing,
-            body.to_pylist(),
-            batch.column(HEADERS).to_pylist() if plan.has_headers else nothing,
-        ]
+    # ── the rules, column by column ────────────────────────────────────────────────────────────
 
-    def _due_ms(self, due: int | str | None) -> int:
+    def _subject_ids(self, batch: pa.RecordBatch, reasons: "_Reasons") -> np.ndarray:
         plan = self._plan
-        if due is None:
-            raise Rejected("no due time")
-        if isinstance(due, str):
-            try:
-                due = parse_time_ms(int(due) if due.lstrip("-").isdigit() else due)
-            except (InputError, ValueError):
-                raise Rejected("due time cannot be read") from None
-        if due - plan.now_ms > plan.delay_max_ms or due > TIME_MS_MAX:
-            raise Rejected("due too far away")
+        if plan.subject is not None:
+            number = plan.subjects.get(plan.subject, 0)
+            numbers = np.full(batch.num_rows, number, np.uint32)
+        else:
+            names = batch.column(SUBJECT).to_pylist()
+            numbers = np.fromiter((plan.subjects.get(name, 0) for name in names), np.uint32)
+        reasons.add(numbers == 0, "bad subject")
+        return numbers
+
+    def _due_ms(self, due: pa.Array, reasons: "_Reasons") -> np.ndarray:
+        plan = self._plan
+        reasons.add(~present(due), "no due time")
+        due_ms = integers(due) if due.type == pa.int64() else _parsed(due, reasons)
+        last_ms = min(plan.now_ms + plan.delay_max_ms, TIME_MS_MAX)
+        reasons.add(due_ms > last_ms, "due too far away")
         # A time in the past means now.
-        return max(due, plan.now_ms)
+        clamped: np.ndarray = np.maximum(due_ms, plan.now_ms)
+        return clamped
 
-    def _payload(self, key: str | None, body: bytes | None, headers: str | None) -> bytes:
+    def _bodies(self, column: pa.Array, reasons: "_Reasons") -> list[bytes]:
         plan = self._plan
-        if body is None:
-            if plan.content is not Content.JSON:
-                raise Rejected("no body")
-            body = b"null"
-        if len(body) > plan.body_max_bytes:
-            raise Rejected("body too large")
-        if not plan.is_json_checked and plan.content is Content.JSON:
-            try:
-                _check_json(body)
-            except (msgspec.DecodeError, RecursionError):
-                raise Rejected("body is not JSON") from None
-        if key is not None:
-            try:
-                check_key(key)
-            except InputError:
-                raise Rejected("key is empty or too long") from None
-        own: dict[str, str] | None = None
-        if headers is not None:
-            try:
-                own = _decode_headers(headers)
-                check_headers(own)
-            except (msgspec.DecodeError, InputError) as error:
-                raise Rejected(f"bad headers: {error}") from None
-        return encode_payload(Payload(body, plan.content, key, own or None))
+        is_json = plan.content is Content.JSON
+        absent = ~present(column)
+        if not is_json:
+            reasons.add(absent, "no body")
+        reasons.add(~absent & (lengths(column) > plan.body_max_bytes), "body too large")
+        bodies = pieces(column)
+        for index in np.flatnonzero(absent).tolist():
+            bodies[index] = b"null"
+        if is_json and not plan.is_json_checked:
+            for index in _not_json(bodies):
+                reasons.setdefault(index, "body is not JSON")
+        return bodies
+
+    def _keys(self, batch: pa.RecordBatch, reasons: "_Reasons") -> list[str | None]:
+        if not self._plan.has_key:
+            return [None] * batch.num_rows
+        column = batch.column(KEY)
+        absent, bytes_ = ~present(column), lengths(column)
+        bad = ~absent & ((bytes_ == 0) | (bytes_ > KEY_MAX_BYTES))
+        reasons.add(bad, "key is empty or too long")
+        keys: list[str | None] = [key.decode() for key in pieces(column)]
+        for index in np.flatnonzero(absent).tolist():
+            keys[index] = None
+        return keys
+
+    def _headers(self, batch: pa.RecordBatch, reasons: "_Reasons") -> list[dict[str, str] | None]:
+        found: list[dict[str, str] | None] = [None] * batch.num_rows
+        if self._plan.has_headers:
+            for index, text in enumerate(batch.column(HEADERS).to_pylist()):
+                if text is None:
+                    continue
+                try:
+                    own = _decode_headers(text)
+                    check_headers(own)
+                except (msgspec.DecodeError, InputError) as error:
+                    reasons.setdefault(index, f"bad headers: {error}")
+                else:
+                    found[index] = own or None
+        return found
+
+    # ── what comes of it ───────────────────────────────────────────────────────────────────────
 
     def _write(
         self,
-        batch: pa.RecordBatch,
-        columns: list[Any],
-        accepted: list[int],
-        due_ms: list[int],
-        subject_ids: list[int],
-        hashes: list[bytes],
-        sealed: list[bytes],
-    ) -> Iterator[pa.RecordBatch]:
+        order: np.ndarray,
+        due_ms: np.ndarray,
+        subject_ids: np.ndarray,
+        bodies: list[bytes],
+        keys: list[str | None],
+        headers: list[dict[str, str] | None],
+    ) -> None:
+        """Write these rows, in that order."""
         plan = self._plan
-        due = np.array(due_ms, np.int64)
-        order = np.argsort(due, kind="stable")
-        in_order = order.tolist()
-        if plan.data_dir:
-            if self._writer is None:
-                files = OsFiles(plan.data_dir)
-                self._writer = PartWriter(
-                    files, self._part, stamp=plan.stamp, created_ms=plan.now_ms
-                )
-            lengths = np.fromiter(map(len, sealed), np.uint32, len(sealed))
-            self._writer.append(
-                due[order],
-                np.array(subject_ids, np.uint32)[order],
-                b"".join([hashes[index] for index in in_order]),
-                lengths[order],
-                b"".join([sealed[index] for index in in_order]),
-            )
-        first, self._count = self._count, self._count + len(accepted)
-        if not plan.with_rows:
-            return
-        chosen = [accepted[index] for index in in_order]
-        subjects, _, keys, _, _ = columns
-        passed = {
-            name: batch.column(name).take(pa.array(chosen, pa.int64())) for name in plan.passed_on
-        }
-        yield self._outcome(
-            kind=[ROW] * len(chosen),
-            part=[self._part] * len(chosen),
-            row=range(first, self._count),
-            due_ms=due[order],
-            subject=[subjects[index] for index in chosen],
-            key=[keys[index] for index in chosen],
-            **passed,
+        if self._writer is None:
+            files = OsFiles(plan.data_dir)
+            self._writer = PartWriter(files, self._part, stamp=plan.stamp, created_ms=plan.now_ms)
+        due_ms, subject_ids = due_ms[order], subject_ids[order]
+        if not np.array_equal(order, np.arange(len(bodies))):
+            chosen = order.tolist()
+            bodies = [bodies[index] for index in chosen]
+            keys = [keys[index] for index in chosen]
+            headers = [headers[index] for index in chosen]
+        payload, lengths_ = encode_payloads(bodies, plan.content, keys, headers)
+        if plan.has_key:
+            hashes = self._hasher.many(subject_ids.tolist(), keys, NO_KEY)
+        else:
+            hashes = NO_KEY * len(order)
+        self._writer.append(due_ms, subject_ids, hashes, lengths_, payload)
+
+    def _rows(
+        self, batch: pa.RecordBatch, order: np.ndarray, due_ms: np.ndarray, first: int
+    ) -> pa.RecordBatch:
+        """A row of the outcome for each message."""
+        plan, count = self._plan, len(order)
+        chosen = batch.take(fixed(order))
+        columns = {name: chosen.column(name) for name in plan.passed_on}
+        if plan.has_key:
+            columns["key"] = chosen.column(KEY)
+        return self._outcome(
+            kind=[ROW] * count,
+            part=[self._part] * count,
+            row=range(first, first + count),
+            due_ms=due_ms,
+            subject=[plan.subject] * count if plan.subject is not None else chosen.column(SUBJECT),
+            **columns,
         )
 
-    def _rejects(self, columns: list[Any], rejected: list[tuple[int, str]]) -> pa.RecordBatch:
-        subjects, due, keys, bodies, _ = columns
-        indexes = [index for index, _ in rejected]
+    def _rejects(self, batch: pa.RecordBatch, reasons: "_Reasons") -> pa.RecordBatch:
+        plan, indexes = self._plan, sorted(reasons)
+        chosen = batch.take(fixed(np.array(indexes)))
+        count = len(indexes)
+        subjects = [plan.subject] * count
+        if plan.subject is None:
+            subjects = chosen.column(SUBJECT).to_pylist()
+        keys = chosen.column(KEY).to_pylist() if plan.has_key else [None] * count
+        bodies = [
+            body[:REJECT_TEXT_MAX].decode("utf-8", "replace") if there else None
+            for body, there in zip(
+                pieces(chosen.column(BODY)), present(chosen.column(BODY)).tolist(), strict=True
+            )
+        ]
         return self._outcome(
-            kind=[REJECT] * len(rejected),
-            reason=[reason for _, reason in rejected],
-            subject=[subjects[index] for index in indexes],
-            due=[None if due[index] is None else str(due[index]) for index in indexes],
-            key=[
-                None if keys[index] is None else keys[index][:REJECT_TEXT_MAX] for index in indexes
-            ],
-            body=[_text(bodies[index]) for index in indexes],
+            kind=[REJECT] * count,
+            reason=[reasons[index] for index in indexes],
+            subject=subjects,
+            due=[None if due is None else str(due) for due in chosen.column(DUE).to_pylist()],
+            key=[None if key is None else key[:REJECT_TEXT_MAX] for key in keys],
+            body=bodies,
         )
 
     def _outcome(self, **columns: Any) -> pa.RecordBatch:
@@ -264,6 +271,36 @@ class Stager:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
-def _text(body: bytes | None) -> str | None:
-    """The beginning of a body that was rejected, for people."""
-    return None if body is None else body[:REJECT_TEXT_MAX].decode("utf-8", "replace")
+class _Reasons(dict[int, str]):
+    """Why rows of a batch cannot be messages, by their index: the first reason of each."""
+
+    def add(self, bad: np.ndarray, reason: str) -> None:
+        """These rows are bad."""
+        for index in np.flatnonzero(bad).tolist():
+            self.setdefault(index, reason)
+
+
+def _parsed(due: pa.Array, reasons: _Reasons) -> np.ndarray:
+    """Due times that are text."""
+    due_ms = np.zeros(len(due), np.int64)
+    for index, text in enumerate(due.to_pylist()):
+        if text is None:
+            continue
+        try:
+            due_ms[index] = parse_time_ms(int(text) if text.lstrip("-").isdigit() else text)
+        except (InputError, ValueError):
+            reasons.setdefault(index, "due time cannot be read")
+    return due_ms
+
+
+def _not_json(bodies: list[bytes]) -> Iterator[int]:
+    """The indexes of those that are not JSON."""
+    remaining = iter(enumerate(bodies))
+    at = -1
+    while True:
+        try:
+            for at, body in remaining:  # noqa: B007 - whoever was at it when it failed
+                _check_json(body)
+            return
+        except (msgspec.DecodeError, RecursionError):
+            yield at

@@ -20,10 +20,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from delayserver.pipeline.arrow import fixed, texts
 from delayserver.pipeline.columns import (
     COMMON,
     CORRUPT,
@@ -42,6 +44,7 @@ from delayserver.pipeline.logs import share
 from delayserver.pipeline.options import Options, parse_options
 from delayserver.pipeline.settlement import SETTLED_DTYPE, Judgement, Problem, State, settle
 from delayserver.pipeline.snapshot import Directory, Snapshot, open_directory, take_snapshot
+from delayserver.pipeline.workers import spare_imports
 from delayserver.subscriptions import Registry, Subscription
 from delayserver.tables import HourState, hour_key
 from storage.catalog import Table
@@ -49,38 +52,38 @@ from storage.errors import CatalogError
 from storage.files import Files, size_of
 from storage.frame import Damage, Rows
 from storage.hour_log import hour_path
-from storage.rows import SCHEDULE_DTYPE, LogKind
+from storage.rows import SCHEDULE_DTYPE, LogKind, select
 
-_STATES = pa.array([None, *(state.name.lower() for state in State)], pa.string())
+_STATES = texts([None, *(state.name.lower() for state in State)])
 _PROBLEMS = {int(problem): problem.name.lower() for problem in Problem if problem.name}
 
 
 def _problem_names(rows: Rows, names: Names) -> pa.Array:
     """The names of the problems of each row; null where there is none."""
-    texts: list[str | None] = [None] * 256
+    joined: list[str | None] = [None] * 256
     for number in range(1, 256):
-        texts[number] = " ".join(name for bit, name in _PROBLEMS.items() if bit & number)
-    return pa.array(texts, pa.string()).take(pa.array(rows["problems"]))
+        joined[number] = " ".join(name for bit, name in _PROBLEMS.items() if bit & number)
+    return texts(joined).take(fixed(rows["problems"]))
 
 
 def _lateness_bucket(rows: Rows, names: Names) -> pa.Array:
     """Of what was delivered; -1 for the rest."""
     delivered = rows["state"] == State.DELIVERED
     buckets = bucket_of(rows["settled_ms"] - rows["due_ms"])
-    return pa.array(np.where(delivered, buckets, -1).astype(np.int32))
+    return fixed(np.where(delivered, buckets, -1).astype(np.int32))
 
 
 def _lateness_ms(rows: Rows, names: Names) -> pa.Array:
-    lateness = pa.array(rows["settled_ms"] - rows["due_ms"])
-    return pa.compute.if_else(pa.array(rows["state"] == State.DELIVERED), lateness, None)
+    lateness = fixed(rows["settled_ms"] - rows["due_ms"])
+    return pc.if_else(fixed(rows["state"] == State.DELIVERED), lateness, None)
 
 
 _DERIVED: Derived = {
     **COMMON,
     **SUBJECT,
     **SETTLED,
-    "state": (pa.string(), lambda rows, names: _STATES.take(pa.array(rows["state"]))),
-    "state_code": (pa.int8(), lambda rows, names: pa.array(rows["state"].view("i1"))),
+    "state": (pa.string(), lambda rows, names: _STATES.take(fixed(rows["state"]))),
+    "state_code": (pa.int8(), lambda rows, names: fixed(rows["state"], pa.int8())),
     "problem": (pa.string(), _problem_names),
     "lateness_bucket": (pa.int32(), _lateness_bucket),
     "lateness_ms": (pa.int64(), _lateness_ms),
@@ -106,6 +109,7 @@ class DelayState(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
+        spare_imports()
         self._parsed = parse_options("delaystate", options, ("partitions", "now_ms"))
 
     @classmethod
@@ -117,6 +121,7 @@ class DelayState(DataSource):
         return from_arrow_schema(wanted)
 
     def reader(self, schema: StructType) -> "StateReader":
+        spare_imports()
         self._parsed.check_columns(schema.names, COLUMNS.types)
         return StateReader(self._parsed, to_arrow_schema(schema, timezone="UTC"))
 
@@ -184,6 +189,7 @@ class StateReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """What became of the hours of a task."""
+        spare_imports()
         assert isinstance(partition, Task)
         directory = Directory(self._options.root, partition.stamp)
         batches = Batches(COLUMNS, self._schema, partition.names)
@@ -191,7 +197,7 @@ class StateReader(DataSourceReader):
         for hour in partition.hours:
             for rows in _settle(directory, hour, partition, damage):
                 keep = mask(partition.conditions, rows)
-                yield from batches.add(rows if keep.all() else rows[keep])
+                yield from batches.add(rows if keep.all() else select(rows, keep))
             yield from batches.rest()
         if not partition.conditions and CORRUPT in self._schema.names:
             yield from (batch_of_damage(found, self._schema) for found in damage)

@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from delayserver.cli import app
+from delayserver.cli import make_app
 from delayserver.errors import PipelineError
 from delayserver.message import Content
 from delayserver.pipeline import archive as archives
@@ -641,23 +641,23 @@ def test_the_command_says_it_with_its_status(
     to = tmp_path / "archive"
     command = ["pipeline", "archive", "--data-dir", str(lasting.data_dir), "--to", str(to)]
     here = ["--server", str(lasting.base_url)]
-    dry = CliRunner().invoke(app, [*command, *here, "--dry-run", "--json", "-"])
+    dry = CliRunner().invoke(make_app(), [*command, *here, "--dry-run", "--json", "-"])
     assert dry.exit_code == 0, dry.output
     assert [one["fate"] for one in json.loads(dry.stdout)["hours"]] == ["sound", "sound"]
     until = ["--until", hour_name(HOUR + 1) + ":00:00Z"]
-    done = CliRunner().invoke(app, [*command, *here, *until])
+    done = CliRunner().invoke(make_app(), [*command, *here, *until])
     assert done.exit_code == 0, done.output
     assert re.search(r"hours archived\W+1\b", done.stdout)
     assert re.search(r"of these, added now\W+10\b", done.stdout)
     assert "note:" not in done.stdout
     for path in to.glob("date=*/*/*.parquet"):
         path.unlink()
-    lost = CliRunner().invoke(app, [*command, *here, *until])
+    lost = CliRunner().invoke(make_app(), [*command, *here, *until])
     assert lost.exit_code == 1
     assert f"{hour_name(HOUR)} different: " in lost.stdout
     monkeypatch.setattr(Archive, "__init__", partialmethod(Archive.__init__, wait_s=0.1))
-    nobody = CliRunner().invoke(app, [*command, "--server", "http://127.0.0.1:9"])
+    nobody = CliRunner().invoke(make_app(), [*command, "--server", "http://127.0.0.1:9"])
     assert nobody.exit_code == 2
     assert "--server" in nobody.stderr
-    wrong = CliRunner().invoke(app, [*command, *here, "--until", "tomorrow"])
+    wrong = CliRunner().invoke(make_app(), [*command, *here, "--until", "tomorrow"])
     assert wrong.exit_code == 2

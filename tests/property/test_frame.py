@@ -16,6 +16,7 @@ from storage.frame import (
     encode,
     scan,
     seal,
+    seal_many,
     unseal,
 )
 from storage.rows import DTYPES, LogKind
@@ -192,3 +193,10 @@ def test_a_sealed_payload_opens_only_unchanged(data: bytes, at: int, change: int
     broken = bytearray(sealed)
     broken[at % len(sealed)] ^= change
     assert unseal(bytes(broken)) is None
+
+
+@given(st.lists(st.binary(max_size=300)))
+def test_many_are_sealed_as_one_by_one(items: list[bytes]) -> None:
+    blob, lengths = seal_many(items)
+    assert blob == b"".join(map(seal, items))
+    assert lengths.tolist() == [len(seal(item)) for item in items]

@@ -32,6 +32,12 @@ def based(hashes: list[bytes]) -> ImportedKeys:
     return keys
 
 
+@given(st.lists(st.binary(min_size=16, max_size=16), max_size=60))
+def test_keys_are_looked_up_in_the_order_of_the_catalog(hashes: list[bytes]) -> None:
+    keys, _ = sort_keys(keys_of(hashes))
+    assert keys.hashes(0, len(keys)) == sorted(set(hashes))
+
+
 @given(HASHES)
 def test_a_key_stands_for_the_first_row_that_has_it(hashes: list[bytes]) -> None:
     keys, repeats = sort_keys(keys_of(hashes))

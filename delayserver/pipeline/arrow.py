@@ -1,0 +1,91 @@
+"""Arrow arrays from what NumPy and Python have, and back.
+
+`pyarrow.array` takes anything, and imports pandas to find out what it was given, as `to_numpy`
+does: half a second of a processor and 40 MB in each of Spark's workers. Here the caller knows.
+
+Cost: one strided copy of a column, none if it is contiguous; 0.1 µs per text.
+Threads: pure functions.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+
+def fixed(column: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:
+    """A column of fixed width, without nulls; `kind` says what its bytes mean in Arrow, if that is
+    not what the dtype says. The array keeps the memory: a column must not be changed any more."""
+    data = np.ascontiguousarray(column)
+    if data.dtype == bool:
+        data, kind = np.packbits(data, bitorder="little"), pa.bool_()
+    elif kind is None:
+        kind = pa.from_numpy_dtype(data.dtype)
+    return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(data)])
+
+
+def texts(values: Sequence[str | None]) -> pa.Array:
+    """Text; null for None."""
+    encoded = [None if value is None else value.encode() for value in values]
+    return binaries(encoded, pa.string())
+
+
+def binaries(values: Sequence[bytes | None], kind: pa.DataType) -> pa.Array:
+    """Bytes, as binary or text; null for None. At most 2 GiB together."""
+    present = np.fromiter((value is not None for value in values), bool, len(values))
+    ends = np.zeros(len(values) + 1, np.int64)
+    np.cumsum([len(value or b"") for value in values], out=ends[1:])
+    assert ends[-1] < 1 << 31
+    return pa.Array.from_buffers(
+        kind,
+        len(values),
+        [
+            None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little")),
+            pa.py_buffer(ends.astype(np.int32)),
+            pa.py_buffer(b"".join([value for value in values if value])),
+        ],
+    )
+
+
+def integers(array: pa.Array) -> np.ndarray:
+    """An array of int64 as it stands; where it is null there is any number."""
+    assert array.type == pa.int64(), array.type
+    return np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array)]
+
+
+def present(array: pa.Array) -> np.ndarray:
+    """Which values are not null."""
+    bits = array.buffers()[0]
+    if bits is None:
+        return np.ones(len(array), bool)
+    flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").view(bool)
+    return flags[array.offset : array.offset + len(array)]
+
+
+def lengths(array: pa.Array) -> np.ndarray:
+    """Bytes of each value of an array of text or binary; where it is null, any number."""
+    return np.diff(_offsets(array))
+
+
+def pieces(array: pa.Array) -> list[bytes]:
+    """The bytes of each value of an array of text or binary; where it is null, any bytes."""
+    offsets = _offsets(array)
+    if not len(array):
+        return []
+    first, last = int(offsets[0]), int(offsets[-1])
+    data = array.buffers()[2]
+    text = data.slice(first, last - first).to_pybytes() if data is not None else b""
+    return [text[start:end] for start, end in pairwise((offsets - first).tolist())]
+
+
+def _offsets(array: pa.Array) -> np.ndarray:
+    kind = array.type
+    is_large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+    assert is_large or pa.types.is_string(kind) or pa.types.is_binary(kind), kind
+    offsets = array.buffers()[1]
+    if offsets is None or not len(array):
+        return np.zeros(len(array) + 1, np.int64)
+    width = np.dtype(np.int64 if is_large else np.int32)
+    start = array.offset * width.itemsize
+    return np.frombuffer(offsets, width, len(array) + 1, start)

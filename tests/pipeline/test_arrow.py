@@ -1,0 +1,86 @@
+"""Arrow arrays made by hand are those that pyarrow makes."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delayserver.pipeline.arrow import (
+    binaries,
+    fixed,
+    integers,
+    lengths,
+    pieces,
+    present,
+    texts,
+)
+
+
+@pytest.mark.parametrize("dtype", ["<i8", "<u8", "<i4", "<u4", "u1", "?"])
+@pytest.mark.parametrize("count", [0, 1, 9, 64])
+def test_columns(dtype: str, count: int) -> None:
+    rows = np.zeros(count, [("before", "u1"), ("column", dtype)])
+    rows["column"] = np.arange(count) % 2
+    made = fixed(rows["column"])
+    made.validate(full=True)
+    assert made.equals(pa.array(np.ascontiguousarray(rows["column"])))
+
+
+def test_the_same_bytes_as_something_else() -> None:
+    micros = np.array([0, 1_700_000_000_000_000])
+    kind = pa.timestamp("us", tz="UTC")
+    assert fixed(micros, kind).equals(pa.array(micros).cast(kind))
+
+
+@given(st.lists(st.none() | st.text()))
+def test_texts(values: list[str | None]) -> None:
+    made = texts(values)
+    made.validate(full=True)
+    assert made.equals(pa.array(values, pa.string()))
+
+
+@given(st.lists(st.none() | st.binary()))
+def test_binaries(values: list[bytes | None]) -> None:
+    made = binaries(values, pa.binary())
+    made.validate(full=True)
+    assert made.equals(pa.array(values, pa.binary()))
+
+
+@given(st.lists(st.none() | st.binary(max_size=5)), st.integers(0, 5))
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+def test_bytes_and_back(kind: pa.DataType, values: list[bytes | None], start: int) -> None:
+    array, values = pa.array(values, kind).slice(start), values[start:]
+    assert present(array).tolist() == [value is not None for value in values]
+    found = zip(pieces(array), lengths(array).tolist(), values, strict=True)
+    assert all((data, length) == (value, len(value)) for data, length, value in found if value)
+
+
+@given(st.lists(st.none() | st.integers(-(1 << 63), (1 << 63) - 1)), st.integers(0, 5))
+def test_integers_and_back(values: list[int | None], start: int) -> None:
+    array, values = pa.array(values, pa.int64()).slice(start), values[start:]
+    found = zip(integers(array).tolist(), present(array).tolist(), strict=True)
+    assert [number if there else None for number, there in found] == values
+
+
+def test_a_worker_that_reads_columns_imports_no_pandas() -> None:
+    script = """
+import sys
+import numpy as np
+import pyarrow as pa
+from delayserver.pipeline.columns import LOGS, Batches, Names, name_table
+from storage.rows import DTYPES, LogKind
+names = Names(name_table({1: "order.unpaid"}))
+for kind, columns in LOGS.items():
+    schema = pa.schema(
+        [(name, columns.types[name]) for name in (*columns.stored, "hour", "due", "subscription")]
+    )
+    batches = Batches(columns, schema, names)
+    assert not list(batches.add(np.zeros(3, DTYPES[kind])))
+    assert [batch.num_rows for batch in batches.rest()] == [3]
+assert "pandas" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
