@@ -18,7 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from delayserver.errors import PipelineError
 from delayserver.pipeline.adoption import Adoption, RefusedError
 from delayserver.pipeline.audit import audit
-from delayserver.pipeline.load import Columns, Load, read_table, run
+from delayserver.pipeline.load import Load, read_table, run
+from delayserver.pipeline.mapping import Columns
 from delayserver.pipeline.progress import Job
 from storage.staging import OnConflict, import_of
 from tests.integration.api_support import ApiServer, now_ms, unique, wait_until
