@@ -23,6 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from delayserver.errors import PipelineError
+from delayserver.pipeline.publish import DelayServer
 from delayserver.pipeline.source import DelayLog
 from delayserver.pipeline.states import DelayState
 
@@ -121,7 +122,7 @@ def open_session(
     # It logs, as an error, what is raised as an exception besides.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     spark = _start(builder, master)
-    for source in (DelayLog, DelayState):
+    for source in (DelayLog, DelayState, DelayServer):
         spark.dataSource.register(source)
     try:
         yield spark
