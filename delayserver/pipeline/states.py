@@ -34,10 +34,10 @@ from delayserver.pipeline.columns import (
     Derived,
     Names,
     batch_of_damage,
+    lateness_columns,
 )
 from delayserver.pipeline.filters import Condition, hours_of, mask, take
 from delayserver.pipeline.hour_files import read_hour
-from delayserver.pipeline.lateness import bucket_of
 from delayserver.pipeline.logs import share, size_of
 from delayserver.pipeline.options import Options, parse_options
 from delayserver.pipeline.settlement import SETTLED_DTYPE, Judgement, Problem, State, settle
@@ -63,18 +63,6 @@ def _problem_names(rows: Rows, names: Names) -> pa.Array:
     return pa.array(texts, pa.string()).take(pa.array(rows["problems"]))
 
 
-def _lateness_bucket(rows: Rows, names: Names) -> pa.Array:
-    """Of what was delivered; -1 for the rest."""
-    delivered = rows["state"] == State.DELIVERED
-    buckets = bucket_of(rows["settled_ms"] - rows["due_ms"])
-    return pa.array(np.where(delivered, buckets, -1).astype(np.int32))
-
-
-def _lateness_ms(rows: Rows, names: Names) -> pa.Array:
-    lateness = pa.array(rows["settled_ms"] - rows["due_ms"])
-    return pa.compute.if_else(pa.array(rows["state"] == State.DELIVERED), lateness, None)
-
-
 _DERIVED: Derived = {
     **COMMON,
     **SUBJECT,
@@ -82,8 +70,7 @@ _DERIVED: Derived = {
     "state": (pa.string(), lambda rows, names: _STATES.take(pa.array(rows["state"]))),
     "state_code": (pa.int8(), lambda rows, names: pa.array(rows["state"].view("i1"))),
     "problem": (pa.string(), _problem_names),
-    "lateness_bucket": (pa.int32(), _lateness_bucket),
-    "lateness_ms": (pa.int64(), _lateness_ms),
+    **lateness_columns(lambda rows: rows["state"] == State.DELIVERED),
 }
 COLUMNS = Columns(SETTLED_DTYPE, _DERIVED)
 DEFAULT_COLUMNS = (
