@@ -12,7 +12,7 @@
     operations     stats, forecast, ready, check, repair
     tokens         token create, token list, token revoke
     pipeline       jobs on Apache Spark: pipeline audit, pipeline forecast
-    pipeline_load  pipeline load
+    pipeline_load, pipeline_lateness   pipeline load, pipeline lateness
     serve          serve: every setting is an option
     demo           a small shop, and a server that is killed in the middle
 
@@ -44,6 +44,7 @@ MODULES = (
     "operations",
     "tokens",
     "pipeline",
+    "pipeline_lateness",
     "pipeline_load",
     "demo",
 )
