@@ -30,7 +30,7 @@ from pyspark.sql import types as T
 from pyspark.sql.datasource import WriterCommitMessage
 
 from delayserver.client.batches import Publishing, send_publishes
-from delayserver.client.errors import ConflictError, InvalidError
+from delayserver.client.errors import ClientError, ConflictError, InvalidError
 from delayserver.client.retries import RetryPolicy, Time, answered
 from delayserver.client.transport import Answer, HttpTransport
 from delayserver.client.values import Published
@@ -144,7 +144,10 @@ class Sender:
 
         async def follow(requests: Iterator[list[_Row]]) -> None:
             for rows in requests:
-                await send_publishes(ask, list[Publishing](rows))
+                try:
+                    await send_publishes(ask, list[Publishing](rows))
+                except ClientError as error:
+                    raise PipelineError(str(error)) from error
                 self._settle(rows)
 
         try:
@@ -227,7 +230,7 @@ class Sender:
             elif isinstance(error, InvalidError | ConflictError):
                 refused.append((row.values, error.detail or str(error)))
             else:
-                raise PipelineError(f"{self._plan.url}: {error}") from error
+                raise PipelineError(f"the server at {self._plan.url}: {error}") from error
         self._refuse(refused)
 
     def _refuse(self, refused: Sequence[tuple[tuple[Any, ...], str]]) -> None:
@@ -256,9 +259,7 @@ def _check(text: bytes, what: str) -> None:
     try:
         _check_json(text)
     except (msgspec.DecodeError, RecursionError):
-        raise Rejected(
-            f"{what} is not JSON" if what == "body" else f"{what} are not JSON"
-        ) from None
+        raise Rejected(f"{what} not JSON") from None
 
 
 class _RejectFile:
