@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from delayserver.pipeline.live import Watch
 
 REFRESH_S = 0.5
+GRACE_MS = 2_000
+"""After its end a window's last deliveries are still on their way through Spark."""
 _EXAMPLES = (
     "pipeline lateness --data-dir data",
     "pipeline lateness --data-dir data --by subject --window 10s",
@@ -110,7 +112,7 @@ def _follow(
 ) -> None:
     began_s = time.monotonic()
     while for_s is None or time.monotonic() - began_s < for_s:
-        _write(watched, output, time.time_ns() // 1_000_000)
+        _write(watched, output, time.time_ns() // 1_000_000 - GRACE_MS)
         screen.show(watched)
         time.sleep(REFRESH_S)
         watched.check()
@@ -175,7 +177,7 @@ class _Screen:
 
         lines = watched.windows.lines()
         table = Table(title=self._title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-        table.add_column("window (UTC)")
+        table.add_column("window (UTC)", no_wrap=True)
         table.add_column(self._by, overflow="fold")
         for name in ("delivered", "per second", "p50", "p99", "max"):
             table.add_column(name, justify="right")

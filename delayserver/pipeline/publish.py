@@ -216,7 +216,7 @@ def _show_rejects(directory: Path, sent: Sequence[Sent], batch: int | None) -> l
         stem = ""
     else:
         query = next((one.query for one in sent if one.query), "")
-        stem = f"{query}-{batch:08d}-"
+        stem = f"{query.partition('-')[0]}-{batch:08d}-"
         for before in directory.glob(f"{stem}*.jsonl"):
             before.unlink()
     names = []

@@ -268,7 +268,7 @@ class _RejectFile:
     Its name begins with a dot until the driver knows that all tasks have ended."""
 
     def __init__(self, directory: str) -> None:
-        self._path = Path(directory, f".{uuid.uuid4().hex}.jsonl")
+        self._path = Path(directory, f".{uuid.uuid4().hex[:12]}.jsonl")
         self._file: IO[str] | None = None
 
     def add(self, values: tuple[Any, ...], reason: str) -> None:

@@ -74,6 +74,7 @@ def test_old_windows_are_forgotten() -> None:
     assert windows.lines()[0].start_ms == 999 * SECOND
 
 
+@pytest.mark.timeout(600)
 def test_what_is_delivered_from_now_on_is_seen_by_subject(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -89,7 +90,7 @@ def test_what_is_delivered_from_now_on_is_seen_by_subject(
         store.run(1500, late_ms=40)
         begun = path.stat().st_size
         store.run(2500, late_ms=70)
-        wait_until(lambda: sum(line.count for line in watched.windows.lines()) == 4, timeout_s=100)
+        wait_until(lambda: sum(line.count for line in watched.windows.lines()) == 4, timeout_s=200)
         lines = watched.windows.lines()
         assert watched.damage == []
         # A frame that is damaged, and an intact one behind it.
@@ -97,7 +98,7 @@ def test_what_is_delivered_from_now_on_is_seen_by_subject(
         end = path.stat().st_size
         with path.open("ab") as file:
             file.write(intact[:70] + bytes([intact[70] ^ 1]) + intact[71:] + intact)
-        wait_until(lambda: watched.damage, timeout_s=100)
+        wait_until(lambda: watched.damage, timeout_s=200)
         watched.check()
         assert watched.windows.lines()[0].count == 2
     (place,) = watched.damage
@@ -144,6 +145,7 @@ def api(tmp_path: Path) -> Iterator[ApiServer]:
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(600)
 def test_the_command_goes_on_beside_a_server_until_ctrl_c(api: ApiServer, tmp_path: Path) -> None:
     receiver = Receiver()
     api.subscribe("reminders", "order.*", url=receiver.hook(200))
@@ -167,7 +169,7 @@ def test_the_command_goes_on_beside_a_server_until_ctrl_c(api: ApiServer, tmp_pa
         # A group of its own, all of which gets the signal, as from a terminal.
         process = subprocess.Popen(command, stdout=stdout, stderr=stderr, start_new_session=True)
     try:
-        wait_until(lambda: len(out.read_text().splitlines()) > 1, timeout_s=110)
+        wait_until(lambda: len(out.read_text().splitlines()) > 1, timeout_s=300)
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(60) == 0, err.read_text()
     finally:

@@ -60,6 +60,7 @@ def pending(api: ApiServer) -> list[tuple[str, int]]:
     return found
 
 
+@pytest.mark.timeout(900)
 def test_every_row_is_one_message_whatever_is_killed(
     api: ApiServer, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -87,11 +88,11 @@ def test_every_row_is_one_message_whatever_is_killed(
     for number in range(4):
         write_file(events, number, due_ms)
     query = start(1)
-    wait_until(lambda: lines(report), timeout_s=100)
+    wait_until(lambda: lines(report), timeout_s=300)
     api.process.kill()
     restarting = threading.Timer(0.5, api.start)
     restarting.start()
-    assert query.awaitTermination(100)
+    assert query.awaitTermination(300)
     restarting.join()
     assert [line["batch"] for line in lines(report)] == [0, 1, 2, 3]
     counts = lines(report)
@@ -103,7 +104,7 @@ def test_every_row_is_one_message_whatever_is_killed(
     for path in (checkpoint / "commits").glob("*3*"):
         path.unlink()
     write_file(events, 4, due_ms)
-    assert start(3).awaitTermination(100)
+    assert start(3).awaitTermination(300)
     repeated, new = lines(report)[4:]
     assert (repeated["batch"], repeated["published"]) == (3, 0)
     assert (repeated["duplicates"], repeated["rejected"]) == (ROWS_PER_FILE, 2)
@@ -120,6 +121,7 @@ def test_every_row_is_one_message_whatever_is_killed(
     assert not list(rejects.glob(".*"))
 
 
+@pytest.mark.timeout(300)
 def test_a_table_is_published_once(api: ApiServer, spark: SparkSession, tmp_path: Path) -> None:
     table = spark.range(0, 100, 1, 2).selectExpr(
         "concat('o', id) as order",

@@ -242,6 +242,7 @@ def test_subjects_of_what_was_dispatched_are_looked_up(spark: SparkSession, tmp_
     )
 
 
+@pytest.mark.timeout(600)
 def test_a_stream_takes_so_many_rows_at_a_time_and_no_file_that_is_gone(
     spark: SparkSession, tmp_path: Path
 ) -> None:
