@@ -179,13 +179,13 @@ class _Screen:
         table = Table(title=self._title, title_justify="left", box=None, padding=(0, 2, 0, 0))
         table.add_column("window (UTC)", no_wrap=True)
         table.add_column(self._by, overflow="fold")
-        for name in ("delivered", "per second", "p50", "p99", "max"):
+        for name in ("delivered", "per s", "p50", "p99", "max"):
             table.add_column(name, justify="right")
         # Nine lines are for what stands around it.
         shown = lines[: max(5, self._console.height - 9)] if self._console.is_terminal else lines
         before_ms = -1
         for line in shown:
-            start = format_time(line.start_ms)[:19].replace("T", " ")
+            start = format_time(line.start_ms)[11:19]
             per_s = line.count * 1000 / watched.windows.window_ms
             table.add_row(
                 start if line.start_ms != before_ms else "",

@@ -110,7 +110,7 @@ class Sender:
 
     def __init__(self, plan: Plan, schema: T.StructType) -> None:
         self._plan = plan
-        self._columns = _ColumnReader(plan.columns, schema.names)
+        self._columns = _ColumnReader(plan.columns, schema)
         context = TaskContext.get()
         query = (context.getLocalProperty(_QUERY_ID) if context else None) or ""
         self._sent = Sent(query)
@@ -209,7 +209,7 @@ class Sender:
                 raise Rejected("no body")
             data += b',"body_base64":"%b"' % base64.b64encode(body)
         elif body is not None:
-            if not self._columns.is_json_ours:
+            if self._columns.is_text:
                 _check(body, "body is")
             data += b',"body":' + body
         if headers is not None:
@@ -313,15 +313,17 @@ def _text(data: bytes | None) -> str | None:
 class _ColumnReader:
     """Takes subject, due time, key, body and headers out of Arrow batches."""
 
-    def __init__(self, columns: Columns, names: Sequence[str]) -> None:
+    def __init__(self, columns: Columns, schema: T.StructType) -> None:
         self._columns = columns
-        self._at = {name: index for index, name in enumerate(names)}
-        self._rest = columns.rest(names)
-        self.is_binary = False
+        self._at = {name: index for index, name in enumerate(schema.names)}
+        self._rest = columns.rest(schema.names)
+        body = None if columns.body is None else schema[columns.body].dataType
+        headers = None if columns.headers is None else schema[columns.headers].dataType
+        self.is_binary = isinstance(body, T.BinaryType)
         """The bodies are not JSON."""
-        self.is_json_ours = True
-        """The bodies are JSON that was made here."""
-        self.are_headers_text = False
+        self.is_text = isinstance(body, T.StringType)
+        """The bodies are JSON that somebody else made, and so are the headers:"""
+        self.are_headers_text = isinstance(headers, T.StringType)
 
     def rows(self, batch: pa.RecordBatch) -> Iterable[tuple[Any, ...]]:
         """Subject, due time, key, body and headers of each row; None where there is nothing."""
@@ -353,15 +355,12 @@ class _ColumnReader:
             rows = zip(*columns, strict=True)
             return [_encode(dict(zip(rest, row, strict=True))) for row in rows]
         column = batch.column(self._at[name])
-        self.is_binary = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
-        self.is_json_ours = not _is_text(column.type)
-        if self.is_binary or not self.is_json_ours:
+        if self.is_binary or self.is_text:
             return _as_bytes(column)
         return [None if value is None else _encode(value) for value in _values(column)]
 
     def _headers(self, batch: pa.RecordBatch, name: str) -> list[bytes | None]:
         column = batch.column(self._at[name])
-        self.are_headers_text = _is_text(column.type)
         if self.are_headers_text:
             return _as_bytes(column)
         if pa.types.is_struct(column.type):

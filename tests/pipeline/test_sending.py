@@ -160,13 +160,17 @@ def test_without_a_column_for_it_the_other_columns_are_the_body(
 
 def test_a_row_that_is_sent_again_is_a_duplicate(api: ApiServer, make: Callable[..., Plan]) -> None:
     plan = make()
-    rows = {"due": [TOMORROW_MS] * 5, "key": list("abcde"), "body": list("12345")}
+    rows: dict[str, list[Any]] = {
+        "due": [TOMORROW_MS] * 5,
+        "key": list("abcde"),
+        "body": list("12345"),
+    }
     assert send(plan, rows) == Sent(published=5)
     again = {name: values[::-1] for name, values in rows.items()}
     assert send(replace(plan, batch_rows=3), again) == Sent(duplicates=5)
 
 
-BAD = {
+BAD: dict[str, list[Any]] = {
     "due": [TOMORROW_MS, None, TOMORROW_MS + 3 * 365 * DAY_MS, *[TOMORROW_MS] * 5],
     "key": ["good", "undated", "far", "broken", "large", "k" * 257, None, "good"],
     "body": ["1", "1", "1", "{", json.dumps("x" * 10_001), "1", "1", "2"],
