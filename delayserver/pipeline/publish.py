@@ -36,8 +36,8 @@ Executors read `tlsCa` and write `rejects`, so these must be the same place ever
 the driver's. The server judges the rows, by the rules of every publish; here only that is found
 which cannot be sent at all. Rows that were refused do not keep the others of their request back.
 
-Cost: about 4 µs per row with a body of text, as much again per column that becomes JSON; one task
-fills one core of the server's machine. Threads: Spark's tasks, an event loop in each.
+Cost: 4 µs per row with a body of text, and 1 µs more per column that becomes JSON; a few tasks keep
+a server busy. Threads: Spark's tasks, an event loop in each.
 """
 
 import json
