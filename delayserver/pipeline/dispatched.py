@@ -4,8 +4,8 @@ A row of the dispatch log settles a row of the schedule log of the same hour, wh
 seq; what was delivered before it was filed stands in the message log. Of an import that is being
 filed just now there are rows that stand in neither: their subject is not known yet.
 
-Cost: one pass over the columns of an hour, 50 ns per message of it, for each task that has rows of
-it; 12 bytes per message of the hour. Threads: belongs to one task.
+Cost: one pass over the columns of an hour for each task that has rows of it, a sort of its seqs,
+and 12 bytes per message of the hour. Threads: belongs to one task.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -6,9 +6,9 @@
 A delivery counts in the window in which it was recorded. A window that has ended is told at once;
 if more comes for it, since a micro-batch took longer, it is told again with everything.
 
-Cost: some 0.2 s of a core per micro-batch; with subjects a pass over the schedule log of the hours
-that deliveries were due in. 1 KB per window and name. Threads: Spark's own puts counts in, any
-other takes lines out; a lock is between them.
+Cost: a few tenths of a second of a core per micro-batch; with subjects a pass over the schedule log
+of the hours that deliveries were due in. 1 KB per window and name. Threads: Spark's own puts counts
+in, any other takes lines out; a lock is between them.
 """
 
 import contextlib
