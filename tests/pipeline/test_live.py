@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from delayserver.cli import app
+from delayserver.cli import make_app
 from delayserver.errors import PipelineError
 from delayserver.pipeline.lateness import bucket_of, percentile_ms
 from delayserver.pipeline.live import UNKNOWN, Line, Windows, watch
@@ -130,7 +130,7 @@ def test_no_directory_and_no_driver(spark: SparkSession, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("options", [["--by", "hour"], ["--window", "0s"], ["--for", "soon"]])
 def test_a_wrong_option_is_named(options: list[str]) -> None:
-    result = CliRunner().invoke(app, ["pipeline", "lateness", *options])
+    result = CliRunner().invoke(make_app(), ["pipeline", "lateness", *options])
     assert result.exit_code == 2
     assert options[0] in result.output
 
