@@ -14,6 +14,7 @@
     pipeline       jobs on Apache Spark: pipeline audit, pipeline forecast
     pipeline_load  pipeline load
     pipeline_archive  pipeline archive
+    pipeline_lateness pipeline lateness
     serve          serve: every setting is an option
     demo           a small shop, and a server that is killed in the middle
 
@@ -46,6 +47,7 @@ MODULES = (
     "tokens",
     "pipeline",
     "pipeline_archive",
+    "pipeline_lateness",
     "pipeline_load",
     "demo",
 )

@@ -183,18 +183,25 @@ def print_parts(parts: "Iterable[RenderableType]") -> None:
 
 @contextlib.contextmanager
 def job(
-    name: str, master: str, conf: list[str] | None, *, as_json: bool = False
+    name: str,
+    master: str,
+    conf: list[str] | None,
+    *,
+    as_json: bool = False,
+    progress: "Progress | None" = None,
 ) -> "Iterator[Job]":
-    """A session and a progress bar; what goes wrong is said in a sentence, with exit status 2."""
+    """A session and a progress bar, unless there is another place for the `progress`; what goes
+    wrong is said in a sentence, with exit status 2."""
     settings = _settings(conf)
     with _errors(as_json=as_json):
         from delayserver.pipeline.progress import Job
         from delayserver.pipeline.session import open_session
 
-        with _bar(quiet=as_json) as progress:
-            progress("starting Spark", 0, 0)
+        bar = _bar(quiet=as_json) if progress is None else contextlib.nullcontext(progress)
+        with bar as show:
+            show("starting Spark", 0, 0)
             with open_session(name, master=master, settings=settings) as spark:
-                yield Job(spark, progress)
+                yield Job(spark, show)
 
 
 @contextlib.contextmanager

@@ -162,7 +162,8 @@ def load(
     options = _options(option)
     import_id = import_id or f"load-{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
     with job("load", master, conf, as_json=as_json) as running:
-        from delayserver.pipeline.load import Columns, Load, read_table, run
+        from delayserver.pipeline.load import Load, read_table, run
+        from delayserver.pipeline.mapping import Columns
         from storage.staging import OnConflict
 
         wanted = Load(

@@ -125,8 +125,7 @@ def _tell(items: list[Publishing], body: bytes) -> None:
     _check_count(len(ids), len(items))
     if not answer.duplicates:
         for item, message_id in zip(items, ids, strict=True):
-            if not (future := item.future).done():
-                future.set_result(Published(message_id))
+            item.succeed(Published(message_id))
         return
     for item, message_id, duplicate in zip(items, ids, _duplicates(answer), strict=True):
         # What bears a generated key is a duplicate only of what this call sent itself before.

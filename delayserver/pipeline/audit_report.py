@@ -15,7 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from delayserver.pipeline.audit import OUTCOMES, PERCENTILES, Audit
-from delayserver.pipeline.page import COLOURS, FAINT, INK, Page, duration, hours_below, legend
+from delayserver.pipeline.lateness import duration
+from delayserver.pipeline.page import COLOURS, FAINT, INK, Page, hours_below, legend
 from delayserver.times import format_time
 
 if TYPE_CHECKING:

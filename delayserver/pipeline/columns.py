@@ -2,6 +2,7 @@
 
     as FORMAT.md has them     seq, due_ms, message_seq, subject_id, subscription_id, kind, …
     derived                   hour, due, settled (timestamps), subject, subscription (names)
+    of the dispatch log       lateness_ms, lateness_bucket; subject, looked up (`dispatched`)
     from the payload          key, headers, content, body
 
 Only what is asked for is made. Unsigned columns become signed ones of the same width, since Spark
@@ -16,11 +17,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from delayserver.message import Payload, decode_payload
 from delayserver.pipeline.arrow import binaries, fixed, texts
+from delayserver.pipeline.dispatched import DISPATCHED_DTYPE
+from delayserver.pipeline.lateness import bucket_of
 from storage.frame import Damage, Frame, Rows
-from storage.rows import DTYPES, HOUR_MS, SCHEDULES, LogKind, concatenate, select
+from storage.rows import DTYPES, HOUR_MS, SCHEDULES, LogKind, Outcome, concatenate, select
 
 CORRUPT = "_corrupt"
 """The column that names a damaged stretch, in a row whose other columns are null."""
@@ -194,12 +198,34 @@ SUBJECT: Derived = {
 SETTLED: Derived = {"settled": _time("settled")}
 
 
+def lateness_columns(is_delivered: Callable[[Rows], np.ndarray]) -> Derived:
+    """How late what was delivered came; null, and -1 for its bucket, for the rest."""
+
+    def lateness_ms(rows: Rows, names: Names) -> pa.Array:
+        lateness = fixed(rows["settled_ms"] - rows["due_ms"])
+        return pc.if_else(fixed(is_delivered(rows)), lateness, None)
+
+    def bucket(rows: Rows, names: Names) -> pa.Array:
+        buckets = bucket_of(rows["settled_ms"] - rows["due_ms"])
+        return fixed(np.where(is_delivered(rows), buckets, -1).astype(np.int32))
+
+    return {"lateness_ms": (pa.int64(), lateness_ms), "lateness_bucket": (pa.int32(), bucket)}
+
+
 # ── the logs ───────────────────────────────────────────────────────────────────────────────────
 
 LOGS = {
     LogKind.MESSAGE: Columns(DTYPES[LogKind.MESSAGE], {**COMMON, **SUBJECT}),
     LogKind.SCHEDULE: Columns(DTYPES[LogKind.SCHEDULE], {**COMMON, **SUBJECT}),
-    LogKind.DISPATCH: Columns(DTYPES[LogKind.DISPATCH], {**COMMON, **SETTLED}),
+    LogKind.DISPATCH: Columns(
+        DISPATCHED_DTYPE,
+        {
+            **COMMON,
+            **SUBJECT,
+            **SETTLED,
+            **lateness_columns(lambda rows: rows["outcome"] == Outcome.DELIVERED),
+        },
+    ),
 }
 PAYLOAD_TYPES = {
     "key": pa.string(),
@@ -209,6 +235,8 @@ PAYLOAD_TYPES = {
 }
 _UNSHOWN = ("payload_offset", "payload_crc", "key_hash")
 """Not in the default schema: of use to nobody who does not ask for them."""
+_LOOKED_UP = ("subject", "subject_id")
+"""Not in that of the dispatch log: they cost a pass over the schedule log."""
 
 
 def log_types(kind: LogKind) -> dict[str, pa.DataType]:
@@ -218,9 +246,10 @@ def log_types(kind: LogKind) -> dict[str, pa.DataType]:
 
 def default_columns(kind: LogKind, *, payload: bool, corrupt: bool) -> list[str]:
     """The columns of a log for somebody who names none."""
-    found = [name for name in LOGS[kind].stored if name not in _UNSHOWN]
+    unshown = _UNSHOWN + (_LOOKED_UP if kind is LogKind.DISPATCH else ())
     derived = ("due", "settled", "subject", "subscription")
-    found += [name for name in derived if name in LOGS[kind].types]
+    known = (*LOGS[kind].stored, *(name for name in derived if name in LOGS[kind].types))
+    found = [name for name in known if name not in unshown]
     if payload and kind is not LogKind.DISPATCH:
         found += PAYLOAD_TYPES
     return [*found, CORRUPT] if corrupt else found
@@ -229,6 +258,11 @@ def default_columns(kind: LogKind, *, payload: bool, corrupt: bool) -> list[str]
 def needs_payload(columns: Collection[str]) -> bool:
     """Whether any of the columns stands in the payloads."""
     return not PAYLOAD_TYPES.keys().isdisjoint(columns)
+
+
+def needs_subjects(kind: LogKind, columns: Collection[str]) -> bool:
+    """Whether subjects have to be looked up for any of the columns."""
+    return kind is LogKind.DISPATCH and not set(_LOOKED_UP).isdisjoint(columns)
 
 
 def batch_of_frame(

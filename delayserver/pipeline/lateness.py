@@ -8,6 +8,9 @@ is that of HdrHistogram (Tene, 2013).
 Cost: vectorised, about 10 ns per value. Threads: pure functions.
 """
 
+import math
+from collections.abc import Mapping
+
 import numpy as np
 
 _LINEAR_BITS = 7
@@ -37,3 +40,19 @@ UPPER_MS_SQL = (
     "shiftleft({0} - 64 * greatest({0} div 64 - 1, 0) + 1L, int(greatest({0} div 64 - 1, 0))) - 1"
 )
 """`upper_ms` in Spark's SQL, of the column {0}."""
+
+
+def percentile_ms(counts: Mapping[int, int], share: float) -> int:
+    """What so large a share of the values does not exceed, from counts by bucket."""
+    buckets = np.array(sorted(counts))
+    reached = np.cumsum([counts[bucket] for bucket in buckets.tolist()])
+    at = int(np.searchsorted(reached, math.ceil(share * int(reached[-1]))))
+    return int(upper_ms(buckets)[at])
+
+
+def duration(ms: float) -> str:
+    """3 ms, 1.2 s, 5 min."""
+    for unit, length in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
+        if ms >= length:
+            return f"{ms / length:.3g} {unit}"
+    return f"{ms:.0f} ms"

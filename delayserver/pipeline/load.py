@@ -38,6 +38,7 @@ from delayserver.message import Content
 from delayserver.pipeline import staging
 from delayserver.pipeline.adoption import Adopted, Adoption
 from delayserver.pipeline.calls import RefusedError
+from delayserver.pipeline.mapping import NESTED, TIMES, Columns, is_whole
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.staging import BODY, DUE, HEADERS, KEY, SUBJECT, Plan, Stager
 from delayserver.subjects import is_subject
@@ -83,23 +84,6 @@ _OUTCOME = T.StructType(
         T.StructField("body", T.StringType()),
     ]
 )
-_WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-_TIMES = (T.TimestampType, T.TimestampNTZType, T.DateType)
-_NESTED = (T.StructType, T.MapType, T.ArrayType)
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """Which columns of the table are what."""
-
-    due: str
-    subject: str | None = None
-    """The subject of all rows."""
-    subject_column: str | None = None
-    key: str | None = None
-    body: str | None = None
-    """None: all columns that are nothing else, as one JSON object."""
-    headers: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,18 +280,7 @@ class _Run:
     def _plan(self) -> tuple[DataFrame, Plan]:
         """The table in the form that executors want, and what they must know."""
         load, columns, table = self._load, self._load.columns, self._table
-        for name in (
-            columns.due,
-            columns.subject_column,
-            columns.key,
-            columns.body,
-            columns.headers,
-            *load.ids_columns,
-        ):
-            if name is not None and name not in table.columns:
-                raise PipelineError(
-                    f"the table has no column {name!r}; it has {', '.join(table.columns)}"
-                )
+        columns.check(table.schema, load.ids_columns)
         body, content, is_ours = self._body()
         chosen = [_due(table, columns.due).alias(DUE), body.alias(BODY)]
         if columns.subject_column is not None:
@@ -348,8 +321,6 @@ class _Run:
     def _subjects(self) -> list[str]:
         columns = self._load.columns
         if columns.subject is not None:
-            if not is_subject(columns.subject):
-                raise PipelineError(f"{columns.subject!r} cannot be a subject")
             return [columns.subject]
         assert columns.subject_column is not None
         column = F.col(_quoted(columns.subject_column)).cast("string")
@@ -368,22 +339,16 @@ class _Run:
         """The body, what it is, and whether it is JSON that Spark made."""
         columns, table = self._load.columns, self._table
         if columns.body is None:
-            taken = {columns.due, columns.subject_column, columns.key, columns.headers}
-            rest = [name for name in table.columns if name not in taken]
+            rest = columns.rest(table.columns)
             if not rest:
                 return F.lit("null"), Content.JSON, True
             return _to_json(F.struct(*map(_quoted, rest))), Content.JSON, True
         kind, column = table.schema[columns.body].dataType, F.col(_quoted(columns.body))
         if isinstance(kind, T.BinaryType):
             return column, Content.BINARY, True
-        if isinstance(kind, _NESTED):
+        if isinstance(kind, NESTED):
             return _to_json(column), Content.JSON, True
-        if isinstance(kind, T.StringType | T.NumericType | T.BooleanType):
-            return column.cast("string"), Content.JSON, False
-        raise PipelineError(
-            f"column {columns.body} is {kind.simpleString()}; a body is JSON text, binary, or a "
-            "struct, map or array"
-        )
+        return column.cast("string"), Content.JSON, False
 
     def _write_rejects(self, results: ds.Dataset) -> None:
         load, loaded = self._load, self._loaded
@@ -523,26 +488,13 @@ def _to_json(column: Column) -> Column:
 def _due(table: DataFrame, name: str) -> Column:
     """The due time as whole milliseconds, or as text that is read later."""
     kind, column = table.schema[name].dataType, F.col(_quoted(name))
-    if isinstance(kind, _TIMES):
+    if isinstance(kind, TIMES):
         # Never earlier than it says: a part of a millisecond is rounded up.
         micros = F.unix_micros(column.cast("timestamp"))
         return F.floor((micros + 999) / F.lit(1000)).cast("long")
-    if isinstance(kind, _WHOLE) or (isinstance(kind, T.DecimalType) and kind.scale == 0):
-        return column.cast("long")
-    if isinstance(kind, T.StringType):
-        return column
-    raise PipelineError(
-        f"column {name} is {kind.simpleString()}; a due time is a timestamp, a date, whole "
-        "milliseconds since 1970, or RFC 3339 text"
-    )
+    return column.cast("long") if is_whole(kind) else column
 
 
 def _headers(table: DataFrame, name: str) -> Column:
-    kind, column = table.schema[name].dataType, F.col(_quoted(name))
-    if isinstance(kind, T.StringType):
-        return column
-    if isinstance(kind, T.MapType | T.StructType):
-        return F.to_json(column)
-    raise PipelineError(
-        f"column {name} is {kind.simpleString()}; headers are a map, a struct, or a JSON object"
-    )
+    column = F.col(_quoted(name))
+    return column if isinstance(table.schema[name].dataType, T.StringType) else F.to_json(column)

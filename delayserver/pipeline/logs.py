@@ -22,7 +22,15 @@ from typing import TypeVar
 from delayserver.tables import HourState
 from storage.errors import DiskError
 from storage.files import File, Files, size_of
-from storage.frame import HEADER_BYTES, Damage, Frame, decode_header, scan_live, with_torn_payload
+from storage.frame import (
+    HEADER_BYTES,
+    MAGIC,
+    Damage,
+    Frame,
+    decode_header,
+    scan_live,
+    with_torn_payload,
+)
 from storage.hour_log import hour_path, parse_hour_name
 from storage.message_log import DIRECTORY as MESSAGES
 from storage.message_log import MessageLog, parse_segment_name
@@ -30,6 +38,7 @@ from storage.rows import LogKind
 
 PARTITION_BYTES_MIN = 4 * 1024 * 1024
 """Less than this is not worth a task of its own."""
+TAIL_BYTES = 64 * 1024
 
 
 T = TypeVar("T")
@@ -100,6 +109,64 @@ def dispatch_pieces(files: Files, hours: Range = ALL) -> list[Piece]:
         hour_path(kind, hour) for hour in numbers if hour is not None and hours.overlaps(hour, hour)
     ]
     return [Piece(kind, path, 0, size_of(files, path)) for path in paths]
+
+
+def whole_end(files: Files, piece: Piece, *, stamp: int) -> int:
+    """Where the last whole frame of a piece ends; its start if it has none.
+
+    In the dispatch log it is looked for from behind, so that a long file costs no more than a short
+    one. (Segments of the message log may hold stale frames behind the last one.)"""
+    try:
+        file = files.open(piece.path)
+    except FileNotFoundError:
+        return piece.start
+    try:
+        if piece.kind is not LogKind.DISPATCH:
+            return _last_end(file, piece, stamp)
+        end = min(piece.end, file.size())
+        while end > piece.start:
+            start = max(piece.start, (end - 1) // TAIL_BYTES * TAIL_BYTES)
+            data = file.pread(end - start + HEADER_BYTES, start)
+            at = end - start
+            while (at := data.rfind(MAGIC, 0, at + len(MAGIC) - 1)) >= 0:
+                head = data[at : at + HEADER_BYTES]
+                if decode_header(head, piece.path, stamp=stamp) is not None:
+                    here = replace(piece, start=start + at)
+                    if (found := _last_end(file, here, stamp)) > here.start:
+                        return found
+            end = start
+        return piece.start
+    finally:
+        file.close()
+
+
+def _last_end(file: File, piece: Piece, stamp: int) -> int:
+    end = piece.start
+    for found in read_file(file, piece, stamp=stamp):
+        end = found.end
+    return end
+
+
+def rows_end(files: Files, piece: Piece, *, stamp: int, rows_max: int) -> tuple[int, int]:
+    """Where so many rows of a piece end (a frame, if there may be any), and how many they are."""
+    end, count = piece.start, 0
+    if rows_max <= 0 or end == piece.end:
+        return end, 0
+    try:
+        file = files.open(piece.path)
+    except FileNotFoundError:
+        return piece.end, 0
+    try:
+        while end < piece.end:
+            header = decode_header(file.pread(HEADER_BYTES, end), piece.path, stamp=stamp)
+            if header is None:
+                return piece.end, count  # Whoever reads it finds the damage.
+            if count and count + header.count > rows_max:
+                break
+            end, count = end + header.frame_bytes, count + header.count
+        return end, count
+    finally:
+        file.close()
 
 
 # ── which frames ───────────────────────────────────────────────────────────────────────────────

@@ -38,6 +38,10 @@ class Options:
             )
         return value
 
+    def text(self, name: str) -> str | None:
+        """What was said, if anything was."""
+        return self.given.get(name.lower())
+
     def number(self, name: str, default: int) -> int:
         """A whole number. Raises InputError."""
         text = self.given.get(name.lower(), str(default))
@@ -55,11 +59,17 @@ class Options:
 
 
 def parse_options(source: str, options: Mapping[str, str], names: Collection[str]) -> Options:
-    """Raises InputError for an option that the source does not have, or without a path."""
-    known = {"path", *(name.lower() for name in names)}
-    given = {name.lower(): text for name, text in options.items()}
-    if unknown := sorted(given.keys() - known):
-        raise InputError(f"{source} has no option {unknown[0]!r}; it has path, {', '.join(names)}")
-    if "path" not in given:
+    """Of a source that reads. Raises InputError for an option that it does not have, or without a
+    path."""
+    parsed = parse_named(source, options, ("path", *names))
+    if "path" not in parsed.given:
         raise InputError(f"{source} needs the data directory: .load('/var/lib/delayserver')")
+    return parsed
+
+
+def parse_named(source: str, options: Mapping[str, str], names: Collection[str]) -> Options:
+    """Raises InputError for an option that the source does not have."""
+    given = {name.lower(): text for name, text in options.items()}
+    if unknown := sorted(given.keys() - {name.lower() for name in names}):
+        raise InputError(f"{source} has no option {unknown[0]!r}; it has {', '.join(names)}")
     return Options(source, given)

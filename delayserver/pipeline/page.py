@@ -154,14 +154,6 @@ def cell(value: object) -> str:
     return str(value)
 
 
-def duration(ms: float) -> str:
-    """3 ms, 1.2 s, 5 min."""
-    for unit, length in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
-        if ms >= length:
-            return f"{ms / length:.3g} {unit}"
-    return f"{ms:.0f} ms"
-
-
 def drawing(draw: Callable[[Axes], None], *, height: float) -> str:
     """What `draw` draws, as an SVG element."""
     with rc_context(_STYLE):

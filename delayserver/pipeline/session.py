@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 
 from delayserver.errors import PipelineError
 from delayserver.pipeline.history import DelayHistory
+from delayserver.pipeline.publish import DelayServer
 from delayserver.pipeline.source import DelayLog
 from delayserver.pipeline.states import DelayState
 
@@ -124,7 +125,7 @@ def open_session(
     # It logs, as an error, what is raised as an exception besides.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     spark = _start(builder, master)
-    for source in (DelayLog, DelayState, DelayHistory):
+    for source in (DelayLog, DelayState, DelayHistory, DelayServer):
         spark.dataSource.register(source)
     try:
         yield spark

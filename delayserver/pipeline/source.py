@@ -11,6 +11,8 @@ Its options:
     payload             true: with the columns key, headers, content and body
     partitions          how many tasks at most; 2 per processor of this machine
     startingOffsets     of a stream: earliest (default), latest
+    maxRowsPerTrigger   of a stream: how many rows a micro-batch has at most, to whole frames; the
+                        hours come in their order then, also of a first read of everything
 
 There is no pruning of columns, a reader knows only its schema; so whoever wants a few columns says
 so: `.schema("seq long, due_ms long, subject string")`. Every column in `columns.log_types` can be
@@ -18,14 +20,14 @@ asked for. Filters on `due`, `due_ms` and `hour` pick files, on `seq` files and 
 numbers and on names rows, before anything is handed to Spark.
 
 As a stream it has one offset per file, the end of the last whole frame; of the schedule log that is
-what is filed. An hour that the server deletes after its retention is gone for a stream, too.
+what is filed. An hour that the server deletes after its retention is gone for a stream, too. A
+repair (`delayserver repair`) writes files anew: begin with a new checkpoint then.
 
 Cost: columns at about the rate of Parquet; a payload 1 µs. Threads: Spark's tasks, one reader each.
 """
 
 from collections.abc import Iterable, Iterator, MutableMapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +39,12 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
 from delayserver.errors import InputError
@@ -52,7 +60,9 @@ from delayserver.pipeline.columns import (
     default_columns,
     log_types,
     needs_payload,
+    needs_subjects,
 )
+from delayserver.pipeline.dispatched import Subjects
 from delayserver.pipeline.filters import Condition, hours_of, mask, seqs_of, take
 from delayserver.pipeline.logs import ALL, Piece, Range
 from delayserver.pipeline.options import Options, parse_options
@@ -62,7 +72,7 @@ from delayserver.tables import read_hours
 from storage.frame import Damage, Frame
 from storage.rows import LogKind, select
 
-_OPTIONS = ("log", "damage", "payload", "partitions", "startingOffsets")
+_OPTIONS = ("log", "damage", "payload", "partitions", "startingOffsets", "maxRowsPerTrigger")
 
 
 class DelayLog(DataSource):
@@ -102,6 +112,7 @@ class _LogOptions:
         self.damage_as_rows = options.choice("damage", "error", "rows") == "rows"
         self.payload = options.choice("payload", "false", "true") == "true"
         self.from_latest = options.choice("startingOffsets", "earliest", "latest") == "latest"
+        self.rows_max = options.number("maxRowsPerTrigger", 0)
 
     def checked(self, schema: StructType) -> pa.Schema:
         """The schema that was asked for. Raises InputError."""
@@ -119,6 +130,8 @@ class Task(InputPartition):
     pieces: list[Piece]
     conditions: list[Condition]
     names: Names
+    filed: dict[int, int] | None
+    """By hour, how long its schedule log is; None: subjects need not be looked up."""
 
 
 class _Reading:
@@ -129,17 +142,16 @@ class _Reading:
         self._schema = schema
         self._payload = needs_payload(schema.names)
 
-    def _names(self, directory: Directory, conditions: Iterable[Condition] = ()) -> Names:
-        named = {"subject", "subscription"}
-        if named.isdisjoint([*self._schema.names, *(one.column for one in conditions)]):
-            return Names()
-        with directory.catalog() as catalog:
-            return read_names(catalog)
-
     def _tasks(
         self, directory: Directory, pieces: list[Piece], conditions: list[Condition]
     ) -> list[Task]:
-        names = self._names(directory, conditions)
+        wanted = {*self._schema.names, *(one.column for one in conditions)}
+        names, filed = Names(), None
+        if wanted & {"subject", "subscription"} or needs_subjects(self._options.kind, wanted):
+            with directory.catalog() as catalog:
+                names = read_names(catalog)
+                if needs_subjects(self._options.kind, wanted):
+                    filed = {hour: state.length for hour, state in read_hours(catalog).items()}
         groups = logs.plan(
             directory.files,
             pieces,
@@ -148,7 +160,7 @@ class _Reading:
             seqs=seqs_of(conditions),
         )
         numbered = [condition.numbered(names) for condition in conditions]
-        return [Task(directory.stamp, group, numbered, names) for group in groups]
+        return [Task(directory.stamp, group, numbered, names, filed) for group in groups]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """All rows of a task that its conditions hold for."""
@@ -157,8 +169,12 @@ class _Reading:
             return  # Spark's own partition, where there is nothing to read.
         files = Directory(self._options.root, partition.stamp).files
         batches = Batches(LOGS[self._options.kind], self._schema, partition.names)
+        subjects = None
+        if partition.filed is not None:
+            subjects = Subjects(files, partition.stamp, partition.filed)
         for piece in partition.pieces:
-            for found in logs.read(files, piece, stamp=partition.stamp, payload=self._payload):
+            items = logs.read(files, piece, stamp=partition.stamp, payload=self._payload)
+            for found in items if subjects is None else subjects.added_to(items):
                 if isinstance(found, Damage):
                     if not self._options.damage_as_rows:
                         raise found.error()
@@ -208,28 +224,55 @@ def _pieces(
             return logs.dispatch_pieces(directory.files, hours)
 
 
-class LogStreamReader(_Reading, DataSourceStreamReader):
+class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads what is there, and then what comes."""
+
+    def __init__(self, options: _LogOptions, schema: pa.Schema) -> None:
+        super().__init__(options, schema)
+        self._last: dict[str, int] | None = None
+        """Where to end, if it is to."""
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._last = self._ends({})
 
     def initialOffset(self) -> dict[str, int]:
         return self._ends({}) if self._options.from_latest else {}
 
-    def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:
-        return self._ends(start)
+    def getDefaultReadLimit(self) -> ReadLimit:
+        rows_max = self._options.rows_max
+        return ReadMaxRows(rows_max) if rows_max else ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        last = self._ends(start) if self._last is None else self._last
+        ends = {path: max(end, start.get(path, 0)) for path, end in last.items()}
+        return (
+            self._limited(start, ends, limit.max_rows) if isinstance(limit, ReadMaxRows) else ends
+        )
+
+    def _limited(
+        self, start: dict[str, int], ends: dict[str, int], rows_max: int
+    ) -> dict[str, int]:
+        """So many rows, file by file."""
+        directory = open_directory(self._options.root)
+        for path, end in ends.items():
+            piece = Piece(self._options.kind, path, start.get(path, 0), end)
+            ends[path], count = logs.rows_end(
+                directory.files, piece, stamp=directory.stamp, rows_max=rows_max
+            )
+            rows_max -= count
+        return ends
 
     def _ends(self, start: dict[str, int]) -> dict[str, int]:
-        """Where the last whole frame of each file ends."""
+        """Where the last whole frame of each file ends, behind what was read."""
         directory = open_directory(self._options.root)
         pieces = _pieces(self._options.kind, directory)
         if self._options.kind is LogKind.SCHEDULE:
             return {piece.path: piece.end for piece in pieces}
         ends = {}
         for piece in pieces:
-            end = start.get(piece.path, 0)
-            unread = Piece(piece.kind, piece.path, end, piece.end, piece.promised_end)
-            for found in logs.read(directory.files, unread, stamp=directory.stamp, payload=False):
-                end = found.end
-            ends[piece.path] = end
+            begin = start.get(piece.path, 0)
+            unread = replace(piece, start=begin, end=max(begin, piece.end))
+            ends[piece.path] = logs.whole_end(directory.files, unread, stamp=directory.stamp)
         return ends
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Task]:

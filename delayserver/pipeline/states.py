@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
@@ -36,10 +35,10 @@ from delayserver.pipeline.columns import (
     Derived,
     Names,
     batch_of_damage,
+    lateness_columns,
 )
 from delayserver.pipeline.filters import Condition, hours_of, mask, take
 from delayserver.pipeline.hour_files import read_hour
-from delayserver.pipeline.lateness import bucket_of
 from delayserver.pipeline.logs import share
 from delayserver.pipeline.options import Options, parse_options
 from delayserver.pipeline.settlement import SETTLED_DTYPE, Judgement, Problem, State, settle
@@ -66,18 +65,6 @@ def _problem_names(rows: Rows, names: Names) -> pa.Array:
     return texts(joined).take(fixed(rows["problems"]))
 
 
-def _lateness_bucket(rows: Rows, names: Names) -> pa.Array:
-    """Of what was delivered; -1 for the rest."""
-    delivered = rows["state"] == State.DELIVERED
-    buckets = bucket_of(rows["settled_ms"] - rows["due_ms"])
-    return fixed(np.where(delivered, buckets, -1).astype(np.int32))
-
-
-def _lateness_ms(rows: Rows, names: Names) -> pa.Array:
-    lateness = fixed(rows["settled_ms"] - rows["due_ms"])
-    return pc.if_else(fixed(rows["state"] == State.DELIVERED), lateness, None)
-
-
 _DERIVED: Derived = {
     **COMMON,
     **SUBJECT,
@@ -85,8 +72,7 @@ _DERIVED: Derived = {
     "state": (pa.string(), lambda rows, names: _STATES.take(fixed(rows["state"]))),
     "state_code": (pa.int8(), lambda rows, names: fixed(rows["state"], pa.int8())),
     "problem": (pa.string(), _problem_names),
-    "lateness_bucket": (pa.int32(), _lateness_bucket),
-    "lateness_ms": (pa.int64(), _lateness_ms),
+    **lateness_columns(lambda rows: rows["state"] == State.DELIVERED),
 }
 COLUMNS = Columns(SETTLED_DTYPE, _DERIVED)
 DEFAULT_COLUMNS = (

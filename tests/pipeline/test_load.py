@@ -19,7 +19,8 @@ from delayserver.errors import PipelineError
 from delayserver.pipeline.adoption import Adoption
 from delayserver.pipeline.audit import audit
 from delayserver.pipeline.calls import RefusedError
-from delayserver.pipeline.load import Columns, Load, read_table, run
+from delayserver.pipeline.load import Load, read_table, run
+from delayserver.pipeline.mapping import Columns
 from delayserver.pipeline.progress import Job
 from storage.staging import OnConflict, import_of
 from tests.integration.api_support import ApiServer, now_ms, unique, wait_until

@@ -146,3 +146,51 @@ def test_a_torn_tail_of_a_file_that_grows_is_left(directory: Directory, tmp_path
 def test_a_file_that_is_gone_was_deleted_by_the_server(directory: Directory) -> None:
     gone = Piece(LogKind.DISPATCH, "dispatch/2020-01-01T00.dispatch", 0, 100)
     assert list(logs.read(directory.files, gone, stamp=directory.stamp, payload=False)) == []
+
+
+def test_the_end_of_a_dispatch_log_is_found_from_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the file was torn, and also where windows of the search cut frames in two."""
+    store = Store(tmp_path)
+    store.subscribe("all", "*")
+    for due_ms in range(1000, 6000, 1000):
+        store.publish("a", [due_ms] * 3)
+        store.run(due_ms + 1)
+    store.kill()
+    directory = open_directory(store.root)
+    (piece,) = logs.dispatch_pieces(directory.files)
+    items = list(logs.read(directory.files, piece, stamp=directory.stamp, payload=False))
+    frames = [one for one in items if isinstance(one, Frame)]
+    assert len(frames) == len(items) > 4
+    path = store.path(LogKind.DISPATCH)
+    whole = path.read_bytes()
+    for tail_bytes in (64, 1 << 16):
+        monkeypatch.setattr(logs, "TAIL_BYTES", tail_bytes)
+        for length in (*range(0, len(whole), 40), len(whole)):
+            path.write_bytes(whole[:length])
+            (there,) = logs.dispatch_pieces(directory.files)
+            ends = [frame.end for frame in frames if frame.end <= length]
+            found = logs.whole_end(directory.files, there, stamp=directory.stamp)
+            assert found == max(ends, default=0)
+    # Damage before the last frame does not hide it, and what was read is not looked at again.
+    path.write_bytes(whole[: frames[1].offset + 64] + b"\xff" + whole[frames[1].offset + 65 :])
+    assert logs.whole_end(directory.files, piece, stamp=directory.stamp) == len(whole)
+    path.write_bytes(whole[:-1])
+    behind = Piece(LogKind.DISPATCH, piece.path, frames[-1].offset, len(whole) - 1)
+    assert logs.whole_end(directory.files, behind, stamp=directory.stamp) == frames[-1].offset
+
+
+def test_so_many_rows_end_with_a_frame(directory: Directory) -> None:
+    piece = schedule_piece(directory)
+
+    def end(rows_max: int) -> tuple[int, int]:
+        return logs.rows_end(directory.files, piece, stamp=directory.stamp, rows_max=rows_max)
+
+    items = logs.read(directory.files, piece, stamp=directory.stamp, payload=False)
+    ends = [frame.end for frame in items]
+    assert end(0) == (0, 0)
+    # Two rows a frame; at least one of them, or it would never go on.
+    assert (end(1), end(2), end(3)) == ((ends[0], 2),) * 3
+    assert end(4) == (ends[1], 4)
+    assert end(1000) == (piece.end, 2 * len(ends))

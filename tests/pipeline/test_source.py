@@ -208,3 +208,93 @@ def test_a_stream_reads_each_frame_once(spark: SparkSession, tmp_path: Path) -> 
     deliver(HOUR_MS + 1)
     assert read() == [1000, 2000, HOUR_MS + 1]
     store.kill()
+
+
+def test_subjects_of_what_was_dispatched_are_looked_up(spark: SparkSession, tmp_path: Path) -> None:
+    """Of filed rows, of a retry, and of what was delivered before it was filed."""
+    store = Store(tmp_path)
+    store.subscribe("all", "*")
+    store.publish("a", [1000, 2000])
+    store.publish("b", [1500])
+    store.run(1200, answer=lambda subject: FAILED)
+    store.run(3000)
+    store.checkpoint()
+    store.publish("c", [HOUR_MS // 2])
+    store.run(HOUR_MS // 2 + 1, late_ms=70)
+    store.kill()
+
+    def read(columns: str) -> DataFrame:
+        reader = spark.read.format("delaylog").option("log", "dispatch").schema(columns)
+        return reader.load(store.root)
+
+    rows = read("subject string, lateness_ms long, lateness_bucket int")
+    assert (
+        "subject"
+        not in spark.read.format("delaylog").option("log", "dispatch").load(store.root).columns
+    )
+    found = rows.groupBy("subject").count().collect()
+    assert {row["subject"]: row["count"] for row in found} == {"a": 2, "b": 1, "c": 1}
+    (late,) = rows.where("subject = 'c'").collect()
+    assert (late["lateness_ms"], late["lateness_bucket"]) == (70, 70)
+    # A filter on what is looked up needs no column of it.
+    assert (
+        read("seq long, subject string").where("subject in ('a', 'c')").select("seq").count() == 3
+    )
+
+
+@pytest.mark.timeout(600)
+def test_a_stream_takes_so_many_rows_at_a_time_and_no_file_that_is_gone(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    store = Store(tmp_path / "data")
+    store.subscribe("all", "*")
+    deliveries = [1000, 2000, 3000, HOUR_MS + 1, HOUR_MS + 2, 2 * HOUR_MS + 1]
+
+    def deliver(due_ms: int) -> None:
+        store.publish("a", [due_ms])
+        store.run(due_ms + 1)
+
+    def start(**options: object) -> DataFrame:
+        reader = spark.readStream.format("delaylog").option("log", "dispatch").options(**options)  # type: ignore[arg-type]
+        return reader.schema("due_ms long").load(store.root)
+
+    batches: list[list[int]] = []
+
+    def take(rows: DataFrame, number: int) -> None:
+        batches.append(sorted(row["due_ms"] - START_MS for row in rows.collect()))
+
+    def run(name: str, **options: object) -> list[list[int]]:
+        """What the query reads until it has everything, by micro-batch."""
+        batches.clear()
+        query = (
+            start(**options)
+            .writeStream.foreachBatch(take)
+            .option("checkpointLocation", str(tmp_path / name))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(60)
+        return [batch for batch in batches if batch]
+
+    for due_ms in deliveries:
+        deliver(due_ms)
+    assert run("some", maxRowsPerTrigger=2) == [
+        [1000, 2000],
+        [3000, HOUR_MS + 1],
+        [HOUR_MS + 2, 2 * HOUR_MS + 1],
+    ]
+    assert run("latest", startingOffsets="latest") == []
+    # Retention deletes an hour, another goes on, and a torn tail is no end to begin at.
+    store.path(LogKind.DISPATCH).unlink()
+    deliver(2 * HOUR_MS + 2)
+    path = store.path(LogKind.DISPATCH, HOUR + 2)
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:90])
+    assert run("torn", startingOffsets="latest") == []
+    assert run("some", maxRowsPerTrigger=2) == [[2 * HOUR_MS + 2]]
+    path.write_bytes(whole)
+    deliver(2 * HOUR_MS + 3)
+    for name in ("some", "latest", "torn"):
+        expected = [2 * HOUR_MS + 2] if name == "latest" else []
+        assert run(name) == [[*expected, 2 * HOUR_MS + 3]]
+    store.kill()

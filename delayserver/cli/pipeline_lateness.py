@@ -1,0 +1,204 @@
+"""pipeline lateness: how late deliveries are, live, as a table and as lines of JSON.
+
+It goes on until Ctrl-C, or for the time that it is told. Exit status: 0 it ended so, 2 it could not
+run, or go on.
+
+Cost: see delayserver.pipeline.live. Threads: Spark's, and those that draw.
+"""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from delayserver.cli.operations import DataDirOption
+from delayserver.cli.output import help_text
+from delayserver.cli.pipeline import ConfOption, MasterOption, job, pipeline_app
+from delayserver.errors import InputError
+from delayserver.times import format_time, parse_duration_ms
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from delayserver.pipeline.live import Watch
+
+REFRESH_S = 0.5
+GRACE_MS = 2_000
+"""After its end a window's last deliveries are still on their way through Spark."""
+_EXAMPLES = (
+    "pipeline lateness --data-dir data",
+    "pipeline lateness --data-dir data --by subject --window 10s",
+    "pipeline lateness --data-dir data --for 10m --json lateness.jsonl",
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to those of the pipeline."""
+    pipeline_app.command("lateness", help=help_text(lateness.__doc__, *_EXAMPLES))(lateness)
+
+
+def lateness(
+    data_dir: DataDirOption = Path("data"),
+    window: Annotated[
+        str, typer.Option(metavar="DURATION", help="Deliveries of so long count together.")
+    ] = "1m",
+    by: Annotated[
+        str,
+        typer.Option(
+            metavar="subscription|subject",
+            help="A line for each; subjects cost a look into the schedule log.",
+        ),
+    ] = "subscription",
+    for_: Annotated[
+        str | None,
+        typer.Option("--for", metavar="DURATION", help="End after so long.", show_default=False),
+    ] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="Write a line of JSON for each window that has ended ('-': print them, and no "
+            "table).",
+            show_default=False,
+        ),
+    ] = None,
+    master: MasterOption = "local[*]",
+    conf: ConfOption = None,
+) -> None:
+    """Show how late deliveries are while a server makes them, window by window, until Ctrl-C.
+
+    It follows the dispatch log from now on: for each window the deliveries recorded in it, and by
+    how much they came after their due times. Nothing is changed. A line of JSON that comes twice
+    for one window and name has more deliveries the second time."""
+    if by not in ("subscription", "subject"):
+        raise typer.BadParameter("subscription or subject", param_hint="--by")
+    window_ms = _duration_ms(window, "--window")
+    for_s = None if for_ is None else _duration_ms(for_, "--for") / 1000
+    prints_json = json_file is not None and str(json_file) == "-"
+    with (
+        _output(json_file) as output,
+        _Screen(by, window, quiet=prints_json) as screen,
+        job("lateness", master, conf, as_json=prints_json, progress=screen.progress) as running,
+    ):
+        from delayserver.pipeline import live
+
+        with live.watch(running, str(data_dir), by=by, window_ms=window_ms) as watched:
+            # That is how it ends.
+            with contextlib.suppress(KeyboardInterrupt):
+                _follow(watched, screen, output, for_s)
+            # The last window counts, too, as far as it has come.
+            _write(watched, output, sys.maxsize)
+            screen.show(watched)
+
+
+def _duration_ms(text: str, option: str) -> int:
+    try:
+        duration_ms = parse_duration_ms(text)
+    except InputError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+    if duration_ms == 0:
+        raise typer.BadParameter("longer than nothing", param_hint=option)
+    return duration_ms
+
+
+def _follow(
+    watched: "Watch", screen: "_Screen", output: TextIO | None, for_s: float | None
+) -> None:
+    began_s = time.monotonic()
+    while for_s is None or time.monotonic() - began_s < for_s:
+        _write(watched, output, time.time_ns() // 1_000_000 - GRACE_MS)
+        screen.show(watched)
+        time.sleep(REFRESH_S)
+        watched.check()
+
+
+def _write(watched: "Watch", output: TextIO | None, now_ms: int) -> None:
+    """A line of JSON for each window that has ended by then."""
+    if output is None:
+        return
+    for line in watched.windows.news(now_ms):
+        document = line.document(watched.by, watched.windows.window_ms)
+        print(json.dumps(document, ensure_ascii=False), file=output, flush=True)
+
+
+@contextlib.contextmanager
+def _output(json_file: Path | None) -> Iterator[TextIO | None]:
+    if json_file is None:
+        yield None
+    elif str(json_file) == "-":
+        yield sys.stdout
+    else:
+        with json_file.open("w", encoding="utf-8") as file:
+            yield file
+
+
+class _Screen:
+    """A table that is drawn again and again; where nobody looks, once at the end."""
+
+    def __init__(self, by: str, window: str, *, quiet: bool) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._by = by
+        self._title = f"Lateness by {by}, windows of {window}"
+        self._quiet = quiet
+        self._console = Console(quiet=quiet)
+        self._live = Live(console=self._console, auto_refresh=False)
+
+    def __enter__(self) -> "_Screen":
+        self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._live.update("")  # An error says all.
+        self._live.stop()
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """Show what is being done before there is a table."""
+        self._live.update(f"{what} …", refresh=True)
+
+    def show(self, watched: "Watch") -> None:
+        """Draw the table."""
+        self._live.update(self._table(watched), refresh=True)
+
+    def _table(self, watched: "Watch") -> "RenderableType":
+        from rich.console import Group
+        from rich.markup import escape
+        from rich.table import Table
+
+        from delayserver.pipeline.lateness import duration
+
+        lines = watched.windows.lines()
+        table = Table(title=self._title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        table.add_column("window (UTC)", no_wrap=True)
+        table.add_column(self._by, overflow="fold")
+        for name in ("delivered", "per s", "p50", "p99", "max"):
+            table.add_column(name, justify="right")
+        # Nine lines are for what stands around it.
+        shown = lines[: max(5, self._console.height - 9)] if self._console.is_terminal else lines
+        before_ms = -1
+        for line in shown:
+            start = format_time(line.start_ms)[11:19]
+            per_s = line.count * 1000 / watched.windows.window_ms
+            table.add_row(
+                start if line.start_ms != before_ms else "",
+                escape(line.name),
+                f"{line.count:,}",
+                f"{per_s:,.1f}",
+                *(duration(value) for value in (line.p50_ms, line.p99_ms, line.max_ms)),
+            )
+            before_ms = line.start_ms
+        parts: list[RenderableType] = [table]
+        if not lines:
+            parts.append("Nothing was delivered yet.")
+        if len(shown) < len(lines):
+            parts.append(f"… {len(lines) - len(shown)} lines more")
+        parts += [f"[red]damaged: {escape(place)}[/red]" for place in watched.damage[-3:]]
+        return Group(*parts)

@@ -1,0 +1,320 @@
+"""What a task does with Arrow batches, against a real server; no Spark is needed for that."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from delayserver.errors import InputError, PipelineError
+from delayserver.pipeline.mapping import Columns
+from delayserver.pipeline.publish import DelayServer
+from delayserver.pipeline.sending import Plan, Sender, Sent
+from tests.integration.api_support import ApiServer, make_token, now_ms, time_ms, unique, wait_until
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    server = ApiServer(tmp_path_factory.mktemp("sending"), body_max_bytes=10_000)
+    server.start()
+    yield server
+    server.shut_down()
+
+
+@pytest.fixture
+def make(api: ApiServer, tmp_path: Path) -> Callable[..., Plan]:
+    """A plan with a subject of its own."""
+
+    def plan(columns: Columns | None = None, **rest: Any) -> Plan:
+        columns = columns or Columns("due", subject=unique("sent"), key="key", body="body")
+        defaults: dict[str, Any] = {
+            "url": str(api.base_url),
+            "token": None,
+            "tls_ca": None,
+            "columns": columns,
+            "needs_key": True,
+            "rejects": str(tmp_path / "rejects"),
+            "report": None,
+            "batch_rows": 2,
+            "timeout_s": 60.0,
+        }
+        return Plan(**(defaults | rest))
+
+    return plan
+
+
+def send(plan: Plan, columns: dict[str, Any]) -> Sent:
+    """Send columns as one batch."""
+    batch = pa.RecordBatch.from_pydict(columns)
+    schema = from_arrow_schema(batch.schema)
+    plan.columns.check(schema)
+    return Sender(plan, schema).send(iter([batch]))
+
+
+def rejected(plan: Plan, sent: Sent) -> list[dict[str, Any]]:
+    assert plan.rejects is not None
+    if sent.rejects_file is None:
+        return []
+    text = Path(plan.rejects, sent.rejects_file).read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def by_key(api: ApiServer, plan: Plan, key: str) -> dict[str, Any]:
+    found: dict[str, Any] = api.ask("GET", f"/v1/subjects/{plan.columns.subject}/keys/{key}")
+    return found
+
+
+TOMORROW = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
+TOMORROW_MS = int(TOMORROW.timestamp() * 1000)
+
+
+@pytest.mark.parametrize(
+    ("due", "expected_ms"),
+    [
+        (pa.array([TOMORROW_MS]), TOMORROW_MS),
+        (pa.array([TOMORROW_MS]).cast(pa.decimal128(20, 0)), TOMORROW_MS),
+        # Never earlier than it says.
+        (
+            pa.array([TOMORROW + timedelta(microseconds=1)], pa.timestamp("us", "UTC")),
+            TOMORROW_MS + 1,
+        ),
+        (pa.array([TOMORROW.replace(tzinfo=None)], pa.timestamp("us")), TOMORROW_MS),
+        (pa.array([TOMORROW.isoformat()]), TOMORROW_MS),
+        (pa.array([str(TOMORROW_MS)]), TOMORROW_MS),
+        (
+            pa.array([TOMORROW.date() + timedelta(days=1)]),
+            (TOMORROW.date() + timedelta(days=1) - date(1970, 1, 1)).days * DAY_MS,
+        ),
+    ],
+)
+def test_due_times(
+    api: ApiServer, make: Callable[..., Plan], due: pa.Array, expected_ms: int
+) -> None:
+    plan = make()
+    assert send(plan, {"due": due, "key": ["k"], "body": ["1"]}).published == 1
+    assert time_ms(by_key(api, plan, "k")["deliver_at"]) == expected_ms
+
+
+@pytest.mark.parametrize("due", [pa.array([1]), pa.array([-5]), pa.array(["-7"])])
+def test_what_is_past_is_due_now(api: ApiServer, make: Callable[..., Plan], due: pa.Array) -> None:
+    plan, before_ms = make(), now_ms()
+    send(plan, {"due": due, "key": ["k"], "body": ["1"]})
+    assert before_ms <= time_ms(by_key(api, plan, "k")["deliver_at"]) <= now_ms()
+
+
+@pytest.mark.parametrize(
+    ("column", "body"),
+    [
+        (pa.array(['{"n": [1, null]}']), {"n": [1, None]}),
+        (pa.array([None], pa.string()), None),
+        (pa.array([7]), 7),
+        (
+            pa.array([{"n": 1, "at": None}], pa.struct([("n", pa.int64()), ("at", pa.date32())])),
+            {"n": 1, "at": None},
+        ),
+        (pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())), {"a": 1}),
+        (pa.array([[[("a", 1)]]], pa.list_(pa.map_(pa.string(), pa.int64()))), [{"a": 1}]),
+        (pa.array([b"\xff\x00"]), None),
+    ],
+)
+def test_bodies(api: ApiServer, make: Callable[..., Plan], column: pa.Array, body: object) -> None:
+    plan = make()
+    send(plan, {"due": [TOMORROW_MS], "key": ["k"], "body": column})
+    found = by_key(api, plan, "k")
+    if pa.types.is_binary(column.type):
+        assert found["body_base64"] == "/wA="
+    else:
+        assert found["body"] == body
+
+
+def test_without_a_column_for_it_the_other_columns_are_the_body(
+    api: ApiServer, make: Callable[..., Plan]
+) -> None:
+    plan = make(Columns("due", subject_column="kind", key="id", headers="extra"))
+    subject = unique("kind")
+    sent = send(
+        plan,
+        {
+            "due": [TOMORROW_MS, TOMORROW_MS],
+            "kind": [subject, subject],
+            "id": [1, 2],
+            "extra": pa.array([[("x-a", "b")], None], pa.map_(pa.string(), pa.string())),
+            "price": pa.array([1.5, None]).cast(pa.decimal128(6, 2)),
+            "on": [date(2026, 11, 20), None],
+        },
+    )
+    assert sent.published == 2
+    first, second = (api.ask("GET", f"/v1/subjects/{subject}/keys/{key}") for key in (1, 2))
+    assert (first["body"], first["headers"]) == ({"price": 1.5, "on": "2026-11-20"}, {"x-a": "b"})
+    assert (second["body"], second["headers"]) == ({"price": None, "on": None}, {})
+
+
+def test_a_row_that_is_sent_again_is_a_duplicate(api: ApiServer, make: Callable[..., Plan]) -> None:
+    plan = make()
+    rows: dict[str, list[Any]] = {
+        "due": [TOMORROW_MS] * 5,
+        "key": list("abcde"),
+        "body": list("12345"),
+    }
+    assert send(plan, rows) == Sent(published=5)
+    again = {name: values[::-1] for name, values in rows.items()}
+    assert send(replace(plan, batch_rows=3), again) == Sent(duplicates=5)
+
+
+BAD: dict[str, list[Any]] = {
+    "due": [TOMORROW_MS, None, TOMORROW_MS + 3 * 365 * DAY_MS, *[TOMORROW_MS] * 5],
+    "key": ["good", "undated", "far", "broken", "large", "k" * 257, None, "good"],
+    "body": ["1", "1", "1", "{", json.dumps("x" * 10_001), "1", "1", "2"],
+}
+
+
+def test_refused_rows_go_to_a_file_with_the_reason(make: Callable[..., Plan]) -> None:
+    plan = make(batch_rows=100)
+    sent = send(plan, BAD)
+    assert (sent.published, sent.rejected) == (1, 7)
+    rows = rejected(plan, sent)
+    assert {row["key"] for row in rows} == {*BAD["key"]}
+    reasons = {row["key"]: row["reason"] for row in rows if row["key"] != "good"}
+    assert (reasons["undated"], reasons["broken"]) == ("no due time", "body is not JSON")
+    assert reasons[None] == "no key"
+    assert "further away than" in reasons["far"]
+    assert "body_max_bytes" in reasons["large"]
+    assert "256" in reasons["k" * 257]
+    # Nothing of a row is left out.
+    (large,) = (row for row in rows if row["key"] == "large")
+    assert len(large["body"]) == 10_003
+    (conflict,) = (row for row in rows if row["key"] == "good")
+    assert "stands for a message with other content" in conflict["reason"]
+    assert (conflict["body"], conflict["subject"]) == ("2", plan.columns.subject)
+
+
+def test_without_a_directory_refused_rows_are_an_error_that_names_them(
+    make: Callable[..., Plan],
+) -> None:
+    plan = make(rejects=None)
+    with pytest.raises(PipelineError, match=r"1 rows .*key 'far'.*further away than"):
+        send(plan, {"due": [TOMORROW_MS * 2] * 1, "key": ["far"], "body": ["1"]})
+    rows = {"due": [None] * 8, "key": list("abcdefgh"), "body": ["1"] * 8}
+    with pytest.raises(PipelineError, match=r"8 rows .*key 'e'.*no due time; and 3 more"):
+        send(plan, {**rows, "due": pa.nulls(8, pa.int64())})
+
+
+def test_a_task_that_fails_leaves_no_file(make: Callable[..., Plan]) -> None:
+    plan = make(token="wrong", url="http://127.0.0.1:1", timeout_s=0.0)
+    with pytest.raises(PipelineError, match="no server can be reached"):
+        send(plan, BAD)
+    assert not list(Path(plan.rejects or "").glob("*"))
+
+
+def test_without_a_key_rows_are_sent_at_least_once(
+    api: ApiServer, make: Callable[..., Plan]
+) -> None:
+    plan = make(Columns("due", subject=unique("sent"), body="body"), needs_key=False)
+    rows = {"due": [TOMORROW_MS] * 3, "body": ["1"] * 3}
+    assert send(plan, rows) == send(plan, rows) == Sent(published=3)
+    path = f"/v1/subjects/{plan.columns.subject}/messages"
+    assert len(api.ask("GET", path)["messages"]) == 6
+
+
+def test_a_token_is_shown_and_its_limits_are_told(
+    tmp_path: Path, make: Callable[..., Plan]
+) -> None:
+    with_tokens = ApiServer(tmp_path)
+    token = make_token(with_tokens.data_dir, "spark", "publish:order.*")
+    with_tokens.start()
+    try:
+        plan = make(
+            Columns("due", subject="order.a", key="key", body="body"),
+            url=str(with_tokens.base_url),
+            token=token,
+        )
+        rows = {"due": [TOMORROW_MS], "key": ["k"], "body": ["1"]}
+        assert send(plan, rows).published == 1
+        assert token not in repr(plan)
+        other = replace(plan, columns=replace(plan.columns, subject="envelope"))
+        # That is no matter of one row.
+        with pytest.raises(PipelineError, match="Not allowed"):
+            send(other, rows)
+    finally:
+        with_tokens.shut_down()
+
+
+def test_a_server_that_is_killed_meanwhile_is_waited_for(
+    tmp_path: Path, make: Callable[..., Plan]
+) -> None:
+    api = ApiServer(tmp_path, checkpoint_ms=100)
+    api.start()
+    plan = make(batch_rows=20, url=str(api.base_url))
+    count = 6_000
+    path = f"/v1/subjects/{plan.columns.subject}/messages?limit=1000"
+    rows = {
+        "due": [TOMORROW_MS + n for n in range(count)],
+        "key": [f"k{n}" for n in range(count)],
+        "body": [str(n) for n in range(count)],
+    }
+    results: list[Sent] = []
+    thread = threading.Thread(target=lambda: results.append(send(plan, rows)))
+    thread.start()
+    try:
+        wait_until(lambda: api.get(path).json().get("messages"))
+        api.restart(kill=True)
+        thread.join()
+        (sent,) = results
+        assert sent.published + sent.duplicates == count
+        found: list[str] = []
+        cursor = ""
+        while cursor is not None:
+            page = api.ask("GET", path + (f"&cursor={cursor}" if cursor else ""))
+            found += [message["key"] for message in page["messages"]]
+            cursor = page["cursor"]
+        assert found == rows["key"]
+    finally:
+        thread.join()
+        api.shut_down()
+
+
+# ── options ────────────────────────────────────────────────────────────────────────────────────
+
+OPTIONS = {"subject": "a", "dueColumn": "due", "keyColumn": "key"}
+SCHEMA = T.StructType([T.StructField("due", T.LongType()), T.StructField("key", T.StringType())])
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"keyColumn": None}, "only a key of its own"),
+        ({"dueColumn": None}, "needs the option dueColumn"),
+        ({"subject": None}, "subject or subjectColumn"),
+        ({"subjectColumn": "key"}, "subject or subjectColumn"),
+        ({"subject": "no subject"}, "cannot be a subject"),
+        ({"delivery": "at-most-once"}, "exactly-once or at-least-once"),
+        ({"url": "127.0.0.1:8080"}, "not an address"),
+        ({"url": "http://127.0.0.1:8080/v1"}, "scheme, host and port only"),
+        ({"timeout": "soon"}, "duration"),
+        ({"keyColum": "key"}, "no option 'keycolum'"),
+        ({"bodyColumn": "body"}, "no column 'body'; it has due, key"),
+        ({"headersColumn": "due"}, "column due is bigint; headers are"),
+    ],
+)
+def test_a_wrong_option_is_named(changes: dict[str, str | None], text: str) -> None:
+    options = {name: value for name, value in {**OPTIONS, **changes}.items() if value is not None}
+    with pytest.raises((InputError, PipelineError), match=text):
+        DelayServer(options).writer(SCHEMA, overwrite=False)
+
+
+def test_messages_are_added_never_overwritten() -> None:
+    DelayServer({**OPTIONS, "checkpointLocation": "/tmp"}).streamWriter(SCHEMA, overwrite=False)
+    DelayServer({"subject": "a", "dueColumn": "due", "delivery": "at-least-once"}).writer(
+        SCHEMA, overwrite=False
+    )
+    with pytest.raises(InputError, match="mode append"):
+        DelayServer(OPTIONS).writer(SCHEMA, overwrite=True)
