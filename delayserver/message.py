@@ -5,7 +5,9 @@ fields are added at the end and old ones read on. Cost: about 0.5 µs to encode 
 Threads: immutable values.
 """
 
+from collections.abc import Sequence
 from enum import IntEnum, StrEnum
+from itertools import repeat
 
 import msgspec
 
@@ -74,6 +76,27 @@ def encode_payload(payload: Payload) -> bytes:
         plain = (payload.body, payload.content, payload.key, payload.headers, payload.origin)
         return seal(_encoder.encode(plain))
     return seal(_encoder.encode(payload))
+
+
+def encode_payloads(
+    bodies: Sequence[bytes],
+    contents: Sequence[int],
+    keys: Sequence[str | None],
+    headers: Sequence[dict[str, str] | None],
+    watches: Sequence[Watch | None],
+) -> list[bytes]:
+    """As `encode_payload` of new messages, but not sealed yet."""
+    encode = _encoder.encode
+    encoded = list(map(encode, zip(bodies, contents, keys, headers, repeat(None), strict=False)))
+    if any(watches):
+        for index, watch in enumerate(watches):
+            if watch is not None:
+                encoded[index] = encode(
+                    Payload(
+                        bodies[index], contents[index], keys[index], headers[index], watch=watch
+                    )
+                )
+    return encoded
 
 
 def row_flags(payload: Payload) -> int:

@@ -131,6 +131,19 @@ def seal(data: bytes) -> bytes:
     return _CRC.pack(google_crc32c.value(data)) + data
 
 
+def crcs_of(datas: list[bytes]) -> list[int]:
+    """The checksum of each."""
+    return list(map(google_crc32c.value, datas))
+
+
+def seal_many(datas: list[bytes], crcs: list[int]) -> list[bytes]:
+    """The pieces of the blob that `seal` makes of each: checksum, data, checksum, data, ..."""
+    pieces = [b""] * (2 * len(datas))
+    pieces[::2] = map(_CRC.pack, crcs)
+    pieces[1::2] = datas
+    return pieces
+
+
 def sealed_crc(sealed: bytes) -> int:
     """The checksum that a sealed payload begins with."""
     return _CRC.unpack_from(sealed)[0]  # type: ignore[no-any-return]
