@@ -31,7 +31,7 @@ import numpy as np
 from delayserver.expansion import Expansion, ImportRecord, ImportState, Staging
 from delayserver.filing import by_hour, schedule_rows
 from delayserver.message import Payload, Watch, decode_payload
-from delayserver.sequencer import dead_letter_key, pack_key_entry, unpack_key_entry
+from delayserver.sequencer import dead_letter_key, pack_key_entries, unpack_key_entry
 from delayserver.tables import (
     CHECKPOINT_KEY,
     HOUR_KEY,
@@ -346,15 +346,8 @@ class Replay:
             self._note_keys(keyed[start : start + _ROWS_SLICE])
 
     def _note_keys(self, keyed: Rows) -> None:
-        keys = self._writes[Table.KEYS]
-        for key_hash, seq, due_ms, digest in zip(
-            keyed["key_hash"].tolist(),
-            keyed["seq"].tolist(),
-            keyed["due_ms"].tolist(),
-            content_digests(keyed),
-            strict=True,
-        ):
-            keys.append((key_hash, pack_key_entry(seq, due_ms, digest)))
+        values = pack_key_entries(keyed, content_digests(keyed))
+        self._writes[Table.KEYS] += zip(keyed["key_hash"].tolist(), values, strict=True)
 
     def _note_watches(self, row: "_MessageRow", blob: bytes) -> None:
         watch = _watch_of(row, blob)
