@@ -1,12 +1,9 @@
-"""Message ids: opaque to clients, and enough for the server to find the message without an index.
+"""What only the server makes, with its secret: message ids, and the hashes of keys.
 
-    shard u16 │ due_ms u48 │ seq u48 │ check digits u32      18 bytes, 36 hexadecimal digits
-
-`due_ms` is the due time at publish; a message that was moved keeps its id, and the catalog knows
-where it went. The check digits are the first bytes of the rest of the id under AES-128, one block
-with two zero bytes before, by a key that is derived from the directory's secret: an id that
-verifies was given out by this data directory, so a cancel needs no look at the disk to know that
-the message exists. A cipher and no hash, since it takes any number of ids at once.
+The check digits of an id are the first bytes of the rest of it under AES-128, one block with two
+zero bytes before, by a key that is derived from the directory's secret: an id that verifies was
+given out by this data directory, so a cancel needs no look at the disk to know that the message
+exists. A cipher and no hash, since it takes any number of ids at once.
 
 Cost: 0.1 µs to make one of many, 1 µs to make one or to parse it. Threads: pure, once made (each
 thread has a cipher of its own).
@@ -15,15 +12,14 @@ thread has a cipher of its own).
 import hashlib
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from delayserver.errors import NotFoundError
+from delayserver.message_id import ID_BYTES, ID_DIGITS, MessageId, read_id
 from storage.rows import NO_KEY
 
-ID_BYTES = 18
-ID_DIGITS = 2 * ID_BYTES
 _CHECK_BYTES = 4
 _TEXT_BYTES = ID_BYTES - _CHECK_BYTES
 _BLOCK_BYTES = 16
@@ -31,37 +27,10 @@ _KEY_PURPOSE = b"ids"
 """Told apart from the hashes of keys, which have the same secret."""
 
 
-class MessageId(NamedTuple):
-    """What an id says."""
-
-    shard: int
-    due_ms: int
-    seq: int
-
-
-def read_id(text: str) -> MessageId:
-    """What an id says, whoever made it: the check digits are not looked at, since only the server
-    knows the secret. Raises NotFoundError for what is no id at all."""
-    try:
-        data = bytes.fromhex(text) if len(text) == ID_DIGITS else b""
-    except ValueError:
-        data = b""
-    if len(data) != ID_DIGITS // 2:
-        raise NotFoundError(f"there is no message {text[:64]!r}")
-    return MessageId(
-        int.from_bytes(data[:2], "big"),
-        int.from_bytes(data[2:8], "big"),
-        int.from_bytes(data[8:14], "big"),
-    )
-
-
 class _Cipher(threading.local):
     """AES-128, block by block: one encryptor for each thread, since it must not be shared."""
 
     def __init__(self, key: bytes) -> None:
-        # Clients read ids, too, and have no need of this.
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-
         # Block by block is right here: no block is ever repeated, and a permutation is all we want.
         self.encrypt = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update
 

@@ -25,8 +25,9 @@ from delayserver.errors import (
 )
 from delayserver.groups import Groups
 from delayserver.hours import Hours
-from delayserver.ids import IdCodec, KeyHasher, MessageId
+from delayserver.ids import IdCodec, KeyHasher
 from delayserver.message import Entry, Origin, Payload, State, encode_payload, row_flags
+from delayserver.message_id import MessageId
 from delayserver.sequencer import Group, KeyEntry, Sequencer
 from delayserver.subscriptions import Registry
 from delayserver.tables import Change, ChangeState, read_hour

@@ -22,7 +22,7 @@ from delayserver.errors import (
     OverloadedError,
 )
 from delayserver.groups import Groups
-from delayserver.ids import ID_BYTES, IdCodec, KeyHasher, read_id
+from delayserver.ids import IdCodec, KeyHasher
 from delayserver.message import (
     Content,
     Payload,
@@ -32,6 +32,7 @@ from delayserver.message import (
     encode_payloads,
     row_flags,
 )
+from delayserver.message_id import ID_BYTES, read_id
 from delayserver.messages import Messages, Versions
 from delayserver.sequencer import Group, KeyEntry, Publishes, Sequencer
 from delayserver.tables import ChangeState

@@ -29,8 +29,8 @@ from delayserver.api.hot_cancel import CANCEL_PATH, HotCancel, asks_disk, is_can
 from delayserver.api.intake import Intake
 from delayserver.api.problems import pointer_to
 from delayserver.errors import AckTimeoutError, DelayServerError, InputError, TooLargeError
-from delayserver.ids import ID_BYTES, ID_DIGITS
 from delayserver.message import check_key
+from delayserver.message_id import ID_BYTES, ID_DIGITS
 from delayserver.produce import Level
 from delayserver.publishing import Published
 from delayserver.sequencer import Group

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from delayserver.errors import NotFoundError
-from delayserver.ids import ID_DIGITS, IdCodec, KeyHasher, MessageId, read_id
+from delayserver.ids import IdCodec, KeyHasher
+from delayserver.message_id import ID_DIGITS, MessageId, read_id
 from storage.rows import NO_KEY
 from tests.unit.fakes import SECRET, START_MS
 
