@@ -84,7 +84,7 @@ class GoneError(Exception):
 
 
 _PUBLISH = (Action.PUBLISH,)
-TOGETHER_MIN = 8
+TOGETHER_MIN = 16
 """Fewer publishes are decided one by one, since columns of a few cost more than they save."""
 # What `_publish` answers, for a new message. (A test compares the two.)
 _CREATED_BODY = (
