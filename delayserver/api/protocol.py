@@ -75,7 +75,7 @@ class Head(NamedTuple):
     may_gather: bool = False
     """Whether it is that of a publish as most clients send it, which may be gathered."""
     data: bytes = b""
-    """All of it, as it came."""
+    """If so, all of it, as it came."""
 
 
 @lru_cache(maxsize=HEADS_KEPT)
@@ -142,6 +142,7 @@ class _HeadParser:
         if not length.isdigit() or header(self._headers, b"transfer-encoding"):
             return None
         keep_alive, trace = parser.should_keep_alive(), trace_of(self._headers)
+        may_gather = path == MESSAGES_PATH and keep_alive and trace is None
         return Head(
             path,
             int(length),
@@ -150,8 +151,8 @@ class _HeadParser:
             keep_alive,
             trace,
             is_cancel(method, path),
-            path == MESSAGES_PATH and keep_alive and trace is None,
-            data,
+            may_gather,
+            data if may_gather else b"",
         )
 
 
