@@ -3,7 +3,7 @@
 All of a request is accepted or none of it, in order. What a key stands for already is answered
 again, or refused where the content differs; both leave no trace.
 
-Cost: 3 µs, with a key 6 µs. Threads: belongs to the event loop.
+Cost: 3 µs, with a key 6 µs; as one of many 1 µs and 2 µs. Threads: belongs to the event loop.
 """
 
 from collections import Counter, defaultdict
