@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from delayserver.errors import ConflictError, NotFoundError
 from delayserver.groups import Groups
 from delayserver.hours import Hours
-from delayserver.ids import IdCodec, KeyHasher, MessageId
+from delayserver.ids import IdCodec, KeyHasher
+from delayserver.message_id import MessageId
 from delayserver.messages import Messages
 from delayserver.sequencer import MESSAGE_ROW, Sequencer
 from delayserver.wheel import Wheel

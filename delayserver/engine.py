@@ -272,7 +272,7 @@ class Engine:
 
     def _insert_express(self, group: Group) -> None:
         by_hour: dict[int, list[tuple[int, int, int, int]]] = {}
-        for seq, due_ms, route, _ in group.express:
+        for seq, due_ms, route in group.express:
             row = (seq, 0, due_ms % HOUR_MS, route)
             by_hour.setdefault(due_ms // HOUR_MS, []).append(row)
         for hour, rows in by_hour.items():
@@ -488,7 +488,7 @@ class Engine:
         change = Change(ChangeState.RETRYING, seq, due_ms, delivery.attempt + 1, origin.subject_id)
         self._conclude(delivery, seq, change, now_ms, partial(self._retry, delivery, delay_ms))
         route = delivery.subscription_id | ROUTE_SUBSCRIPTION
-        self.messages.schedule(seq, due_ms, route, sealed)
+        self.messages.schedule(seq, due_ms, route)
         self.retried_by_subject[origin.subject_id] += 1
 
     def _bury(self, delivery: Delivery, reason: str, now_ms: int, attempts: int) -> None:
@@ -584,7 +584,7 @@ class Engine:
         )
         change = Change(ChangeState.RETRYING, seq, now_ms, 1, origin.subject_id)
         self.sequencer.put_change(seq, origin.message_seq, subscription_id, change)
-        self.messages.schedule(seq, now_ms, subscription_id | ROUTE_SUBSCRIPTION, sealed)
+        self.messages.schedule(seq, now_ms, subscription_id | ROUTE_SUBSCRIPTION)
         return self.sequencer.group
 
     def discard(self, subscription_id: int, entry_seq: int, message_seq: int) -> Group:

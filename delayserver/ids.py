@@ -1,96 +1,99 @@
-"""Message ids: opaque to clients, and enough for the server to find the message without an index.
+"""What only the server makes, with its secret: message ids, and the hashes of keys.
 
-    shard u16 │ due_ms u48 │ seq u48 │ check digits u32      18 bytes, 36 hexadecimal digits
+The check digits of an id are the first bytes of the rest of it under AES-128, one block with two
+zero bytes before, by a key that is derived from the directory's secret: an id that verifies was
+given out by this data directory, so a cancel needs no look at the disk to know that the message
+exists. A cipher and no hash, since it takes any number of ids at once.
 
-`due_ms` is the due time at publish; a message that was moved keeps its id, and the catalog knows
-where it went. The check digits are a keyed hash (BLAKE2b, RFC 7693): an id that verifies was given
-out by this data directory, so a cancel needs no look at the disk to know that the message exists.
-
-Cost: 0.6 µs to make, 1 µs to parse. Threads: pure, once made.
+Cost: 0.1 µs to make one of many, 1 µs to make one or to parse it. Threads: pure, once made (each
+thread has a cipher of its own).
 """
 
 import hashlib
-from collections.abc import Iterable
-from typing import NamedTuple
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from delayserver.errors import NotFoundError
+from delayserver.message_id import ID_BYTES, ID_DIGITS, MessageId, read_id
+from storage.rows import NO_KEY
 
-ID_DIGITS = 36
 _CHECK_BYTES = 4
-_TEXT_BYTES = ID_DIGITS // 2 - _CHECK_BYTES
+_TEXT_BYTES = ID_BYTES - _CHECK_BYTES
+_BLOCK_BYTES = 16
+_KEY_PURPOSE = b"ids"
+"""Told apart from the hashes of keys, which have the same secret."""
 
 
-class MessageId(NamedTuple):
-    """What an id says."""
+class _Cipher(threading.local):
+    """AES-128, block by block: one encryptor for each thread, since it must not be shared."""
 
-    shard: int
-    due_ms: int
-    seq: int
-
-
-def read_id(text: str) -> MessageId:
-    """What an id says, whoever made it: the check digits are not looked at, since only the server
-    knows the secret. Raises NotFoundError for what is no id at all."""
-    try:
-        data = bytes.fromhex(text) if len(text) == ID_DIGITS else b""
-    except ValueError:
-        data = b""
-    if len(data) != ID_DIGITS // 2:
-        raise NotFoundError(f"there is no message {text[:64]!r}")
-    return MessageId(
-        int.from_bytes(data[:2], "big"),
-        int.from_bytes(data[2:8], "big"),
-        int.from_bytes(data[8:14], "big"),
-    )
+    def __init__(self, key: bytes) -> None:
+        # Block by block is right here: no block is ever repeated, and a permutation is all we want.
+        self.encrypt = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update
 
 
 class IdCodec:
     """Makes and parses the ids of one shard."""
 
     def __init__(self, shard: int, secret: bytes) -> None:
-        self._shard = shard << 96
-        self._hash = hashlib.blake2b(digest_size=_CHECK_BYTES, key=secret)
+        self._shard = shard
+        self._cipher = _Cipher(
+            hashlib.blake2b(key=secret, person=_KEY_PURPOSE, digest_size=_BLOCK_BYTES).digest()
+        )
 
     def encode(self, due_ms: int, seq: int) -> str:
         """The id of the message published with `seq`."""
-        text = (self._shard | due_ms << 48 | seq).to_bytes(_TEXT_BYTES, "big")
-        check = self._hash.copy()
-        check.update(text)
-        return (text + check.digest()).hex()
+        block = (self._shard << 96 | due_ms << 48 | seq).to_bytes(_BLOCK_BYTES, "big")
+        return (block[-_TEXT_BYTES:] + self._cipher.encrypt(block)[:_CHECK_BYTES]).hex()
 
-    def encode_many(self, dues_ms: Iterable[int], first_seq: int) -> list[str]:
-        """The ids of messages that were published one behind the other: `encode` in a loop."""
-        shard, copy = self._shard, self._hash.copy
-        ids = []
-        for seq, due_ms in enumerate(dues_ms, first_seq):
-            text = (shard | due_ms << 48 | seq).to_bytes(_TEXT_BYTES, "big")
-            check = copy()
-            check.update(text)
-            ids.append((text + check.digest()).hex())
-        return ids
+    def encode_many(self, dues_ms: Sequence[int], seqs: Sequence[int]) -> bytes:
+        """The ids of many messages, one behind the other, ID_BYTES each: `encode` of each,
+        but for the hexadecimal digits."""
+        due_ms = np.array(dues_ms, np.uint64)
+        blocks = np.empty((len(due_ms), 2), ">u8")
+        blocks[:, 0] = due_ms >> np.uint64(16) | np.uint64(self._shard << 32)
+        blocks[:, 1] = due_ms << np.uint64(48) | np.array(seqs, np.uint64)
+        checks = self._cipher.encrypt(blocks.tobytes())
+        ids = np.empty((len(due_ms), ID_BYTES), np.uint8)
+        ids[:, :_TEXT_BYTES] = blocks.view(np.uint8)[:, -_TEXT_BYTES:]
+        ids[:, _TEXT_BYTES:] = np.frombuffer(checks, np.uint8).reshape(-1, _BLOCK_BYTES)[
+            :, :_CHECK_BYTES
+        ]
+        return ids.tobytes()
 
-    def encode_each(self, found: Iterable[MessageId]) -> list[str]:
+    @staticmethod
+    def texts(ids: bytes) -> list[str]:
+        """What `encode_many` returned, as `encode` would."""
+        digits = ids.hex()
+        return [digits[at : at + ID_DIGITS] for at in range(0, len(digits), ID_DIGITS)]
+
+    def encode_each(self, found: Sequence[MessageId]) -> list[str]:
         """The ids of any messages of this shard."""
-        encode = self.encode
-        return [encode(due_ms, seq) for _, due_ms, seq in found]
+        return self.texts(
+            self.encode_many([one.due_ms for one in found], [one.seq for one in found])
+        )
 
-    def decode_many(self, texts: Iterable[str]) -> list[MessageId | None]:
+    def decode_many(self, texts: Sequence[str]) -> list[MessageId | None]:
         """As `decode`, for many; None for what was not given out here."""
-        found: list[MessageId | None] = []
+        read: list[MessageId | None] = []
         for text in texts:
             try:
-                found.append(self.decode(text))
+                read.append(read_id(text))
             except NotFoundError:
-                found.append(None)
-        return found
+                read.append(None)
+        made = iter(self.encode_each([one for one in read if one is not None]))
+        return [
+            one if one is not None and next(made) == text.lower() else None
+            for one, text in zip(read, texts, strict=True)
+        ]
 
     def decode(self, text: str) -> MessageId:
         """Parse an id. Raises NotFoundError for anything that was not given out here."""
         found = read_id(text)
-        data = bytes.fromhex(text)
-        check = self._hash.copy()
-        check.update(data[:-_CHECK_BYTES])
-        if check.digest() != data[-_CHECK_BYTES:]:
+        if self.encode(found.due_ms, found.seq) != text.lower():
             raise NotFoundError(f"there is no message {text[:64]!r}")
         return found
 
@@ -109,15 +112,16 @@ class KeyHasher:
         digest.update(subject_id.to_bytes(4, "big") + key.encode())
         return digest.digest()
 
-    def many(self, subject_ids: Iterable[int], keys: Iterable[str | None], none: bytes) -> bytes:
-        """One behind the other what a call would say of each; `none` where there is no key."""
+    def many(self, subject_ids: Sequence[int], keys: Sequence[str | None]) -> list[bytes]:
+        """The hashes of many; NO_KEY where there is no key."""
         copy = self._hash.copy
+        subjects = {number: number.to_bytes(4, "big") for number in set(subject_ids)}
         hashes = []
         for subject_id, key in zip(subject_ids, keys, strict=True):
             if key is None:
-                hashes.append(none)
+                hashes.append(NO_KEY)
                 continue
             digest = copy()
-            digest.update(subject_id.to_bytes(4, "big") + key.encode())
+            digest.update(subjects[subject_id] + key.encode())
             hashes.append(digest.digest())
-        return b"".join(hashes)
+        return hashes

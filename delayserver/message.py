@@ -7,14 +7,13 @@ Threads: immutable values.
 
 from collections.abc import Sequence
 from enum import IntEnum, StrEnum
+from itertools import repeat
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from delayserver.errors import InputError
 from storage.errors import DamageError
-from storage.frame import Rows, seal, seal_many, unseal
+from storage.frame import Rows, seal, unseal
 from storage.rows import FLAG_WATCHES, HOUR_MS
 
 KEY_MAX_BYTES = 256
@@ -81,19 +80,23 @@ def encode_payload(payload: Payload) -> bytes:
 
 def encode_payloads(
     bodies: Sequence[bytes],
-    content: Content,
+    contents: Sequence[int],
     keys: Sequence[str | None],
     headers: Sequence[dict[str, str] | None],
-) -> tuple[bytes, NDArray[np.uint32]]:
-    """New messages, which watch nothing: the bytes of their payloads one behind the other, each as
-    `encode_payload` makes it, and their lengths. Half as dear as one by one."""
-    encode, number = _encoder.encode, int(content)
-    return seal_many(
-        [
-            encode((body, number, key, own, None))
-            for body, key, own in zip(bodies, keys, headers, strict=True)
-        ]
-    )
+    watches: Sequence[Watch | None],
+) -> list[bytes]:
+    """As `encode_payload` of new messages, but not sealed yet."""
+    encode = _encoder.encode
+    encoded = list(map(encode, zip(bodies, contents, keys, headers, repeat(None), strict=False)))
+    if any(watches):
+        for index, watch in enumerate(watches):
+            if watch is not None:
+                encoded[index] = encode(
+                    Payload(
+                        bodies[index], contents[index], keys[index], headers[index], watch=watch
+                    )
+                )
+    return encoded
 
 
 def row_flags(payload: Payload) -> int:

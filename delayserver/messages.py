@@ -8,9 +8,11 @@ loop.
 """
 
 from collections import defaultdict
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
+from math import inf
 
 import msgspec
 
@@ -23,8 +25,9 @@ from delayserver.errors import (
 )
 from delayserver.groups import Groups
 from delayserver.hours import Hours
-from delayserver.ids import IdCodec, KeyHasher, MessageId
+from delayserver.ids import IdCodec, KeyHasher
 from delayserver.message import Entry, Origin, Payload, State, encode_payload, row_flags
+from delayserver.message_id import MessageId
 from delayserver.sequencer import Group, KeyEntry, Sequencer
 from delayserver.subscriptions import Registry
 from delayserver.tables import Change, ChangeState, read_hour
@@ -91,13 +94,27 @@ class Messages:
         """Messages cancelled since the start."""
         return sum(self.cancelled_by_subject.values())
 
-    def schedule(self, seq: int, due_ms: int, route: int, sealed: bytes) -> None:
+    def schedule(self, seq: int, due_ms: int, route: int) -> None:
         """The open group has a new schedule row: should it go to the wheel by the express way?"""
-        # While an import is filed, which takes its time, nothing that is due soon waits for it.
-        is_soon = due_ms < self.advanced_ms + self._express_ms or self._groups.is_importing
-        if is_soon and self._hours.takes_express(due_ms // HOUR_MS):
-            self._sequencer.group.express.append((seq, due_ms, route, sealed))
+        if due_ms < self._express_until_ms() and self._hours.takes_express(due_ms // HOUR_MS):
+            self._sequencer.group.express.append((seq, due_ms, route))
         self._groups.wake()
+
+    def schedule_many(self, first_seq: int, dues_ms: Sequence[int], routes: Sequence[int]) -> None:
+        """As `schedule`, of rows one behind the other."""
+        until_ms = self._express_until_ms()
+        if min(dues_ms) < until_ms:
+            takes_express = self._hours.takes_express
+            self._sequencer.group.express += [
+                (seq, due_ms, route)
+                for seq, due_ms, route in zip(count(first_seq), dues_ms, routes, strict=False)
+                if due_ms < until_ms and takes_express(due_ms // HOUR_MS)
+            ]
+        self._groups.wake()
+
+    def _express_until_ms(self) -> float:
+        # While an import is filed, which takes its time, nothing that is live waits for it.
+        return inf if self._groups.is_importing else self.advanced_ms + self._express_ms
 
     # ── where is a message ─────────────────────────────────────────────────────────────────────
 
@@ -366,7 +383,7 @@ class Messages:
         change = Change(state, record, new_due_ms, 0, subject_id)
         self._sequencer.put_change(record, seq, 0, change)
         self._take_out(entry)
-        self.schedule(record, new_due_ms, subject_id, sealed)
+        self.schedule(record, new_due_ms, subject_id)
         return self._sequencer.group
 
 

@@ -33,7 +33,7 @@ from delayserver.errors import ConflictError, NotFoundError
 from delayserver.expansion import Expansion, ImportRecord, ImportState, Staging
 from delayserver.filing import by_hour, schedule_rows
 from delayserver.message import Payload, Watch, decode_payload
-from delayserver.sequencer import dead_letter_key, pack_key_entry, unpack_key_entry
+from delayserver.sequencer import dead_letter_key, pack_key_entries, unpack_key_entry
 from delayserver.tables import (
     CHECKPOINT_KEY,
     HOUR_KEY,
@@ -71,6 +71,8 @@ LIVE_KEY = b"live_through_hour"
 PURGE_ROWS = 1_000
 """Per step, so that neither filing nor the event loop waits for long."""
 _ROWS_SLICE = 1_000
+_ALIKE_MIN = 16
+"""Payloads of a length, on average, for them to be copied by their length."""
 
 _DAMAGE_KEY = struct.Struct(">Q")
 
@@ -347,15 +349,8 @@ class Replay:
             self._note_keys(keyed[start : start + _ROWS_SLICE])
 
     def _note_keys(self, keyed: Rows) -> None:
-        keys = self._writes[Table.KEYS]
-        for key_hash, seq, due_ms, digest in zip(
-            keyed["key_hash"].tolist(),
-            keyed["seq"].tolist(),
-            keyed["due_ms"].tolist(),
-            content_digests(keyed),
-            strict=True,
-        ):
-            keys.append((key_hash, pack_key_entry(seq, due_ms, digest)))
+        values = pack_key_entries(keyed, content_digests(keyed))
+        self._writes[Table.KEYS] += zip(keyed["key_hash"].tolist(), values, strict=True)
 
     def _note_watches(self, row: "_MessageRow", blob: bytes) -> None:
         watch = _watch_of(row, blob)
@@ -732,15 +727,31 @@ def _join(batch: Sequence[Records]) -> tuple[Rows, bytes]:
 
 
 def _gather(blob: bytes, starts: np.ndarray, lengths: np.ndarray) -> bytes:
-    """The payloads one behind the other; neighbours are copied in one piece."""
+    """The payloads one behind the other."""
     present = lengths > 0
     starts, lengths = starts[present], lengths[present]
     if not len(starts):
         return b""
-    ends = starts + lengths
-    breaks = np.flatnonzero(starts[1:] != ends[:-1]) + 1
-    firsts = starts[np.concatenate([[0], breaks])].tolist()
-    lasts = ends[np.concatenate([breaks - 1, [len(ends) - 1]])].tolist()
-    if len(firsts) == 1:
-        return blob[firsts[0] : lasts[0]]
-    return b"".join([blob[a:b] for a, b in zip(firsts, lasts, strict=True)])
+    ends = np.cumsum(lengths)
+    if np.array_equal(starts[1:], starts[0] + ends[:-1]):
+        return blob[int(starts[0]) : int(starts[0] + ends[-1])]
+    by_length = np.argsort(lengths, kind="stable")
+    cuts = np.flatnonzero(np.diff(lengths[by_length])) + 1
+    if len(cuts) * _ALIKE_MIN > len(starts):
+        view = memoryview(blob)
+        return b"".join(
+            [view[a:b] for a, b in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)]
+        )
+    # Most payloads are as long as many others: NumPy copies those of one length in one go.
+    gathered = np.empty(int(ends[-1]), np.uint8)
+    places = ends - lengths
+    for here in np.split(by_length, cuts):
+        length = int(lengths[here[0]])
+        _windows(gathered, length)[places[here]] = _windows(blob, length)[starts[here]]
+    return gathered.tobytes()
+
+
+def _windows(buffer: bytes | np.ndarray, length: int) -> np.ndarray:
+    """All stretches of that many bytes: an item for each place at which one begins."""
+    count = len(buffer) - length + 1
+    return np.ndarray((count,), f"V{length}", buffer=buffer, strides=(1,))

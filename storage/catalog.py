@@ -20,6 +20,7 @@ import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from operator import itemgetter
 from typing import Any, Protocol
 
 import lmdb
@@ -225,7 +226,8 @@ class LmdbCatalog:
                         continue
                     final = dict(pairs)
                     with transaction.cursor(db=self._tables[table]) as cursor:
-                        puts = sorted((k, v) for k, v in final.items() if v is not None)
+                        puts = [(k, v) for k, v in final.items() if v is not None]
+                        puts.sort(key=itemgetter(0))
                         # In slices, since one call holds the GIL from its beginning to its end.
                         for start in range(0, len(puts), _PUT_SLICE):
                             piece = puts[start : start + _PUT_SLICE]

@@ -17,7 +17,7 @@ knows; otherwise a message body could be made to look like a frame.
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -131,14 +131,17 @@ def seal(data: bytes) -> bytes:
     return _CRC.pack(google_crc32c.value(data)) + data
 
 
-def seal_many(items: Sequence[bytes]) -> tuple[bytes, NDArray[np.uint32]]:
-    """All items, each as `seal` makes it, one behind the other; and their lengths then."""
-    checksums = np.fromiter(map(google_crc32c.value, items), "<u4", len(items))
-    parts = [b""] * (2 * len(items))
-    parts[0::2] = checksums.view(f"V{CRC_BYTES}").tolist()
-    parts[1::2] = items
-    lengths = np.fromiter(map(len, items), np.uint32, len(items)) + np.uint32(CRC_BYTES)
-    return b"".join(parts), lengths
+def crcs_of(datas: list[bytes]) -> list[int]:
+    """The checksum of each."""
+    return list(map(google_crc32c.value, datas))
+
+
+def seal_many(datas: list[bytes], crcs: list[int]) -> list[bytes]:
+    """The pieces of the blob that `seal` makes of each: checksum, data, checksum, data, ..."""
+    pieces = [b""] * (2 * len(datas))
+    pieces[::2] = map(_CRC.pack, crcs)
+    pieces[1::2] = datas
+    return pieces
 
 
 def sealed_crc(sealed: bytes) -> int:

@@ -66,6 +66,11 @@ class Access:
             f"address and headers have more than {self.head_max_bytes} bytes (head_max_bytes)"
         )
 
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody is asked who they are."""
+        return self._tokens.is_open
+
     def check(self, headers: Headers) -> Caller | None:
         """Who sent the request with these headers; None where nobody is asked.
 

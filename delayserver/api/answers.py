@@ -4,6 +4,7 @@ Cost: none. Threads: values.
 """
 
 from collections.abc import Iterable
+from http import HTTPStatus
 
 import msgspec
 import structlog
@@ -16,6 +17,8 @@ from storage.errors import StorageError
 Headers = Iterable[tuple[bytes, bytes]]
 """Of a request, names in lower case."""
 JSON = b"application/json"
+
+_STATUSES = {one.value: f"{one.value} {one.phrase}".encode() for one in HTTPStatus}
 
 log = structlog.get_logger()
 
@@ -40,6 +43,17 @@ def problem_answer(error: Exception) -> Answer:
     problem = problem_of(error)
     fields = "".join(f"{name}: {value}\r\n" for name, value in problem.headers.items())
     return Answer(problem.status, problem.encode(), fields.encode(), MEDIA_TYPE.encode())
+
+
+def wire_of(answer: Answer) -> bytes:
+    """An answer as it goes over the wire."""
+    return b"HTTP/1.1 %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b" % (
+        _STATUSES[answer.status],
+        answer.content_type,
+        len(answer.body),
+        answer.fields,
+        answer.body,
+    )
 
 
 def header(headers: Headers, name: bytes) -> bytes:

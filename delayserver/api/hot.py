@@ -6,16 +6,23 @@ There are two ways in, with the same answers: `HotPath`, plain ASGI in front of 
 ASGI server, and `delayserver.api.protocol`, which never enters ASGI. The calls stand in the OpenAPI
 document like all others.
 
-Cost: a message decoded, decided and encoded, no task. Threads: belongs to the event loop.
+Publishes of several connections that come in one turn of the event loop are decided together, as
+the columns of a batch: all are accepted, or else each is asked for alone, in their order, so that
+none can be refused for another's sake. A batch is not made of their text, which would let one
+request be read as part of another.
+
+Cost: 3 µs for a publish that is decided together with others, 8 µs for one alone; 1.5 µs for a
+message of a batch. Threads: belongs to the event loop.
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qsl
 
 import msgspec
 
-from delayserver.api.answers import Answer, Headers, header, problem_answer
+from delayserver.api.answers import JSON, Answer, Headers, header, problem_answer, wire_of
 from delayserver.api.conditions import entity_tag
 from delayserver.api.documents import HeartbeatDocument
 from delayserver.api.hot_cancel import CANCEL_PATH, HotCancel, asks_disk, is_cancel
@@ -23,8 +30,10 @@ from delayserver.api.intake import Intake
 from delayserver.api.problems import pointer_to
 from delayserver.errors import AckTimeoutError, DelayServerError, InputError, TooLargeError
 from delayserver.message import check_key
+from delayserver.message_id import ID_BYTES, ID_DIGITS
 from delayserver.produce import Level
 from delayserver.publishing import Published
+from delayserver.sequencer import Group
 from delayserver.server import Server
 from delayserver.times import format_duration, format_time, parse_duration_ms
 from delayserver.tokens import Action, Caller
@@ -64,14 +73,6 @@ class PublishedDocument(msgspec.Struct):
     duplicate: bool
 
 
-class BatchDocument(msgspec.Struct):
-    """The answer to a batch."""
-
-    count: int
-    duplicates: int
-    ids: list[str]
-
-
 class HealthDocument(msgspec.Struct):
     """The answer to /healthz and /readyz."""
 
@@ -83,7 +84,37 @@ class GoneError(Exception):
 
 
 _PUBLISH = (Action.PUBLISH,)
+TOGETHER_MIN = 16
+"""Fewer publishes are decided one by one, since columns of a few cost more than they save."""
+# What `_publish` answers, for a new message. (A test compares the two.)
+_CREATED_BODY = (
+    b'{"id":"%b","subject":%b,"key":%b,"deliver_at":"%b","state":"scheduled","duplicate":false}'
+)
+_CREATED = (
+    b"HTTP/1.1 201 Created\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+    b'location: /v1/messages/%b\r\netag: "%d"\r\n\r\n%b'
+)
 _encode = msgspec.json.Encoder().encode
+
+
+class Responder(Protocol):
+    """Whoever asked for a publish that is decided together with others."""
+
+    def respond(self, wire: bytes, group: Group | None) -> None:
+        """Give this answer once the group is durable (None: at once)."""
+        ...
+
+    def wait_for(self, group: Group) -> None:
+        """The answer will be told when the group has ended."""
+        ...
+
+    def tell(self, wire: bytes, error: Exception | None) -> None:
+        """Give this answer, or the error."""
+        ...
+
+
+_Gathered = tuple[Responder, bytes, Caller | None]
+"""A publish that waits for the end of this turn of the event loop: who asked, and the request."""
 
 
 class Hot:
@@ -93,6 +124,9 @@ class Hot:
         self._server = server
         self._intake = intake
         self.cancels = HotCancel(server)
+        self._gathered: list[_Gathered] = []
+        self.gathers = server.telemetry is None
+        """Whether publishes may be decided together: a span is for one of them."""
         # Base64 makes a third more of a body.
         self.one_max_bytes = server.settings.body_max_bytes * 4 // 3 + ENVELOPE_BYTES
         self.batch_max_bytes = server.settings.batch_max_bytes
@@ -140,6 +174,63 @@ class Hot:
             return REST_MAX_BYTES
         return self.batch_max_bytes if path == BATCH_PATH else self.one_max_bytes
 
+    # ── publishes that come in together ────────────────────────────────────────────────────────
+
+    def gather(self, responder: Responder, data: bytes, caller: Caller | None) -> None:
+        """As `answer` to a publish, together with others that come in this turn of the loop."""
+        if not self._gathered:
+            self._server.soon(self.decide)
+        self._gathered.append((responder, data, caller))
+
+    def decide(self) -> None:
+        """Answer what has been gathered."""
+        gathered, self._gathered = self._gathered, []
+        if len(gathered) >= TOGETHER_MIN and self._decide_together(gathered):
+            return
+        for responder, data, caller in gathered:
+            answer = self.answer(MESSAGES_PATH, data, JSON, caller, None)
+            responder.respond(wire_of(answer), answer.group)
+
+    def _decide_together(self, gathered: list[_Gathered]) -> bool:
+        """Column by column; False: there is something about one of them, and nothing was done."""
+        server = self._server
+        now_ms = server.clock()
+        try:
+            batch = self._intake.many([data for _, data, _ in gathered], now_ms)
+            for subject, (_, _, caller) in zip(batch.subjects, gathered, strict=True):
+                if caller is not None:
+                    caller.require(_PUBLISH, subject)
+            done = server.engine.publishing.publish_new(batch, now_ms)
+        except (DelayServerError, StorageError):
+            return False
+        except Exception as error:
+            refusal = wire_of(problem_answer(error))
+            for responder, _, _ in gathered:
+                responder.respond(refusal, None)
+            return True
+        if done is None:
+            return False
+        group = done.group
+        assert group is not None
+        subjects = {subject: _encode(subject) for subject in set(batch.subjects)}
+        digits, first_seq = done.ids.hex().encode(), done.last_seq - len(batch) + 1
+        answers: list[tuple[Responder, bytes]] = []
+        for index, ((responder, _, _), subject, key, due_ms) in enumerate(
+            zip(gathered, batch.subjects, batch.keys, batch.dues_ms, strict=True)
+        ):
+            message_id = digits[index * ID_DIGITS : (index + 1) * ID_DIGITS]
+            body = _CREATED_BODY % (
+                message_id,
+                subjects[subject],
+                b"null" if key is None else _encode(key),
+                format_time(due_ms).encode(),
+            )
+            wire = _CREATED % (len(body), message_id, first_seq + index, body)
+            responder.wait_for(group)
+            answers.append((responder, wire))
+        group.when_durable(partial(_tell_all, answers))
+        return True
+
     def _publish(self, data: bytes, caller: Caller | None, trace: Trace | None) -> Answer:
         """POST /v1/messages"""
         server = self._server
@@ -178,25 +269,18 @@ class Hot:
         """POST /v1/messages/batch"""
         server = self._server
         now_ms = server.clock()
-        messages = self._intake.batch(data, content_type, now_ms)
+        batch = self._intake.batch(data, content_type, now_ms)
         if caller is not None:
-            for subject in {message.subject for message in messages}:
+            for subject in set(batch.subjects):
                 caller.require(_PUBLISH, subject)
-            caller.count(len(messages))
+            caller.count(len(batch))
         if trace is not None:
-            for message in messages:
-                message.trace = trace
-        published = server.engine.publishing.publish(messages, now_ms)
-        document = BatchDocument(
-            len(published),
-            sum(one.duplicate for one in published),
-            [one.message_id for one in published],
-        )
-        # Groups become durable in order: the last one that is not is the one to wait for.
-        groups = [one.group for one in published if one.group is not None]
-        last = max(groups, key=lambda group: group.first_seq, default=None)
-        seq = max((one.seq for one in published), default=0)
-        return Answer(200, _encode(document), group=last, seq=seq)
+            batch.traces = [trace] * len(batch)
+        done = server.engine.publishing.publish_batch(batch, now_ms)
+        ids = done.ids.hex(",", ID_BYTES).replace(",", '","')
+        ids = f'"{ids}"' if ids else ""
+        document = f'{{"count":{len(batch)},"duplicates":{len(done.duplicates)},"ids":[{ids}]}}'
+        return Answer(200, document.encode(), group=done.group, seq=done.last_seq)
 
     def _answer_heartbeat(self, key: str, data: bytes, caller: Caller | None) -> Answer:
         try:
@@ -221,6 +305,11 @@ class Hot:
             key, format_duration(timeout_ms), message.subject, format_time(expires_ms)
         )
         return Answer(201 if is_new else 200, _encode(document), group=group)
+
+
+def _tell_all(answers: list[tuple[Responder, bytes]], error: Exception | None) -> None:
+    for responder, wire in answers:
+        responder.tell(wire, error)
 
 
 def _end_with(span: "Span", path: str, answer: Answer) -> None:

@@ -30,8 +30,8 @@ from delayserver.errors import (
     NotFoundError,
     OverloadedError,
 )
-from delayserver.ids import MessageId
 from delayserver.message import State
+from delayserver.message_id import MessageId
 from delayserver.server import Server
 from delayserver.subjects import SUBJECT_PATTERN, is_subject
 from delayserver.tokens import Action, Caller

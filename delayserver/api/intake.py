@@ -4,13 +4,14 @@ One decoder for the three forms (JSON, NDJSON, MessagePack); the body is not dec
 comes as JSON: it goes out byte for byte as it came in, once it is known to be JSON in UTF-8. Only
 when a batch is wrong is it looked at item by item, to name every bad one.
 
-Cost: 2 µs per message. Threads: pure but for the clock, which is an argument.
+Cost: 2 µs for a message, 0.8 µs for one of a batch. Threads: pure but for the clock, which is an
+argument.
 """
 
 import base64
 from collections.abc import Callable, Container
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
@@ -19,7 +20,7 @@ from delayserver.config import Settings
 from delayserver.delivery.webhook import check_headers
 from delayserver.errors import InputError, InputErrors, TooLargeError
 from delayserver.message import Content, Payload, Watch, check_key
-from delayserver.publishing import NewMessage
+from delayserver.publishing import Batch, NewMessage
 from delayserver.subjects import SUBJECT_PATTERN, is_subject
 from delayserver.times import format_duration, parse_duration_ms, parse_time_ms
 from delayserver.watches import WATCHES_MAX, OnEvent
@@ -91,6 +92,16 @@ class Intake:
             raise input_error(error) from error
         return self._message(publish, now_ms, msgpack=False)
 
+    def many(self, bodies: list[bytes], now_ms: int) -> Batch:
+        """Single messages of several requests. Raises for the first that `one` would refuse."""
+        try:
+            for data in bodies:
+                check_utf8(data)
+            items = list(map(_decode_json, bodies))
+        except UNREADABLE as error:
+            raise input_error(error) from error
+        return self._batch(items, now_ms, msgpack=False)
+
     def under_key(self, data: bytes, subject: str, key: str, now_ms: int) -> NewMessage:
         """A message whose subject and key stand in the path. Raises as `one`."""
         try:
@@ -125,7 +136,7 @@ class Intake:
         publish = _Publish(found.subject, found.body, found.body_base64, headers=found.headers)
         return timeout_ms, self._message(publish, now_ms, msgpack=False)
 
-    def batch(self, data: bytes, content_type: str, now_ms: int) -> list[NewMessage]:
+    def batch(self, data: bytes, content_type: str, now_ms: int) -> Batch:
         """A batch. Raises InputErrors that name every bad item by its index, TooLargeError."""
         msgpack = "msgpack" in content_type
         try:
@@ -138,13 +149,60 @@ class Intake:
                 else:
                     items = _decode_json_list(data)
             self._check_count(len(items))
-            return [self._message(item, now_ms, msgpack=msgpack) for item in items]
+            return self._batch(items, now_ms, msgpack=msgpack)
         except (*UNREADABLE, InputError) as error:
             if isinstance(error, TooLargeError) and not error.pointer:
                 raise
         return self._refuse(data, content_type, now_ms)
 
-    def _refuse(self, data: bytes, content_type: str, now_ms: int) -> list[NewMessage]:
+    def _batch(self, items: list[_Publish], now_ms: int, *, msgpack: bool) -> Batch:
+        """As `_message` of each, column by column. Raises the first error that it comes upon."""
+        subjects = [item.subject for item in items]
+        for subject in set(subjects):
+            self._check_subject(subject)
+        keys = [item.key for item in items]
+        for key in set(keys):
+            if key is not None:
+                check_key(key)
+        headers = [item.headers or None for item in items]
+        for one in headers:
+            if one is not None:
+                check_headers(one)
+        bodies, contents = self._bodies(items, msgpack)
+        watches: list[Watch | None] = [
+            None if item.watch is None and item.on_event is None else _watch(item) for item in items
+        ]
+        dues_ms = self._dues_ms(items, now_ms)
+        return Batch(
+            subjects, dues_ms, bodies, contents, keys, headers, watches, [None] * len(items)
+        )
+
+    def _bodies(self, items: list[_Publish], msgpack: bool) -> tuple[list[bytes], list[Content]]:
+        raws = [item.body for item in items]
+        is_plain = not msgpack and _UNSET not in raws
+        if not is_plain or any(item.body_base64 is not None for item in items):
+            pairs = [self._body(item, msgpack) for item in items]
+            return [body for body, _ in pairs], [content for _, content in pairs]
+        bodies = list(map(bytes, raws))  # type: ignore[arg-type]
+        if bodies:
+            self._check_length(max(bodies, key=len))
+        return bodies, [Content.JSON] * len(bodies)
+
+    def _dues_ms(self, items: list[_Publish], now_ms: int) -> list[int]:
+        """As `due_ms`, of each."""
+        times = [item.deliver_at for item in items]
+        delays = [item.delay for item in items]
+        if set(map(type, times)) == {int} and delays.count(None) == len(delays):
+            # Nearly all differ, and are fine if the first and the last of them are.
+            moments = cast(list[int], times)
+            for one in (min(moments), max(moments)):
+                self.due_ms(None, one, now_ms)
+            return [one if one > now_ms else now_ms for one in moments]
+        pairs = list(zip(delays, times, strict=True))
+        dues_ms = {pair: self.due_ms(*pair, now_ms) for pair in set(pairs)}
+        return [dues_ms[pair] for pair in pairs]
+
+    def _refuse(self, data: bytes, content_type: str, now_ms: int) -> Batch:
         """Go through a bad batch again, item by item, and raise all that is wrong with it."""
         msgpack = "msgpack" in content_type
         try:
@@ -178,8 +236,7 @@ class Intake:
 
     def _message(self, publish: _Publish, now_ms: int, *, msgpack: bool) -> NewMessage:
         subject = publish.subject
-        if subject not in self._known_subjects and not is_subject(subject):
-            raise InputError(f"a subject looks like {SUBJECT_PATTERN}", "/subject")
+        self._check_subject(subject)
         key = publish.key
         if key is not None:
             check_key(key)
@@ -190,10 +247,14 @@ class Intake:
         due_ms = self.due_ms(publish.delay, publish.deliver_at, now_ms)
         if publish.watch is None and publish.on_event is None:
             return NewMessage(subject, due_ms, Payload(body, content, key, headers or None))
-        watch = _watch(publish.watch, publish.on_event)
+        watch = _watch(publish)
         return NewMessage(
             subject, due_ms, Payload(body, content, key, headers or None, watch=watch)
         )
+
+    def _check_subject(self, subject: str) -> None:
+        if subject not in self._known_subjects and not is_subject(subject):
+            raise InputError(f"a subject looks like {SUBJECT_PATTERN}", "/subject")
 
     def _body(self, publish: _Publish, msgpack: bool) -> tuple[bytes, Content]:
         body, content = b"null", Content.JSON
@@ -216,13 +277,16 @@ class Intake:
             except ValueError as error:
                 raise InputError(f"not base64: {error}", "/body_base64") from error
             content = Content.BINARY
+        self._check_length(body)
+        return body, content
+
+    def _check_length(self, body: bytes) -> None:
         if len(body) > self._settings.body_max_bytes:
             raise TooLargeError(
                 f"the body has {len(body)} bytes; at most {self._settings.body_max_bytes} "
                 "(body_max_bytes)",
                 "/body",
             )
-        return body, content
 
     def due_ms(self, delay: int | str | None, deliver_at: int | str | None, now_ms: int) -> int:
         """The absolute due time; a time in the past means now. Raises InputError."""
@@ -254,7 +318,8 @@ def _duration_ms(duration: int | str, pointer: str) -> int:
     return parse_duration_ms(duration, pointer)
 
 
-def _watch(keys: tuple[str, ...] | None, on_event: str | None) -> Watch | None:
+def _watch(publish: _Publish) -> Watch | None:
+    keys, on_event = publish.watch, publish.on_event
     if not keys:
         if on_event is not None:
             raise InputError(

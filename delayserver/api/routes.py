@@ -38,10 +38,10 @@ from delayserver.archives import Archived, RetiredHour
 from delayserver.dead_letters import DeadLetters
 from delayserver.delivery.webhook import RetryPolicy
 from delayserver.errors import ConflictError, InputError, NotFoundError
-from delayserver.ids import MessageId
 from delayserver.imports import Import
 from delayserver.listing import Listing
 from delayserver.message import State, check_key
+from delayserver.message_id import MessageId
 from delayserver.pending import Position
 from delayserver.queries import MessageView, Queries
 from delayserver.server import Server

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from delayserver.ids import read_id
+from delayserver.message_id import read_id
 from delayserver.times import format_time
 
 T = TypeVar("T")

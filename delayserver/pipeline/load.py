@@ -459,11 +459,7 @@ def _ids(
     starts = np.array([firsts[name] for name in parts.dictionary.to_pylist()], np.int64)
     rows = starts[parts.indices.to_numpy()] + batch.column("row").to_numpy()
     due_ms = batch.column("due_ms")
-    encode = codec.encode
-    ids = [
-        encode(due, seq)
-        for due, seq in zip(due_ms.to_pylist(), (rows + first_seq).tolist(), strict=True)
-    ]
+    ids = codec.texts(codec.encode_many(due_ms.to_pylist(), rows + first_seq))
     held = [duplicates.get(row) for row in rows.tolist()] if duplicates else [None] * len(ids)
     columns = [
         pa.array([there or own for there, own in zip(held, ids, strict=True)], pa.string()),

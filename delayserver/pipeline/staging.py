@@ -29,6 +29,7 @@ from delayserver.pipeline.arrow import fixed, integers, lengths, pieces, present
 from delayserver.pipeline.workers import spare_imports
 from delayserver.times import TIME_MS_MAX, parse_time_ms
 from storage.files import OsFiles
+from storage.frame import CRC_BYTES, crcs_of, seal_many
 from storage.rows import NO_KEY
 from storage.staging import PartWriter, part_name
 
@@ -209,12 +210,15 @@ class Stager:
             bodies = [bodies[index] for index in chosen]
             keys = [keys[index] for index in chosen]
             headers = [headers[index] for index in chosen]
-        payload, lengths_ = encode_payloads(bodies, plan.content, keys, headers)
+        count = len(order)
+        payloads = encode_payloads(bodies, [plan.content] * count, keys, headers, [None] * count)
+        sealed = b"".join(seal_many(payloads, crcs_of(payloads)))
+        lengths_ = np.fromiter(map(len, payloads), np.uint32, count) + np.uint32(CRC_BYTES)
         if plan.has_key:
-            hashes = self._hasher.many(subject_ids.tolist(), keys, NO_KEY)
+            hashes = b"".join(self._hasher.many(subject_ids.tolist(), keys))
         else:
-            hashes = NO_KEY * len(order)
-        self._writer.append(due_ms, subject_ids, hashes, lengths_, payload)
+            hashes = NO_KEY * count
+        self._writer.append(due_ms, subject_ids, hashes, lengths_, sealed)
 
     def _rows(
         self, batch: pa.RecordBatch, order: np.ndarray, due_ms: np.ndarray, first: int

@@ -18,9 +18,9 @@ from delayserver.config import Settings
 from delayserver.delivery.fetch import DelayedFetch, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError, OverloadedError
-from delayserver.ids import MessageId
 from delayserver.imports import Import
 from delayserver.message import Delivery, Payload, State, Watch, decode_payload
+from delayserver.message_id import MessageId
 from delayserver.publishing import NewMessage, Published
 from delayserver.reader import Found
 from delayserver.replay import DeadLetter

@@ -347,3 +347,32 @@ def test_who_does_not_read_the_answers_is_not_read_from(wire, subject):
             if line.startswith(b"content-length"):
                 length = int(line.split()[1])
         wire._file.read(length)
+
+
+@pytest.mark.parametrize("bad", [0, 1], ids=["all are good", "one is bad"])
+def test_publishes_of_many_connections_are_each_answered_for_their_own(api, subject, bad):
+    wires = [Wire(api.process.port) for _ in range(32)]
+    try:
+        for turn in range(3):
+            for number, wire in enumerate(wires):
+                name = "not a subject" if bad and number == 16 else subject
+                key = f"{turn}-{number}"
+                wire.send(request(HOT, message(name, number, key=key)))
+            for number, wire in enumerate(wires):
+                status, headers, found = wire.answer()
+                if bad and number == 16:
+                    assert (status, found["errors"][0]["pointer"]) == (422, "/subject")
+                    continue
+                assert (status, found["key"]) == (201, f"{turn}-{number}")
+                assert headers["location"].endswith(found["id"])
+                if not turn:
+                    assert api.look_up(found["id"])["body"] == number
+        # A second request behind the first of a turn is answered behind it.
+        first = request(HOT, message(subject))
+        for wire in wires:
+            wire.send(first + request(HOT, message("")) + first)
+        for wire in wires:
+            assert [wire.answer()[0] for _ in range(3)] == [201, 422, 201]
+    finally:
+        for wire in wires:
+            wire.close()

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from delayserver import cancels as cancels_module
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError
-from delayserver.ids import MessageId
 from delayserver.message import Payload
+from delayserver.message_id import MessageId
 from delayserver.wheel import ROUTE_SUBSCRIPTION
 from storage.errors import DiskFullError
 from storage.rows import HOUR_MS

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from delayserver.ids import KeyHasher
 from delayserver.message import Content, Payload, encode_payload, encode_payloads
+from storage.frame import seal
 from storage.rows import NO_KEY
 
 text = st.text(st.characters(codec="utf-8"))
@@ -20,14 +21,16 @@ def test_many_payloads(
     rows: list[tuple[bytes, str | None, dict[str, str] | None]], content: Content
 ) -> None:
     columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], []]
-    blob, lengths = encode_payloads(columns[0], content, columns[1], columns[2])
+    count = len(rows)
+    payloads = encode_payloads(
+        columns[0], [content] * count, columns[1], columns[2], [None] * count
+    )
     plain = [encode_payload(Payload(body, content, key, own)) for body, key, own in rows]
-    assert blob == b"".join(plain)
-    assert lengths.tolist() == [len(payload) for payload in plain]
+    assert [seal(payload) for payload in payloads] == plain
 
 
 @given(st.lists(st.tuples(st.integers(0, (1 << 32) - 1), st.none() | text)))
 def test_many_keys(rows: list[tuple[int, str | None]]) -> None:
     hasher = KeyHasher(b"secret")
-    hashes = hasher.many([number for number, _ in rows], [key for _, key in rows], NO_KEY)
-    assert hashes == b"".join(NO_KEY if key is None else hasher(n, key) for n, key in rows)
+    hashes = hasher.many([number for number, _ in rows], [key for _, key in rows])
+    assert hashes == [NO_KEY if key is None else hasher(n, key) for n, key in rows]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayserver.sequencer import Group, KeyEntry, Sequencer, pack_key_entry
+from delayserver.sequencer import Group, KeyEntry, Publishes, Sequencer, pack_key_entry
 from delayserver.tables import Change, ChangeState, change_key, pack_change
 from storage.catalog import Table
 from storage.rows import RecordKind
@@ -22,6 +22,13 @@ SUBSCRIPTIONS = 2
 @dataclass
 class PutKey:
     key: int
+
+
+@dataclass
+class PutKeys:
+    """Many at once."""
+
+    keys: set[int]
 
 
 @dataclass
@@ -52,7 +59,7 @@ class Checkpoint:
     """Everything that is durable is filed, in the catalog, and forgotten."""
 
 
-Step = PutKey | PutChange | NewSubject | Close | Commit | Fail | Checkpoint
+Step = PutKey | PutKeys | PutChange | NewSubject | Close | Commit | Fail | Checkpoint
 State = tuple[dict[int, KeyEntry], dict[tuple[int, int], Change], dict[int, int], list[str]]
 
 
@@ -84,6 +91,17 @@ class Runner:
                 entry = KeyEntry(seq, 7, seq)
                 self.sequencer.put_key(seq, self.hash(key), entry)
                 self.keys[key] = entry
+            case PutKeys(keys=keys):
+                hashes = [self.hash(key) for key in keys]
+                first_seq = self.sequencer.append_publishes(
+                    Publishes([7] * len(keys), [1] * len(keys), [b""] * len(keys), [0] * len(keys))
+                )
+                entries = [KeyEntry(first_seq + n, 7, 0) for n in range(len(keys))]
+                taken = any(key in self.keys for key in keys)
+                assert self.sequencer.has_any_key(hashes) == taken
+                pairs = dict(zip(hashes, entries, strict=True))
+                self.sequencer.put_keys(first_seq + len(keys) - 1, pairs)
+                self.keys.update(zip(keys, entries, strict=True))
             case PutChange(message=message, subscription=subscription, removes=removes):
                 target_seq = 1_000 + message
                 kind = RecordKind.CANCEL if removes else RecordKind.RETRY
@@ -111,22 +129,25 @@ class Runner:
             case Fail():
                 if len(self.before) == 2:
                     groups = [group for group, _ in self.before]
-                    self.keys, self.changes, self.removed, self.subjects = self.before[0][1]
+                    # Copies: what was durable must not change with what comes now.
+                    was_keys, was_changes, was_removed, was_subjects = self.before[0][1]
+                    self.keys, self.changes = dict(was_keys), dict(was_changes)
+                    self.removed, self.subjects = dict(was_removed), list(was_subjects)
                     self.sequencer.roll_back(groups)
                     self.before.clear()
                     self.open()
                     assert self.sequencer.next_seq == groups[0].first_seq
             case Checkpoint():
-                keys, changes, _, _ = self.durable
+                durable_keys, durable_changes, _, _ = self.durable
                 self.catalog.commit(
                     {
                         Table.KEYS: [
                             (self.hash(key), pack_key_entry(entry.seq, entry.due_ms, entry.digest))
-                            for key, entry in keys.items()
+                            for key, entry in durable_keys.items()
                         ],
                         Table.CHANGES: [
                             (change_key(*where), pack_change(change))
-                            for where, change in changes.items()
+                            for where, change in durable_changes.items()
                         ],
                     }
                 )
@@ -160,6 +181,7 @@ class Runner:
 steps = st.lists(
     st.one_of(
         st.builds(PutKey, st.integers(0, KEYS - 1)),
+        st.builds(PutKeys, st.sets(st.integers(0, KEYS - 1), min_size=1)),
         st.builds(
             PutChange,
             st.integers(0, MESSAGES - 1),

@@ -201,7 +201,7 @@ class MessageParts:
         """Let the open group become durable, with what the engine does then."""
         self.groups.flush(START_MS)
         group = self.groups.on_committed(START_MS)
-        for seq, due_ms, route, _ in group.express:
+        for seq, due_ms, route in group.express:
             if self.sequencer.removed.get(seq) is None:
                 self.insert(seq, due_ms, route=route)
         for effect in group.effects:
@@ -333,7 +333,7 @@ class Log:
             RecordKind.PUBLISH, due_ms=due_ms, subject_id=1, payload=sealed, **more
         )
         if express:
-            self.sequencer.group.express.append((seq, due_ms, 1, sealed))
+            self.sequencer.group.express.append((seq, due_ms, 1))
         return seq
 
     def cancel(self, target_seq: int, target_due_ms: int, message_seq: int = 0) -> int:

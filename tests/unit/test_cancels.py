@@ -10,8 +10,8 @@ import pytest
 from delayserver import cancels
 from delayserver.cancels import PLAIN_MIN
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
-from delayserver.ids import MessageId
 from delayserver.message import State
+from delayserver.message_id import MessageId
 from delayserver.sequencer import MESSAGE_ROW, pack_key_entry
 from delayserver.tables import Change, ChangeState, change_key, pack_change
 from storage.catalog import Table

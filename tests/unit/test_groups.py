@@ -158,7 +158,7 @@ def test_payloads_are_found_until_they_are_filed(parts: Parts) -> None:
 
 def test_what_is_filed_or_went_by_the_express_way_is_not_in_memory(parts: Parts) -> None:
     first, second = parts.append(), parts.append()
-    parts.sequencer.group.express.append((second, 0, 1, b""))
+    parts.sequencer.group.express.append((second, 0, 1))
     assert parts.groups.is_in_memory(first)
     assert parts.groups.is_in_memory(second)
     parts.groups.flush(0)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from delayserver.errors import NotFoundError
-from delayserver.ids import ID_DIGITS, IdCodec, KeyHasher, MessageId, read_id
+from delayserver.ids import IdCodec, KeyHasher
+from delayserver.message_id import ID_DIGITS, MessageId, read_id
+from storage.rows import NO_KEY
 from tests.unit.fakes import SECRET, START_MS
 
 OTHER_SECRET = bytes(16)
@@ -79,3 +83,29 @@ def test_what_an_id_says_is_read_without_the_secret():
     for wrong in ("", "x" * 36, text[:-1], text + "0"):
         with pytest.raises(NotFoundError):
             read_id(wrong)
+
+
+def test_many_ids_are_made_as_one_is(codec: IdCodec) -> None:
+    dues_ms = [0, START_MS, (1 << 48) - 1, START_MS]
+    seqs = [1, (1 << 48) - 1, 12_345, 2]
+    expected = [codec.encode(due_ms, seq) for due_ms, seq in zip(dues_ms, seqs, strict=True)]
+    assert codec.texts(codec.encode_many(dues_ms, seqs)) == expected
+    assert codec.encode_many([], []) == b""
+
+
+def test_ids_are_made_in_any_thread(codec: IdCodec) -> None:
+    expected = codec.encode(START_MS, 7)
+    many = codec.encode_many([START_MS] * 100_000, range(100_000))
+
+    def work(number: int) -> bool:
+        if number % 2:
+            return codec.encode(START_MS, 7) == expected
+        return codec.encode_many([START_MS] * 100_000, range(100_000)) == many
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(64)))
+
+
+def test_many_key_hashes_are_those_of_one() -> None:
+    hasher = KeyHasher(SECRET)
+    assert hasher.many([1, 2, 1], ["a", None, "é"]) == [hasher(1, "a"), NO_KEY, hasher(1, "é")]

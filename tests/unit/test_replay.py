@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from delayserver import replay as replay_module
 from delayserver.archives import Archived, extent_of, read_archived, retired_hours
@@ -782,3 +785,21 @@ def test_keys_and_values_of_the_catalog_come_back_as_they_were() -> None:
     assert dead_letter_key(1, 9) < dead_letter_key(2, 1)
     letter = DeadLetter("gone", START_MS, 3, b"payload")
     assert letter.payload == b"payload"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 400), st.sampled_from([0, 4, 5, 60, 61])), max_size=60),
+    st.booleans(),
+)
+def test_payloads_are_gathered_in_their_order(
+    places: list[tuple[int, int]], in_one_piece: bool
+) -> None:
+    blob = bytes(range(256)) * 2
+    if in_one_piece:
+        lengths = [length for _, length in places]
+        places = list(zip(accumulate(lengths, initial=7), lengths, strict=False))
+        places = [(start, length) for start, length in places if start + length <= len(blob)]
+    starts = np.array([start for start, _ in places], np.int64)
+    sizes = np.array([length for _, length in places], np.int64)
+    expected = b"".join(blob[start : start + length] for start, length in places)
+    assert replay_module._gather(blob, starts, sizes) == expected

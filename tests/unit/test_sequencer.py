@@ -11,6 +11,7 @@ from delayserver.sequencer import (
     KeyEntry,
     Overlay,
     Sequencer,
+    pack_key_entries,
     pack_key_entry,
     unpack_key_entry,
 )
@@ -245,7 +246,11 @@ def test_an_overlay_can_undo_in_reverse_order() -> None:
 def test_values_of_the_catalog_come_back_as_they_were() -> None:
     entry = KeyEntry(1 << 40, 1 << 45, (1 << 64) - 1)
     change = Change(ChangeState.RETRYING, 1 << 40, 1 << 45, 65_535, (1 << 32) - 1)
-    assert unpack_key_entry(pack_key_entry(entry.seq, entry.due_ms, entry.digest)) == entry
+    packed = pack_key_entry(entry.seq, entry.due_ms, entry.digest)
+    assert unpack_key_entry(packed) == entry
+    rows = np.zeros(2, MESSAGE_DTYPE)
+    rows["seq"], rows["due_ms"] = [1, entry.seq], [2, entry.due_ms]
+    assert pack_key_entries(rows, [3, entry.digest]) == [pack_key_entry(1, 2, 3), packed]
     assert unpack_change(pack_change(change)) == change
     assert change_key(1, 2) < change_key(1, 3) < change_key(2, 0) < change_key(256, 0)
 

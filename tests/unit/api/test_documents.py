@@ -10,7 +10,6 @@ from delayserver.api import documents, hot, models
     ("document", "model"),
     [
         (hot.PublishedDocument, models.PublishedModel),
-        (hot.BatchDocument, models.BatchModel),
         (documents.DeliveryDocument, models.DeliveryModel),
         (documents.MessageDocument, models.MessageModel),
         (documents.PulledDocument, models.PulledModel),

@@ -65,7 +65,7 @@ def test_a_body_is_not_touched(intake):
     body = b'{"b": 1.10,\n "a":[ ] }'
     message = intake.one(b'{"subject":"a","body":%b}' % body, NOW_MS)
     assert message.payload.body == body
-    (message,) = intake.batch(b'[{"subject":"a","body":%b}]' % body, FORMS[0], NOW_MS)
+    message = intake.batch(b'[{"subject":"a","body":%b}]' % body, FORMS[0], NOW_MS).message(0)
     assert message.payload.body == body
     assert intake.under_key(b'{"body":%b}' % body, "a", "k", NOW_MS).payload.body == body
 
@@ -75,7 +75,7 @@ def test_every_value_comes_through_in_every_form(intake, body, form):
     if len(json.dumps(body)) > 900 or (form == FORMS[2] and _is_beyond_64_bits(body)):
         return
     data = encode(form, [{"subject": "known", "body": body}])
-    (message,) = intake.batch(data, form, NOW_MS)
+    message = intake.batch(data, form, NOW_MS).message(0)
     assert json.loads(message.payload.body) == body
 
 
