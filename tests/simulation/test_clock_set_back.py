@@ -10,7 +10,7 @@ from delayserver.config import Settings
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import ConflictError, NotFoundError
 from delayserver.message import Payload
-from delayserver.messages import NewMessage
+from delayserver.publishing import NewMessage
 from delayserver.subscriptions import Subscription
 from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
 from storage.rows import HOUR_MS
@@ -61,7 +61,7 @@ class Machine:
         """Returns seq and due time."""
         now_ms = self.clock.now_ms
         message = NewMessage("orders", now_ms + delay_ms, Payload(str(body).encode()))
-        [published] = self.server.engine.messages.publish([message], now_ms)
+        [published] = self.server.engine.publishing.publish([message], now_ms)
         self.server.rest()
         return published.seq, published.due_ms
 

@@ -26,12 +26,12 @@ def test_the_example_of_the_module() -> None:
     assert (horizon.marks, horizon.before_ms) == ((), 0)
     horizon.advance(100, 12_00)
     horizon.advance(107, 10_00)
-    assert horizon.marks == ((100, 12_00), (107, 10_00))
+    assert horizon.marks == (Mark(100, 12_00), Mark(107, 10_00))
     assert horizon.before_ms == 12_00
     horizon.advance(120, 10_01)
-    assert horizon.marks == ((100, 12_00), (120, 10_01))
+    assert horizon.marks == (Mark(100, 12_00), Mark(120, 10_01))
     horizon.advance(230, 12_01)
-    assert horizon.marks == ((230, 12_01),)
+    assert list(horizon.marks) == [Mark(230, 12_01)]
 
 
 @given(MARKS)
