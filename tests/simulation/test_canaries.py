@@ -24,6 +24,7 @@ from delayserver.imports import Importer, Imports
 from delayserver.loader import Loader
 from delayserver.message import Delivery, State
 from delayserver.messages import Messages
+from delayserver.publishing import Publishing
 from delayserver.replay import Filed, Replay, Snapshot
 from delayserver.sequencer import Overlay, Sequencer
 from delayserver.settler import Settler
@@ -333,7 +334,7 @@ def a_failed_delivery_is_forgotten(patch: Patch) -> None:
 @canary
 def a_heartbeat_ends_and_publishes_nothing(patch: Patch) -> None:
     """I3"""
-    patch.setattr(Messages, "publish_sealed", lambda self, *rest: 0)
+    patch.setattr(Publishing, "publish_sealed", lambda self, *rest: 0)
 
 
 @canary
