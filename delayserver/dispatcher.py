@@ -248,6 +248,7 @@ class Dispatcher:
         for delivery in deliveries:
             matching = self._registry.matching(delivery.subject)
             origin = delivery.origin
+            # A row that it was moved to was newer than the publish: at worst it comes once more.
             if any(s.existed(origin.message_seq, origin.due_ms) for s in matching):
                 # It had this message on its own.
                 self._settle(delivery, Outcome.DROPPED, now_ms)
