@@ -278,6 +278,7 @@ class Engine:
     def on_commit_failed(self, error: Exception) -> None:
         """The group that was being written could not be, and was rolled back."""
         self.groups.on_commit_failed(error)
+        self._horizon.roll_back(self.sequencer.next_seq - 1)
         self.produces.failed()
 
     def _insert_express(self, group: Group) -> None:

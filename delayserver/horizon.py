@@ -60,6 +60,10 @@ class Horizon:
         if len(marks) > MARKS_MAX:
             marks[:2] = [Mark(marks[1].seq, marks[0].before_ms)]
 
+    def roll_back(self, seq: int) -> None:
+        """What came after `seq` was undone: its seqs are given again."""
+        self._marks = [Mark(min(mark.seq, seq), mark.before_ms) for mark in self._marks]
+
 
 def marks_of(seqs: np.ndarray, due_ms: np.ndarray) -> list[Mark]:
     """The marks that some rows make which have fallen due."""

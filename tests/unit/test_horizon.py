@@ -34,6 +34,14 @@ def test_the_example_of_the_module() -> None:
     assert list(horizon.marks) == [Mark(230, 12_01)]
 
 
+def test_seqs_that_were_rolled_back_have_not_fallen_due() -> None:
+    horizon = Horizon([Mark(7, 90), Mark(9, 50), Mark(12, 40)])
+    horizon.roll_back(8)
+    assert fallen(horizon.marks) == fallen([Mark(7, 90), Mark(8, 50)])
+    horizon.advance(10, 45)
+    assert fallen(horizon.marks) == fallen([Mark(7, 90), Mark(8, 50), Mark(10, 45)])
+
+
 @given(MARKS)
 def test_no_mark_is_lost_and_none_says_too_much(marks: list[Mark]) -> None:
     assert fallen(Horizon(marks).marks) == fallen(marks)
