@@ -147,6 +147,7 @@ class _Hour:
     state: HourState
     entries: int = 0
     removals: int = 0
+    first_seq: int = 0
     last_entry_seq: int = 0
     end: int = 0
     """Where the last frame ends that begins before the committed length."""
@@ -190,6 +191,7 @@ class _Promised:
         hour.entries += len(entries)
         hour.removals += len(frame.rows) - len(entries)
         hour.end = frame.end
+        hour.first_seq = hour.first_seq or frame.first_seq
         if len(entries):
             hour.last_entry_seq = int(entries["seq"][-1])
         unknown = np.setdiff1d(entries["subject_id"], self._subject_ids)
@@ -282,6 +284,7 @@ class _Promised:
             for what, found, said in (
                 ("entries", hour.entries, state.entries),
                 ("removals", hour.removals, state.removals),
+                ("as the first record", hour.first_seq, state.first_seq or hour.first_seq),
                 ("as the last entry", hour.last_entry_seq, state.last_entry_seq),
             ):
                 if found != said:

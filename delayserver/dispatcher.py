@@ -167,8 +167,6 @@ class Dispatcher:
         self._parked: dict[int, list[Batch]] = {}
         self._orphans: Counter[int] = Counter()
         """Rows whose subscription is gone: on their way, or read to find out whose they are now."""
-        self.fired_until_ms = 0
-        """The latest due time of what has fired."""
         self.delivered_by_subject: defaultdict[int, int] = defaultdict(int)
         """How many deliveries arrived since the start, by subject id."""
         self.draining = False
@@ -193,8 +191,6 @@ class Dispatcher:
         """Rows that are due: to the queues of their subscriptions."""
         touched: dict[int, Queue] = {}
         for batch in batches:
-            last_ms = batch.hour * HOUR_MS + int(batch.rows["due_offset_ms"][-1])
-            self.fired_until_ms = max(self.fired_until_ms, last_ms)
             for route, rows in _by_route(batch.rows):
                 for queue in self._route(route, Batch(batch.hour, rows)):
                     touched[queue.subscription.id] = queue
@@ -214,17 +210,22 @@ class Dispatcher:
             self._parked.setdefault(route, []).append(batch)
             return []
         queues = []
-        due_ms = batch.rows["due_offset_ms"].astype(np.int64) + batch.hour * HOUR_MS
-        unmatched = np.ones(len(due_ms), bool)
+        first_ms = int(batch.rows["due_offset_ms"][0]) + batch.hour * HOUR_MS
+        unmatched = np.ones(len(batch.rows), bool)
         for subscription in matching:
-            existed = due_ms >= subscription.created_ms
-            if existed.any():
-                rows = batch.rows if existed.all() else select(batch.rows, existed)
+            rows = batch.rows
+            if first_ms >= subscription.exists_since_ms:
+                unmatched[:] = False
+            else:
+                due_ms = rows["due_offset_ms"].astype(np.int64) + batch.hour * HOUR_MS
+                existed = subscription.existed_for(rows["seq"], due_ms)
+                rows = select(rows, existed)
+                unmatched &= ~existed
+            if len(rows):
                 queue = self.queue(subscription)
                 queue.rows.push(Batch(batch.hour, rows))
                 queues.append(queue)
                 self._hours.add(batch.hour, len(rows))
-                unmatched &= ~existed
         if unmatched.any():
             queue = self.queue(matching[0])
             queue.rows.push(Batch(batch.hour, select(batch.rows, unmatched)))
@@ -246,7 +247,9 @@ class Dispatcher:
         self._forget_orphans(take)
         for delivery in deliveries:
             matching = self._registry.matching(delivery.subject)
-            if any(s.created_ms <= delivery.origin.due_ms for s in matching):
+            origin = delivery.origin
+            # A row that it was moved to was newer than the publish: at worst it comes once more.
+            if any(s.existed(origin.message_seq, origin.due_ms) for s in matching):
                 # It had this message on its own.
                 self._settle(delivery, Outcome.DROPPED, now_ms)
                 continue
@@ -256,7 +259,7 @@ class Dispatcher:
                 queue.rows.push(batch)
                 self.pump(queue, now_ms)
             else:
-                self._parked.setdefault(delivery.origin.subject_id, []).append(batch)
+                self._parked.setdefault(origin.subject_id, []).append(batch)
 
     def _forget_orphans(self, take: Take) -> None:
         for batch in take.batches:

@@ -39,6 +39,7 @@ from delayserver.errors import NotFoundError, OverloadedError, StoppingError
 from delayserver.events import Events
 from delayserver.groups import GroupPorts, Groups
 from delayserver.heartbeats import Heartbeats
+from delayserver.horizon import Horizon, Mark
 from delayserver.hours import Hours
 from delayserver.ids import IdCodec, KeyHasher
 from delayserver.imports import Imports
@@ -56,7 +57,7 @@ from delayserver.timeouts import Timeouts
 from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Wheel
 from storage.catalog import Catalog
 from storage.frame import Rows, seal
-from storage.rows import HOUR_MS, RecordKind, select
+from storage.rows import HOUR_MS, RecordKind, is_among, select
 
 RETRY_COMMIT_MS = 1000
 """A record that could not be written (the disk is full) is tried again after this."""
@@ -100,6 +101,7 @@ class Engine:
         self._ports = ports
         self._random = random
         self._advanced_ms = now_ms
+        self._horizon = Horizon()
         self._prune_seq = 0
         self._loads_asked: deque[range] = deque()
         self._stalled: list[tuple[int, Callable[[int], None]]] = []
@@ -160,9 +162,16 @@ class Engine:
         )
 
     def start(
-        self, through_hour: int, loaded: Iterable[LoadedHour], retired_through_hour: int = -1
+        self,
+        through_hour: int,
+        loaded: Iterable[LoadedHour],
+        retired_through_hour: int = -1,
+        fired: Iterable[Mark] = (),
     ) -> None:
-        """Take over what recovery loaded: every unsettled hour up to `through_hour`."""
+        """Take over what recovery loaded: every unsettled hour up to `through_hour`.
+
+        `fired`: what has fired though it is not due yet."""
+        self._horizon = Horizon(fired)
         self.hours.live_through_hour = through_hour
         self.hours.retired_through_hour = retired_through_hour
         for hour in loaded:
@@ -175,6 +184,7 @@ class Engine:
 
         A clock that was set back makes nothing fire again and nothing fire early."""
         self._advanced_ms = now_ms
+        self._horizon.advance(self.sequencer.next_seq - 1, now_ms + 1)
         self.messages.advanced_ms = self.dispatcher.now_ms = now_ms
         self.sequencer.refresh()
         self._load_ahead(now_ms)
@@ -240,7 +250,7 @@ class Engine:
 
         As long as the removal is not durable it may be rolled back, and they with it."""
         removed = self.sequencer.removed
-        gone = np.isin(rows["seq"], np.fromiter(removed, np.uint64, len(removed)))
+        gone = is_among(rows["seq"], np.fromiter(removed, np.uint64, len(removed)))
         for index in np.flatnonzero(gone).tolist():
             row = rows[index : index + 1].copy()
             record = removed.get(int(row["seq"][0]))
@@ -268,6 +278,7 @@ class Engine:
     def on_commit_failed(self, error: Exception) -> None:
         """The group that was being written could not be, and was rolled back."""
         self.groups.on_commit_failed(error)
+        self._horizon.roll_back(self.sequencer.next_seq - 1)
         self.produces.failed()
 
     def _insert_express(self, group: Group) -> None:
@@ -316,17 +327,18 @@ class Engine:
     def put_subscription(self, subscription: Subscription) -> Group:
         """Add, change or (with `deleted`) remove a subscription; it counts once it is durable."""
         self.groups.admit(0)
-        # What has fired was for others, also if the clock was set back since.
-        unfired_ms = self.dispatcher.fired_until_ms + 1
         known = self.registry.by_id(subscription.id)
         if known is None:
-            created_ms = max(subscription.created_ms, unfired_ms)
-            subscription = msgspec.structs.replace(subscription, created_ms=created_ms)
+            # What has fallen due is for others.
+            self._horizon.advance(self.sequencer.next_seq - 1, subscription.created_ms)
+            horizon, since_ms = self._horizon.marks, 0
         else:
-            since_ms = known.subject_since_ms
+            horizon, since_ms = known.horizon, known.subject_since_ms
             if known.subject != subscription.subject:
-                since_ms = max(self._advanced_ms, unfired_ms)
-            subscription = msgspec.structs.replace(subscription, subject_since_ms=since_ms)
+                since_ms = self._horizon.before_ms
+        subscription = msgspec.structs.replace(
+            subscription, horizon=horizon, subject_since_ms=since_ms
+        )
         self.sequencer.append(
             RecordKind.SUBSCRIPTION,
             subscription_id=subscription.id,

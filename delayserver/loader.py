@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.horizon import Mark, marks_of
 from delayserver.replay import Snapshot, wheel_rows
 from delayserver.subscriptions import Registry, Subscription
 from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Run, build_run
@@ -27,8 +28,11 @@ from storage.rows import (
     HOUR_MS,
     SCHEDULE_DTYPE,
     concatenate,
+    is_among,
     select,
 )
+
+NEVER_MS = 1 << 62
 
 SETTLED_DTYPE = np.dtype([("seq", "<u8"), ("subscription_id", "<u4")])
 """A schedule row that is settled for one subscription."""
@@ -41,6 +45,8 @@ class LoadedHour:
     hour: int
     run: Run
     damage: list[Damage] = field(default_factory=list)
+    fired: list[Mark] = field(default_factory=list)
+    """What of it has fired though it is not due yet: the clock was set back."""
     _by_seq: tuple[NDArray[np.uint64], NDArray[np.intp]] | None = None
     """All seqs in order, and where their rows stand."""
 
@@ -83,25 +89,34 @@ class Loader:
         self._slot_ms = slot_ms
 
     def load(
-        self, snapshot: Snapshot, registry: Registry, subject_names: dict[int, str]
+        self,
+        snapshot: Snapshot,
+        registry: Registry,
+        subject_names: dict[int, str],
+        *,
+        now_ms: int = NEVER_MS,
     ) -> LoadedHour:
-        """What of the hour waits. Damage is named in the result, and the rest is loaded (I8)."""
+        """What of the hour waits. Damage is named in the result, and the rest is loaded (I8).
+
+        `now_ms`: now, if the hour may have fired before this process began."""
         try:
-            return self._load(snapshot, registry, subject_names)
+            return self._load(snapshot, registry, subject_names, now_ms)
         finally:
             # An open file would keep the space of an hour that is deleted later.
             self._schedule.release(snapshot.hour)
             self._dispatch.release(snapshot.hour)
 
     def _load(
-        self, snapshot: Snapshot, registry: Registry, subject_names: dict[int, str]
+        self, snapshot: Snapshot, registry: Registry, subject_names: dict[int, str], now_ms: int
     ) -> LoadedHour:
         damage: list[Damage] = []
         rows, tombstones = self._read_schedule(snapshot, damage)
-        settled = self._read_settled(snapshot.hour, tombstones, damage)
+        settled, due_ms = self._read_settled(snapshot.hour, tombstones, damage)
+        ahead = due_ms >= now_ms
+        fired = marks_of(settled["seq"][ahead], due_ms[ahead]) if ahead.any() else []
         whole = tombstones["subscription_id"] == 0
-        removed = np.isin(rows["seq"], tombstones["message_seq"][whole])
-        affected = ~removed & np.isin(rows["seq"], settled["seq"])
+        removed = is_among(rows["seq"], tombstones["message_seq"][whole])
+        affected = ~removed & is_among(rows["seq"], settled["seq"])
         parts: list[Rows] = []
         if affected.any():
             # What was for one subscription alone is done.
@@ -115,7 +130,7 @@ class Loader:
             rows = select(rows, ~gone)
         if parts:
             rows = concatenate([rows, *parts], WHEEL_DTYPE)
-        return LoadedHour(snapshot.hour, build_run(rows, self._slot_ms), damage)
+        return LoadedHour(snapshot.hour, build_run(rows, self._slot_ms), damage, fired)
 
     def _read_schedule(self, snapshot: Snapshot, damage: list[Damage]) -> tuple[Rows, Rows]:
         """The entries as they wait in the wheel, and the tombstones."""
@@ -143,7 +158,10 @@ class Loader:
             )
         return concatenate(waiting, WHEEL_DTYPE), concatenate(tombstones, SCHEDULE_DTYPE)
 
-    def _read_settled(self, hour: int, tombstones: Rows, damage: list[Damage]) -> Rows:
+    def _read_settled(
+        self, hour: int, tombstones: Rows, damage: list[Damage]
+    ) -> tuple[Rows, np.ndarray]:
+        """What has ended for some subscription (SETTLED_DTYPE), and when each was due."""
         frames: list[Rows] = []
         for found in self._dispatch.scan(hour):
             if isinstance(found, Frame):
@@ -157,7 +175,7 @@ class Loader:
         settled["subscription_id"] = np.concatenate(
             [rows["subscription_id"], partial["subscription_id"]]
         )
-        return settled
+        return settled, np.concatenate([rows["due_ms"], partial["due_ms"]])
 
 
 def _as_entries(waiting: Rows, hour: int) -> Rows:
@@ -179,7 +197,7 @@ def remaining(
         mine = (entries["subject_id"] == subject_id) & (entries["subscription_id"] == 0)
         for subscription in registry.matching(subject_names[subject_id]):
             done = settled["seq"][settled["subscription_id"] == subscription.id]
-            remains = mine & (entries["due_ms"] >= subscription.created_ms)
-            remains &= ~np.isin(entries["seq"], done)
+            remains = mine & subscription.existed_for(entries["seq"], entries["due_ms"])
+            remains &= ~is_among(entries["seq"], done)
             if remains.any():
                 yield subscription, remains

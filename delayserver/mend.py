@@ -128,14 +128,16 @@ class Mender:
         state = mended.state
         if target is not None:
             target.pwrite([frame], state.length)
-        state.length += len(frame)
         mended.kept_rows += len(rows)
         if self._kind is LogKind.SCHEDULE:
             entries = select(rows, (rows["flags"] & FLAG_REMOVAL) == 0)
+            if not state.length:
+                state.first_seq = int(rows["seq"].min())
             state.entries += len(entries)
             state.removals += len(rows) - len(entries)
             if len(entries):
                 state.last_entry_seq = int(entries["seq"][-1])
+        state.length += len(frame)
         visit(rows, payload)
 
     def _items(self) -> Iterator[tuple[Frame | Damage, np.ndarray]]:

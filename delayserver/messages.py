@@ -185,7 +185,7 @@ class Messages:
         """Whether other subscriptions had the message than those that failed to take it."""
         subject = self._sequencer.subject_names[max(c.subject_id for c in changes.values())]
         return any(
-            s.id not in changes and s.created_ms <= entry.due_ms
+            s.id not in changes and s.existed(entry.seq, entry.due_ms)
             for s in self._registry.matching(subject)
         )
 
@@ -221,13 +221,15 @@ class Messages:
         return row is not None and bool(row["route"][0] & ROUTE_SUBSCRIPTION)
 
     def is_known(self, entry: Entry) -> bool:
-        """Whether the row's hour is still kept. While it is being deleted, what is known of its
-        messages goes piece by piece, and must not be asked for."""
+        """Whether the row is still kept in its hour. While that is being deleted, what is known of
+        its messages goes piece by piece, and must not be asked for."""
         if entry.seq > self._groups.checkpoint_seq:
             return True
         state = read_hour(self._catalog, entry.hour)
-        return state is not None and not state.is_over(
-            entry.hour, self.advanced_ms, self._settings.retention_ms
+        return (
+            state is not None
+            and state.first_seq <= entry.seq
+            and not state.is_over(entry.hour, self.advanced_ms, self._settings.retention_ms)
         )
 
     # ── cancel and move ────────────────────────────────────────────────────────────────────────

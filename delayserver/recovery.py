@@ -11,11 +11,12 @@ backlog (I10): one directory listing, the tail, and the columns of the hours tha
 Threads: runs before any other thread starts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from delayserver.horizon import Mark
 from delayserver.loader import LoadedHour, Loader
 from delayserver.replay import Records, Replay
 from delayserver.settler import Settler
@@ -48,6 +49,8 @@ class Recovered:
     """What was cut off at the ends of logs, as a crash may leave it: written, never answered."""
     retired_through_hour: int = -1
     """The newest hour that is settled, for `Engine.start`."""
+    fired: list[Mark] = field(default_factory=list)
+    """What has fired though it is not due yet: the clock was set back since."""
 
 
 def recover(
@@ -91,9 +94,9 @@ def recover(
     loaded = []
     for done, snapshot in enumerate(snapshots):
         progress("loading hours", done, len(snapshots))
-        loaded.append(loader.load(snapshot, registry, names))
+        loaded.append(loader.load(snapshot, registry, names, now_ms=now_ms))
         damage += loaded[-1].damage
-    retired = (hour for hour, state in replay.hours.items() if state.retired_ms)
+    retired = [hour for hour, state in replay.hours.items() if state.retired_ms]
     return Recovered(
         next_seq,
         subjects,
@@ -104,7 +107,15 @@ def recover(
         replayed,
         [*([message_log.torn] if message_log.torn else []), *settler.torn],
         max(retired, default=-1),
+        [*_fired_ahead(replay, retired, now_ms), *(mark for hour in loaded for mark in hour.fired)],
     )
+
+
+def _fired_ahead(replay: Replay, retired: list[int], now_ms: int) -> Iterator[Mark]:
+    """Marks of the hours that are settled and not over: the clock was set back."""
+    for hour in retired:
+        if (hour + 1) * HOUR_MS > now_ms:
+            yield Mark(replay.hours[hour].last_entry_seq, (hour + 1) * HOUR_MS)
 
 
 def file_message_log(

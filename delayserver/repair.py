@@ -57,10 +57,9 @@ from storage.frame import Damage, Rows
 from storage.hour_log import HourLog, hour_path, parse_hour_name
 from storage.message_log import DIRECTORY as MESSAGES
 from storage.message_log import Durability, MessageLog, parse_segment_name
-from storage.rows import LogKind
+from storage.rows import SEQ_MAX, LogKind
 from storage.swap import Swap, finish, is_unfinished
 
-SEQ_MAX = (1 << 64) - 1
 _PASSES_MAX = 4
 _COMMIT_ENTRIES = 50_000
 

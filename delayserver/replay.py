@@ -64,6 +64,7 @@ from storage.rows import (
     NO_KEY,
     RecordKind,
     concatenate,
+    is_among,
     select,
 )
 
@@ -316,6 +317,7 @@ class Replay:
             last_entry_seq=int(entries["seq"][-1]) if len(entries) else state.last_entry_seq,
             # An hour that gets a new message is open again (a clock that was set back does that).
             retired_ms=0 if len(entries) else state.retired_ms,
+            first_seq=state.first_seq if state.length else int(rows["seq"][0]),
         )
 
     def _note_effects(self, rows: Rows, blob: bytes) -> None:
@@ -601,7 +603,7 @@ class Replay:
         for frame in self._frames(hour):
             entries = select(frame.rows, (frame.rows["flags"] & FLAG_REMOVAL) == 0)
             # A row that was never removed is all there is of its message: only its key is indexed.
-            alone = (entries["seq"] == entries["message_seq"]) & ~np.isin(entries["seq"], removed)
+            alone = (entries["seq"] == entries["message_seq"]) & ~is_among(entries["seq"], removed)
             keyed = entries["key_hash"] != np.void(NO_KEY)
             watching = (entries["flags"] & FLAG_WATCHES) != 0
             for indexes in _slices(np.flatnonzero(~alone | keyed | watching), PURGE_ROWS):
@@ -646,12 +648,8 @@ class Replay:
         return any(other != hour and self._holds(other, seq) for other, seq in rows)
 
     def _holds(self, hour: int, seq: int) -> bool:
-        """Whether an hour is kept since before it got that row. One that was deleted and came back
-        (a clock that was set back does that) holds only what is newer."""
-        if hour not in self.hours:
-            return False
-        first = next(iter(self._frames(hour)), None)
-        return first is None or first.first_seq <= seq
+        state = self.hours.get(hour)
+        return state is not None and state.first_seq <= seq
 
     def _payload(self, hour: int, row: np.void, payload_start: int) -> Payload:
         offset = payload_start + int(row["payload_offset"])

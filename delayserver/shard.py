@@ -160,7 +160,12 @@ class Shard(ABC):
             epoch=surroundings.random_bytes(4).hex(),
             random=surroundings.random,
         )
-        self.engine.start(recovered.through_hour, recovered.loaded, recovered.retired_through_hour)
+        self.engine.start(
+            recovered.through_hour,
+            recovered.loaded,
+            recovered.retired_through_hour,
+            recovered.fired,
+        )
         self._make_workers(loader, Importer(files, catalog, identity.stamp), surroundings)
 
     def _make_workers(self, loader: Loader, importer: Importer, surroundings: Surroundings) -> None:

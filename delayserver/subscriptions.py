@@ -2,8 +2,8 @@
 
 A subscription's subject is exact, or a prefix that ends in `.*` (any depth), or `*`. A message goes
 to every subscription that matches and existed when it fell due; if there was none, to the first
-one, by age, that matches now. The rule is a function of the registry and the due time alone, so it
-gives the same answer after a restart.
+one, by age, that matches now. The rule is a function of the registry, the due time and the seq
+alone, so it gives the same answer after a restart, and whatever the clock shows then (`horizon`).
 
 Cost: a lookup is one dictionary access; the result is cached per subject until the registry
 changes. Threads: changed on the event loop only; `snapshot` is immutable and may be read anywhere.
@@ -13,9 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from delayserver.delivery.webhook import RetryPolicy
+from delayserver.horizon import Mark, fallen_due
 from delayserver.subjects import matches
+from storage.rows import SEQ_MAX
 
 
 class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,12 +51,26 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     paused: bool = False
     deleted: bool = False
     subject_since_ms: int = 0
-    """When its subject was changed; 0: never."""
+    """When its subject was changed, and nothing due since had fallen due; 0: never."""
+    horizon: tuple[Mark, ...] = ()
+    """What had fallen due when it was made; empty: all that was due before `created_ms`."""
 
     @property
-    def matches_since_ms(self) -> int:
-        """From which due time on it is known to have had its subject."""
-        return max(self.created_ms, self.subject_since_ms)
+    def _marks(self) -> tuple[Mark, ...]:
+        return self.horizon or (Mark(SEQ_MAX, self.created_ms),)
+
+    @property
+    def exists_since_ms(self) -> int:
+        """Whatever is due at this moment or later fell due when it existed."""
+        return self._marks[0].before_ms
+
+    def existed(self, seq: int, due_ms: int) -> bool:
+        """Whether it existed when a row fell due."""
+        return not any(seq <= mark.seq and due_ms < mark.before_ms for mark in self._marks)
+
+    def existed_for(self, seqs: np.ndarray, due_ms: np.ndarray) -> np.ndarray:
+        """For which rows it existed when they fell due."""
+        return ~fallen_due(self._marks, seqs, due_ms)
 
     @property
     def retry_policy(self) -> RetryPolicy:

@@ -21,7 +21,7 @@ from storage.rows import HOUR_MS
 CHECKPOINT_KEY = b"checkpoint"
 
 HOUR_KEY = struct.Struct(">I")
-_HOUR_VALUE = struct.Struct(">QQQQq")
+_HOUR_VALUE = struct.Struct(">QQQQqQ")
 _CHECKPOINT_VALUE = struct.Struct(">Q")
 CHANGE_KEY = struct.Struct(">QI")
 _CHANGE_VALUE = struct.Struct(">BQQHI")
@@ -38,6 +38,9 @@ class HourState:
     last_entry_seq: int = 0
     retired_ms: int = 0
     """When all its messages were settled; 0: not yet."""
+    first_seq: int = 0
+    """Of its rows; 0: not known. An hour that was deleted and came back (a clock that was set back
+    does that) does not hold what is older."""
 
     def is_over(self, hour: int, now_ms: int, retention_ms: int) -> bool:
         """Whether it is past its retention: from now on it is being deleted."""
@@ -45,8 +48,20 @@ class HourState:
 
     def pack(self) -> bytes:
         return _HOUR_VALUE.pack(
-            self.length, self.entries, self.removals, self.last_entry_seq, self.retired_ms
+            self.length,
+            self.entries,
+            self.removals,
+            self.last_entry_seq,
+            self.retired_ms,
+            self.first_seq,
         )
+
+    @classmethod
+    def unpack(cls, value: bytes) -> "HourState":
+        """The inverse of `pack`. Raises struct.error."""
+        if len(value) == _HOUR_VALUE.size - 8:
+            value += bytes(8)  # It was written before there was a last number.
+        return cls(*_HOUR_VALUE.unpack(value))
 
 
 def hour_key(hour: int) -> bytes:
@@ -56,7 +71,7 @@ def hour_key(hour: int) -> bytes:
 
 def parse_hours(pairs: Iterable[tuple[bytes, bytes]]) -> dict[int, HourState]:
     """The whole table HOURS, from its keys and values."""
-    return {HOUR_KEY.unpack(key)[0]: HourState(*_HOUR_VALUE.unpack(value)) for key, value in pairs}
+    return {HOUR_KEY.unpack(key)[0]: HourState.unpack(value) for key, value in pairs}
 
 
 def read_hours(catalog: Catalog) -> dict[int, HourState]:
@@ -67,7 +82,7 @@ def read_hours(catalog: Catalog) -> dict[int, HourState]:
 def read_hour(catalog: Catalog, hour: int) -> HourState | None:
     """One row of the table HOURS."""
     value = catalog.get(Table.HOURS, hour_key(hour))
-    return None if value is None else HourState(*_HOUR_VALUE.unpack(value))
+    return None if value is None else HourState.unpack(value)
 
 
 def read_checkpoint(catalog: Catalog) -> int:

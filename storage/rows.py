@@ -11,6 +11,7 @@ due_ms        milliseconds since the epoch, UTC
 """
 
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,6 +156,7 @@ FLAG_AFTER_SYNC = 1
 is damaged there was damaged later. What is damaged behind the last such frame may never have been
 written whole."""
 
+SEQ_MAX = (1 << 64) - 1
 HOUR_MS = 3_600_000
 NO_KEY = bytes(16)
 
@@ -172,6 +174,18 @@ def select(rows: NDArray[np.void], which: NDArray[np.bool_ | np.integer]) -> NDA
     """`rows[which]`, by indexes or by a mask: a copy."""
     chosen: NDArray[np.void] = as_bytes(rows)[which]
     return chosen.view(rows.dtype)
+
+
+_PAIRS_MAX = 4096
+"""Beyond, it is worth sorting."""
+
+
+def is_among(values: NDArray[Any], others: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which values are among the others: as `np.isin`, which takes its time also for a few."""
+    if len(values) * len(others) > _PAIRS_MAX:
+        return np.isin(values, others)
+    found: NDArray[np.bool_] = (values[:, np.newaxis] == others).any(axis=1)
+    return found
 
 
 def concatenate(parts: list[NDArray[np.void]], dtype: np.dtype[np.void]) -> NDArray[np.void]:

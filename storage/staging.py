@@ -46,6 +46,7 @@ PART_SUFFIX = ".part"
 MANIFEST_FORMAT = 1
 FRAME_ROWS_MAX = 16_384
 FRAME_BYTES_MAX = 4 * 1024 * 1024
+WRITE_BYTES = 4 * 1024 * 1024
 """A frame is cut before its payloads are longer: each is held in memory, and filed in one step."""
 MANIFEST_MAX_BYTES = 64 * 1024 * 1024
 
@@ -294,7 +295,8 @@ def verify(
     progress: Callable[[int], None] = lambda rows: None,
     sync: bool = True,
 ) -> Staged:
-    """Read and check everything that was staged, and (`sync`) make it durable.
+    """Read and check everything that was staged, and (`sync`) make it durable, whatever became of
+    earlier tries.
 
     `progress` is called with the number of rows so far, and may raise. Raises StagingError."""
     if manifest.stamp != stamp:
@@ -323,6 +325,7 @@ def verify(
                 done += len(rows)
                 progress(done)
             if sync:
+                _write_again(file, part.bytes)
                 file.fdatasync()
         finally:
             file.close()
@@ -336,6 +339,13 @@ def verify(
         np.concatenate([keys.subject_ids for keys in parts]),
     )
     return Staged(manifest, keys, subject_counts, last_due_ms)
+
+
+def _write_again(file: File, total_bytes: int) -> None:
+    """Write a file over itself. If a sync of it failed in an earlier process its bytes can be read,
+    but the system takes them for written, and a sync alone would not write them."""
+    for offset in range(0, total_bytes, WRITE_BYTES):
+        file.pwrite([file.pread(min(WRITE_BYTES, total_bytes - offset), offset)], offset)
 
 
 def _keys(rows: Rows, first: int) -> Keys:

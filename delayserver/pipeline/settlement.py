@@ -310,7 +310,9 @@ def _expected(
     for number, where in _groups(entries["subject_id"], wanted[~for_one]):
         due_ms = entries["due_ms"][where]
         for subscription in judgement.subscribers(number):
-            expect(where[due_ms >= subscription.matches_since_ms], subscription.id)
+            expected = subscription.existed_for(entries["seq"][where], due_ms)
+            expected &= due_ms >= subscription.subject_since_ms
+            expect(where[expected], subscription.id)
     return np.concatenate(positions), np.concatenate(subscriptions)
 
 

@@ -92,6 +92,12 @@ class Ledger(Watcher):
         """The same in this life, durable or not."""
         self._settled: set[bytes] = set()
         """All rows that were ever given to the dispatch log."""
+        self._recorded_at: dict[int, dict[int, int]] = {}
+        """Schedule row → subscriptions that it was delivered to, and how many were before."""
+        self._made_at: dict[int, int] = {}
+        """Subscription → how many deliveries had been recorded when it was made."""
+        self._made_seqs: dict[int, int] = {}
+        """Subscription → the record that made it."""
         self._on_their_way: set[tuple[int, int]] = set()
         self._fired_until_ms = 0
         """The latest moment at which the wheel was advanced in this life."""
@@ -183,6 +189,7 @@ class Ledger(Watcher):
         elif kind == RecordKind.SUBSCRIPTION:
             definition = decode_subscription(unseal(sealed) or b"")
             self.subscriptions[definition.id] = definition
+            self._made_seqs.setdefault(definition.id, seq)
         elif kind == RecordKind.HEARTBEAT:
             self._apply_heartbeat(seq, message_seq, sealed)
         else:
@@ -323,6 +330,12 @@ class Ledger(Watcher):
         if key in self._on_their_way:
             raise Violation(f"row {seq} is on its way to {subscription.name} twice (I4)")
         self._on_their_way.add(key)
+        made_at = self._made_at.get(subscription.id, 0)
+        for other_id, recorded_at in self._recorded_at.get(seq, {}).items():
+            if recorded_at < made_at and not self.subscriptions[other_id].deleted:
+                raise Violation(
+                    f"row {seq} went to {other_id} before {subscription.id} was made (I4)"
+                )
 
     def returned(self, delivery: Delivery, *, seen: bool) -> None:
         """A delivery is not on its way any more; `seen`: the subscriber had it."""
@@ -351,9 +364,15 @@ class Ledger(Watcher):
             self._outcomes[seq, subscription_id] = outcome
             if outcome == Outcome.DELIVERED:
                 self.delivered.setdefault(message_seq, set()).add(subscription_id)
+                here = self._recorded_at.setdefault(seq, {})
+                here.setdefault(subscription_id, len(self._outcomes))
 
     def damaged(self, error: DamageError) -> None:
         self.damage.append(error)
+
+    def made(self, subscription_id: int) -> None:
+        """Somebody makes a subscription; what others have had is not for it."""
+        self._made_at[subscription_id] = len(self._outcomes) + 1
 
     # ── answers ────────────────────────────────────────────────────────────────────────────────
 
@@ -402,6 +421,7 @@ class Ledger(Watcher):
             and message.seq not in self.received
             # It may have fallen due before the clock was set back.
             and not message.dead
+            and message.seq not in self.dropped
         }
 
     def event_completed(self, cancelled: list[int], fired: list[int]) -> None:
@@ -577,8 +597,10 @@ class Ledger(Watcher):
         return (due_ms for due_ms, _, _ in self._entries.values())
 
     def check_all_delivered(self, faithful: Iterable[Subscription]) -> None:
-        """Whether everything arrived: at those that were there all the time, or at anybody."""
-        faithful = list(faithful)
+        """Whether everything arrived: at those that were there all the time, at the others what was
+        published since they were made, and at anybody."""
+        since = {s.id: self._made_seqs[s.id] for s in self.subscriptions.values() if not s.deleted}
+        since |= {subscription.id: 0 for subscription in faithful}
         if self.heartbeats:
             raise Violation(f"heartbeats never fired: {self.heartbeats} (I3)")
         for message in self.messages.values():
@@ -586,9 +608,12 @@ class Ledger(Watcher):
                 continue
             subject = self.subjects[message.subject_id]
             delivered = self.delivered.get(message.seq, set())
-            for subscription in faithful:
-                if subscription.matches(subject) and subscription.id not in (
-                    delivered | message.dead
+            for subscription_id, made_seq in since.items():
+                subscription = self.subscriptions[subscription_id]
+                if (
+                    message.seq > made_seq
+                    and subscription.matches(subject)
+                    and subscription_id not in delivered | message.dead
                 ):
                     raise Violation(f"message {message.seq} never came to {subscription.name} (I3)")
             if not delivered and not message.dead and message.seq not in self.dropped:

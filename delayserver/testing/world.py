@@ -4,6 +4,7 @@ Cost: a few milliseconds per life. Threads: none.
 """
 
 import contextlib
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -103,7 +104,8 @@ class World:
         self.clock = SimulatedClock()
         self.ledger = Ledger(self.clock)
         self.counts: Counter[str] = Counter()
-        self.settings = Settings(
+        # Without looking at the environment, which takes longer than many a life.
+        self.settings = Settings.model_construct(
             segment_bytes=4096,
             checkpoint_ms=rng.choice((50, 200, 1000)),
             checkpoint_bytes=rng.choice((2000, 64 << 20)),
@@ -133,7 +135,8 @@ class World:
         # Of their own, so that what happens in a world does not depend on how many there are.
         self._options = random.Random(f"options {seed}")
         self.faithful = tuple(self._with_options(subscription) for subscription in FAITHFUL)
-        self._weights: list[float] = []
+        self._weights: tuple[float, ...] = ()
+        """Of the steps; each is the sum of all up to it."""
         self._gentle = False
 
     def _with_options(self, subscription: Subscription) -> Subscription:
@@ -163,7 +166,8 @@ class World:
         self.faults = self._plan()
         self.catalog.faults = self.faults
         # A bias of its own in every life: one thread may starve, another be everywhere first.
-        self._weights = [step.weight * rng.choice((0.1, 1.0, 1.0, 3.0)) for step in _STEPS]
+        weights = (step.weight * rng.choice((0.1, 1.0, 1.0, 3.0)) for step in _STEPS)
+        self._weights = tuple(itertools.accumulate(weights))
         ending = "power loss" if rng.random() < 0.5 else "kill"
         try:
             self._start()
@@ -232,11 +236,11 @@ class World:
     # ── steps ──────────────────────────────────────────────────────────────────────────────────
 
     def _step(self) -> None:
-        weights = [
-            weight if step.is_possible(self) else 0.0
-            for step, weight in zip(_STEPS, self._weights, strict=True)
-        ]
-        self.rng.choices(_STEPS, weights)[0].do(self)
+        while True:
+            step = self.rng.choices(_STEPS, cum_weights=self._weights)[0]
+            if step.is_possible(self):
+                step.do(self)
+                break
         if self.settings.archive and self._archiving.random() < 0.1:
             self._archive()
 
@@ -623,6 +627,8 @@ class World:
     # subscriptions
 
     def _put(self, subscription: Subscription) -> None:
+        if self._running.engine.registry.by_id(subscription.id) is None:
+            self.ledger.made(subscription.id)
         try:
             self._running.engine.put_subscription(subscription)
         except DelayServerError:

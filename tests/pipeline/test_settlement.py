@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from delayserver.horizon import Mark
 from delayserver.pipeline.hour_files import read_hour
 from delayserver.pipeline.settlement import (
     SETTLED_DTYPE,
@@ -208,6 +209,15 @@ def test_a_subscription_that_came_later_is_not_waited_for() -> None:
     # With nobody else it is the first one that matches, whoever that was.
     assert judged(schedule(ENTRY), dispatch((7, 2)), late[1:]) == [(7, 2, "DELIVERED", 0)]
     assert judged(schedule(ENTRY), dispatch(), late[1:]) == [(7, 0, "MISSING", Problem.MISSING)]
+
+
+def test_nor_is_one_that_came_when_the_clock_was_set_back() -> None:
+    fired, not_yet = Mark(7, DUE_MS + 1), Mark(6, DUE_MS + 1)
+    late = (subscription(1), subscription(2, horizon=(fired,)))
+    assert judged(schedule(ENTRY), dispatch((7, 1)), late) == [(7, 1, "DELIVERED", 0)]
+    in_time = (subscription(1), subscription(2, created_ms=DUE_MS + 1, horizon=(not_yet,)))
+    found = judged(schedule(ENTRY), dispatch((7, 1)), in_time)
+    assert found == [(7, 1, "DELIVERED", 0), (7, 2, "MISSING", Problem.MISSING)]
 
 
 def test_a_subscription_whose_subject_was_changed_later_is_not_waited_for() -> None:

@@ -18,21 +18,24 @@ from delayserver.events import Events
 from delayserver.expansion import Expansion
 from delayserver.groups import Groups
 from delayserver.heartbeats import Heartbeats
+from delayserver.horizon import Horizon, Mark
 from delayserver.hours import Hours
 from delayserver.imported_keys import ImportedKeys
 from delayserver.imports import Importer, Imports
 from delayserver.loader import Loader
 from delayserver.message import Delivery, State
 from delayserver.messages import Messages
+from delayserver.publishing import Publishing
 from delayserver.replay import Filed, Replay, Snapshot
 from delayserver.sequencer import Overlay, Sequencer
 from delayserver.settler import Settler
+from delayserver.subscriptions import Subscription
 from delayserver.testing import World, run_world, server
 from delayserver.wheel import Wheel
 from storage import frame
 from storage.errors import SyncError
 from storage.hour_log import HourLog
-from storage.rows import HOUR_MS
+from storage.rows import HOUR_MS, SEQ_MAX
 from storage.testing import SimulatedFile
 
 WORLDS_MAX = 200
@@ -332,7 +335,7 @@ def a_failed_delivery_is_forgotten(patch: Patch) -> None:
 @canary
 def a_heartbeat_ends_and_publishes_nothing(patch: Patch) -> None:
     """I3"""
-    patch.setattr(Messages, "publish_sealed", lambda self, *rest: 0)
+    patch.setattr(Publishing, "publish_sealed", lambda self, *rest: 0)
 
 
 @canary
@@ -483,6 +486,23 @@ def rows_that_were_left_out_are_filed(patch: Patch) -> None:
 def an_import_is_adopted_again(patch: Patch) -> None:
     """I4"""
     patch.setattr(Imports, "state", lambda self, import_id: raise_not_found())
+
+
+@canary
+def a_subscription_goes_by_the_clock_alone(patch: Patch) -> None:
+    """I3"""
+    by_clock = property(lambda self: (Mark(SEQ_MAX, self.created_ms),))
+    patch.setattr(Subscription, "_marks", by_clock)
+
+
+@canary
+def what_fired_before_the_clock_was_set_back_is_forgotten(patch: Patch) -> None:
+    """I4"""
+
+    def advance(self: Any, seq: int, before_ms: int) -> None:
+        self._marks = [Mark(seq, before_ms)]
+
+    patch.setattr(Horizon, "advance", advance)
 
 
 def raise_not_found() -> None:

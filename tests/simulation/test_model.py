@@ -67,6 +67,8 @@ class Known:
     body: bytes
     state: State = State.SCHEDULED
     is_retrying: bool = False
+    has_failed: bool = False
+    """There is a retry of it, which waits again after a restart if the clock was set back."""
 
 
 class Model(RuleBasedStateMachine):
@@ -103,7 +105,7 @@ class Model(RuleBasedStateMachine):
         self.ledger.recovered(self.server)
         for message in self.known.values():
             if message.state is State.DELIVERING:
-                message.state = State.SCHEDULED
+                message.state, message.is_retrying = State.SCHEDULED, message.has_failed
         self.look()
 
     def look(self) -> None:
@@ -262,7 +264,7 @@ class Model(RuleBasedStateMachine):
         if result == "ok":
             message.state = State.DELIVERED
         elif delivery.attempt < HOOK.max_attempts:
-            message.state, message.is_retrying = State.SCHEDULED, True
+            message.state, message.is_retrying, message.has_failed = State.SCHEDULED, True, True
         else:
             message.state = State.DEAD
         self.look()

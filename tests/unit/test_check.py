@@ -143,6 +143,7 @@ PAYLOAD = encode_payload(Payload(b"{}", origin=Origin(1, 2, 1, 2)))
         (changed_hour(entries=1), SCHEDULE, "the file has 5 entries, the catalog says 6"),
         (changed_hour(removals=1), SCHEDULE, "the file has 0 removals, the catalog says 1"),
         (changed_hour(last_entry_seq=1), SCHEDULE, "the file has 5 as the last entry"),
+        (changed_hour(first_seq=2), SCHEDULE, "the file has 1 as the first record"),
         (
             put(Table.HOURS, hour_key(HOUR + 1), HourState(length=100).pack()),
             "schedule/2026-11-20T16.schedule",
@@ -279,6 +280,13 @@ def test_tombstones_are_counted(files: SimulatedFiles, catalog: MemoryCatalog) -
     end = append_rows(schedule, length, rows, payload)
     state = HourState(length=end, entries=6, removals=1, last_entry_seq=6)
     catalog.commit({Table.HOURS: [(hour_key(HOUR), state.pack())]})
+    assert findings(files, catalog) == []
+
+
+def test_an_hour_that_was_written_before_there_was_a_first_seq(
+    files: SimulatedFiles, catalog: MemoryCatalog
+) -> None:
+    catalog.commit(changed_hour(first_seq=-1)(catalog))
     assert findings(files, catalog) == []
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from delayserver.delivery.fetch import DelayedFetch, PullRequest
 from delayserver.dispatcher import Dispatcher, Take
+from delayserver.horizon import Mark
 from delayserver.hours import Hours
 from delayserver.message import Delivery, Entry
 from delayserver.settler import DISPATCH_ROW
@@ -123,6 +124,17 @@ def test_a_subscription_gets_only_what_fell_due_since_it_exists() -> None:
     assert parts.waiting(old) == [5, 6]
     assert parts.waiting(young) == [6]
     assert parts.hours.unsettled() == 3
+
+
+def test_what_is_accepted_after_the_clock_was_set_back_is_for_the_subscriptions_of_then() -> None:
+    old = subscription(1)
+    young = subscription(2, horizon=(Mark(5, START_MS + 900), Mark(7, START_MS + 200)))
+    parts = Parts(old, young)
+    parts.fire((7, START_MS + 199), (5, START_MS + 500), (6, START_MS + 500), (8, START_MS + 501))
+    assert parts.waiting(old) == [7, 5, 6, 8]
+    assert parts.waiting(young) == [6, 8]
+    parts.fire((8, START_MS), (1, START_MS + 900))
+    assert parts.waiting(young) == [6, 8, 8, 1]
 
 
 def test_what_fell_due_before_all_subscriptions_goes_to_the_oldest() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from delayserver.horizon import Mark
 from delayserver.loader import LoadedHour
+from delayserver.subscriptions import Registry
 from delayserver.wheel import ROUTE_SUBSCRIPTION, unpack_locator
 from storage.frame import unseal
 from storage.rows import HOUR_MS, RecordKind
@@ -137,6 +139,41 @@ def test_what_is_settled_for_some_remains_for_the_others(disk: Disk) -> None:
     ]
     loaded = disk.load(snapshot, *subscriptions)
     assert routes(loaded) == {(2, 0), (1, 1), (1, 3)}
+
+
+def test_what_others_had_is_not_for_who_came_when_the_clock_was_set_back(disk: Disk) -> None:
+    log = Log()
+    for _ in range(3):
+        log.publish(START_MS + 50)
+    disk.file(log.close())
+    for seq in (1, 2, 3):
+        disk.settle(HOUR, dispatch_row(seq, subscription_id=1, due_ms=START_MS + 50))
+    [snapshot] = disk.replay.snapshot(HOUR)
+    late = subscription(2, created_ms=START_MS, horizon=(Mark(2, START_MS + 51),))
+    assert routes(disk.load(snapshot, subscription(1), late)) == {(3, 2)}
+
+
+def test_it_tells_what_has_fired_though_it_is_not_due(disk: Disk) -> None:
+    log = Log()
+    for delay_ms in (10, 90, 50, 60, 70):
+        log.publish(START_MS + delay_ms)
+    log.retry(4, START_MS + 60, START_MS + 100, subscription_id=1)
+    log.cancel(5, START_MS + 70)
+    disk.file(log.close())
+    disk.settle(HOUR, dispatch_row(1, due_ms=START_MS + 10))
+    disk.settle(HOUR, dispatch_row(2, due_ms=START_MS + 90))
+    disk.settle(HOUR, dispatch_row(3, due_ms=START_MS + 50))
+    [snapshot] = disk.replay.snapshot(HOUR)
+
+    def fired(now_ms: int) -> list[Mark]:
+        registry, names = Registry([subscription(1)]), {1: SUBJECT}
+        return disk.loader.load(snapshot, registry, names, now_ms=now_ms).fired
+
+    # Row 3 is older than row 4, and was due before it.
+    assert fired(START_MS) == [Mark(2, START_MS + 91), Mark(4, START_MS + 61)]
+    assert fired(START_MS + 61) == [Mark(2, START_MS + 91)]
+    assert fired(START_MS + 91) == []
+    assert disk.load(snapshot, subscription(1)).fired == []
 
 
 def test_a_retry_settles_the_delivery_it_follows_and_no_other(disk: Disk) -> None:

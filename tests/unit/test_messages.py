@@ -347,15 +347,25 @@ def test_a_message_that_no_subscription_matched_can_be_cancelled(parts: MessageP
     assert parts.hours.unsettled() == 0
 
 
-@pytest.mark.parametrize(("kept", "error"), [(True, ConflictError), (False, NotFoundError)])
+@pytest.mark.parametrize(
+    ("kept", "error"),
+    [
+        (HourState(), ConflictError),
+        (HourState(first_seq=1), ConflictError),
+        (None, NotFoundError),
+        # It was deleted, and came back.
+        (HourState(first_seq=9), NotFoundError),
+    ],
+)
 def test_what_was_delivered_is_told_as_long_as_its_hour_is_kept(
-    parts: MessageParts, kept: bool, error: type[Exception]
+    parts: MessageParts, kept: HourState | None, error: type[Exception]
 ) -> None:
     seq = published(parts, SOON_MS)
     assert parts.wheel.remove(seq, SOON_MS) is not None
     parts.groups.on_checkpoint(seq)
-    if kept:
-        parts.catalog.commit({Table.HOURS: [(hour_key(HOUR), HourState().pack())]})
+    assert 1 <= seq < 9
+    if kept is not None:
+        parts.catalog.commit({Table.HOURS: [(hour_key(HOUR), kept.pack())]})
     with pytest.raises(error):
         parts.messages.cancel(seq, SOON_MS)
 

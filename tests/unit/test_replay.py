@@ -96,7 +96,9 @@ def test_records_are_filed_under_their_hours_with_their_payloads(disk: Disk, log
     ]
     assert payloads == [encode_payload(Payload(body)) for body in (b"next", b"next again")]
     assert rows_of(disk) == [(2, False)]
-    assert disk.replay.hours[HOUR + 1] == HourState(frame.end, entries=2, last_entry_seq=3)
+    assert disk.replay.hours[HOUR + 1] == HourState(
+        frame.end, entries=2, last_entry_seq=3, first_seq=1
+    )
 
 
 def test_removals_are_filed_in_the_hour_of_what_they_remove(disk: Disk, log: Log) -> None:
@@ -109,7 +111,7 @@ def test_removals_are_filed_in_the_hour_of_what_they_remove(disk: Disk, log: Log
     [frame] = frames(disk)
     assert frame.rows["message_seq"][2:].tolist() == [1, 2]
     assert rows_of(disk, HOUR + 1) == [(4, False)]
-    assert disk.replay.hours[HOUR] == HourState(frame.end, 2, 2, last_entry_seq=2)
+    assert disk.replay.hours[HOUR] == HourState(frame.end, 2, 2, last_entry_seq=2, first_seq=1)
 
 
 def test_a_move_within_an_hour_is_a_row_and_a_tombstone(disk: Disk, log: Log) -> None:
@@ -312,7 +314,7 @@ def test_a_checkpoint_is_durable_as_a_whole(log: Log) -> None:
     for _ in range(10):
         after = Disk(files.crash(), disk.catalog.crash())
         assert after.replay.checkpoint_seq == after.replay.filed_seq == 1
-        assert after.replay.hours == {HOUR: HourState(length, 1, 0, 1)}
+        assert after.replay.hours == {HOUR: HourState(length, 1, 0, 1, first_seq=1)}
         assert rows_of(after) == [(1, False)]
 
 
@@ -510,6 +512,9 @@ def test_an_hour_that_was_deleted_and_came_back_holds_no_message_of_before(
     assert disk.schedule.hours() == [HOUR]
     log.publish(NEXT_MS)
     disk.file(log.close())
+    log.publish(NEXT_MS)
+    disk.file(log.close())
+    assert disk.replay.hours[HOUR + 1].first_seq == 3
     retired(disk, HOUR)
     purge(disk, END_MS + DAY_MS)
     assert disk.schedule.hours() == [HOUR + 1]

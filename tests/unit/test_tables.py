@@ -14,6 +14,7 @@ from delayserver.tables import (
     pack_change,
     pack_checkpoint,
     read_checkpoint,
+    read_hour,
     read_hours,
 )
 from storage.catalog import Table
@@ -26,10 +27,16 @@ def catalog() -> MemoryCatalog:
 
 
 def test_hours_are_read_as_they_were_written_and_in_order(catalog: MemoryCatalog) -> None:
-    states = {hour: HourState(64 * hour, hour, 1, 2, -3) for hour in (500_000, 7, 1 << 31)}
+    states = {hour: HourState(64 * hour, hour, 1, 2, -3, 4) for hour in (500_000, 7, 1 << 31)}
     catalog.commit({Table.HOURS: [(hour_key(hour), s.pack()) for hour, s in states.items()]})
     assert read_hours(catalog) == states
     assert list(read_hours(catalog)) == sorted(states)
+
+
+def test_an_hour_that_was_written_before_there_was_a_first_seq(catalog: MemoryCatalog) -> None:
+    value = HourState(64, 3, 1, 2, 5).pack()[:-8]
+    catalog.commit({Table.HOURS: [(hour_key(7), value)]})
+    assert read_hour(catalog, 7) == HourState(64, 3, 1, 2, 5, first_seq=0)
 
 
 def test_without_a_checkpoint_nothing_is_filed(catalog: MemoryCatalog) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from storage import staging
-from storage.errors import StagingError
+from storage.errors import StagingError, SyncError
 from storage.frame import Damage, Frame, crc32c, encode, seal
 from storage.rows import HOUR_MS, NO_KEY, SCHEDULE_DTYPE, LogKind, RecordKind
 from storage.staging import (
@@ -25,7 +25,7 @@ from storage.staging import (
     verify,
     write_manifest,
 )
-from storage.testing import SimulatedFiles
+from storage.testing import Fault, FaultKind, Faults, FaultyFiles, SimulatedFiles
 from tests.unit.storage.samples import HOUR, STAMP, content, flip
 
 START_MS = HOUR * HOUR_MS
@@ -235,6 +235,19 @@ def test_what_was_verified_outlives_a_power_loss(files: SimulatedFiles) -> None:
     verify(files, manifest, stamp=STAMP, payload_max_bytes=BODY_MAX)
     files = files.crash()
     verify(files, manifest, stamp=STAMP, payload_max_bytes=BODY_MAX)
+
+
+def test_what_was_verified_outlives_a_power_loss_also_if_a_sync_had_failed_before() -> None:
+    for part in (1, 2):
+        disk = SimulatedFiles()
+        disk.make_directory(DIRECTORY)
+        manifest = stage(disk, rows(3), rows(4, first=3))
+        broken = FaultyFiles(disk, Faults(Fault(part, FaultKind.IO_ERROR), only={"fdatasync"}))
+        with pytest.raises(SyncError):
+            verify(broken, manifest, stamp=STAMP, payload_max_bytes=BODY_MAX)
+        disk = disk.kill()
+        verify(disk, manifest, stamp=STAMP, payload_max_bytes=BODY_MAX)
+        assert seqs(disk.crash(), manifest) == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_what_is_missing_later_is_named(files: SimulatedFiles) -> None:
