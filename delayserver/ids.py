@@ -13,6 +13,9 @@ import hashlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from delayserver.errors import NotFoundError
 
 ID_DIGITS = 36
@@ -83,6 +86,17 @@ class IdCodec:
             except NotFoundError:
                 found.append(None)
         return found
+
+    def encode_rows(self, dues_ms: NDArray[np.int64], seqs: NDArray[np.uint64]) -> list[str]:
+        """The ids of any messages, from columns of due times and seqs: `encode` for each row."""
+        shard, copy = self._shard, self._hash.copy
+        ids = []
+        for due_ms, seq in zip(dues_ms.tolist(), seqs.tolist(), strict=True):
+            text = (shard | due_ms << 48 | seq).to_bytes(_TEXT_BYTES, "big")
+            check = copy()
+            check.update(text)
+            ids.append((text + check.digest()).hex())
+        return ids
 
     def decode(self, text: str) -> MessageId:
         """Parse an id. Raises NotFoundError for anything that was not given out here."""

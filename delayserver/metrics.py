@@ -13,6 +13,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -42,6 +44,13 @@ class Histogram:
         """Count one value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
+
+    def observe_many(self, values: NDArray[np.float64]) -> None:
+        """Count many values."""
+        places = np.searchsorted(self._bounds, values, side="left")
+        counts = np.bincount(places, minlength=len(self._counts))
+        self._counts = [*map(int, counts + self._counts)]
+        self._sum += float(values.sum())
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str] = ()) -> Metric:
         """As Prometheus wants it."""

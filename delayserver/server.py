@@ -20,8 +20,9 @@ import structlog
 
 from delayserver.archives import Archived, RetiredHour, retired_hours
 from delayserver.config import Settings
+from delayserver.deliveries import Deliveries
 from delayserver.delivery.batch import batch_body, batch_id
-from delayserver.delivery.fetch import PullRequest
+from delayserver.delivery.fetch import Pulled, PullRequest
 from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.webhook import (
     HEADERS_BYTES_MAX,
@@ -322,11 +323,11 @@ class Server(Shard):
         self.metrics.commit_seconds.observe(time.perf_counter() - self._commit_began_at)
         super()._on_committed()
 
-    def hand_out(self, take: Take, deliveries: list[Delivery]) -> None:
-        now_ms = self.clock()
-        for delivery in deliveries:
-            self.metrics.lateness_seconds.observe((now_ms - delivery.entry.due_ms) / 1000)
-            if self.telemetry is not None:
+    def hand_out(self, take: Take, deliveries: Deliveries) -> None:
+        late_ms = self.clock() - deliveries.columns["due_ms"]
+        self.metrics.lateness_seconds.observe_many(late_ms / 1000)
+        if self.telemetry is not None:
+            for delivery in deliveries:
                 self.telemetry.delivery("receive", take.subscription.name, delivery).end({})
         super().hand_out(take, deliveries)
 
@@ -492,59 +493,55 @@ class Server(Shard):
         self.reading.put(CallRequest(function, done))
         return future
 
-    async def pull(
-        self,
-        subscription: Subscription,
-        max_messages: int,
-        wait_ms: int,
-        lease_ms: int,
-        min_messages: int = 1,
-    ) -> list[tuple[Delivery, str]]:
-        """Messages and their leases, as soon as there are `min_messages`; after `wait_ms` what
-        there is."""
+    def pull(
+        self, subscription: Subscription, request: PullRequest
+    ) -> Callable[[], None]:
+        """Have `request` answered with messages and their leases, at once or later; returns what
+        to call if the consumer is gone before. Raises StoppingError."""
         if self.engine.groups.stopping:
             raise StoppingError("the server is stopping")
-        future: asyncio.Future[list[tuple[Delivery, str]]] = self._loop.create_future()
+        answer, is_gone = request.answer, False
 
-        def answer(deliveries: list[tuple[Delivery, str]]) -> None:
-            if not future.done():
-                future.set_result(deliveries)
-                return
-            # The consumer is gone: what it would have got is available again.
-            for _, token in deliveries:
-                self.engine.nack(token, 0, self.clock())
+        def answer_unless_gone(pulled: Pulled) -> None:
+            if not is_gone:
+                answer(pulled)
+            else:
+                # What the consumer would have got is available again.
+                self.engine.nack(pulled.tokens, 0, self.clock())
 
-        request = PullRequest(max_messages, lease_ms, wait_ms, answer, min_messages)
-        fetch = self.engine.pull(subscription, request, self.clock())
-        self.tick_soon()
-        try:
-            return await future
-        except asyncio.CancelledError:
+        def cancel() -> None:
+            nonlocal is_gone
+            is_gone = True
             fetch.cancel()  # The consumer is gone: nothing must be leased to it.
-            raise
 
-    async def ack(self, subscription: Subscription, tokens: list[str]) -> list[str]:
-        """Acknowledge leases; on return it is recorded. Returns those that were over."""
-        now_ms, ack = self.clock(), self.engine.ack
-        expired = [token for token in tokens if not ack(token, now_ms, subscription.id)]
+        request.answer = answer_unless_gone
+        fetch = self.engine.pull(subscription, request, self.clock())
+        if not fetch.is_completed:
+            self.tick_soon()
+        return cancel
+
+    def ack(
+        self, subscription: Subscription, tokens: list[str], done: Callable[[list[str]], None]
+    ) -> None:
+        """Acknowledge leases; `done` gets those that were over, once the others are recorded."""
+        expired = self.engine.ack(tokens, self.clock(), subscription.id)
         if len(expired) < len(tokens):
-            await self.settled()
-        return expired
+            self.when_settled(partial(done, expired))
+        else:
+            done(expired)
 
-    async def nack(self, subscription: Subscription, tokens: list[str], delay_ms: int) -> list[str]:
-        """Give leased messages back. Returns the tokens that were over."""
-        now_ms, nack = self.clock(), self.engine.nack
-        expired = [token for token in tokens if not nack(token, delay_ms, now_ms, subscription.id)]
+    def nack(
+        self, subscription: Subscription, tokens: list[str], delay_ms: int
+    ) -> tuple[list[str], Group | None]:
+        """Give leased messages back. Returns the tokens that were over, and the group that has to
+        be durable before that is told (None: none)."""
+        expired = self.engine.nack(tokens, delay_ms, self.clock(), subscription.id)
         self.tick_soon()
-        await self.durable(self.engine.groups.not_durable() if delay_ms else None)
-        return expired
+        return expired, self.engine.groups.not_durable() if delay_ms else None
 
     def extend(self, subscription: Subscription, tokens: list[str], lease_ms: int) -> list[str]:
         """Give leases a new deadline. Returns those that were over."""
-        now_ms, extend = self.clock(), self.engine.extend
-        expired = [
-            token for token in tokens if not extend(token, lease_ms, now_ms, subscription.id)
-        ]
+        expired = self.engine.extend(tokens, lease_ms, self.clock(), subscription.id)
         self.tick_soon()  # A lease may have been made shorter.
         return expired
 

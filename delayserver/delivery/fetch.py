@@ -18,11 +18,27 @@ event loop.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from delayserver.deliveries import Deliveries
 from delayserver.message import Delivery
 from delayserver.purgatory import DelayedOperation, Purgatory
 from delayserver.timeouts import Timeouts
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What a consumer gets: deliveries, and the token of the lease of each."""
+
+    deliveries: Deliveries | None = None
+    """None: there was nothing."""
+    tokens: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __iter__(self) -> Iterator[tuple[Delivery, str]]:
+        return iter(() if self.deliveries is None else zip(self.deliveries, self.tokens, strict=True))
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +48,7 @@ class PullRequest:
     max_messages: int
     lease_ms: int
     wait_ms: int
-    answer: Callable[[list[tuple[Delivery, str]]], None]
+    answer: Callable[["Pulled"], None]
     """Called once with deliveries and their leases; none if there was nothing in time."""
     min_messages: int = 1
 
