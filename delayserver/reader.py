@@ -74,6 +74,10 @@ class Reader:
         self._subject_names = subject_names
         self._on_damage = on_damage
 
+    def deliveries(self, take: Take, unfiled: Mapping[int, bytes]) -> Deliveries:
+        """The rows as deliveries, in order; waits for the disk. `unfiled` as for `fetch`."""
+        return self.open(take, self.fetch(take, unfiled))
+
     def fetch(self, take: Take, unfiled: Mapping[int, bytes]) -> Fetched:
         """Read the payloads of a take; waits for the disk. What is not there is named.
 
@@ -261,9 +265,10 @@ def _spans(
     ends = starts + (sorted_locators & np.uint64(PAYLOAD_MAX_BYTES)).astype(np.int64)
     cuts = [0, *(np.flatnonzero(starts[1:] - ends[:-1] > _GAP_BYTES_MAX) + 1).tolist(), len(order)]
     for first, last in pairwise(cuts):
-        while first < last:
+        begin = first
+        while begin < last:
             # As many as fit, and one at least.
-            until = int(np.searchsorted(ends[first:last], starts[first] + _SPAN_BYTES_MAX, "right"))
-            until = first + max(1, until)
-            yield order[first:until], int(starts[first]), int(ends[until - 1])
-            first = until
+            fit = int(np.searchsorted(ends[begin:last], starts[begin] + _SPAN_BYTES_MAX, "right"))
+            end = begin + max(1, fit)
+            yield order[begin:end], int(starts[begin]), int(ends[end - 1])
+            begin = end

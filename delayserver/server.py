@@ -493,9 +493,7 @@ class Server(Shard):
         self.reading.put(CallRequest(function, done))
         return future
 
-    def pull(
-        self, subscription: Subscription, request: PullRequest
-    ) -> Callable[[], None]:
+    def pull(self, subscription: Subscription, request: PullRequest) -> Callable[[], None]:
         """Have `request` answered with messages and their leases, at once or later; returns what
         to call if the consumer is gone before. Raises StoppingError."""
         if self.engine.groups.stopping:

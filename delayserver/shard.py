@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from delayserver.config import Settings
-from delayserver.dispatcher import Take
 from delayserver.deliveries import Deliveries
+from delayserver.dispatcher import Take
 from delayserver.engine import Engine
 from delayserver.expansion import Staging
 from delayserver.ids import IdCodec, KeyHasher

@@ -42,6 +42,11 @@ def problem_answer(error: Exception) -> Answer:
     return Answer(problem.status, problem.encode(), fields.encode(), MEDIA_TYPE.encode())
 
 
+def consumer_answer(told: bytes | Exception) -> Answer:
+    """The answer to a call of a consumer: a document, or why there is none."""
+    return Answer(200, told) if isinstance(told, bytes) else problem_answer(told)
+
+
 def header(headers: Headers, name: bytes) -> bytes:
     """The value of a request header (lower-case name), empty if it is not there."""
     for key, value in headers:

@@ -6,12 +6,16 @@ the fields changes on its way. The models of the same names describe these docum
 Cost: 1 µs per message. Threads: values.
 """
 
+import base64
+from functools import lru_cache
+
 import msgspec
 
 from delayserver.dead_letters import DeadLetterView
 from delayserver.delivery.batch import body_fields
+from delayserver.delivery.fetch import Pulled
 from delayserver.listing import PendingView
-from delayserver.message import Delivery, Payload, decode_payload
+from delayserver.message import Content, Payload, decode_payload
 from delayserver.queries import MessageView
 from delayserver.replay import Heartbeat
 from delayserver.times import format_duration, format_time
@@ -80,26 +84,6 @@ class PendingListDocument(msgspec.Struct):
 
     messages: list[PendingDocument]
     cursor: str | None
-
-
-class PulledDocument(msgspec.Struct):
-    """A message and its lease."""
-
-    id: str
-    subject: str
-    key: str | None
-    headers: dict[str, str]
-    deliver_at: str
-    attempt: int
-    lease: str
-    body: msgspec.Raw | _Unset = _UNSET
-    body_base64: str | _Unset = _UNSET
-
-
-class PulledListDocument(msgspec.Struct):
-    """The answer to a pull."""
-
-    messages: list[PulledDocument]
 
 
 class StateDocument(msgspec.Struct, gc=False):
@@ -194,18 +178,41 @@ def pending_document(view: PendingView) -> PendingDocument:
     )
 
 
-def pulled_document(delivery: Delivery, lease: str) -> PulledDocument:
-    """What a consumer gets."""
-    return PulledDocument(
-        delivery.message_id,
-        delivery.subject,
-        delivery.payload.key,
-        delivery.payload.headers or {},
-        format_time(delivery.origin.due_ms),
-        delivery.attempt,
-        lease,
-        *body_fields(delivery.payload),
-    )
+def encode_pulled(pulled: Pulled) -> bytes:
+    """What a consumer gets (PulledListModel): each message with its lease."""
+    deliveries = pulled.deliveries
+    if deliveries is None or not pulled.tokens:
+        return b'{"messages":[]}'
+    columns = deliveries.columns
+    parts: list[bytes] = []
+    for message_id, subject, due_ms, attempt, lease, payload in zip(
+        deliveries.message_ids(),
+        deliveries.subjects(),
+        columns["first_due_ms"].tolist(),
+        columns["attempt"].tolist(),
+        pulled.tokens,
+        deliveries.payloads,
+        strict=True,
+    ):
+        key = "null" if payload.key is None else encode(payload.key).decode()
+        headers = encode(payload.headers).decode() if payload.headers else "{}"
+        is_json = payload.content == Content.JSON
+        head = (
+            f'}},{{"id":"{message_id}","subject":{_quoted(subject)},"key":{key},'
+            f'"headers":{headers},"deliver_at":"{format_time(due_ms)}","attempt":{attempt},'
+            f'"lease":"{lease}","{"body" if is_json else "body_base64"}":'
+        )
+        parts.append(head.encode())
+        parts.append(payload.body if is_json else b'"%b"' % base64.b64encode(payload.body))
+    parts[0] = b'{"messages":[' + parts[0].removeprefix(b"},")
+    parts.append(b"}]}")
+    return b"".join(parts)
+
+
+@lru_cache(maxsize=4096)
+def _quoted(text: str) -> str:
+    """As JSON, for texts of which there are few."""
+    return encode(text).decode()
 
 
 def dead_letter_document(letter: DeadLetterView) -> DeadLetterDocument:

@@ -28,18 +28,23 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from delayserver.api.access import Access
-from delayserver.api.answers import Answer, header, problem_answer
+from delayserver.api.answers import Answer, consumer_answer, header, problem_answer
 from delayserver.api.connection import Connection, Phase
-from delayserver.api.hot import HEARTBEATS_PATH, MESSAGES_PATH, Hot, is_hot
+from delayserver.api.hot import HEARTBEATS_PATH, Hot, is_hot
 from delayserver.api.hot_cancel import MESSAGE_PATH, asks_disk, is_cancel
+from delayserver.api.hot_pull import Call, Cancel, parse_call
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError
 from delayserver.sequencer import Group
+from delayserver.tokens import Caller
 from delayserver.tracecontext import Trace, trace_of
 
 HEAD_MAX_BYTES = 4096
 """Longer heads go uvicorn's way."""
 HEADS_KEPT = 1024
+HELD_MAX_BYTES = 64 * 1024
+"""What is read at most behind a call that waits; as long as less comes, it is noticed when the
+client goes away."""
 PIPELINED_MAX = 1024
 """A connection with so many unanswered requests is not read from."""
 
@@ -50,7 +55,7 @@ _REQUEST_LINE = re.compile(
     rb"(?P<method>PUT|DELETE) (?P<target>/[A-Za-z0-9%/:@!$&'()*+,;=._~-]+) HTTP/1\.1\r\n"
 )
 """One that every parser reads in the same way."""
-_BEGIN = b"POST " + MESSAGES_PATH.encode()
+_BEGIN = b"POST /v1/"
 _CLOSE = b"connection: close\r\n"
 _END = b"\r\n\r\n"
 _STATUS_LINES = {
@@ -75,6 +80,8 @@ class Head(NamedTuple):
     keep_alive: bool
     trace: Trace | None
     is_cancel: bool = False
+    call: Call | None = None
+    """Of a consumer."""
 
 
 @lru_cache(maxsize=HEADS_KEPT)
@@ -148,6 +155,7 @@ class _HeadParser:
             parser.should_keep_alive(),
             trace_of(self._headers),
             is_cancel(method, path),
+            parse_call(method, path),
         )
 
 
@@ -200,6 +208,8 @@ class _HotProtocol(Connection):
     """Where in a request uvicorn's parser is."""
     _last_group: Group | None = None
     """The last one that an answer waited for."""
+    _cancel: Cancel | None = None
+    """A consumer waits for its answer; what comes behind its call is looked at afterwards."""
 
     def __init__(self, *arguments: object, **named: object) -> None:
         super().__init__(*arguments, **named)  # type: ignore[arg-type]
@@ -217,6 +227,9 @@ class _HotProtocol(Connection):
             data, self._rest = self._rest + data, b""
         length, unanswered = len(data), self._unanswered
         while start < length:
+            if self._cancel is not None:
+                self._hold(data[start:])
+                return
             cycle: _AnyCycle | None = self.cycle
             is_free = cycle is unanswered or cycle is None or cycle.response_complete
             if self._parsing or not is_free:
@@ -239,6 +252,7 @@ class _HotProtocol(Connection):
             # A head or a body that is too long: uvicorn's way knows what to do.
             if (
                 head is None
+                or (head.call is not None and unanswered.count)
                 or head.length > self.hot.max_bytes(head.path)
                 or body_start - start > self.access.head_max_bytes
                 or len(head.headers) > self.access.headers_max
@@ -306,6 +320,9 @@ class _HotProtocol(Connection):
             self.phase = Phase.NOTHING
         try:
             caller = self.access.check(head.headers)
+            if head.call is not None:
+                self._consume(head, head.call, body, caller)
+                return
             if head.is_cancel:
                 answer = self.hot.cancels.answer(head.path, body, head.headers, caller)
             else:
@@ -328,6 +345,36 @@ class _HotProtocol(Connection):
             self._last_group = group
             self._answers.append(answer)
             group.when_durable(self._when_durable)
+
+    def _consume(self, head: Head, call: Call, body: bytes, caller: Caller | None) -> None:
+        """Serve a call of a consumer. Nothing else waits for an answer on the connection."""
+        if not head.keep_alive:
+            self._unanswered.keep_alive = False
+        is_told = False
+
+        def told(answer: bytes | Exception) -> None:
+            nonlocal is_told
+            is_told = True
+            was_held, self._cancel = self._cancel is not None, None
+            self._write(consumer_answer(answer))
+            if was_held and not self.transport.is_closing():
+                self.data_received(b"")  # what was held
+
+        cancel = self.hot.consuming.serve(call, body, caller, told)
+        if not is_told:
+            self._cancel = cancel
+
+    def _hold(self, data: bytes) -> None:
+        """Keep what came behind a call of a consumer that is not answered."""
+        self._rest = data
+        if len(data) > HELD_MAX_BYTES:
+            self.flow.pause_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
 
     def _when_durable(self, error: Exception | None) -> None:
         """What the next answer waits for is durable."""

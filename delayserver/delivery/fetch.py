@@ -38,7 +38,8 @@ class Pulled:
         return len(self.tokens)
 
     def __iter__(self) -> Iterator[tuple[Delivery, str]]:
-        return iter(() if self.deliveries is None else zip(self.deliveries, self.tokens, strict=True))
+        deliveries = () if self.deliveries is None else self.deliveries
+        return zip(deliveries, self.tokens, strict=True)
 
 
 @dataclass(slots=True, eq=False)

@@ -16,6 +16,7 @@ is ended or extended. Threads: belongs to the event loop.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -61,9 +62,7 @@ class _Found(NamedTuple):
 class Leases:
     """All leases of this process. `on_expired` gets the deliveries whose lease is over."""
 
-    def __init__(
-        self, epoch: str, timeouts: Timeouts, on_expired: Callable[[Some], None]
-    ) -> None:
+    def __init__(self, epoch: str, timeouts: Timeouts, on_expired: Callable[[Some], None]) -> None:
         self._epoch = epoch
         self._timeouts = timeouts
         self.on_expired = on_expired
@@ -187,7 +186,7 @@ class Leases:
 def _by_prefix(tokens: Sequence[str]) -> dict[str, Sequence[int]]:
     """Where the tokens of each pull stand: all but their index is the same."""
     prefix = tokens[0][: tokens[0].rfind("-") + 1] if tokens else ""
-    if prefix and all([token.startswith(prefix) for token in tokens]):
+    if prefix and all(map(str.startswith, tokens, repeat(prefix))):
         # A consumer names what it pulled, all of one pull as a rule.
         return {prefix: range(len(tokens))}
     places: dict[str, Sequence[int]] = {}
