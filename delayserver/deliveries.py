@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from delayserver.ids import IdCodec
 from delayserver.message import Delivery, Entry, Origin, Payload
 from storage.frame import Rows
-from storage.rows import HOUR_MS
 
 COLUMNS_DTYPE = np.dtype(
     [
@@ -110,19 +109,14 @@ class Deliveries(Sequence[Delivery]):
         seqs: list[int] = self.columns["seq"].tolist()
         return seqs
 
-    def message_ids(self) -> list[str]:
-        """Of their messages."""
+    def message_ids(self) -> list[bytes]:
+        """Of their messages, ASCII."""
         return self._ids.encode_rows(self.columns["published_due_ms"], self.columns["message_seq"])
 
     def subjects(self) -> list[str]:
         """Of their messages."""
         names = self._subject_names
         return [names[subject_id] for subject_id in self.columns["subject_id"].tolist()]
-
-    def hours(self) -> NDArray[np.int64]:
-        """Of their schedule rows."""
-        hours: NDArray[np.int64] = self.columns["due_ms"] // HOUR_MS
-        return hours
 
     def forget(self, which: NDArray[np.intp]) -> None:
         """Nobody asks for these payloads any more."""

@@ -365,8 +365,7 @@ class Engine:
         request = take.request
         assert request is not None
         self.timeouts.look(now_ms)
-        tokens = self.leases.grant(deliveries, request.lease_ms)
-        request.answer(Pulled(deliveries, tokens))
+        request.answer(Pulled(deliveries, self.leases.grant(deliveries, request.lease_ms)))
 
     def ack(
         self, tokens: Sequence[str], now_ms: int, subscription_id: int | None = None

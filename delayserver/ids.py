@@ -87,16 +87,17 @@ class IdCodec:
                 found.append(None)
         return found
 
-    def encode_rows(self, dues_ms: NDArray[np.int64], seqs: NDArray[np.uint64]) -> list[str]:
-        """The ids of any messages, from columns of due times and seqs: `encode` for each row."""
+    def encode_rows(self, dues_ms: NDArray[np.int64], seqs: NDArray[np.uint64]) -> list[bytes]:
+        """The ids of any messages, from columns of due times and seqs: `encode` of each, ASCII."""
         shard, copy = self._shard, self._hash.copy
         ids = []
         for due_ms, seq in zip(dues_ms.tolist(), seqs.tolist(), strict=True):
             text = (shard | due_ms << 48 | seq).to_bytes(_TEXT_BYTES, "big")
             check = copy()
             check.update(text)
-            ids.append((text + check.digest()).hex())
-        return ids
+            ids += (text, check.digest())
+        digits = b"".join(ids).hex().encode()
+        return [digits[at : at + ID_DIGITS] for at in range(0, len(digits), ID_DIGITS)]
 
     def decode(self, text: str) -> MessageId:
         """Parse an id. Raises NotFoundError for anything that was not given out here."""

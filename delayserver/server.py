@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
+from delayserver.alarm import Alarm
 from delayserver.archives import Archived, RetiredHour, retired_hours
 from delayserver.config import Settings
 from delayserver.deliveries import Deliveries
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from delayserver.telemetry import Telemetry
 
 DISK_CHECK_S = 1.0
+LOOK_MS = 1000
 RELEASE_RECORDS = 10_000
 """Fewer leave no free memory worth giving back."""
 CLOCK_SET_MS = 1_000
@@ -228,7 +230,7 @@ class Server(Shard):
     async def start(self) -> None:
         """Start the threads and the clock: from now on messages fire."""
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._loop, self._tick)
         self._tick_asked = False
         self._clock_offset_ms = self.clock() - time.monotonic_ns() // 1_000_000
         self._sending: set[asyncio.Task[None]] = set()
@@ -257,8 +259,7 @@ class Server(Shard):
         while not engine.groups.is_idle and self._loop.time() < deadline + 10:
             self._flush()
             await asyncio.sleep(0.002)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.close()
         self._disk_timer.cancel()
         self._flush_settle()
         for thread in self.workers:
@@ -377,14 +378,13 @@ class Server(Shard):
 
     def _tick(self) -> None:
         self._tick_asked = False
-        if self._timer is not None:
-            self._timer.cancel()
         now_ms = self.clock()
         self._watch_clock(now_ms)
         next_ms = self.engine.advance(now_ms)
-        # Never longer than a second, since the clock may be set.
-        delay_s = min(max(next_ms - now_ms, 0) / 1000, 1.0)
-        self._timer = self._loop.call_later(delay_s, self._tick)
+        # Never longer than a second, since the clock may be set; and to the very beginning of the
+        # millisecond, which is as early as anything may fire.
+        wait_ms = min(next_ms - self.clock(), LOOK_MS)
+        self._alarm.set(wait_ms * 1_000_000 - time.time_ns() % 1_000_000)
 
     def _watch_clock(self, now_ms: int) -> None:
         """Notice when somebody sets the clock, by comparing it with one that nobody can set."""

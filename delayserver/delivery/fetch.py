@@ -18,7 +18,7 @@ event loop.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from delayserver.deliveries import Deliveries
 from delayserver.message import Delivery
@@ -28,14 +28,17 @@ from delayserver.timeouts import Timeouts
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What a consumer gets: deliveries, and the token of the lease of each."""
+    """What a consumer gets: deliveries, each with a lease; or nothing."""
 
     deliveries: Deliveries | None = None
-    """None: there was nothing."""
-    tokens: list[str] = field(default_factory=list)
+    lease_prefix: str = ""
+    """What the tokens begin with; the index of the delivery follows."""
 
-    def __len__(self) -> int:
-        return len(self.tokens)
+    @property
+    def tokens(self) -> list[str]:
+        """Of the leases."""
+        count = 0 if self.deliveries is None else len(self.deliveries)
+        return [f"{self.lease_prefix}{index}" for index in range(count)]
 
     def __iter__(self) -> Iterator[tuple[Delivery, str]]:
         deliveries = () if self.deliveries is None else self.deliveries
