@@ -41,6 +41,7 @@ class Alarm:
         self._times = _Times()
         self._handle: asyncio.TimerHandle | None = None
         self._library = ctypes.CDLL(None, use_errno=True)
+        self._is_closed = False
         self._descriptor = -1
         with contextlib.suppress(AttributeError):  # another system
             self._descriptor = self._library.timerfd_create(time.CLOCK_MONOTONIC, _FLAGS)
@@ -49,6 +50,8 @@ class Alarm:
 
     def set(self, delay_ns: int) -> None:
         """Ring in so many nanoseconds, never earlier; at once for 0 and less."""
+        if self._is_closed:
+            return
         delay_ns = max(delay_ns, 1)  # 0 would turn it off
         if self._descriptor < 0:
             if self._handle is not None:
@@ -56,9 +59,7 @@ class Alarm:
             self._handle = self._loop.call_later(delay_ns / _S_NS, self._ring)
             return
         self._times.value_s, self._times.value_ns = divmod(delay_ns, _S_NS)
-        failed = self._library.timerfd_settime(
-            self._descriptor, 0, ctypes.byref(self._times), None
-        )
+        failed = self._library.timerfd_settime(self._descriptor, 0, ctypes.byref(self._times), None)
         assert not failed, os.strerror(ctypes.get_errno())
 
     def _on_readable(self) -> None:
@@ -67,10 +68,10 @@ class Alarm:
             self._ring()
 
     def close(self) -> None:
-        """Ring no more."""
+        """Ring no more, also if it is set again."""
+        self._is_closed = True
         if self._handle is not None:
             self._handle.cancel()
         if self._descriptor >= 0:
             self._loop.remove_reader(self._descriptor)
             os.close(self._descriptor)
-            self._descriptor = -1

@@ -18,7 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ from delayserver.timeouts import Timeouts
 from delayserver.times import format_duration
 from delayserver.wheel import ROUTE_SUBSCRIPTION, Batch
 from storage.frame import Rows
-from storage.rows import DISPATCH_DTYPE, HOUR_MS, Outcome, select
+from storage.rows import HOUR_MS, Outcome, select
 
 READ_ROWS_MAX = 512
 BATCH_BYTES_MAX = 4 * 1024 * 1024
@@ -227,6 +227,15 @@ class Dispatcher:
             self._parked.setdefault(route, []).append(batch)
             return []
         queues = []
+        first_ms = batch.hour * HOUR_MS + int(batch.rows["due_offset_ms"][0])
+        if all(first_ms >= subscription.created_ms for subscription in matching):
+            # As nearly always: they existed, all of them.
+            for subscription in matching:
+                queue = self.queue(subscription)
+                queue.rows.push(batch)
+                queues.append(queue)
+            self._hours.add(batch.hour, (len(matching) - 1) * len(batch.rows))
+            return queues
         due_ms = batch.rows["due_offset_ms"].astype(np.int64) + batch.hour * HOUR_MS
         unmatched = np.ones(len(due_ms), bool)
         for subscription in matching:
@@ -469,7 +478,7 @@ class Dispatcher:
                 self._adopt(batch)
             return
         if take.count != len(deliveries):
-            read = set(deliveries.seqs())
+            read = set(deliveries.settled["seq"].tolist())
             for batch in take.batches:
                 for seq in batch.rows["seq"].tolist():
                     if seq not in read:
@@ -562,21 +571,17 @@ class Dispatcher:
 
     def acknowledged(self, deliveries: Deliveries, which: NDArray[np.intp], now_ms: int) -> None:
         """Deliveries that were leased have arrived: record them."""
-        columns = select(deliveries.columns, which)
-        rows = np.zeros(len(columns), DISPATCH_DTYPE)
-        for name in ("seq", "message_seq", "due_ms", "attempt"):
-            rows[name] = columns[name]
+        rows = select(deliveries.settled, which)
         rows["settled_ms"] = now_ms
-        rows["subscription_id"] = deliveries.subscription_id
-        rows["outcome"] = Outcome.DELIVERED
-        hours = columns["due_ms"] // HOUR_MS
-        for hour, count in _counts(hours):
+        hours = rows["due_ms"] // HOUR_MS
+        for hour, count in Counter(hours.tolist()).items():
             of_hour = rows if count == len(rows) else select(rows, hours == hour)
             self._ports.settle(hour, of_hour.tobytes())
             self._hours.add(hour, -count)
-        for subject_id, count in _counts(columns["subject_id"]):
+        subject_ids = deliveries.subject_ids
+        for subject_id, count in Counter([subject_ids[i] for i in which.tolist()]).items():
             self.delivered_by_subject[subject_id] += count
-        self._end_leases(deliveries.subscription_id, columns["seq"].tolist())
+        self._end_leases(deliveries.subscription_id, rows["seq"].tolist())
 
     def _end_leases(self, subscription_id: int, seqs: list[int]) -> Queue | None:
         queue = self._queues.get(subscription_id)
@@ -609,11 +614,11 @@ class Dispatcher:
 
     def return_leased(self, deliveries: Deliveries, which: NDArray[np.intp]) -> None:
         """Deliveries that were leased are first in the queue again, for one attempt more."""
-        columns, rows = select(deliveries.columns, which), select(deliveries.rows, which)
-        seqs, hours = columns["seq"].tolist(), columns["due_ms"] // HOUR_MS
+        settled, rows = select(deliveries.settled, which), select(deliveries.rows, which)
+        seqs, hours = settled["seq"].tolist(), settled["due_ms"] // HOUR_MS
         queue = self._end_leases(deliveries.subscription_id, seqs)
         if queue is not None:
-            queue.attempts.update(zip(seqs, (columns["attempt"] + 1).tolist(), strict=True))
+            queue.attempts.update(zip(seqs, (settled["attempt"] + 1).tolist(), strict=True))
         # Each in its place, so from the last one on.
         cuts = (np.flatnonzero(np.diff(hours)) + 1).tolist()
         for start, end in reversed(list(pairwise([0, *cuts, len(rows)]))):
@@ -636,16 +641,6 @@ class Dispatcher:
         )
         self._ports.settle(delivery.entry.hour, row)
         self._hours.add(delivery.entry.hour, -1)
-
-
-def _counts(values: NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """How often each value is there."""
-    first = int(values[0])
-    if (values == first).all():
-        yield first, len(values)
-        return
-    for value, count in zip(*np.unique(values, return_counts=True), strict=True):
-        yield int(value), int(count)
 
 
 def _by_route(rows: Rows) -> Iterator[tuple[int, Rows]]:

@@ -422,7 +422,7 @@ class Engine:
         deliveries, which = some
         subscription = self.registry.by_id(deliveries.subscription_id)
         if subscription is not None:
-            is_last = deliveries.columns["attempt"][which] >= subscription.max_attempts
+            is_last = deliveries.settled["attempt"][which] >= subscription.max_attempts
             for delivery in Some(deliveries, which[is_last]).each():
                 self.give_back(delivery, now_ms)
             which = which[~is_last]

@@ -13,8 +13,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -40,17 +38,10 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def observe_many(self, values: NDArray[np.float64]) -> None:
-        """Count many values."""
-        places = np.searchsorted(self._bounds, values, side="left")
-        counts = np.bincount(places, minlength=len(self._counts))
-        self._counts = [*map(int, counts + self._counts)]
-        self._sum += float(values.sum())
+    def observe(self, value: float, count: int = 1) -> None:
+        """Count a value, so often."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str] = ()) -> Metric:
         """As Prometheus wants it."""

@@ -14,13 +14,12 @@ with log instances of its own; `open` and `decode` to any.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.deliveries import Deliveries, make_columns
+from delayserver.deliveries import Deliveries
 from delayserver.dispatcher import Take
 from delayserver.ids import IdCodec
 from delayserver.message import Entry, Payload, decode_payload, decode_payloads
@@ -103,12 +102,12 @@ class Reader:
         """As `fetch`, if everything is in memory; else None. Never waits."""
         found: list[bytes | None] = []
         for batch in take.batches:
-            if (batch.rows["route"] & ROUTE_SUBSCRIPTION).any():
+            if int(batch.rows["route"].max()) & ROUTE_SUBSCRIPTION:
                 return None
-            locators, seqs = batch.rows["locator"], batch.rows["seq"]
-            payloads: list[bytes | None] = [None] * len(seqs)
-            for index in np.flatnonzero(locators == 0).tolist():
-                payloads[index] = unfiled.get(int(seqs[index]))
+            locators, seqs = batch.rows["locator"].tolist(), batch.rows["seq"].tolist()
+            payloads = [
+                None if at else unfiled.get(seq) for at, seq in zip(locators, seqs, strict=True)
+            ]
             if not self._read_spans(batch.hour, locators, payloads, self._schedule.read_now):
                 return None
             if None in payloads:
@@ -119,10 +118,7 @@ class Reader:
     def open(self, take: Take, fetched: Fetched) -> Deliveries:
         """The rows as deliveries, in order; a payload that does not match its checksum is named
         and left out. Does not look at the disk."""
-        rows = concatenate([batch.rows for batch in take.batches], WHEEL_DTYPE)
-        start_ms = [batch.hour * HOUR_MS for batch in take.batches]
-        counts = [len(batch.rows) for batch in take.batches]
-        due_ms = rows["due_offset_ms"] + np.repeat(np.array(start_ms, np.int64), counts)
+        rows, due_ms = _joined(take.batches)
         subject_ids = fetched.subject_ids
         payloads = None
         if None not in fetched.sealed:
@@ -132,16 +128,15 @@ class Reader:
             places = {index: place for place, index in enumerate(intact)}
             subject_ids = {places[i]: s for i, s in subject_ids.items() if i in places}
             rows, due_ms = select(rows, np.array(intact, np.intp)), due_ms[intact]
-        columns = make_columns(rows, due_ms, payloads)
-        for index, subject_id in subject_ids.items():
-            columns["subject_id"][index] = subject_id
-        if take.attempts:
-            attempts = take.attempts
-            for index, seq in enumerate(rows["seq"].tolist()):
-                if seq in attempts:
-                    columns["attempt"][index] = attempts[seq]
         names, subscription_id = self._subject_names, take.subscription.id
-        return Deliveries(subscription_id, rows, columns, payloads, names, self._ids)
+        deliveries = Deliveries(subscription_id, rows, due_ms, payloads, names, self._ids)
+        for index, subject_id in subject_ids.items():
+            deliveries.subject_ids[index] = subject_id
+        if take.attempts:
+            for index, seq in enumerate(rows["seq"].tolist()):
+                if seq in take.attempts:
+                    deliveries.settled["attempt"][index] = take.attempts[seq]
+        return deliveries
 
     def _decode_each(
         self, take: Take, sealed: Sequence[bytes | None]
@@ -180,40 +175,40 @@ class Reader:
 
     def _payloads(self, batch: Batch, unfiled: Mapping[int, bytes]) -> list[bytes | None]:
         """The sealed payload of each row; None where it is not, which is named."""
-        locators = batch.rows["locator"].copy()
-        seqs = batch.rows["seq"]
-        payloads: list[bytes | None] = [None] * len(seqs)
-        missing = []
-        for index in np.flatnonzero(locators == 0).tolist():
-            payloads[index] = unfiled.get(int(seqs[index]))
-            if payloads[index] is None:
-                missing.append(index)
+        locators, seqs = batch.rows["locator"].tolist(), batch.rows["seq"].tolist()
+        payloads = [
+            None if at else unfiled.get(seq) for at, seq in zip(locators, seqs, strict=True)
+        ]
+        missing = [i for i, at in enumerate(locators) if not at and payloads[i] is None]
         if missing:
             # Filed since they went to the wheel by the express way.
-            offsets, lengths, damage = self._schedule.find_payloads(batch.hour, seqs[missing])
-            locators[missing] = offsets << np.uint64(24) | lengths
+            offsets, lengths, damage = self._schedule.find_payloads(
+                batch.hour, batch.rows["seq"][missing]
+            )
+            found = (offsets << np.uint64(24) | lengths).tolist()
+            for index, locator in zip(missing, found, strict=True):
+                locators[index] = locator
             for error in damage:
                 self._on_damage(error)
         self._read_spans(batch.hour, locators, payloads, self._schedule.read)
         path = self._schedule.path(batch.hour)
         for index, data in enumerate(payloads):
             if data is None:
-                seq, offset = int(seqs[index]), int(locators[index]) >> 24
+                seq, offset = seqs[index], locators[index] >> 24
                 self._on_damage(DamageError(path, offset, "a row is missing", seq, seq))
         return payloads
 
     @staticmethod
     def _read_spans(
-        hour: int, locators: NDArray[np.uint64], payloads: list[bytes | None], read: _Read
+        hour: int, locators: list[int], payloads: list[bytes | None], read: _Read
     ) -> bool:
         """Read what has a place in the file, neighbours in one call. False: `read` gave up."""
-        order = np.argsort(locators, kind="stable")
-        order = order[int((locators == 0).sum()) :]
-        for indexes, start, end in _spans(locators, order):
+        for indexes, start, end in _spans(locators):
             span = read(hour, start, end - start)
             if span is None:
                 return False
-            for index, locator in zip(indexes.tolist(), locators[indexes].tolist(), strict=True):
+            for index in indexes:
+                locator = locators[index]
                 offset = (locator >> 24) - start
                 payloads[index] = span[offset : offset + (locator & PAYLOAD_MAX_BYTES)]
         return True
@@ -254,21 +249,32 @@ class Reader:
         return concatenate(parts, DISPATCH_DTYPE)
 
 
-def _spans(
-    locators: NDArray[np.uint64], order: NDArray[np.intp]
-) -> Iterator[tuple[NDArray[np.intp], int, int]]:
+def _joined(batches: list[Batch]) -> tuple[Rows, NDArray[np.int64]]:
+    """All rows, and when they are due."""
+    dues_ms = [
+        batch.rows["due_offset_ms"].astype(np.int64) + batch.hour * HOUR_MS for batch in batches
+    ]
+    if len(batches) == 1:
+        return batches[0].rows, dues_ms[0]
+    return concatenate([batch.rows for batch in batches], WHEEL_DTYPE), np.concatenate(dues_ms)
+
+
+def _spans(locators: list[int]) -> Iterator[tuple[list[int], int, int]]:
     """Rows that are read in one call: their indexes, and from where to where."""
-    if not len(order):
-        return
-    sorted_locators = locators[order]
-    starts = (sorted_locators >> np.uint64(24)).astype(np.int64)
-    ends = starts + (sorted_locators & np.uint64(PAYLOAD_MAX_BYTES)).astype(np.int64)
-    cuts = [0, *(np.flatnonzero(starts[1:] - ends[:-1] > _GAP_BYTES_MAX) + 1).tolist(), len(order)]
-    for first, last in pairwise(cuts):
-        begin = first
-        while begin < last:
-            # As many as fit, and one at least.
-            fit = int(np.searchsorted(ends[begin:last], starts[begin] + _SPAN_BYTES_MAX, "right"))
-            end = begin + max(1, fit)
-            yield order[begin:end], int(starts[begin]), int(ends[end - 1])
-            begin = end
+    indexes: list[int] = []
+    start = end = 0
+    for index in sorted(range(len(locators)), key=locators.__getitem__):
+        locator = locators[index]
+        if not locator:
+            continue
+        offset = locator >> 24
+        until = offset + (locator & PAYLOAD_MAX_BYTES)
+        if indexes and (offset - end > _GAP_BYTES_MAX or until - start > _SPAN_BYTES_MAX):
+            yield indexes, start, end
+            indexes = []
+        if not indexes:
+            start = offset
+        indexes.append(index)
+        end = until
+    if indexes:
+        yield indexes, start, end

@@ -11,6 +11,7 @@ import contextlib
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -31,7 +32,7 @@ from delayserver.delivery.webhook import (
     WebhookResponse,
     WebhookSender,
 )
-from delayserver.dispatcher import READ_ROWS_MAX, Take
+from delayserver.dispatcher import NEVER_MS, READ_ROWS_MAX, Take
 from delayserver.errors import AccessError, NotFoundError, StoppingError
 from delayserver.events import EVENT_MESSAGES_MAX
 from delayserver.imports import Import
@@ -232,6 +233,7 @@ class Server(Shard):
         self._loop = asyncio.get_running_loop()
         self._alarm = Alarm(self._loop, self._tick)
         self._tick_asked = False
+        self._next_tick_ms = NEVER_MS
         self._clock_offset_ms = self.clock() - time.monotonic_ns() // 1_000_000
         self._sending: set[asyncio.Task[None]] = set()
         self.subscription_lock = asyncio.Lock()
@@ -282,8 +284,8 @@ class Server(Shard):
     def soon(self, function: Callable[[], None]) -> None:
         self._loop.call_soon(function)
 
-    def tick_soon(self) -> None:
-        if not self._tick_asked:
+    def tick_soon(self, due_ms: int = 0) -> None:
+        if not self._tick_asked and due_ms < self._next_tick_ms:
             self._tick_asked = True
             self._loop.call_soon(self._tick)
 
@@ -325,17 +327,19 @@ class Server(Shard):
         super()._on_committed()
 
     def hand_out(self, take: Take, deliveries: Deliveries) -> None:
-        late_ms = self.clock() - deliveries.columns["due_ms"]
-        self.metrics.lateness_seconds.observe_many(late_ms / 1000)
+        self._observe_lateness((self.clock() - deliveries.settled["due_ms"]).tolist())
         if self.telemetry is not None:
             for delivery in deliveries:
                 self.telemetry.delivery("receive", take.subscription.name, delivery).end({})
         super().hand_out(take, deliveries)
 
+    def _observe_lateness(self, late_ms: list[int]) -> None:
+        for one_ms, count in Counter(late_ms).items():
+            self.metrics.lateness_seconds.observe(one_ms / 1000, count)
+
     def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
         now_ms = self.clock()
-        for delivery in deliveries:
-            self.metrics.lateness_seconds.observe((now_ms - delivery.entry.due_ms) / 1000)
+        self._observe_lateness([now_ms - delivery.entry.due_ms for delivery in deliveries])
         task = self._loop.create_task(self._send(subscription, deliveries))
         self._sending.add(task)
         task.add_done_callback(self._sent)
@@ -380,7 +384,7 @@ class Server(Shard):
         self._tick_asked = False
         now_ms = self.clock()
         self._watch_clock(now_ms)
-        next_ms = self.engine.advance(now_ms)
+        self._next_tick_ms = next_ms = self.engine.advance(now_ms)
         # Never longer than a second, since the clock may be set; and to the very beginning of the
         # millisecond, which is as early as anything may fire.
         wait_ms = min(next_ms - self.clock(), LOOK_MS)
@@ -515,7 +519,7 @@ class Server(Shard):
         request.answer = answer_unless_gone
         fetch = self.engine.pull(subscription, request, self.clock())
         if not fetch.is_completed:
-            self.tick_soon()
+            self.tick_for_timeouts()
         return cancel
 
     def ack(

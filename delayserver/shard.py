@@ -240,8 +240,8 @@ class Shard(ABC):
         """A message is a dead letter."""
 
     @abstractmethod
-    def tick_soon(self) -> None:
-        """Something may be due earlier than the engine said last."""
+    def tick_soon(self, due_ms: int = 0) -> None:
+        """Something may be due earlier than the engine said last, at that moment."""
 
     # ── ports of the engine ────────────────────────────────────────────────────────────────────
 
@@ -324,7 +324,13 @@ class Shard(ABC):
 
     def hand_out(self, take: Take, deliveries: Deliveries) -> None:
         self.engine.hand_out(take, deliveries, self.clock())
-        self.tick_soon()
+        self.tick_for_timeouts()
+
+    def tick_for_timeouts(self) -> None:
+        """A timeout was added."""
+        next_ms = self.engine.timeouts.next_ms()
+        if next_ms is not None:
+            self.tick_soon(next_ms)
 
     def outdated(self, delivery: Delivery, reason: str) -> None:
         self.engine.on_outdated(delivery, reason, self.clock())

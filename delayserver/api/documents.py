@@ -185,8 +185,9 @@ def encode_pulled(pulled: Pulled) -> bytes:
     deliveries = pulled.deliveries
     if deliveries is None or not deliveries:
         return b'{"messages":[]}'
-    count, columns, payloads = len(deliveries), deliveries.columns, deliveries.payloads
-    numbers = max(count, int(columns["attempt"].max()) + 1)
+    count, payloads = len(deliveries), deliveries.payloads
+    attempts = deliveries.settled["attempt"].tolist()
+    numbers = max(count, max(attempts) + 1)
     _numbers.extend(b"%d" % number for number in range(len(_numbers), numbers))
     pieces: list[bytes] = [b'},{"id":"'] * (_PIECES * count)
     pieces[0] = b'{"messages":[{"id":"'
@@ -197,9 +198,9 @@ def encode_pulled(pulled: Pulled) -> bytes:
         else _about.__wrapped__(subject, payload.key, payload.headers)
         for subject, payload in zip(deliveries.subjects(), payloads, strict=True)
     ]
-    pieces[3::_PIECES] = map(_time, columns["first_due_ms"].tolist())
+    pieces[3::_PIECES] = map(_time, deliveries.first_due_ms)
     pieces[4::_PIECES] = [b'","attempt":'] * count
-    pieces[5::_PIECES] = [_numbers[attempt] for attempt in columns["attempt"].tolist()]
+    pieces[5::_PIECES] = [_numbers[attempt] for attempt in attempts]
     pieces[6::_PIECES] = [b',"lease":"' + pulled.lease_prefix.encode()] * count
     pieces[7::_PIECES] = _numbers[:count]
     pieces[8::_PIECES] = [

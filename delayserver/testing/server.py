@@ -240,7 +240,7 @@ class SimulatedServer(Shard):
     def soon(self, function: Callable[[], None]) -> None:
         self.post(function)
 
-    def tick_soon(self) -> None:
+    def tick_soon(self, due_ms: int = 0) -> None:
         """The world looks at the clock by itself."""
 
     def on_fatal(self, error: BaseException) -> None:
