@@ -90,7 +90,7 @@ class IdCodec:
     def encode_rows(self, dues_ms: NDArray[np.int64], seqs: NDArray[np.uint64]) -> list[bytes]:
         """The ids of any messages, from columns of due times and seqs: `encode` of each, ASCII."""
         shard, copy = self._shard, self._hash.copy
-        ids = []
+        ids: list[bytes] = []
         for due_ms, seq in zip(dues_ms.tolist(), seqs.tolist(), strict=True):
             text = (shard | due_ms << 48 | seq).to_bytes(_TEXT_BYTES, "big")
             check = copy()

@@ -28,6 +28,10 @@ from delayserver.timeouts import Timeouts
 from delayserver.timers.interface import Handle
 
 
+_PARTS = 3
+"""Of a token, with dashes between them."""
+
+
 @dataclass(slots=True)
 class _Pull:
     deliveries: Deliveries
@@ -182,7 +186,8 @@ class Leases:
 def _by_prefix(tokens: Sequence[str]) -> dict[str, Sequence[int]]:
     """Where the tokens of each pull stand: all but their index is the same."""
     prefix = tokens[0][: tokens[0].rfind("-") + 1] if tokens else ""
-    if prefix and all(map(str.startswith, tokens, repeat(prefix))):
+    is_whole = prefix.count("-") == _PARTS - 1
+    if is_whole and all(map(str.startswith, tokens, repeat(prefix))):
         # A consumer names what it pulled, all of one pull as a rule.
         return {prefix: range(len(tokens))}
     places: dict[str, Sequence[int]] = {}

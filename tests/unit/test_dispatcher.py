@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delayserver.delivery.fetch import DelayedFetch, PullRequest
+from delayserver.deliveries import Deliveries
+from delayserver.delivery.fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.dispatcher import Dispatcher, Take
 from delayserver.hours import Hours
 from delayserver.message import Delivery, Entry
@@ -20,6 +21,7 @@ from tests.unit.fakes import (
     HOUR,
     START_MS,
     NotingPorts,
+    deliveries,
     delivery,
     dispatch_row,
     seqs,
@@ -40,6 +42,7 @@ class Parts:
         self.dispatcher = Dispatcher(self.registry, NAMES, self.hours, self.ports, self.timeouts)
         self.dispatcher.now_ms = NOW_MS
         self.answers: list[list[tuple[Delivery, str]]] = []
+        """What consumers were told without a read: nothing."""
 
     def fire(self, *rows: tuple[int, int], route: int = 1) -> None:
         self.hours.add(HOUR, len(rows))
@@ -49,7 +52,10 @@ class Parts:
     def pull(
         self, subscription: Subscription, count: int, wait_ms: int = 1000, least: int = 1
     ) -> DelayedFetch:
-        request = PullRequest(count, 30_000, wait_ms, self.answers.append, least)
+        def answer(pulled: Pulled) -> None:
+            self.answers.append(list(pulled))
+
+        request = PullRequest(count, 30_000, wait_ms, answer, least)
         return self.dispatcher.request(self.dispatcher.queue(subscription), request)
 
     def takes(self) -> list[list[int]]:
@@ -61,8 +67,12 @@ class Parts:
 
     def read(self, *unreadable: int, attempt: int = 1, **origin: Any) -> list[Delivery]:
         """Answer the oldest read; returns its deliveries."""
+        return list(self.read_columns(*unreadable, attempt=attempt, **origin))
+
+    def read_columns(self, *unreadable: int, attempt: int = 1, **origin: Any) -> Deliveries:
+        """Likewise, as columns."""
         take = self.ports.taken.pop(0)
-        deliveries = [
+        ones = [
             delivery(
                 seq,
                 START_MS,
@@ -73,8 +83,9 @@ class Parts:
             for seq in seqs(take.batches)
             if seq not in unreadable
         ]
-        self.dispatcher.on_read(take, deliveries, NOW_MS)
-        return deliveries
+        read = deliveries(*ones)
+        self.dispatcher.on_read(take, read, NOW_MS)
+        return read
 
     def waiting(self, subscription: Subscription) -> list[int]:
         return seqs(self.dispatcher.queue(subscription).rows.batches())
@@ -574,7 +585,7 @@ def test_a_batch_that_is_too_long_leaves_the_rest_in_front(monkeypatch: pytest.M
     assert posts(parts) == [[1, 2]]
     assert parts.waiting(hook) == [3, 4, 5]
     queue = parts.dispatcher.queue(hook)
-    assert (queue.in_flight, set(queue.reserved)) == (2, {1, 2})
+    assert (queue.in_flight, queue.reserved) == (2, {1, 2})
     parts.dispatcher.answered(sent[:2])
     for one in sent[:2]:
         parts.dispatcher.delivered(one, NOW_MS)
@@ -614,7 +625,7 @@ def test_old_rows_are_given_up_a_slice_at_a_time_and_new_ones_pass(
     assert {why for _, why in parts.ports.dropped} == {reason}
     assert posts(parts) == [[6]]
     queue = parts.dispatcher.queue(hook)
-    assert (queue.dropping, queue.in_flight, queue.reserved) == (set(), 0, {})
+    assert (queue.dropping, queue.in_flight, queue.reserved) == (set(), 0, set())
 
 
 def test_what_a_consumer_does_not_pull_in_time_is_given_up() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ def read(disk: Disk, rows: Rows, unfiled: dict[int, bytes] | None = None, **take
     return disk.reader.deliveries(Take(ONE, [Batch(HOUR, rows)], attempts), unfiled or {})
 
 
-def bodies(deliveries: list[Delivery]) -> list[tuple[int, bytes]]:
+def bodies(deliveries: Sequence[Delivery]) -> list[tuple[int, bytes]]:
     return [(one.entry.seq, one.payload.body) for one in deliveries]
 
 
