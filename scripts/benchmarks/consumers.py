@@ -119,7 +119,8 @@ def pull_on_time(port: int, name: str, count: int, idle_max_ms: int) -> Received
                 if leases:
                     acking.send(_ack_request(name, leases))
                     acks_out += 1
-            if acking in ready:
+            while acks_out and (acking in ready or acking.has_more):
+                ready = []
                 acked += _decode_ack(acking.receive()).acked
                 acks_out -= 1
     pulled = [

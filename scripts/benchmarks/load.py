@@ -54,6 +54,11 @@ class Connection:
         """To wait for it with others."""
         return self._socket.fileno()
 
+    @property
+    def has_more(self) -> bool:
+        """Whether something has come behind the last answer."""
+        return bool(self._rest)
+
     def send(self, request: bytes) -> None:
         """Send a request whose answer `receive` takes later."""
         self._socket.sendall(request)

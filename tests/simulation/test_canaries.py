@@ -330,6 +330,12 @@ def a_failed_delivery_is_forgotten(patch: Patch) -> None:
 
 
 @canary
+def an_expired_lease_is_forgotten(patch: Patch) -> None:
+    """I3"""
+    patch.setattr(Dispatcher, "return_leased", lambda self, deliveries, which: None)
+
+
+@canary
 def a_heartbeat_ends_and_publishes_nothing(patch: Patch) -> None:
     """I3"""
     patch.setattr(Messages, "publish_sealed", lambda self, *rest: 0)

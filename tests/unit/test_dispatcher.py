@@ -495,6 +495,99 @@ def test_a_message_that_was_not_taken_is_the_next_one_and_counts_its_attempts() 
     assert parts.dispatcher.queue(one).attempts == {}
 
 
+def pull_all(parts: Parts, one: Subscription) -> Deliveries:
+    """All that waits, as a consumer has it."""
+    parts.pull(one, 1000)
+    return parts.read_columns()
+
+
+def test_what_is_acknowledged_together_is_recorded_together_by_hour() -> None:
+    one, other = subscription(1), subscription(2, subject="*")
+    parts = Parts(one, other)
+    next_hour_ms = START_MS + 3_600_000
+    parts.fire((5, START_MS), (6, START_MS + 1), (7, START_MS + 2))
+    parts.hours.add(HOUR + 1, 1)
+    batch = Batch(HOUR + 1, wheel_rows(HOUR + 1, (8, next_hour_ms), route=2))
+    parts.dispatcher.fire([batch], NOW_MS)
+    parts.pull(other, 10)
+    take = parts.ports.taken.pop()
+    ones = [
+        delivery(5, START_MS, subscription_id=2, message_seq=3, attempt=2),
+        delivery(6, START_MS + 1, subscription_id=2),
+        delivery(7, START_MS + 2, subscription_id=2),
+        delivery(8, next_hour_ms, subscription_id=2, subject_id=2),
+    ]
+    pulled = deliveries(*ones)
+    parts.dispatcher.on_read(take, pulled, NOW_MS)
+    parts.dispatcher.acknowledged(pulled, np.array([3, 0, 1]), NOW_MS + 9)
+    assert sorted((hour, DISPATCH_ROW.unpack(row)) for hour, row in parts.ports.settled) == [
+        (HOUR, (5, 3, START_MS, NOW_MS + 9, 2, 2, Outcome.DELIVERED, 0)),
+        (HOUR, (6, 6, START_MS + 1, NOW_MS + 9, 2, 1, Outcome.DELIVERED, 0)),
+        (HOUR + 1, (8, 8, next_hour_ms, NOW_MS + 9, 2, 1, Outcome.DELIVERED, 0)),
+    ]
+    assert parts.dispatcher.delivered_by_subject == {1: 2, 2: 1}
+    assert parts.hours.unsettled() == 3 + 1
+    queue = parts.dispatcher.queue(other)
+    assert (queue.in_flight, queue.reserved) == (1, {7})
+    assert not parts.dispatcher.holds(Entry(8, next_hour_ms))
+
+
+def test_what_comes_back_from_a_consumer_keeps_its_order_and_counts_its_attempts() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.fire(*((seq, START_MS) for seq in range(1, 6)))
+    pulled = pull_all(parts, one)
+    parts.fire((9, START_MS))
+    parts.dispatcher.return_leased(pulled, np.array([0, 2, 3]))
+    assert parts.waiting(one) == [1, 3, 4, 9]
+    queue = parts.dispatcher.queue(one)
+    assert (queue.in_flight, queue.reserved) == (2, {2, 5})
+    assert parts.hours.unsettled() == 6
+    again = pull_all(parts, one)
+    assert [(delivery.entry.seq, delivery.attempt) for delivery in again] == [
+        (1, 2),
+        (3, 2),
+        (4, 2),
+        (9, 1),
+    ]
+    parts.dispatcher.acknowledged(again, np.arange(4), NOW_MS)
+    parts.dispatcher.acknowledged(pulled, np.array([1, 4]), NOW_MS)
+    assert (queue.in_flight, queue.reserved, queue.attempts) == (0, set(), {})
+    assert parts.hours.unsettled() == 0
+
+
+def test_what_comes_back_of_several_hours_waits_in_due_order() -> None:
+    one = subscription()
+    parts = Parts(one)
+    next_hour_ms = START_MS + 3_600_000
+    parts.fire((1, START_MS), (2, START_MS + 1))
+    parts.hours.add(HOUR + 1, 2)
+    rows = wheel_rows(HOUR + 1, (3, next_hour_ms), (4, next_hour_ms))
+    parts.dispatcher.fire([Batch(HOUR + 1, rows)], NOW_MS)
+    parts.pull(one, 10)
+    take = parts.ports.taken.pop()
+    dues_ms = [START_MS, START_MS + 1, next_hour_ms, next_hour_ms]
+    pulled = deliveries(*(delivery(seq, due_ms) for seq, due_ms in enumerate(dues_ms, 1)))
+    parts.dispatcher.on_read(take, pulled, NOW_MS)
+    parts.dispatcher.return_leased(pulled, np.arange(4))
+    assert parts.waiting(one) == [1, 2, 3, 4]
+    assert [batch.hour for batch in parts.dispatcher.queue(one).rows.batches()] == [HOUR, HOUR + 1]
+
+
+def test_what_was_leased_from_a_deleted_subscription_is_recorded_or_adopted() -> None:
+    gone, heir = subscription(1), subscription(2, created_ms=NOW_MS)
+    parts = Parts(gone, heir)
+    parts.fire((1, START_MS), (2, START_MS), (3, START_MS))
+    pulled = pull_all(parts, gone)
+    parts.change(subscription(1, deleted=True))
+    parts.dispatcher.acknowledged(pulled, np.array([1]), NOW_MS)
+    assert parts.settled() == [(2, 1, Outcome.DELIVERED)]
+    parts.dispatcher.return_leased(pulled, np.array([0, 2]))
+    parts.read()
+    assert parts.waiting(heir) == [1, 3]
+    assert parts.hours.unsettled() == 2
+
+
 def test_a_message_that_cannot_be_read_keeps_its_hour_open_and_its_place_free() -> None:
     parts = Parts(webhook(max_in_flight=2))
     parts.fire((5, START_MS), (6, START_MS))
