@@ -619,8 +619,10 @@ class Dispatcher:
         queue = self._end_leases(deliveries.subscription_id, seqs)
         if queue is not None:
             queue.attempts.update(zip(seqs, (settled["attempt"] + 1).tolist(), strict=True))
-        # Each in its place, so from the last one on.
-        cuts = (np.flatnonzero(np.diff(hours)) + 1).tolist()
+        # A batch is of one hour and in due order, which what came back before need not be. Each
+        # goes to its place, so from the last one on.
+        is_cut = (np.diff(hours) != 0) | (np.diff(settled["due_ms"]) < 0)
+        cuts = (np.flatnonzero(is_cut) + 1).tolist()
         for start, end in reversed(list(pairwise([0, *cuts, len(rows)]))):
             batch = Batch(int(hours[start]), rows[start:end])
             if queue is None:

@@ -36,7 +36,7 @@ LIMITS: dict[str, Any] = {
     "headers_max": 50,
     "head_max_bytes": 2048,
 }
-LATER = {"subject": "both", "delay": "1h"}
+LATER: dict[str, Any] = {"subject": "both", "delay": "1h"}
 
 
 def as_token(name):
@@ -45,7 +45,7 @@ def as_token(name):
     return {"authorization": f"Bearer dly_{digits}"}
 
 
-CASES = {
+CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "one": (ONE, {**LATER, "body": {"a": [1, "ü"]}, "headers": {"x-a": "b"}}, {}),
     "now": (ONE, {"subject": "both"}, {}),
     "first of a key": (ONE, {**LATER, "key": "k", "body": 1}, {}),
@@ -175,7 +175,7 @@ SUBSCRIPTION = "/v1/subscriptions/both"
 PULL, ACK = f"{SUBSCRIPTION}/pull", f"{SUBSCRIPTION}/ack"
 NACK, EXTEND = f"{SUBSCRIPTION}/nack", f"{SUBSCRIPTION}/extend"
 NO_LEASES: dict[str, Any] = {"leases": ["e-1-0", ""]}
-CASES |= {
+OF_CONSUMERS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "pull": (PULL, {}, {}),
     "pull with everything": (PULL, {"max": 5, "wait": "5ms", "min_messages": 5, "lease": "1m"}, {}),
     "pull without a body": (PULL, b"", {}),
@@ -216,6 +216,7 @@ CASES |= {
     "extend without a lease": (EXTEND, NO_LEASES, {}),
     "no such action": (f"{SUBSCRIPTION}/pulls", {}, {}),
 }
+CASES |= OF_CONSUMERS
 TOKENS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "scoped": (["publish:both.*", "consume:*"], {}),
     "consumer": (["consume:*", "observe"], {}),

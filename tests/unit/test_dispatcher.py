@@ -574,6 +574,21 @@ def test_what_comes_back_of_several_hours_waits_in_due_order() -> None:
     assert [batch.hour for batch in parts.dispatcher.queue(one).rows.batches()] == [HOUR, HOUR + 1]
 
 
+def test_what_comes_back_twice_is_found_wherever_it_waits() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.fire((1, START_MS), (2, START_MS + 5), (3, START_MS + 7))
+    parts.pull(one, 10)
+    take = parts.ports.taken.pop()
+    dues_ms = {3: START_MS + 7, 1: START_MS, 2: START_MS + 5}
+    pulled = deliveries(*(delivery(seq, due_ms) for seq, due_ms in dues_ms.items()))
+    parts.dispatcher.on_read(take, pulled, NOW_MS)
+    parts.dispatcher.return_leased(pulled, np.arange(3))
+    assert parts.waiting(one) == [3, 1, 2]
+    for seq, due_ms in dues_ms.items():
+        assert parts.dispatcher.holds(Entry(seq, due_ms))
+
+
 def test_what_was_leased_from_a_deleted_subscription_is_recorded_or_adopted() -> None:
     gone, heir = subscription(1), subscription(2, created_ms=NOW_MS)
     parts = Parts(gone, heir)
