@@ -3,9 +3,10 @@
     fired rows ── route ──▶ a queue per subscription ── read ──▶ deliveries ── outcome ──▶ settled
                    └──▶ parked, while no subscription matches
 
-Every subscription has its own queue, of row arrays, so a slow one delays nobody else (I2). Rows
-become objects only when they leave a queue: `max_in_flight` for a webhook, as many as a consumer
-asked for with pull. When they may leave is decided by `Backlog`.
+Every subscription has its own queue, of row arrays, so a slow one delays nobody else (I2). What
+leaves a queue stays together, as columns (`Deliveries`): as many as a consumer asked for with pull;
+for a webhook up to `max_in_flight`, which become objects. When they may leave is decided by
+`Backlog`.
 
 Every delivery of a row counts in the hour the row belongs to, from the moment it fires until it is
 settled; an hour whose count is zero is done (`Hours`).

@@ -1,13 +1,16 @@
-"""The hot path without ASGI: a uvicorn protocol that answers publishes and cancels by itself.
+"""The hot path without ASGI: a uvicorn protocol that answers hot calls by itself.
 
     bytes ──▶ POST /v1/messages[/batch]? DELETE? ──yes─▶ Hot ──▶ answers, when the group is durable
-                                                 ──no──▶ uvicorn's own protocol ──▶ ASGI
+          ──▶ pull, ack, nack, extend? ──yes─▶ Consuming ──▶ answers, when it has one
+          ──▶ else ──▶ uvicorn's own protocol ──▶ ASGI
 
 A request is served here if its head is as plain as those of clients are: HTTP/1.1, a content
 length, nothing to wait for or to switch to. Everything else goes uvicorn's way, byte for byte as it
 came, also in the middle of a connection. Answers come in the order of the
 requests: groups become durable in order, and an answer that waits for none waits for the group of
-the one before it; what goes uvicorn's way waits until all that came before is answered.
+the one before it; what goes uvicorn's way waits until all that came before is answered. A call of
+a consumer may wait for long: what comes behind it is looked at when it is answered, and when
+something before it has no answer yet, it goes uvicorn's way.
 
 What a head says is found out by httptools, once: clients send the same few heads again and again,
 so the last ones are remembered by their bytes. No task, no future, no ASGI message and no callback

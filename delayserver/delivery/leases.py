@@ -27,7 +27,6 @@ from delayserver.message import Delivery
 from delayserver.timeouts import Timeouts
 from delayserver.timers.interface import Handle
 
-
 _PARTS = 3
 """Of a token, with dashes between them."""
 
