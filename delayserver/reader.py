@@ -34,6 +34,8 @@ from storage.rows import DISPATCH_DTYPE, HOUR_MS, concatenate, select
 
 _SPAN_BYTES_MAX = 1 << 20
 _GAP_BYTES_MAX = 4096
+_NOW_BYTES_MAX = 1 << 20
+"""More than that is copied by the reader thread, so that the event loop is not held up."""
 
 
 class Found(NamedTuple):
@@ -99,8 +101,9 @@ class Reader:
         return Fetched(found, subject_ids)
 
     def fetch_now(self, take: Take, unfiled: Mapping[int, bytes]) -> Fetched | None:
-        """As `fetch`, if everything is in memory; else None. Never waits."""
+        """As `fetch`, if everything is in memory, and not much; else None. Never waits."""
         found: list[bytes | None] = []
+        total_bytes = 0
         for batch in take.batches:
             if int(batch.rows["route"].max()) & ROUTE_SUBSCRIPTION:
                 return None
@@ -108,6 +111,9 @@ class Reader:
             payloads = [
                 None if at else unfiled.get(seq) for at, seq in zip(locators, seqs, strict=True)
             ]
+            total_bytes += sum([locator & PAYLOAD_MAX_BYTES for locator in locators])
+            if total_bytes > _NOW_BYTES_MAX:
+                return None
             if not self._read_spans(batch.hour, locators, payloads, self._schedule.read_now):
                 return None
             if None in payloads:

@@ -13,7 +13,7 @@ Cost: some 50 µs per call, and 1 µs for each message. Threads: belongs to the 
 
 import re
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
@@ -49,7 +49,6 @@ class Call(NamedTuple):
     action: str
 
 
-@lru_cache(maxsize=1024)
 def parse_call(method: str, path: str) -> Call | None:
     """The call that is served here; None: it is another one."""
     found = _PATH.fullmatch(path) if method == "POST" else None
@@ -125,7 +124,11 @@ class Consuming:
             raise ConflictError(f"the subscription {subscription.name!r} is a webhook")
 
         def answer(pulled: Pulled) -> None:
-            told(encode_pulled(pulled))
+            try:
+                document: bytes | Exception = encode_pulled(pulled)
+            except Exception as error:  # told to whoever asked
+                document = error
+            told(document)
 
         request = PullRequest(wanted.max, lease_ms, wait_ms, answer, wanted.min_messages)
         return self._server.pull(subscription, request)

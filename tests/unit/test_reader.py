@@ -98,6 +98,17 @@ def test_what_is_not_filed_is_read_at_once_only_if_it_is_given(disk: Disk, log: 
     assert disk.damage == []
 
 
+def test_much_is_not_read_at_once(disk: Disk, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = file(disk, log)
+    monkeypatch.setattr(SimulatedFiles, "is_in_memory", lambda self: True)
+    take = Take(ONE, [Batch(HOUR, rows[:2]), Batch(HOUR, rows[2:])], {})
+    total_bytes = sum(unpack_locator(locator)[1] for locator in rows["locator"].tolist())
+    monkeypatch.setattr(reader_module, "_NOW_BYTES_MAX", total_bytes)
+    assert disk.reader.fetch_now(take, {}) is not None
+    monkeypatch.setattr(reader_module, "_NOW_BYTES_MAX", total_bytes - 1)
+    assert disk.reader.fetch_now(take, {}) is None
+
+
 def test_what_needs_a_look_at_its_row_is_not_read_at_once(
     disk: Disk, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
