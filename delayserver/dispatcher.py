@@ -3,9 +3,10 @@
     fired rows ── route ──▶ a queue per subscription ── read ──▶ deliveries ── outcome ──▶ settled
                    └──▶ parked, while no subscription matches
 
-Every subscription has its own queue, of row arrays, so a slow one delays nobody else (I2). Rows
-become objects only when they leave a queue: `max_in_flight` for a webhook, as many as a consumer
-asked for with pull. When they may leave is decided by `Backlog`.
+Every subscription has its own queue, of row arrays, so a slow one delays nobody else (I2). What
+leaves a queue stays together, as columns (`Deliveries`): as many as a consumer asked for with pull;
+for a webhook up to `max_in_flight`, which become objects. When they may leave is decided by
+`Backlog`.
 
 Every delivery of a row counts in the hour the row belongs to, from the moment it fires until it is
 settled; an hour whose count is zero is done (`Hours`).
@@ -17,12 +18,15 @@ Threads: belongs to the event loop.
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delayserver.backlog import Backlog
-from delayserver.delivery.fetch import DelayedFetch, Fetches, PullRequest
+from delayserver.deliveries import Deliveries
+from delayserver.delivery.fetch import DelayedFetch, Fetches, Pulled, PullRequest
 from delayserver.hours import Hours
 from delayserver.message import Delivery, Entry
 from delayserver.settler import DISPATCH_ROW
@@ -78,12 +82,12 @@ class Ports(Protocol):
         """It is too old to be delivered; answer with `Engine.on_outdated`."""
         ...
 
-    def hand_out(self, take: Take, deliveries: list[Delivery]) -> None:
+    def hand_out(self, take: Take, deliveries: Deliveries) -> None:
         """Lease deliveries to the consumer that asked."""
         ...
 
-    def settle(self, hour: int, row: bytes) -> None:
-        """Append a row to the dispatch log of its hour."""
+    def settle(self, hour: int, rows: bytes) -> None:
+        """Append rows (DISPATCH_ROW) to the dispatch log of their hour."""
         ...
 
     def tick_soon(self) -> None:
@@ -105,8 +109,8 @@ class Queue:
     """Rows that left to be given up; they count nowhere else."""
     attempts: dict[int, int] = field(default_factory=dict)
     """Rows that came back from a consumer: the attempt that comes next."""
-    reserved: dict[int, int] = field(default_factory=dict)
-    """Rows that left the queue: entry seq → hour."""
+    reserved: set[int] = field(default_factory=set)
+    """Rows that left the queue."""
     is_reading: bool = False
     """Rows are being read that go out as webhooks one by one."""
 
@@ -117,13 +121,23 @@ class Queue:
 
     def let_go(self, seq: int) -> bool:
         """A row that left is not on its way any more; False: it was not."""
-        if self.reserved.pop(seq, None) is None:
+        if seq not in self.reserved:
             return False
+        self.reserved.remove(seq)
         if seq in self.dropping:
             self.dropping.remove(seq)
         else:
             self.in_flight -= 1
         return True
+
+    def end_leases(self, seqs: list[int]) -> None:
+        """As `let_go`, for rows that were leased; whatever attempt comes next is forgotten."""
+        before = len(self.reserved)
+        self.reserved.difference_update(seqs)
+        self.in_flight -= before - len(self.reserved)
+        if self.attempts:
+            for seq in seqs:
+                self.attempts.pop(seq, None)
 
     def free(self) -> int:
         """How many rows may be sent as webhooks, in one batch or one by one."""
@@ -210,7 +224,15 @@ class Dispatcher:
             self._parked.setdefault(route, []).append(batch)
             return []
         queues = []
-        first_ms = int(batch.rows["due_offset_ms"][0]) + batch.hour * HOUR_MS
+        first_ms = batch.hour * HOUR_MS + int(batch.rows["due_offset_ms"][0])
+        if all(first_ms >= subscription.exists_since_ms for subscription in matching):
+            # As nearly always: they existed, all of them.
+            for subscription in matching:
+                queue = self.queue(subscription)
+                queue.rows.push(batch)
+                queues.append(queue)
+            self._hours.add(batch.hour, (len(matching) - 1) * len(batch.rows))
+            return queues
         unmatched = np.ones(len(batch.rows), bool)
         for subscription in matching:
             rows = batch.rows
@@ -243,7 +265,7 @@ class Dispatcher:
         self._ports.read(Take(gone, [batch], {}))
         return []
 
-    def _on_adopted(self, take: Take, deliveries: list[Delivery], now_ms: int) -> None:
+    def _on_adopted(self, take: Take, deliveries: Deliveries, now_ms: int) -> None:
         self._forget_orphans(take)
         for delivery in deliveries:
             matching = self._registry.matching(delivery.subject)
@@ -365,7 +387,7 @@ class Dispatcher:
         self._wakes.pop(queue.subscription.id, None)
         for fetch in self.fetches.waiting(queue.subscription.id):
             fetch.force_complete()
-        self._orphans.update(queue.reserved.keys())
+        self._orphans.update(queue.reserved)
         for batch in queue.rows.batches():
             self._adopt(batch)
 
@@ -417,7 +439,7 @@ class Dispatcher:
         if not batches:
             return False
         for batch in batches:
-            queue.reserved.update(dict.fromkeys(batch.rows["seq"].tolist(), batch.hour))
+            queue.reserved.update(batch.rows["seq"].tolist())
             queue.in_flight += len(batch.rows)
         take = Take(queue.subscription, batches, queue.attempts, request)
         if queue.subscription.type == "webhook":
@@ -439,12 +461,12 @@ class Dispatcher:
         reason = f"older than {limit} when it could have been delivered"
         for batch in batches:
             seqs = batch.rows["seq"].tolist()
-            queue.reserved.update(dict.fromkeys(seqs, batch.hour))
+            queue.reserved.update(seqs)
             queue.dropping.update(seqs)
         self._ports.read(Take(queue.subscription, batches, queue.attempts, give_up_reason=reason))
         return True
 
-    def on_read(self, take: Take, deliveries: list[Delivery], now_ms: int) -> None:
+    def on_read(self, take: Take, deliveries: Deliveries, now_ms: int) -> None:
         """The payloads are here. Rows that could not be read were reported and are left out."""
         if take.subscription.id == 0:
             self._on_adopted(take, deliveries, now_ms)
@@ -453,13 +475,13 @@ class Dispatcher:
         if queue is None:
             # Deleted meanwhile: the rows go where those in its queue went.
             if take.request is not None:
-                take.request.answer([])
+                take.request.answer(Pulled())
             self._forget_orphans(take)
             for batch in take.batches:
                 self._adopt(batch)
             return
         if take.count != len(deliveries):
-            read = {delivery.entry.seq for delivery in deliveries}
+            read = set(deliveries.settled["seq"].tolist())
             for batch in take.batches:
                 for seq in batch.rows["seq"].tolist():
                     if seq not in read:
@@ -472,7 +494,7 @@ class Dispatcher:
                 self._ports.outdated(delivery, take.give_up_reason)
         elif take.as_batch and queue.subscription.batch_max:
             queue.posts.discard(take.first_seq)
-            self._send_batch(queue, deliveries, now_ms)
+            self._send_batch(queue, list(deliveries), now_ms)
         else:
             queue.posts.discard(take.first_seq)
             queue.is_reading = False
@@ -511,7 +533,7 @@ class Dispatcher:
                 return
             ready = self._ready(queue) > 0
             if not (ready and self._take(queue, request.max_messages, request, self.now_ms)):
-                request.answer([])
+                request.answer(Pulled())
 
         return self.fetches.add(queue.subscription.id, request, ready, complete)
 
@@ -550,6 +572,28 @@ class Dispatcher:
         self._settle(delivery, Outcome.DELIVERED, now_ms)
         self.leave(delivery)
 
+    def acknowledged(self, deliveries: Deliveries, which: NDArray[np.intp], now_ms: int) -> None:
+        """Deliveries that were leased have arrived: record them."""
+        rows = select(deliveries.settled, which)
+        rows["settled_ms"] = now_ms
+        hours = rows["due_ms"] // HOUR_MS
+        for hour, count in Counter(hours.tolist()).items():
+            of_hour = rows if count == len(rows) else select(rows, hours == hour)
+            self._ports.settle(hour, of_hour.tobytes())
+            self._hours.add(hour, -count)
+        subject_ids = deliveries.subject_ids
+        for subject_id, count in Counter([subject_ids[i] for i in which.tolist()]).items():
+            self.delivered_by_subject[subject_id] += count
+        self._end_leases(deliveries.subscription_id, rows["seq"].tolist())
+
+    def _end_leases(self, subscription_id: int, seqs: list[int]) -> Queue | None:
+        queue = self._queues.get(subscription_id)
+        if queue is None:
+            self._orphans -= Counter(seqs)
+        else:
+            queue.end_leases(seqs)
+        return queue
+
     def leave(self, delivery: Delivery) -> None:
         """The delivery is not on its way any more, whatever came of it."""
         seq = delivery.entry.seq
@@ -570,6 +614,24 @@ class Dispatcher:
         if next_attempt != delivery.origin.attempt:
             queue.attempts[delivery.entry.seq] = next_attempt
         queue.rows.push_front(batch)
+
+    def return_leased(self, deliveries: Deliveries, which: NDArray[np.intp]) -> None:
+        """Deliveries that were leased are first in the queue again, for one attempt more."""
+        settled, rows = select(deliveries.settled, which), select(deliveries.rows, which)
+        seqs, hours = settled["seq"].tolist(), settled["due_ms"] // HOUR_MS
+        queue = self._end_leases(deliveries.subscription_id, seqs)
+        if queue is not None:
+            queue.attempts.update(zip(seqs, (settled["attempt"] + 1).tolist(), strict=True))
+        # A batch is of one hour and in due order, which what came back before need not be. Each
+        # goes to its place, so from the last one on.
+        is_cut = (np.diff(hours) != 0) | (np.diff(settled["due_ms"]) < 0)
+        cuts = (np.flatnonzero(is_cut) + 1).tolist()
+        for start, end in reversed(list(pairwise([0, *cuts, len(rows)]))):
+            batch = Batch(int(hours[start]), rows[start:end])
+            if queue is None:
+                self._adopt(batch)
+            else:
+                queue.rows.push_front(batch)
 
     def _settle(self, delivery: Delivery, outcome: Outcome, now_ms: int) -> None:
         row = DISPATCH_ROW.pack(

@@ -13,7 +13,7 @@ Cost: see the parts. Threads: belongs to the event loop; no locks.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -23,8 +23,9 @@ import numpy as np
 from delayserver import dispatcher, imports
 from delayserver.cancels import Cancels
 from delayserver.config import Settings
-from delayserver.delivery.fetch import DelayedFetch, PullRequest
-from delayserver.delivery.leases import Leases
+from delayserver.deliveries import Deliveries
+from delayserver.delivery.fetch import DelayedFetch, Pulled, PullRequest
+from delayserver.delivery.leases import Leases, Some
 from delayserver.delivery.webhook import (
     DeadLetter,
     Delivered,
@@ -362,7 +363,7 @@ class Engine:
 
     # ── deliveries ─────────────────────────────────────────────────────────────────────────────
 
-    def on_read(self, take: Take, deliveries: list[Delivery]) -> None:
+    def on_read(self, take: Take, deliveries: Deliveries) -> None:
         """Payloads have been read."""
         self.dispatcher.on_read(take, deliveries, self._advanced_ms)
 
@@ -371,48 +372,76 @@ class Engine:
         self.timeouts.look(now_ms)
         return self.dispatcher.request(self.dispatcher.queue(subscription), request)
 
-    def hand_out(self, take: Take, deliveries: list[Delivery], now_ms: int) -> None:
+    def hand_out(self, take: Take, deliveries: Deliveries, now_ms: int) -> None:
         """Lease deliveries to the consumer that asked for them."""
         request = take.request
         assert request is not None
         self.timeouts.look(now_ms)
-        tokens = self.leases.grant(deliveries, request.lease_ms)
-        request.answer(list(zip(deliveries, tokens, strict=True)))
+        request.answer(Pulled(deliveries, self.leases.grant(deliveries, request.lease_ms)))
 
-    def ack(self, token: str, now_ms: int, subscription_id: int | None = None) -> bool:
-        """A consumer is done with a message; False if the lease is over, or not one of the
-        subscription (None: any)."""
-        delivery = self.leases.end(token, subscription_id)
-        if delivery is None:
-            return False
-        self.dispatcher.delivered(delivery, now_ms)
-        return True
+    def ack(
+        self, tokens: Sequence[str], now_ms: int, subscription_id: int | None = None
+    ) -> list[str]:
+        """A consumer is done with messages; returns the tokens of leases that are over, or not of
+        the subscription (None: any)."""
+        ended, over = self.leases.end(tokens, subscription_id)
+        for deliveries, which in ended:
+            self.dispatcher.acknowledged(deliveries, which, now_ms)
+            deliveries.forget(which)
+        return over
 
     def nack(
-        self, token: str, delay_ms: int, now_ms: int, subscription_id: int | None = None
-    ) -> bool:
-        """A consumer does not want a message now; False as `ack`."""
-        delivery = self.leases.end(token, subscription_id)
-        if delivery is None:
-            return False
-        subscription = self.registry.by_id(delivery.subscription_id)
-        is_last = subscription is not None and delivery.attempt >= subscription.max_attempts
-        if delay_ms and not is_last:
-            self._retry(delivery, delay_ms, now_ms)
-        else:
-            self.give_back(delivery, now_ms)
-        return True
+        self,
+        tokens: Sequence[str],
+        delay_ms: int,
+        now_ms: int,
+        subscription_id: int | None = None,
+    ) -> list[str]:
+        """A consumer does not want messages now; returns tokens as `ack`."""
+        ended, over = self.leases.end(tokens, subscription_id)
+        for some in ended:
+            if delay_ms:
+                self._retry_leased(some, delay_ms, now_ms)
+            else:
+                self._return_leased(some, now_ms)
+        return over
 
     def extend(
-        self, token: str, lease_ms: int, now_ms: int, subscription_id: int | None = None
-    ) -> bool:
-        """A consumer needs more time, counted from now; False as `ack`."""
+        self,
+        tokens: Sequence[str],
+        lease_ms: int,
+        now_ms: int,
+        subscription_id: int | None = None,
+    ) -> list[str]:
+        """A consumer needs more time, counted from now; returns tokens as `ack`."""
         self.timeouts.look(now_ms)
-        return self.leases.extend(token, lease_ms, subscription_id)
+        return self.leases.extend(tokens, lease_ms, subscription_id)
 
-    def _on_expired(self, deliveries: list[Delivery]) -> None:
-        for delivery in deliveries:
-            self.give_back(delivery, self._advanced_ms)
+    def _on_expired(self, some: Some) -> None:
+        self._return_leased(some, self._advanced_ms)
+
+    def _retry_leased(self, some: Some, delay_ms: int, now_ms: int) -> None:
+        subscription = self.registry.by_id(some.deliveries.subscription_id)
+        for delivery in some.each():
+            if subscription is not None and delivery.attempt >= subscription.max_attempts:
+                self.give_back(delivery, now_ms)
+            else:
+                self._retry(delivery, delay_ms, now_ms)
+
+    def _return_leased(self, some: Some, now_ms: int) -> None:
+        """Leased deliveries were not taken: they are available again, or dead after their last
+        attempt."""
+        deliveries, which = some
+        subscription = self.registry.by_id(deliveries.subscription_id)
+        if subscription is not None:
+            is_last = deliveries.settled["attempt"][which] >= subscription.max_attempts
+            for delivery in Some(deliveries, which[is_last]).each():
+                self.give_back(delivery, now_ms)
+            which = which[~is_last]
+        if len(which):
+            self.dispatcher.return_leased(deliveries, which)
+        if subscription is not None:
+            self.dispatcher.pump(self.dispatcher.queue(subscription), now_ms)
 
     def give_back(self, delivery: Delivery, now_ms: int) -> None:
         """A delivery was not taken: it is available again, or dead after its last attempt."""

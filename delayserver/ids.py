@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
 
 from delayserver.errors import NotFoundError
 from delayserver.message_id import ID_BYTES, ID_DIGITS, MessageId, read_id
@@ -25,6 +26,7 @@ _TEXT_BYTES = ID_BYTES - _CHECK_BYTES
 _BLOCK_BYTES = 16
 _KEY_PURPOSE = b"ids"
 """Told apart from the hashes of keys, which have the same secret."""
+_Column = Sequence[int] | NDArray[np.int64] | NDArray[np.uint64]
 
 
 class _Cipher(threading.local):
@@ -49,7 +51,7 @@ class IdCodec:
         block = (self._shard << 96 | due_ms << 48 | seq).to_bytes(_BLOCK_BYTES, "big")
         return (block[-_TEXT_BYTES:] + self._cipher.encrypt(block)[:_CHECK_BYTES]).hex()
 
-    def encode_many(self, dues_ms: Sequence[int], seqs: Sequence[int]) -> bytes:
+    def encode_many(self, dues_ms: _Column, seqs: _Column) -> bytes:
         """The ids of many messages, one behind the other, ID_BYTES each: `encode` of each,
         but for the hexadecimal digits."""
         due_ms = np.array(dues_ms, np.uint64)

@@ -5,6 +5,7 @@ fields are added at the end and old ones read on. Cost: about 0.5 µs to encode 
 Threads: immutable values.
 """
 
+import struct
 from collections.abc import Sequence
 from enum import IntEnum, StrEnum
 from itertools import repeat
@@ -13,7 +14,7 @@ import msgspec
 
 from delayserver.errors import InputError
 from storage.errors import DamageError
-from storage.frame import Rows, seal, unseal
+from storage.frame import Rows, seal, unseal, unseal_many
 from storage.rows import FLAG_WATCHES, HOUR_MS
 
 KEY_MAX_BYTES = 256
@@ -67,6 +68,9 @@ class Payload(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Payload)
+_many_decoder = msgspec.msgpack.Decoder(list[Payload])
+_ARRAY_OF = struct.Struct(">BI")
+"""How MessagePack begins an array: a mark, and how many."""
 
 
 def encode_payload(payload: Payload) -> bytes:
@@ -113,6 +117,21 @@ def decode_payload(sealed: bytes, where: str, offset: int, seq: int) -> Payload:
         return _decoder.decode(data)
     except msgspec.DecodeError as error:
         raise DamageError(where, offset, f"a payload cannot be read ({error})", seq, seq) from error
+
+
+def decode_payloads(sealed: Sequence[bytes]) -> list[Payload] | None:
+    """Many payloads at once; None if one of them cannot be read: `decode_payload` tells which.
+
+    They are decoded as one array, which costs a fifth of a call for each."""
+    data = unseal_many(sealed)
+    if data is None:
+        return None
+    try:
+        payloads = _many_decoder.decode(b"".join([_ARRAY_OF.pack(0xDD, len(data)), *data]))
+    except msgspec.DecodeError:
+        return None
+    assert len(payloads) == len(sealed)
+    return payloads
 
 
 class State(StrEnum):

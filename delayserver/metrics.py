@@ -38,10 +38,10 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, count: int = 1) -> None:
+        """Count a value, so often."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str] = ()) -> Metric:
         """As Prometheus wants it."""

@@ -11,6 +11,7 @@ import contextlib
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,10 +19,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
+from delayserver.alarm import Alarm
 from delayserver.archives import Archived, RetiredHour, retired_hours
 from delayserver.config import Settings
+from delayserver.deliveries import Deliveries
 from delayserver.delivery.batch import batch_body, batch_id
-from delayserver.delivery.fetch import PullRequest
+from delayserver.delivery.fetch import Pulled, PullRequest
 from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.webhook import (
     HEADERS_BYTES_MAX,
@@ -29,7 +32,7 @@ from delayserver.delivery.webhook import (
     WebhookResponse,
     WebhookSender,
 )
-from delayserver.dispatcher import READ_ROWS_MAX, Take
+from delayserver.dispatcher import NEVER_MS, READ_ROWS_MAX, Take
 from delayserver.errors import AccessError, NotFoundError, StoppingError
 from delayserver.events import EVENT_MESSAGES_MAX
 from delayserver.imports import Import
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     from delayserver.telemetry import Telemetry
 
 DISK_CHECK_S = 1.0
+LOOK_MS = 1000
 RELEASE_RECORDS = 10_000
 """Fewer leave no free memory worth giving back."""
 CLOCK_SET_MS = 1_000
@@ -227,8 +231,9 @@ class Server(Shard):
     async def start(self) -> None:
         """Start the threads and the clock: from now on messages fire."""
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._loop, self._tick)
         self._tick_asked = False
+        self._next_tick_ms = NEVER_MS
         self._clock_offset_ms = self.clock() - time.monotonic_ns() // 1_000_000
         self._sending: set[asyncio.Task[None]] = set()
         self.subscription_lock = asyncio.Lock()
@@ -256,8 +261,7 @@ class Server(Shard):
         while not engine.groups.is_idle and self._loop.time() < deadline + 10:
             self._flush()
             await asyncio.sleep(0.002)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.close()
         self._disk_timer.cancel()
         self._flush_settle()
         for thread in self.workers:
@@ -280,8 +284,8 @@ class Server(Shard):
     def soon(self, function: Callable[[], None]) -> None:
         self._loop.call_soon(function)
 
-    def tick_soon(self) -> None:
-        if not self._tick_asked:
+    def tick_soon(self, due_ms: int = 0) -> None:
+        if not self._tick_asked and due_ms < self._next_tick_ms:
             self._tick_asked = True
             self._loop.call_soon(self._tick)
 
@@ -322,18 +326,20 @@ class Server(Shard):
         self.metrics.commit_seconds.observe(time.perf_counter() - self._commit_began_at)
         super()._on_committed()
 
-    def hand_out(self, take: Take, deliveries: list[Delivery]) -> None:
-        now_ms = self.clock()
-        for delivery in deliveries:
-            self.metrics.lateness_seconds.observe((now_ms - delivery.entry.due_ms) / 1000)
-            if self.telemetry is not None:
+    def hand_out(self, take: Take, deliveries: Deliveries) -> None:
+        self._observe_lateness((self.clock() - deliveries.settled["due_ms"]).tolist())
+        if self.telemetry is not None:
+            for delivery in deliveries:
                 self.telemetry.delivery("receive", take.subscription.name, delivery).end({})
         super().hand_out(take, deliveries)
 
+    def _observe_lateness(self, late_ms: list[int]) -> None:
+        for one_ms, count in Counter(late_ms).items():
+            self.metrics.lateness_seconds.observe(one_ms / 1000, count)
+
     def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
         now_ms = self.clock()
-        for delivery in deliveries:
-            self.metrics.lateness_seconds.observe((now_ms - delivery.entry.due_ms) / 1000)
+        self._observe_lateness([now_ms - delivery.entry.due_ms for delivery in deliveries])
         task = self._loop.create_task(self._send(subscription, deliveries))
         self._sending.add(task)
         task.add_done_callback(self._sent)
@@ -376,14 +382,13 @@ class Server(Shard):
 
     def _tick(self) -> None:
         self._tick_asked = False
-        if self._timer is not None:
-            self._timer.cancel()
         now_ms = self.clock()
         self._watch_clock(now_ms)
-        next_ms = self.engine.advance(now_ms)
-        # Never longer than a second, since the clock may be set.
-        delay_s = min(max(next_ms - now_ms, 0) / 1000, 1.0)
-        self._timer = self._loop.call_later(delay_s, self._tick)
+        self._next_tick_ms = next_ms = self.engine.advance(now_ms)
+        # Never longer than a second, since the clock may be set; and to the very beginning of the
+        # millisecond, which is as early as anything may fire.
+        wait_ms = min(next_ms - self.clock(), LOOK_MS)
+        self._alarm.set(wait_ms * 1_000_000 - time.time_ns() % 1_000_000)
 
     def _watch_clock(self, now_ms: int) -> None:
         """Notice when somebody sets the clock, by comparing it with one that nobody can set."""
@@ -492,59 +497,53 @@ class Server(Shard):
         self.reading.put(CallRequest(function, done))
         return future
 
-    async def pull(
-        self,
-        subscription: Subscription,
-        max_messages: int,
-        wait_ms: int,
-        lease_ms: int,
-        min_messages: int = 1,
-    ) -> list[tuple[Delivery, str]]:
-        """Messages and their leases, as soon as there are `min_messages`; after `wait_ms` what
-        there is."""
+    def pull(self, subscription: Subscription, request: PullRequest) -> Callable[[], None]:
+        """Have `request` answered with messages and their leases, at once or later; returns what
+        to call if the consumer is gone before. Raises StoppingError."""
         if self.engine.groups.stopping:
             raise StoppingError("the server is stopping")
-        future: asyncio.Future[list[tuple[Delivery, str]]] = self._loop.create_future()
+        answer, is_gone = request.answer, False
 
-        def answer(deliveries: list[tuple[Delivery, str]]) -> None:
-            if not future.done():
-                future.set_result(deliveries)
-                return
-            # The consumer is gone: what it would have got is available again.
-            for _, token in deliveries:
-                self.engine.nack(token, 0, self.clock())
+        def answer_unless_gone(pulled: Pulled) -> None:
+            if not is_gone:
+                answer(pulled)
+            else:
+                # What the consumer would have got is available again.
+                self.engine.nack(pulled.tokens, 0, self.clock())
 
-        request = PullRequest(max_messages, lease_ms, wait_ms, answer, min_messages)
-        fetch = self.engine.pull(subscription, request, self.clock())
-        self.tick_soon()
-        try:
-            return await future
-        except asyncio.CancelledError:
+        def cancel() -> None:
+            nonlocal is_gone
+            is_gone = True
             fetch.cancel()  # The consumer is gone: nothing must be leased to it.
-            raise
 
-    async def ack(self, subscription: Subscription, tokens: list[str]) -> list[str]:
-        """Acknowledge leases; on return it is recorded. Returns those that were over."""
-        now_ms, ack = self.clock(), self.engine.ack
-        expired = [token for token in tokens if not ack(token, now_ms, subscription.id)]
+        request.answer = answer_unless_gone
+        fetch = self.engine.pull(subscription, request, self.clock())
+        if not fetch.is_completed:
+            self.tick_for_timeouts()
+        return cancel
+
+    def ack(
+        self, subscription: Subscription, tokens: list[str], done: Callable[[list[str]], None]
+    ) -> None:
+        """Acknowledge leases; `done` gets those that were over, once the others are recorded."""
+        expired = self.engine.ack(tokens, self.clock(), subscription.id)
         if len(expired) < len(tokens):
-            await self.settled()
-        return expired
+            self.when_settled(partial(done, expired))
+        else:
+            done(expired)
 
-    async def nack(self, subscription: Subscription, tokens: list[str], delay_ms: int) -> list[str]:
-        """Give leased messages back. Returns the tokens that were over."""
-        now_ms, nack = self.clock(), self.engine.nack
-        expired = [token for token in tokens if not nack(token, delay_ms, now_ms, subscription.id)]
+    def nack(
+        self, subscription: Subscription, tokens: list[str], delay_ms: int
+    ) -> tuple[list[str], Group | None]:
+        """Give leased messages back. Returns the tokens that were over, and the group that has to
+        be durable before that is told (None: none)."""
+        expired = self.engine.nack(tokens, delay_ms, self.clock(), subscription.id)
         self.tick_soon()
-        await self.durable(self.engine.groups.not_durable() if delay_ms else None)
-        return expired
+        return expired, self.engine.groups.not_durable() if delay_ms else None
 
     def extend(self, subscription: Subscription, tokens: list[str], lease_ms: int) -> list[str]:
         """Give leases a new deadline. Returns those that were over."""
-        now_ms, extend = self.clock(), self.engine.extend
-        expired = [
-            token for token in tokens if not extend(token, lease_ms, now_ms, subscription.id)
-        ]
+        expired = self.engine.extend(tokens, lease_ms, self.clock(), subscription.id)
         self.tick_soon()  # A lease may have been made shorter.
         return expired
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from delayserver.config import Settings
+from delayserver.deliveries import Deliveries
 from delayserver.dispatcher import Take
 from delayserver.engine import Engine
 from delayserver.expansion import Staging
@@ -24,7 +25,7 @@ from delayserver.ids import IdCodec, KeyHasher
 from delayserver.imports import Importer, VerifyRequest
 from delayserver.loader import LoadedHour, Loader
 from delayserver.message import Delivery, Entry
-from delayserver.reader import Found, Reader
+from delayserver.reader import Fetched, Found, Reader
 from delayserver.recovery import Progress, recover
 from delayserver.replay import Filed, Replay, Snapshot
 from delayserver.sequencer import Group, Sequencer
@@ -139,13 +140,17 @@ class Shard(ABC):
         )
         ids = IdCodec(identity.shard, identity.id_secret)
         sequencer = Sequencer(catalog, next_seq=recovered.next_seq, subjects=recovered.subjects)
-        self.reader = Reader(
-            hour_log(LogKind.SCHEDULE),
-            hour_log(LogKind.DISPATCH),
-            ids,
-            sequencer.subject_names,
-            self.on_damage,
+        self.reader, self.reader_now = (
+            Reader(
+                hour_log(LogKind.SCHEDULE),
+                hour_log(LogKind.DISPATCH),
+                ids,
+                sequencer.subject_names,
+                self.on_damage,
+            )
+            for _ in range(2)
         )
+        """The one of the reader thread, and the one of the event loop, which never waits."""
         first_hour = min([recovered.through_hour, *(hour.hour for hour in recovered.loaded)])
         self.engine = Engine(
             settings,
@@ -240,8 +245,8 @@ class Shard(ABC):
         """A message is a dead letter."""
 
     @abstractmethod
-    def tick_soon(self) -> None:
-        """Something may be due earlier than the engine said last."""
+    def tick_soon(self, due_ms: int = 0) -> None:
+        """Something may be due earlier than the engine said last, at that moment."""
 
     # ── ports of the engine ────────────────────────────────────────────────────────────────────
 
@@ -296,6 +301,7 @@ class Shard(ABC):
             for hour in hours:
                 reader.release(hour)
 
+        release(self.reader_now)
         self.reading.put(CallRequest(release, lambda result, error: None))
 
     def retire(self, hours: list[int], through_seq: int) -> None:
@@ -312,21 +318,30 @@ class Shard(ABC):
                 found = self.engine.groups.payload(seq)
                 if found is not None:
                     unfiled[seq] = found[0]
-        if len(unfiled) == take.count:
-            # Everything is in memory: no need to go through the thread.
-            self.engine.on_read(take, self.reader.deliveries(take, unfiled))
+        fetched = self.reader_now.fetch_now(take, unfiled)
+        if fetched is not None:
+            self._on_fetched(take, fetched)
         else:
-            self.reading.put(TakeRequest(take, unfiled, self.engine.on_read))
+            self.reading.put(TakeRequest(take, unfiled, self._on_fetched))
 
-    def hand_out(self, take: Take, deliveries: list[Delivery]) -> None:
+    def _on_fetched(self, take: Take, fetched: Fetched) -> None:
+        self.engine.on_read(take, self.reader_now.open(take, fetched))
+
+    def hand_out(self, take: Take, deliveries: Deliveries) -> None:
         self.engine.hand_out(take, deliveries, self.clock())
-        self.tick_soon()
+        self.tick_for_timeouts()
+
+    def tick_for_timeouts(self) -> None:
+        """A timeout was added."""
+        next_ms = self.engine.timeouts.next_ms()
+        if next_ms is not None:
+            self.tick_soon(next_ms)
 
     def outdated(self, delivery: Delivery, reason: str) -> None:
         self.engine.on_outdated(delivery, reason, self.clock())
 
-    def settle(self, hour: int, row: bytes) -> None:
-        self._settle.rows_by_hour.setdefault(hour, []).append(row)
+    def settle(self, hour: int, rows: bytes) -> None:
+        self._settle.rows_by_hour.setdefault(hour, []).append(rows)
         self._settle_soon()
 
     def when_settled(self, done: Callable[[], None]) -> None:

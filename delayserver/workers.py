@@ -28,8 +28,7 @@ from delayserver.dispatcher import Take
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError
 from delayserver.imports import Importer, Verified, VerifyRequest
 from delayserver.loader import LoadedHour, Loader
-from delayserver.message import Delivery
-from delayserver.reader import Reader
+from delayserver.reader import Fetched, Reader
 from delayserver.replay import Filed, Records, Replay, Snapshot
 from delayserver.sequencer import Group
 from delayserver.settler import Settler
@@ -398,7 +397,7 @@ class TakeRequest:
 
     take: Take
     unfiled: dict[int, bytes]
-    done: Callable[[Take, list[Delivery]], None]
+    done: Callable[[Take, Fetched], None]
 
 
 @dataclass(slots=True)
@@ -421,8 +420,7 @@ class ReaderThread(Worker[TakeRequest | CallRequest]):
         while items:
             item = items.pop(0)
             if isinstance(item, TakeRequest):
-                deliveries = self._reader.deliveries(item.take, item.unfiled)
-                self._post(item.done, item.take, deliveries)
+                self._post(item.done, item.take, self._reader.fetch(item.take, item.unfiled))
                 continue
             try:
                 result, error = item.function(self._reader), None
@@ -462,6 +460,7 @@ class SettleRequest:
     """Append rows to the dispatch logs; `done` is called on the loop once they are durable."""
 
     rows_by_hour: dict[int, list[bytes]] = field(default_factory=dict)
+    """Each of the bytes is one row or more (DISPATCH_ROW)."""
     done: list[Callable[[], None]] = field(default_factory=list)
     forget: list[int] = field(default_factory=list)
     """Hours that are settled: nothing of them comes any more."""

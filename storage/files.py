@@ -40,6 +40,13 @@ class File(Protocol):
         """Read up to `length` bytes at `offset`; fewer only at the end of the file."""
         ...
 
+    def pread_now(self, length: int, offset: int) -> bytes | None:
+        """As `pread`, if all of it is in memory; never waits for the disk.
+
+        None where it is not, where the system cannot tell, and where `pread` would fail or return
+        less: `pread` says what is the matter."""
+        ...
+
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> None:
         """Write all buffers, one behind the other, at `offset`. Not durable yet."""
         ...
@@ -154,6 +161,7 @@ class OsFile:
         self.path = path
         self._descriptor = descriptor
         self._knows_dsync = hasattr(os, "RWF_DSYNC")
+        self._knows_nowait = hasattr(os, "RWF_NOWAIT")
 
     def pread(self, length: int, offset: int) -> bytes:
         try:
@@ -171,6 +179,18 @@ class OsFile:
             return b"".join(parts)
         except OSError as error:
             raise _wrap("pread", self.path, error) from error
+
+    def pread_now(self, length: int, offset: int) -> bytes | None:
+        if not self._knows_nowait:
+            return None
+        data = bytearray(length)
+        try:
+            count = os.preadv(self._descriptor, [data], offset, os.RWF_NOWAIT)
+        except OSError as error:
+            # Not every file system can tell what it has in memory.
+            self._knows_nowait = error.errno not in (errno.EOPNOTSUPP, errno.EINVAL)
+            return None
+        return bytes(data) if count == length else None
 
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> None:
         with _disk_errors("pwrite", self.path):

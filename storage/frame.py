@@ -17,7 +17,7 @@ knows; otherwise a message body could be made to look like a frame.
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -155,6 +155,14 @@ def unseal(sealed: bytes) -> bytes | None:
     if len(sealed) < CRC_BYTES or _CRC.unpack_from(sealed)[0] != crc32c(data):
         return None
     return data
+
+
+def unseal_many(sealed: Sequence[bytes]) -> list[bytes] | None:
+    """As `unseal`, for many at once; None unless every one of them matches its checksum."""
+    data = [one[CRC_BYTES:] for one in sealed]
+    stored = b"".join([one[:CRC_BYTES] for one in sealed])
+    counted = np.fromiter(map(google_crc32c.value, data), "<u4", len(data))
+    return data if counted.tobytes() == stored else None
 
 
 def padded(length: int) -> int:

@@ -246,6 +246,11 @@ class HourLog:
         file = self._file(hour)
         return file.pread(length, offset) if file else b""
 
+    def read_now(self, hour: int, offset: int, length: int) -> bytes | None:
+        """As `read`, if all of it is in memory, else None; never waits for the disk."""
+        file = self._file(hour)
+        return file.pread_now(length, offset) if file else None
+
     def find(self, hour: int, seq: int) -> tuple[np.void, int] | None:
         """The schedule row with that seq, and the offset of its payload in the file.
 

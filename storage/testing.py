@@ -229,6 +229,12 @@ class SimulatedFile:
         self._check_usable("pread", DiskError)
         return bytes(memoryview(self._inode.content)[offset : offset + length])
 
+    def pread_now(self, length: int, offset: int) -> bytes | None:
+        if self._closed or self._machine.is_off or not self._machine.is_in_memory():
+            return None
+        data = self.pread(length, offset)
+        return data if len(data) == length else None
+
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> None:
         self._check_usable("pwrite", DiskError)
         self._write(buffers, offset, durable=False)
@@ -287,9 +293,15 @@ class SimulatedFiles:
         self.free_space_bytes = 1 << 40
         self.is_off = False
         self._rng = random.Random(0) if rng is None else rng
+        # Of its own, so that what a power loss leaves does not depend on what was read.
+        self._page_cache = random.Random(0)
         self._names: _Names = {"": {}}
         self._durable_names: _Names = {"": {}}
         self._unsynced_names: list[_NameChange] = []
+
+    def is_in_memory(self) -> bool:
+        """Whether what is read next can be read without waiting: the system keeps what it likes."""
+        return self._page_cache.random() < 0.5
 
     def crash(self) -> "SimulatedFiles":
         """Cut the power, and return the machine that comes up again.
@@ -438,6 +450,7 @@ class SimulatedFiles:
     def _next_machine(self) -> "SimulatedFiles":
         machine = SimulatedFiles(self.root, self._rng)
         machine.free_space_bytes = self.free_space_bytes
+        machine._page_cache = self._page_cache
         return machine
 
     def _check_on(self, call: str, path: str) -> None:
@@ -635,6 +648,10 @@ class FaultyFile:
 
     def pread(self, length: int, offset: int) -> bytes:
         return self._faults.run("pread", self.path, lambda: self._inner.pread(length, offset))
+
+    def pread_now(self, length: int, offset: int) -> bytes | None:
+        """Not one of the calls that fail: it tells of no failure."""
+        return self._inner.pread_now(length, offset)
 
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> None:
         fault = self._faults.next_fault("pwrite", self.path, takes_space=True)

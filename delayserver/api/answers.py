@@ -56,6 +56,11 @@ def wire_of(answer: Answer) -> bytes:
     )
 
 
+def consumer_answer(told: bytes | Exception) -> Answer:
+    """The answer to a call of a consumer: a document, or why there is none."""
+    return Answer(200, told) if isinstance(told, bytes) else problem_answer(told)
+
+
 def header(headers: Headers, name: bytes) -> bytes:
     """The value of a request header (lower-case name), empty if it is not there."""
     for key, value in headers:

@@ -6,12 +6,16 @@ the fields changes on its way. The models of the same names describe these docum
 Cost: 1 µs per message. Threads: values.
 """
 
+import base64
+from functools import lru_cache
+
 import msgspec
 
 from delayserver.dead_letters import DeadLetterView
 from delayserver.delivery.batch import body_fields
+from delayserver.delivery.fetch import Pulled
 from delayserver.listing import PendingView
-from delayserver.message import Delivery, Payload, decode_payload
+from delayserver.message import Content, Payload, decode_payload
 from delayserver.queries import MessageView
 from delayserver.replay import Heartbeat
 from delayserver.times import format_duration, format_time
@@ -80,26 +84,6 @@ class PendingListDocument(msgspec.Struct):
 
     messages: list[PendingDocument]
     cursor: str | None
-
-
-class PulledDocument(msgspec.Struct):
-    """A message and its lease."""
-
-    id: str
-    subject: str
-    key: str | None
-    headers: dict[str, str]
-    deliver_at: str
-    attempt: int
-    lease: str
-    body: msgspec.Raw | _Unset = _UNSET
-    body_base64: str | _Unset = _UNSET
-
-
-class PulledListDocument(msgspec.Struct):
-    """The answer to a pull."""
-
-    messages: list[PulledDocument]
 
 
 class StateDocument(msgspec.Struct, gc=False):
@@ -194,18 +178,58 @@ def pending_document(view: PendingView) -> PendingDocument:
     )
 
 
-def pulled_document(delivery: Delivery, lease: str) -> PulledDocument:
-    """What a consumer gets."""
-    return PulledDocument(
-        delivery.message_id,
-        delivery.subject,
-        delivery.payload.key,
-        delivery.payload.headers or {},
-        format_time(delivery.origin.due_ms),
-        delivery.attempt,
-        lease,
-        *body_fields(delivery.payload),
+def encode_pulled(pulled: Pulled) -> bytes:
+    """What a consumer gets (PulledListModel): each message with its lease.
+
+    Nine pieces for each, most of them the same for all, joined once."""
+    deliveries = pulled.deliveries
+    if deliveries is None or not deliveries:
+        return b'{"messages":[]}'
+    count, payloads = len(deliveries), deliveries.payloads
+    attempts = deliveries.settled["attempt"].tolist()
+    numbers = max(count, max(attempts) + 1)
+    _numbers.extend(b"%d" % number for number in range(len(_numbers), numbers))
+    pieces: list[bytes] = [b'},{"id":"'] * (_PIECES * count)
+    pieces[0] = b'{"messages":[{"id":"'
+    pieces[1::_PIECES] = deliveries.message_ids()
+    pieces[2::_PIECES] = [
+        _about(subject)
+        if payload.key is None and not payload.headers
+        else _about.__wrapped__(subject, payload.key, payload.headers)
+        for subject, payload in zip(deliveries.subjects(), payloads, strict=True)
+    ]
+    pieces[3::_PIECES] = map(_time, deliveries.first_due_ms)
+    pieces[4::_PIECES] = [b'","attempt":'] * count
+    pieces[5::_PIECES] = [_numbers[attempt] for attempt in attempts]
+    pieces[6::_PIECES] = [b',"lease":"' + pulled.lease_prefix.encode()] * count
+    pieces[7::_PIECES] = _numbers[:count]
+    pieces[8::_PIECES] = [
+        b'","body":' + payload.body
+        if payload.content == Content.JSON
+        else b'","body_base64":"%b"' % base64.b64encode(payload.body)
+        for payload in payloads
+    ]
+    return b"".join(pieces) + b"}]}"
+
+
+_PIECES = 9
+_numbers = [b"%d" % number for number in range(1000)]
+"""As text: attempts, and the indexes of leases; made for as many as were ever pulled at once."""
+
+
+@lru_cache(maxsize=4096)
+def _about(subject: str, key: str | None = None, headers: dict[str, str] | None = None) -> bytes:
+    """What stands between id and time."""
+    return b'","subject":%b,"key":%b,"headers":%b,"deliver_at":"' % (
+        encode(subject),
+        encode(key),
+        encode(headers or {}),
     )
+
+
+@lru_cache(maxsize=4096)
+def _time(time_ms: int) -> bytes:
+    return format_time(time_ms).encode()
 
 
 def dead_letter_document(letter: DeadLetterView) -> DeadLetterDocument:

@@ -15,6 +15,7 @@ Cost: 3 µs for a publish that is decided together with others, 8 µs for one al
 message of a batch. Threads: belongs to the event loop.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,10 +23,19 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from delayserver.api.answers import JSON, Answer, Headers, header, problem_answer, wire_of
+from delayserver.api.answers import (
+    JSON,
+    Answer,
+    Headers,
+    consumer_answer,
+    header,
+    problem_answer,
+    wire_of,
+)
 from delayserver.api.conditions import entity_tag
 from delayserver.api.documents import HeartbeatDocument
 from delayserver.api.hot_cancel import CANCEL_PATH, HotCancel, asks_disk, is_cancel
+from delayserver.api.hot_pull import Consuming, parse_call
 from delayserver.api.intake import Intake
 from delayserver.api.problems import pointer_to
 from delayserver.errors import AckTimeoutError, DelayServerError, InputError, TooLargeError
@@ -121,6 +131,7 @@ class Hot:
     """The calls, apart from how they came in."""
 
     def __init__(self, server: Server, intake: Intake) -> None:
+        self.consuming = Consuming(server, intake)
         self._server = server
         self._intake = intake
         self.cancels = HotCancel(server)
@@ -341,9 +352,12 @@ class HotPath:
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and is_hot(scope["method"], scope["path"]):
+        is_http = scope["type"] == "http"
+        if is_http and parse_call(scope["method"], scope["path"]) is not None:
+            await self.consume(scope, receive, send)
+        elif is_http and is_hot(scope["method"], scope["path"]):
             await self.publish(scope, receive, send)
-        elif scope["type"] == "http" and is_health(scope["method"], scope["path"]):
+        elif is_http and is_health(scope["method"], scope["path"]):
             await self.health(scope, receive, send)
         else:
             limit = max(self._hot.one_max_bytes, REST_MAX_BYTES)
@@ -377,6 +391,34 @@ class HotPath:
     async def health(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve what is asked before anything else is there."""
         await send_answer(send, self._hot.health(scope["path"]))
+
+    async def consume(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a call of a consumer."""
+        call = parse_call(scope["method"], scope["path"])
+        assert call is not None
+        answered: asyncio.Future[bytes | Exception] = asyncio.get_running_loop().create_future()
+
+        def told(answer: bytes | Exception) -> None:
+            if not answered.done():
+                answered.set_result(answer)
+
+        try:
+            data = await read_body(limited(scope["headers"], receive, REST_MAX_BYTES))
+        except GoneError:
+            return
+        except DelayServerError as error:
+            await send_answer(send, problem_answer(error))
+            return
+        cancel = self._hot.consuming.serve(call, data, scope.get("caller"), told)
+        gone = asyncio.ensure_future(_disconnect(receive))
+        try:
+            await asyncio.wait((answered, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            if not answered.done():
+                cancel()
+        if answered.done():
+            await send_answer(send, consumer_answer(answered.result()))
 
     async def _acknowledged(self, answer: Answer, ack: "Ack") -> Answer:
         """The answer to a publish that says what it waits for, and how long."""
@@ -417,7 +459,7 @@ def parse_ack(query: bytes) -> Ack:
 
 def is_hot(method: str, path: str) -> bool:
     """Whether `Hot` serves the call; the path without its escapes."""
-    if method == "POST" and path in (MESSAGES_PATH, BATCH_PATH):
+    if method == "POST" and (path in (MESSAGES_PATH, BATCH_PATH) or parse_call(method, path)):
         return True
     return (method == "PUT" and path.startswith(HEARTBEATS_PATH)) or is_cancel(method, path)
 
@@ -445,6 +487,12 @@ def limited(headers: Headers, receive: Receive, max_bytes: int) -> Receive:
         return message
 
     return receive_limited
+
+
+async def _disconnect(receive: Receive) -> None:
+    """Until the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def read_body(receive: Receive) -> bytes:

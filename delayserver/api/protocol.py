@@ -1,13 +1,16 @@
-"""The hot path without ASGI: a uvicorn protocol that answers publishes and cancels by itself.
+"""The hot path without ASGI: a uvicorn protocol that answers hot calls by itself.
 
     bytes ──▶ POST /v1/messages[/batch]? DELETE? ──yes─▶ Hot ──▶ answers, when the group is durable
-                                                 ──no──▶ uvicorn's own protocol ──▶ ASGI
+          ──▶ pull, ack, nack, extend? ──yes─▶ Consuming ──▶ answers, when it has one
+          ──▶ else ──▶ uvicorn's own protocol ──▶ ASGI
 
 A request is served here if its head is as plain as those of clients are: HTTP/1.1, a content
 length, nothing to wait for or to switch to. Everything else goes uvicorn's way, byte for byte as it
 came, also in the middle of a connection. Answers come in the order of the
 requests: groups become durable in order, and an answer that waits for none waits for the group of
-the one before it; what goes uvicorn's way waits until all that came before is answered.
+the one before it; what goes uvicorn's way waits until all that came before is answered. A call of
+a consumer may wait for long: what comes behind it is looked at when it is answered, and when
+something before it has no answer yet, it goes uvicorn's way.
 
 What a head says is found out by httptools, once: clients send the same few heads again and again,
 so the last ones are remembered by their bytes. No task, no future, no ASGI message and no callback
@@ -27,18 +30,23 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from delayserver.api.access import Access
-from delayserver.api.answers import Answer, header, problem_answer, wire_of
+from delayserver.api.answers import Answer, consumer_answer, header, problem_answer, wire_of
 from delayserver.api.connection import Connection, Phase
 from delayserver.api.hot import HEARTBEATS_PATH, MESSAGES_PATH, Hot, is_hot
 from delayserver.api.hot_cancel import MESSAGE_PATH, asks_disk, is_cancel
+from delayserver.api.hot_pull import Call, Cancel, parse_call
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError
 from delayserver.sequencer import Group
+from delayserver.tokens import Caller
 from delayserver.tracecontext import Trace, trace_of
 
 HEAD_MAX_BYTES = 4096
 """Longer heads go uvicorn's way."""
 HEADS_KEPT = 1024
+HELD_MAX_BYTES = 64 * 1024
+"""What is read at most behind a call that waits; as long as less comes, it is noticed when the
+client goes away."""
 PIPELINED_MAX = 1024
 """A connection with so many unanswered requests is not read from."""
 
@@ -49,7 +57,7 @@ _REQUEST_LINE = re.compile(
     rb"(?P<method>PUT|DELETE) (?P<target>/[A-Za-z0-9%/:@!$&'()*+,;=._~-]+) HTTP/1\.1\r\n"
 )
 """One that every parser reads in the same way."""
-_BEGIN = b"POST " + MESSAGES_PATH.encode()
+_BEGIN = b"POST /v1/"
 _END = b"\r\n\r\n"
 _CLOSE = b"\r\nconnection: close" + _END
 
@@ -76,6 +84,8 @@ class Head(NamedTuple):
     """Whether it is that of a publish as most clients send it, which may be gathered."""
     data: bytes = b""
     """If so, all of it, as it came."""
+    call: Call | None = None
+    """Of a consumer."""
 
 
 @lru_cache(maxsize=HEADS_KEPT)
@@ -153,6 +163,7 @@ class _HeadParser:
             is_cancel(method, path),
             may_gather,
             data if may_gather else b"",
+            parse_call(method, path),
         )
 
 
@@ -207,6 +218,8 @@ class _HotProtocol(Connection):
     """Where in a request uvicorn's parser is."""
     _last_group: Group | None = None
     """The last one that an answer waited for."""
+    _cancel: Cancel | None = None
+    """A consumer waits for its answer; what comes behind its call is looked at afterwards."""
 
     def __init__(self, *arguments: object, **named: object) -> None:
         super().__init__(*arguments, **named)  # type: ignore[arg-type]
@@ -231,6 +244,9 @@ class _HotProtocol(Connection):
             data, self._rest = self._rest + data, b""
         length = len(data)
         while start < length:
+            if self._cancel is not None:
+                self._hold(data[start:])
+                return
             cycle = cast(_AnyCycle | None, self.cycle)
             is_free = cycle is unanswered or cycle is None or cycle.response_complete
             if self._parsing or not is_free:
@@ -253,6 +269,7 @@ class _HotProtocol(Connection):
             # A head or a body that is too long: uvicorn's way knows what to do.
             if (
                 head is None
+                or (head.call is not None and unanswered.count)
                 or head.length > self.hot.max_bytes(head.path)
                 or body_start - start > self.access.head_max_bytes
                 or len(head.headers) > self.access.headers_max
@@ -330,6 +347,9 @@ class _HotProtocol(Connection):
                     self.common[head.data] = head.length
                 hot.gather(self, body, caller)
                 return
+            if head.call is not None:
+                self._consume(head, head.call, body, caller)
+                return
             if head.is_cancel:
                 answer = hot.cancels.answer(head.path, body, head.headers, caller)
             else:
@@ -358,6 +378,36 @@ class _HotProtocol(Connection):
     def wait_for(self, group: Group) -> None:
         """The answer that is due next waits for the group, and so do all behind it."""
         self._last_group = group
+
+    def _consume(self, head: Head, call: Call, body: bytes, caller: Caller | None) -> None:
+        """Serve a call of a consumer. Nothing else waits for an answer on the connection."""
+        if not head.keep_alive:
+            self._unanswered.keep_alive = False
+        is_told = False
+
+        def told(answer: bytes | Exception) -> None:
+            nonlocal is_told
+            is_told = True
+            was_held, self._cancel = self._cancel is not None, None
+            self.write(wire_of(consumer_answer(answer)))
+            if was_held and not self.transport.is_closing():
+                self.data_received(b"")  # what was held
+
+        cancel = self.hot.consuming.serve(call, body, caller, told)
+        if not is_told:
+            self._cancel = cancel
+
+    def _hold(self, data: bytes) -> None:
+        """Keep what came behind a call of a consumer that is not answered."""
+        self._rest = data
+        if len(data) > HELD_MAX_BYTES:
+            self.flow.pause_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
 
     def tell(self, wire: bytes, error: Exception | None) -> None:
         """Give an answer whose group is durable, or is not since there was an error."""

@@ -5,10 +5,8 @@ Statuses that may come with every call are added in `openapi`.
 Cost: about 100 µs per call. Threads: belongs to the event loop.
 """
 
-import asyncio
-from collections.abc import Awaitable
 from pathlib import Path as FilePath
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -24,14 +22,12 @@ from delayserver.api.conditions import entity_tag, expected_versions, wants_new
 from delayserver.api.documents import (
     DeadLettersDocument,
     PendingListDocument,
-    PulledListDocument,
     dead_letter_document,
     encode,
     message_document,
     pending_document,
-    pulled_document,
 )
-from delayserver.api.hot import ALIVE_PATH, READY_PATH, GoneError, HotPath, read_body
+from delayserver.api.hot import ALIVE_PATH, READY_PATH, HotPath, read_body
 from delayserver.api.intake import Intake
 from delayserver.api.openapi import batch_body, json_body
 from delayserver.archives import Archived, RetiredHour
@@ -67,10 +63,8 @@ TIME_DIGITS_MAX = 15
 HOUR_PATTERN = "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}"
 _FROM = "due at this time or later: RFC 3339, or milliseconds since the epoch"
 _TO = "due before this time"
-_PULL_DEFAULTS = models.PullModel()
 _REDRIVE_ALL = models.RedriveModel()
 
-T = TypeVar("T")
 Responses = dict[int | str, dict[str, Any]]
 
 PROBLEM: dict[str, Any] = {"model": models.ProblemModel}
@@ -403,45 +397,45 @@ def make_router(
         tags=["pull"],
         response_model=models.PulledListModel,
         responses=CONFLICT,
+        openapi_extra=json_body(models.PullModel, required=False),
     )
-    async def pull(
-        name: NamePath,
-        request: Request,
-        wanted: Annotated[models.PullModel, Body()] = _PULL_DEFAULTS,
-    ) -> Response:
+    async def pull(name: NamePath, request: Request) -> Response:
         """Messages that are due, each with a lease; waits for `min_messages` up to `wait`, and
         then answers with what there is."""
-        subscription = engine.subscription(name)
-        if subscription.type != "pull":
-            raise ConflictError(f"the subscription {name!r} is a webhook")
-        lease_ms = subscription.lease_ms if wanted.lease is None else wanted.lease
-        if wanted.min_messages > wanted.max:
-            raise InputError("min_messages is at most max", "/min_messages")
-        pulled = await _while_connected(
-            request,
-            server.pull(subscription, wanted.max, wanted.wait, lease_ms, wanted.min_messages),
-        )
-        return _json(PulledListDocument([pulled_document(*one) for one in pulled]))
+        return Forward(path.consume, request)
 
-    @router.post("/v1/subscriptions/{name}/ack", tags=["pull"], responses=MISSING)
-    async def ack(name: NamePath, leases: models.LeasesModel) -> models.AckedModel:
+    @router.post(
+        "/v1/subscriptions/{name}/ack",
+        tags=["pull"],
+        response_model=models.AckedModel,
+        responses=MISSING,
+        openapi_extra=json_body(models.LeasesModel),
+    )
+    async def ack(name: NamePath, request: Request) -> Response:
         """These are done; when this answers it is recorded, and they never come again."""
-        expired = await server.ack(engine.subscription(name), leases.leases)
-        return models.AckedModel(acked=len(leases.leases) - len(expired), expired=expired)
+        return Forward(path.consume, request)
 
-    @router.post("/v1/subscriptions/{name}/nack", tags=["pull"], responses=MISSING | LOGGED)
-    async def nack(name: NamePath, leases: models.NackModel) -> models.NackedModel:
+    @router.post(
+        "/v1/subscriptions/{name}/nack",
+        tags=["pull"],
+        response_model=models.NackedModel,
+        responses=MISSING | LOGGED,
+        openapi_extra=json_body(models.NackModel),
+    )
+    async def nack(name: NamePath, request: Request) -> Response:
         """These are not done: deliver them again, now or after `delay`."""
-        intake.check_wait(leases.delay, "/delay")
-        subscription = engine.subscription(name)
-        expired = await server.nack(subscription, leases.leases, leases.delay)
-        return models.NackedModel(nacked=len(leases.leases) - len(expired), expired=expired)
+        return Forward(path.consume, request)
 
-    @router.post("/v1/subscriptions/{name}/extend", tags=["pull"], responses=MISSING)
-    async def extend(name: NamePath, leases: models.ExtendModel) -> models.ExtendedModel:
+    @router.post(
+        "/v1/subscriptions/{name}/extend",
+        tags=["pull"],
+        response_model=models.ExtendedModel,
+        responses=MISSING,
+        openapi_extra=json_body(models.ExtendModel),
+    )
+    async def extend(name: NamePath, request: Request) -> Response:
         """These need more time: `lease` from now."""
-        expired = server.extend(engine.subscription(name), leases.leases, leases.lease)
-        return models.ExtendedModel(extended=len(leases.leases) - len(expired), expired=expired)
+        return Forward(path.consume, request)
 
     # ── dead letters ───────────────────────────────────────────────────────────────────────────
 
@@ -629,27 +623,6 @@ def _message(view: MessageView) -> Response:
     answer = _json(message_document(view))
     answer.headers["etag"] = entity_tag(view.version)
     return answer
-
-
-async def _while_connected(request: Request, work: Awaitable[T]) -> T:
-    """The result of a wait that nobody but this client has an interest in.
-
-    Raises GoneError when the client is gone before."""
-    waiting = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(request))
-    try:
-        await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            raise GoneError
-        return waiting.result()
-    finally:
-        waiting.cancel()
-        gone.cancel()
-
-
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 class Forward(Response):

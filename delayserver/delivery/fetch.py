@@ -20,9 +20,29 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from delayserver.deliveries import Deliveries
 from delayserver.message import Delivery
 from delayserver.purgatory import DelayedOperation, Purgatory
 from delayserver.timeouts import Timeouts
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What a consumer gets: deliveries, each with a lease; or nothing."""
+
+    deliveries: Deliveries | None = None
+    lease_prefix: str = ""
+    """What the tokens begin with; the index of the delivery follows."""
+
+    @property
+    def tokens(self) -> list[str]:
+        """Of the leases."""
+        count = 0 if self.deliveries is None else len(self.deliveries)
+        return [f"{self.lease_prefix}{index}" for index in range(count)]
+
+    def __iter__(self) -> Iterator[tuple[Delivery, str]]:
+        deliveries = () if self.deliveries is None else self.deliveries
+        return zip(deliveries, self.tokens, strict=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +52,7 @@ class PullRequest:
     max_messages: int
     lease_ms: int
     wait_ms: int
-    answer: Callable[[list[tuple[Delivery, str]]], None]
+    answer: Callable[["Pulled"], None]
     """Called once with deliveries and their leases; none if there was nothing in time."""
     min_messages: int = 1
 

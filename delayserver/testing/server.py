@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from delayserver.config import Settings
+from delayserver.deliveries import Deliveries
 from delayserver.delivery.fetch import DelayedFetch, PullRequest
+from delayserver.delivery.leases import Some
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.dispatcher import Take
 from delayserver.expansion import Staging
@@ -24,7 +26,7 @@ from delayserver.message import Delivery, Payload, encode_payload
 from delayserver.messages import Located
 from delayserver.reader import Found
 from delayserver.replay import Filed, Records, Replay
-from delayserver.settler import Settler
+from delayserver.settler import DISPATCH_ROW, Settler
 from delayserver.shard import Shard, Surroundings
 from delayserver.subscriptions import Subscription
 from delayserver.wheel import Batch
@@ -127,6 +129,12 @@ class _WatchedReplay(Replay):
         super().delete_files(hour)
 
 
+def _each_row(rows: list[bytes]) -> list[bytes]:
+    """One by one (DISPATCH_ROW)."""
+    data, size = b"".join(rows), DISPATCH_ROW.size
+    return [data[start : start + size] for start in range(0, len(data), size)]
+
+
 class _WatchedSettler(Settler):
     def __init__(self, watcher: Watcher, dispatch: HourLog) -> None:
         super().__init__(dispatch)
@@ -139,7 +147,7 @@ class _WatchedSettler(Settler):
             super().write(rows_by_hour, now_ms)
         finally:
             for hour in before.keys() - rows_by_hour.keys():
-                self._written += before[hour]
+                self._written += _each_row(before[hour])
 
     def sync(self) -> None:
         super().sync()
@@ -215,9 +223,9 @@ class SimulatedServer(Shard):
             watcher.fired(batches, now_ms)
             fire(batches, now_ms)
 
-        def expired(deliveries: list[Delivery]) -> None:
-            watcher.expired(deliveries)
-            give_back(deliveries)
+        def expired(some: Some) -> None:
+            watcher.expired(list(some.each()))
+            give_back(some)
 
         # As with a million keys, much may happen while they are decided.
         self.engine.imports.decide_keys = 1
@@ -232,7 +240,7 @@ class SimulatedServer(Shard):
     def soon(self, function: Callable[[], None]) -> None:
         self.post(function)
 
-    def tick_soon(self) -> None:
+    def tick_soon(self, due_ms: int = 0) -> None:
         """The world looks at the clock by itself."""
 
     def on_fatal(self, error: BaseException) -> None:
@@ -304,7 +312,7 @@ class SimulatedServer(Shard):
 
     # ── what is watched on its way out ─────────────────────────────────────────────────────────
 
-    def hand_out(self, take: Take, deliveries: list[Delivery]) -> None:
+    def hand_out(self, take: Take, deliveries: Deliveries) -> None:
         for delivery in deliveries:
             self.watcher.sent(take.subscription, delivery)
         super().hand_out(take, deliveries)
@@ -314,9 +322,10 @@ class SimulatedServer(Shard):
             self.watcher.sent(subscription, delivery)
         self.sending.append(deliveries)
 
-    def settle(self, hour: int, row: bytes) -> None:
-        self.watcher.settled(row)
-        super().settle(hour, row)
+    def settle(self, hour: int, rows: bytes) -> None:
+        for row in _each_row([rows]):
+            self.watcher.settled(row)
+        super().settle(hour, rows)
 
     # ── what clients and subscribers do ────────────────────────────────────────────────────────
 
@@ -327,8 +336,7 @@ class SimulatedServer(Shard):
 
     def ack(self, tokens: list[str], answer: Callable[[list[str]], None]) -> None:
         """As `Server.ack`: `answer` is called with the leases that were over."""
-        now_ms = self.clock()
-        expired = [token for token in tokens if not self.engine.ack(token, now_ms)]
+        expired = self.engine.ack(tokens, self.clock())
         if len(expired) < len(tokens):
             self.when_settled(partial(answer, expired))
         else:

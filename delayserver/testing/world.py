@@ -16,7 +16,7 @@ import msgspec
 
 from delayserver.archives import Archived, retired_hours
 from delayserver.config import Settings
-from delayserver.delivery.fetch import DelayedFetch, PullRequest
+from delayserver.delivery.fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError, OverloadedError
 from delayserver.imports import Import
@@ -718,11 +718,11 @@ class World:
         subscription = rng.choice(pulls)
         gone = not self._gentle and rng.random() < 0.1
 
-        def answer(got: list[tuple[Delivery, str]]) -> None:
+        def answer(got: Pulled) -> None:
             for delivery, token in got:
                 if gone:
                     self.ledger.returned(delivery, seen=False)
-                    server.engine.nack(token, 0, self.clock.now_ms)
+                    server.engine.nack([token], 0, self.clock.now_ms)
                 else:
                     self.leases.append(Lease(token, delivery))
 
@@ -754,9 +754,9 @@ class World:
             self.leases.remove(lease)
             if server.engine.leases.get(lease.token) is not None:
                 self.ledger.returned(lease.delivery, seen=False)
-            server.engine.nack(lease.token, rng.choice((0, 0, 20, 1000)), self.clock.now_ms)
+            server.engine.nack([lease.token], rng.choice((0, 0, 20, 1000)), self.clock.now_ms)
         elif dice < 0.9:
-            server.engine.extend(lease.token, rng.choice((1, 1000)), self.clock.now_ms)
+            server.engine.extend([lease.token], rng.choice((1, 1000)), self.clock.now_ms)
         else:
             self.leases.remove(lease)  # It fell over.
 
@@ -795,7 +795,7 @@ class World:
                 self._pull_all(subscription)
         for lease in self.leases:  # Once more, before everybody takes everything.
             self.ledger.returned(lease.delivery, seen=False)
-            server.engine.nack(lease.token, 0, self.clock.now_ms)
+            server.engine.nack([lease.token], 0, self.clock.now_ms)
         self.leases.clear()
         for _ in range(300):
             server.rest()
@@ -824,7 +824,7 @@ class World:
         self._purge()
 
     def _pull_all(self, subscription: Subscription) -> None:
-        def answer(got: list[tuple[Delivery, str]]) -> None:
+        def answer(got: Pulled) -> None:
             self.leases += [Lease(token, delivery) for delivery, token in got]
 
         server = self._running
@@ -893,7 +893,8 @@ class World:
             "attempts": [q.attempts for q in queues if q.attempts],
             "open files": [
                 hour
-                for log in (server.reader._schedule, server.reader._dispatch)
+                for reader in (server.reader, server.reader_now)
+                for log in (reader._schedule, reader._dispatch)
                 for hour in log._open
                 if log.path(hour) not in files
             ],

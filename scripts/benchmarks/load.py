@@ -1,6 +1,6 @@
 """Publishing while a server is measured, counted to the message.
 
-A `Connection` is one keep-alive connection on a blocking socket, one request at a time. Requests
+A `Connection` is one keep-alive connection on a blocking socket. Requests
 are built before the clock starts, so that sending one costs little more than the copy;
 `publish_batches` runs in a process of its own, beside others, and takes and gives plain data.
 Single POSTs come from `wrk`, deliveries are taken by `consumers`.
@@ -41,6 +41,8 @@ class Connection:
     def __init__(self, port: int, timeout_s: float = 60) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._rest = b""
+        """What came behind the last answer."""
 
     def __enter__(self) -> Self:
         return self
@@ -48,27 +50,54 @@ class Connection:
     def __exit__(self, *exception: object) -> None:
         self._socket.close()
 
+    def fileno(self) -> int:
+        """To wait for it with others."""
+        return self._socket.fileno()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something has come behind the last answer."""
+        return bool(self._rest)
+
+    def send(self, request: bytes) -> None:
+        """Send a request whose answer `receive` takes later."""
+        self._socket.sendall(request)
+
     def request(self, request: bytes) -> tuple[int, bytes]:
         """Status and body of the answer."""
         self._socket.sendall(request)
-        head = b""
+        return self._receive_answer()
+
+    def demand(self, request: bytes) -> bytes:
+        """The body of the answer. Raises LoadError unless the status is 2xx."""
+        self._socket.sendall(request)
+        return self.receive()
+
+    def receive(self) -> bytes:
+        """The body of the next answer. Raises LoadError unless the status is 2xx."""
+        status, body = self._receive_answer()
+        if not 200 <= status < 300:
+            raise LoadError(f"a request was answered {status}: {body[:500]!r}")
+        return body
+
+    def _receive_answer(self) -> tuple[int, bytes]:
+        head, self._rest = self._rest, b""
         while (end := head.find(b"\r\n\r\n")) < 0:
             head += self._receive()
         found = self._length.search(head, 0, end)
         if found is None:
             raise LoadError(f"an answer without a length: {head[:200]!r}")
-        parts, missing = [head[end + 4 :]], end + 4 + int(found[1]) - len(head)
+        status, until = int(head[9:12]), end + 4 + int(found[1])
+        if len(head) >= until:
+            self._rest = head[until:]
+            return status, head[end + 4 : until]
+        parts, missing = [head[end + 4 :]], until - len(head)
         while missing > 0:
             parts.append(self._receive())
             missing -= len(parts[-1])
-        return int(head[9:12]), b"".join(parts)
-
-    def demand(self, request: bytes) -> bytes:
-        """The body of the answer. Raises LoadError unless the status is 2xx."""
-        status, body = self.request(request)
-        if not 200 <= status < 300:
-            raise LoadError(f"{request[:60]!r} was answered {status}: {body[:500]!r}")
-        return body
+        if missing:
+            parts[-1], self._rest = parts[-1][:missing], parts[-1][missing:]
+        return status, b"".join(parts)
 
     def call(self, method: str, path: str, document: Any = None) -> Any:
         """Ask with JSON; the answer, decoded. Raises LoadError unless the status is 2xx."""

@@ -33,11 +33,13 @@ import wrk
 from report import Figure, add_json, as_documents, make_console, show_figures, write_json
 from servers import delay_server, disk_directory
 
-from delayserver.delivery.fetch import DelayedFetch, Fetches, PullRequest
+from delayserver.deliveries import Deliveries
+from delayserver.delivery.fetch import DelayedFetch, Fetches, Pulled, PullRequest
 from delayserver.delivery.leases import Leases
 from delayserver.dispatcher import Dispatcher, Take
 from delayserver.hours import Hours
-from delayserver.message import Delivery, Entry, Origin, Payload
+from delayserver.ids import IdCodec
+from delayserver.message import Delivery, Payload
 from delayserver.subscriptions import Registry, Subscription
 from delayserver.timeouts import Timeouts
 from delayserver.wheel import WHEEL_DTYPE, Batch
@@ -49,13 +51,14 @@ WAIT_MS = 20_000
 LIMIT_S = 2.0
 ROUNDS = 3
 PAYLOAD = Payload(b'{"order": 1001}')
+IDS = IdCodec(0, bytes(16))
 
 
 class Consumers:
     """A dispatcher whose messages are read from nowhere, and the consumers of its queues."""
 
     def __init__(self, subscriptions: int) -> None:
-        names = {number: f"s{number}" for number in range(1, subscriptions + 1)}
+        self._names = names = {number: f"s{number}" for number in range(1, subscriptions + 1)}
         self.subscriptions = [
             Subscription(id=number, name=name, subject=name, type="pull", created_ms=0)
             for number, name in names.items()
@@ -85,38 +88,29 @@ class Consumers:
             self._hours.add(HOUR, 1)
             self.dispatcher.fire([Batch(HOUR, row)], NOW_MS)
 
-    def _answer(self, messages: list[tuple[Delivery, str]]) -> None:
+    def _answer(self, pulled: Pulled) -> None:
         self.answered += 1
-        self.got += len(messages)
+        self.got += len(pulled.tokens)
 
     # ports
 
     def read(self, take: Take) -> None:
-        deliveries = [
-            Delivery(
-                Entry(seq, NOW_MS),
-                Origin(seq, NOW_MS, 1, NOW_MS),
-                "s",
-                "id",
-                take.subscription.id,
-                1,
-                PAYLOAD,
-                batch.rows,
-            )
-            for batch in take.batches
-            for seq in batch.rows["seq"].tolist()
-        ]
+        rows = np.concatenate([batch.rows for batch in take.batches])
+        count = len(rows)
+        dues_ms = np.full(count, NOW_MS)
+        payloads = [PAYLOAD] * count
+        deliveries = Deliveries(take.subscription.id, rows, dues_ms, payloads, self._names, IDS)
         self.dispatcher.on_read(take, deliveries, NOW_MS)
 
-    def hand_out(self, take: Take, deliveries: list[Delivery]) -> None:
+    def hand_out(self, take: Take, deliveries: Deliveries) -> None:
         assert take.request is not None
-        tokens = self.leases.grant(deliveries, take.request.lease_ms)
-        take.request.answer(list(zip(deliveries, tokens, strict=True)))
+        prefix = self.leases.grant(deliveries, take.request.lease_ms)
+        take.request.answer(Pulled(deliveries, prefix))
 
     def send(self, subscription: Subscription, delivery: Delivery) -> None:
         raise AssertionError("there are no webhooks here")
 
-    def settle(self, hour: int, row: bytes) -> None:
+    def settle(self, hour: int, rows: bytes) -> None:
         raise AssertionError("nothing is acknowledged here")
 
 
@@ -150,7 +144,7 @@ def completed(polls: int, subscriptions: int) -> None:
     assert fetches.count() == timeouts.size() == sum(there) == 0
 
 
-def _no_answer(messages: list[tuple[Delivery, str]]) -> None:
+def _no_answer(pulled: Pulled) -> None:
     raise AssertionError("the case counts what is completed")
 
 

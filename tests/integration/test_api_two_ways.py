@@ -36,7 +36,7 @@ LIMITS: dict[str, Any] = {
     "headers_max": 50,
     "head_max_bytes": 2048,
 }
-LATER = {"subject": "both", "delay": "1h"}
+LATER: dict[str, Any] = {"subject": "both", "delay": "1h"}
 
 
 def as_token(name):
@@ -45,7 +45,7 @@ def as_token(name):
     return {"authorization": f"Bearer dly_{digits}"}
 
 
-CASES = {
+CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "one": (ONE, {**LATER, "body": {"a": [1, "ü"]}, "headers": {"x-a": "b"}}, {}),
     "now": (ONE, {"subject": "both"}, {}),
     "first of a key": (ONE, {**LATER, "key": "k", "body": 1}, {}),
@@ -171,11 +171,56 @@ WAITING = {
     "version": "both", "m": "both", "n": "both", "id": "both", "other": "both", "mine": "both.a",
 }  # fmt: skip
 """Keys of messages that are published before they are cancelled, and their subjects."""
-
-
+SUBSCRIPTION = "/v1/subscriptions/both"
+PULL, ACK = f"{SUBSCRIPTION}/pull", f"{SUBSCRIPTION}/ack"
+NACK, EXTEND = f"{SUBSCRIPTION}/nack", f"{SUBSCRIPTION}/extend"
+NO_LEASES: dict[str, Any] = {"leases": ["e-1-0", ""]}
+OF_CONSUMERS: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "pull": (PULL, {}, {}),
+    "pull with everything": (PULL, {"max": 5, "wait": "5ms", "min_messages": 5, "lease": "1m"}, {}),
+    "pull without a body": (PULL, b"", {}),
+    "pull with another content type": (PULL, {}, {"content-type": "text/plain"}),
+    "pull with a query": (f"{PULL}?a=b", {}, {}),
+    "pull too many": (PULL, {"max": 10_001}, {}),
+    "pull none": (PULL, {"max": 0}, {}),
+    "pull a fraction": (PULL, {"max": 1.5}, {}),
+    "pull more than it wants": (PULL, {"max": 2, "min_messages": 3}, {}),
+    "pull with an unknown field": (PULL, {"maximum": 1}, {}),
+    "pull with a bad wait": (PULL, {"wait": "soon"}, {}),
+    "pull with a long wait": (PULL, {"wait": "61s"}, {}),
+    "pull without a lease": (PULL, {"lease": 0}, {}),
+    "pull with a long lease": (PULL, {"lease": "8d"}, {}),
+    "pull with a list": (PULL, [], {}),
+    "pull not JSON": (PULL, b"{", {}),
+    "pull not UTF-8": (PULL, b'{"\xff": 1}', {}),
+    "pull too large": (PULL, b" " * 9_000_000, {}),
+    "pull from a webhook": ("/v1/subscriptions/both-hook/pull", {}, {}),
+    "pull from nothing": ("/v1/subscriptions/none/pull", {}, {}),
+    "pull from a bad name": ("/v1/subscriptions/a%20b/pull", {}, {}),
+    "pull with the scope": (PULL, {}, as_token("consumer")),
+    "pull with another scope": (PULL, {}, as_token("publisher")),
+    "ack nothing": (ACK, {"leases": []}, {}),
+    "ack what is over": (ACK, NO_LEASES, {}),
+    "ack without leases": (ACK, {}, {}),
+    "ack numbers": (ACK, {"leases": [1]}, {}),
+    "ack too many": (ACK, {"leases": [""] * 10_001}, {}),
+    "ack without a body": (ACK, b"", {}),
+    "ack with another scope": (ACK, NO_LEASES, as_token("publisher")),
+    "ack of nothing": ("/v1/subscriptions/none/ack", NO_LEASES, {}),
+    "nack": (NACK, {**NO_LEASES, "delay": "5s"}, {}),
+    "nack at once": (NACK, NO_LEASES, {}),
+    "nack with a bad delay": (NACK, {**NO_LEASES, "delay": -1}, {}),
+    "nack for too long": (NACK, {**NO_LEASES, "delay": "1000d"}, {}),
+    "extend": (EXTEND, {**NO_LEASES, "lease": "5s"}, {}),
+    "extend by nothing": (EXTEND, {**NO_LEASES, "lease": 0}, {}),
+    "extend without a lease": (EXTEND, NO_LEASES, {}),
+    "no such action": (f"{SUBSCRIPTION}/pulls", {}, {}),
+}
+CASES |= OF_CONSUMERS
 TOKENS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "scoped": (["publish:both.*", "consume:*"], {}),
     "consumer": (["consume:*", "observe"], {}),
+    "publisher": (["publish:*"], {}),
     "slow": (["admin"], {"rate_per_s": 0.001}),
     "slow-batches": (["publish:*"], {"rate_per_s": 0.001, "burst": 2}),
     "expired": (["admin"], {"expires_ms": 1}),
@@ -231,6 +276,17 @@ def prepare_cancels(
     return requests
 
 
+def subscriptions(client: httpx.Client | httpx.AsyncClient) -> list[httpx.Request]:
+    """What the cases of consumers need: nothing is published to it."""
+    fields = {"authorization": f"Bearer {TOKEN}"}
+    hook = {"subject": "empty", "type": "webhook", "url": "http://127.0.0.1:9/"}
+    pull = {"subject": "empty", "type": "pull"}
+    return [
+        client.build_request("PUT", SUBSCRIPTION, json=pull, headers=fields),
+        client.build_request("PUT", f"{SUBSCRIPTION}-hook", json=hook, headers=fields),
+    ]
+
+
 @pytest.fixture(scope="module")
 def through_protocol(tmp_path_factory):
     directory = tmp_path_factory.mktemp("protocol")
@@ -238,6 +294,8 @@ def through_protocol(tmp_path_factory):
     make_tokens(server.data_dir)
     server.start()
     try:
+        for request in subscriptions(server):
+            assert server.send(request).status_code == 201
         answers = {name: described(server.send(one)) for name, one in prepare(server).items()}
         published = server.send(prepare_waiting(server))
         cancels = prepare_cancels(server, published)
@@ -266,6 +324,8 @@ def through_asgi(tmp_path_factory):
         async with server_in_process(tmp_path_factory.mktemp("asgi")) as server:
             transport = httpx.ASGITransport(make_app(server)[0], raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                for request in subscriptions(client):
+                    assert (await client.send(request)).status_code == 201
                 answers = {
                     name: described(await client.send(one)) for name, one in prepare(client).items()
                 }
@@ -307,6 +367,34 @@ def test_the_answers_are_those_of_the_contract(through_protocol):
 
     for name in ("outside of the scope", "batch partly outside", "other scope"):
         assert statuses[name] == 403
+    for name in ("pull", "pull without a body", "pull with a query", "pull with the scope"):
+        assert through_protocol[name][2] == {"messages": []}
+    assert through_protocol["ack what is over"][2] == {"acked": 0, "expired": ["e-1-0", ""]}
+    assert statuses["pull from a webhook"] == 409
+    assert statuses["pull with another scope"] == statuses["ack with another scope"] == 403
+    assert statuses["pull from nothing"] == statuses["ack of nothing"] == 404
+    pointers = {
+        "pull too many": "/max",
+        "pull none": "/max",
+        "pull a fraction": "/max",
+        "pull more than it wants": "/min_messages",
+        "pull with an unknown field": "/maximum",
+        "pull with a bad wait": "/wait",
+        "pull with a long wait": "/wait",
+        "pull without a lease": "/lease",
+        "pull with a long lease": "/lease",
+        "ack without leases": "/leases",
+        "ack numbers": "/leases/0",
+        "ack too many": "/leases",
+        "nack with a bad delay": "/delay",
+        "nack for too long": "/delay",
+        "extend by nothing": "/lease",
+        "extend without a lease": "/lease",
+    }
+    for name, pointer in pointers.items():
+        status, _, document = through_protocol[name]
+        assert status == 422
+        assert [error["pointer"] for error in document["errors"]] == [pointer]
     for name in ("too many headers", "headers too long", "address too long"):
         assert statuses[name] == 431
     assert statuses["headers too long without a token"] == 431

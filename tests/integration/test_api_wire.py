@@ -132,6 +132,53 @@ def test_pipelined_requests_are_answered_in_order(wire, subject, split):
     assert len({documents[n]["id"] for n in (0, 1, 8)}) == 3
 
 
+@pytest.mark.parametrize("split", [1 << 20, 700, 37])
+def test_what_stands_behind_a_call_of_a_consumer_is_answered_after_it(api, wire, subject, split):
+    path = api.subscribe(unique("wire"), subject)
+    later = message(subject, 1, key="later")
+    leases = json.dumps({"leases": ["e-1-0"]}).encode()
+    requests = [
+        request(f"{path}/pull", b'{"wait": "300ms"}'),
+        request(HOT, later),
+        request(f"{path}/ack", leases),
+        request(f"{path}/pull", b'{"wait": "5ms"}'),
+        request(REST, method="GET"),
+        request(HOT, later),
+        request(f"{path}/extend", b"{"),
+        request(f"{path}/pull"),
+        request(HOT, message(subject, 2)),
+        request(f"{path}/nack", leases),
+    ]
+    data = b"".join(requests)
+    for start in range(0, len(data), split):
+        wire.send(data[start : start + split])
+    answers = [wire.answer() for _ in requests]
+    statuses = [status for status, _, _ in answers]
+    assert statuses == [200, 201, 200, 200, 200, 200, 422, 200, 201, 200]
+    documents = [document for _, _, document in answers]
+    assert documents[0] == documents[3] == documents[7] == {"messages": []}
+    assert documents[2] == {"acked": 0, "expired": ["e-1-0"]}
+    assert documents[9] == {"nacked": 0, "expired": ["e-1-0"]}
+    assert documents[5]["id"] == documents[1]["id"]
+
+
+def test_much_behind_a_call_of_a_consumer_is_not_read_until_it_is_answered(api, wire, subject):
+    path = api.subscribe(unique("wire"), subject)
+    body = message(subject, body="x" * 10_000)
+    wire.send(request(f"{path}/pull", b'{"wait": "300ms"}'))
+    wire.send(b"".join(request(HOT, body) for _ in range(50)))
+    assert wire.answer()[2] == {"messages": []}
+    assert [wire.answer()[0] for _ in range(50)] == [201] * 50
+
+
+def test_a_connection_ends_after_a_pull_that_says_so(api, wire, subject):
+    path = api.subscribe(unique("wire"), subject)
+    wire.send(request(f"{path}/pull", b'{"wait": "50ms"}', "connection: close"))
+    status, headers, document = wire.answer()
+    assert (status, headers["connection"], document) == (200, "close", {"messages": []})
+    assert wire.is_closed
+
+
 def test_many_pipelined_publishes(wire, subject):
     wire.send(b"".join(request(HOT, message(subject, n)) for n in range(300)))
     ids = [wire.answer()[2]["id"] for _ in range(300)]

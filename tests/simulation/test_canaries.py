@@ -330,6 +330,7 @@ def an_old_file_is_never_deleted(patch: Patch) -> None:
 def a_failed_delivery_is_forgotten(patch: Patch) -> None:
     """I3"""
     patch.setattr(Dispatcher, "give_back", lambda self, delivery, next_attempt: None)
+    patch.setattr(Dispatcher, "return_leased", lambda self, deliveries, which: None)
 
 
 @canary

@@ -13,7 +13,7 @@ import pytest
 
 from delayserver.archives import Archived, retired_hours
 from delayserver.config import Settings
-from delayserver.delivery.fetch import PullRequest
+from delayserver.delivery.fetch import Pulled, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.imports import Import
 from delayserver.message import Payload, Watch
@@ -271,7 +271,7 @@ class Scenario:
             fail = False
         queue = server.engine.subscription("queue")
 
-        def take(got: list) -> None:
+        def take(got: Pulled) -> None:
             for delivery, token in got:
                 self.ledger.returned(delivery, seen=True)
                 self.leases.append(token)

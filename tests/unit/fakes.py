@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from delayserver.cancels import Cancels
 from delayserver.config import Settings
+from delayserver.deliveries import Deliveries
 from delayserver.dispatcher import Dispatcher, Take
 from delayserver.expansion import Staging
 from delayserver.groups import Groups
@@ -31,7 +33,15 @@ from storage.files import Files
 from storage.frame import Rows
 from storage.hour_log import HourLog
 from storage.message_log import Durability, MessageLog
-from storage.rows import HOUR_MS, MESSAGE_DTYPE, NO_KEY, LogKind, Outcome, RecordKind
+from storage.rows import (
+    HOUR_MS,
+    MESSAGE_DTYPE,
+    NO_KEY,
+    LogKind,
+    Outcome,
+    RecordKind,
+    concatenate,
+)
 from storage.testing import MemoryCatalog, SimulatedFiles
 
 HOUR = 500_000
@@ -96,6 +106,18 @@ def delivery(
     )
 
 
+def deliveries(*ones: Delivery) -> Deliveries:
+    """The same as columns."""
+    payloads = [msgspec.structs.replace(one.payload, origin=one.origin) for one in ones]
+    rows = concatenate([one.row for one in ones], WHEEL_DTYPE)
+    due_ms = np.array([one.entry.due_ms for one in ones], np.int64)
+    names = {one.origin.subject_id: one.subject for one in ones}
+    subscription_id = ones[0].subscription_id if ones else 1
+    made = Deliveries(subscription_id, rows, due_ms, payloads, names, IdCodec(0, SECRET))
+    made.settled["attempt"] = [one.attempt for one in ones]
+    return made
+
+
 def dispatch_row(
     seq: int, *, subscription_id: int = 1, due_ms: int = START_MS, settled_ms: int = START_MS
 ) -> bytes:
@@ -114,7 +136,7 @@ class NotingPorts:
         self.posts: list[list[Delivery]] = []
         self.dropped: list[tuple[Delivery, str]] = []
         self.ticks = 0
-        self.handed_out: list[tuple[Take, list[Delivery]]] = []
+        self.handed_out: list[tuple[Take, Deliveries]] = []
         self.settled: list[tuple[int, bytes]] = []
 
     def wake(self) -> None:
@@ -139,11 +161,12 @@ class NotingPorts:
     def tick_soon(self) -> None:
         self.ticks += 1
 
-    def hand_out(self, take: Take, deliveries: list[Delivery]) -> None:
+    def hand_out(self, take: Take, deliveries: Deliveries) -> None:
         self.handed_out.append((take, deliveries))
 
-    def settle(self, hour: int, row: bytes) -> None:
-        self.settled.append((hour, row))
+    def settle(self, hour: int, rows: bytes) -> None:
+        size = DISPATCH_ROW.size
+        self.settled += [(hour, rows[at : at + size]) for at in range(0, len(rows), size)]
 
 
 class MessageParts:

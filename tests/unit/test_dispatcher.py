@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delayserver.delivery.fetch import DelayedFetch, PullRequest
+from delayserver.deliveries import Deliveries
+from delayserver.delivery.fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.dispatcher import Dispatcher, Take
 from delayserver.horizon import Mark
 from delayserver.hours import Hours
@@ -21,6 +22,7 @@ from tests.unit.fakes import (
     HOUR,
     START_MS,
     NotingPorts,
+    deliveries,
     delivery,
     dispatch_row,
     seqs,
@@ -41,6 +43,7 @@ class Parts:
         self.dispatcher = Dispatcher(self.registry, NAMES, self.hours, self.ports, self.timeouts)
         self.dispatcher.now_ms = NOW_MS
         self.answers: list[list[tuple[Delivery, str]]] = []
+        """What consumers were told without a read: nothing."""
 
     def fire(self, *rows: tuple[int, int], route: int = 1) -> None:
         self.hours.add(HOUR, len(rows))
@@ -50,7 +53,10 @@ class Parts:
     def pull(
         self, subscription: Subscription, count: int, wait_ms: int = 1000, least: int = 1
     ) -> DelayedFetch:
-        request = PullRequest(count, 30_000, wait_ms, self.answers.append, least)
+        def answer(pulled: Pulled) -> None:
+            self.answers.append(list(pulled))
+
+        request = PullRequest(count, 30_000, wait_ms, answer, least)
         return self.dispatcher.request(self.dispatcher.queue(subscription), request)
 
     def takes(self) -> list[list[int]]:
@@ -62,8 +68,12 @@ class Parts:
 
     def read(self, *unreadable: int, attempt: int = 1, **origin: Any) -> list[Delivery]:
         """Answer the oldest read; returns its deliveries."""
+        return list(self.read_columns(*unreadable, attempt=attempt, **origin))
+
+    def read_columns(self, *unreadable: int, attempt: int = 1, **origin: Any) -> Deliveries:
+        """Likewise, as columns."""
         take = self.ports.taken.pop(0)
-        deliveries = [
+        ones = [
             delivery(
                 seq,
                 START_MS,
@@ -74,8 +84,9 @@ class Parts:
             for seq in seqs(take.batches)
             if seq not in unreadable
         ]
-        self.dispatcher.on_read(take, deliveries, NOW_MS)
-        return deliveries
+        read = deliveries(*ones)
+        self.dispatcher.on_read(take, read, NOW_MS)
+        return read
 
     def waiting(self, subscription: Subscription) -> list[int]:
         return seqs(self.dispatcher.queue(subscription).rows.batches())
@@ -496,6 +507,114 @@ def test_a_message_that_was_not_taken_is_the_next_one_and_counts_its_attempts() 
     assert parts.dispatcher.queue(one).attempts == {}
 
 
+def pull_all(parts: Parts, one: Subscription) -> Deliveries:
+    """All that waits, as a consumer has it."""
+    parts.pull(one, 1000)
+    return parts.read_columns()
+
+
+def test_what_is_acknowledged_together_is_recorded_together_by_hour() -> None:
+    one, other = subscription(1), subscription(2, subject="*")
+    parts = Parts(one, other)
+    next_hour_ms = START_MS + 3_600_000
+    parts.fire((5, START_MS), (6, START_MS + 1), (7, START_MS + 2))
+    parts.hours.add(HOUR + 1, 1)
+    batch = Batch(HOUR + 1, wheel_rows(HOUR + 1, (8, next_hour_ms), route=2))
+    parts.dispatcher.fire([batch], NOW_MS)
+    parts.pull(other, 10)
+    take = parts.ports.taken.pop()
+    ones = [
+        delivery(5, START_MS, subscription_id=2, message_seq=3, attempt=2),
+        delivery(6, START_MS + 1, subscription_id=2),
+        delivery(7, START_MS + 2, subscription_id=2),
+        delivery(8, next_hour_ms, subscription_id=2, subject_id=2),
+    ]
+    pulled = deliveries(*ones)
+    parts.dispatcher.on_read(take, pulled, NOW_MS)
+    parts.dispatcher.acknowledged(pulled, np.array([3, 0, 1]), NOW_MS + 9)
+    assert sorted((hour, DISPATCH_ROW.unpack(row)) for hour, row in parts.ports.settled) == [
+        (HOUR, (5, 3, START_MS, NOW_MS + 9, 2, 2, Outcome.DELIVERED, 0)),
+        (HOUR, (6, 6, START_MS + 1, NOW_MS + 9, 2, 1, Outcome.DELIVERED, 0)),
+        (HOUR + 1, (8, 8, next_hour_ms, NOW_MS + 9, 2, 1, Outcome.DELIVERED, 0)),
+    ]
+    assert parts.dispatcher.delivered_by_subject == {1: 2, 2: 1}
+    assert parts.hours.unsettled() == 3 + 1
+    queue = parts.dispatcher.queue(other)
+    assert (queue.in_flight, queue.reserved) == (1, {7})
+    assert not parts.dispatcher.holds(Entry(8, next_hour_ms))
+
+
+def test_what_comes_back_from_a_consumer_keeps_its_order_and_counts_its_attempts() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.fire(*((seq, START_MS) for seq in range(1, 6)))
+    pulled = pull_all(parts, one)
+    parts.fire((9, START_MS))
+    parts.dispatcher.return_leased(pulled, np.array([0, 2, 3]))
+    assert parts.waiting(one) == [1, 3, 4, 9]
+    queue = parts.dispatcher.queue(one)
+    assert (queue.in_flight, queue.reserved) == (2, {2, 5})
+    assert parts.hours.unsettled() == 6
+    again = pull_all(parts, one)
+    assert [(delivery.entry.seq, delivery.attempt) for delivery in again] == [
+        (1, 2),
+        (3, 2),
+        (4, 2),
+        (9, 1),
+    ]
+    parts.dispatcher.acknowledged(again, np.arange(4), NOW_MS)
+    parts.dispatcher.acknowledged(pulled, np.array([1, 4]), NOW_MS)
+    assert (queue.in_flight, queue.reserved, queue.attempts) == (0, set(), {})
+    assert parts.hours.unsettled() == 0
+
+
+def test_what_comes_back_of_several_hours_waits_in_due_order() -> None:
+    one = subscription()
+    parts = Parts(one)
+    next_hour_ms = START_MS + 3_600_000
+    parts.fire((1, START_MS), (2, START_MS + 1))
+    parts.hours.add(HOUR + 1, 2)
+    rows = wheel_rows(HOUR + 1, (3, next_hour_ms), (4, next_hour_ms))
+    parts.dispatcher.fire([Batch(HOUR + 1, rows)], NOW_MS)
+    parts.pull(one, 10)
+    take = parts.ports.taken.pop()
+    dues_ms = [START_MS, START_MS + 1, next_hour_ms, next_hour_ms]
+    pulled = deliveries(*(delivery(seq, due_ms) for seq, due_ms in enumerate(dues_ms, 1)))
+    parts.dispatcher.on_read(take, pulled, NOW_MS)
+    parts.dispatcher.return_leased(pulled, np.arange(4))
+    assert parts.waiting(one) == [1, 2, 3, 4]
+    assert [batch.hour for batch in parts.dispatcher.queue(one).rows.batches()] == [HOUR, HOUR + 1]
+
+
+def test_what_comes_back_twice_is_found_wherever_it_waits() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.fire((1, START_MS), (2, START_MS + 5), (3, START_MS + 7))
+    parts.pull(one, 10)
+    take = parts.ports.taken.pop()
+    dues_ms = {3: START_MS + 7, 1: START_MS, 2: START_MS + 5}
+    pulled = deliveries(*(delivery(seq, due_ms) for seq, due_ms in dues_ms.items()))
+    parts.dispatcher.on_read(take, pulled, NOW_MS)
+    parts.dispatcher.return_leased(pulled, np.arange(3))
+    assert parts.waiting(one) == [3, 1, 2]
+    for seq, due_ms in dues_ms.items():
+        assert parts.dispatcher.holds(Entry(seq, due_ms))
+
+
+def test_what_was_leased_from_a_deleted_subscription_is_recorded_or_adopted() -> None:
+    gone, heir = subscription(1), subscription(2, created_ms=NOW_MS)
+    parts = Parts(gone, heir)
+    parts.fire((1, START_MS), (2, START_MS), (3, START_MS))
+    pulled = pull_all(parts, gone)
+    parts.change(subscription(1, deleted=True))
+    parts.dispatcher.acknowledged(pulled, np.array([1]), NOW_MS)
+    assert parts.settled() == [(2, 1, Outcome.DELIVERED)]
+    parts.dispatcher.return_leased(pulled, np.array([0, 2]))
+    parts.read()
+    assert parts.waiting(heir) == [1, 3]
+    assert parts.hours.unsettled() == 2
+
+
 def test_a_message_that_cannot_be_read_keeps_its_hour_open_and_its_place_free() -> None:
     parts = Parts(webhook(max_in_flight=2))
     parts.fire((5, START_MS), (6, START_MS))
@@ -586,7 +705,7 @@ def test_a_batch_that_is_too_long_leaves_the_rest_in_front(monkeypatch: pytest.M
     assert posts(parts) == [[1, 2]]
     assert parts.waiting(hook) == [3, 4, 5]
     queue = parts.dispatcher.queue(hook)
-    assert (queue.in_flight, set(queue.reserved)) == (2, {1, 2})
+    assert (queue.in_flight, queue.reserved) == (2, {1, 2})
     parts.dispatcher.answered(sent[:2])
     for one in sent[:2]:
         parts.dispatcher.delivered(one, NOW_MS)
@@ -626,7 +745,7 @@ def test_old_rows_are_given_up_a_slice_at_a_time_and_new_ones_pass(
     assert {why for _, why in parts.ports.dropped} == {reason}
     assert posts(parts) == [[6]]
     queue = parts.dispatcher.queue(hook)
-    assert (queue.dropping, queue.in_flight, queue.reserved) == (set(), 0, {})
+    assert (queue.dropping, queue.in_flight, queue.reserved) == (set(), 0, set())
 
 
 def test_what_a_consumer_does_not_pull_in_time_is_given_up() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from storage.errors import DamageError
 from storage.frame import Rows
 from storage.hour_log import HourLog
 from storage.rows import HOUR_MS
+from storage.testing import SimulatedFiles
 from tests.unit.fakes import HOUR, START_MS, SUBJECT, Disk, Log, dispatch_row, subscription
 
 ONE = subscription(3)
@@ -45,7 +47,7 @@ def read(disk: Disk, rows: Rows, unfiled: dict[int, bytes] | None = None, **take
     return disk.reader.deliveries(Take(ONE, [Batch(HOUR, rows)], attempts), unfiled or {})
 
 
-def bodies(deliveries: list[Delivery]) -> list[tuple[int, bytes]]:
+def bodies(deliveries: Sequence[Delivery]) -> list[tuple[int, bytes]]:
     return [(one.entry.seq, one.payload.body) for one in deliveries]
 
 
@@ -64,6 +66,68 @@ def test_a_row_becomes_a_delivery(disk: Disk, log: Log) -> None:
 def test_deliveries_come_in_the_order_of_the_rows_and_not_of_the_file(disk: Disk, log: Log) -> None:
     rows = file(disk, log)
     assert bodies(read(disk, rows[[2, 0, 1]])) == [(3, b"body 3"), (1, b"body 1"), (2, b"body 2")]
+
+
+def test_what_is_in_memory_is_read_at_once_and_else_nothing(
+    disk: Disk, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = file(disk, log)[[2, 0, 1]]
+    take = Take(ONE, [Batch(HOUR, rows[:2]), Batch(HOUR, rows[2:])], {2: 4})
+    is_in_memory = True
+    monkeypatch.setattr(SimulatedFiles, "is_in_memory", lambda self: is_in_memory)
+    fetched = disk.reader.fetch_now(take, {})
+    assert fetched == disk.reader.fetch(take, {})
+    assert fetched is not None
+    opened = disk.reader.open(take, fetched)
+    assert bodies(opened) == [(3, b"body 3"), (1, b"body 1"), (2, b"body 2")]
+    assert [one.attempt for one in opened] == [1, 1, 4]
+    is_in_memory = False
+    assert disk.reader.fetch_now(take, {}) is None
+
+
+def test_what_is_not_filed_is_read_at_once_only_if_it_is_given(disk: Disk, log: Log) -> None:
+    rows = file(disk, log).copy()
+    rows["locator"] = 0
+    unfiled = {seq: encode_payload(Payload(b"%d" % seq)) for seq in (1, 2, 3)}
+    take = Take(ONE, [Batch(HOUR, rows)], {})
+    fetched = disk.reader.fetch_now(take, unfiled)
+    assert fetched is not None
+    assert bodies(disk.reader.open(take, fetched)) == [(1, b"1"), (2, b"2"), (3, b"3")]
+    del unfiled[2]
+    assert disk.reader.fetch_now(take, unfiled) is None
+    assert disk.damage == []
+
+
+def test_much_is_not_read_at_once(disk: Disk, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = file(disk, log)
+    monkeypatch.setattr(SimulatedFiles, "is_in_memory", lambda self: True)
+    take = Take(ONE, [Batch(HOUR, rows[:2]), Batch(HOUR, rows[2:])], {})
+    total_bytes = sum(unpack_locator(locator)[1] for locator in rows["locator"].tolist())
+    monkeypatch.setattr(reader_module, "_NOW_BYTES_MAX", total_bytes)
+    assert disk.reader.fetch_now(take, {}) is not None
+    monkeypatch.setattr(reader_module, "_NOW_BYTES_MAX", total_bytes - 1)
+    assert disk.reader.fetch_now(take, {}) is None
+
+
+def test_what_needs_a_look_at_its_row_is_not_read_at_once(
+    disk: Disk, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = file(disk, log).copy()
+    rows["route"][1] = 3 | ROUTE_SUBSCRIPTION
+    monkeypatch.setattr(SimulatedFiles, "is_in_memory", lambda self: True)
+    assert disk.reader.fetch_now(Take(ONE, [Batch(HOUR, rows)], {}), {}) is None
+
+
+def test_what_is_cut_off_or_of_no_file_is_not_read_at_once(
+    disk: Disk, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = file(disk, log)
+    monkeypatch.setattr(SimulatedFiles, "is_in_memory", lambda self: True)
+    offset, length = unpack_locator(int(rows["locator"][2]))
+    disk.files.open(disk.schedule.path(HOUR)).truncate(offset + length - 1)
+    assert disk.reader.fetch_now(Take(ONE, [Batch(HOUR, rows)], {}), {}) is None
+    assert disk.reader.fetch_now(Take(ONE, [Batch(HOUR + 1, rows)], {}), {}) is None
+    assert disk.damage == []
 
 
 def test_rows_of_several_hours_are_read_from_their_files(disk: Disk, log: Log) -> None:

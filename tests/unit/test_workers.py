@@ -492,7 +492,7 @@ def test_bodies_and_answers_go_back_to_the_loop() -> None:
     assert items == []
     read, answer, failure = loop.posted
     assert read[:2] == (done, take)
-    assert [delivery.payload.body for delivery in read[2]] == [b"body"]
+    assert [one.payload.body for one in disk.reader.open(take, read[2])] == [b"body"]
     assert answer == (answered, True, None)
     assert failure == (answered, None, error)
 

@@ -1,9 +1,16 @@
 """Answers that hold messages have the form that their models describe in OpenAPI."""
 
+import base64
+import json
+
 import msgspec
 import pytest
 
 from delayserver.api import documents, hot, models
+from delayserver.delivery.fetch import Pulled
+from delayserver.message import Content, Delivery, Payload
+from delayserver.times import format_time
+from tests.unit.fakes import START_MS, deliveries, delivery
 
 
 @pytest.mark.parametrize(
@@ -12,8 +19,6 @@ from delayserver.api import documents, hot, models
         (hot.PublishedDocument, models.PublishedModel),
         (documents.DeliveryDocument, models.DeliveryModel),
         (documents.MessageDocument, models.MessageModel),
-        (documents.PulledDocument, models.PulledModel),
-        (documents.PulledListDocument, models.PulledListModel),
         (documents.StateDocument, models.StateModel),
         (documents.CancelResultDocument, models.CancelResultModel),
         (documents.CancelledDocument, models.CancelledModel),
@@ -25,3 +30,53 @@ def test_fields_and_which_of_them_may_be_missing(document, model):
     described = {name: one.is_required() for name, one in model.model_fields.items()}
     written = {field.name: field.required for field in msgspec.structs.fields(document)}
     assert list(written.items()) == list(described.items())
+
+
+def pulled_message(one: Delivery, lease: str) -> dict[str, object]:
+    """What a consumer gets of a delivery, field by field."""
+    is_json = one.payload.content == Content.JSON
+    text = one.payload.body.decode() if is_json else base64.b64encode(one.payload.body).decode()
+    return {
+        "id": one.message_id,
+        "subject": one.subject,
+        "key": one.payload.key,
+        "headers": one.payload.headers or {},
+        "deliver_at": format_time(one.origin.due_ms),
+        "attempt": one.attempt,
+        "lease": lease,
+        **({"body": json.loads(text)} if is_json else {"body_base64": text}),
+    }
+
+
+def test_what_is_pulled_is_written_as_its_model_says():
+    payloads = [
+        Payload(b"{}"),
+        Payload(b'[1, "\xc3\xbc", 12345678901234567890.0]', key='a"b\\c\n\u2028'),
+        Payload(b"\xff\x00", Content.BINARY, headers={"x-a": '"\\', "x-b": "\xfc"}),
+        Payload(b"null", key="k", headers={}),
+    ] * 300
+    ones = [
+        msgspec.structs.replace(
+            delivery(seq, START_MS + seq % 7, attempt=1 + seq % 3, message_seq=1000 + seq),
+            payload=payload,
+        )
+        for seq, payload in enumerate(payloads, 1)
+    ]
+    pulled = Pulled(deliveries(*ones), "e1-1f-")
+    found = json.loads(documents.encode_pulled(pulled))
+    assert found == {"messages": [pulled_message(*pair) for pair in pulled]}
+    fields = models.PulledModel.model_fields
+    for message in found["messages"]:
+        assert [name for name in fields if name in message] == list(message)
+        assert {name for name, one in fields.items() if one.is_required()} <= message.keys()
+
+
+def test_nothing_is_pulled():
+    assert json.loads(documents.encode_pulled(Pulled())) == {"messages": []}
+    assert json.loads(documents.encode_pulled(Pulled(deliveries()))) == {"messages": []}
+
+
+def test_a_body_goes_out_byte_for_byte():
+    body = b'{"b": 1e400,  "a":1.50}'
+    one = msgspec.structs.replace(delivery(1), payload=Payload(body))
+    assert b'"body":' + body + b"}" in documents.encode_pulled(Pulled(deliveries(one), "e-1-"))

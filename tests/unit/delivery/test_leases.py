@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
+from delayserver.delivery.fetch import Pulled
 from delayserver.delivery.leases import Leases
 from delayserver.message import Delivery
 from delayserver.timeouts import Timeouts
-from tests.unit.fakes import delivery
+from tests.unit.fakes import deliveries, delivery
 
 
 class Parts:
@@ -16,7 +19,18 @@ class Parts:
     def __init__(self, epoch: str = "e1") -> None:
         self.timeouts = Timeouts(0)
         self.over: list[Delivery] = []
-        self.leases = Leases(epoch, self.timeouts, self.over.extend)
+        self.leases = Leases(epoch, self.timeouts, lambda some: self.over.extend(some.each()))
+
+    def grant(self, seqs: Iterable[int], lease_ms: int, subscription_id: int = 1) -> list[str]:
+        """Lease deliveries; returns their tokens."""
+        ones = [delivery(seq, subscription_id=subscription_id) for seq in seqs]
+        pulled = deliveries(*ones)
+        return Pulled(pulled, self.leases.grant(pulled, lease_ms)).tokens
+
+    def end(self, *tokens: str, subscription_id: int | None = None) -> tuple[list[int], list[str]]:
+        """The seqs of what ended, and the tokens of what did not."""
+        ended, over = self.leases.end(tokens, subscription_id)
+        return [one.entry.seq for some in ended for one in some.each()], over
 
     def expire(self, now_ms: int) -> list[int]:
         """Let time pass; the seqs of what expired."""
@@ -31,79 +45,90 @@ def parts() -> Parts:
     return Parts()
 
 
-@pytest.fixture
-def leases(parts: Parts) -> Leases:
-    return parts.leases
-
-
-def of(*seqs: int) -> list[Delivery]:
-    return [delivery(seq) for seq in seqs]
-
-
-def test_every_delivery_has_a_token_of_its_own(leases: Leases) -> None:
-    deliveries = of(1, 2, 3)
-    tokens = leases.grant(deliveries, 100) + leases.grant(of(4), 100)
+def test_every_delivery_has_a_token_of_its_own(parts: Parts) -> None:
+    tokens = parts.grant((1, 2, 3), 100) + parts.grant((4,), 100)
     assert len(set(tokens)) == 4
-    assert leases.get(tokens[1]) is deliveries[1]
-    assert leases.count() == 4
+    held = parts.leases.get(tokens[1])
+    assert held is not None
+    assert held.entry.seq == 2
+    assert parts.leases.count() == 4
 
 
-def test_a_lease_is_good_for_its_own_subscription_only(leases: Leases) -> None:
-    [one] = of(1)
-    [token] = leases.grant([one], 100)
-    assert leases.end(token, one.subscription_id + 1) is None
-    assert not leases.extend(token, 200, one.subscription_id + 1)
-    assert leases.extend(token, 200, one.subscription_id)
-    assert leases.end(token, one.subscription_id) is one
+def test_a_lease_is_good_for_its_own_subscription_only(parts: Parts) -> None:
+    [token] = parts.grant((1,), 100, subscription_id=7)
+    assert parts.end(token, subscription_id=8) == ([], [token])
+    assert parts.leases.extend([token], 200, 8) == [token]
+    assert parts.leases.extend([token], 200, 7) == []
+    assert parts.end(token, subscription_id=7) == ([1], [])
 
 
-def test_a_lease_ends_once(leases: Leases) -> None:
-    first, second = of(1, 2)
-    tokens = leases.grant([first, second], 100)
-    assert leases.end(tokens[0]) is first
-    assert leases.end(tokens[0]) is leases.get(tokens[0]) is None
-    assert leases.end(tokens[1]) is second
-    assert leases.end(tokens[1]) is None
-    assert leases.count() == 0
+def test_a_lease_ends_once(parts: Parts) -> None:
+    first, second = parts.grant((1, 2), 100)
+    assert parts.end(first) == ([1], [])
+    assert parts.end(first) == ([], [first])
+    assert parts.leases.get(first) is None
+    assert parts.end(second) == ([2], [])
+    assert parts.end(second) == ([], [second])
+    assert parts.leases.count() == 0
+
+
+def test_a_lease_that_is_named_twice_ends_once(parts: Parts) -> None:
+    first, second = parts.grant((1, 2), 100)
+    assert parts.end(first, first, second, second) == ([1, 2], [first, second])
+
+
+def test_leases_of_several_pulls_and_what_is_none_end_in_one_call(parts: Parts) -> None:
+    tokens = parts.grant((1, 2, 3), 100)
+    others = parts.grant((4, 5), 100)
+    assert parts.end(tokens[1]) == ([2], [])
+    wrong = ["", "e1-1-9", "e2-1-0"]
+    named = [others[1], wrong[0], tokens[2], wrong[1], tokens[1], tokens[0], wrong[2], others[0]]
+    ended, over = parts.end(*named)
+    assert sorted(ended) == [1, 3, 4, 5]
+    assert over == [wrong[0], wrong[1], tokens[1], wrong[2]]
+    assert parts.leases.count() == parts.timeouts.size() == 0
+
+
+def test_many_leases_end_in_the_order_in_which_they_are_named(parts: Parts) -> None:
+    tokens = parts.grant(range(1, 2001), 100)
+    assert parts.end(*reversed(tokens)) == (list(range(2000, 0, -1)), [])
 
 
 def test_leases_expire_at_their_deadline_and_once(parts: Parts) -> None:
-    leases = parts.leases
-    tokens = leases.grant(of(1, 2), 100)
-    leases.grant(of(3), 200)
-    leases.end(tokens[0])
+    tokens = parts.grant((1, 2), 100)
+    parts.grant((3,), 200)
+    parts.end(tokens[0])
     assert parts.expire(99) == []
     assert parts.expire(100) == [2]
-    assert leases.end(tokens[1]) is None
+    assert parts.end(tokens[1]) == ([], [tokens[1]])
     assert parts.expire(150) == []
     assert parts.expire(1000) == [3]
     assert parts.timeouts.size() == 0
-    assert leases.count() == 0
+    assert parts.leases.count() == 0
 
 
 def test_a_pull_that_is_done_leaves_no_timeout(parts: Parts) -> None:
-    tokens = parts.leases.grant(of(1, 2), 100)
+    tokens = parts.grant((1, 2), 100)
     assert parts.timeouts.size() == 1
     for token in tokens:
-        parts.leases.end(token)
+        parts.end(token)
     assert parts.timeouts.size() == 0
 
 
 def test_an_extended_lease_expires_at_its_new_deadline(parts: Parts) -> None:
-    leases = parts.leases
-    first, second = leases.grant(of(1, 2), 100)
+    first, second = parts.grant((1, 2), 100)
     parts.timeouts.look(50)
-    assert leases.extend(first, 250)
+    assert parts.leases.extend([first], 250) == []
     assert parts.expire(100) == [2]
-    assert not leases.extend(second, 400)
+    assert parts.leases.extend([second], 400) == [second]
     assert parts.expire(299) == []
-    assert leases.get(first) is not None
+    assert parts.leases.get(first) is not None
     assert parts.expire(300) == [1]
 
 
 def test_a_lease_may_be_shortened(parts: Parts) -> None:
-    [token, other] = parts.leases.grant(of(1, 2), 300)
-    assert parts.leases.extend(token, 100)
+    [token, other] = parts.grant((1, 2), 300)
+    assert parts.leases.extend([token], 100) == []
     assert parts.expire(100) == [1]
     assert parts.leases.get(other) is not None
     assert parts.expire(299) == []
@@ -111,32 +136,33 @@ def test_a_lease_may_be_shortened(parts: Parts) -> None:
 
 
 def test_an_ended_lease_cannot_be_extended(parts: Parts) -> None:
-    [token] = parts.leases.grant(of(1), 100)
-    parts.leases.end(token)
-    assert not parts.leases.extend(token, 300)
+    [token] = parts.grant((1,), 100)
+    parts.end(token)
+    assert parts.leases.extend([token], 300) == [token]
     assert parts.expire(300) == []
 
 
 def test_a_lease_keeps_its_length_when_the_clock_is_set(parts: Parts) -> None:
-    parts.leases.grant(of(1), 100)
+    parts.grant((1,), 100)
     parts.timeouts.shift(1_000_000)
     assert parts.expire(1_000_099) == []
     assert parts.expire(1_000_100) == [1]
 
 
-def test_a_lease_of_an_earlier_process_is_over(leases: Leases) -> None:
-    [token] = leases.grant(of(1), 100)
-    later = Parts("e2").leases
-    later.grant(of(1), 100)
-    assert later.end(token) is None
-    assert not later.extend(token, 300)
-    assert later.count() == 1
+def test_a_lease_of_an_earlier_process_is_over(parts: Parts) -> None:
+    [token] = parts.grant((1,), 100)
+    later = Parts("e2")
+    later.grant((1,), 100)
+    assert later.end(token) == ([], [token])
+    assert later.leases.extend([token], 300) == [token]
+    assert later.leases.count() == 1
 
 
 @pytest.mark.parametrize(
     "token", ["", "e1", "e1-", "e1-1", "e1-1-", "e1-1-1", "e1-1--1", "e1-2-0", "e1-x-0", "e1-1-x"]
 )
-def test_what_is_not_a_token_is_no_lease(leases: Leases, token: str) -> None:
-    leases.grant(of(1), 100)
-    assert leases.end(token) is None
-    assert leases.count() == 1
+def test_what_is_not_a_token_is_no_lease(parts: Parts, token: str) -> None:
+    [good] = parts.grant((1,), 100)
+    assert parts.end(token) == ([], [token])
+    assert parts.leases.count() == 1
+    assert parts.end(token, good) == ([1], [token])

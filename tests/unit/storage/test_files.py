@@ -62,6 +62,18 @@ def test_open_without_create_needs_the_file(files: Files) -> None:
     assert not files.exists("a")
 
 
+def test_what_can_be_read_without_waiting_is_what_can_be_read(files: Files) -> None:
+    put(files, "a", b"0123456789")
+    file = files.open("a")
+    # Whether it is in memory is the system's business.
+    found = [file.pread_now(4, 2) for _ in range(100)]
+    assert set(found) <= {None, b"2345"}
+    assert b"2345" in found
+    assert {file.pread_now(4, 8) for _ in range(100)} == {None}
+    file.close()
+    assert file.pread_now(4, 2) is None
+
+
 def test_pread_is_short_only_at_the_end(files: Files) -> None:
     put(files, "a", b"0123456789")
     file = files.open("a")
