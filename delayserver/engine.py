@@ -267,11 +267,12 @@ class Engine:
         """The group that was being written is durable: now it happens, now it is answered.
 
         True: something of it may be due soon."""
-        group = self.groups.on_committed(now_ms)
+        group = self.groups.on_committed()
         if group.express:
             self._insert_express(group)
         for effect in group.effects:
             effect()
+        self.groups.flush(now_ms)  # the committer works while the waiters are told
         group.end(None)
         self.produces.moved(Level.DURABLE)
         return bool(group.express)

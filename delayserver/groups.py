@@ -49,6 +49,7 @@ class Groups:
         self._express: set[int] = set()
         self._wake_asked = False
         self.durable_seq = self.filed_seq = self.checkpoint_seq = sequencer.next_seq - 1
+        self._gathered: list[Callable[[], object]] = []
         self._imports: deque[Callable[[], None]] = deque()
         self._import_seq = 0
         self.stopping = False
@@ -74,6 +75,13 @@ class Groups:
             self._wake_asked = True
             self._ports.wake()
 
+    def when_free(self, decide: Callable[[], object]) -> None:
+        """Call `decide` as soon as the committer is free: what it decides goes into the group that
+        is closed right after. What comes while a group is being synced is decided together then,
+        which costs less than in the pieces in which it came."""
+        self._gathered.append(decide)
+        self.wake()
+
     def before_closing(self, decide: Callable[[], None]) -> None:
         """Call `decide`, which may append an import, just before a group is closed."""
         self._imports.append(decide)
@@ -84,16 +92,26 @@ class Groups:
     def flush(self, now_ms: int) -> None:
         """Hand the open group to the committer, unless it is busy."""
         self._wake_asked = False
-        if self._committing is None and self._imports:
+        if self._committing is not None:
+            return
+        self._wake_asked = True  # what is decided here needs no other call
+        gathered, self._gathered = self._gathered, []
+        for decide in gathered:
+            decide()
+        if self._imports:
             # An import is the last record of its group: nothing comes between it and the closing.
             self._imports.popleft()()
             self._import_seq = max(self._import_seq, self._sequencer.group.import_last_seq)
-        if self._committing is None and self._sequencer.group.count:
+        self._wake_asked = False
+        if self._sequencer.group.count:
             self._committing = self._sequencer.close_group(now_ms)
             self._ports.commit(self._committing)
+        elif self._imports:
+            self.wake()
 
-    def on_committed(self, now_ms: int) -> Group:
-        """The group is durable; returns it. The caller applies it, then tells its waiters."""
+    def on_committed(self) -> Group:
+        """The group is durable; returns it. The caller applies it, which what is decided next has
+        to show; then calls `flush`, and tells its waiters."""
         group = self._committing
         assert group is not None
         self._committing = None
@@ -103,11 +121,6 @@ class Groups:
         self._unfiled_bytes += group.total_bytes
         self._express.update(row[0] for row in group.express)
         self._ports.file(group)
-        if self._imports:
-            # What they decide on has to show this group, which the caller applies first.
-            self.wake()
-        else:
-            self.flush(now_ms)
         return group
 
     def on_commit_failed(self, error: Exception) -> None:
@@ -123,7 +136,7 @@ class Groups:
             self._import_seq = 0
         for group in groups:
             group.end(error)
-        if self._imports:
+        if self._imports or self._gathered:
             self.wake()
 
     # ── filing ─────────────────────────────────────────────────────────────────────────────────
@@ -156,7 +169,7 @@ class Groups:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits to be committed."""
-        is_open = bool(self._sequencer.group.count or self._imports)
+        is_open = bool(self._sequencer.group.count or self._gathered or self._imports)
         return self._committing is None and not is_open
 
     @property

@@ -6,7 +6,7 @@ There are two ways in, with the same answers: `HotPath`, plain ASGI in front of 
 ASGI server, and `delayserver.api.protocol`, which never enters ASGI. The calls stand in the OpenAPI
 document like all others.
 
-Publishes of several connections that come in one turn of the event loop are decided together, as
+Publishes of several connections that come while a group is being synced are decided together, as
 the columns of a batch: all are accepted, or else each is asked for alone, in their order, so that
 none can be refused for another's sake. A batch is not made of their text, which would let one
 request be read as part of another.
@@ -124,7 +124,7 @@ class Responder(Protocol):
 
 
 _Gathered = tuple[Responder, bytes, Caller | None]
-"""A publish that waits for the end of this turn of the event loop: who asked, and the request."""
+"""A publish that waits to be decided together with others: who asked, and the request."""
 
 
 class Hot:
@@ -188,9 +188,9 @@ class Hot:
     # ── publishes that come in together ────────────────────────────────────────────────────────
 
     def gather(self, responder: Responder, data: bytes, caller: Caller | None) -> None:
-        """As `answer` to a publish, together with others that come in this turn of the loop."""
+        """As `answer` to a publish, together with others that come before the committer is free."""
         if not self._gathered:
-            self._server.soon(self.decide)
+            self._server.engine.groups.when_free(self.decide)
         self._gathered.append((responder, data, caller))
 
     def decide(self) -> None:

@@ -223,12 +223,13 @@ class MessageParts:
     def commit(self) -> Group:
         """Let the open group become durable, with what the engine does then."""
         self.groups.flush(START_MS)
-        group = self.groups.on_committed(START_MS)
+        group = self.groups.on_committed()
         for seq, due_ms, route in group.express:
             if self.sequencer.removed.get(seq) is None:
                 self.insert(seq, due_ms, route=route)
         for effect in group.effects:
             effect()
+        self.groups.flush(START_MS)
         group.end(None)
         return group
 

@@ -59,12 +59,13 @@ def test_while_one_group_is_synced_the_next_one_fills(parts: Parts) -> None:
     parts.groups.flush(101)
     assert parts.ports.wakes == 1
     assert len(parts.ports.committing) == 1
-    first = parts.groups.on_committed(102)
+    first = parts.groups.on_committed()
+    parts.groups.flush(102)
     assert (first.first_seq, first.last_seq, first.created_ms) == (1, 1, 100)
     assert [group.count for group in parts.ports.committing] == [1, 2]
     assert parts.ports.filing == [first]
     assert parts.groups.durable_seq == 1
-    parts.groups.on_committed(103)
+    parts.groups.on_committed()
     assert parts.groups.durable_seq == 3
     assert parts.groups.is_idle
     assert parts.groups.committed_total == 2
@@ -80,7 +81,7 @@ def test_an_empty_group_is_not_written(parts: Parts) -> None:
 def test_after_a_flush_there_is_a_wake_up_again(parts: Parts) -> None:
     parts.append()
     parts.groups.flush(0)
-    parts.groups.on_committed(0)
+    parts.groups.on_committed()
     parts.append()
     assert parts.ports.wakes == 2
 
@@ -101,7 +102,7 @@ def test_a_full_disk_rolls_back_the_group_and_the_one_decided_on_top_of_it(parts
     # The next one is written as if nothing had been.
     assert parts.append() == 1
     parts.groups.flush(0)
-    assert parts.groups.on_committed(0).first_seq == 1
+    assert parts.groups.on_committed().first_seq == 1
     assert parts.groups.unfiled_bytes == ROW_BYTES
 
 
@@ -109,10 +110,10 @@ def test_an_import_is_decided_when_the_group_before_it_has_been_applied(parts: P
     parts.append()
     parts.groups.flush(0)
     parts.groups.before_closing(parts.append_import)
-    parts.groups.on_committed(0)
-    # The caller is about to apply the group; the import is decided at the end of the turn.
+    parts.groups.flush(0)
+    parts.groups.on_committed()
+    # The caller is about to apply the group.
     assert len(parts.ports.committing) == 1
-    assert parts.ports.wakes == 2
     parts.groups.flush(0)
     assert [group.first_seq for group in parts.ports.committing] == [1, 2]
 
@@ -121,6 +122,50 @@ def test_a_full_disk_does_not_leave_an_import_waiting_for_the_next_request(parts
     parts.append()
     parts.groups.flush(0)
     parts.groups.before_closing(parts.append_import)
+    parts.groups.on_commit_failed(FULL)
+    assert parts.ports.wakes == 2
+    parts.groups.flush(0)
+    assert len(parts.ports.committing) == 2
+
+
+def test_an_import_that_decides_nothing_does_not_hold_up_the_next(parts: Parts) -> None:
+    parts.groups.before_closing(lambda: None)
+    parts.groups.before_closing(parts.append_import)
+    parts.groups.flush(0)
+    assert parts.ports.wakes == 2
+    parts.groups.flush(0)
+    assert len(parts.ports.committing) == 1
+
+
+def test_what_comes_while_a_group_is_synced_is_decided_when_the_committer_is_free(
+    parts: Parts,
+) -> None:
+    decided: list[int] = []
+
+    def decide() -> None:
+        decided.append(parts.append())
+
+    parts.groups.when_free(decide)
+    assert (parts.ports.wakes, decided) == (1, [])
+    parts.groups.flush(0)
+    parts.groups.when_free(decide)
+    parts.groups.before_closing(parts.append_import)
+    parts.groups.flush(0)
+    assert decided == [1]
+    parts.groups.on_committed()
+    assert decided == [1]
+    assert not parts.groups.is_idle
+    parts.groups.flush(0)
+    assert decided == [1, 2]
+    # The import is behind it, the last record of its group.
+    assert [group.count for group in parts.ports.committing] == [1, 2]
+    assert parts.ports.wakes == 1
+
+
+def test_a_full_disk_does_not_leave_what_is_gathered_waiting(parts: Parts) -> None:
+    parts.append()
+    parts.groups.flush(0)
+    parts.groups.when_free(parts.append)
     parts.groups.on_commit_failed(FULL)
     assert parts.ports.wakes == 2
     parts.groups.flush(0)
@@ -137,8 +182,9 @@ def test_which_group_to_wait_for(parts: Parts) -> None:
     assert parts.groups.group_of(first) is committing
     assert parts.groups.group_of(second) is parts.sequencer.group
     assert parts.groups.not_durable() is parts.sequencer.group
-    parts.groups.on_committed(0)
+    parts.groups.on_committed()
     assert parts.groups.group_of(first) is None
+    parts.groups.flush(0)
     assert parts.groups.group_of(second) is parts.ports.committing[1]
 
 
@@ -146,7 +192,7 @@ def test_payloads_are_found_until_they_are_filed(parts: Parts) -> None:
     first = parts.append(b"first")
     parts.groups.flush(0)
     second = parts.append(b"second")
-    parts.groups.on_committed(0)
+    parts.groups.on_committed()
     third = parts.append(b"third")
     for seq, text in ((first, b"first"), (second, b"second"), (third, b"third")):
         assert parts.groups.payload(seq) == (seal(text), 1)
@@ -163,7 +209,7 @@ def test_what_is_filed_or_went_by_the_express_way_is_not_in_memory(parts: Parts)
     assert parts.groups.is_in_memory(second)
     parts.groups.flush(0)
     assert parts.groups.is_in_memory(second)
-    parts.groups.on_committed(0)
+    parts.groups.on_committed()
     assert parts.groups.is_in_memory(first)
     assert not parts.groups.is_in_memory(second)
     parts.groups.on_filed(second)
@@ -176,11 +222,11 @@ def test_bytes_count_until_they_are_filed(parts: Parts) -> None:
     length = ROW_BYTES + len(seal(b"1234"))
     assert parts.groups.unfiled_bytes == length
     parts.groups.flush(0)
-    parts.groups.on_committed(0)
+    parts.groups.on_committed()
     parts.append()
     assert parts.groups.unfiled_bytes == length + ROW_BYTES
     parts.groups.flush(0)
-    parts.groups.on_committed(0)
+    parts.groups.on_committed()
     parts.groups.on_filed(1)
     assert parts.groups.unfiled_bytes == ROW_BYTES
     parts.groups.on_filed(2)
@@ -204,7 +250,7 @@ def test_publishing_waits_when_filing_does_not_keep_up() -> None:
     for _ in range(2):
         parts.append(bytes(240))
         parts.groups.flush(0)
-        parts.groups.on_committed(0)
+        parts.groups.on_committed()
     with pytest.raises(OverloadedError, match="not filed"):
         parts.groups.admit(1)
     parts.groups.on_filed(1)

@@ -27,14 +27,14 @@ class Machine(MessageParts):
     def __init__(self) -> None:
         super().__init__(now_ms=START_MS)
         self.sequencer.subject_id("orders")
-        self.soon: list[Any] = []
-        engine = SimpleNamespace(publishing=self.publishing, messages=self.messages)
+        engine = SimpleNamespace(
+            publishing=self.publishing, messages=self.messages, groups=self.groups
+        )
         server = SimpleNamespace(
             settings=self.settings,
             engine=engine,
             telemetry=None,
             clock=lambda: START_MS,
-            soon=self.soon.append,
         )
         intake = Intake(self.settings, self.sequencer.subjects)
         self.hot = Hot(cast(Server, server), intake)
@@ -43,9 +43,7 @@ class Machine(MessageParts):
         clients = [Client() for _ in bodies]
         for client, body in zip(clients, bodies, strict=True):
             self.hot.gather(client, body, caller)
-        [decide] = self.soon
-        self.soon.clear()
-        decide()
+        self.hot.decide()
         return clients
 
     def ask_alone(self, bodies: list[bytes]) -> list[bytes]:
