@@ -597,15 +597,20 @@ class World:
                 raise Violation(f"the import {import_id} was refused: {error}")
 
     def _archive(self) -> None:
-        """Somebody copies a settled hour, and tells the server later: it may have changed since."""
-        if self._archiving.random() < 0.5:
+        """Somebody copies a settled hour, and tells the server much later: it may have changed."""
+        if self._archiving.random() < 0.8:
             self._copy_hour()
         elif self._copies:
             self._tell_of(*self._copies.pop(self._archiving.randrange(len(self._copies))))
 
     def _copy_hour(self) -> None:
         server = self._running
-        retired = [one for one in retired_hours(server.catalog, self.disk) if not one.archived]
+        copied = {hour for hour, _, _ in self._copies}
+        retired = [
+            one
+            for one in retired_hours(server.catalog, self.disk)
+            if not one.archived and one.hour not in copied
+        ]
         if not retired:
             return
         one = self._archiving.choice(retired)

@@ -72,6 +72,7 @@ import sys
 import numpy as np
 import pyarrow as pa
 from delayserver.pipeline.columns import LOGS, Batches, Names, name_table
+from delayserver.pipeline.dispatched import DISPATCHED_DTYPE
 from storage.rows import DTYPES, LogKind
 names = Names(name_table({1: "order.unpaid"}))
 for kind, columns in LOGS.items():
@@ -79,7 +80,8 @@ for kind, columns in LOGS.items():
         [(name, columns.types[name]) for name in (*columns.stored, "hour", "due", "subscription")]
     )
     batches = Batches(columns, schema, names)
-    assert not list(batches.add(np.zeros(3, DTYPES[kind])))
+    dtype = DISPATCHED_DTYPE if kind is LogKind.DISPATCH else DTYPES[kind]
+    assert not list(batches.add(np.zeros(3, dtype)))
     assert [batch.num_rows for batch in batches.rest()] == [3]
 assert "pandas" not in sys.modules
 """
