@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from enum import StrEnum
 
-from storage.errors import DamageError
+from storage.errors import DamageError, DiskFullError
 from storage.files import File, Files
 from storage.frame import (
     HEADER_BYTES,
@@ -173,10 +173,16 @@ class MessageLog:
         if self._tail is None or self._tail_offset + len(frame) > self._tail_bytes:
             self._rotate(first_seq, len(frame))
         assert self._tail is not None
-        if self._durability is Durability.FSYNC:
-            self._tail.pwrite_durable([frame], self._tail_offset)
-        else:
-            self._tail.pwrite([frame], self._tail_offset)
+        try:
+            if self._durability is Durability.FSYNC:
+                self._tail.pwrite_durable([frame], self._tail_offset)
+            else:
+                self._tail.pwrite([frame], self._tail_offset)
+        except DiskFullError:
+            # All of it may have reached the disk. It is taken back, durably, before anybody hears
+            # that it was refused: what is answered from then on must not find it after a crash.
+            self._end_tail()
+            raise
         self._tail_offset += len(frame)
 
     def _rotate(self, first_seq: int, need_bytes: int) -> None:

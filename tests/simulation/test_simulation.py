@@ -9,7 +9,7 @@ from delayserver.testing import World, run_world
 WORLDS = 60
 LONG_WORLDS = 6
 
-ONCE_FAILED = (2, 3, 8, 18, 35, 57, 92, 298, 1049, 1349, 1483, 1958, 80001, 80122)
+ONCE_FAILED = (2, 3, 8, 18, 35, 57, 92, 298, 1049, 1207, 1349, 1483, 1795, 1958, 80001, 80122)
 """Seeds that once led to a bug. What they do changes with the code: they are a sample like any."""
 
 

@@ -499,6 +499,23 @@ def test_a_crash_after_a_refused_group(files: SimulatedFiles) -> None:
             assert read(disk.crash()) == frames(1, smaller)
 
 
+@pytest.mark.parametrize("groups", [0, 3])
+def test_a_refused_group_does_not_come_back(groups: int) -> None:
+    """It had reached the disk as a whole, and somebody was told that it counts for nothing."""
+    for seed in range(20):
+        disk = SimulatedFiles(rng=random.Random(seed))
+        faults = Faults(only={"pwrite_durable"})
+        log = message_log(FaultyFiles(disk, faults), segment_bytes=64 * 1024)
+        list(log.read(1))
+        for seq in range(1, groups + 1):
+            append_group(log, seq)
+        at = faults.call_count + 1
+        faults.faults.append(Fault(at, FaultKind.NO_SPACE, Moment.AFTER, for_good=True))
+        with pytest.raises(DiskFullError):
+            append_group(log, groups + 1, 40)
+        assert read(disk.crash()) == frames(*[1] * groups)
+
+
 def test_a_failed_sync_is_not_retried(files: SimulatedFiles) -> None:
     faults = Faults(Fault(2, FaultKind.IO_ERROR, Moment.MIDDLE), only={"pwrite_durable"})
     log = written(FaultyFiles(files, faults), 1)
