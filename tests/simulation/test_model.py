@@ -287,7 +287,7 @@ class Model(RuleBasedStateMachine):
         life, got = pulled
         for delivery, token in got:
             if life != self.life:
-                assert not self.server.engine.nack(token, 0, self.clock.now_ms)
+                assert self.server.engine.nack([token], 0, self.clock.now_ms) == [token]
                 continue
             self.ledger.returned(delivery, seen=acks)
             if acks:
@@ -298,7 +298,7 @@ class Model(RuleBasedStateMachine):
                 self.ledger.acked(delivery)
                 self.known[delivery.origin.message_seq].state = State.DELIVERED
             else:
-                assert self.server.engine.nack(token, 0, self.clock.now_ms)
+                assert self.server.engine.nack([token], 0, self.clock.now_ms) == []
                 self.server.rest()
 
     # ── the machine ────────────────────────────────────────────────────────────────────────────

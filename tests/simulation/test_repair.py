@@ -99,7 +99,7 @@ def test_the_directory_has_everything(directory: Path, expected: set[Receipt]) -
     }
     report = check_path(directory, catalog_max_bytes=CATALOG_BYTES)
     assert report.findings == []
-    others = {Table.DAMAGE, Table.IMPORTS}
+    others = {Table.DAMAGE, Table.IMPORTS, Table.ARCHIVES}
     assert [table for table in set(Table) - others if not report.tables[table]] == []
     assert min(log.frames for log in report.logs.values()) > 2
     assert len(expected) == 12 and not {body for _, body in expected} & CANCELLED
