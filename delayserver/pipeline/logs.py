@@ -38,6 +38,8 @@ from storage.rows import LogKind
 
 PARTITION_BYTES_MIN = 4 * 1024 * 1024
 """Less than this is not worth a task of its own."""
+COLUMNS_BYTES_MIN = 256 * 1024 * 1024
+"""Likewise, where payloads are not read: what a task costs pays for the columns of so much."""
 TAIL_BYTES = 64 * 1024
 
 
@@ -227,11 +229,17 @@ def share(items: Sequence[T], sizes: Sequence[int], partitions: int) -> list[lis
 
 
 def plan(
-    files: Files, pieces: list[Piece], *, stamp: int, partitions: int, seqs: Range = ALL
+    files: Files,
+    pieces: list[Piece],
+    *,
+    stamp: int,
+    partitions: int,
+    seqs: Range = ALL,
+    bytes_min: int = PARTITION_BYTES_MIN,
 ) -> list[list[Piece]]:
-    """At most so many partitions of about the same size."""
+    """At most so many partitions of about the same size, each of `bytes_min` or more."""
     total = sum(piece.end - piece.start for piece in pieces)
-    partitions = max(1, min(partitions, -(-total // PARTITION_BYTES_MIN)))
+    partitions = max(1, min(partitions, total // bytes_min))
     bytes_max = max(PARTITION_BYTES_MIN, -(-total // partitions))
     pieces = cut(files, pieces, stamp=stamp, bytes_max=bytes_max, seqs=seqs)
     return share(pieces, [piece.end - piece.start for piece in pieces], partitions)

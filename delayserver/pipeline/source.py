@@ -158,6 +158,7 @@ class _Reading:
             stamp=directory.stamp,
             partitions=self._options.partitions,
             seqs=seqs_of(conditions),
+            bytes_min=logs.PARTITION_BYTES_MIN if self._payload else logs.COLUMNS_BYTES_MIN,
         )
         numbered = [condition.numbered(names) for condition in conditions]
         return [Task(directory.stamp, group, numbered, names, filed) for group in groups]

@@ -96,6 +96,27 @@ def test_shares_are_even_and_keep_the_order() -> None:
     assert logs.share([], [], 3) == [[]]
 
 
+def test_a_task_has_enough_to_do(directory: Directory) -> None:
+    with directory.catalog() as catalog:
+        pieces = logs.schedule_pieces(read_hours(catalog))
+    total = sum(piece.end - piece.start for piece in pieces)
+
+    def tasks(partitions: int, bytes_min: int) -> int:
+        found = logs.plan(
+            directory.files,
+            pieces,
+            stamp=directory.stamp,
+            partitions=partitions,
+            bytes_min=bytes_min,
+        )
+        assert sum(piece.end - piece.start for group in found for piece in group) == total
+        return len(found)
+
+    assert tasks(4, total + 1) == 1
+    assert tasks(4, total // 2) == 2
+    assert tasks(2, 1) == 2
+
+
 def test_what_is_filed_and_what_is_not_is_seen_once(directory: Directory) -> None:
     with directory.catalog() as catalog:
         snapshot = take_snapshot(directory.files, catalog, stamp=directory.stamp)
