@@ -87,6 +87,9 @@ class Leases:
             handle,
             deadline_ms,
         )
+        return self._prefix(number)
+
+    def _prefix(self, number: int) -> str:
         return f"{self._epoch}-{number:x}-"
 
     def get(self, token: str) -> Delivery | None:
@@ -147,13 +150,13 @@ class Leases:
         return found, [tokens[place] for place in sorted(over)]
 
     def _pull(self, prefix: str, subscription_id: int | None) -> tuple[int, _Pull] | None:
-        """The pull whose tokens begin like that."""
-        epoch, _, rest = prefix.partition("-")
+        """The pull whose tokens begin like that, to the letter: a number has other spellings, and
+        one pull under two of them would be ended twice."""
         try:
-            number = int(rest[:-1], 16)
-        except ValueError:
+            number = int(prefix.split("-")[1], 16)
+        except (IndexError, ValueError):
             return None
-        pull = self._pulls.get(number) if epoch == self._epoch else None
+        pull = self._pulls.get(number) if prefix == self._prefix(number) else None
         if pull is None or subscription_id not in (None, pull.deliveries.subscription_id):
             return None
         return number, pull

@@ -77,6 +77,18 @@ def test_a_lease_that_is_named_twice_ends_once(parts: Parts) -> None:
     assert parts.end(first, first, second, second) == ([1, 2], [first, second])
 
 
+@pytest.mark.parametrize("other", ["01", "0x1", "+1", " 1"])
+def test_a_lease_under_two_spellings_ends_once(parts: Parts, other: str) -> None:
+    first, second = parts.grant((1, 2), 100)
+    epoch, number, index = first.split("-")
+    assert number == "1"
+    alias = f"{epoch}-{other}-{index}"
+    assert parts.end(first, alias) == ([1], [alias])
+    assert parts.leases.count() == 1
+    assert parts.expire(100) == [2]
+    assert parts.end(second) == ([], [second])
+
+
 def test_leases_of_several_pulls_and_what_is_none_end_in_one_call(parts: Parts) -> None:
     tokens = parts.grant((1, 2, 3), 100)
     others = parts.grant((4, 5), 100)
