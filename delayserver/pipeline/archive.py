@@ -17,8 +17,8 @@ be killed at any point, and run again; at most one runs on a place at a time.
 The checksum is the sum over all rows of a hash of all columns: it does not depend on their order,
 and sums of editions add up.
 
-Cost: the files of the server are read twice, those of the archive written and read once; about
-15 µs of one core per row. Threads: the caller's.
+Cost: the files of the server are read twice, those of the archive written and read once. Threads:
+the caller's.
 """
 
 import time

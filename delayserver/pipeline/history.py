@@ -11,7 +11,7 @@ but for `hour`: such an hour is not whole.
                   default all that are retired
     partitions    how many tasks at most; 2 per processor of this machine
 
-Cost: about 4 µs per row; 150 bytes per row of the largest hour, and one frame, in each task.
+Cost: in each task, the rows of its largest hour and one frame are in memory at a time.
 Threads: Spark's tasks, one reader each.
 """
 
