@@ -322,7 +322,7 @@ class CrashRun:
             try:
                 # Without a key, to ask again would be to publish twice.
                 ask = self._ask_once if order.key is None else self._ask
-                _, answer = await ask("POST", path("messages"), _document(order, delay_ms))
+                _, answer = await ask("POST", path("messages"), _document(order, delay=delay_ms))
             except Unanswered:
                 self.counts["publishes without an answer"] += 1
                 continue
@@ -333,7 +333,9 @@ class CrashRun:
         batch = [self._new_order(with_key=True) for _ in range(self._random.randint(2, 40))]
         for order, delay_ms in batch:
             order.publish_asked(delay_ms, self.ledger.now_ms())
-        documents = [_document(order, delay_ms) for order, delay_ms in batch]
+        # The answer names no due times: a delay would count from whenever the server heard of it,
+        # and a batch that is asked again may be heard after the clock was set forward.
+        documents = [_document(order, deliver_at=order.earliest_ms) for order, _ in batch]
         _, answer = await self._ask("POST", path("messages", "batch"), documents)
         for (order, delay_ms), message_id in zip(batch, answer["ids"], strict=True):
             order.publish_answered(message_id, order.earliest_ms, self.ledger.now_ms())
@@ -496,12 +498,8 @@ def _written_at(directory: Path) -> set[tuple[str, int, int]]:
     return found
 
 
-def _document(order: Order, delay_ms: int) -> dict[str, object]:
-    document: dict[str, object] = {
-        "subject": order.subject,
-        "body": order.body,
-        "delay": delay_ms,
-    }
+def _document(order: Order, **when: int) -> dict[str, object]:
+    document: dict[str, object] = {"subject": order.subject, "body": order.body, **when}
     if order.key is not None:
         document["key"] = order.key
     return document

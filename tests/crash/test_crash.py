@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.crash.harness import CrashRun, describe
+from tests.crash.harness import HOUR_MS, CrashRun, describe
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
@@ -26,3 +26,21 @@ def test_killed_again_and_again(seed, tmp_path):
     assert outcome.verdict.delivered > 100
     assert outcome.verdict.cancelled > 10
     assert outcome.counts["acknowledged"] > 50
+
+
+def test_a_batch_that_is_heard_late_is_due_when_the_ledger_says(tmp_path):
+    run = CrashRun(tmp_path, seed=10, rounds=1)
+    heard = []
+
+    async def ask(_method, _where, documents):
+        run.ledger.offset_ms += HOUR_MS  # the clock is set forward before the server hears of it
+        heard.extend(documents)
+        return 200, {"ids": [str(index) for index in range(len(documents))]}
+
+    run._ask = ask
+    run._follow = lambda order, delay_ms: None
+    asyncio.run(run._publish_batch())
+    assert [order.due_ms for order in run.ledger.orders] == [
+        document["deliver_at"] for document in heard
+    ]
+    assert "delay" not in heard[0]
