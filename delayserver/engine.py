@@ -272,8 +272,12 @@ class Engine:
             self._insert_express(group)
         for effect in group.effects:
             effect()
-        self.groups.flush(now_ms)  # the committer works while the waiters are told
+        is_quick = self._ports.is_quick()
+        if not is_quick:
+            self.groups.flush(now_ms)  # the committer works while the waiters are told
         group.end(None)
+        if is_quick:
+            self.groups.resume()
         self.produces.moved(Level.DURABLE)
         return bool(group.express)
 

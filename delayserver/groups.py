@@ -2,9 +2,12 @@
 
     Sequencer.group ─flush─▶ committer ─on_committed─▶ replay ─on_filed─▶ ─on_checkpoint─▶ forgotten
 
-No timer closes a group: while one is being synced the next one fills, and it is closed when the
-sync has come back. What is accepted and not filed yet is bounded, and answered with an error at the
-door when the bound is reached, never by growing.
+No timer closes a group. On a disk that syncs quickly a small group is closed at the end of a turn
+of the event loop and committed there, which costs less than handing it to a thread and back (as
+Redis does it before it answers). On any other the committer's thread has it: while one group is
+being synced the next one fills, and it is closed when the sync has come back. What is accepted and
+not filed yet is bounded, and answered with an error at the door when the bound is reached, never by
+growing.
 
 Cost: O(1) per group. Threads: belongs to the event loop.
 """
@@ -27,8 +30,14 @@ class GroupPorts(Protocol):
         """Call `Groups.flush` soon: at the end of this turn of the event loop."""
         ...
 
-    def commit(self, group: Group) -> None:
-        """Make a group durable; answer with `on_committed` or `on_commit_failed`."""
+    def is_quick(self) -> bool:
+        """Whether groups are made durable sooner than handed over."""
+        ...
+
+    def commit(self, group: Group, *, at_once: bool) -> None:
+        """Make a group durable; answer with `on_committed` or `on_commit_failed`.
+
+        `at_once`: the answer may come before this returns."""
         ...
 
     def file(self, group: Group) -> None:
@@ -89,8 +98,10 @@ class Groups:
 
     # ── committing ─────────────────────────────────────────────────────────────────────────────
 
-    def flush(self, now_ms: int) -> None:
-        """Hand the open group to the committer, unless it is busy."""
+    def flush(self, now_ms: int, *, at_once: bool = False) -> None:
+        """Hand the open group to the committer, unless it is busy.
+
+        `at_once`: it may be durable, and its waiters told, on return."""
         self._wake_asked = False
         if self._committing is not None:
             return
@@ -105,13 +116,18 @@ class Groups:
         self._wake_asked = False
         if self._sequencer.group.count:
             self._committing = self._sequencer.close_group(now_ms)
-            self._ports.commit(self._committing)
+            self._ports.commit(self._committing, at_once=at_once)
         elif self._imports:
+            self.wake()
+
+    def resume(self) -> None:
+        """The committer is free: have written what has come meanwhile."""
+        if self._sequencer.group.count or self._gathered or self._imports:
             self.wake()
 
     def on_committed(self) -> Group:
         """The group is durable; returns it. The caller applies it, which what is decided next has
-        to show; then calls `flush`, and tells its waiters."""
+        to show; then tells its waiters, and calls `flush` before that or `resume` behind it."""
         group = self._committing
         assert group is not None
         self._committing = None
@@ -136,8 +152,7 @@ class Groups:
             self._import_seq = 0
         for group in groups:
             group.end(error)
-        if self._imports or self._gathered:
-            self.wake()
+        self.resume()
 
     # ── filing ─────────────────────────────────────────────────────────────────────────────────
 

@@ -317,10 +317,13 @@ class Server(Shard):
             "attempt": delivery.attempt,
         }
 
-    def commit(self, group: Group) -> None:
+    def commit(self, group: Group, *, at_once: bool) -> None:
         self.metrics.group_records.observe(group.count)
         self._commit_began_at = time.perf_counter()
-        super().commit(group)
+        try:
+            super().commit(group, at_once=at_once)
+        except BaseException as error:
+            self.on_fatal(error)  # as in the committer's thread (I9)
 
     def _on_committed(self) -> None:
         self.metrics.commit_seconds.observe(time.perf_counter() - self._commit_began_at)

@@ -176,7 +176,12 @@ class Shard(ABC):
     def _make_workers(self, loader: Loader, importer: Importer, surroundings: Surroundings) -> None:
         settings, post, fatal = self.settings, self.post, self.on_fatal
         self.committer = CommitterThread(
-            self.message_log, post, self._on_committed, self.engine.on_commit_failed, fatal
+            self.message_log,
+            surroundings.monotonic,
+            post,
+            self._on_committed,
+            self.engine.on_commit_failed,
+            fatal,
         )
         self.replayer = ReplayThread(
             self.replay,
@@ -254,10 +259,16 @@ class Shard(ABC):
         self.soon(self._flush)
 
     def _flush(self) -> None:
-        self.engine.groups.flush(self.clock())
+        self.engine.groups.flush(self.clock(), at_once=self.is_quick())
 
-    def commit(self, group: Group) -> None:
-        self.committer.put(group)
+    def is_quick(self) -> bool:
+        return self.committer.is_quick
+
+    def commit(self, group: Group, *, at_once: bool) -> None:
+        if at_once and self.committer.takes_at_once(group):
+            self.committer.commit(group, lambda function, *arguments: function(*arguments))
+        else:
+            self.committer.put(group)
 
     def _on_committed(self) -> None:
         if self.engine.on_committed(self.clock()):

@@ -8,9 +8,9 @@ hide. The old segment is cut to its frames, durably, before the new one gets its
 only the newest segment can have a torn tail.
 
 Cost: one durable write per group. Reading back is one pass over the frames.
-Threads: `append` belongs to the committer; `prepare_spare` and `delete_through` to the replay
-thread; `read` runs before either starts. The list of segments only grows at one end and shrinks at
-the other, both atomically.
+Threads: `append` and `has_room` belong to the committer, which is one at a time, in whatever
+thread; `prepare_spare` and `delete_through` to the replay thread; `read` runs before either starts.
+The list of segments only grows at one end and shrinks at the other, both atomically.
 """
 
 import re
@@ -26,6 +26,7 @@ from storage.frame import (
     Frame,
     decode_header,
     encode,
+    padded,
     scan,
     with_torn_payload,
 )
@@ -184,6 +185,11 @@ class MessageLog:
             self._end_tail()
             raise
         self._tail_offset += len(frame)
+
+    def has_room(self, total_bytes: int) -> bool:
+        """Whether a group of so many bytes of rows and payload needs no new segment."""
+        need_bytes = padded(HEADER_BYTES + total_bytes)
+        return self._tail is not None and self._tail_offset + need_bytes <= self._tail_bytes
 
     def _rotate(self, first_seq: int, need_bytes: int) -> None:
         # Cut the old segment for good before there is a new one: a group that was refused half-way

@@ -195,9 +195,14 @@ class SimulatedServer(Shard):
         clock: SimulatedClock,
         rng: random.Random,
         watcher: Watcher,
+        *,
+        quick: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Recover what is on the disk. Raises StorageError."""
+        """Recover what is on the disk. `quick`: whether the committer would be at that moment.
+
+        Raises StorageError."""
         self.watcher = watcher
+        self._quick = quick
         self.sending: list[list[Delivery]] = []
         """Webhooks that were sent and not answered."""
         self._loop: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
@@ -239,6 +244,9 @@ class SimulatedServer(Shard):
 
     def soon(self, function: Callable[[], None]) -> None:
         self.post(function)
+
+    def is_quick(self) -> bool:
+        return self._quick()
 
     def tick_soon(self, due_ms: int = 0) -> None:
         """The world looks at the clock by itself."""

@@ -100,6 +100,8 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
+        # Of its own, since it is asked now and then without anything coming of it.
+        self._disk_luck = random.Random(seed + 1)
         self.seed = seed
         self.clock = SimulatedClock()
         self.ledger = Ledger(self.clock)
@@ -209,11 +211,23 @@ class World:
             return Faults(Fault(at, FaultKind.NO_SPACE, rng.choice(tuple(Moment)), for_good=True))
         return Faults()
 
+    def _quick(self) -> Callable[[], bool]:
+        """Whether the disk syncs quickly: never in this life, now and then, or always."""
+        luck = self._disk_luck
+        share = luck.choice((0.0, 0.0, 0.5, 1.0))
+        return lambda: luck.random() < share
+
     def _start(self) -> None:
         files = FaultyFiles(self.disk, self.faults)
         try:
             self.server = SimulatedServer(
-                self.settings, files, self.catalog, self.clock, self.rng, self.ledger
+                self.settings,
+                files,
+                self.catalog,
+                self.clock,
+                self.rng,
+                self.ledger,
+                quick=self._quick(),
             )
         except DiskFullError:
             # The operator makes room, and the server is started again.

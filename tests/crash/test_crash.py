@@ -28,7 +28,7 @@ def test_killed_again_and_again(seed, tmp_path):
     assert outcome.counts["acknowledged"] > 50
 
 
-def test_a_batch_that_is_heard_late_is_due_when_the_ledger_says(tmp_path):
+def test_a_batch_that_is_heard_late_is_due_when_the_ledger_says(tmp_path, monkeypatch):
     run = CrashRun(tmp_path, seed=10, rounds=1)
     heard = []
 
@@ -37,8 +37,8 @@ def test_a_batch_that_is_heard_late_is_due_when_the_ledger_says(tmp_path):
         heard.extend(documents)
         return 200, {"ids": [str(index) for index in range(len(documents))]}
 
-    run._ask = ask
-    run._follow = lambda order, delay_ms: None
+    monkeypatch.setattr(run, "_ask", ask)
+    monkeypatch.setattr(run, "_follow", lambda order, delay_ms: None)
     asyncio.run(run._publish_batch())
     assert [order.due_ms for order in run.ledger.orders] == [
         document["deliver_at"] for document in heard

@@ -59,17 +59,28 @@ class Machine:
     clock: SimulatedClock
     ledger: Ledger
     rng: random.Random
+    disk_luck: random.Random
 
     @classmethod
     def new(cls, seed: int) -> "Machine":
         rng, clock = random.Random(seed), SimulatedClock()
-        return cls(SimulatedFiles(rng=rng), MemoryCatalog(), clock, Ledger(clock), rng)
+        disk, disk_luck = SimulatedFiles(rng=rng), random.Random(seed)
+        return cls(disk, MemoryCatalog(), clock, Ledger(clock), rng, disk_luck)
 
     def start(self, faults: Faults) -> SimulatedServer:
         self.ledger.new_life()
         self.catalog.faults = faults
         files = FaultyFiles(self.disk, faults)
-        server = SimulatedServer(SETTINGS, files, self.catalog, self.clock, self.rng, self.ledger)
+        server = SimulatedServer(
+            SETTINGS,
+            files,
+            self.catalog,
+            self.clock,
+            self.rng,
+            self.ledger,
+            # Groups are committed in either way.
+            quick=lambda: self.disk_luck.random() < 0.5,
+        )
         self.ledger.recovered(server)
         self.ledger.present = lambda: server.engine.timeouts.now_ms
         return server

@@ -135,9 +135,10 @@ def the_whole_backlog_is_loaded(patch: Patch) -> None:
 
 def a_second_server_is_refused() -> None:
     machine = Machine()
-    machine.start()
+    first = machine.start()
     with pytest.raises(DirectoryLockedError):
         machine.start()
+    first.close()  # until here it is alive, and nobody collects it with its lock
 
 
 def the_lock_is_not_taken(patch: Patch) -> None:

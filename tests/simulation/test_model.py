@@ -100,7 +100,13 @@ class Model(RuleBasedStateMachine):
         self.life += 1
         self.ledger.new_life()
         self.server = SimulatedServer(
-            SETTINGS, self.disk, self.catalog, self.clock, self.rng, self.ledger
+            SETTINGS,
+            self.disk,
+            self.catalog,
+            self.clock,
+            self.rng,
+            self.ledger,
+            quick=lambda: self.rng.random() < 0.5,
         )
         self.ledger.recovered(self.server)
         for message in self.known.values():

@@ -142,7 +142,10 @@ class NotingPorts:
     def wake(self) -> None:
         self.wakes += 1
 
-    def commit(self, group: Group) -> None:
+    def is_quick(self) -> bool:
+        return False
+
+    def commit(self, group: Group, *, at_once: bool) -> None:
         self.committing.append(group)
 
     def file(self, group: Group) -> None:

@@ -20,6 +20,8 @@ from delayserver.sequencer import Group
 from delayserver.subscriptions import Registry
 from delayserver.wheel import Batch
 from delayserver.workers import (
+    QUICK_BYTES,
+    QUICK_S,
     CallRequest,
     CheckpointRequest,
     CommitterThread,
@@ -38,6 +40,7 @@ from delayserver.workers import (
 )
 from storage.errors import DiskFullError, SyncError
 from storage.frame import Frame
+from storage.message_log import MessageLog
 from storage.rows import HOUR_MS
 from storage.testing import Fault, FaultKind, Faults, FaultyFiles, SimulatedFiles
 from tests.unit.fakes import HOUR, START_MS, Disk, Log, dispatch_row, subscription
@@ -204,6 +207,8 @@ def test_a_timeout_calls_handle_with_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Committing:
+    now_s = 0.0
+
     def __init__(self, *faults: Fault) -> None:
         self.files = SimulatedFiles()
         self.faults = Faults(*faults, only=["pwrite_durable"])
@@ -211,7 +216,12 @@ class Committing:
         self.loop = Loop()
         self.log = Log()
         self.thread = CommitterThread(
-            self.disk.message_log, self.loop.post, self.on_committed, self.on_failed, fatal
+            self.disk.message_log,
+            lambda: self.now_s,
+            self.loop.post,
+            self.on_committed,
+            self.on_failed,
+            fatal,
         )
 
     def on_committed(self) -> None: ...
@@ -254,6 +264,51 @@ def test_a_sync_that_fails_is_not_reported_but_raised() -> None:
     with pytest.raises(SyncError):
         parts.thread.handle([parts.group()])
     assert parts.loop.take() == []
+
+
+def test_a_group_is_committed_in_the_thread_of_the_caller() -> None:
+    parts = Committing()
+    group, told = parts.group(), list[tuple[object, ...]]()
+    assert not parts.thread.takes_at_once(group)  # there is no segment: to fill one takes long
+    parts.thread.handle([group])
+    parts.loop.take()
+    group = parts.group()
+    assert parts.thread.takes_at_once(group)
+    parts.thread.commit(group, lambda *call: told.append(call))
+    assert told == [(parts.on_committed,)]
+    assert parts.loop.take() == []
+    assert parts.durable() == [1, 2]
+
+
+def test_a_long_group_keeps_nobody_but_the_thread() -> None:
+    parts = Committing()
+    parts.thread.handle([parts.group()])
+    parts.log.publish(START_MS, body=b'"%b"' % bytes(QUICK_BYTES).replace(b"\0", b"x"))
+    assert not parts.thread.takes_at_once(parts.log.close())
+
+
+def test_a_slow_disk_is_noticed_and_so_is_a_quick_one() -> None:
+    parts = Committing()
+    assert parts.thread.is_quick
+
+    def commit(took_s: float) -> None:
+        append = MessageLog.append
+
+        def slow(log: MessageLog, *arguments: Any, **named: Any) -> None:
+            append(log, *arguments, **named)
+            parts.now_s += took_s
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(MessageLog, "append", slow)
+            parts.thread.handle([parts.group()])
+
+    commit(QUICK_S)
+    assert parts.thread.is_quick  # once is not always
+    commit(100 * QUICK_S)
+    assert not parts.thread.is_quick
+    for _ in range(40):
+        commit(QUICK_S / 10)
+    assert parts.thread.is_quick
 
 
 # ---- replay ----------------------------------------------------------------------------------

@@ -159,6 +159,19 @@ def test_a_group_larger_than_a_segment_gets_one_of_its_own(files: SimulatedFiles
     assert read(files) == frames(1, 200, 1)
 
 
+def test_it_knows_whether_a_group_needs_a_new_segment(files: SimulatedFiles) -> None:
+    log, seq, had_room = opened(files), 1, 0
+    assert not log.has_room(0)
+    while len(log.segments()) < 3:
+        rows, payload = message_group(seq, 7)
+        has_room, segments = log.has_room(rows.nbytes + len(payload)), len(log.segments())
+        append_group(log, seq, 7)
+        assert has_room == (len(log.segments()) == segments)
+        had_room += has_room
+        seq += 7
+    assert had_room > 1
+
+
 def test_the_spare_is_taken_by_the_next_rotation(files: SimulatedFiles) -> None:
     log = written(files, 1)
     log.prepare_spare()
