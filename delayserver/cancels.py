@@ -14,6 +14,7 @@ Threads: belongs to the event loop.
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,6 @@ from delayserver.errors import ConflictError, NotFoundError
 from delayserver.groups import Groups
 from delayserver.hours import Hours
 from delayserver.ids import IdCodec, KeyHasher
-from delayserver.message_id import MessageId
 from delayserver.messages import Messages
 from delayserver.sequencer import MESSAGE_ROW, Sequencer
 from delayserver.wheel import Wheel
@@ -34,6 +34,17 @@ PLAIN_MIN = 4
 
 Refusal = ConflictError | DamageError | NotFoundError
 """Why one of many messages was not cancelled."""
+
+
+class Found(NamedTuple):
+    """Messages that were asked for, as columns."""
+
+    seqs: NDArray[np.uint64]
+    """0: there is none."""
+    dues_ms: NDArray[np.int64]
+    """When it was due at publish."""
+    refusals: dict[int, Refusal]
+    """Why there is none, by index."""
 
 
 class Cancels:
@@ -57,75 +68,75 @@ class Cancels:
         self._ids = ids
         self._key_hasher = key_hasher
 
-    def by_ids(self, texts: Sequence[str]) -> list[MessageId | Refusal]:
-        """The messages that ids name, or why there is none."""
-        next_seq = self._sequencer.next_seq
-        return [
-            one
-            if one is not None and one.seq < next_seq
-            else NotFoundError(f"there is no message {text[:64]!r}")
-            for text, one in zip(texts, self._ids.decode_many(texts), strict=True)
-        ]
+    def by_ids(self, texts: Sequence[str]) -> Found:
+        """The messages that ids name."""
+        seqs, dues_ms = self._ids.decode_many(texts)
+        seqs[seqs >= self._sequencer.next_seq] = 0
+        refusals: dict[int, Refusal] = {
+            index: NotFoundError(f"there is no message {texts[index][:64]!r}")
+            for index in np.flatnonzero(seqs == 0).tolist()
+        }
+        return Found(seqs, dues_ms, refusals)
 
-    def by_keys(self, keys: Sequence[tuple[str, str]]) -> list[MessageId | Refusal]:
-        """The messages that keys (subject, key) stand for, or why there is none."""
-        subjects, hasher = self._sequencer.subjects, self._key_hasher
-        hashes = [
-            b"" if (subject_id := subjects.get(subject)) is None else hasher(subject_id, key)
-            for subject, key in keys
-        ]
+    def by_keys(self, subjects: Sequence[str], keys: Sequence[str]) -> Found:
+        """The messages that keys of subjects stand for."""
+        numbers = self._sequencer.subjects
+        # No message has subject 0, so nothing is found under its keys.
+        subject_ids = [numbers.get(subject, 0) for subject in subjects]
         try:
-            entries = self._sequencer.key_entries([key_hash for key_hash in hashes if key_hash])
+            seqs, dues_ms = self._sequencer.under_keys(self._key_hasher.many(subject_ids, keys))
         except DamageError:
-            entries = {}  # one of them is damaged: each is looked up alone
-        found: list[MessageId | Refusal] = []
-        for (subject, key), key_hash in zip(keys, hashes, strict=True):
-            if (entry := entries.get(key_hash)) is not None:
-                found.append(MessageId(0, entry.due_ms, entry.seq))
-                continue
+            # One of them is damaged: each is looked up alone.
+            seqs, dues_ms = np.zeros(len(keys), np.uint64), np.zeros(len(keys), np.int64)
+        refusals: dict[int, Refusal] = {}
+        for index in np.flatnonzero(seqs == 0).tolist():
             try:
-                found.append(self._messages.by_key(subject, key))
+                _, dues_ms[index], seqs[index] = self._messages.by_key(subjects[index], keys[index])
             except (DamageError, NotFoundError) as error:
-                found.append(error)
-        return found
+                refusals[index] = error
+        return Found(seqs, dues_ms, refusals)
 
     def cancel(
-        self, found: Sequence[MessageId], subject_ids: Sequence[int]
-    ) -> list[Refusal | None]:
-        """Cancel messages, in order; for each why not, if so. They never fire once the group that
+        self,
+        seqs: NDArray[np.uint64],
+        dues_ms: NDArray[np.int64],
+        subject_ids: NDArray[np.uint32],
+    ) -> dict[int, Refusal]:
+        """Cancel messages, in order; why not, by index, if so. They never fire once the group that
         is open now, or the last one that is not, is durable (`Groups.not_durable`).
 
         `subject_ids`: for each its subject, 0 where the caller does not know it. Raises
         OverloadedError, StoppingError: then none that is plain was cancelled."""
-        refusals: list[Refusal | None] = [None] * len(found)
-        if not found:
-            return refusals
-        if len(found) < PLAIN_MIN:
-            is_done = np.zeros(len(found), np.bool_)
+        refusals: dict[int, Refusal] = {}
+        if len(seqs) < PLAIN_MIN:
+            others = list(range(len(seqs)))
         else:
-            is_done = self._cancel_plain(found, subject_ids)
+            is_done = self._cancel_plain(seqs, dues_ms, subject_ids)
+            others = np.flatnonzero(~is_done).tolist()
         names = self._sequencer.subject_names
-        for index in np.flatnonzero(~is_done).tolist():
-            _, due_ms, seq = found[index]
+        for index in others:
+            subject = names.get(int(subject_ids[index]), "")
             try:
-                self._messages.cancel(seq, due_ms, subject=names.get(subject_ids[index], ""))
+                self._messages.cancel(int(seqs[index]), int(dues_ms[index]), subject=subject)
             except (ConflictError, DamageError, NotFoundError) as error:
                 refusals[index] = error
         return refusals
 
     def _cancel_plain(
-        self, found: Sequence[MessageId], subject_ids: Sequence[int]
+        self,
+        all_seqs: NDArray[np.uint64],
+        all_dues_ms: NDArray[np.int64],
+        subject_ids: NDArray[np.uint32],
     ) -> NDArray[np.bool_]:
-        """Cancel those that are plain; which of `found` that was."""
-        is_done = np.zeros(len(found), np.bool_)
-        seqs, first = np.unique(np.array([one.seq for one in found], np.uint64), return_index=True)
+        """Cancel those that are plain; which of them that was."""
+        is_done = np.zeros(len(all_seqs), np.bool_)
+        seqs, first = np.unique(all_seqs, return_index=True)
         unchanged = self._sequencer.unchanged(seqs)
         seqs, first = seqs[unchanged], first[unchanged]
         if not len(seqs):
             return is_done
         self._groups.admit(len(seqs) * MESSAGE_ROW.size)
-        dues_ms = np.array([one.due_ms for one in found], np.int64)[first]
-        subjects = np.array(subject_ids, np.uint32)[first]
+        dues_ms, subjects = all_dues_ms[first], subject_ids[first]
         waits = self._take_out(seqs, dues_ms, subjects)
         if waits.any():
             self._sequencer.append_cancels(seqs[waits], dues_ms[waits])

@@ -29,7 +29,7 @@ from delayserver.imported_keys import ImportedKeys
 from delayserver.tables import CHANGE_KEY, Change, ChangeState, unpack_change
 from storage.catalog import Catalog, Table
 from storage.frame import CRC_BYTES, seal, seal_many, sealed_crc
-from storage.rows import MESSAGE_DTYPE, NO_KEY, RecordKind
+from storage.rows import MESSAGE_DTYPE, NO_KEY, RecordKind, is_among
 
 MESSAGE_ROW = struct.Struct("<QqQQq16sIIIIIHBB")
 """One row of MESSAGE_DTYPE; packing one is five times faster than filling an array of one."""
@@ -66,6 +66,7 @@ class KeyEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 _KEY_VALUE = struct.Struct(">QQQ")
+_NO_ENTRY = bytes(_KEY_VALUE.size)
 _DEAD_KEY = struct.Struct(">IQ")
 
 
@@ -137,7 +138,7 @@ class Overlay(Generic[K, V]):
         for generation in self._generations:
             values = generation.values
             if values:
-                found.update((key, values[key]) for key in keys if key in values)
+                found.update((key, values[key]) for key in values.keys() & keys)
         return found
 
     def put(self, seq: int, key: K, value: V) -> Callable[[], None]:
@@ -153,7 +154,9 @@ class Overlay(Generic[K, V]):
         """As `put`, for many that records up to `last_seq` gave."""
         generation = self._newest
         known = generation.values
-        before = {key: known[key] for key in known.keys() & values.keys()}
+        before: dict[K, V] = {}
+        if not known.keys().isdisjoint(values):
+            before = {key: known[key] for key in known.keys() & values.keys()}
         known.update(values)
         generation.last_seq = last_seq
         return partial(_restore_many, known, values, before)
@@ -267,7 +270,7 @@ class Sequencer:
     def __init__(self, catalog: Catalog, *, next_seq: int, subjects: dict[str, int]) -> None:
         self._view = catalog.view()
         self._keys: Overlay[bytes, KeyEntry] = Overlay()
-        self._changes: Overlay[int, dict[int, Change]] = Overlay()
+        self._changes: Overlay[int, dict[int, Change] | int] = Overlay()
         self._removed: Overlay[int, int] = Overlay()
         self._imported: ImportedKeys | None = None
         self.rolled_back_total = 0
@@ -365,10 +368,8 @@ class Sequencer:
         self.next_seq = last_seq + 1
         seqs = message_seqs.tolist()
         removed = dict(zip(seqs, range(first_seq, last_seq + 1), strict=True))
-        changes = {
-            seq: {0: Change(ChangeState.CANCELLED, seq, due_ms, 0, 0)}
-            for seq, due_ms in zip(seqs, dues_ms.tolist(), strict=True)
-        }
+        # Of each its due time alone: see `changes`.
+        changes = dict(zip(seqs, dues_ms.tolist(), strict=True))
         group.undo.append(self._removed.put_many(last_seq, removed))
         group.undo.append(self._changes.put_many(last_seq, changes))
 
@@ -463,16 +464,25 @@ class Sequencer:
                 entry = unpack_key_entry(value)
         return entry
 
-    def key_entries(self, key_hashes: Collection[bytes]) -> dict[bytes, KeyEntry]:
-        """The messages that keys stand for, of those that do."""
+    def under_keys(
+        self, key_hashes: Sequence[bytes]
+    ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Seq and due time of the message that each key stands for; seq 0: there is none."""
         if self._imported is not None:
             found = {key_hash: self.key(key_hash) for key_hash in key_hashes}
-            return {key_hash: entry for key_hash, entry in found.items() if entry is not None}
-        entries = self._keys.get_many(key_hashes)
-        others = [key_hash for key_hash in key_hashes if key_hash not in entries]
-        for key_hash, value in self._view.get_many(Table.KEYS, others).items():
-            entries[key_hash] = unpack_key_entry(value)
-        return entries
+            entries = {key_hash: one for key_hash, one in found.items() if one is not None}
+        else:
+            entries = self._keys.get_many(key_hashes)
+        values = {
+            key_hash: pack_key_entry(one.seq, one.due_ms, one.digest)
+            for key_hash, one in entries.items()
+        }
+        if self._imported is None and len(values) < len(key_hashes):
+            others = [one for one in key_hashes if one not in values] if values else key_hashes
+            values |= self._view.get_many(Table.KEYS, others)
+        packed = b"".join([values.get(one, _NO_ENTRY) for one in key_hashes])
+        columns = np.frombuffer(packed, ">u8").reshape(-1, 3)
+        return columns[:, 0].astype(np.uint64), columns[:, 1].astype(np.int64)
 
     def put_key(self, seq: int, key_hash: bytes, entry: KeyEntry) -> None:
         """Record `seq` of the open group made the key stand for `entry`."""
@@ -494,6 +504,8 @@ class Sequencer:
     def changes(self, message_seq: int) -> dict[int, Change]:
         """Where a message is now, by subscription (0: the message itself)."""
         known = self._changes.get(message_seq)
+        if isinstance(known, int):
+            return {0: Change(ChangeState.CANCELLED, message_seq, known, 0, 0)}
         if known is not None:
             return known
         prefix = message_seq.to_bytes(8, "big")
@@ -510,19 +522,15 @@ class Sequencer:
     def unchanged(self, message_seqs: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Which of the messages, `message_seqs` ascending, never changed: they are where their ids
         say. Shape: that of `message_seqs`."""
-        seqs = message_seqs.tolist()
         data = message_seqs.astype(">u8").tobytes()
         prefixes = [data[at : at + 8] for at in range(0, len(data), 8)]
-        changed = self._view.prefixes(Table.CHANGES, prefixes)
-        fresh = self._changes.get_many(seqs)
-        return np.fromiter(
-            (
-                prefix not in changed and seq not in fresh
-                for seq, prefix in zip(seqs, prefixes, strict=True)
-            ),
-            np.bool_,
-            len(seqs),
-        )
+        changed = {
+            int.from_bytes(prefix, "big") for prefix in self._view.prefixes(Table.CHANGES, prefixes)
+        }
+        changed.update(self._changes.get_many(message_seqs.tolist()))
+        if not changed:
+            return np.ones(len(message_seqs), np.bool_)
+        return ~is_among(message_seqs, np.fromiter(changed, np.uint64, len(changed)))
 
     def has_fresh_change(self, message_seq: int) -> bool:
         """Whether the message changed since the last checkpoint."""

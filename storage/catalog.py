@@ -18,7 +18,8 @@ so that it sees the newest commit.
 
 import errno
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from operator import itemgetter
 from typing import Any, Protocol
@@ -26,12 +27,13 @@ from typing import Any, Protocol
 import lmdb
 
 from storage import catalog_file
-from storage.catalog_file import seal, unseal
+from storage.catalog_file import seal, unseal, unseal_many
 from storage.errors import CatalogError, DamageError, DiskFullError
 from storage.frame import Damage
 
 _PUT_SLICE = 500
 _VERIFY_ATTEMPTS = 3
+_KEY = itemgetter(0)
 
 
 class Table(StrEnum):
@@ -84,8 +86,9 @@ class View(Protocol):
         """The pairs whose key begins with `prefix`, in key order; for few."""
         ...
 
-    def prefixes(self, table: Table, ascending: Iterable[bytes]) -> set[bytes]:
-        """Those of the prefixes that some key begins with; values are not looked at."""
+    def prefixes(self, table: Table, ascending: Sequence[bytes]) -> set[bytes]:
+        """Those of the prefixes, all of one length, that some key begins with; values are not
+        looked at."""
         ...
 
     def refresh(self) -> None:
@@ -100,6 +103,16 @@ def _opened(path: str, table: Table, key: bytes, sealed: bytes) -> bytes:
         reason = f"{table}: entry {key.hex()} does not match its checksum"
         raise DamageError(catalog_file.name_of(path), 0, reason)
     return value
+
+
+def _opened_many(
+    path: str, table: Table, pairs: Sequence[tuple[bytes, bytes]]
+) -> dict[bytes, bytes]:
+    """As `_opened`, of pairs of key and sealed value; by key."""
+    values = unseal_many(table, pairs)
+    if values is None:
+        values = [_opened(path, table, key, sealed) for key, sealed in pairs]
+    return dict(zip(map(_KEY, pairs), values, strict=True))
 
 
 class Catalog(Protocol):
@@ -200,7 +213,7 @@ class LmdbCatalog:
                 found = transaction.cursor().getmulti(keys)
         except lmdb.Error as error:
             raise CatalogError(f"read {table}", f"{error}") from error
-        return {key: _opened(self._path, table, key, sealed) for key, sealed in found}
+        return _opened_many(self._path, table, found)
 
     def scan(
         self, table: Table, start: bytes = b"", *, prefix: bytes = b""
@@ -227,7 +240,7 @@ class LmdbCatalog:
                     final = dict(pairs)
                     with transaction.cursor(db=self._tables[table]) as cursor:
                         puts = [(k, v) for k, v in final.items() if v is not None]
-                        puts.sort(key=itemgetter(0))
+                        puts.sort(key=_KEY)
                         # In slices, since one call holds the GIL from its beginning to its end.
                         for start in range(0, len(puts), _PUT_SLICE):
                             piece = puts[start : start + _PUT_SLICE]
@@ -268,21 +281,19 @@ class LmdbView:
                 found = cursor.getmulti(sorted(keys))  # neighbours share pages
         except lmdb.Error as error:
             raise CatalogError(f"read {table}", f"{error}") from error
-        return {key: _opened(self._path, table, key, sealed) for key, sealed in found}
+        return _opened_many(self._path, table, found)
 
-    def prefixes(self, table: Table, ascending: Iterable[bytes]) -> set[bytes]:
+    def prefixes(self, table: Table, ascending: Sequence[bytes]) -> set[bytes]:
         found: set[bytes] = set()
-        here = b""
+        index = 0
         try:
             with self._moment().cursor(db=self._tables[table]) as cursor:
-                for prefix in ascending:
+                while index < len(ascending) and cursor.set_range(ascending[index]):
+                    here = cursor.key()
                     # One key that is far ahead answers for all prefixes before it.
-                    if here < prefix:
-                        if not cursor.set_range(prefix):
-                            break
-                        here = cursor.key()
-                    if here.startswith(prefix):
-                        found.add(prefix)
+                    index = bisect_right(ascending, here, index)
+                    if here.startswith(ascending[index - 1]):
+                        found.add(ascending[index - 1])
         except lmdb.Error as error:
             raise CatalogError(f"scan {table}", f"{error}") from error
         return found

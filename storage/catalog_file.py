@@ -8,10 +8,11 @@ Cost: 10 ms per MiB; of a file above VERIFY_BYTES a start reads one page in fift
 """
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import google_crc32c
+import numpy as np
 
 from storage import lmdb_pages
 from storage.files import OsFile, open_to_read
@@ -45,6 +46,16 @@ def unseal(table: str, key: bytes, sealed: bytes) -> bytes | None:
     value = sealed[CRC_BYTES:]
     crc = _checksum(_prefixes[table] + key + value)
     return value if crc.to_bytes(CRC_BYTES, "little") == sealed[:CRC_BYTES] else None
+
+
+def unseal_many(table: str, pairs: Sequence[tuple[bytes, bytes]]) -> list[bytes] | None:
+    """As `unseal`, of pairs of key and sealed value; None unless each matches its checksum."""
+    prefix = _prefixes[table]
+    values = [sealed[CRC_BYTES:] for _, sealed in pairs]
+    stored = b"".join([sealed[:CRC_BYTES] for _, sealed in pairs])
+    whole = [prefix + key + value for (key, _), value in zip(pairs, values, strict=True)]
+    counted = np.fromiter(map(_checksum, whole), "<u4", len(whole))
+    return values if counted.tobytes() == stored else None
 
 
 def _is_sound(entry: lmdb_pages.Entry) -> bool:

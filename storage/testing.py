@@ -50,7 +50,7 @@ import errno
 import os
 import random
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
@@ -878,7 +878,7 @@ class MemoryView:
         values = self._look()[table]
         return {key: values[key] for key in keys if key in values}
 
-    def prefixes(self, table: Table, ascending: Iterable[bytes]) -> set[bytes]:
+    def prefixes(self, table: Table, ascending: Sequence[bytes]) -> set[bytes]:
         self._catalog._check(f"scan {table}")
         keys = sorted(self._look()[table])
         return {

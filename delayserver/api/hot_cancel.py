@@ -12,10 +12,12 @@ Cost: 15 µs for one; 6 µs for each of many. Threads: belongs to the event loop
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from itertools import repeat
 from typing import Annotated
 
 import msgspec
+import numpy as np
 
 from delayserver.api.answers import Answer, Headers, problem_answer
 from delayserver.api.conditions import expected_versions
@@ -31,7 +33,6 @@ from delayserver.errors import (
     OverloadedError,
 )
 from delayserver.message import State
-from delayserver.message_id import MessageId
 from delayserver.server import Server
 from delayserver.subjects import SUBJECT_PATTERN, is_subject
 from delayserver.tokens import Action, Caller
@@ -153,30 +154,46 @@ class HotCancel:
 
     def _many(self, request: _Cancel, caller: Caller | None, subjects: Subjects) -> Answer:
         engine = self._server.engine
-        found: list[MessageId | Refusal | AccessError]
-        found = [*engine.cancels.by_ids(request.ids)]
-        found += engine.cancels.by_keys([(one.subject, one.key) for one in request.keys])
-        if caller is not None and not caller.is_admin:
-            _refuse(caller, request, subjects, found)
+        names, keys = [one.subject for one in request.keys], [one.key for one in request.keys]
+        by_ids, by_keys = engine.cancels.by_ids(request.ids), engine.cancels.by_keys(names, keys)
+        seqs = np.concatenate([by_ids.seqs, by_keys.seqs])
+        dues_ms = np.concatenate([by_ids.dues_ms, by_keys.dues_ms])
         numbers = engine.sequencer.subjects
-        subject_ids = [0] * len(request.ids)
-        subject_ids += [numbers.get(one.subject, 0) for one in request.keys]
-        wanted = [index for index, one in enumerate(found) if type(one) is MessageId]
-        targets = [one for one in found if type(one) is MessageId]
-        refusals = engine.cancels.cancel(targets, [subject_ids[index] for index in wanted])
-        results = [CancelResultDocument(text) for text in request.ids]
-        results += [CancelResultDocument(None, one.subject, one.key) for one in request.keys]
-        for index, text, refusal in zip(
-            wanted, engine.ids.encode_each(targets), refusals, strict=True
-        ):
+        subject_ids = np.zeros(len(seqs), np.uint32)
+        subject_ids[len(request.ids) :] = [numbers.get(name, 0) for name in names]
+        refusals: dict[int, Refusal | AccessError] = {**by_ids.refusals}
+        for index, refusal in by_keys.refusals.items():
+            refusals[len(request.ids) + index] = refusal
+        if caller is not None and not caller.is_admin:
+            _refuse(caller, request, subjects, refusals)
+        is_wanted = np.ones(len(seqs), np.bool_)
+        is_wanted[list(refusals)] = False
+        wanted = np.flatnonzero(is_wanted)
+        seqs, dues_ms = seqs[wanted], dues_ms[wanted]
+        refused = engine.cancels.cancel(seqs, dues_ms, subject_ids[wanted])
+        texts: list[str | None] = [*request.ids, *repeat(None, len(names))]
+        made = engine.ids.texts(engine.ids.encode_many(dues_ms, seqs))
+        if refusals:
+            for index, text in zip(wanted.tolist(), made, strict=True):
+                texts[index] = text
+        else:
+            texts = [*made]
+        for index, refusal in refused.items():
+            refusals[int(wanted[index])] = refusal
+        nothing = [None] * len(request.ids)
+        results = list(
+            map(
+                CancelResultDocument,
+                texts,
+                [*nothing, *names],
+                [*nothing, *keys],
+                repeat(State.CANCELLED.value),
+            )
+        )
+        for index, error in refusals.items():
             result = results[index]
-            result.id = text
-            if refusal is None:
-                result.state = "cancelled"
-            else:
-                found[index] = refusal
-        if len(targets) != len(found) or any(refusals):
-            _tell(found, results)
+            result.error = str(error)
+            result.state = error.state if isinstance(error, ConflictError) else None
         group = engine.groups.not_durable()
         return Answer(200, encode(CancelledDocument(results)), group=group)
 
@@ -194,27 +211,16 @@ def _refuse(
     caller: Caller,
     request: _Cancel,
     subjects: Subjects,
-    found: list[MessageId | Refusal | AccessError],
+    refusals: dict[int, Refusal | AccessError],
 ) -> None:
-    """Put the reason in the place of what the caller may not cancel."""
+    """Add the reason for each that the caller may not cancel."""
     names: list[str | Refusal] = [subjects[text] for text in request.ids]
     names += [one.subject for one in request.keys]
     for index, subject in enumerate(names):
         if not isinstance(subject, str):
-            found[index] = subject
+            refusals[index] = subject
             continue
         try:
             caller.require(_PUBLISH, subject)
         except AccessError as error:
-            found[index] = error
-
-
-def _tell(
-    found: Sequence[MessageId | Refusal | AccessError], results: Sequence[CancelResultDocument]
-) -> None:
-    """Write down why some were not cancelled."""
-    for one, result in zip(found, results, strict=True):
-        if type(one) is not MessageId:
-            result.error = str(one)
-            if isinstance(one, ConflictError):
-                result.state = one.state
+            refusals[index] = error

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from delayserver.archives import Archived, retired_hours
 from delayserver.config import Settings
@@ -493,11 +494,16 @@ class World:
         found = [MessageId(0, due_ms, seq) for seq, due_ms in filter(None, chosen)]
         engine = self._running.engine
         try:
-            refusals = engine.cancels.cancel(found, [0] * len(found))
+            refusals = engine.cancels.cancel(
+                np.array([one.seq for one in found], np.uint64),
+                np.array([one.due_ms for one in found], np.int64),
+                np.zeros(len(found), np.uint32),
+            )
         except DelayServerError:
             return
         group = engine.groups.not_durable()
-        for one, refusal in zip(found, refusals, strict=True):
+        for index, one in enumerate(found):
+            refusal = refusals.get(index)
             if isinstance(refusal, ConflictError):
                 if refusal.state:
                     self.ledger.located(one.seq, State(refusal.state))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -103,14 +104,20 @@ class Side:
         """In one step; by key after a look at the keys."""
         wanted = [index % len(self.published) for index in step.which]
         found = [self.published[index] for index in wanted]
+        seqs = np.array([one.seq for one in found], np.uint64)
+        dues_ms = np.array([one.due_ms for one in found], np.int64)
         subject_id = self.parts.sequencer.subjects[SUBJECT]
         if step.by_key:
-            by_keys = self.parts.cancels.by_keys([(SUBJECT, f"key {index}") for index in wanted])
-            assert by_keys == found
-        refusals = self.parts.cancels.cancel(found, [subject_id * step.by_key] * len(found))
+            keys = [f"key {index}" for index in wanted]
+            by_keys = self.parts.cancels.by_keys([SUBJECT] * len(keys), keys)
+            assert not by_keys.refusals
+            assert by_keys.seqs.tolist() == seqs.tolist()
+            assert by_keys.dues_ms.tolist() == dues_ms.tolist()
+        subject_ids = np.full(len(found), subject_id * step.by_key, np.uint32)
+        refusals = self.parts.cancels.cancel(seqs, dues_ms, subject_ids)
         return [
             None if one is None else (type(one), str(one), getattr(one, "state", None))
-            for one in refusals
+            for one in map(refusals.get, range(len(found)))
         ]
 
     def state(self) -> object:

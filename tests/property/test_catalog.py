@@ -61,13 +61,16 @@ class CatalogAgainstDict(RuleBasedStateMachine):
             if key >= start and key.startswith(prefix)
         )
 
-    @rule(table=st.sampled_from(TABLES), several=st.lists(keys, max_size=6))
-    def look_for_many(self, table: Table, several: list[bytes]) -> None:
+    @rule(
+        table=st.sampled_from(TABLES), several=st.lists(keys, max_size=6), length=st.integers(1, 3)
+    )
+    def look_for_many(self, table: Table, several: list[bytes], length: int) -> None:
         view, model = self.catalog.view(), self.model[table]
         expected = {key: model[key] for key in several if key in model}
         assert view.get_many(table, several) == expected
-        assert view.prefixes(table, sorted(several)) == {
-            prefix for prefix in several if any(key.startswith(prefix) for key in model)
+        prefixes = sorted(key[:length] for key in several if len(key) >= length)
+        assert view.prefixes(table, prefixes) == {
+            prefix for prefix in prefixes if any(key.startswith(prefix) for key in model)
         }
         view.refresh()
 

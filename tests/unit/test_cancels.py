@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import pytest
 
 from delayserver import cancels
-from delayserver.cancels import PLAIN_MIN
+from delayserver.cancels import PLAIN_MIN, Found, Refusal
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
 from delayserver.message import State
 from delayserver.message_id import MessageId
@@ -38,10 +40,28 @@ def published(parts: MessageParts, *dues_ms: int) -> list[MessageId]:
     return [MessageId(0, due_ms, seq) for due_ms, seq in zip(dues_ms, seqs, strict=True)]
 
 
+def cancel(
+    parts: MessageParts, found: Sequence[MessageId], subject_ids: Sequence[int]
+) -> dict[int, Refusal]:
+    """Why which of them was not cancelled."""
+    return parts.cancels.cancel(
+        np.array([one.seq for one in found], np.uint64),
+        np.array([one.due_ms for one in found], np.int64),
+        np.array(subject_ids, np.uint32),
+    )
+
+
+def listed(found: Found) -> list[MessageId | Refusal]:
+    """What was found in the place of each, or why nothing was."""
+    assert found.refusals.keys() == set(np.flatnonzero(found.seqs == 0).tolist())
+    ids = map(MessageId, repeat(0), found.dues_ms.tolist(), found.seqs.tolist())
+    return [found.refusals.get(index, one) for index, one in enumerate(ids)]
+
+
 def test_the_records_of_many_are_those_of_one_by_one(parts: MessageParts) -> None:
     found = published(parts, LATER_MS, TOMORROW_MS, LATER_MS)
     first = parts.sequencer.next_seq
-    assert parts.cancels.cancel(found[::-1], [0] * 3) == [None] * 3
+    assert cancel(parts, found[::-1], [0] * 3) == {}
     group = parts.sequencer.group
     rows = np.frombuffer(group.encode()[0], MESSAGE_DTYPE)
     assert len(rows) == group.count == 3
@@ -59,7 +79,7 @@ def test_the_records_of_many_are_those_of_one_by_one(parts: MessageParts) -> Non
 def test_a_record_behind_them_has_the_next_seq_and_its_own_payload(parts: MessageParts) -> None:
     found = published(parts, LATER_MS, TOMORROW_MS)
     parts.publish(message(LATER_MS, body=b"before"))
-    parts.cancels.cancel(found, [0, 0])
+    cancel(parts, found, [0, 0])
     [seq] = parts.publish(message(LATER_MS, body=b"behind"))
     assert seq == found[-1].seq + 4
     assert b"behind" in parts.sequencer.group.payload(seq)[0]
@@ -68,7 +88,7 @@ def test_a_record_behind_them_has_the_next_seq_and_its_own_payload(parts: Messag
 
 def test_nothing_to_cancel_leaves_no_trace(parts: MessageParts) -> None:
     before = parts.trace()
-    assert parts.cancels.cancel([], []) == []
+    assert cancel(parts, [], []) == {}
     assert parts.trace() == before
 
 
@@ -77,7 +97,7 @@ def test_a_server_that_is_stopping_cancels_none_of_many(parts: MessageParts) -> 
     before = parts.trace()
     parts.groups.stopping = True
     with pytest.raises(StoppingError):
-        parts.cancels.cancel(found, [0, 0])
+        cancel(parts, found, [0, 0])
     assert parts.trace() == before
     assert parts.wheel.contains(found[0].seq, LATER_MS)
 
@@ -87,7 +107,7 @@ def test_a_group_that_is_full_takes_none_of_many(parts: MessageParts) -> None:
     parts.publish(message(LATER_MS, body=b"x" * (parts.settings.group_max_bytes - 1000)))
     many = [MessageId(0, TOMORROW_MS, 1000 + n) for n in range(20)]
     with pytest.raises(OverloadedError):
-        parts.cancels.cancel(found + many, [0] * 22)
+        cancel(parts, found + many, [0] * 22)
     assert parts.wheel.contains(found[0].seq, LATER_MS)
     assert parts.messages.locate(found[0].seq, LATER_MS).state is State.SCHEDULED
 
@@ -95,7 +115,7 @@ def test_a_group_that_is_full_takes_none_of_many(parts: MessageParts) -> None:
 def test_messages_are_found_by_their_keys(parts: MessageParts) -> None:
     found = published(parts, LATER_MS, TOMORROW_MS)
     keys = [(SUBJECT, "k1"), (SUBJECT, "none"), ("other", "k1"), (SUBJECT, "k0"), (SUBJECT, "k1")]
-    by_keys = parts.cancels.by_keys(keys)
+    by_keys = listed(parts.cancels.by_keys(*zip(*keys, strict=True)))
     assert [by_keys[index] for index in (0, 3, 4)] == [found[1], found[0], found[1]]
     for index in (1, 2):
         assert isinstance(by_keys[index], NotFoundError)
@@ -125,17 +145,19 @@ def test_a_damaged_key_is_an_error_of_its_own(
         raise damage
 
     monkeypatch.setattr(type(parts.sequencer), "key", damaged_key)
-    monkeypatch.setattr(type(parts.sequencer), "key_entries", damaged_keys)
-    assert parts.cancels.by_keys([(SUBJECT, "k0"), (SUBJECT, "k1")]) == [damage, found[1]]
+    monkeypatch.setattr(type(parts.sequencer), "under_keys", damaged_keys)
+    by_keys = parts.cancels.by_keys([SUBJECT, SUBJECT], ["k0", "k1"])
+    assert listed(by_keys) == [damage, found[1]]
 
 
 def test_messages_are_found_by_their_ids(parts: MessageParts) -> None:
     found = published(parts, LATER_MS)
     text = parts.ids.encode(LATER_MS, found[0].seq)
     unborn = parts.ids.encode(LATER_MS, parts.sequencer.next_seq)
-    assert parts.cancels.by_ids([text, text.upper()]) == [found[0], found[0]]
+    assert listed(parts.cancels.by_ids([text, text.upper()])) == [found[0], found[0]]
     for bad in (unborn, "x", "", text[:-1] + ("0" if text[-1] != "0" else "1")):
-        [refusal] = parts.cancels.by_ids([bad])
+        one, refusal = listed(parts.cancels.by_ids([text, bad]))
+        assert one == found[0]
         assert isinstance(refusal, NotFoundError)
         assert repr(bad) in str(refusal)
 
@@ -143,7 +165,7 @@ def test_messages_are_found_by_their_ids(parts: MessageParts) -> None:
 def test_many_are_counted_for_their_subjects(parts: MessageParts) -> None:
     found = published(parts, LATER_MS, TOMORROW_MS, TOMORROW_MS)
     # Of the first its row in the wheel says it; of the last nobody.
-    parts.cancels.cancel(found, [0, 1, 0])
+    cancel(parts, found, [0, 1, 0])
     assert parts.messages.cancelled_by_subject == {1: 2, 0: 1}
 
 
@@ -152,21 +174,20 @@ def test_a_few_are_decided_one_by_one(monkeypatch: pytest.MonkeyPatch, count: in
     parts = MessageParts()
     found = published(parts, *[TOMORROW_MS] * count)
     one_by_one = []
-    cancel = parts.messages.cancel
+    cancel_one = parts.messages.cancel
 
     def noting(seq: int, due_ms: int, subject: str) -> Any:
         one_by_one.append(seq)
-        return cancel(seq, due_ms, subject=subject)
+        return cancel_one(seq, due_ms, subject=subject)
 
     monkeypatch.setattr(parts.messages, "cancel", noting)
-    assert parts.cancels.cancel(found, [1] * count) == [None] * count
+    assert cancel(parts, found, [1] * count) == {}
     assert len(one_by_one) == (count if count < PLAIN_MIN else 0)
     assert parts.messages.cancelled_total == count
 
 
 def test_what_only_the_catalog_knows_is_seen(parts: MessageParts) -> None:
     moved, cancelled, failed, plain = found = published(parts, *[TOMORROW_MS] * 4)
-    keys = [(SUBJECT, f"k{index}") for index in range(4)]
     key = pack_key_entry(plain.seq, TOMORROW_MS, 0)
     changes = {
         (moved.seq, 0): Change(ChangeState.MOVED, 77, LATER_MS + HOUR_MS, 0, 1),
@@ -180,9 +201,9 @@ def test_what_only_the_catalog_knows_is_seen(parts: MessageParts) -> None:
         }
     )
     parts.sequencer.prune(plain.seq)
-    assert parts.cancels.by_keys(keys)[3] == plain
+    assert listed(parts.cancels.by_keys([SUBJECT], ["k3"])) == [plain]
     seqs = np.array([one.seq for one in found], np.uint64)
     assert parts.sequencer.unchanged(seqs).tolist() == [False, False, False, True]
-    assert parts.cancels.cancel(found, [1] * 4) == [None] * 4
+    assert cancel(parts, found, [1] * 4) == {}
     rows = np.frombuffer(parts.sequencer.group.encode()[0], MESSAGE_DTYPE)
     assert sorted(rows["target_seq"].tolist()) == sorted([77, failed.seq, plain.seq])
