@@ -33,7 +33,7 @@ from delayserver.api.access import Access
 from delayserver.api.answers import Answer, consumer_answer, header, problem_answer, wire_of
 from delayserver.api.connection import Connection, Phase
 from delayserver.api.hot import HEARTBEATS_PATH, MESSAGES_PATH, Hot, is_hot
-from delayserver.api.hot_cancel import MESSAGE_PATH, asks_disk, is_cancel
+from delayserver.api.hot_cancel import MESSAGE_PATH, asks_disk, is_cancel, one_of
 from delayserver.api.hot_pull import Call, Cancel, parse_call
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError
@@ -57,6 +57,10 @@ _REQUEST_LINE = re.compile(
     rb"(?P<method>PUT|DELETE) (?P<target>/[A-Za-z0-9%/:@!$&'()*+,;=._~-]+) HTTP/1\.1\r\n"
 )
 """One that every parser reads in the same way."""
+_CANCEL_LINE = re.compile(
+    rb"DELETE /v1/subjects/([A-Za-z0-9._-]+)/keys/([A-Za-z0-9:@!$&'()*+,;=._~-]+)(?= HTTP/1\.1\r\n)"
+)
+"""That of a cancel by key, as most clients send it."""
 _BEGIN = b"POST /v1/"
 _END = b"\r\n\r\n"
 _CLOSE = b"\r\nconnection: close" + _END
@@ -65,7 +69,13 @@ _CLOSE = b"\r\nconnection: close" + _END
 def make_protocol(hot: Hot, access: Access, settings: Settings) -> type[HttpToolsProtocol]:
     """The protocol class for one server, as uvicorn's `http` setting takes it."""
     common: dict[bytes, int] = {}
-    attributes = {"hot": hot, "access": access, "settings": settings, "common": common}
+    attributes = {
+        "hot": hot,
+        "access": access,
+        "settings": settings,
+        "common": common,
+        "common_of_cancels": set[bytes](),
+    }
     return type("HotProtocol", (_HotProtocol,), attributes)
 
 
@@ -83,7 +93,9 @@ class Head(NamedTuple):
     may_gather: bool = False
     """Whether it is that of a publish as most clients send it, which may be gathered."""
     data: bytes = b""
-    """If so, all of it, as it came."""
+    """If so, all of it, as it came; of a cancel that may be gathered all behind its address."""
+    may_gather_cancel: bool = False
+    """Whether it is that of a cancel of one message, whatever its version, without a body."""
     call: Call | None = None
     """Of a consumer."""
 
@@ -108,16 +120,21 @@ def read_head_of_one(data: bytes) -> Head | None:
     # A version is another one each time, too.
     read = read_head.__wrapped__ if b"if-match:" in rest.lower() else read_head
     head = read(b"%b %b%b" % (method, _PLACES[method], rest))
-    return None if head is None else head._replace(path=path)
+    if head is None:
+        return None
+    return head._replace(path=path, data=rest if head.may_gather_cancel else b"")
 
 
 class _HeadParser:
     """Callbacks of httptools for one head."""
 
+    _parser: httptools.HttpRequestParser
+
     def __init__(self) -> None:
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._heads = self._bodies = 0
+        self._keep_alive = False
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -127,17 +144,21 @@ class _HeadParser:
 
     def on_headers_complete(self) -> None:
         self._heads += 1
+        # Once the whole request is read, which may be at once, the parser has forgotten it.
+        self._keep_alive = self._parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
         self._bodies += 1
 
     def read(self, data: bytes) -> Head | None:
         """See `read_head`."""
-        parser = httptools.HttpRequestParser(self)
+        parser = self._parser = httptools.HttpRequestParser(self)
         try:
             parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             return None
+        finally:
+            del self._parser  # it knows this object
         path = _plain_path(self._url)
         method = parser.get_method().decode()
         # An empty line that only some take for one must not hide a second request.
@@ -151,8 +172,14 @@ class _HeadParser:
             length = b"0"
         if not length.isdigit() or header(self._headers, b"transfer-encoding"):
             return None
-        keep_alive, trace = parser.should_keep_alive(), trace_of(self._headers)
+        keep_alive, trace = self._keep_alive, trace_of(self._headers)
         may_gather = path == MESSAGES_PATH and keep_alive and trace is None
+        may_gather_cancel = (
+            method == "DELETE"
+            and keep_alive
+            and length == b"0"
+            and all(name != b"if-match" for name, _ in self._headers)
+        )
         return Head(
             path,
             int(length),
@@ -163,6 +190,7 @@ class _HeadParser:
             is_cancel(method, path),
             may_gather,
             data if may_gather else b"",
+            may_gather_cancel,
             parse_call(method, path),
         )
 
@@ -207,6 +235,8 @@ class _HotProtocol(Connection):
     hot: Hot
     common: dict[bytes, int]
     """Heads of publishes that were served without a caller, and the lengths of their bodies."""
+    common_of_cancels: set[bytes]
+    """Of cancels by key that were, what their heads are behind the address."""
 
     _head: Head | None = None
     """Of the request whose body is being received here."""
@@ -236,6 +266,17 @@ class _HotProtocol(Connection):
             if length == len(data) - body_start and unanswered.keep_alive and self.access.is_open:
                 unanswered.count = 1
                 self.hot.gather(self, data[body_start:], None)
+                return
+            line = _CANCEL_LINE.match(data)
+            if (
+                line is not None
+                and data[line.end() :] in self.common_of_cancels
+                and len(data) <= self.access.head_max_bytes
+                and unanswered.keep_alive
+                and self.access.is_open
+            ):
+                unanswered.count = 1
+                self.hot.cancels.gather(self, line[1].decode(), line[2].decode(), None)
                 return
         start = 0
         if self._head is not None:
@@ -337,7 +378,9 @@ class _HotProtocol(Connection):
             self.phase = Phase.NOTHING
         hot, unanswered = self.hot, self._unanswered
         if unanswered.count > 1:
-            hot.decide()  # what this connection asked for before is answered first
+            # What this connection asked for before is answered first.
+            hot.decide()
+            hot.cancels.decide()
         try:
             caller = self.access.check(head.headers)
             if head.may_gather and hot.gathers and unanswered.count == 1:
@@ -350,6 +393,9 @@ class _HotProtocol(Connection):
             if head.call is not None:
                 self._consume(head, head.call, body, caller)
                 return
+            if head.may_gather_cancel and unanswered.count == 1:
+                self._gather_cancel(head, caller)
+                return
             if head.is_cancel:
                 answer = hot.cancels.answer(head.path, body, head.headers, caller)
             else:
@@ -359,6 +405,13 @@ class _HotProtocol(Connection):
         if not head.keep_alive:
             unanswered.keep_alive = False
         self.respond(wire_of(answer), answer.group)
+
+    def _gather_cancel(self, head: Head, caller: Caller | None) -> None:
+        if caller is None:
+            if len(self.common_of_cancels) == HEADS_KEPT:
+                self.common_of_cancels.clear()
+            self.common_of_cancels.add(head.data)
+        self.hot.cancels.gather(self, *one_of(head.path), caller)
 
     def respond(self, wire: bytes, group: Group | None) -> None:
         """Give an answer to the last request, once the group is durable (None: at once)."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.api_support import DEADLINE_S, unique, wait_until
+from tests.integration.api_support import DEADLINE_S, ApiServer, unique, wait_until
 
 HOT, BATCH, REST = "/v1/messages", "/v1/messages/batch", "/healthz"
 
@@ -423,3 +423,70 @@ def test_publishes_of_many_connections_are_each_answered_for_their_own(api, subj
     finally:
         for wire in wires:
             wire.close()
+
+
+def cancel_by_key(subject, key, *fields):
+    return request(f"/v1/subjects/{subject}/keys/{key}", b"", *fields, method="DELETE")
+
+
+@pytest.mark.parametrize("connection", ["keep-alive", "close"])
+def test_connection_close_is_kept_for_a_cancel(wire, subject, connection):
+    wire.send(cancel_by_key(subject, "k", f"connection: {connection}"))
+    status, headers, _ = wire.answer("DELETE")
+    assert status == 404
+    if connection == "close":
+        assert headers["connection"] == "close"
+        assert wire.is_closed
+
+
+def test_cancels_of_many_connections_are_each_answered_for_their_own(api, subject):
+    wires = [Wire(api.process.port) for _ in range(32)]
+    try:
+        for turn in range(3):
+            for number, wire in enumerate(wires):
+                wire.send(request(HOT, message(subject, key=f"{turn}-{number}")))
+            ids = [wire.answer()[2]["id"] for wire in wires]
+            for number, wire in enumerate(wires):
+                name = f"{turn}-{number}" if number != 16 else "none"
+                by_id = request(f"{HOT}/{ids[number]}", method="DELETE")
+                wire.send(by_id if number == 8 else cancel_by_key(subject, name))
+            for number, wire in enumerate(wires):
+                status, _, found = wire.answer("DELETE")
+                if number == 16:
+                    assert status == 404
+                    continue
+                assert (status, found) == (200, {"id": ids[number], "state": "cancelled"})
+                assert api.look_up(ids[number])["state"] == "cancelled"
+    finally:
+        for wire in wires:
+            wire.close()
+
+
+@pytest.mark.parametrize("split", [1 << 20, 150])
+def test_cancels_behind_other_requests_are_answered_in_order(wire, subject, split):
+    again = request(HOT, message(subject, 1, key="k"))
+    cancel = cancel_by_key(subject, "k")
+    other_version = cancel_by_key(subject, "k", 'if-match: "1"')
+    requests = [again, cancel, cancel, again, other_version, cancel, cancel_by_key(subject, "none")]
+    for _ in range(2):
+        data = b"".join(requests)
+        for start in range(0, len(data), split):
+            wire.send(data[start : start + split])
+        # A key that was cancelled is free again.
+        statuses = [wire.answer()[0] for _ in requests]
+        assert statuses == [201, 200, 200, 201, 412, 200, 404]
+
+
+def test_a_cancel_with_a_head_like_others_is_held_against_the_limits(tmp_path, subject):
+    server = ApiServer(tmp_path, head_max_bytes=1024)
+    server.start()
+    try:
+        wire = Wire(server.process.port)
+        for key in ("k", "l", "k" * 512):
+            wire.send(cancel_by_key(subject, key))
+            assert wire.answer("DELETE")[0] == 404
+        wire.send(cancel_by_key(subject, "k" * 1024))
+        assert wire.answer("DELETE")[0] == 431
+        wire.close()
+    finally:
+        server.shut_down()
