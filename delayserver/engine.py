@@ -251,7 +251,10 @@ class Engine:
 
         As long as the removal is not durable it may be rolled back, and they with it."""
         removed = self.sequencer.removed
-        gone = is_among(rows["seq"], np.fromiter(removed, np.uint64, len(removed)))
+        # After many cancels there are far more of them than rows that come by the express way.
+        is_few = len(rows) < len(removed)
+        seqs = removed.get_many(rows["seq"].tolist()) if is_few else removed
+        gone = is_among(rows["seq"], np.fromiter(seqs, np.uint64, len(seqs)))
         for index in np.flatnonzero(gone).tolist():
             row = rows[index : index + 1].copy()
             record = removed.get(int(row["seq"][0]))
