@@ -143,7 +143,9 @@ class Messages:
 
     def locate(self, seq: int, due_ms: int) -> Located:
         """Where the message that was published with `seq` for `due_ms` is; always definite (I5)."""
-        changes = self._sequencer.changes(seq)
+        return self._locate(seq, due_ms, self._sequencer.changes(seq))
+
+    def _locate(self, seq: int, due_ms: int, changes: dict[int, Change]) -> Located:
         change = changes.get(0)
         entry = Entry(change.entry_seq, change.due_ms) if change else Entry(seq, due_ms)
         if change is not None and change.state == ChangeState.CANCELLED:
@@ -249,7 +251,8 @@ class Messages:
         sealed, if it was an event. Raises ConflictError with the state, PreconditionError,
         NotFoundError. A message that is
         cancelled already is so whatever was expected: the answer to the first call may be lost."""
-        located = self.locate(seq, due_ms)
+        changes = self._sequencer.changes(seq)
+        located = self._locate(seq, due_ms, changes)
         if located.state is State.CANCELLED:
             return self.group_of_change(seq)
         self._must_be_scheduled(located)
@@ -264,7 +267,7 @@ class Messages:
             payload=event,
         )
         change = Change(ChangeState.CANCELLED, entry.seq, entry.due_ms, 0, 0)
-        self._sequencer.put_change(record, seq, 0, change)
+        self._sequencer.put_change(record, seq, 0, change, changes)
         row = self._take_out(entry)
         subject_id = self._sequencer.subjects.get(subject) or _subject_id(row)
         self.cancelled_by_subject[subject_id] += 1
@@ -355,12 +358,13 @@ class Messages:
         expected: Versions,
         kind: RecordKind,
     ) -> Group:
-        located = self.locate(seq, due_ms)
+        changes = self._sequencer.changes(seq)
+        located = self._locate(seq, due_ms, changes)
         if located.state is State.SCHEDULED and located.subscription_id:
             raise ConflictError("the message is being retried", State.DELIVERING)
         self._must_be_scheduled(located)
         self._must_be(expected, seq)
-        known = self._sequencer.changes(seq).get(0)
+        known = changes.get(0)
         if known is not None and known.state == ChangeState.FIRED:
             kind = RecordKind.FIRE  # It watches nothing, wherever it is moved.
         entry = located.entry
@@ -383,7 +387,7 @@ class Messages:
         )
         state = ChangeState.FIRED if kind is RecordKind.FIRE else ChangeState.MOVED
         change = Change(state, record, new_due_ms, 0, subject_id)
-        self._sequencer.put_change(record, seq, 0, change)
+        self._sequencer.put_change(record, seq, 0, change, changes)
         self._take_out(entry)
         self.schedule(record, new_due_ms, subject_id)
         return self._sequencer.group

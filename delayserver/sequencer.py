@@ -537,10 +537,17 @@ class Sequencer:
         return self._changes.get(message_seq) is not None
 
     def put_change(
-        self, seq: int, message_seq: int, subscription_id: int, change: Change | None
+        self,
+        seq: int,
+        message_seq: int,
+        subscription_id: int,
+        change: Change | None,
+        known: Mapping[int, Change] | None = None,
     ) -> None:
-        """Record `seq` of the open group changed where a message is."""
-        known = dict(self.changes(message_seq))
+        """Record `seq` of the open group changed where a message is.
+
+        `known`: what `changes` says of it, where the caller has it."""
+        known = dict(self.changes(message_seq) if known is None else known)
         if change is None:
             known.pop(subscription_id, None)
         else:
