@@ -8,7 +8,8 @@ not loaded, not filed yet, or in the wheel. Those are nearly all. What was moved
 has ended, and a message that stands there twice, is decided by `Messages`, so that every answer is
 as definite as there (I5).
 
-Cost: 2 µs for each, 2 µs more by key (one by one 15 µs, 30 µs in a loaded hour).
+Cost: 0.6 µs for each of 500, 1 µs more in a loaded hour and 2 µs more by key; 0.1 ms for a few
+(one by one 11 µs, 25 µs in a loaded hour).
 Threads: belongs to the event loop.
 """
 

@@ -59,6 +59,7 @@ class Groups:
         self._wake_asked = False
         self.durable_seq = self.filed_seq = self.checkpoint_seq = sequencer.next_seq - 1
         self._gathered: list[Callable[[], object]] = []
+        self._urgent: list[Callable[[], object]] = []
         self._imports: deque[Callable[[], None]] = deque()
         self._import_seq = 0
         self.stopping = False
@@ -91,6 +92,14 @@ class Groups:
         self._gathered.append(decide)
         self.wake()
 
+    def this_turn(self, decide: Callable[[], object]) -> None:
+        """Call `decide` at the end of this turn of the event loop, also while a group is being
+        synced: what comes in one turn is decided together, and nothing waits to be decided."""
+        self._urgent.append(decide)
+        if not self._wake_asked:
+            self._wake_asked = True
+            self._ports.wake()
+
     def before_closing(self, decide: Callable[[], None]) -> None:
         """Call `decide`, which may append an import, just before a group is closed."""
         self._imports.append(decide)
@@ -102,10 +111,14 @@ class Groups:
         """Hand the open group to the committer, unless it is busy.
 
         `at_once`: it may be durable, and its waiters told, on return."""
+        self._wake_asked = True  # what is decided here needs no other call
+        urgent, self._urgent = self._urgent, []
+        for decide in urgent:
+            decide()
         self._wake_asked = False
         if self._committing is not None:
             return
-        self._wake_asked = True  # what is decided here needs no other call
+        self._wake_asked = True
         gathered, self._gathered = self._gathered, []
         for decide in gathered:
             decide()
@@ -184,7 +197,8 @@ class Groups:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits to be committed."""
-        is_open = bool(self._sequencer.group.count or self._gathered or self._imports)
+        undecided = self._gathered or self._urgent or self._imports
+        is_open = bool(self._sequencer.group.count or undecided)
         return self._committing is None and not is_open
 
     @property

@@ -4,11 +4,15 @@
     DELETE /v1/subjects/{subject}/keys/{key}      the same, after a look at the key
     POST   /v1/messages/cancel                    all decided in one step, in columns
 
+Cancels of one that come in one turn of the event loop are decided together, as the columns of a
+call that cancels many, and each is answered as if it had come alone.
+
 An answer never waits for the disk, with one exception: whether a caller who may not do everything
 may cancel a message is a question of its subject, which an id does not say. `asks_disk` tells so,
 and `subjects_of` reads it; that way goes through ASGI alone.
 
-Cost: 15 µs for one; 6 µs for each of many. Threads: belongs to the event loop.
+Cost: 12 µs for one, 5 µs where 64 come together; of many in a call 3 µs each by key, 1 µs by id.
+Threads: belongs to the event loop.
 """
 
 import re
@@ -151,14 +155,14 @@ class HotCancel:
     def gather(
         self, responder: "Responder", subject: str | None, text: str, caller: Caller | None
     ) -> None:
-        """As `answer` to a cancel of one without a condition, together with others that come before
-        the committer is free.
+        """As `answer` to a cancel of one without a condition, together with others of this turn of
+        the event loop: a cancel that waits for longer may come too late.
 
         `text`: the key, where there is a `subject`; else the id, which a `caller` has to be an
         administrator for."""
         assert subject is not None or caller is None or caller.is_admin
         if not self._gathered:
-            self._server.engine.groups.when_free(self.decide)
+            self._server.engine.groups.this_turn(self.decide)
         self._gathered.append((responder, subject, text, caller))
 
     def decide(self) -> None:

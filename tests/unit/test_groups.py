@@ -162,6 +162,29 @@ def test_what_comes_while_a_group_is_synced_is_decided_when_the_committer_is_fre
     assert parts.ports.wakes == 1
 
 
+def test_what_is_decided_in_its_turn_does_not_wait_for_the_committer(parts: Parts) -> None:
+    decided: list[int] = []
+
+    def decide() -> None:
+        decided.append(parts.append())
+
+    parts.groups.this_turn(decide)
+    parts.groups.this_turn(decide)
+    assert (parts.ports.wakes, decided) == (1, [])
+    assert not parts.groups.is_idle
+    parts.groups.flush(0)
+    assert [group.count for group in parts.ports.committing] == [2]
+    parts.groups.this_turn(decide)
+    parts.groups.flush(0)
+    assert decided == [1, 2, 3]
+    assert (parts.ports.wakes, len(parts.ports.committing)) == (2, 1)
+    parts.groups.on_committed()
+    parts.groups.flush(0)
+    assert [group.count for group in parts.ports.committing] == [2, 1]
+    parts.groups.on_committed()
+    assert parts.groups.is_idle
+
+
 def test_a_full_disk_does_not_leave_what_is_gathered_waiting(parts: Parts) -> None:
     parts.append()
     parts.groups.flush(0)

@@ -134,6 +134,19 @@ def test_they_are_answered_as_if_alone_and_only_once_they_are_durable() -> None:
     assert together.wheel.contains(together.published[1].seq, LATER_MS) is False
 
 
+def test_they_are_decided_while_another_group_is_being_written() -> None:
+    machine = Machine()
+    machine.publish(message(TOMORROW_MS))
+    machine.groups.flush(START_MS)
+    clients = machine.ask_together(PLAIN)
+    assert not machine.wheel.contains(machine.published[1].seq, LATER_MS)
+    machine.end()
+    assert not any(client.told for client in clients)
+    machine.groups.flush(START_MS)
+    machine.end()
+    assert all(client.told[0].startswith(b"HTTP/1.1 200 ") for client in clients)
+
+
 @pytest.mark.parametrize(
     "others",
     [
