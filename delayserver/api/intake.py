@@ -9,11 +9,12 @@ argument.
 """
 
 import base64
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from functools import lru_cache
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import msgspec
+from msgspec.structs import astuple
 
 from delayserver.api.problems import UNREADABLE, input_error
 from delayserver.config import Settings
@@ -92,11 +93,12 @@ class Intake:
             raise input_error(error) from error
         return self._message(publish, now_ms, msgpack=False)
 
-    def many(self, bodies: list[bytes], now_ms: int) -> Batch:
+    def many(self, bodies: Sequence[bytes], now_ms: int) -> Batch:
         """Single messages of several requests. Raises for the first that `one` would refuse."""
         try:
-            for data in bodies:
-                check_utf8(data)
+            if not all(map(bytes.isascii, bodies)):
+                for data in bodies:
+                    check_utf8(data)
             items = list(map(_decode_json, bodies))
         except UNREADABLE as error:
             raise input_error(error) from error
@@ -157,44 +159,56 @@ class Intake:
 
     def _batch(self, items: list[_Publish], now_ms: int, *, msgpack: bool) -> Batch:
         """As `_message` of each, column by column. Raises the first error that it comes upon."""
-        subjects = [item.subject for item in items]
+        count = len(items)
+        columns: list[tuple[Any, ...]] = list(zip(*map(astuple, items), strict=True))
+        subjects, raws, base64s, delays, times, keys, headers, watches, on_events = columns or [
+            ()
+        ] * len(_Publish.__struct_fields__)
         for subject in set(subjects):
             self._check_subject(subject)
-        keys = [item.key for item in items]
         for key in set(keys):
             if key is not None:
                 check_key(key)
-        headers = [item.headers or None for item in items]
         for one in headers:
             if one is not None:
                 check_headers(one)
-        bodies, contents = self._bodies(items, msgpack)
-        watches: list[Watch | None] = [
-            None if item.watch is None and item.on_event is None else _watch(item) for item in items
-        ]
-        dues_ms = self._dues_ms(items, now_ms)
+        is_plain = not msgpack and base64s.count(None) == count
+        bodies, contents = self._bodies(items, raws, is_plain=is_plain, msgpack=msgpack)
+        nothing: list[Any] = [None] * count
+        watch_nothing = watches.count(None) == count and on_events.count(None) == count
         return Batch(
-            subjects, dues_ms, bodies, contents, keys, headers, watches, [None] * len(items)
+            list(subjects),
+            self._dues_ms(delays, times, now_ms),
+            bodies,
+            contents,
+            list(keys),
+            [one or None for one in headers] if any(headers) else nothing,
+            nothing if watch_nothing else list(map(_watch, items)),
+            nothing,
         )
 
-    def _bodies(self, items: list[_Publish], msgpack: bool) -> tuple[list[bytes], list[Content]]:
-        raws = [item.body for item in items]
-        is_plain = not msgpack and _UNSET not in raws
-        if not is_plain or any(item.body_base64 is not None for item in items):
+    def _bodies(
+        self, items: list[_Publish], raws: tuple[Any, ...], *, is_plain: bool, msgpack: bool
+    ) -> tuple[list[bytes], list[Content]]:
+        """As `_body`, of each; `is_plain`: each is JSON, or is not there."""
+        if not is_plain or _UNSET in raws:
             pairs = [self._body(item, msgpack) for item in items]
             return [body for body, _ in pairs], [content for _, content in pairs]
-        bodies = list(map(bytes, raws))  # type: ignore[arg-type]
+        bodies = list(map(bytes, raws))
         if bodies:
             self._check_length(max(bodies, key=len))
         return bodies, [Content.JSON] * len(bodies)
 
-    def _dues_ms(self, items: list[_Publish], now_ms: int) -> list[int]:
+    def _dues_ms(
+        self,
+        delays: tuple[int | str | None, ...],
+        times: tuple[int | str | None, ...],
+        now_ms: int,
+    ) -> list[int]:
         """As `due_ms`, of each."""
-        times = [item.deliver_at for item in items]
-        delays = [item.delay for item in items]
-        if set(map(type, times)) == {int} and delays.count(None) == len(delays):
+        if times and delays.count(None) == len(delays) and set(map(type, times)) == {int}:
             # Nearly all differ, and are fine if the first and the last of them are.
-            moments = cast(list[int], times)
+            moments = cast(tuple[int, ...], times)
             for one in (min(moments), max(moments)):
                 self.due_ms(None, one, now_ms)
             return [one if one > now_ms else now_ms for one in moments]
