@@ -69,7 +69,7 @@ class _Cancel(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     keys: Annotated[list[_Key], msgspec.Meta(max_length=CANCELS_MAX)] = []
 
 
-TOGETHER_MIN = 10
+TOGETHER_MIN = 12
 """Fewer cancels are decided one by one, since columns of a few cost more than they save."""
 _CANCELLED_BODY = b'{"id":"%b","state":"cancelled"}'
 _CANCELLED = (

@@ -38,7 +38,7 @@ from delayserver.api.hot_pull import Call, Cancel, parse_call
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError
 from delayserver.sequencer import Group
-from delayserver.tokens import Caller
+from delayserver.tokens import Caller, TokenTable
 from delayserver.tracecontext import Trace, trace_of
 
 HEAD_MAX_BYTES = 4096
@@ -63,6 +63,7 @@ _CANCEL_LINE = re.compile(
 """That of a cancel by key, as most clients send it."""
 _BEGIN = b"POST /v1/"
 _END = b"\r\n\r\n"
+_END_BYTES = len(_END)
 _CLOSE = b"\r\nconnection: close" + _END
 
 
@@ -72,6 +73,7 @@ def make_protocol(hot: Hot, access: Access, settings: Settings) -> type[HttpTool
     attributes = {
         "hot": hot,
         "access": access,
+        "tokens": access.tokens,
         "settings": settings,
         "common": common,
         "common_of_cancels": set[bytes](),
@@ -233,6 +235,7 @@ _AnyCycle: TypeAlias = _Unanswered | RequestResponseCycle
 
 class _HotProtocol(Connection):
     hot: Hot
+    tokens: TokenTable
     common: dict[bytes, int]
     """Heads of publishes that were served without a caller, and the lengths of their bodies."""
     common_of_cancels: set[bytes]
@@ -246,8 +249,8 @@ class _HotProtocol(Connection):
     """The beginning of a head that may be one of ours."""
     _parsing = Phase.NOTHING
     """Where in a request uvicorn's parser is."""
-    _last_group: Group | None = None
-    """The last one that an answer waited for."""
+    last_group: Group | None = None
+    """The last one that an answer waited for, while one is due."""
     _cancel: Cancel | None = None
     """A consumer waits for its answer; what comes behind its call is looked at afterwards."""
 
@@ -258,12 +261,13 @@ class _HotProtocol(Connection):
     # ── what comes in ──────────────────────────────────────────────────────────────────────────
 
     def data_received(self, data: bytes) -> None:
-        unanswered, cycle = self._unanswered, cast(_AnyCycle | None, self.cycle)
-        if cycle is unanswered and not (unanswered.count or self._parsing or self._rest):
+        unanswered = self._unanswered
+        is_ours = self.cycle is unanswered  # type: ignore[comparison-overlap]
+        if is_ours and not (unanswered.count or self._parsing or self._rest):
             # Nearly all requests: alone, whole, and with a head like others before.
-            body_start = data.find(_END) + len(_END)
+            body_start = data.find(_END) + _END_BYTES
             length = self.common.get(data[:body_start])
-            if length == len(data) - body_start and unanswered.keep_alive and self.access.is_open:
+            if length == len(data) - body_start and unanswered.keep_alive and self.tokens.is_open:
                 unanswered.count = 1
                 self.hot.gather(self, data[body_start:], None)
                 return
@@ -273,7 +277,7 @@ class _HotProtocol(Connection):
                 and data[line.end() :] in self.common_of_cancels
                 and len(data) <= self.access.head_max_bytes
                 and unanswered.keep_alive
-                and self.access.is_open
+                and self.tokens.is_open
             ):
                 unanswered.count = 1
                 self.hot.cancels.gather(self, line[1].decode(), line[2].decode(), None)
@@ -419,18 +423,14 @@ class _HotProtocol(Connection):
         if unanswered.count > 1:
             if unanswered.count == PIPELINED_MAX:
                 self.flow.pause_reading()
-            last = self._last_group
+            last = self.last_group
             if group is None or (last is not None and group.first_seq < last.first_seq):
                 group = last
         if group is None:
             self.write(wire)
         else:
-            self.wait_for(group)
+            self.last_group = group
             group.when_durable(partial(tell, wire))
-
-    def wait_for(self, group: Group) -> None:
-        """The answer that is due next waits for the group, and so do all behind it."""
-        self._last_group = group
 
     def _consume(self, head: Head, call: Call, body: bytes, caller: Caller | None) -> None:
         """Serve a call of a consumer. Nothing else waits for an answer on the connection."""
@@ -464,7 +464,19 @@ class _HotProtocol(Connection):
 
     def tell(self, wire: bytes, error: Exception | None) -> None:
         """Give an answer whose group is durable, or is not since there was an error."""
-        self.write(wire if error is None else wire_of(problem_answer(error)))
+        if error is not None:
+            wire = wire_of(problem_answer(error))
+        unanswered, transport = self._unanswered, self.transport
+        is_last = unanswered.count == 1 and unanswered.keep_alive and not self.pipeline
+        if not is_last or self.flow.read_paused or transport.is_closing():
+            self.write(wire)
+            return
+        # Nearly all answers, as `write` gives them.
+        unanswered.count = 0
+        self.last_group = None
+        transport.write(wire)
+        self.server_state.total_requests += 1
+        self.idle_since_s = self.loop.time()
 
     def write(self, wire: bytes, error: Exception | None = None) -> None:
         """Give the next answer that is due; nothing of it depends on the error of a group."""
@@ -478,7 +490,7 @@ class _HotProtocol(Connection):
             if unanswered.count == PIPELINED_MAX - 1:
                 self._resume_reading()
             return
-        self._last_group = None
+        self.last_group = None
         if unanswered.keep_alive:
             transport.write(wire)
         else:

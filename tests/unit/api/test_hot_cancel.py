@@ -79,21 +79,18 @@ class Client:
     def __init__(self) -> None:
         self.told: list[bytes] = []
         self.errors: list[Exception] = []
-        self.group: Group | None = None
+        self.last_group: Group | None = None
 
     @property
     def is_waiting(self) -> bool:
-        return not self.told and not self.errors and self.group is None
+        return not self.told and not self.errors and self.last_group is None
 
     def respond(self, wire: bytes, group: Group | None) -> None:
         if group is None:
             self.told.append(wire)
         else:
-            self.wait_for(group)
+            self.last_group = group
             group.when_durable(lambda error: self.tell(wire, error))
-
-    def wait_for(self, group: Group) -> None:
-        self.group = group
 
     def tell(self, wire: bytes, error: Exception | None) -> None:
         if error is None:
