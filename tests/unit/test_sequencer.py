@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from delayserver.imported_keys import sort_keys
 from delayserver.sequencer import (
     FEW,
     MESSAGE_ROW,
@@ -22,6 +23,7 @@ from storage.catalog import Table
 from storage.errors import DiskFullError
 from storage.frame import crcs_of, seal, unseal
 from storage.rows import MESSAGE_DTYPE, NO_KEY, RecordKind
+from storage.staging import Keys
 from storage.testing import MemoryCatalog
 
 KEY = bytes(range(16))
@@ -297,3 +299,45 @@ def test_values_of_the_catalog_come_back_as_they_were() -> None:
 
 def test_the_packed_row_is_the_dtype() -> None:
     assert MESSAGE_ROW.size == MESSAGE_DTYPE.itemsize
+
+
+@pytest.mark.parametrize("imports", [False, True])
+def test_many_keys_are_looked_up_as_one_is(
+    catalog: MemoryCatalog, sequencer: Sequencer, imports: bool
+) -> None:
+    hashes = [bytes([number]) * 16 for number in range(6)]
+    old = [(one, pack_key_entry(number + 1, 100, 7)) for number, one in enumerate(hashes[:3])]
+    catalog.commit({Table.KEYS: old})
+    fresh = sequencer.append(RecordKind.PUBLISH, key_hash=hashes[1])
+    sequencer.put_key(fresh, hashes[1], KeyEntry(fresh, 200, 8))
+    if imports:
+        numbers = np.arange(2)
+        keys, _ = sort_keys(
+            Keys(
+                numbers.astype(np.uint32),
+                np.frombuffer(b"".join(hashes[2:4]), "V16"),
+                numbers + 300,
+                numbers.astype(np.uint64),
+                np.ones(2, np.uint32),
+            )
+        )
+        sequencer.append_import(2, seal(b"import"), keys)
+    asked = [*hashes[::-1], hashes[1], hashes[0]]
+    seqs, dues_ms = sequencer.under_keys(asked)
+    one_by_one = [sequencer.key(one) for one in asked]
+    assert seqs.tolist() == [one.seq if one else 0 for one in one_by_one]
+    assert dues_ms.tolist() == [one.due_ms if one else 0 for one in one_by_one]
+    assert np.count_nonzero(seqs) == (6 if imports else 5)
+    assert [len(column) for column in sequencer.under_keys([])] == [0, 0]
+
+
+def test_of_many_cancels_each_shows_until_it_is_rolled_back(sequencer: Sequencer) -> None:
+    seqs, dues_ms = np.array([3, 5], np.uint64), np.array([5_000, 6_000], np.int64)
+    sequencer.append_cancels(seqs, dues_ms)
+    assert sequencer.changes(5) == {0: Change(ChangeState.CANCELLED, 5, 6_000, 0, 0)}
+    assert sequencer.has_fresh_change(3)
+    assert sorted(sequencer.removed) == [3, 5]
+    assert sequencer.unchanged(np.array([3, 4, 5], np.uint64)).tolist() == [False, True, False]
+    sequencer.roll_back([sequencer.group])
+    assert sequencer.unchanged(np.array([3, 4, 5], np.uint64)).all()
+    assert (sequencer.changes(5), len(sequencer.removed)) == ({}, 0)

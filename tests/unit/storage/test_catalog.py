@@ -222,3 +222,30 @@ def test_a_view_of_a_catalog_that_is_closed_says_so(catalog: Catalog) -> None:
         view.get_many(Table.KEYS, [b"a"])
     with pytest.raises(CatalogError):
         view.prefixes(Table.KEYS, [b"a"])
+
+
+@pytest.mark.parametrize("what", ["value", "checksum", "length", "key"])
+def test_one_damaged_value_among_many_is_named(tmp_path: Path, what: str) -> None:
+    catalog = LmdbCatalog(str(tmp_path), max_bytes=MAX_BYTES)
+    pairs = [(bytes([number]) * 16, bytes([number]) * 24) for number in range(5)]
+    catalog.commit({Table.KEYS: pairs})
+    keys, bad = [key for key, _ in pairs], pairs[2][0]
+    assert catalog.get_many(Table.KEYS, keys) == catalog.view().get_many(Table.KEYS, keys)
+    table = catalog._tables[Table.KEYS]
+    with catalog._environment.begin(write=True) as transaction:
+        sealed = transaction.get(bad, db=table)
+        other = transaction.get(pairs[3][0], db=table)
+        assert sealed is not None
+        assert other is not None
+        damaged = {
+            "value": sealed[:-1] + b"x",
+            "checksum": b"x" + sealed[1:],
+            "length": sealed[:3],
+            "key": other,
+        }
+        transaction.put(bad, damaged[what], db=table)
+    for look_up in (catalog.get_many, catalog.view().get_many):
+        assert look_up(Table.KEYS, keys[:2] + keys[3:]) == dict(pairs[:2] + pairs[3:])
+        with pytest.raises(DamageError, match=f"keys: entry {bad.hex()} does not match"):
+            look_up(Table.KEYS, keys)
+    catalog.close()
