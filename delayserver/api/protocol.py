@@ -47,6 +47,8 @@ HEADS_KEPT = 1024
 HELD_MAX_BYTES = 64 * 1024
 """What is read at most behind a call that waits; as long as less comes, it is noticed when the
 client goes away."""
+LINGER_S = 1.0
+"""A client has this long to close a connection whose last answer was given."""
 PIPELINED_MAX = 1024
 """A connection with so many unanswered requests is not read from."""
 
@@ -495,8 +497,18 @@ class _HotProtocol(Connection):
             transport.write(wire)
         else:
             transport.write(wire.replace(_END, _CLOSE, 1))
-            transport.close()
+            self._close_in_stages()
         self.on_response_complete()
+
+    def _close_in_stages(self) -> None:
+        """Say that this was the last answer, and let the client close first: what it has sent
+        meanwhile, and nobody has read, would else make the system drop the answer (RFC 9112, 9.6)."""
+        transport = self.transport
+        if transport.can_write_eof():
+            transport.write_eof()
+            self.loop.call_later(LINGER_S, transport.close)
+        else:
+            transport.close()
 
     def has_unanswered(self) -> bool:
         cycle = cast(_AnyCycle | None, self.cycle)
