@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from delayserver.archives import Archived, extent_of, pack_archived, read_archived
 from delayserver.errors import ConflictError, NotFoundError
@@ -52,6 +53,7 @@ from delayserver.tables import (
 from delayserver.watches import pack_watch, parse_watch_key, watch_key
 from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE
 from storage.catalog import Catalog, Table
+from storage.columns import Columns
 from storage.errors import DamageError, DiskFullError
 from storage.frame import Damage, Frame, Rows, unseal
 from storage.hour_log import HourLog, hour_name
@@ -182,6 +184,9 @@ class Replay:
         """The newest hour that was ever live, also in an earlier process: it may have fired."""
         self._dirty_hours: set[int] = set()
         self._writes: dict[Table, list[tuple[bytes, bytes | None]]] = {t: [] for t in Table}
+        self._keys: list[Columns] = []
+        """For the table KEYS, behind what `_writes` has for it: a purge begins with a checkpoint,
+        so whatever it removes from there is older."""
         self._archived = read_archived(catalog)
         self._purging: tuple[int, Iterator[None]] | None = None
         self._subject_ids: set[int] = set()
@@ -346,13 +351,10 @@ class Replay:
     def _note_published(self, rows: Rows) -> None:
         self._subject_ids.update(np.unique(rows["subject_id"]).tolist())
         keyed = select(rows, rows["key_hash"] != np.void(NO_KEY))
-        for start in range(0, len(keyed), _ROWS_SLICE):
-            # In slices, since `tolist` holds the GIL from its beginning to its end.
-            self._note_keys(keyed[start : start + _ROWS_SLICE])
-
-    def _note_keys(self, keyed: Rows) -> None:
-        values = pack_key_entries(keyed, content_digests(keyed))
-        self._writes[Table.KEYS] += zip(keyed["key_hash"].tolist(), values, strict=True)
+        if len(keyed):
+            # Not a pair of objects for each: there may be 300,000 in a second.
+            values = pack_key_entries(keyed, content_digests(keyed))
+            self._keys.append(Columns(np.ascontiguousarray(keyed["key_hash"]), values))
 
     def _note_watches(self, row: "_MessageRow", blob: bytes) -> None:
         watch = _watch_of(row, blob)
@@ -439,7 +441,8 @@ class Replay:
         if self.live_once_through_hour >= 0:
             live = HOUR_KEY.pack(self.live_once_through_hour)
             writes[Table.META].append((LIVE_KEY, live))
-        self._catalog.commit(writes)
+        self._catalog.commit(writes, {Table.KEYS: self._keys})
+        self._keys.clear()
         for pairs in writes.values():
             pairs.clear()
         self._dirty_hours.clear()
@@ -687,17 +690,16 @@ def _slices(indexes: np.ndarray, length: int) -> Iterator[np.ndarray]:
         yield indexes[start : start + length]
 
 
-def content_digests(rows: Rows) -> list[int]:
+def content_digests(rows: Rows) -> NDArray[np.uint64]:
     """For each PUBLISH 64 bits that tell whether two messages have the same content: crc and length
     of the payload, or what stands in the row since the payload holds more than the content."""
     lengths = rows["payload_length"].astype(np.uint64) << np.uint64(32)
-    digests = lengths | rows["payload_crc"]
+    digests: NDArray[np.uint64] = lengths | rows["payload_crc"]
     if "target_due_ms" in (rows.dtype.names or ()):
         # Rows of an import have no other digest.
         given = rows["target_due_ms"].astype(np.uint64)
         digests = np.where(given != 0, given, digests)
-    listed: list[int] = digests.tolist()
-    return listed
+    return digests
 
 
 def wheel_rows(entries: Rows, hour: int, payload_start: int | np.ndarray) -> Rows:

@@ -214,7 +214,7 @@ def test_the_newest_publish_of_a_key_is_the_one_in_the_catalog(disk: Disk, log: 
     value = disk.catalog.get(Table.KEYS, KEY)
     assert value is not None
     rows = records(group).rows
-    assert unpack_key_entry(value) == KeyEntry(2, NEXT_MS, content_digests(rows)[1])
+    assert unpack_key_entry(value) == KeyEntry(2, NEXT_MS, int(content_digests(rows)[1]))
     assert len(list(disk.catalog.scan(Table.KEYS))) == 1
 
 
@@ -322,9 +322,9 @@ def test_schedule_files_are_synced_before_the_catalog_speaks_of_them() -> None:
     order: list[str] = []
 
     class NotingCatalog(MemoryCatalog):
-        def commit(self, writes) -> None:
+        def commit(self, writes, many=None) -> None:
             order.append("catalog")
-            super().commit(writes)
+            super().commit(writes, many)
 
     class NotingFaults(Faults):
         def next_fault(self, call, path, *, takes_space=False):
