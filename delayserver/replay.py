@@ -15,9 +15,9 @@ through here, too: `snapshot` tells how much of the file holds what was filed so
 hour as live; whatever is filed later is handed over. So no message falls between the two (I3).
 
 Cost: 0.3 to 0.5 µs per record, vectorised, and 0.5 µs per key at the checkpoint; per checkpoint one
-fdatasync per touched hour and one commit. No step holds the GIL for much longer than 0.1 ms: the
-event loop decides meanwhile. Threads: belongs to the replay thread; in recovery and in the
-simulation it is called directly.
+fdatasync per touched hour and one commit. The event loop decides meanwhile: with 50,000 records no
+step holds the GIL for longer than 0.5 ms, with 280,000 it takes 4 ms to give back their payloads.
+Threads: belongs to the replay thread; in recovery and in the simulation it is called directly.
 """
 
 import contextlib
