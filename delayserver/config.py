@@ -91,7 +91,10 @@ class Settings(BaseSettings):
     drain_ms: int = Field(10 * SECOND_MS, ge=0, description="grace for deliveries at a stop")
 
     segment_bytes: int = Field(64 * MIB, ge=4096, description="length of a message log segment")
-    checkpoint_ms: int = Field(1000, gt=0, description="time between two checkpoints")
+    file_ms: int = Field(1000, gt=0, description="what was accepted is filed this often")
+    checkpoint_ms: int = Field(
+        5 * SECOND_MS, gt=0, description="time between two checkpoints, which file, too"
+    )
     checkpoint_bytes: int = Field(64 * MIB, gt=0, description="… or this much accepted")
     settle_sync_ms: int = Field(
         100, ge=0, description="dispatch log synced at least this often (0: each time)"
@@ -134,6 +137,7 @@ class Settings(BaseSettings):
         "retention_ms",
         "lead_ms",
         "drain_ms",
+        "file_ms",
         "checkpoint_ms",
         "settle_sync_ms",
         "head_timeout_ms",
@@ -170,8 +174,8 @@ class Settings(BaseSettings):
     @property
     def express_ms(self) -> int:
         """What is due sooner than this goes to the wheel before it is filed; filing takes up to
-        `checkpoint_ms` and the time of one checkpoint."""
-        return 5 * self.checkpoint_ms
+        `file_ms` and the time of one checkpoint."""
+        return 5 * min(self.file_ms, self.checkpoint_ms)
 
     @property
     def on_loopback(self) -> bool:

@@ -16,7 +16,7 @@ Threads: belongs to the event loop.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
@@ -31,6 +31,7 @@ from delayserver.hours import Hours
 from delayserver.message import Delivery, Entry
 from delayserver.settler import DISPATCH_ROW
 from delayserver.subscriptions import Registry, Subscription
+from delayserver.tables import Change, ChangeState
 from delayserver.timeouts import Timeouts
 from delayserver.times import format_duration
 from delayserver.wheel import ROUTE_SUBSCRIPTION, Batch
@@ -164,8 +165,12 @@ class Dispatcher:
         timeouts: Timeouts,
         *,
         started_ms: int = 0,
+        changes: Callable[[int], Mapping[int, Change]] = lambda seq: {},
     ) -> None:
+        """`changes`: where the deliveries of a message are now, by subscription, if not where its
+        id says (`Sequencer.changes`)."""
         self._registry = registry
+        self._changes = changes
         self._started_ms = started_ms
         self.now_ms = started_ms
         """When it was last told what time it is."""
@@ -275,6 +280,9 @@ class Dispatcher:
                 # It had this message on its own.
                 self._settle(delivery, Outcome.DROPPED, now_ms)
                 continue
+            if not self._is_passed_on(delivery):
+                self._settle(delivery, Outcome.DROPPED, now_ms)
+                continue
             batch = Batch(delivery.entry.hour, delivery.row)
             if matching:
                 queue = self.queue(matching[0])
@@ -282,6 +290,16 @@ class Dispatcher:
                 self.pump(queue, now_ms)
             else:
                 self._parked.setdefault(origin.subject_id, []).append(batch)
+
+    def _is_passed_on(self, delivery: Delivery) -> bool:
+        """Whether others get this row of a subscription that is gone.
+
+        A message may have several such, since each was retried on its own. One is enough: that of
+        the newest, who may have got it from another of them."""
+        changes = self._changes(delivery.origin.message_seq)
+        retried = (s for s, change in changes.items() if s and change.state == ChangeState.RETRYING)
+        newest = max((s for s in retried if self._registry.by_id(s) is None), default=None)
+        return newest is None or int(delivery.row["route"][0]) == newest | ROUTE_SUBSCRIPTION
 
     def _forget_orphans(self, take: Take) -> None:
         for batch in take.batches:

@@ -122,6 +122,7 @@ class Engine:
             ports,
             self.timeouts,
             started_ms=now_ms,
+            changes=sequencer.changes,
         )
         self.messages = Messages(
             settings,

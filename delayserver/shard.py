@@ -191,6 +191,7 @@ class Shard(ABC):
             self.engine.on_checkpoint,
             self._on_loading,
             fatal,
+            file_ms=settings.file_ms,
             checkpoint_ms=settings.checkpoint_ms,
             checkpoint_bytes=settings.checkpoint_bytes,
             retention_ms=settings.retention_ms,

@@ -1,7 +1,7 @@
 """The threads: each runs one part of the server, fed by a queue, and reports to the event loop.
 
     committer   one group at a time: write and sync (or on the event loop, on a quick disk)
-    replay      groups, filed about once a second, then a checkpoint; loads and retirements between
+    replay      groups, filed about once a second; now and then a checkpoint; loads and retirements
     loader      hours that come near
     reader      bodies that go out; rows that somebody looks up
     importer    imports that were staged: verified before they are adopted
@@ -244,6 +244,7 @@ class ReplayThread(Worker[ReplayItem]):
         on_loading: Callable[[int, list[Snapshot]], None],
         fatal: Fatal,
         *,
+        file_ms: int,
         checkpoint_ms: int,
         checkpoint_bytes: int,
         retention_ms: int,
@@ -258,26 +259,26 @@ class ReplayThread(Worker[ReplayItem]):
         self._on_checkpoint = on_checkpoint
         self._on_loading = on_loading
         self._on_deleted = on_deleted
+        self._file_ms = min(file_ms, checkpoint_ms)
         self._checkpoint_ms = checkpoint_ms
         self._checkpoint_bytes = checkpoint_bytes
         self._retention_ms = retention_ms
         self._archive = archive
         self._waiting: list[Group] = []
-        self._waiting_bytes = 0
-        self._last_ms = clock()
+        self._accepted_bytes = 0
+        """Since the last checkpoint."""
+        self._filed_ms = self._checkpoint_at_ms = clock()
         self._more_to_purge = False
         self._told_seq = replay.checkpoint_seq
-        self._imported_bytes = 0
-        """Of an import, filed since the last checkpoint."""
 
     def timeout_s(self) -> float | None:
         if self._replay.is_importing:
             return 0
         if self._more_to_purge:
             return 0.001
-        passed_ms = self._clock() - self._last_ms
-        # A clock that was set back must not stop the checkpoints.
-        return min(max(self._checkpoint_ms - passed_ms, 1), self._checkpoint_ms) / 1000
+        passed_ms = self._clock() - self._filed_ms
+        # A clock that was set back must not stop the filing.
+        return min(max(self._file_ms - passed_ms, 1), self._file_ms) / 1000
 
     @property
     def backlog(self) -> int:
@@ -290,13 +291,15 @@ class ReplayThread(Worker[ReplayItem]):
         else:
             self._take(items)
         now_ms = self._clock()
-        if not 0 <= now_ms - self._last_ms < self._checkpoint_ms:
+        if not 0 <= now_ms - self._checkpoint_at_ms < self._checkpoint_ms:
             self._file()
             self._checkpoint()
             self._purge(now_ms)
-        elif self._waiting_bytes >= self._checkpoint_bytes:
+        elif self._accepted_bytes >= self._checkpoint_bytes:
             self._file()
             self._checkpoint()
+        elif not 0 <= now_ms - self._filed_ms < self._file_ms:
+            self._file()
         elif self._more_to_purge:
             self._purge(now_ms)
         self._report()
@@ -312,7 +315,7 @@ class ReplayThread(Worker[ReplayItem]):
             item = items[0]
             if isinstance(item, Group):
                 self._waiting.append(item)
-                self._waiting_bytes += item.total_bytes
+                self._accepted_bytes += item.total_bytes
                 del items[0]
                 if item.import_count:
                     self._file()
@@ -344,23 +347,24 @@ class ReplayThread(Worker[ReplayItem]):
     def _file_import(self) -> None:
         filed = self._replay.file_import(self._clock())
         self._post(self._on_filed, filed)
-        self._imported_bytes += filed.total_bytes
-        if self._imported_bytes >= self._checkpoint_bytes:
+        self._accepted_bytes += filed.total_bytes
+        if self._accepted_bytes >= self._checkpoint_bytes:
             self._checkpoint()
 
     def _file(self) -> None:
+        self._filed_ms = self._clock()
         if not self._waiting:
             return
         groups = [group.encode() for group in self._waiting]
         express = frozenset(row[0] for group in self._waiting for row in group.express)
         filed = self._replay.file([Records.of_groups(groups, express)], self._clock())
-        self._waiting, self._waiting_bytes = [], 0
+        self._waiting = []
         self._report()
         self._post(self._on_filed, filed)
 
     def _checkpoint(self) -> None:
-        self._last_ms = self._clock()
-        self._imported_bytes = 0
+        self._checkpoint_at_ms = self._clock()
+        self._accepted_bytes = 0
         if self._replay.is_dirty:
             self._replay.checkpoint()
         self._report()

@@ -31,7 +31,7 @@ class Access:
     def __init__(
         self, tokens: TokenTable, app: Asgi, *, headers_max: int, head_max_bytes: int
     ) -> None:
-        self._tokens = tokens
+        self.tokens = tokens
         self._app = app
         self.headers_max = headers_max
         self.head_max_bytes = head_max_bytes
@@ -66,32 +66,27 @@ class Access:
             f"address and headers have more than {self.head_max_bytes} bytes (head_max_bytes)"
         )
 
-    @property
-    def is_open(self) -> bool:
-        """Whether nobody is asked who they are."""
-        return self._tokens.is_open
-
     def check(self, headers: Headers) -> Caller | None:
         """Who sent the request with these headers; None where nobody is asked.
 
         Raises AccessError, RateLimitedError: it may not be served."""
-        if self._tokens.is_open:
+        if self.tokens.is_open:
             _check_is_local(headers)
             return None
         scheme, _, token = header(headers, b"authorization").partition(b" ")
         if scheme.lower() != b"bearer" or not token:
             raise AccessError("send the header `Authorization: Bearer TOKEN`")
-        caller = self._tokens.caller(token.strip())
+        caller = self.tokens.caller(token.strip())
         caller.admit()
         return caller
 
     def is_restricted(self, headers: Headers) -> bool:
         """Whether who sent the request may do some things only. Nothing is counted or refused."""
-        if self._tokens.is_open:
+        if self.tokens.is_open:
             return False
         token = header(headers, b"authorization").partition(b" ")[2]
         try:
-            return not self._tokens.caller(token.strip()).is_admin
+            return not self.tokens.caller(token.strip()).is_admin
         except AccessError:
             return False
 

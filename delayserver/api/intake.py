@@ -9,11 +9,12 @@ argument.
 """
 
 import base64
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from functools import lru_cache
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import msgspec
+from msgspec.structs import astuple
 
 from delayserver.api.problems import UNREADABLE, input_error
 from delayserver.config import Settings
@@ -41,6 +42,12 @@ class _Publish(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     on_event: Literal["cancel", "fire"] | None = None
 
 
+class _PackedPublish(_Publish, forbid_unknown_fields=True, gc=False):
+    """As it comes as MessagePack, where the body has to be decoded."""
+
+    body: Any = _UNSET
+
+
 class _PublishUnderKey(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """As `_Publish`; subject and key stand in the path."""
 
@@ -58,9 +65,8 @@ _decode_json = msgspec.json.Decoder(_Publish).decode
 _decode_json_under_key = msgspec.json.Decoder(_PublishUnderKey).decode
 _decode_json_list = msgspec.json.Decoder(list[_Publish]).decode
 _decode_json_raw_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_decode_msgpack = msgspec.msgpack.Decoder(_Publish).decode
-_decode_msgpack_list = msgspec.msgpack.Decoder(list[_Publish]).decode
-_decode_msgpack_value = msgspec.msgpack.Decoder().decode
+_decode_msgpack = msgspec.msgpack.Decoder(_PackedPublish).decode
+_decode_msgpack_list = msgspec.msgpack.Decoder(list[_PackedPublish]).decode
 _encode_json_value = msgspec.json.Encoder().encode
 _decode_msgpack_raw_list = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
@@ -90,17 +96,18 @@ class Intake:
             publish = _decode_json(data)
         except UNREADABLE as error:
             raise input_error(error) from error
-        return self._message(publish, now_ms, msgpack=False)
+        return self._message(publish, now_ms)
 
-    def many(self, bodies: list[bytes], now_ms: int) -> Batch:
+    def many(self, bodies: Sequence[bytes], now_ms: int) -> Batch:
         """Single messages of several requests. Raises for the first that `one` would refuse."""
         try:
-            for data in bodies:
-                check_utf8(data)
+            if not all(map(bytes.isascii, bodies)):
+                for data in bodies:
+                    check_utf8(data)
             items = list(map(_decode_json, bodies))
         except UNREADABLE as error:
             raise input_error(error) from error
-        return self._batch(items, now_ms, msgpack=False)
+        return self._batch(items, now_ms)
 
     def under_key(self, data: bytes, subject: str, key: str, now_ms: int) -> NewMessage:
         """A message whose subject and key stand in the path. Raises as `one`."""
@@ -120,7 +127,7 @@ class Intake:
             found.watch,
             found.on_event,
         )
-        return self._message(publish, now_ms, msgpack=False)
+        return self._message(publish, now_ms)
 
     def heartbeat(self, data: bytes, now_ms: int) -> tuple[int, NewMessage]:
         """The timeout of a heartbeat in ms, and its message. Raises as `one`."""
@@ -134,13 +141,13 @@ class Intake:
             raise InputError("a timeout is at least 1 ms", "/timeout")
         self.check_wait(timeout_ms, "/timeout")
         publish = _Publish(found.subject, found.body, found.body_base64, headers=found.headers)
-        return timeout_ms, self._message(publish, now_ms, msgpack=False)
+        return timeout_ms, self._message(publish, now_ms)
 
     def batch(self, data: bytes, content_type: str, now_ms: int) -> Batch:
         """A batch. Raises InputErrors that name every bad item by its index, TooLargeError."""
-        msgpack = "msgpack" in content_type
+        items: Sequence[_Publish]
         try:
-            if msgpack:
+            if "msgpack" in content_type:
                 items = _decode_msgpack_list(data)
             else:
                 check_utf8(data)
@@ -149,52 +156,70 @@ class Intake:
                 else:
                     items = _decode_json_list(data)
             self._check_count(len(items))
-            return self._batch(items, now_ms, msgpack=msgpack)
+            return self._batch(items, now_ms)
         except (*UNREADABLE, InputError) as error:
             if isinstance(error, TooLargeError) and not error.pointer:
                 raise
         return self._refuse(data, content_type, now_ms)
 
-    def _batch(self, items: list[_Publish], now_ms: int, *, msgpack: bool) -> Batch:
+    def _batch(self, items: Sequence[_Publish], now_ms: int) -> Batch:
         """As `_message` of each, column by column. Raises the first error that it comes upon."""
-        subjects = [item.subject for item in items]
+        count = len(items)
+        columns: list[tuple[Any, ...]] = list(zip(*map(astuple, items), strict=True))
+        subjects, raws, base64s, delays, times, keys, headers, watches, on_events = columns or [
+            ()
+        ] * len(_Publish.__struct_fields__)
         for subject in set(subjects):
             self._check_subject(subject)
-        keys = [item.key for item in items]
         for key in set(keys):
             if key is not None:
                 check_key(key)
-        headers = [item.headers or None for item in items]
         for one in headers:
             if one is not None:
                 check_headers(one)
-        bodies, contents = self._bodies(items, msgpack)
-        watches: list[Watch | None] = [
-            None if item.watch is None and item.on_event is None else _watch(item) for item in items
-        ]
-        dues_ms = self._dues_ms(items, now_ms)
+        bodies, contents = self._bodies(items, raws, any_base64=base64s.count(None) < count)
+        nothing: list[Any] = [None] * count
+        watch_nothing = watches.count(None) == count and on_events.count(None) == count
         return Batch(
-            subjects, dues_ms, bodies, contents, keys, headers, watches, [None] * len(items)
+            list(subjects),
+            self._dues_ms(delays, times, now_ms),
+            bodies,
+            contents,
+            list(keys),
+            [one or None for one in headers] if any(headers) else nothing,
+            nothing if watch_nothing else list(map(_watch, items)),
+            nothing,
         )
 
-    def _bodies(self, items: list[_Publish], msgpack: bool) -> tuple[list[bytes], list[Content]]:
-        raws = [item.body for item in items]
-        is_plain = not msgpack and _UNSET not in raws
-        if not is_plain or any(item.body_base64 is not None for item in items):
-            pairs = [self._body(item, msgpack) for item in items]
+    def _bodies(
+        self, items: Sequence[_Publish], raws: tuple[Any, ...], *, any_base64: bool
+    ) -> tuple[list[bytes], list[Content]]:
+        """As `_body`, of each."""
+        types = set(map(type, raws))
+        if any_base64 or _Unset in types or bytes in types:
+            pairs = [self._body(item) for item in items]
             return [body for body, _ in pairs], [content for _, content in pairs]
-        bodies = list(map(bytes, raws))  # type: ignore[arg-type]
+        if types <= {msgspec.Raw}:
+            bodies = list(map(bytes, raws))
+        else:
+            try:
+                bodies = list(map(_encode_json_value, raws))
+            except (TypeError, ValueError) as error:
+                raise _not_json(error) from error
         if bodies:
             self._check_length(max(bodies, key=len))
         return bodies, [Content.JSON] * len(bodies)
 
-    def _dues_ms(self, items: list[_Publish], now_ms: int) -> list[int]:
+    def _dues_ms(
+        self,
+        delays: tuple[int | str | None, ...],
+        times: tuple[int | str | None, ...],
+        now_ms: int,
+    ) -> list[int]:
         """As `due_ms`, of each."""
-        times = [item.deliver_at for item in items]
-        delays = [item.delay for item in items]
-        if set(map(type, times)) == {int} and delays.count(None) == len(delays):
+        if times and delays.count(None) == len(delays) and set(map(type, times)) == {int}:
             # Nearly all differ, and are fine if the first and the last of them are.
-            moments = cast(list[int], times)
+            moments = cast(tuple[int, ...], times)
             for one in (min(moments), max(moments)):
                 self.due_ms(None, one, now_ms)
             return [one if one > now_ms else now_ms for one in moments]
@@ -219,8 +244,7 @@ class Intake:
             try:
                 if not msgpack:
                     check_utf8(raw)
-                item = (_decode_msgpack if msgpack else _decode_json)(raw)
-                self._message(item, now_ms, msgpack=msgpack)
+                self._message(_decode_msgpack(raw) if msgpack else _decode_json(raw), now_ms)
             except UNREADABLE as error:
                 errors.append(input_error(error, f"/{index}"))
             except InputError as error:
@@ -234,7 +258,7 @@ class Intake:
                 f"{count} messages in a batch; at most {self._settings.batch_max_messages}"
             )
 
-    def _message(self, publish: _Publish, now_ms: int, *, msgpack: bool) -> NewMessage:
+    def _message(self, publish: _Publish, now_ms: int) -> NewMessage:
         subject = publish.subject
         self._check_subject(subject)
         key = publish.key
@@ -243,7 +267,7 @@ class Intake:
         headers = publish.headers
         if headers is not None:
             check_headers(headers)
-        body, content = self._body(publish, msgpack)
+        body, content = self._body(publish)
         due_ms = self.due_ms(publish.delay, publish.deliver_at, now_ms)
         if publish.watch is None and publish.on_event is None:
             return NewMessage(subject, due_ms, Payload(body, content, key, headers or None))
@@ -256,21 +280,21 @@ class Intake:
         if subject not in self._known_subjects and not is_subject(subject):
             raise InputError(f"a subject looks like {SUBJECT_PATTERN}", "/subject")
 
-    def _body(self, publish: _Publish, msgpack: bool) -> tuple[bytes, Content]:
+    def _body(self, publish: _Publish) -> tuple[bytes, Content]:
         body, content = b"null", Content.JSON
-        raw = publish.body
+        raw: msgspec.Raw | _Unset | object = publish.body
         if not isinstance(raw, _Unset):
             if publish.body_base64 is not None:
                 raise InputError("give either body or body_base64, not both", "/body_base64")
-            if not msgpack:
+            if isinstance(raw, msgspec.Raw):
                 body = bytes(raw)
-            elif isinstance(value := _decode_msgpack_value(raw), bytes):
-                body, content = value, Content.BINARY
+            elif isinstance(raw, bytes):
+                body, content = raw, Content.BINARY
             else:
                 try:
-                    body = _encode_json_value(value)
+                    body = _encode_json_value(raw)
                 except (TypeError, ValueError) as error:
-                    raise InputError(f"the body is not JSON: {error}", "/body") from error
+                    raise _not_json(error) from error
         elif publish.body_base64 is not None:
             try:
                 body = base64.b64decode(publish.body_base64, validate=True)
@@ -310,6 +334,10 @@ class Intake:
                 f"further away than {format_duration(self._settings.delay_max_ms)} (delay_max_ms)",
                 pointer,
             )
+
+
+def _not_json(error: Exception) -> InputError:
+    return InputError(f"the body is not JSON: {error}", "/body")
 
 
 @lru_cache(maxsize=4096)

@@ -38,7 +38,7 @@ from delayserver.api.hot_pull import Call, Cancel, parse_call
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError
 from delayserver.sequencer import Group
-from delayserver.tokens import Caller
+from delayserver.tokens import Caller, TokenTable
 from delayserver.tracecontext import Trace, trace_of
 
 HEAD_MAX_BYTES = 4096
@@ -59,13 +59,20 @@ _REQUEST_LINE = re.compile(
 """One that every parser reads in the same way."""
 _BEGIN = b"POST /v1/"
 _END = b"\r\n\r\n"
+_END_BYTES = len(_END)
 _CLOSE = b"\r\nconnection: close" + _END
 
 
 def make_protocol(hot: Hot, access: Access, settings: Settings) -> type[HttpToolsProtocol]:
     """The protocol class for one server, as uvicorn's `http` setting takes it."""
     common: dict[bytes, int] = {}
-    attributes = {"hot": hot, "access": access, "settings": settings, "common": common}
+    attributes = {
+        "hot": hot,
+        "access": access,
+        "tokens": access.tokens,
+        "settings": settings,
+        "common": common,
+    }
     return type("HotProtocol", (_HotProtocol,), attributes)
 
 
@@ -205,6 +212,7 @@ _AnyCycle: TypeAlias = _Unanswered | RequestResponseCycle
 
 class _HotProtocol(Connection):
     hot: Hot
+    tokens: TokenTable
     common: dict[bytes, int]
     """Heads of publishes that were served without a caller, and the lengths of their bodies."""
 
@@ -216,8 +224,8 @@ class _HotProtocol(Connection):
     """The beginning of a head that may be one of ours."""
     _parsing = Phase.NOTHING
     """Where in a request uvicorn's parser is."""
-    _last_group: Group | None = None
-    """The last one that an answer waited for."""
+    last_group: Group | None = None
+    """The last one that an answer waited for, while one is due."""
     _cancel: Cancel | None = None
     """A consumer waits for its answer; what comes behind its call is looked at afterwards."""
 
@@ -228,12 +236,13 @@ class _HotProtocol(Connection):
     # ── what comes in ──────────────────────────────────────────────────────────────────────────
 
     def data_received(self, data: bytes) -> None:
-        unanswered, cycle = self._unanswered, cast(_AnyCycle | None, self.cycle)
-        if cycle is unanswered and not (unanswered.count or self._parsing or self._rest):
+        unanswered = self._unanswered
+        is_ours = self.cycle is unanswered  # type: ignore[comparison-overlap]
+        if is_ours and not (unanswered.count or self._parsing or self._rest):
             # Nearly all requests: alone, whole, and with a head like others before.
-            body_start = data.find(_END) + len(_END)
+            body_start = data.find(_END) + _END_BYTES
             length = self.common.get(data[:body_start])
-            if length == len(data) - body_start and unanswered.keep_alive and self.access.is_open:
+            if length == len(data) - body_start and unanswered.keep_alive and self.tokens.is_open:
                 unanswered.count = 1
                 self.hot.gather(self, data[body_start:], None)
                 return
@@ -366,18 +375,14 @@ class _HotProtocol(Connection):
         if unanswered.count > 1:
             if unanswered.count == PIPELINED_MAX:
                 self.flow.pause_reading()
-            last = self._last_group
+            last = self.last_group
             if group is None or (last is not None and group.first_seq < last.first_seq):
                 group = last
         if group is None:
             self.write(wire)
         else:
-            self.wait_for(group)
+            self.last_group = group
             group.when_durable(partial(tell, wire))
-
-    def wait_for(self, group: Group) -> None:
-        """The answer that is due next waits for the group, and so do all behind it."""
-        self._last_group = group
 
     def _consume(self, head: Head, call: Call, body: bytes, caller: Caller | None) -> None:
         """Serve a call of a consumer. Nothing else waits for an answer on the connection."""
@@ -411,7 +416,19 @@ class _HotProtocol(Connection):
 
     def tell(self, wire: bytes, error: Exception | None) -> None:
         """Give an answer whose group is durable, or is not since there was an error."""
-        self.write(wire if error is None else wire_of(problem_answer(error)))
+        if error is not None:
+            wire = wire_of(problem_answer(error))
+        unanswered, transport = self._unanswered, self.transport
+        is_last = unanswered.count == 1 and unanswered.keep_alive and not self.pipeline
+        if not is_last or self.flow.read_paused or transport.is_closing():
+            self.write(wire)
+            return
+        # Nearly all answers, as `write` gives them.
+        unanswered.count = 0
+        self.last_group = None
+        transport.write(wire)
+        self.server_state.total_requests += 1
+        self.idle_since_s = self.loop.time()
 
     def write(self, wire: bytes, error: Exception | None = None) -> None:
         """Give the next answer that is due; nothing of it depends on the error of a group."""
@@ -425,7 +442,7 @@ class _HotProtocol(Connection):
             if unanswered.count == PIPELINED_MAX - 1:
                 self._resume_reading()
             return
-        self._last_group = None
+        self.last_group = None
         if unanswered.keep_alive:
             transport.write(wire)
         else:

@@ -109,6 +109,7 @@ class World:
         # Without looking at the environment, which takes longer than many a life.
         self.settings = Settings.model_construct(
             segment_bytes=4096,
+            file_ms=self._disk_luck.choice((20, 1000)),
             checkpoint_ms=rng.choice((50, 200, 1000)),
             checkpoint_bytes=rng.choice((2000, 64 << 20)),
             lead_ms=rng.choice((1, 50, 1000, HOUR_MS // 2)),

@@ -25,7 +25,10 @@ def test_the_defaults_are_valid_and_on_loopback() -> None:
     settings = Settings()
     assert settings.on_loopback
     assert settings.durability is Durability.FSYNC
-    assert settings.express_ms > settings.checkpoint_ms
+    assert settings.express_ms > settings.file_ms
+    assert (
+        Settings(checkpoint_ms=50).express_ms == 250
+    )  # what is filed then is no longer waited for
 
 
 def test_flags_win_over_the_environment_over_the_file(

@@ -15,6 +15,7 @@ from delayserver.hours import Hours
 from delayserver.message import Delivery, Entry
 from delayserver.settler import DISPATCH_ROW
 from delayserver.subscriptions import Registry, Subscription
+from delayserver.tables import Change, ChangeState
 from delayserver.timeouts import Timeouts
 from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Batch
 from storage.rows import DISPATCH_DTYPE, Outcome
@@ -40,7 +41,16 @@ class Parts:
         self.hours = Hours(live_through_hour=HOUR)
         self.registry = Registry(subscriptions)
         self.timeouts = Timeouts(NOW_MS)
-        self.dispatcher = Dispatcher(self.registry, NAMES, self.hours, self.ports, self.timeouts)
+        self.changes: dict[int, Change] = {}
+        """Of every message."""
+        self.dispatcher = Dispatcher(
+            self.registry,
+            NAMES,
+            self.hours,
+            self.ports,
+            self.timeouts,
+            changes=lambda seq: self.changes,
+        )
         self.dispatcher.now_ms = NOW_MS
         self.answers: list[list[tuple[Delivery, str]]] = []
         """What consumers were told without a read: nothing."""
@@ -84,6 +94,13 @@ class Parts:
             for seq in seqs(take.batches)
             if seq not in unreadable
         ]
+        for one in ones:
+            [row] = [
+                batch.rows[batch.rows["seq"] == one.entry.seq]
+                for batch in take.batches
+                if one.entry.seq in batch.rows["seq"]
+            ]
+            one.row["route"] = row["route"]
         read = deliveries(*ones)
         self.dispatcher.on_read(take, read, NOW_MS)
         return read
@@ -264,6 +281,28 @@ def test_a_retry_for_a_deleted_subscription_is_adopted_when_it_fires() -> None:
     parts.fire((5, START_MS), route=1 | ROUTE_SUBSCRIPTION)
     parts.read(attempt=3)
     assert parts.waiting(heir) == [5]
+
+
+def test_of_retries_for_several_deleted_subscriptions_one_is_adopted() -> None:
+    heir = subscription(4, created_ms=NOW_MS)
+    parts = Parts(heir)
+    for number in (1, 2, 3):
+        state = ChangeState.DEAD if number == 3 else ChangeState.RETRYING
+        parts.changes[number] = Change(state, number, START_MS, 2, 1)
+    parts.changes[0] = Change(ChangeState.MOVED, 9, START_MS, 1, 1)
+    parts.fire((5, START_MS), route=1 | ROUTE_SUBSCRIPTION)
+    parts.read(attempt=2)
+    assert parts.settled() == [(5, 0, Outcome.DROPPED)]
+    parts.fire((6, START_MS), route=2 | ROUTE_SUBSCRIPTION)
+    parts.read(attempt=2)
+    assert parts.waiting(heir) == [6]
+    # It fails there, and the heir is deleted in its turn.
+    parts.changes[4] = Change(ChangeState.RETRYING, 7, START_MS, 3, 1)
+    parts.change(subscription(4, deleted=True))
+    parts.read()
+    parts.fire((7, START_MS), route=4 | ROUTE_SUBSCRIPTION)
+    parts.read(attempt=3)
+    assert parts.dispatcher.is_parked(Entry(7, START_MS))
 
 
 def test_what_is_being_adopted_is_on_its_way() -> None:

@@ -85,9 +85,10 @@ def test_what_an_id_says_is_read_without_the_secret():
             read_id(wrong)
 
 
-def test_many_ids_are_made_as_one_is(codec: IdCodec) -> None:
-    dues_ms = [0, START_MS, (1 << 48) - 1, START_MS]
-    seqs = [1, (1 << 48) - 1, 12_345, 2]
+@pytest.mark.parametrize("times", [1, 100])
+def test_many_ids_are_made_as_one_is(codec: IdCodec, times: int) -> None:
+    dues_ms = [0, START_MS, (1 << 48) - 1, START_MS] * times
+    seqs = [1, (1 << 48) - 1, 12_345, 2] * times
     expected = [codec.encode(due_ms, seq) for due_ms, seq in zip(dues_ms, seqs, strict=True)]
     assert codec.texts(codec.encode_many(dues_ms, seqs)) == expected
     assert codec.encode_many([], []) == b""

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from delayserver.sequencer import (
+    FEW,
     MESSAGE_ROW,
     Group,
     KeyEntry,
     Overlay,
+    Publishes,
     Sequencer,
     pack_key_entries,
     pack_key_entry,
@@ -18,7 +20,7 @@ from delayserver.sequencer import (
 from delayserver.tables import Change, ChangeState, change_key, pack_change, unpack_change
 from storage.catalog import Table
 from storage.errors import DiskFullError
-from storage.frame import seal, unseal
+from storage.frame import crcs_of, seal, unseal
 from storage.rows import MESSAGE_DTYPE, NO_KEY, RecordKind
 from storage.testing import MemoryCatalog
 
@@ -40,6 +42,44 @@ def sequencer(catalog: MemoryCatalog) -> Sequencer:
 
 def rows_of(group: Group) -> np.ndarray:
     return np.frombuffer(b"".join(group.rows), MESSAGE_DTYPE)
+
+
+@pytest.mark.parametrize("count", [1, 2, FEW - 1, FEW, 3 * FEW])
+@pytest.mark.parametrize("keyed", [False, True])
+def test_many_publishes_stand_in_the_group_as_one_does(
+    catalog: MemoryCatalog, sequencer: Sequencer, count: int, keyed: bool
+) -> None:
+    other = Sequencer(catalog, next_seq=10, subjects={"known": 1})
+    bodies = [b"x" * (index % 5) + b"y" for index in range(count)]
+    keys = [bytes([index % 200]) * 16 if index % 3 else NO_KEY for index in range(count)]
+    for one in (sequencer, other):
+        one.append(RecordKind.PUBLISH, payload=seal(b"before"))
+    for index, body in enumerate(bodies):
+        sequencer.append(
+            RecordKind.PUBLISH,
+            due_ms=1000 + index,
+            target_due_ms=7 * index if keyed else 0,
+            key_hash=keys[index] if keyed else NO_KEY,
+            subject_id=1 + index % 2,
+            payload=seal(body),
+            flags=index % 2 if keyed else 1,
+        )
+    first_seq = other.append_publishes(
+        Publishes(
+            [1000 + index for index in range(count)],
+            [1 + index % 2 for index in range(count)],
+            bodies,
+            crcs_of(bodies),
+            keys if keyed else (),
+            [7 * index for index in range(count)] if keyed else 0,
+            [index % 2 for index in range(count)] if keyed else 1,
+        )
+    )
+    assert first_seq == 11
+    assert other.next_seq == sequencer.next_seq == 11 + count
+    assert other.group.encode() == sequencer.group.encode()
+    assert other.group.total_bytes == sequencer.group.total_bytes
+    assert other.group.count == count + 1
 
 
 def test_records_get_the_next_seqs_and_stand_in_the_group_as_they_will_on_disk(

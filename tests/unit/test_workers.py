@@ -323,6 +323,7 @@ class Replaying:
         self.clock = Clock()
         self.log = Log()
         values = {"checkpoint_ms": 1000, "checkpoint_bytes": 1 << 20, "retention_ms": 0}
+        values["file_ms"] = 5000  # no later than a checkpoint
         self.thread = ReplayThread(
             self.disk.replay,
             self.clock,
@@ -373,6 +374,28 @@ def test_groups_are_filed_together_when_it_is_time() -> None:
     assert parts.thread.timeout_s() == 1
     parts.clock.now_ms += 1000
     assert parts.handle() == []
+
+
+def test_what_was_filed_waits_for_its_checkpoint() -> None:
+    parts = Replaying(file_ms=100, checkpoint_ms=1000)
+    assert parts.thread.timeout_s() == 0.1
+    posted = []
+    for _ in range(20):
+        parts.clock.now_ms += 50
+        posted.append(parts.handle(parts.group()))
+    assert posted[1::2] == [["on_filed"]] * 9 + [["on_filed", "on_checkpoint"]]
+    assert posted[::2] == [[]] * 10
+    assert parts.last[1][1] == 20
+    assert len(list(parts.disk.schedule.scan(HOUR))) == 10
+
+
+def test_many_bytes_that_were_filed_have_a_checkpoint_at_once() -> None:
+    parts = Replaying(file_ms=100, checkpoint_ms=100_000, checkpoint_bytes=1000)
+    parts.handle(parts.group(body=bytes(600)))
+    parts.clock.now_ms += 100
+    assert parts.handle() == ["on_filed"]
+    assert parts.handle(parts.group(body=bytes(600))) == ["on_filed", "on_checkpoint"]
+    assert parts.handle(parts.group(body=bytes(600))) == []
 
 
 def test_many_bytes_are_filed_at_once() -> None:

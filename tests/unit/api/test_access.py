@@ -43,7 +43,7 @@ def test_another_token_does_not(value):
 def test_the_token_is_not_kept():
     access = make_access()
     caller = access.check([(b"authorization", f"Bearer {TOKEN}".encode())])
-    for part in (access, access._tokens, caller):
+    for part in (access, access.tokens, caller):
         assert TOKEN not in repr(vars(part))
 
 

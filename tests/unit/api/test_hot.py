@@ -60,17 +60,14 @@ class Client:
     def __init__(self) -> None:
         self.told: list[bytes] = []
         self.errors: list[Exception] = []
-        self.group: Group | None = None
+        self.last_group: Group | None = None
 
     def respond(self, wire: bytes, group: Group | None) -> None:
         if group is None:
             self.told.append(wire)
         else:
-            self.wait_for(group)
+            self.last_group = group
             group.when_durable(lambda error: self.tell(wire, error))
-
-    def wait_for(self, group: Group) -> None:
-        self.group = group
 
     def tell(self, wire: bytes, error: Exception | None) -> None:
         if error is None:
@@ -96,7 +93,7 @@ def test_new_messages_are_answered_as_if_alone_and_only_once_they_are_durable() 
     together, alone = Machine(), Machine()
     clients = together.ask_together(MANY)
     assert [client.told for client in clients] == [[]] * len(MANY)
-    assert all(client.group is together.sequencer.group for client in clients)
+    assert all(client.last_group is together.sequencer.group for client in clients)
     together.commit()
     assert [client.told for client in clients] == [[wire] for wire in alone.ask_alone(MANY)]
     for client in clients:
