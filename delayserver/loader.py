@@ -5,8 +5,9 @@
 A row that went to several subscriptions may be settled for some of them only; it becomes one row
 for each of the others. Only columns are read, never payloads.
 
-Cost: 10 M rows in about 2 s; 24 bytes each, and up to three times that while it is at work. NumPy
-releases the GIL in the long steps, and nothing is left for the event loop that grows with the rows.
+Cost: 10 M rows in about 2 s; 24 bytes each, and twice that while it is at work. NumPy releases the
+GIL in the long steps; the rows come in parts, since to give memory back takes time with the GIL
+held, too; and nothing is left for the event loop that grows with the rows.
 Threads: pure but for reading; runs in the loader thread with log instances of its own.
 """
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from delayserver.horizon import Mark, marks_of
 from delayserver.replay import Snapshot, wheel_rows
 from delayserver.subscriptions import Registry, Subscription
-from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Run, build_run
+from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Run, merge_run
 from storage.frame import Damage, Frame, Rows
 from storage.hour_log import HourLog
 from storage.rows import (
@@ -29,10 +30,13 @@ from storage.rows import (
     SCHEDULE_DTYPE,
     concatenate,
     is_among,
+    keep,
     select,
 )
 
 NEVER_MS = 1 << 62
+PART_ROWS = 65_536
+"""Rows that are sorted at once: they stay in the cache, and each slot gets some of them."""
 
 SETTLED_DTYPE = np.dtype([("seq", "<u8"), ("subscription_id", "<u4")])
 """A schedule row that is settled for one subscription."""
@@ -110,39 +114,46 @@ class Loader:
         self, snapshot: Snapshot, registry: Registry, subject_names: dict[int, str], now_ms: int
     ) -> LoadedHour:
         damage: list[Damage] = []
-        rows, tombstones = self._read_schedule(snapshot, damage)
+        parts, tombstones = self._read_schedule(snapshot, damage)
         settled, due_ms = self._read_settled(snapshot.hour, tombstones, damage)
         ahead = due_ms >= now_ms
         fired = marks_of(settled["seq"][ahead], due_ms[ahead]) if ahead.any() else []
-        whole = tombstones["subscription_id"] == 0
-        removed = is_among(rows["seq"], tombstones["message_seq"][whole])
-        affected = ~removed & is_among(rows["seq"], settled["seq"])
-        parts: list[Rows] = []
-        if affected.any():
-            # What was for one subscription alone is done.
-            here = select(rows, affected & (rows["route"] & ROUTE_SUBSCRIPTION == 0))
+        removed_seqs = np.sort(tombstones["message_seq"][tombstones["subscription_id"] == 0])
+        settled_seqs = np.sort(settled["seq"])
+        affected: list[Rows] = []
+        for index, rows in enumerate(parts):
+            removed = _is_among(rows["seq"], removed_seqs)
+            gone = removed | _is_among(rows["seq"], settled_seqs)
+            if gone.any():
+                # What was for one subscription alone is done.
+                is_for_all = (rows["route"] & ROUTE_SUBSCRIPTION) == 0
+                affected.append(select(rows, gone & ~removed & is_for_all))
+                parts[index] = select(rows, ~gone)
+        if affected:
+            here = concatenate(affected, WHEEL_DTYPE)
             entries = _as_entries(here, snapshot.hour)
             for subscription, remains in remaining(entries, settled, registry, subject_names):
                 parts.append(select(here, remains))
                 parts[-1]["route"] = subscription.id | ROUTE_SUBSCRIPTION
-        gone = removed | affected
-        if gone.any():
-            rows = select(rows, ~gone)
-        if parts:
-            rows = concatenate([rows, *parts], WHEEL_DTYPE)
-        return LoadedHour(snapshot.hour, build_run(rows, self._slot_ms), damage, fired)
+        return LoadedHour(snapshot.hour, merge_run(parts, self._slot_ms), damage, fired)
 
-    def _read_schedule(self, snapshot: Snapshot, damage: list[Damage]) -> tuple[Rows, Rows]:
-        """The entries as they wait in the wheel, and the tombstones."""
+    def _read_schedule(self, snapshot: Snapshot, damage: list[Damage]) -> tuple[list[Rows], Rows]:
+        """The entries as they wait in the wheel, in parts of some length, and the tombstones."""
+        parts: list[Rows] = []
         waiting: list[Rows] = []
+        count = 0
         tombstones: list[Rows] = []
         for found in self._schedule.scan(snapshot.hour, end=snapshot.length):
             if isinstance(found, Damage):
                 damage.append(found)
                 continue
             is_entry = (found.rows["flags"] & FLAG_REMOVAL) == 0
-            here = select(found.rows, is_entry)
+            here = keep(found.rows, is_entry)
             waiting.append(wheel_rows(here, snapshot.hour, found.payload_start))
+            count += len(here)
+            if count >= PART_ROWS:
+                parts.append(concatenate(waiting, WHEEL_DTYPE))
+                waiting, count = [], 0
             if len(here) != len(found.rows):
                 tombstones.append(select(found.rows, ~is_entry))
         size = self._schedule.size(snapshot.hour)
@@ -156,7 +167,8 @@ class Loader:
                     torn=False,
                 )
             )
-        return concatenate(waiting, WHEEL_DTYPE), concatenate(tombstones, SCHEDULE_DTYPE)
+        parts.append(concatenate(waiting, WHEEL_DTYPE))
+        return parts, concatenate(tombstones, SCHEDULE_DTYPE)
 
     def _read_settled(
         self, hour: int, tombstones: Rows, damage: list[Damage]
@@ -176,6 +188,15 @@ class Loader:
             [rows["subscription_id"], partial["subscription_id"]]
         )
         return settled, np.concatenate([rows["due_ms"], partial["due_ms"]])
+
+
+def _is_among(values: NDArray[np.uint64], ascending: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Which values are among those of an array in order."""
+    if not len(ascending):
+        return np.zeros(len(values), bool)
+    at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
+    found: NDArray[np.bool_] = ascending[at] == values
+    return found
 
 
 def _as_entries(waiting: Rows, hour: int) -> Rows:

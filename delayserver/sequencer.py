@@ -124,12 +124,11 @@ def pack_key_entry(seq: int, due_ms: int, digest: int) -> bytes:
     return _KEY_VALUE.pack(seq, due_ms, digest)
 
 
-def pack_key_entries(rows: NDArray[np.void], digests: Sequence[int]) -> list[bytes]:
+def pack_key_entries(rows: NDArray[np.void], digests: NDArray[np.uint64]) -> NDArray[np.void]:
     """`pack_key_entry` of the seq and the due time of each row, and its digest."""
     values = np.empty((len(rows), 3), ">u8")
     values[:, 0], values[:, 1], values[:, 2] = rows["seq"], rows["due_ms"], digests
-    packed, size = values.tobytes(), _KEY_VALUE.size
-    return [packed[at : at + size] for at in range(0, len(packed), size)]
+    return values.view(f"V{_KEY_VALUE.size}")[:, 0]
 
 
 def unpack_key_entry(value: bytes) -> KeyEntry:

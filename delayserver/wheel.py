@@ -20,7 +20,7 @@ open rows, and fires when the clock, as it is now, reaches it. So nothing fires 
 Cost: load O(n) (radix sort of u16), insert O(1) amortised per row and vectorised, remove O(rows of
 a slot), advance O(rows that fire) plus one slice per run and slot. Memory: 24 B per row, 29 KB per
 run. Removing many at once costs about a microsecond each, and less where their slots are small.
-Threads: belongs to the event loop; `build_run` is pure and runs in the loader thread.
+Threads: belongs to the event loop; `merge_run` is pure and runs in the loader thread.
 
 Rejected: a pointer-linked wheel (70 B and a Python object per message); one heap (the same, and
 O(log n) to insert); sorting a whole hour by time (5 times slower than by u16 slot, for an order
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from delayserver.message import Entry
 from storage.frame import Rows
-from storage.rows import HOUR_MS, as_bytes, concatenate, select
+from storage.rows import HOUR_MS, SEQ_MAX, as_bytes, concatenate, select
 
 SLOT_MS = 500
 RUN_ROWS = 8_192
@@ -118,14 +118,54 @@ class _HourWheel:
 
 def build_run(rows: Rows, slot_ms: int = SLOT_MS) -> Run:
     """Sort rows of one hour by slot, keeping the order within a slot. Pure; O(n)."""
-    slots = (rows["due_offset_ms"] // slot_ms).astype(np.uint16)
+    count = HOUR_MS // slot_ms
+    slots = _slots(rows, slot_ms)
     order = np.argsort(slots, kind="stable")
-    counts = np.bincount(slots, minlength=HOUR_MS // slot_ms)
-    pointers = np.zeros(HOUR_MS // slot_ms + 1, np.uint32)
-    np.cumsum(counts, out=pointers[1:])
+    pointers = np.zeros(count + 1, np.uint32)
+    np.cumsum(_counts(slots, count), out=pointers[1:])
     seqs = rows["seq"]
     first, last = (int(seqs.min()), int(seqs.max())) if len(rows) else (0, 0)
     return Run(select(rows, order), pointers, first, last)
+
+
+def merge_run(parts: list[Rows], slot_ms: int = SLOT_MS) -> Run:
+    """As `build_run` of all parts, one behind the other.
+
+    Each is taken off the list as soon as it is merged: there is no more than twice the memory that
+    all rows take, and no piece of it so large that giving it back is a pause for other threads."""
+    if len(parts) == 1:
+        return build_run(parts.pop(), slot_ms)
+    count = HOUR_MS // slot_ms
+    ends = np.zeros(count, np.intp)
+    for rows in parts:
+        ends += _counts(_slots(rows, slot_ms), count)
+    np.cumsum(ends, out=ends)
+    pointers = np.zeros(count + 1, np.uint32)
+    pointers[1:] = ends
+    run = np.empty(int(ends[-1]), WHEEL_DTYPE)
+    first, last = SEQ_MAX, 0
+    places = pointers[:-1].astype(np.intp)  # of the next row of each slot
+    parts.reverse()
+    while parts:
+        rows = parts.pop()
+        if not len(rows):
+            continue
+        slots = _slots(rows, slot_ms)
+        order = np.argsort(slots, kind="stable")
+        counts = _counts(slots, count)
+        shifts = places - (np.cumsum(counts) - counts)
+        as_bytes(run)[np.arange(len(rows)) + shifts[slots[order]]] = as_bytes(rows)[order]
+        places += counts
+        first, last = min(first, int(rows["seq"].min())), max(last, int(rows["seq"].max()))
+    return Run(run, pointers, first if len(run) else 0, last)
+
+
+def _slots(rows: Rows, slot_ms: int) -> NDArray[np.uint16]:
+    return (rows["due_offset_ms"] // slot_ms).astype(np.uint16)
+
+
+def _counts(slots: NDArray[np.uint16], count: int) -> NDArray[np.intp]:
+    return np.bincount(slots, minlength=count)
 
 
 def _match(

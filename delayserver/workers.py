@@ -355,12 +355,9 @@ class ReplayThread(Worker[ReplayItem]):
         self._filed_ms = self._clock()
         if not self._waiting:
             return
-        batch = []
-        for group in self._waiting:
-            rows, payload = group.encode()
-            express = frozenset(row[0] for row in group.express)
-            batch.append(Records.from_bytes(rows, payload, express))
-        filed = self._replay.file(batch, self._clock())
+        groups = [group.encode() for group in self._waiting]
+        express = frozenset(row[0] for group in self._waiting for row in group.express)
+        filed = self._replay.file([Records.of_groups(groups, express)], self._clock())
         self._waiting = []
         self._report()
         self._post(self._on_filed, filed)

@@ -10,8 +10,8 @@ looks whether it is sound: all of it if it is not longer than VERIFY_BYTES, or i
 longer one all but the leaves, so that a start does not take longer the more is waiting (I10). For
 the leaves of those there is `verify`.
 
-Cost: `get` about 2 µs, of a view 1 µs, checksum included; sorted writes 500,000/s, one commit about
-1 ms; opening 10 ms per MiB, up to VERIFY_BYTES.
+Cost: `get` about 2 µs, of a view 1 µs, checksum included; writes 3 µs per pair, 0.7 µs in columns,
+one commit about 1 ms; opening 10 ms per MiB, up to VERIFY_BYTES.
 Threads: one writer (the replay thread); readers on any thread, each call a transaction of its own,
 so that it sees the newest commit.
 """
@@ -27,7 +27,8 @@ from typing import Any, Protocol
 import lmdb
 
 from storage import catalog_file
-from storage.catalog_file import seal, unseal, unseal_many
+from storage.catalog_file import seal, seal_columns, unseal, unseal_many
+from storage.columns import Columns, ascending
 from storage.errors import CatalogError, DamageError, DiskFullError
 from storage.frame import Damage
 
@@ -69,6 +70,8 @@ TABLES = frozenset(table.value for table in Table)
 
 Writes = Mapping[Table, Sequence[tuple[bytes, bytes | None]]]
 """Per table the pairs to write; a value of None removes the key. Later pairs win."""
+ManyWrites = Mapping[Table, Sequence[Columns]]
+"""As `Writes`, where there are very many."""
 
 
 class View(Protocol):
@@ -138,8 +141,10 @@ class Catalog(Protocol):
         The iterator sees one moment; it must not be kept open across a commit of its thread."""
         ...
 
-    def commit(self, writes: Writes) -> None:
-        """Apply all or nothing; durable on return. Raises DiskFullError, CatalogError."""
+    def commit(self, writes: Writes, many: ManyWrites | None = None) -> None:
+        """Apply all or nothing, `many` behind the rest; durable on return.
+
+        Raises DiskFullError, CatalogError."""
         ...
 
     def close(self) -> None: ...
@@ -231,7 +236,7 @@ class LmdbCatalog:
         except lmdb.Error as error:
             raise CatalogError(f"scan {table}", f"{error}") from error
 
-    def commit(self, writes: Writes) -> None:
+    def commit(self, writes: Writes, many: ManyWrites | None = None) -> None:
         try:
             with self._environment.begin(write=True) as transaction:
                 for table, pairs in writes.items():
@@ -247,6 +252,9 @@ class LmdbCatalog:
                             cursor.putmulti([(k, seal(table, k, v)) for k, v in piece])
                     for key in sorted(k for k, v in final.items() if v is None):
                         transaction.delete(key, db=self._tables[table])
+                for table, parts in (many or {}).items():
+                    if parts:
+                        self._put_many(transaction, table, ascending(parts))
         except lmdb.MapFullError as error:
             raise DiskFullError("commit", "catalog", f"{error}") from error
         except lmdb.Error as error:
@@ -254,6 +262,14 @@ class LmdbCatalog:
             if os.strerror(errno.ENOSPC) in str(error):
                 raise DiskFullError("commit", "catalog", f"{error}") from error
             raise CatalogError("commit", f"{error}") from error
+
+    def _put_many(self, transaction: Any, table: Table, columns: Columns) -> None:
+        keys, sealed = columns.keys, seal_columns(table, columns)
+        with transaction.cursor(db=self._tables[table]) as cursor:
+            for start in range(0, len(keys), _PUT_SLICE):
+                end = start + _PUT_SLICE
+                pairs = zip(keys[start:end].tolist(), sealed[start:end].tolist(), strict=True)
+                cursor.putmulti(pairs)
 
     def close(self) -> None:
         self._environment.close()

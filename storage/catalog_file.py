@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 import google_crc32c
 import numpy as np
+from numpy.typing import NDArray
 
 from storage import lmdb_pages
+from storage.columns import Columns, as_columns, row_checksums
 from storage.files import OsFile, open_to_read
 from storage.frame import CRC_BYTES, Damage
 
@@ -39,6 +41,15 @@ _checksum: Callable[[bytes], int] = google_crc32c.value
 def seal(table: str, key: bytes, value: bytes) -> bytes:
     """A value as it stands in the file: its checksum (u32), then the value."""
     return _checksum(_prefixes[table] + key + value).to_bytes(CRC_BYTES, "little") + value
+
+
+def seal_columns(table: str, columns: Columns) -> NDArray[np.void]:
+    """As `seal`, of many values at once."""
+    values = as_columns(columns.values)
+    pairs = np.concatenate([as_columns(columns.keys), values], axis=1)
+    checksums = row_checksums(_prefixes[table], pairs).astype("<u4")
+    sealed = np.concatenate([as_columns(checksums), values], axis=1)
+    return sealed.view(f"V{sealed.shape[1]}")[:, 0]
 
 
 def unseal(table: str, key: bytes, sealed: bytes) -> bytes | None:

@@ -27,6 +27,9 @@ FILE_MODE = 0o640
 PRIVATE_MODE = 0o600
 
 _BUFFERS_MAX = 64
+_WRITE_BYTES = 1024 * 1024
+"""At once, where it is not to be durable yet. For a call with more Linux looks for memory in larger
+stretches: 16 MiB were measured to take up to ten times as long."""
 _CLOSED = 2**31 - 1
 """No process has this descriptor: the system answers EBADF."""
 
@@ -194,7 +197,14 @@ class OsFile:
 
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> None:
         with _disk_errors("pwrite", self.path):
-            self._write_all(buffers, offset, 0)
+            if sum(memoryview(buffer).nbytes for buffer in buffers) <= _WRITE_BYTES:
+                self._write_all(buffers, offset, 0)
+                return
+            for buffer in buffers:
+                view = memoryview(buffer).cast("B")
+                for start in range(0, len(view), _WRITE_BYTES):
+                    self._write_all([view[start : start + _WRITE_BYTES]], offset + start, 0)
+                offset += len(view)
 
     def pwrite_durable(self, buffers: Sequence[Buffer], offset: int) -> None:
         # RWF_DSYNC needs one GIL hand-over where write + fdatasync need two.

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DamageError
-from storage.files import File, Files
+from storage.files import Buffer, File, Files
 from storage.frame import (
     ALIGNMENT,
     HEADER_BYTES,
@@ -30,7 +30,7 @@ from storage.frame import (
     Rows,
     decode_header,
     decode_rows,
-    encode,
+    encode_parts,
     scan,
 )
 from storage.rows import FLAG_REMOVAL, HOUR_MS, LogKind
@@ -138,8 +138,8 @@ class HourLog:
     def append(
         self,
         hour: int,
-        rows: bytes,
-        payload: bytes,
+        rows: Buffer,
+        payload: Buffer,
         *,
         offset: int,
         first_seq: int,
@@ -151,7 +151,7 @@ class HourLog:
         Returns where the payload blob begins and where the frame ends. Not durable before `sync`.
         Repeating the call after a DiskFullError overwrites the same bytes."""
         assert offset % ALIGNMENT == 0, (hour, offset)
-        frame = encode(
+        parts = encode_parts(
             self.kind,
             rows,
             payload,
@@ -162,9 +162,9 @@ class HourLog:
         )
         file = self._file(hour, create=True)
         assert file is not None
-        file.pwrite([frame], offset)
+        file.pwrite(parts, offset)
         self._dirty.add(hour)
-        return offset + HEADER_BYTES + len(rows), offset + len(frame)
+        return offset + HEADER_BYTES + len(rows), offset + sum(map(len, parts))
 
     def sync(self) -> None:
         """Make everything that was appended durable. Raises SyncError."""

@@ -176,6 +176,16 @@ def select(rows: NDArray[np.void], which: NDArray[np.bool_ | np.integer]) -> NDA
     return chosen.view(rows.dtype)
 
 
+def keep(rows: NDArray[np.void], mask: NDArray[np.bool_]) -> NDArray[np.void]:
+    """`rows[mask]`; if that is all of them, the rows themselves."""
+    return rows if mask.all() else select(rows, mask)
+
+
+def buffer_of(rows: NDArray[np.void]) -> memoryview:
+    """The bytes of rows that stand one behind the other, in place."""
+    return rows.view(np.uint8).data
+
+
 _PAIRS_MAX = 4096
 """Beyond, it is worth sorting."""
 

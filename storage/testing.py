@@ -54,7 +54,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
-from storage.catalog import Table, Writes
+from storage.catalog import ManyWrites, Table, Writes
 from storage.errors import CatalogError, DirectoryLockedError, DiskError, DiskFullError, SyncError
 from storage.files import FILE_MODE, Buffer, File, Files
 
@@ -812,7 +812,15 @@ class MemoryCatalog:
         # Taken at once: the iterator sees one moment.
         yield from [(key, values[key]) for key in keys[first:last]]
 
-    def commit(self, writes: Writes) -> None:
+    def commit(self, writes: Writes, many: ManyWrites | None = None) -> None:
+        whole = {table: list(pairs) for table, pairs in writes.items()}
+        for table, parts in (many or {}).items():
+            for part in parts:
+                pairs = zip(part.keys.tolist(), part.values.tolist(), strict=True)
+                whole.setdefault(table, []).extend(pairs)
+        self._commit(whole)
+
+    def _commit(self, writes: Writes) -> None:
         self._check("commit", *(key for pairs in writes.values() for key, _ in pairs))
         if self.faults is None:
             self._apply(writes)

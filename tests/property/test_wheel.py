@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from delayserver import wheel as wheel_module
-from delayserver.wheel import WHEEL_DTYPE, Wheel, build_run
+from delayserver.wheel import WHEEL_DTYPE, Wheel, build_run, merge_run
 from storage.frame import Rows
-from storage.rows import HOUR_MS
+from storage.rows import HOUR_MS, concatenate
 
 HOURS = 4
 SLOT_MS = 60_000
@@ -237,3 +237,16 @@ def test_a_run_holds_every_row_in_its_slot(offsets_ms: list[int], slot_ms: int) 
         seq
         for _, seq in sorted((offset_ms // slot_ms, seq) for seq, _, offset_ms, _ in rows.tolist())
     ]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.lists(st.integers(0, 3_000), max_size=20), max_size=5))
+def test_a_run_of_parts_is_that_of_all_rows(parts_offsets_ms: list[list[int]]) -> None:
+    seqs = iter(range(1, 200))
+    parts = [rows_of(0, [(ms, next(seqs)) for ms in part]) for part in parts_offsets_ms]
+    whole = build_run(concatenate(parts, WHEEL_DTYPE))
+    run = merge_run(parts)
+    assert not parts, "whatever was merged is given back"
+    assert run.rows.tobytes() == whole.rows.tobytes()
+    assert run.pointers.tolist() == whole.pointers.tolist()
+    assert (run.first_seq, run.last_seq) == (whole.first_seq, whole.last_seq)

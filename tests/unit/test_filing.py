@@ -1,10 +1,12 @@
 """From records to schedule rows."""
 
+import os
+
 import numpy as np
 
 from delayserver.filing import by_hour, schedule_rows
 from storage.frame import Rows
-from storage.rows import HOUR_MS, MESSAGE_DTYPE, RecordKind
+from storage.rows import HOUR_MS, MESSAGE_DTYPE, SCHEDULE_DTYPE, RecordKind
 
 HOUR = 500_000
 FIELDS = ("seq", "due_ms", "message_seq", "target_seq", "target_due_ms", "subscription_id", "kind")
@@ -64,6 +66,27 @@ def test_rows_of_an_hour_stay_in_the_order_of_their_seq() -> None:
         HOUR: [2, 3],
         HOUR + 1: [1, 4],
     }
+
+
+def test_hours_that_are_far_apart_are_in_order() -> None:
+    start = HOUR * HOUR_MS
+    dues = [start + 100_000 * HOUR_MS, start, start + 100_000 * HOUR_MS + 1, start + 3 * HOUR_MS]
+    made = records(*((n, due, n, 0, 0, 0, RecordKind.PUBLISH) for n, due in enumerate(dues, 1)))
+    rows, _ = schedule_rows(made)
+    assert [(h - HOUR, rows["seq"][i].tolist()) for h, i in by_hour(rows)] == [
+        (0, [2]),
+        (3, [4]),
+        (100_000, [1, 3]),
+    ]
+
+
+def test_an_entry_is_its_record_without_what_it_removes() -> None:
+    made = np.frombuffer(os.urandom(50 * MESSAGE_DTYPE.itemsize), MESSAGE_DTYPE).copy()
+    made["seq"], made["kind"] = np.arange(50), RecordKind.PUBLISH
+    rows, starts = schedule_rows(made)
+    for name in set(SCHEDULE_DTYPE.names or ()) - {"payload_offset"}:
+        assert rows[name].tobytes() == made[name].tobytes()
+    assert starts.tolist() == made["payload_offset"].tolist()
 
 
 def test_no_records_are_in_no_hour() -> None:

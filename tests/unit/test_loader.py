@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from delayserver import loader as loader_module
 from delayserver.horizon import Mark
 from delayserver.loader import LoadedHour
 from delayserver.subscriptions import Registry
@@ -39,6 +40,12 @@ def routes(loaded: LoadedHour) -> set[tuple[int, int]]:
 @pytest.fixture
 def disk() -> Disk:
     return Disk()
+
+
+@pytest.fixture(autouse=True, params=[1, loader_module.PART_ROWS])
+def part_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour is the same in one part and in many."""
+    monkeypatch.setattr(loader_module, "PART_ROWS", request.param)
 
 
 def test_rows_come_sorted_by_slot_with_the_place_of_their_payload(disk: Disk) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -31,7 +31,7 @@ from delayserver.wheel import ROUTE_SUBSCRIPTION, unpack_locator
 from storage.catalog import Table
 from storage.errors import DamageError, DiskFullError
 from storage.frame import Damage, Frame, Rows, seal
-from storage.rows import FLAG_REMOVAL, HOUR_MS, NO_KEY, RecordKind
+from storage.rows import FLAG_REMOVAL, HOUR_MS, NO_KEY, SCHEDULE_DTYPE, RecordKind
 from storage.testing import (
     Fault,
     FaultKind,
@@ -214,7 +214,7 @@ def test_the_newest_publish_of_a_key_is_the_one_in_the_catalog(disk: Disk, log: 
     value = disk.catalog.get(Table.KEYS, KEY)
     assert value is not None
     rows = records(group).rows
-    assert unpack_key_entry(value) == KeyEntry(2, NEXT_MS, content_digests(rows)[1])
+    assert unpack_key_entry(value) == KeyEntry(2, NEXT_MS, int(content_digests(rows)[1]))
     assert len(list(disk.catalog.scan(Table.KEYS))) == 1
 
 
@@ -322,9 +322,9 @@ def test_schedule_files_are_synced_before_the_catalog_speaks_of_them() -> None:
     order: list[str] = []
 
     class NotingCatalog(MemoryCatalog):
-        def commit(self, writes) -> None:
+        def commit(self, writes, many=None) -> None:
             order.append("catalog")
-            super().commit(writes)
+            super().commit(writes, many)
 
     class NotingFaults(Faults):
         def next_fault(self, call, path, *, takes_space=False):
@@ -757,12 +757,41 @@ def test_a_purge_stops_when_its_hour_is_not_archived_any_more(
 # ---- small things ----------------------------------------------------------------------------
 
 
+def gathered(blob: bytes, starts: Sequence[int], lengths: Sequence[int]) -> bytes:
+    rows = np.zeros(len(lengths), SCHEDULE_DTYPE)
+    rows["payload_length"] = lengths
+    payload = bytes(replay_module._gather(blob, np.array(starts, np.int64), rows))
+    assert rows["payload_offset"].tolist() == list(accumulate(lengths, initial=0))[: len(lengths)]
+    return payload
+
+
 def test_payloads_that_are_scattered_are_gathered_in_order() -> None:
     blob = b"abcdefghij"
-    starts, lengths = np.array([0, 2, 9, 4, 0]), np.array([2, 2, 1, 3, 0])
-    assert replay_module._gather(blob, starts, lengths) == b"abcdjefg"
-    assert replay_module._gather(blob, starts[:2], lengths[:2]) == b"abcd"
-    assert replay_module._gather(blob, starts[4:], lengths[4:]) == b""
+    starts, lengths = [0, 2, 9, 4, 0], [2, 2, 1, 3, 0]
+    assert gathered(blob, starts, lengths) == b"abcdjefg"
+    assert gathered(blob, starts[:2], lengths[:2]) == b"abcd"
+    assert gathered(blob, starts[4:], lengths[4:]) == b""
+    assert gathered(blob, [], []) == b""
+
+
+def test_groups_are_filed_in_one_as_one_by_one(log: Log) -> None:
+    groups = []
+    for number in range(20):
+        for body in range(number % 3):
+            log.publish(START_MS + number * HOUR_MS // 7, body=bytes(number + body))
+        log.cancel(number + 1, START_MS)
+        groups.append(log.close())
+    alone, together = Disk(SimulatedFiles()), Disk(SimulatedFiles())
+    alone.file(*groups)
+    express = frozenset((3, 4))
+    whole = Records.of_groups([group.encode() for group in groups], express)
+    assert whole.express_seqs == express
+    together.replay.file([whole], START_MS)
+    assert alone.replay.hours == together.replay.hours
+    for hour, state in alone.replay.hours.items():
+        assert alone.schedule.read(hour, 0, state.length) == together.schedule.read(
+            hour, 0, state.length
+        )
 
 
 def test_records_that_lost_some_rows_to_damage_are_filed(disk: Disk, log: Log) -> None:
@@ -804,7 +833,6 @@ def test_payloads_are_gathered_in_their_order(
         lengths = [length for _, length in places]
         places = list(zip(accumulate(lengths, initial=7), lengths, strict=False))
         places = [(start, length) for start, length in places if start + length <= len(blob)]
-    starts = np.array([start for start, _ in places], np.int64)
-    sizes = np.array([length for _, length in places], np.int64)
     expected = b"".join(blob[start : start + length] for start, length in places)
-    assert replay_module._gather(blob, starts, sizes) == expected
+    starts, lengths = [start for start, _ in places], [length for _, length in places]
+    assert gathered(blob, starts, lengths) == expected

@@ -292,7 +292,8 @@ def test_values_of_the_catalog_come_back_as_they_were() -> None:
     assert unpack_key_entry(packed) == entry
     rows = np.zeros(2, MESSAGE_DTYPE)
     rows["seq"], rows["due_ms"] = [1, entry.seq], [2, entry.due_ms]
-    assert pack_key_entries(rows, [3, entry.digest]) == [pack_key_entry(1, 2, 3), packed]
+    many = pack_key_entries(rows, np.array([3, entry.digest], np.uint64))
+    assert many.tolist() == [pack_key_entry(1, 2, 3), packed]
     assert unpack_change(pack_change(change)) == change
     assert change_key(1, 2) < change_key(1, 3) < change_key(2, 0) < change_key(256, 0)
 

@@ -114,7 +114,7 @@ def test_the_log_tells_the_digest_of_the_content() -> None:
     for parts in (plain, with_context):
         rows, _ = parts.sequencer.group.encode()
         published = np.frombuffer(rows, MESSAGE_DTYPE)[1:]
-        digests += content_digests(published)
+        digests += content_digests(published).tolist()
         known = parts.sequencer.key(published["key_hash"][0].tobytes())
         assert isinstance(known, KeyEntry)
         assert known.digest == digests[-1]

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from storage.catalog import Catalog, LmdbCatalog, Table
+from storage.columns import Columns
 from storage.errors import CatalogError, DamageError, DiskFullError
 from storage.frame import crc32c
 from storage.testing import MemoryCatalog
@@ -83,6 +85,17 @@ def test_none_removes(catalog: Catalog) -> None:
 def test_later_pairs_win(catalog: Catalog) -> None:
     put(catalog, (b"a", b"1"), (b"a", b"2"), (b"b", b"1"), (b"b", None), (b"c", None), (b"c", b"3"))
     assert list(catalog.scan(Table.KEYS)) == [(b"a", b"2"), (b"c", b"3")]
+
+
+def test_what_comes_in_columns_comes_last(catalog: Catalog) -> None:
+    keys = [f"{n * 7_919 % 2_000:04}".encode() for n in range(2_000)]
+    columns = Columns(np.array(keys, "V4"), np.array([key[::-1] for key in keys], "V4"))
+    again = Columns(np.array([keys[1]], "V4"), np.array([b"last"], "V4"))
+    removed: list[tuple[bytes, bytes | None]] = [(keys[0], None), (keys[1], b"first")]
+    catalog.commit({Table.KEYS: removed}, {Table.KEYS: [columns, again], Table.CHANGES: []})
+    expected = {**{key: key[::-1] for key in keys}, keys[1]: b"last"}
+    assert list(catalog.scan(Table.KEYS)) == sorted(expected.items())
+    assert not list(catalog.scan(Table.CHANGES))
 
 
 def test_an_empty_commit(catalog: Catalog) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import DirectoryLockedError, DiskError, DiskFullError, SyncError
-from storage.files import Files, OsFiles
+from storage.files import Buffer, Files, OsFiles
 from storage.testing import Faults, FaultyFiles, SimulatedFiles
 
 
@@ -332,6 +332,21 @@ def test_a_lock_is_taken_when_it_is_entered(files: Files) -> None:
 
 
 # ---- OsFiles alone ---------------------------------------------------------------------------
+
+
+def test_long_writes_go_in_pieces(os_files: OsFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    system_pwritev, lengths = os.pwritev, []
+
+    def noting_pwritev(descriptor: int, buffers: list[bytes], offset: int, flags: int = 0) -> int:
+        lengths.append(sum(map(len, buffers)))
+        return system_pwritev(descriptor, buffers, offset, flags)
+
+    monkeypatch.setattr(os, "pwritev", noting_pwritev)
+    file = os_files.open("file", create=True)
+    parts: list[Buffer] = [b"head", memoryview(os.urandom(2_500_000)), bytearray(b"tail")]
+    file.pwrite(parts, 3)
+    assert max(lengths) <= 1 << 20
+    assert file.pread(1 << 22, 0) == bytes(3) + b"".join(parts)
 
 
 def test_short_writes_are_finished(os_files: OsFiles, monkeypatch: pytest.MonkeyPatch) -> None:

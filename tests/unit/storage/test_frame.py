@@ -1,5 +1,6 @@
 """The frame: what a reader trusts, and how it finds its way through what it does not."""
 
+import os
 from collections.abc import Iterable
 
 import numpy as np
@@ -19,12 +20,13 @@ from storage.frame import (
     decode_header,
     decode_rows,
     encode,
+    encode_parts,
     padded,
     scan,
     seal,
     unseal,
 )
-from storage.rows import DTYPES, LogKind
+from storage.rows import DTYPES, LogKind, buffer_of
 from storage.testing import SimulatedFiles
 from tests.unit.storage.samples import STAMP, dispatch_group, message_group, overwrite
 
@@ -136,6 +138,18 @@ def test_header_says_what_was_encoded() -> None:
 def test_crc32c_is_castagnoli() -> None:
     assert crc32c(b"123456789") == 0xE3069283  # RFC 3720, B.4: the check value of CRC-32C
     assert crc32c(memoryview(b"123456789")) == 0xE3069283
+
+
+def test_the_checksum_of_a_long_view_is_that_of_its_bytes() -> None:
+    data = os.urandom(1_000_001)
+    assert crc32c(memoryview(data)) == crc32c(bytearray(data)) == crc32c(data)
+
+
+def test_a_frame_in_pieces_is_the_frame() -> None:
+    rows, blob = message_group(7, 3)
+    raw, numbers = rows.tobytes(), {"first_seq": 7, "last_seq": 9, "created_ms": 5, "stamp": STAMP}
+    parts = encode_parts(LogKind.MESSAGE, buffer_of(rows), memoryview(blob), **numbers)
+    assert b"".join(parts) == encode(LogKind.MESSAGE, raw, blob, **numbers)
 
 
 def test_a_frame_ends_at_a_multiple_of_eight_filled_with_zeros() -> None:

@@ -11,7 +11,9 @@ from storage.rows import (
     LogKind,
     Outcome,
     RecordKind,
+    buffer_of,
     concatenate,
+    keep,
     select,
 )
 
@@ -78,3 +80,11 @@ def test_rows_are_selected_and_joined_as_numpy_does_it() -> None:
     joined["seq"] = 0
     assert rows["seq"].any()
     assert len(concatenate([], SCHEDULE_DTYPE)) == 0
+
+
+def test_what_is_kept_whole_is_not_copied() -> None:
+    rows = np.zeros(3, SCHEDULE_DTYPE)
+    rows["seq"] = [1, 2, 3]
+    assert keep(rows, np.ones(3, bool)) is rows
+    assert keep(rows, rows["seq"] != 2)["seq"].tolist() == [1, 3]
+    assert bytes(buffer_of(rows[1:])) == rows[1:].tobytes()
