@@ -501,8 +501,8 @@ class _HotProtocol(Connection):
         self.on_response_complete()
 
     def _close_in_stages(self) -> None:
-        """Say that this was the last answer, and let the client close first: what it has sent
-        meanwhile, and nobody has read, would else make the system drop the answer (RFC 9112, 9.6)."""
+        """Say that this was the last answer, and let the client close first (RFC 9112, 9.6): what
+        it has sent meanwhile, and nobody has read, would else make the system drop the answer."""
         transport = self.transport
         if transport.can_write_eof():
             transport.write_eof()
