@@ -473,6 +473,11 @@ class Replay:
         """Whether a checkpoint would record anything new."""
         return self.filed_seq != self.checkpoint_seq or bool(self._dirty_hours)
 
+    @property
+    def has_new_names(self) -> bool:
+        """Whether subjects or subscriptions were filed that no checkpoint has recorded."""
+        return bool(self._writes[Table.SUBJECTS] or self._writes[Table.SUBSCRIPTIONS])
+
     def note_damage(self, damage: Damage, now_ms: int) -> None:
         """Keep the name of a damaged place, for `check` and for people (I8)."""
         key = damage.path.encode() + b"\0" + _DAMAGE_KEY.pack(damage.offset)

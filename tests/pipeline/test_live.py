@@ -81,7 +81,10 @@ def test_what_is_delivered_from_now_on_is_seen_by_subject(
     """What was delivered before is not, and damage is named and passed over."""
     store = Store(tmp_path)
     store.subscribe("all", "*")
-    store.publish("before", [500])
+    for subject in ("before", "a", "b"):
+        store.publish(subject, [500])
+    # A second later their names stand in the catalog, long before the next checkpoint is due.
+    assert store.settings.checkpoint_ms > SECOND
     store.run(1000)
     path = store.path(LogKind.DISPATCH, HOUR)
     with watch(Job(spark), store.root, by="subject", window_ms=SECOND) as watched:

@@ -95,6 +95,8 @@ TOMORROW_MS = int(TOMORROW.timestamp() * 1000)
             (TOMORROW.date() + timedelta(days=1) - date(1970, 1, 1)).days * DAY_MS,
         ),
     ],
+    # The values differ from process to process, and so would names that are made of them.
+    ids=["long", "decimal", "microseconds", "no zone", "text", "number as text", "date"],
 )
 def test_due_times(
     api: ApiServer, make: Callable[..., Plan], due: pa.Array, expected_ms: int

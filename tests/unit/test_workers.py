@@ -38,6 +38,7 @@ from delayserver.workers import (
     TakeRequest,
     Worker,
 )
+from storage.catalog import Table
 from storage.errors import DiskFullError, SyncError
 from storage.frame import Frame
 from storage.message_log import MessageLog
@@ -387,6 +388,18 @@ def test_what_was_filed_waits_for_its_checkpoint() -> None:
     assert posted[::2] == [[]] * 10
     assert parts.last[1][1] == 20
     assert len(list(parts.disk.schedule.scan(HOUR))) == 10
+
+
+def test_new_names_have_a_checkpoint_when_they_are_filed() -> None:
+    parts = Replaying(file_ms=100, checkpoint_ms=1000)
+    parts.log.sequencer.subject_id("never.seen")
+    parts.handle(parts.group())
+    parts.clock.now_ms += 100
+    assert parts.handle() == ["on_filed", "on_checkpoint"]
+    assert b"never.seen" in dict(parts.disk.catalog.scan(Table.SUBJECTS)).values()
+    parts.handle(parts.group())
+    parts.clock.now_ms += 100
+    assert parts.handle() == ["on_filed"]
 
 
 def test_many_bytes_that_were_filed_have_a_checkpoint_at_once() -> None:
