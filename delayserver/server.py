@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import structlog
 
 from delayserver.alarm import Alarm
-from delayserver.allocator import Idleness
 from delayserver.archives import Archived, RetiredHour, retired_hours
 from delayserver.config import Settings
 from delayserver.deliveries import Deliveries
@@ -62,6 +61,8 @@ if TYPE_CHECKING:
 
 DISK_CHECK_S = 1.0
 LOOK_MS = 1000
+RELEASE_RECORDS = 10_000
+"""Fewer leave no free memory worth giving back."""
 CLOCK_SET_MS = 1_000
 """A clock that differs by more than this from one that cannot be set was set. A slow drift of
 less adds up to this before it is noticed, and changes a lease by no more."""
@@ -99,7 +100,7 @@ class Server(Shard):
         offset_ms = settings.clock_offset_ms
         self._fatal = fatal
         self._release_memory = release_memory
-        self._idleness = Idleness()
+        self._seq_at_last_look = self._seq_at_release = 0
         self._sender = sender
         files = TimedFiles(str(settings.data_dir))
         self.tokens = TokenTable(TokenFile(files), settings.token, time.monotonic)
@@ -420,16 +421,15 @@ class Server(Shard):
                 log.error("the tokens stay as they were", error=str(error))
 
     def _release_when_idle(self) -> None:
-        """Give free memory back when nothing is accepted, loaded, delivered or filed any more."""
-        engine = self.engine
-        counts = (
-            engine.sequencer.next_seq,
-            engine.hours.unsettled(),
-            engine.dispatcher.delivered_total,
-            engine.groups.checkpoint_seq,
-        )
-        if self._idleness.look(*counts):
+        """Give free memory back to the system, once nothing has been accepted for a while.
+
+        Not under load: it would be needed again at once, and it is a pause of some ms."""
+        seq = self.engine.sequencer.next_seq
+        is_idle = seq == self._seq_at_last_look and seq == self.engine.groups.checkpoint_seq + 1
+        if is_idle and seq - self._seq_at_release >= RELEASE_RECORDS:
+            self._seq_at_release = seq
             self._loop.run_in_executor(None, self._release_memory)
+        self._seq_at_last_look = seq
 
     # ── what the HTTP layer asks for ───────────────────────────────────────────────────────────
 
