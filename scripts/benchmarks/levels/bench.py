@@ -54,7 +54,8 @@ LEAD_S = 3
 AHEAD_PER_S = 20_000
 """What a machine should manage, however busy."""
 IDLE_MAX_MS = 5_000
-SETTLE_S = 1.5
+SETTLE_S = 4.0
+"""Free memory has gone back to the system then."""
 
 
 @dataclass(slots=True)

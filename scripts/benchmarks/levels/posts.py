@@ -32,7 +32,7 @@ LEVELS = {False: 60_000, True: 40_000}
 """Messages each second without and with a key."""
 BULK_LEVEL = 200_000
 CANCEL_CONNECTIONS = 64
-CANCEL_EACH = 60_000
+CANCEL_EACH = 120_000
 """More keys for each thread of wrk than it can cancel in its time."""
 CANCEL_SUBJECT = "bench.cancel"
 
