@@ -42,6 +42,7 @@ PAYLOAD_MAX_BYTES = 1 << 31
 Rows = NDArray[np.void]
 
 _READ_BYTES = 256 * 1024
+_READ_BYTES_OF_HEADERS = 4 * 1024
 _SEARCH_BYTES = 1024 * 1024
 _CRC_SLICE_BYTES = 128 * 1024
 _ZEROS = bytes(HEADER_BYTES)
@@ -281,11 +282,12 @@ class Growing(Readable, Protocol):
 
 
 class _Window:
-    """Reads a file front to back in large pieces, so that small frames cost no call each."""
+    """Reads a file front to back in pieces, so that small frames cost no call each."""
 
-    def __init__(self, file: Readable, end: int) -> None:
+    def __init__(self, file: Readable, end: int, ahead_bytes: int) -> None:
         self._file = file
         self._end = end
+        self._ahead_bytes = ahead_bytes
         self._start = 0
         self._data = b""
 
@@ -293,7 +295,7 @@ class _Window:
         """`length` bytes at `offset`, fewer at the end."""
         length = max(0, min(length, self._end - offset))
         if not (self._start <= offset and offset + length <= self._start + len(self._data)):
-            ahead = max(0, min(max(length, _READ_BYTES), self._end - offset))
+            ahead = max(0, min(max(length, self._ahead_bytes), self._end - offset))
             self._data = self._file.pread(ahead, offset)
             self._start = offset
         position = offset - self._start
@@ -341,6 +343,21 @@ def scan(
             last_seq=last_missing,
         )
         offset = following.offset
+
+
+def scan_headers(
+    file: Readable, start: int, end: int, *, kind: LogKind, stamp: int
+) -> Iterator[tuple[int, Header]]:
+    """Offsets and headers of the frames of `file` between two offsets, up to the first place where
+    none is. What they hold is neither read nor verified: a few µs for each, however long it is."""
+    scanner = _Scanner(file, end, kind, stamp, _READ_BYTES_OF_HEADERS)
+    offset = start
+    while offset < end:
+        header = scanner.header(offset)
+        if isinstance(header, str):
+            return
+        yield offset, header
+        offset += header.frame_bytes
 
 
 def scan_live(
@@ -406,26 +423,35 @@ _ZEROS_FOUND = "zeros where a frame should be"
 class _Scanner:
     """Looks for frames of one log in one file."""
 
-    def __init__(self, file: Readable, end: int, kind: LogKind, stamp: int) -> None:
+    def __init__(
+        self, file: Readable, end: int, kind: LogKind, stamp: int, ahead_bytes: int = _READ_BYTES
+    ) -> None:
         self._file = file
         self._end = end
         self._kind = kind
         self._stamp = stamp
-        self._window = _Window(file, end)
+        self._window = _Window(file, end, ahead_bytes)
 
-    def frame(self, offset: int, payload: bool) -> Frame | str:
-        """The frame at `offset`, or in words why there is none."""
-        window, path = self._window, self._file.path
-        head = window.read(offset, HEADER_BYTES)
+    def header(self, offset: int) -> Header | str:
+        """The header of the frame at `offset`, or in words why there is none."""
+        head = self._window.read(offset, HEADER_BYTES)
         if head == _ZEROS[: len(head)]:
             return _ZEROS_FOUND
-        header = decode_header(head, path, stamp=self._stamp)
+        header = decode_header(head, self._file.path, stamp=self._stamp)
         if header is None:
             return "there is no header of this data directory that matches its checksum"
         if header.kind != self._kind:
             return f"the frame belongs to the {LogKind(header.kind).name.lower()} log"
         if offset + header.frame_bytes > self._end:
             return "the frame is cut off"
+        return header
+
+    def frame(self, offset: int, payload: bool) -> Frame | str:
+        """The frame at `offset`, or in words why there is none."""
+        window, path = self._window, self._file.path
+        header = self.header(offset)
+        if isinstance(header, str):
+            return header
         rows = decode_rows(header, window.read(offset + HEADER_BYTES, header.rows_bytes))
         if rows is None:
             return "the rows do not match their checksum"

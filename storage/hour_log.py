@@ -6,7 +6,7 @@ frame, and the frames of one file, are in the order of their seq; therefore a ro
 bisections, over the frames and within one (`find`).
 
 Cost: append is one write; `find` reads the columns of one frame; `scan` reads columns only, unless
-asked for payloads. The index of a file is 24 bytes per frame, built by reading its columns once.
+asked for payloads. The index of a file is 24 bytes per frame, built by reading its headers once.
 Threads: one instance belongs to one thread. Several threads read the same files through instances
 of their own; only one of them writes.
 """
@@ -32,6 +32,7 @@ from storage.frame import (
     decode_rows,
     encode_parts,
     scan,
+    scan_headers,
 )
 from storage.rows import FLAG_REMOVAL, HOUR_MS, LogKind
 
@@ -329,6 +330,11 @@ class HourLog:
         if size > end:
             last_seq = int(index["last_seq"][-1]) if len(index) else 0
             entries = []
+            file = _HourFile(self, hour, self.path(hour))
+            # An hour may hold gigabytes: what a frame holds is verified when it is looked at.
+            for offset, header in scan_headers(file, end, size, kind=self.kind, stamp=self._stamp):
+                entries.append((header.first_seq, header.last_seq, offset))
+                last_seq, end = header.last_seq, offset + header.frame_bytes
             for found in self._scan(hour, end, size, False, last_seq):
                 if isinstance(found, Frame):
                     entries.append((found.header.first_seq, found.header.last_seq, found.offset))

@@ -4,6 +4,8 @@ One server, whose backlog (due tomorrow, and as much again in the loaded hour) g
 ten. At each size: processor time for a publish and for a cancel by key, and lateness.
 """
 
+import os
+
 import numpy as np
 import wrk
 from consumers import pull_on_time
@@ -51,6 +53,8 @@ def curves(bench: Bench) -> None:
                 publish(bench, server.port, batches, count=(size - backlog) // 2)
             backlog = size
             server.wait_until_filed()
+            # The curve is of what waits. Gigabytes that are still to be written keep the disk busy.
+            os.sync()
 
             _, publish_us = post_once(server, "/v1/messages", one_message(), CONNECTIONS)
             # Each size has keys of its own, which begin with its number of digits.

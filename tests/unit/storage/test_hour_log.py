@@ -335,21 +335,49 @@ def test_find_names_a_frame_that_was_damaged_since(files: SimulatedFiles, log: H
 
 
 @pytest.mark.parametrize("indexed_before", [False, True])
+@pytest.mark.parametrize(
+    ("place", "lost"),
+    [
+        # Nothing is known of what stood between the frames around it.
+        (10, [3, 5, 6, 8]),
+        # Its header tells which seqs it holds.
+        (70, [5, 6]),
+    ],
+)
 def test_find_names_a_frame_that_was_damaged_before(
-    files: SimulatedFiles, log: HourLog, indexed_before: bool
+    files: SimulatedFiles, log: HourLog, indexed_before: bool, place: int, lost: list[int]
 ) -> None:
     writer = schedule_log(files)
     ends = filled(writer, [1, 2])
     if indexed_before:
         assert found_body(log, 1) is not None
     append(writer, append(writer, ends[1], [5, 6]), [9])
-    flip(files, PATH, ends[1] + 70)
-    for seq in (3, 5, 6, 8):
+    flip(files, PATH, ends[1] + place)
+    for seq in lost:
         with pytest.raises(DamageError):
             log.find(HOUR, seq)
     for seq in (1, 2, 9):
         assert found_body(log, seq) is not None
-    assert log.find(HOUR, 10) is None
+    for seq in {3, 8, 10}.difference(lost):
+        assert log.find(HOUR, seq) is None
+
+
+def test_a_row_is_found_without_reading_other_frames(
+    log: HourLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour may hold gigabytes, and somebody waits for the first that is looked for in it."""
+    groups = [list(range(start, start + 500)) for start in range(1, 10_001, 500)]
+    filled(log, *groups)
+    lengths: list[int] = []
+    read = HourLog.read
+
+    def counting(self: HourLog, hour: int, offset: int, length: int) -> bytes:
+        lengths.append(length)
+        return read(self, hour, offset, length)
+
+    monkeypatch.setattr(HourLog, "read", counting)
+    assert log.find(HOUR, 7_777) is not None
+    assert sum(lengths) < log.size(HOUR) / 5
 
 
 def test_neighbours_are_found_by_reading_their_frame_once(
