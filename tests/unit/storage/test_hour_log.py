@@ -362,22 +362,28 @@ def test_find_names_a_frame_that_was_damaged_before(
         assert log.find(HOUR, seq) is None
 
 
+def noted_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The length of each read from now on."""
+    lengths: list[int] = []
+    read = HourLog.read
+
+    def noting(self: HourLog, hour: int, offset: int, length: int) -> bytes:
+        lengths.append(length)
+        return read(self, hour, offset, length)
+
+    monkeypatch.setattr(HourLog, "read", noting)
+    return lengths
+
+
 def test_a_row_is_found_without_reading_other_frames(
     log: HourLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An hour may hold gigabytes, and somebody waits for the first that is looked for in it."""
     groups = [list(range(start, start + 500)) for start in range(1, 10_001, 500)]
     filled(log, *groups)
-    lengths: list[int] = []
-    read = HourLog.read
-
-    def counting(self: HourLog, hour: int, offset: int, length: int) -> bytes:
-        lengths.append(length)
-        return read(self, hour, offset, length)
-
-    monkeypatch.setattr(HourLog, "read", counting)
+    reads = noted_reads(monkeypatch)
     assert log.find(HOUR, 7_777) is not None
-    assert sum(lengths) < log.size(HOUR) / 5
+    assert sum(reads) < log.size(HOUR) / 5
 
 
 def test_neighbours_are_found_by_reading_their_frame_once(
@@ -385,14 +391,7 @@ def test_neighbours_are_found_by_reading_their_frame_once(
 ) -> None:
     filled(log, [1, 2, 3], [4, 5, 6])
     assert log.find(HOUR, 2) is not None
-    reads: list[int] = []
-    read = HourLog.read
-
-    def counting(self: HourLog, hour: int, offset: int, length: int) -> bytes:
-        reads.append(offset)
-        return read(self, hour, offset, length)
-
-    monkeypatch.setattr(HourLog, "read", counting)
+    reads = noted_reads(monkeypatch)
     assert log.find(HOUR, 3) is not None
     assert reads == []
     assert log.find(HOUR, 4) is not None
