@@ -129,6 +129,18 @@ class ApiServer(httpx.Client):
         answer: dict[str, Any] = self.ask("GET", f"/v1/messages/{message_id}")
         return answer
 
+    def recorded(self, message_id: str, count: int = 1) -> list[dict[str, Any]]:
+        """The deliveries of a message once it is delivered, and so many of them are recorded: the
+        results of webhooks are, a moment later, and whatever kills the server does not repeat
+        them from then on."""
+
+        def look() -> list[dict[str, Any]]:
+            found = self.look_up(message_id)
+            is_done = found["state"] == "delivered" and len(found["deliveries"]) >= count
+            return list(found["deliveries"]) if is_done else []
+
+        return wait_until(look)
+
     def subscribe(self, name: str, subject: str, **definition: object) -> str:
         """Make a subscription, which pulls unless a url is given; its path."""
         kind = "webhook" if "url" in definition else "pull"

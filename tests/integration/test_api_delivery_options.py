@@ -32,10 +32,6 @@ def letters(api, path):
     return api.ask("GET", f"{path}/dead-letters?limit=1000")["dead_letters"]
 
 
-def is_delivered(api, message_id):
-    wait_until(lambda: api.look_up(message_id)["state"] == "delivered")
-
-
 # ---- secrets -----------------------------------------------------------------------------------
 
 
@@ -47,7 +43,7 @@ def test_while_a_secret_is_changed_over_both_sign(api, receiver, subject):
     def verified_by():
         published = api.publish(subject, body={"n": 1})
         received = receiver.next(url)
-        is_delivered(api, published["id"])
+        api.recorded(published["id"])
         found = []
         for name, secret in (("old", OLD), ("new", NEW), ("third", THIRD)):
             try:
@@ -166,7 +162,7 @@ def test_a_batch_is_an_array_signed_as_a_whole(api, receiver, subject):
     assert headers["content-type"] == "application/json"
     assert not headers.keys() & {"delay-subject", "delay-key", "delay-due", "x-a"}
     for one in (first, second):
-        is_delivered(api, one["id"])
+        api.recorded(one["id"])
 
 
 def test_many_messages_take_few_requests(api, receiver, subject):
@@ -201,8 +197,7 @@ def test_a_batch_that_fails_is_tried_again_and_each_is_recorded_once(api, receiv
         assert {one["attempt"] for one in document} == {number}
     assert len({one.headers["webhook-id"] for one in attempts}) == 1
     for message_id in ids:
-        is_delivered(api, message_id)
-        assert [one["attempt"] for one in api.look_up(message_id)["deliveries"]] == [3]
+        assert [one["attempt"] for one in api.recorded(message_id)] == [3]
     assert letters(api, path) == []
 
 

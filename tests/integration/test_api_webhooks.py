@@ -93,10 +93,8 @@ def test_what_fails_is_tried_again_with_the_same_id(api, receiver, subscribe, su
     assert attempts[2].at_ms - attempts[1].at_ms >= 160
     for one in attempts:
         Webhook(SECRET).verify(one.body, one.headers)
-    wait_until(lambda: state(api, published) == "delivered")
-    found = api.look_up(published["id"])
-    assert found["attempts"] == 3
-    assert [one["attempt"] for one in found["deliveries"]] == [3]
+    assert [one["attempt"] for one in api.recorded(published["id"])] == [3]
+    assert api.look_up(published["id"])["attempts"] == 3
 
 
 def test_retry_after_is_honoured(api, receiver, subscribe, subject):
@@ -232,8 +230,7 @@ def test_a_message_goes_to_a_webhook_and_a_consumer(api, receiver, subscribe, su
     api.ack(pulling, message)
     assert message["id"] == published["id"] == receiver.next(url).headers["webhook-id"]
     assert receiver.next(url).headers["delay-attempt"] == "2"
-    wait_until(lambda: state(api, published) == "delivered")
-    assert len(api.look_up(published["id"])["deliveries"]) == 2
+    assert len(api.recorded(published["id"], 2)) == 2
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["SIGTERM", "SIGKILL"])
@@ -261,7 +258,7 @@ def test_retries_dead_letters_and_pauses_outlive_the_process(lasting_api, receiv
     assert second.headers["webhook-id"] == first.headers["webhook-id"] == retry["id"]
     assert second.headers["delay-attempt"] == "2"
     assert second.at_ms >= first.at_ms + 1200
-    wait_until(lambda: state(api, retry) == "delivered")
+    api.recorded(retry["id"])
     assert letters(api, burying) == found
     assert state(api, dead) == "dead"
     assert api.ask("GET", pausing)["paused"] is True
