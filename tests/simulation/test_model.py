@@ -34,7 +34,9 @@ SETTINGS = Settings(
     segment_bytes=4096,
     checkpoint_ms=1000,
     lead_ms=50,
-    retention_ms=10 * HOUR_MS,
+    # Longer than all steps together: what is past it is unknown to the server, not to the model.
+    # `delayserver.testing` has worlds with short ones.
+    retention_ms=1000 * HOUR_MS,
     dedupe_window_ms=0,
     settle_sync_ms=0,
     group_max_bytes=1 << 20,
