@@ -301,7 +301,7 @@ class ReplayThread(Worker[ReplayItem]):
         elif not 0 <= now_ms - self._filed_ms < self._file_ms:
             self._file()
             if self._replay.has_new_names:
-                # Readers of the files find names in the catalog only, and new ones are few.
+                # Streams of the files look names up in the catalog only, and new ones are few.
                 self._checkpoint()
         elif self._more_to_purge:
             self._purge(now_ms)
