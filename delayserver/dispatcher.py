@@ -16,7 +16,7 @@ Threads: belongs to the event loop.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
@@ -34,15 +34,16 @@ from delayserver.subscriptions import Registry, Subscription
 from delayserver.tables import Change, ChangeState
 from delayserver.timeouts import Timeouts
 from delayserver.times import format_duration
-from delayserver.wheel import ROUTE_SUBSCRIPTION, Batch
+from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Batch
 from storage.frame import Rows
-from storage.rows import HOUR_MS, Outcome, select
+from storage.rows import HOUR_MS, Outcome, concatenate, select
 
 READ_ROWS_MAX = 512
 BATCH_BYTES_MAX = 4 * 1024 * 1024
 """Bodies of the messages in one request, unless one alone has more."""
 
 NEVER_MS = 1 << 62
+_NOBODY = Subscription(id=0, name="", subject="", type="pull", created_ms=0)
 
 
 @dataclass(slots=True)
@@ -58,6 +59,9 @@ class Take:
     """They are not to be delivered, but dead letters for this reason."""
     as_batch: bool = False
     """They are to go in one request, which counts among the `posts` of their queue."""
+    left_by: int = 0
+    """Not 0: the subscription that they were for is gone; they are read to find out whose they are
+    now."""
 
     @property
     def first_seq(self) -> int:
@@ -81,6 +85,11 @@ class Ports(Protocol):
 
     def outdated(self, delivery: Delivery, reason: str) -> None:
         """It is too old to be delivered; answer with `Engine.on_outdated`."""
+        ...
+
+    def orphaned(self, delivery: Delivery, left_by: int) -> None:
+        """It was for a subscription that is gone, and is nothing that a restart would find; answer
+        with `Engine.on_orphaned`."""
         ...
 
     def hand_out(self, take: Take, deliveries: Deliveries) -> None:
@@ -166,11 +175,13 @@ class Dispatcher:
         *,
         started_ms: int = 0,
         changes: Callable[[int], Mapping[int, Change]] = lambda seq: {},
+        has_not_fired: Callable[[Entry], bool] = lambda entry: False,
     ) -> None:
         """`changes`: where the deliveries of a message are now, by subscription, if not where its
-        id says (`Sequencer.changes`)."""
+        id says (`Sequencer.changes`); `has_not_fired`: whether a row is still to come."""
         self._registry = registry
         self._changes = changes
+        self._has_not_fired = has_not_fired
         self._started_ms = started_ms
         self.now_ms = started_ms
         """When it was last told what time it is."""
@@ -218,9 +229,10 @@ class Dispatcher:
 
     def _route(self, route: int, batch: Batch) -> list[Queue]:
         if route & ROUTE_SUBSCRIPTION:
-            subscription = self._registry.by_id(route & ~ROUTE_SUBSCRIPTION)
+            subscription_id = route & ~ROUTE_SUBSCRIPTION
+            subscription = self._registry.by_id(subscription_id)
             if subscription is None:
-                return self._adopt(batch)
+                return self._adopt(batch, subscription_id)
             queue = self.queue(subscription)
             queue.rows.push(batch)
             return [queue]
@@ -261,49 +273,74 @@ class Dispatcher:
         self._hours.add(batch.hour, -len(batch.rows))
         return queues
 
-    def _adopt(self, batch: Batch) -> list[Queue]:
+    def _adopt(self, batch: Batch, left_by: int) -> list[Queue]:
         """Rows for a subscription that is gone: their subject stands in their payload alone."""
-        if not len(batch.rows):
-            return []
-        self._orphans.update(batch.rows["seq"].tolist())
-        gone = Subscription(id=0, name="", subject="", type="pull", created_ms=0)
-        self._ports.read(Take(gone, [batch], {}))
+        if len(batch.rows):
+            self._orphans.update(batch.rows["seq"].tolist())
+            self._ports.read(Take(_NOBODY, [batch], {}, left_by=left_by))
         return []
 
     def _on_adopted(self, take: Take, deliveries: Deliveries, now_ms: int) -> None:
-        self._forget_orphans(take)
+        passed_on: dict[tuple[int, int, str], list[Rows]] = {}
         for delivery in deliveries:
+            self._forget_orphans((delivery.entry.seq,))
+            origin, changes = delivery.origin, self._changes(delivery.origin.message_seq)
             matching = self._registry.matching(delivery.subject)
-            origin = delivery.origin
             # A row that it was moved to was newer than the publish: at worst it comes once more.
-            if any(s.existed(origin.message_seq, origin.due_ms) for s in matching):
-                # It had this message on its own.
+            had_it = any(s.existed(origin.message_seq, origin.due_ms) for s in matching)
+            if had_it or self._is_elsewhere(delivery, changes):
                 self._settle(delivery, Outcome.DROPPED, now_ms)
-                continue
-            if not self._is_passed_on(delivery):
-                self._settle(delivery, Outcome.DROPPED, now_ms)
-                continue
-            batch = Batch(delivery.entry.hour, delivery.row)
-            if matching:
+            elif self._is_in_memory_alone(delivery, changes):
+                self._orphans[delivery.entry.seq] += 1  # until that is recorded
+                self._ports.orphaned(delivery, take.left_by)
+            else:
+                whose = (delivery.entry.hour, origin.subject_id, delivery.subject)
+                passed_on.setdefault(whose, []).append(delivery.row)
+        unreadable = Counter(seq for batch in take.batches for seq in batch.rows["seq"].tolist())
+        unreadable.subtract(deliveries.settled["seq"].tolist())
+        self._forget_orphans(unreadable.elements())
+        for (hour, subject_id, subject), rows in passed_on.items():
+            batch = Batch(hour, concatenate(rows, WHEEL_DTYPE))
+            if matching := self._registry.matching(subject):
                 queue = self.queue(matching[0])
                 queue.rows.push(batch)
                 self.pump(queue, now_ms)
             else:
-                self._parked.setdefault(origin.subject_id, []).append(batch)
+                self._parked.setdefault(subject_id, []).append(batch)
 
-    def _is_passed_on(self, delivery: Delivery) -> bool:
-        """Whether others get this row of a subscription that is gone.
+    def _is_elsewhere(self, delivery: Delivery, changes: Mapping[int, Change]) -> bool:
+        """Whether another row of the message is on its way to a subscription that is gone too, or
+        is still to come.
 
-        A message may have several such, since each was retried on its own. One is enough: that of
-        the newest, who may have got it from another of them."""
-        changes = self._changes(delivery.origin.message_seq)
-        retried = (s for s, change in changes.items() if s and change.state == ChangeState.RETRYING)
-        newest = max((s for s in retried if self._registry.by_id(s) is None), default=None)
-        return newest is None or int(delivery.row["route"][0]) == newest | ROUTE_SUBSCRIPTION
+        Each of them was tried on its own; the last of the rows that is open is passed on. From then
+        on it is the only one, so it need not be looked for among those that wait for an heir."""
+        seq, message_seq = delivery.entry.seq, delivery.origin.message_seq
+        first_seq = changes[0].entry_seq if 0 in changes else message_seq
+        return first_seq in self._orphans or any(
+            subscription_id
+            and change.state == ChangeState.RETRYING
+            and change.entry_seq != seq
+            and (
+                change.entry_seq in self._orphans
+                or self._has_not_fired(Entry(change.entry_seq, change.due_ms))
+            )
+            for subscription_id, change in changes.items()
+        )
 
-    def _forget_orphans(self, take: Take) -> None:
-        for batch in take.batches:
-            self._orphans -= Counter(batch.rows["seq"].tolist())
+    def _is_in_memory_alone(self, delivery: Delivery, changes: Mapping[int, Change]) -> bool:
+        """Whether a restart would not find the row again, since others have failed at it."""
+        of_others = [change for subscription_id, change in changes.items() if subscription_id]
+        return bool(of_others) and not any(
+            change.state == ChangeState.RETRYING and change.entry_seq == delivery.entry.seq
+            for change in of_others
+        )
+
+    def _forget_orphans(self, seqs: Iterable[int]) -> None:
+        orphans = self._orphans
+        for seq in seqs:
+            orphans[seq] -= 1
+            if orphans[seq] <= 0:
+                del orphans[seq]
 
     def parked_count(self) -> int:
         """Rows that are due and that no subscription matches."""
@@ -407,7 +444,7 @@ class Dispatcher:
             fetch.force_complete()
         self._orphans.update(queue.reserved)
         for batch in queue.rows.batches():
-            self._adopt(batch)
+            self._adopt(batch, queue.subscription.id)
 
     # ── handing out ────────────────────────────────────────────────────────────────────────────
 
@@ -486,7 +523,7 @@ class Dispatcher:
 
     def on_read(self, take: Take, deliveries: Deliveries, now_ms: int) -> None:
         """The payloads are here. Rows that could not be read were reported and are left out."""
-        if take.subscription.id == 0:
+        if take.left_by:
             self._on_adopted(take, deliveries, now_ms)
             return
         queue = self._queues.get(take.subscription.id)
@@ -494,9 +531,9 @@ class Dispatcher:
             # Deleted meanwhile: the rows go where those in its queue went.
             if take.request is not None:
                 take.request.answer(Pulled())
-            self._forget_orphans(take)
             for batch in take.batches:
-                self._adopt(batch)
+                self._forget_orphans(batch.rows["seq"].tolist())
+                self._adopt(batch, take.subscription.id)
             return
         if take.count != len(deliveries):
             read = set(deliveries.settled["seq"].tolist())
@@ -607,7 +644,7 @@ class Dispatcher:
     def _end_leases(self, subscription_id: int, seqs: list[int]) -> Queue | None:
         queue = self._queues.get(subscription_id)
         if queue is None:
-            self._orphans -= Counter(seqs)
+            self._forget_orphans(seqs)
         else:
             queue.end_leases(seqs)
         return queue
@@ -617,7 +654,7 @@ class Dispatcher:
         seq = delivery.entry.seq
         queue = self._queues.get(delivery.subscription_id)
         if queue is None:
-            self._orphans -= Counter((seq,))
+            self._forget_orphans((seq,))
         elif queue.let_go(seq):
             queue.attempts.pop(seq, None)
 
@@ -627,7 +664,7 @@ class Dispatcher:
         self.leave(delivery)
         queue = self._queues.get(delivery.subscription_id)
         if queue is None:
-            self._adopt(batch)
+            self._adopt(batch, delivery.subscription_id)
             return
         if next_attempt != delivery.origin.attempt:
             queue.attempts[delivery.entry.seq] = next_attempt
@@ -647,7 +684,7 @@ class Dispatcher:
         for start, end in reversed(list(pairwise([0, *cuts, len(rows)]))):
             batch = Batch(int(hours[start]), rows[start:end])
             if queue is None:
-                self._adopt(batch)
+                self._adopt(batch, deliveries.subscription_id)
             else:
                 queue.rows.push_front(batch)
 

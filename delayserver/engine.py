@@ -45,7 +45,7 @@ from delayserver.hours import Hours
 from delayserver.ids import IdCodec, KeyHasher
 from delayserver.imports import Imports
 from delayserver.loader import LoadedHour
-from delayserver.message import Delivery, Origin, Payload, encode_payload, row_flags
+from delayserver.message import Delivery, Entry, Origin, Payload, encode_payload, row_flags
 from delayserver.messages import Messages
 from delayserver.produce import Level, Produces
 from delayserver.publishing import Publishing
@@ -123,6 +123,7 @@ class Engine:
             self.timeouts,
             started_ms=now_ms,
             changes=sequencer.changes,
+            has_not_fired=self._has_not_fired,
         )
         self.messages = Messages(
             settings,
@@ -370,6 +371,9 @@ class Engine:
             raise NotFoundError(f"there is no subscription {name!r}")
         return found
 
+    def _has_not_fired(self, entry: Entry) -> bool:
+        return self.messages.has_not_fired(entry)  # they need the dispatcher, too
+
     # ── deliveries ─────────────────────────────────────────────────────────────────────────────
 
     def on_read(self, take: Take, deliveries: Deliveries) -> None:
@@ -491,6 +495,12 @@ class Engine:
         """A delivery is too old to be attempted: it is a dead letter."""
         self._bury(delivery, reason, now_ms, delivery.attempt - 1)
 
+    def on_orphaned(self, delivery: Delivery, left_by: int, now_ms: int) -> None:
+        """A delivery is what is left of a message, and its subscription is gone: it gets a row that
+        a restart finds, for whoever is there then."""
+        delivery = msgspec.structs.replace(delivery, subscription_id=left_by)
+        self._schedule_again(delivery, delivery.attempt, 0, now_ms)
+
     def _pause(self, subscription: Subscription) -> None:
         """The receiver is gone: send it nothing more, at once, and record it."""
         queue = self.dispatcher.queue(subscription)
@@ -511,13 +521,17 @@ class Engine:
 
     def _retry(self, delivery: Delivery, delay_ms: int, now_ms: int) -> None:
         """Schedule the next attempt; a restart keeps it, and memory does not."""
+        self._schedule_again(delivery, delivery.attempt + 1, delay_ms, now_ms)
+        self.retried_by_subject[delivery.origin.subject_id] += 1
+
+    def _schedule_again(self, delivery: Delivery, attempt: int, delay_ms: int, now_ms: int) -> None:
         origin = delivery.origin
         next_origin = Origin(
             origin.message_seq,
             origin.published_due_ms,
             origin.subject_id,
             origin.due_ms,
-            delivery.attempt + 1,
+            attempt,
         )
         payload = msgspec.structs.replace(delivery.payload, origin=next_origin)
         sealed = encode_payload(payload)
@@ -532,14 +546,14 @@ class Engine:
             subject_id=origin.subject_id,
             subscription_id=delivery.subscription_id,
             payload=sealed,
-            attempt=delivery.attempt + 1,
+            attempt=attempt,
             flags=row_flags(payload),
         )
-        change = Change(ChangeState.RETRYING, seq, due_ms, delivery.attempt + 1, origin.subject_id)
-        self._conclude(delivery, seq, change, now_ms, partial(self._retry, delivery, delay_ms))
+        change = Change(ChangeState.RETRYING, seq, due_ms, attempt, origin.subject_id)
+        again = partial(self._schedule_again, delivery, attempt, delay_ms)
+        self._conclude(delivery, seq, change, now_ms, again)
         route = delivery.subscription_id | ROUTE_SUBSCRIPTION
         self.messages.schedule(seq, due_ms, route)
-        self.retried_by_subject[origin.subject_id] += 1
 
     def _bury(self, delivery: Delivery, reason: str, now_ms: int, attempts: int) -> None:
         """No attempt is left after so many: it can be listed and redriven from now on."""

@@ -208,12 +208,16 @@ class Messages:
 
     def _waits(self, entry: Entry) -> bool:
         """Whether a schedule row has not fired, or fired and is parked."""
+        return self.has_not_fired(entry) or self._dispatcher.is_parked(entry)
+
+    def has_not_fired(self, entry: Entry) -> bool:
+        """Whether a schedule row that was not removed is still to come."""
         hour = entry.hour
         if not self._hours.is_live(hour) or hour in self._hours.loading:
             return True
         if self._groups.is_in_memory(entry.seq):
             return True
-        return self._wheel.contains(entry.seq, entry.due_ms) or self._dispatcher.is_parked(entry)
+        return self._wheel.contains(entry.seq, entry.due_ms)
 
     def _is_partly_settled(self, entry: Entry) -> bool:
         """Whether only some subscriptions still wait for the row: a restart leaves such rows."""

@@ -138,7 +138,10 @@ def _among(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
 
 def _waits(rows: Rows, settled: Rows, wanted: Wanted, registry: Registry) -> np.ndarray:
     """Which rows some subscription, or nobody yet, is still to get."""
-    waits = ~_among(rows["seq"], settled["seq"])
+    by_somebody = settled["seq"][settled["subscription_id"] != 0]
+    waits = ~_among(rows["seq"], by_somebody)
+    # See the loader: what was dropped ends a row for one subscription alone.
+    waits &= (rows["subscription_id"] == 0) | ~_among(rows["seq"], settled["seq"])
     partly = np.flatnonzero(~waits)
     if len(partly):
         here = select(rows, partly)

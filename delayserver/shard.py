@@ -352,6 +352,9 @@ class Shard(ABC):
     def outdated(self, delivery: Delivery, reason: str) -> None:
         self.engine.on_outdated(delivery, reason, self.clock())
 
+    def orphaned(self, delivery: Delivery, left_by: int) -> None:
+        self.engine.on_orphaned(delivery, left_by, self.clock())
+
     def settle(self, hour: int, rows: bytes) -> None:
         self._settle.rows_by_hour.setdefault(hour, []).append(rows)
         self._settle_soon()

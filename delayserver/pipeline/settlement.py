@@ -273,10 +273,14 @@ def _absent(entries: Rows, endings: Rows, judgement: Judgement) -> tuple[np.ndar
     is_due |= has_ending
     wanted = np.flatnonzero(is_due & ~is_removed)
     positions, subscriptions = _expected(entries, wanted, judgement)
-    # Nobody in particular is to have the others: any ending will do.
-    is_expected = np.zeros(len(entries), bool)
+    # Nobody in particular is to have the others: any ending will do, but as long as their hour is
+    # open a row for a subject waits until somebody had it (see the loader).
+    is_expected, is_had = np.zeros((2, len(entries)), bool)
     is_expected[positions] = True
-    anybody = np.flatnonzero(~is_expected & ~is_removed & ~has_ending)
+    is_had[endings["position"][endings["state"] != State.DROPPED]] = True
+    is_had |= has_ending & (entries["subscription_id"] != 0)
+    is_had |= has_ending & (entries["seq"] <= judgement.retired_through_seq)
+    anybody = np.flatnonzero(~is_expected & ~is_removed & ~is_had)
 
     shift = np.uint64(32)
     had = (endings["position"].astype(np.uint64) << shift) | endings["subscription_id"]

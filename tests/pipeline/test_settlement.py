@@ -233,6 +233,17 @@ def test_nothing_more_is_expected_of_a_deleted_subscription() -> None:
     assert dropped == [(7, 0, "DROPPED", 0)]
 
 
+@pytest.mark.parametrize("retired", [True, False])
+def test_what_deleted_subscriptions_left_of_a_message_waits_for_others(retired: bool) -> None:
+    dropped = dispatch((7, 0), outcome=Outcome.DROPPED)
+    waits = [] if retired else [(7, 0, "PENDING", 0)]
+    found = judged(schedule(ENTRY), dropped, (), retired=retired)
+    assert found == [(7, 0, "DROPPED", 0), *waits]
+    had = np.concatenate([dropped, dispatch((7, 1))])
+    found = judged(schedule(ENTRY), had, (), retired=retired)
+    assert found == [(7, 0, "DROPPED", 0), (7, 1, "DELIVERED", 0)]
+
+
 def test_a_delivery_before_its_time_is_early() -> None:
     found = judged(schedule(ENTRY), dispatch((7, 1), late_ms=-1))
     assert found == [(7, 1, "DELIVERED", Problem.EARLY)]

@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass, field
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -196,33 +197,100 @@ class FanOut(RuleBasedStateMachine):
         ) else None
 
 
+def unsubscribe(machine: FanOut, *numbers: int) -> None:
+    for number in numbers:
+        gone = msgspec.structs.replace(machine.exists()[number], deleted=True)
+        machine.server.engine.put_subscription(gone)
+        machine.look()
+
+
+def answer(machine: FanOut, seq: int, subscription_id: int, ok: bool) -> None:
+    [sent] = [
+        [one]
+        for [one] in machine.server.sending
+        if (one.origin.message_seq, one.subscription_id) == (seq, subscription_id)
+    ]
+    machine.take(seq, subscription_id, ok)
+    machine.ledger.returned(sent[0], seen=ok)
+    machine.server.answer(sent, WebhookResponse(200 if ok else 500))
+    machine.look()
+
+
 def test_an_heir_gets_one_of_the_retries_of_those_who_are_gone() -> None:
     machine = FanOut()
     machine.start()
     machine.publish("a.x", 5)
     for pattern in ("a.x", "a.x", "a.x", "b"):
         machine.subscribe(pattern)
-
-    def unsubscribe(number: int) -> None:
-        gone = msgspec.structs.replace(machine.exists()[number], deleted=True)
-        machine.server.engine.put_subscription(gone)
-        machine.look()
-
-    unsubscribe(1)
+    unsubscribe(machine, 1)
     machine.subscribe("a.x")
-    unsubscribe(5)
-    for number in (2, 3):
-        [sent] = [one for one in machine.server.sending if one[0].subscription_id == number]
-        machine.ledger.returned(sent[0], seen=False)
-        machine.server.answer(sent, WebhookResponse(500))
-        machine.look()
+    unsubscribe(machine, 5)
+    [seq] = machine.known
+    answer(machine, seq, 2, False)
+    answer(machine, seq, 3, False)
     machine.subscribe("a.x")
-    unsubscribe(2)
-    unsubscribe(3)
+    unsubscribe(machine, 2, 3)
+    machine.teardown()
+
+
+def test_an_heir_gets_nothing_more_when_a_request_to_one_who_is_gone_fails() -> None:
+    machine = FanOut()
+    machine.start()
+    machine.subscribe("a.x")
+    machine.subscribe("a.x")
+    machine.publish("a.x", 0)
+    [seq] = machine.known
+    answer(machine, seq, 1, False)
+    machine.subscribe("a.x")
+    unsubscribe(machine, 1, 2)
+    machine.wait(HOUR_MS)
+    # It is on its way to the second still; the retry of the first has fired.
+    answer(machine, seq, 2, False)
+    machine.wait(HOUR_MS)
+    answer(machine, seq, 3, True)
+    machine.teardown()
+
+
+@pytest.mark.parametrize("ending", ["stop", "kill", "power loss"])
+def test_what_waited_behind_a_dropped_retry_is_not_lost(ending: str) -> None:
+    machine = FanOut()
+    machine.start()
+    for _ in range(3):
+        machine.subscribe("a.x")
+    for _ in range(3):
+        machine.publish("a.x", 0)
+    *others, seq = machine.known
+    for number in (1, 2):
+        for other in others:
+            answer(machine, other, number, True)
+        answer(machine, seq, number, False)
+    # It waits in the queue of the third, which has its hands full.
+    unsubscribe(machine, 1, 2)
+    machine.wait(HOUR_MS)  # Their retries fire, and are dropped: the third had it on its own.
+    unsubscribe(machine, 3)
+    machine.end(ending)
+    machine.what_nobody_matches_waits()
+    machine.teardown()
+
+
+@pytest.mark.parametrize("ending", ["stop", "kill", "power loss"])
+def test_what_was_dropped_for_one_who_is_gone_is_not_lost_for_all(ending: str) -> None:
+    machine = FanOut()
+    machine.start()
+    machine.subscribe("a.x")
+    machine.subscribe("a.x")
+    for _ in range(3):  # The third waits in the queues.
+        machine.publish("a.x", 0)
+    unsubscribe(machine, 1)
+    machine.end(ending)
+    unsubscribe(machine, 2)
+    machine.end(ending)
+    machine.what_nobody_matches_waits()
     machine.teardown()
 
 
 TestFanOut = FanOut.TestCase
+TestFanOut.pytestmark = [pytest.mark.timeout(600)]  # type: ignore[attr-defined]  # to shrink
 TestFanOut.settings = settings(
     max_examples=100,
     stateful_step_count=30,

@@ -351,6 +351,7 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
+TestModel.pytestmark = [pytest.mark.timeout(600)]  # type: ignore[attr-defined]  # to shrink
 TestModel.settings = settings(
     max_examples=80,
     stateful_step_count=40,

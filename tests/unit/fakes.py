@@ -121,7 +121,9 @@ def deliveries(*ones: Delivery) -> Deliveries:
 def dispatch_row(
     seq: int, *, subscription_id: int = 1, due_ms: int = START_MS, settled_ms: int = START_MS
 ) -> bytes:
-    return DISPATCH_ROW.pack(seq, seq, due_ms, settled_ms, subscription_id, 1, Outcome.DELIVERED, 0)
+    """A delivery; without a subscription (0) what one that is gone left behind."""
+    outcome = Outcome.DELIVERED if subscription_id else Outcome.DROPPED
+    return DISPATCH_ROW.pack(seq, seq, due_ms, settled_ms, subscription_id, 1, outcome, 0)
 
 
 class NotingPorts:
@@ -135,6 +137,7 @@ class NotingPorts:
         self.sent: list[tuple[str, Delivery]] = []
         self.posts: list[list[Delivery]] = []
         self.dropped: list[tuple[Delivery, str]] = []
+        self.orphans: list[tuple[Delivery, int]] = []
         self.ticks = 0
         self.handed_out: list[tuple[Take, Deliveries]] = []
         self.settled: list[tuple[int, bytes]] = []
@@ -160,6 +163,9 @@ class NotingPorts:
 
     def outdated(self, delivery: Delivery, reason: str) -> None:
         self.dropped.append((delivery, reason))
+
+    def orphaned(self, delivery: Delivery, left_by: int) -> None:
+        self.orphans.append((delivery, left_by))
 
     def tick_soon(self) -> None:
         self.ticks += 1

@@ -43,6 +43,8 @@ class Parts:
         self.timeouts = Timeouts(NOW_MS)
         self.changes: dict[int, Change] = {}
         """Of every message."""
+        self.ahead: list[Entry] = []
+        """Rows that have not fired."""
         self.dispatcher = Dispatcher(
             self.registry,
             NAMES,
@@ -50,6 +52,7 @@ class Parts:
             self.ports,
             self.timeouts,
             changes=lambda seq: self.changes,
+            has_not_fired=lambda entry: entry in self.ahead,
         )
         self.dispatcher.now_ms = NOW_MS
         self.answers: list[list[tuple[Delivery, str]]] = []
@@ -244,7 +247,7 @@ def test_what_waited_for_a_deleted_subscription_goes_to_another_that_matches() -
     parts = Parts(gone, heir)
     parts.fire((5, START_MS))
     parts.change(subscription(1, deleted=True))
-    assert parts.ports.taken[0].subscription.id == 0
+    assert parts.ports.taken[0].left_by == 1
     parts.read()
     assert parts.waiting(heir) == [5]
     assert parts.hours.unsettled() == 1
@@ -283,26 +286,81 @@ def test_a_retry_for_a_deleted_subscription_is_adopted_when_it_fires() -> None:
     assert parts.waiting(heir) == [5]
 
 
-def test_of_retries_for_several_deleted_subscriptions_one_is_adopted() -> None:
+def retrying(seq: int, *, attempt: int = 2) -> Change:
+    return Change(ChangeState.RETRYING, seq, START_MS, attempt, 1)
+
+
+def test_of_retries_for_several_deleted_subscriptions_the_last_is_adopted() -> None:
     heir = subscription(4, created_ms=NOW_MS)
     parts = Parts(heir)
-    for number in (1, 2, 3):
-        state = ChangeState.DEAD if number == 3 else ChangeState.RETRYING
-        parts.changes[number] = Change(state, number, START_MS, 2, 1)
-    parts.changes[0] = Change(ChangeState.MOVED, 9, START_MS, 1, 1)
+    parts.changes = {
+        0: Change(ChangeState.MOVED, 9, START_MS, 1, 1),
+        1: retrying(5),
+        2: retrying(6),
+        3: Change(ChangeState.DEAD, 7, START_MS, 2, 1),
+    }
+    parts.ahead = [Entry(6, START_MS)]
     parts.fire((5, START_MS), route=1 | ROUTE_SUBSCRIPTION)
     parts.read(attempt=2)
     assert parts.settled() == [(5, 0, Outcome.DROPPED)]
+    parts.ahead = []
     parts.fire((6, START_MS), route=2 | ROUTE_SUBSCRIPTION)
     parts.read(attempt=2)
     assert parts.waiting(heir) == [6]
     # It fails there, and the heir is deleted in its turn.
-    parts.changes[4] = Change(ChangeState.RETRYING, 7, START_MS, 3, 1)
+    parts.changes[4] = retrying(8, attempt=3)
     parts.change(subscription(4, deleted=True))
     parts.read()
-    parts.fire((7, START_MS), route=4 | ROUTE_SUBSCRIPTION)
+    parts.fire((8, START_MS), route=4 | ROUTE_SUBSCRIPTION)
     parts.read(attempt=3)
-    assert parts.dispatcher.is_parked(Entry(7, START_MS))
+    assert parts.dispatcher.is_parked(Entry(8, START_MS))
+
+
+def test_of_retries_that_are_adopted_together_one_is() -> None:
+    heir = subscription(3, created_ms=NOW_MS)
+    parts = Parts(heir)
+    parts.changes = {1: retrying(5), 2: retrying(6)}
+    parts.fire((5, START_MS), route=1 | ROUTE_SUBSCRIPTION)
+    parts.fire((6, START_MS), route=2 | ROUTE_SUBSCRIPTION)
+    parts.read(message_seq=1)
+    parts.read(message_seq=1)
+    assert parts.settled() == [(5, 0, Outcome.DROPPED)]
+    assert parts.waiting(heir) == [6]
+
+
+def test_as_long_as_one_that_is_gone_may_take_a_message_nobody_inherits_it() -> None:
+    gone, other, heir = webhook(1), webhook(2), subscription(3, created_ms=START_MS + 1)
+    parts = Parts(gone, other, heir)
+    parts.fire((5, START_MS))
+    [on_its_way] = parts.read()
+    parts.change(webhook(1, deleted=True))
+    parts.change(webhook(2, deleted=True))
+    parts.read()
+    assert parts.ports.taken != []
+    parts.read()
+    assert parts.settled() == [(5, 0, Outcome.DROPPED)]
+    assert parts.waiting(heir) == []
+    parts.dispatcher.give_back(on_its_way, 2)
+    parts.read()
+    assert parts.waiting(heir) == [5]
+
+
+def test_what_others_failed_at_gets_a_row_of_its_own() -> None:
+    gone, heir = subscription(2), subscription(3, created_ms=START_MS + 1)
+    parts = Parts(gone, heir)
+    parts.fire((5, START_MS))
+    # The retry of another was dropped, since this one had the message on its own.
+    parts.changes = {1: retrying(6)}
+    parts.change(subscription(2, deleted=True))
+    parts.read()
+    [(delivery, left_by)] = parts.ports.orphans
+    assert (delivery.entry.seq, left_by) == (5, 2)
+    assert parts.dispatcher.holds(Entry(5, START_MS))
+    assert parts.settled() == []
+    assert parts.waiting(heir) == []
+    # When that is recorded:
+    parts.dispatcher.leave(delivery)
+    assert not parts.dispatcher.holds(Entry(5, START_MS))
 
 
 def test_what_is_being_adopted_is_on_its_way() -> None:

@@ -148,6 +148,21 @@ def test_what_is_settled_for_some_remains_for_the_others(disk: Disk) -> None:
     assert routes(loaded) == {(2, 0), (1, 1), (1, 3)}
 
 
+def test_what_a_deleted_subscription_left_behind_is_dropped_for_this_one_alone(disk: Disk) -> None:
+    log = Log()
+    log.publish(START_MS)
+    log.publish(START_MS)
+    retry = log.retry(2, START_MS, START_MS, subscription_id=1)
+    disk.file(log.close())
+    disk.settle(HOUR, dispatch_row(1, subscription_id=0))
+    disk.settle(HOUR, dispatch_row(retry, subscription_id=0))
+    [snapshot] = disk.replay.snapshot(HOUR)
+    assert routes(disk.load(snapshot, subscription(2))) == {(1, 0), (2, 2)}
+    assert routes(disk.load(snapshot)) == {(1, 0)}
+    disk.settle(HOUR, dispatch_row(1, subscription_id=3))
+    assert routes(disk.load(snapshot)) == set()
+
+
 def test_what_others_had_is_not_for_who_came_when_the_clock_was_set_back(disk: Disk) -> None:
     log = Log()
     for _ in range(3):
