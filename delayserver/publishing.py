@@ -34,7 +34,7 @@ from delayserver.message import (
 )
 from delayserver.message_id import ID_BYTES, read_id
 from delayserver.messages import Messages, Versions
-from delayserver.sequencer import Group, KeyEntry, Publishes, Sequencer
+from delayserver.sequencer import Group, KeyEntry, Publishes, Sequencer, pack_key_values
 from delayserver.tables import ChangeState
 from delayserver.tracecontext import Trace, with_trace
 from storage.frame import CRC_BYTES, crcs_of, seal, sealed_crc
@@ -348,8 +348,8 @@ class Publishing:
         last_seq = first_seq + len(batch) - 1
         seqs = range(first_seq, last_seq + 1)
         if has_keys:
-            entries = map(KeyEntry, seqs, dues_ms, new.digests())
-            pairs = dict(zip(hashes, entries, strict=True))
+            values = pack_key_values(seqs, dues_ms, new.digests())
+            pairs = dict(zip(hashes, values, strict=True))
             pairs.pop(NO_KEY, None)
             sequencer.put_keys(last_seq, pairs)
         group = sequencer.group

@@ -131,7 +131,11 @@ def file_message_log(
     made yet. Returns the next seq and the number of records, and adds to `damage`."""
     _check_catalog(message_log, schedule, replay)
     _cut_schedule(schedule, replay)
-    return _replay_tail(message_log, replay, damage, now_ms, progress)
+    known = len(damage)
+    next_seq, replayed = _replay_tail(message_log, replay, damage, now_ms, progress)
+    lost = [(found.first_seq, found.last_seq) for found in damage[known:]]
+    replay.forget_lost_keys(lost, next_seq)
+    return next_seq, replayed
 
 
 def _check_catalog(message_log: MessageLog, schedule: HourLog, replay: Replay) -> None:

@@ -39,6 +39,7 @@ from delayserver.sequencer import dead_letter_key, pack_key_entries, unpack_key_
 from delayserver.tables import (
     CHECKPOINT_KEY,
     HOUR_KEY,
+    KEYS_AHEAD_KEY,
     Change,
     ChangeState,
     HourState,
@@ -49,12 +50,13 @@ from delayserver.tables import (
     pack_checkpoint,
     read_checkpoint,
     read_hours,
+    read_keys_ahead,
     unpack_change,
 )
 from delayserver.watches import pack_watch, parse_watch_key, watch_key
 from delayserver.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE
-from storage.catalog import Catalog, Table
-from storage.columns import Columns
+from storage.catalog import Catalog, Table, Writes
+from storage.columns import Columns, ascending
 from storage.errors import DamageError, DiskFullError
 from storage.frame import Damage, Frame, Rows, unseal
 from storage.hour_log import HourLog, hour_name
@@ -77,6 +79,9 @@ LIVE_KEY = b"live_through_hour"
 PURGE_ROWS = 1_000
 """Per step, so that neither filing nor the event loop waits for long."""
 _ROWS_SLICE = 1_000
+_KEYS_SLICE = 8_192
+"""Keys in a transaction. Each may touch a page of its own, which is in memory until the end, and
+the pages of one transaction are those that the next but one writes to."""
 _ALIKE_MIN = 16
 """Payloads of a length, on average, for them to be copied by their length."""
 
@@ -174,6 +179,8 @@ class Snapshot(NamedTuple):
 class Replay:
     """Files records, makes checkpoints, retires and deletes hours."""
 
+    keys_slice = _KEYS_SLICE
+
     def __init__(
         self,
         catalog: Catalog,
@@ -199,8 +206,8 @@ class Replay:
         self._dirty_hours: set[int] = set()
         self._writes: dict[Table, list[tuple[bytes, bytes | None]]] = {t: [] for t in Table}
         self._keys: list[Columns] = []
-        """For the table KEYS, behind what `_writes` has for it: a purge begins with a checkpoint,
-        so whatever it removes from there is older."""
+        """For the table KEYS, behind what `_writes` has for it, which is removed: a purge begins
+        with a checkpoint, so whatever it removes is older."""
         self._archived = read_archived(catalog)
         self._purging: tuple[int, Iterator[None]] | None = None
         self._subject_ids: set[int] = set()
@@ -441,7 +448,9 @@ class Replay:
         """Make everything that was filed durable; returns the checkpoint's seq (I6).
 
         The order is the promise: first the schedule files, then the catalog that speaks of them,
-        then the message log that is not needed any more."""
+        then the message log that is not needed any more. Of the catalog the keys come first, in
+        transactions of some length, and the checkpoint with all the rest last: until then the
+        message log has every record of the keys, and files it again after a crash."""
         self._schedule.sync()
         writes = self._writes
         for hour in self._dirty_hours:
@@ -451,6 +460,7 @@ class Replay:
         if self.live_once_through_hour >= 0:
             live = HOUR_KEY.pack(self.live_once_through_hour)
             writes[Table.META].append((LIVE_KEY, live))
+        self._commit_keys_ahead()
         self._catalog.commit(writes, {Table.KEYS: self._keys})
         self._keys.clear()
         for pairs in writes.values():
@@ -503,6 +513,45 @@ class Replay:
         for number in sorted(self._subject_ids - known):
             pair = (number.to_bytes(4, "big"), f"(lost subject {number})".encode())
             self._writes[Table.SUBJECTS].append(pair)
+
+    def _commit_keys_ahead(self) -> None:
+        """Record all but the last slice of the keys, which stays."""
+        if sum(len(part.keys) for part in self._keys) <= self.keys_slice:
+            return
+        removed, meta = self._writes[Table.KEYS], self._writes[Table.META]
+        columns = ascending(self._keys)
+        starts = range(0, len(columns.keys), self.keys_slice)
+        parts = [Columns(*(one[at : at + self.keys_slice] for one in columns)) for at in starts]
+        ahead = [(KEYS_AHEAD_KEY, pack_checkpoint(self.filed_seq))]
+        first: Writes = {Table.META: ahead, Table.KEYS: removed}
+        for part in parts[:-1]:
+            self._catalog.commit(first, {Table.KEYS: [part]})
+            first = {}
+        removed.clear()
+        meta.append((KEYS_AHEAD_KEY, None))
+        self._keys[:] = parts[-1:]
+
+    def forget_lost_keys(self, lost: Iterable[tuple[int, int]], next_seq: int) -> None:
+        """Keys of records that the message log does not hold any more: first and last seqs of what
+        is damaged in it, and all from `next_seq` on. Others are to get these numbers.
+
+        The catalog has such where a checkpoint was interrupted. Cost: a look at every key, if any
+        of those is behind the checkpoint."""
+        through = read_keys_ahead(self._catalog)
+        stretches = [*lost, (next_seq, through)]
+        gone = [
+            range(max(first, self.checkpoint_seq + 1), last + 1)
+            for first, last in stretches
+            if max(first, self.checkpoint_seq + 1) <= min(last, through)
+        ]
+        if gone:
+            self._writes[Table.KEYS] += [
+                (key_hash, None)
+                for key_hash, value in self._catalog.scan(Table.KEYS)
+                if any(unpack_key_entry(value).seq in seqs for seqs in gone)
+            ]
+        if through:
+            self._writes[Table.META].append((KEYS_AHEAD_KEY, None))
 
     # ── hours ──────────────────────────────────────────────────────────────────────────────────
 

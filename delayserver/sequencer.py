@@ -124,6 +124,13 @@ def pack_key_entry(seq: int, due_ms: int, digest: int) -> bytes:
     return _KEY_VALUE.pack(seq, due_ms, digest)
 
 
+def pack_key_values(
+    seqs: Iterable[int], dues_ms: Iterable[int], digests: Iterable[int]
+) -> list[bytes]:
+    """`pack_key_entry` of each."""
+    return list(map(_KEY_VALUE.pack, seqs, dues_ms, digests))
+
+
 def pack_key_entries(rows: NDArray[np.void], digests: NDArray[np.uint64]) -> NDArray[np.void]:
     """`pack_key_entry` of the seq and the due time of each row, and its digest."""
     values = np.empty((len(rows), 3), ">u8")
@@ -318,7 +325,8 @@ class Sequencer:
 
     def __init__(self, catalog: Catalog, *, next_seq: int, subjects: dict[str, int]) -> None:
         self._view = catalog.view()
-        self._keys: Overlay[bytes, KeyEntry] = Overlay()
+        # Values as they will stand in the catalog: one object for a key, and not a struct of three.
+        self._keys: Overlay[bytes, bytes] = Overlay()
         self._changes: Overlay[int, dict[int, Change] | int] = Overlay()
         self._removed: Overlay[int, int] = Overlay()
         self._imported: ImportedKeys | None = None
@@ -429,6 +437,7 @@ class Sequencer:
 
     def close_group(self, now_ms: int) -> Group:
         """Take the open group away, to be committed; a new one is open."""
+        self.refresh()
         group, self.group = self.group, Group(self.next_seq)
         group.created_ms = now_ms
         return group
@@ -452,12 +461,14 @@ class Sequencer:
             self._imported = None
 
     @property
-    def fresh_keys(self) -> Overlay[bytes, KeyEntry]:
-        """Keys that changed since the last checkpoint, and what they stand for now."""
+    def fresh_keys(self) -> Overlay[bytes, bytes]:
+        """Keys that changed since the last checkpoint, and what they stand for now, packed."""
         return self._keys
 
     def refresh(self) -> None:
-        """Look at the newest state of the catalog from now on. To be called once a second."""
+        """Look at the newest state of the catalog from now on.
+
+        To be called often: while somebody looks at the past, the catalog grows."""
         self._view.refresh()
 
     @property
@@ -489,16 +500,14 @@ class Sequencer:
 
     def key(self, key_hash: bytes) -> KeyEntry | None:
         """The message that a key stands for."""
-        entry = self._keys.get(key_hash)
+        value = self._keys.get(key_hash)
         if self._imported is not None:
             found = self._imported.get(key_hash)
-            if found is not None and (entry is None or entry.seq < found[0]):
+            if found is not None and (value is None or unpack_key_entry(value).seq < found[0]):
                 return KeyEntry(*found)
-        if entry is None:
+        if value is None:
             value = self._view.get(Table.KEYS, key_hash)
-            if value is not None:
-                entry = unpack_key_entry(value)
-        return entry
+        return None if value is None else unpack_key_entry(value)
 
     def under_keys(
         self, key_hashes: Sequence[bytes]
@@ -506,23 +515,24 @@ class Sequencer:
         """Seq and due time of the message that each key stands for; seq 0: there is none."""
         if self._imported is not None:
             found = {key_hash: self.key(key_hash) for key_hash in key_hashes}
-            entries = {key_hash: one for key_hash, one in found.items() if one is not None}
+            values = {
+                key_hash: pack_key_entry(one.seq, one.due_ms, one.digest)
+                for key_hash, one in found.items()
+                if one is not None
+            }
         else:
-            entries = self._keys.get_many(key_hashes)
-        values = {
-            key_hash: pack_key_entry(one.seq, one.due_ms, one.digest)
-            for key_hash, one in entries.items()
-        }
-        if self._imported is None and len(values) < len(key_hashes):
-            others = [one for one in key_hashes if one not in values] if values else key_hashes
-            values |= self._view.get_many(Table.KEYS, others)
+            values = self._keys.get_many(key_hashes)
+            if len(values) < len(key_hashes):
+                others = [one for one in key_hashes if one not in values] if values else key_hashes
+                values |= self._view.get_many(Table.KEYS, others)
         packed = b"".join([values.get(one, _NO_ENTRY) for one in key_hashes])
         columns = np.frombuffer(packed, ">u8").reshape(-1, 3)
         return columns[:, 0].astype(np.uint64), columns[:, 1].astype(np.int64)
 
     def put_key(self, seq: int, key_hash: bytes, entry: KeyEntry) -> None:
         """Record `seq` of the open group made the key stand for `entry`."""
-        self.group.undo.append(self._keys.put(seq, key_hash, entry))
+        value = pack_key_entry(entry.seq, entry.due_ms, entry.digest)
+        self.group.undo.append(self._keys.put(seq, key_hash, value))
 
     def has_any_key(self, key_hashes: Sequence[bytes]) -> bool:
         """Whether any of the keys stands for a message, in one look."""
@@ -533,9 +543,9 @@ class Sequencer:
             return True
         return bool(self._view.get_many(Table.KEYS, key_hashes))
 
-    def put_keys(self, seq: int, entries: dict[bytes, KeyEntry]) -> None:
-        """As `put_key`, for records up to `seq` of the open group."""
-        self.group.undo.append(self._keys.put_many(seq, entries))
+    def put_keys(self, seq: int, values: dict[bytes, bytes]) -> None:
+        """As `put_key`, for records up to `seq` of the open group; packed."""
+        self.group.undo.append(self._keys.put_many(seq, values))
 
     def changes(self, message_seq: int) -> dict[int, Change]:
         """Where a message is now, by subscription (0: the message itself)."""

@@ -19,6 +19,7 @@ from storage.catalog import Catalog, Table
 from storage.rows import HOUR_MS
 
 CHECKPOINT_KEY = b"checkpoint"
+KEYS_AHEAD_KEY = b"keys_ahead"
 
 HOUR_KEY = struct.Struct(">I")
 _HOUR_VALUE = struct.Struct(">QQQQqQ")
@@ -92,14 +93,20 @@ def read_checkpoint(catalog: Catalog) -> int:
 
 
 def pack_checkpoint(seq: int) -> bytes:
-    """The value of CHECKPOINT_KEY in the table META."""
+    """The value of CHECKPOINT_KEY, and of KEYS_AHEAD_KEY, in the table META."""
     return _CHECKPOINT_VALUE.pack(seq)
 
 
 def parse_checkpoint(value: bytes) -> int:
-    """The inverse of `pack_checkpoint`."""
+    """The inverse of `pack_checkpoint`. Raises struct.error."""
     seq: int = _CHECKPOINT_VALUE.unpack(value)[0]
     return seq
+
+
+def read_keys_ahead(catalog: Catalog) -> int:
+    """The seq up to which the table KEYS may be ahead of the checkpoint; 0: it is not."""
+    value = catalog.get(Table.META, KEYS_AHEAD_KEY)
+    return parse_checkpoint(value) if value else 0
 
 
 class ChangeState(IntEnum):

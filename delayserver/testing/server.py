@@ -114,6 +114,8 @@ class _WatchedLog(MessageLog):
 
 
 class _WatchedReplay(Replay):
+    keys_slice = 1  # as with very many keys
+
     def __init__(self, watcher: Watcher, *rest: Any) -> None:
         super().__init__(*rest)
         self._watcher = watcher

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayserver.sequencer import Group, KeyEntry, Publishes, Sequencer, pack_key_entry
+from delayserver.sequencer import (
+    Group,
+    KeyEntry,
+    Publishes,
+    Sequencer,
+    pack_key_entry,
+    pack_key_values,
+)
 from delayserver.tables import Change, ChangeState, change_key, pack_change
 from storage.catalog import Table
 from storage.rows import RecordKind
@@ -99,7 +106,9 @@ class Runner:
                 entries = [KeyEntry(first_seq + n, 7, 0) for n in range(len(keys))]
                 taken = any(key in self.keys for key in keys)
                 assert self.sequencer.has_any_key(hashes) == taken
-                pairs = dict(zip(hashes, entries, strict=True))
+                seqs = range(first_seq, first_seq + len(keys))
+                values = pack_key_values(seqs, [7] * len(keys), [0] * len(keys))
+                pairs = dict(zip(hashes, values, strict=True))
                 self.sequencer.put_keys(first_seq + len(keys) - 1, pairs)
                 self.keys.update(zip(keys, entries, strict=True))
             case PutChange(message=message, subscription=subscription, removes=removes):

@@ -9,10 +9,11 @@ import pytest
 from delayserver import recovery as recovery_module
 from delayserver.message import Payload, encode_payload
 from delayserver.recovery import Recovered
-from delayserver.sequencer import Group
+from delayserver.sequencer import Group, unpack_key_entry
 from delayserver.subscriptions import encode_subscription
-from storage.catalog import Table
-from storage.errors import DamageError
+from delayserver.tables import read_checkpoint, read_keys_ahead
+from storage.catalog import ManyWrites, Table, Writes
+from storage.errors import DamageError, DiskFullError
 from storage.frame import HEADER_BYTES, Frame, seal
 from storage.rows import HOUR_MS, MESSAGE_DTYPE, RecordKind
 from storage.testing import MemoryCatalog, SimulatedFiles
@@ -325,6 +326,68 @@ def test_a_damaged_payload_costs_its_own_message_only(machine: Machine) -> None:
     assert (damage.first_seq, damage.last_seq, damage.offset) == (2, 2, blob + sealed)
     frames = list(disk.schedule.scan(HOUR, payload=True))
     assert [isinstance(frame, Frame) and frame.payload_intact for frame in frames] == [True]
+
+
+def interrupted_checkpoint(machine: Machine) -> None:
+    """A checkpoint at 1, and three keyed records behind it, of whose keys two are recorded."""
+
+    class Interrupted(MemoryCatalog):
+        count = 0
+
+        def commit(self, writes: Writes, many: ManyWrites | None = None) -> None:
+            self.count += 1
+            if self.count > 3:
+                raise DiskFullError("commit", "catalog", "full")
+            super().commit(writes, many)
+
+    machine.catalog = Interrupted()
+    machine.disk = Disk(machine.files, machine.catalog)
+    machine.disk.replay.keys_slice = 1
+    machine.name_subject()
+    machine.commit_and_file()
+    machine.disk.replay.checkpoint()
+    for number in range(3):
+        machine.log.publish(START_MS, key_hash=bytes([number]) + KEY[1:])
+        machine.commit_and_file()
+    with pytest.raises(DiskFullError):
+        machine.disk.replay.checkpoint()
+    assert (read_checkpoint(machine.catalog), read_keys_ahead(machine.catalog)) == (1, 4)
+    assert keyed_seqs(machine.catalog) == [2, 3]
+
+
+def keyed_seqs(catalog: MemoryCatalog) -> list[int]:
+    return [unpack_key_entry(value).seq for _, value in catalog.scan(Table.KEYS)]
+
+
+@pytest.mark.parametrize("power_loss", [False, True])
+def test_an_interrupted_checkpoint_is_made_again(machine: Machine, power_loss: bool) -> None:
+    interrupted_checkpoint(machine)
+    recovered = machine.restart(power_loss=power_loss).recover()
+    assert recovered.damage == []
+    assert waiting(recovered) == {HOUR: [2, 3, 4]}
+    assert keyed_seqs(machine.catalog) == [2, 3, 4]
+    assert read_keys_ahead(machine.catalog) == 0
+
+
+def test_keys_of_records_that_are_damaged_are_forgotten(machine: Machine) -> None:
+    interrupted_checkpoint(machine)
+    path, offset = message_frames(machine)[1]
+    machine.files.open(path).pwrite([b"\xff"], offset + HEADER_BYTES + 3)
+    recovered = machine.restart().recover()
+    assert [(one.first_seq, one.last_seq) for one in recovered.damage] == [(2, 2)]
+    assert keyed_seqs(machine.catalog) == [3, 4]
+    assert read_keys_ahead(machine.catalog) == 0
+
+
+def test_keys_of_records_that_are_gone_are_forgotten(machine: Machine) -> None:
+    """As after power loss, where the log is not synced."""
+    interrupted_checkpoint(machine)
+    path, offset = message_frames(machine)[2]
+    machine.files.open(path).truncate(offset)
+    recovered = machine.restart().recover()
+    assert recovered.next_seq == 3
+    assert keyed_seqs(machine.catalog) == [2]
+    assert read_keys_ahead(machine.catalog) == 0
 
 
 def test_a_damaged_segment_is_kept_aside(machine: Machine) -> None:

@@ -16,7 +16,13 @@ from delayserver.archives import Archived, extent_of, read_archived, retired_hou
 from delayserver.errors import ConflictError, NotFoundError
 from delayserver.message import Payload, encode_payload
 from delayserver.replay import DeadLetter, Records, Snapshot, content_digests
-from delayserver.sequencer import KeyEntry, dead_letter_key, parse_dead_letter_key, unpack_key_entry
+from delayserver.sequencer import (
+    Group,
+    KeyEntry,
+    dead_letter_key,
+    parse_dead_letter_key,
+    unpack_key_entry,
+)
 from delayserver.tables import (
     Change,
     ChangeState,
@@ -24,11 +30,12 @@ from delayserver.tables import (
     change_key,
     read_checkpoint,
     read_hours,
+    read_keys_ahead,
     unpack_change,
 )
 from delayserver.watches import OnEvent, pack_watch, watch_key
 from delayserver.wheel import ROUTE_SUBSCRIPTION, unpack_locator
-from storage.catalog import Table
+from storage.catalog import ManyWrites, Table, Writes
 from storage.errors import DamageError, DiskFullError
 from storage.frame import Damage, Frame, Rows, seal
 from storage.rows import FLAG_REMOVAL, HOUR_MS, NO_KEY, SCHEDULE_DTYPE, RecordKind
@@ -344,6 +351,83 @@ def test_schedule_files_are_synced_before_the_catalog_speaks_of_them() -> None:
     disk.replay.checkpoint()
     wanted = ["fdatasync schedule", "catalog", "unlink messages"]
     assert [step for step in order if step in wanted] == [*wanted, "unlink messages"]
+
+
+class Commits(MemoryCatalog):
+    """Which tables each transaction wrote to; the one with that number fails once."""
+
+    def __init__(self, *, fails_at: int = -1) -> None:
+        super().__init__()
+        self.tables: list[set[Table]] = []
+        self.fails_at = fails_at
+
+    def commit(self, writes: Writes, many: ManyWrites | None = None) -> None:
+        if len(self.tables) == self.fails_at:
+            self.fails_at = -1
+            raise DiskFullError("commit", "catalog", "full")
+        written = {table for table, pairs in writes.items() if pairs}
+        self.tables.append(written | {table for table, parts in (many or {}).items() if parts})
+        super().commit(writes, many)
+
+
+def keyed(log: Log, count: int, first: int = 0) -> Group:
+    for number in range(first, first + count):
+        log.publish(START_MS, key_hash=key_of(number))
+    return log.close()
+
+
+def key_of(number: int) -> bytes:
+    """Not in the order of the numbers."""
+    return (number * 71 % 256 + 1).to_bytes(16, "big")
+
+
+def seqs_by_key(catalog: MemoryCatalog) -> dict[bytes, int]:
+    return {key: unpack_key_entry(value).seq for key, value in catalog.scan(Table.KEYS)}
+
+
+@pytest.mark.parametrize("fails_at", range(5))
+def test_many_keys_are_recorded_piece_by_piece_and_the_checkpoint_last(
+    log: Log, fails_at: int
+) -> None:
+    disk = Disk(catalog=(catalog := Commits(fails_at=fails_at)))
+    disk.replay.keys_slice = 3
+    disk.file(keyed(log, 10))
+    if fails_at < 4:
+        with pytest.raises(DiskFullError):
+            disk.replay.checkpoint()
+        assert read_checkpoint(catalog) == 0
+        assert read_keys_ahead(catalog) == (10 if fails_at else 0)
+        assert len(seqs_by_key(catalog)) == 3 * fails_at
+        # What is filed meanwhile goes along.
+        disk.file(keyed(log, 2, first=10))
+    disk.replay.checkpoint()
+    count = 10 if fails_at == 4 else 12
+    assert read_checkpoint(catalog) == count
+    assert read_keys_ahead(catalog) == 0
+    assert seqs_by_key(catalog) == {key_of(number): number + 1 for number in range(count)}
+    ahead = {Table.META, Table.KEYS}
+    assert catalog.tables[0] == ahead
+    assert all(tables <= ahead for tables in catalog.tables[:-1])
+    assert catalog.tables[-1] == {Table.META, Table.KEYS, Table.HOURS}
+
+
+def test_few_keys_are_recorded_with_the_checkpoint(log: Log) -> None:
+    disk = Disk(catalog=(catalog := Commits()))
+    disk.replay.keys_slice = 3
+    disk.file(keyed(log, 3))
+    disk.replay.checkpoint()
+    assert catalog.tables == [{Table.META, Table.KEYS, Table.HOURS}]
+
+
+def test_a_key_that_is_removed_and_used_again_stays(log: Log) -> None:
+    disk = Disk()
+    disk.replay.keys_slice = 1
+    disk.file(keyed(log, 3))
+    disk.replay.checkpoint()
+    disk.replay._writes[Table.KEYS] += [(key, None) for key, _ in disk.catalog.scan(Table.KEYS)]
+    disk.file(keyed(log, 2))
+    disk.replay.checkpoint()
+    assert seqs_by_key(disk.catalog) == {key_of(0): 4, key_of(1): 5}
 
 
 def test_a_catalog_that_is_full_keeps_what_is_to_be_recorded(log: Log) -> None:
