@@ -26,7 +26,7 @@ _TEXT_BYTES = ID_BYTES - _CHECK_BYTES
 _BLOCK_BYTES = 16
 _KEY_PURPOSE = b"ids"
 """Told apart from the hashes of keys, which have the same secret."""
-_FEW = 64
+_FEW = 16
 """So many ids cost as much made one by one as in arrays."""
 _Column = Sequence[int] | NDArray[np.int64] | NDArray[np.uint64]
 
@@ -58,10 +58,12 @@ class IdCodec:
         but for the hexadecimal digits."""
         if len(dues_ms) < _FEW:
             return self._encode_few(dues_ms, seqs)
+        if isinstance(seqs, range):  # as an array, that is five times as fast
+            seqs = np.arange(seqs.start, seqs.stop, seqs.step, dtype=np.uint64)
         due_ms = np.array(dues_ms, np.uint64)
         blocks = np.empty((len(due_ms), 2), ">u8")
         blocks[:, 0] = due_ms >> np.uint64(16) | np.uint64(self._shard << 32)
-        blocks[:, 1] = due_ms << np.uint64(48) | np.array(seqs, np.uint64)
+        blocks[:, 1] = due_ms << np.uint64(48) | np.asarray(seqs, np.uint64)
         checks = self._cipher.encrypt(blocks.tobytes())
         ids = np.empty((len(due_ms), ID_BYTES), np.uint8)
         ids[:, :_TEXT_BYTES] = blocks.view(np.uint8)[:, -_TEXT_BYTES:]

@@ -6,7 +6,7 @@ Threads: immutable values.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import IntEnum, StrEnum
 from itertools import repeat
 
@@ -24,6 +24,14 @@ def check_key(key: str, pointer: str = "/key") -> None:
     """Raises InputError unless `key` may be the key of a message, an event or a heartbeat."""
     if not 0 < len(key) <= KEY_MAX_BYTES or len(key.encode("utf-8", "replace")) > KEY_MAX_BYTES:
         raise InputError(f"a key has 1 to {KEY_MAX_BYTES} bytes", pointer)
+
+
+def check_keys(keys: Collection[str]) -> None:
+    """As `check_key`, of each. Raises for the first that it would refuse, in no certain order."""
+    # A character has at most four bytes.
+    if keys and not (min(map(len, keys)) > 0 and max(map(len, keys)) <= KEY_MAX_BYTES // 4):
+        for key in keys:
+            check_key(key)
 
 
 class Content(IntEnum):

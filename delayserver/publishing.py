@@ -7,7 +7,7 @@ Cost: 3 µs, with a key 6 µs; as one of many 1 µs and 2 µs. Threads: belongs 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 
 import msgspec
@@ -253,9 +253,10 @@ class Publishing:
     def _are_new_keys(self, new: "_Sealable") -> bool:
         """Whether it is plain that no key of a batch is taken."""
         subjects, batch = self._sequencer.subjects, new.batch
-        subject_ids = [subjects.get(name, 0) for name in batch.subjects]
-        if not all(subject_ids):
+        numbers = {name: subjects.get(name, 0) for name in set(batch.subjects)}
+        if not all(numbers.values()):
             return False
+        subject_ids = _numbers(numbers, batch.subjects)
         hashes = new.key_hashes = self._key_hasher.many(subject_ids, batch.keys)
         keyed = [one for one in hashes if one is not NO_KEY] if None in batch.keys else hashes
         return len(set(keyed)) == len(keyed) and not self._sequencer.has_any_key(keyed)
@@ -326,10 +327,11 @@ class Publishing:
         dues_ms, keys = batch.dues_ms, batch.keys
         if not dues_ms:
             return PublishedBatch(b"", {}, None, 0)
+        count = len(dues_ms)
         numbers = {name: sequencer.subject_id(name) for name in dict.fromkeys(batch.subjects)}
-        subject_ids = [numbers[name] for name in batch.subjects]
-        for subject_id, count in Counter(subject_ids).items():
-            self.accepted_by_subject[subject_id] += count
+        subject_ids = _numbers(numbers, batch.subjects)
+        for subject_id, of_subject in Counter(subject_ids).items():
+            self.accepted_by_subject[subject_id] += of_subject
         has_keys, has_watches = any(keys), any(batch.watches)
         hashes = new.key_hashes
         if has_keys and not hashes:
@@ -345,7 +347,7 @@ class Publishing:
         if any(batch.traces):
             publishes = _traced(new, publishes)
         first_seq = sequencer.append_publishes(publishes)
-        last_seq = first_seq + len(batch) - 1
+        last_seq = first_seq + count - 1
         seqs = range(first_seq, last_seq + 1)
         if has_keys:
             values = pack_key_values(seqs, dues_ms, new.digests())
@@ -479,6 +481,13 @@ def _traced(new: _Sealable, publishes: Publishes) -> Publishes:
         payloads.append(sealed[CRC_BYTES:])
         digests.append(digest)
     return publishes._replace(payloads=payloads, crcs=crcs_of(payloads), digests=digests)
+
+
+def _numbers(numbers: Mapping[str, int], names: Sequence[str]) -> list[int]:
+    """The number of each name; most batches are of one subject."""
+    if len(numbers) == 1:
+        return [*numbers.values()] * len(names)
+    return [numbers[name] for name in names]
 
 
 def _split(ids: bytes) -> Iterable[bytes]:

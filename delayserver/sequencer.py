@@ -57,7 +57,7 @@ class Publishes(NamedTuple):
     flags: Sequence[int] | int = 0
 
 
-FEW = 128
+FEW = 64
 """So many rows cost as much packed one by one as column by column."""
 
 

@@ -11,21 +11,21 @@ argument.
 import base64
 from collections.abc import Callable, Container, Sequence
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
-from msgspec.structs import astuple
 
 from delayserver.api.problems import UNREADABLE, input_error
 from delayserver.config import Settings
 from delayserver.delivery.webhook import check_headers
 from delayserver.errors import InputError, InputErrors, TooLargeError
-from delayserver.message import Content, Payload, Watch, check_key
+from delayserver.message import Content, Payload, Watch, check_key, check_keys
 from delayserver.publishing import Batch, NewMessage
 from delayserver.subjects import SUBJECT_PATTERN, is_subject
 from delayserver.times import format_duration, parse_duration_ms, parse_time_ms
 from delayserver.watches import WATCHES_MAX, OnEvent
 
+D = TypeVar("D")
 _UNSET = msgspec.UNSET
 _Unset = msgspec.UnsetType
 
@@ -48,6 +48,23 @@ class _PackedPublish(_Publish, forbid_unknown_fields=True, gc=False):
     body: Any = _UNSET
 
 
+class _Plain(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A publish as nearly all are: fewer fields to fill in and to look at. Whatever has another, or
+    no body, is decoded as `_Publish`."""
+
+    subject: str
+    body: msgspec.Raw
+    delay: int | str | None = None
+    deliver_at: int | str | None = None
+    key: str | None = None
+
+
+class _PackedPlain(_Plain, forbid_unknown_fields=True, gc=False):
+    """Likewise, as it comes as MessagePack."""
+
+    body: Any
+
+
 class _PublishUnderKey(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """As `_Publish`; subject and key stand in the path."""
 
@@ -60,13 +77,16 @@ class _PublishUnderKey(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     on_event: Literal["cancel", "fire"] | None = None
 
 
-_Decode = Callable[[bytes], _Publish]
+_Items = Sequence[_Publish] | Sequence[_Plain]
 _decode_json = msgspec.json.Decoder(_Publish).decode
 _decode_json_under_key = msgspec.json.Decoder(_PublishUnderKey).decode
+_decode_json_plain = msgspec.json.Decoder(_Plain).decode
 _decode_json_list = msgspec.json.Decoder(list[_Publish]).decode
+_decode_json_plain_list = msgspec.json.Decoder(list[_Plain]).decode
 _decode_json_raw_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_msgpack = msgspec.msgpack.Decoder(_PackedPublish).decode
 _decode_msgpack_list = msgspec.msgpack.Decoder(list[_PackedPublish]).decode
+_decode_msgpack_plain_list = msgspec.msgpack.Decoder(list[_PackedPlain]).decode
 _encode_json_value = msgspec.json.Encoder().encode
 _decode_msgpack_raw_list = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
@@ -104,7 +124,7 @@ class Intake:
             if not all(map(bytes.isascii, bodies)):
                 for data in bodies:
                     check_utf8(data)
-            items = list(map(_decode_json, bodies))
+            items = _decoded(_all_plain, _all_full, bodies)
         except UNREADABLE as error:
             raise input_error(error) from error
         return self._batch(items, now_ms)
@@ -145,16 +165,16 @@ class Intake:
 
     def batch(self, data: bytes, content_type: str, now_ms: int) -> Batch:
         """A batch. Raises InputErrors that name every bad item by its index, TooLargeError."""
-        items: Sequence[_Publish]
+        items: _Items
         try:
             if "msgpack" in content_type:
-                items = _decode_msgpack_list(data)
+                items = _decoded(_decode_msgpack_plain_list, _decode_msgpack_list, data)
             else:
                 check_utf8(data)
                 if _is_ndjson(content_type):
-                    items = [_decode_json(line) for line in _lines(data)]
+                    items = _decoded(_all_plain, _all_full, _lines(data))
                 else:
-                    items = _decode_json_list(data)
+                    items = _decoded(_decode_json_plain_list, _decode_json_list, data)
             self._check_count(len(items))
             return self._batch(items, now_ms)
         except (*UNREADABLE, InputError) as error:
@@ -162,42 +182,39 @@ class Intake:
                 raise
         return self._refuse(data, content_type, now_ms)
 
-    def _batch(self, items: Sequence[_Publish], now_ms: int) -> Batch:
+    def _batch(self, items: _Items, now_ms: int) -> Batch:
         """As `_message` of each, column by column. Raises the first error that it comes upon."""
         count = len(items)
-        columns: list[tuple[Any, ...]] = list(zip(*map(astuple, items), strict=True))
-        subjects, raws, base64s, delays, times, keys, headers, watches, on_events = columns or [
-            ()
-        ] * len(_Publish.__struct_fields__)
+        nothing: list[Any] = [None] * count
+        subjects = [one.subject for one in items]
         for subject in set(subjects):
             self._check_subject(subject)
-        for key in set(keys):
-            if key is not None:
-                check_key(key)
-        for one in headers:
-            if one is not None:
-                check_headers(one)
-        bodies, contents = self._bodies(items, raws, any_base64=base64s.count(None) < count)
-        nothing: list[Any] = [None] * count
-        watch_nothing = watches.count(None) == count and on_events.count(None) == count
-        return Batch(
-            list(subjects),
-            self._dues_ms(delays, times, now_ms),
-            bodies,
-            contents,
-            list(keys),
-            [one or None for one in headers] if any(headers) else nothing,
-            nothing if watch_nothing else list(map(_watch, items)),
-            nothing,
+        keys = [one.key for one in items]
+        if keys.count(None) < count:
+            check_keys([one for one in keys if one is not None])
+        raws: list[Any] = [one.body for one in items]
+        base64s, headers, watches = nothing, nothing, nothing
+        if items and isinstance(items[0], _Publish):
+            full = cast(Sequence[_Publish], items)
+            base64s = [one.body_base64 for one in full]
+            headers = [one.headers or None for one in full]
+            for found in headers:
+                if found is not None:
+                    check_headers(found)
+            watches = [_watch(one.watch, one.on_event) for one in full]
+        bodies, contents = self._bodies(raws, base64s)
+        dues_ms = self._dues_ms(
+            [one.delay for one in items], [one.deliver_at for one in items], now_ms
         )
+        return Batch(subjects, dues_ms, bodies, contents, keys, headers, watches, nothing)
 
     def _bodies(
-        self, items: Sequence[_Publish], raws: tuple[Any, ...], *, any_base64: bool
+        self, raws: Sequence[Any], base64s: Sequence[str | None]
     ) -> tuple[list[bytes], list[Content]]:
         """As `_body`, of each."""
         types = set(map(type, raws))
-        if any_base64 or _Unset in types or bytes in types:
-            pairs = [self._body(item) for item in items]
+        if base64s.count(None) < len(base64s) or _Unset in types or bytes in types:
+            pairs = list(map(self._body, raws, base64s))
             return [body for body, _ in pairs], [content for _, content in pairs]
         if types <= {msgspec.Raw}:
             bodies = list(map(bytes, raws))
@@ -211,17 +228,22 @@ class Intake:
         return bodies, [Content.JSON] * len(bodies)
 
     def _dues_ms(
-        self,
-        delays: tuple[int | str | None, ...],
-        times: tuple[int | str | None, ...],
-        now_ms: int,
+        self, delays: Sequence[int | str | None], times: Sequence[int | str | None], now_ms: int
     ) -> list[int]:
         """As `due_ms`, of each."""
-        if times and delays.count(None) == len(delays) and set(map(type, times)) == {int}:
+        count = len(delays)
+        if times.count(None) == count:
+            # Most are the same few.
+            waits = {delay: self.due_ms(delay, None, now_ms) for delay in set(delays)}
+            return [*waits.values()] * count if len(waits) == 1 else [waits[one] for one in delays]
+        if delays.count(None) == count and set(map(type, times)) == {int}:
             # Nearly all differ, and are fine if the first and the last of them are.
-            moments = cast(tuple[int, ...], times)
-            for one in (min(moments), max(moments)):
-                self.due_ms(None, one, now_ms)
+            moments = cast(Sequence[int], times)
+            first_ms, last_ms = min(moments), max(moments)
+            self.due_ms(None, first_ms, now_ms)
+            self.due_ms(None, last_ms, now_ms)
+            if first_ms >= now_ms:
+                return list(moments)
             return [one if one > now_ms else now_ms for one in moments]
         pairs = list(zip(delays, times, strict=True))
         dues_ms = {pair: self.due_ms(*pair, now_ms) for pair in set(pairs)}
@@ -267,11 +289,11 @@ class Intake:
         headers = publish.headers
         if headers is not None:
             check_headers(headers)
-        body, content = self._body(publish)
+        body, content = self._body(publish.body, publish.body_base64)
         due_ms = self.due_ms(publish.delay, publish.deliver_at, now_ms)
         if publish.watch is None and publish.on_event is None:
             return NewMessage(subject, due_ms, Payload(body, content, key, headers or None))
-        watch = _watch(publish)
+        watch = _watch(publish.watch, publish.on_event)
         return NewMessage(
             subject, due_ms, Payload(body, content, key, headers or None, watch=watch)
         )
@@ -280,11 +302,11 @@ class Intake:
         if subject not in self._known_subjects and not is_subject(subject):
             raise InputError(f"a subject looks like {SUBJECT_PATTERN}", "/subject")
 
-    def _body(self, publish: _Publish) -> tuple[bytes, Content]:
+    def _body(self, raw: object, encoded: str | None) -> tuple[bytes, Content]:
+        """`encoded`: the body as base64."""
         body, content = b"null", Content.JSON
-        raw: msgspec.Raw | _Unset | object = publish.body
         if not isinstance(raw, _Unset):
-            if publish.body_base64 is not None:
+            if encoded is not None:
                 raise InputError("give either body or body_base64, not both", "/body_base64")
             if isinstance(raw, msgspec.Raw):
                 body = bytes(raw)
@@ -295,9 +317,9 @@ class Intake:
                     body = _encode_json_value(raw)
                 except (TypeError, ValueError) as error:
                     raise _not_json(error) from error
-        elif publish.body_base64 is not None:
+        elif encoded is not None:
             try:
-                body = base64.b64decode(publish.body_base64, validate=True)
+                body = base64.b64decode(encoded, validate=True)
             except ValueError as error:
                 raise InputError(f"not base64: {error}", "/body_base64") from error
             content = Content.BINARY
@@ -346,8 +368,7 @@ def _duration_ms(duration: int | str, pointer: str) -> int:
     return parse_duration_ms(duration, pointer)
 
 
-def _watch(publish: _Publish) -> Watch | None:
-    keys, on_event = publish.watch, publish.on_event
+def _watch(keys: tuple[str, ...] | None, on_event: str | None) -> Watch | None:
     if not keys:
         if on_event is not None:
             raise InputError(
@@ -367,6 +388,23 @@ def check_utf8(data: bytes) -> None:
     """Raises UnicodeDecodeError; the decoder does not look into what it passes on as it is."""
     if not data.isascii():
         data.decode()
+
+
+def _decoded(
+    plain: Callable[[D], Sequence[_Plain]], full: Callable[[D], Sequence[_Publish]], data: D
+) -> _Items:
+    try:
+        return plain(data)
+    except msgspec.ValidationError:
+        return full(data)
+
+
+def _all_plain(bodies: Sequence[bytes]) -> list[_Plain]:
+    return list(map(_decode_json_plain, bodies))
+
+
+def _all_full(bodies: Sequence[bytes]) -> list[_Publish]:
+    return list(map(_decode_json, bodies))
 
 
 def _is_ndjson(content_type: str) -> bool:

@@ -11,7 +11,9 @@ Times between processes are CLOCK_MONOTONIC, which they share.
 import re
 import socket
 import time
+from collections import deque
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -193,21 +195,35 @@ def publish_batches(
     seconds_max: float = float("inf"),
     interval_s: float = 0.0,
     first_key: int = 0,
+    in_flight: int = 1,
 ) -> Sent:
     """Send the requests in turn, over and over: so many, or so long.
 
     With an interval they are paced, and latency counts from when a request was to be sent. Keys
-    count up from `first_key`."""
+    count up from `first_key`. With several in flight each has a connection of its own, and they are
+    waited for in turn: groups of them are answered together."""
     latency_ms: list[float] = []
-    with Connection(port) as connection:
+    waiting: deque[tuple[Connection, float]] = deque()
+    with ExitStack() as stack:
+        free = [stack.enter_context(Connection(port)) for _ in range(in_flight)]
         wait_for(start_at)
         began_at = ended_at = time.monotonic()
-        while len(latency_ms) < requests_max and ended_at - began_at < seconds_max:
-            turn_at = ended_at
-            if interval_s:
-                turn_at = began_at + len(latency_ms) * interval_s
-                wait_for(turn_at)
-            connection.demand(batches.request(len(latency_ms), first_key))
+        sent = 0
+        while True:
+            while free and sent < requests_max and ended_at - began_at < seconds_max:
+                turn_at = time.monotonic()
+                if interval_s:
+                    turn_at = began_at + sent * interval_s
+                    wait_for(turn_at)
+                connection = free.pop()
+                connection.send(batches.request(sent, first_key))
+                waiting.append((connection, turn_at))
+                sent += 1
+            if not waiting:
+                break
+            connection, turn_at = waiting.popleft()
+            connection.receive()
+            free.append(connection)
             ended_at = time.monotonic()
             latency_ms.append((ended_at - turn_at) * 1000)
     return Sent(len(latency_ms) * batches.messages, began_at, ended_at, latency_ms)

@@ -13,9 +13,9 @@ calibrate  how busy the machine is with other things.
 post       single POSTs by wrk, in rounds: hello, server, and both again with a key in the body.
            The figure is the median of the rounds, and so is the ratio of server to hello.
            64 and 128 connections; with --full 1, 32 and 512, too.
-batch      batches of 500, JSON and MessagePack, prebuilt, from four processes; due at random
-           times of the day after tomorrow.
-cancel     cancels by key: one at a time by wrk, and 500 at a time from four processes.
+batch      batches of 500, JSON and MessagePack, prebuilt, eight in flight from two processes; due
+           at random times of the day after tomorrow.
+cancel     cancels by key: one at a time by wrk, and 500 at a time, eight in flight.
 client     single publishes by 64 and 512 awaiting tasks through the client library, each answered
            when its own message is durable: without keys, and with generated keys (which make
            retries safe); then cancels by key. One process beside the server, three rounds.

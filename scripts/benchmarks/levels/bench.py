@@ -45,7 +45,9 @@ BODY = {
 POST_CONNECTIONS = 128
 POST_S = 2
 BATCH = 500
-PUBLISHERS = 4
+PUBLISHERS = 2
+"""Processes that publish batches; more would fight for the processors."""
+IN_FLIGHT_EACH = 4
 KEYS_EACH = 1_000_000_000
 SUBJECT = "bench.later"
 DISTINCT = 10_000
@@ -194,6 +196,7 @@ def publish(
             requests_max=requests_max,
             seconds_max=seconds_max,
             first_key=(first_process + number) * KEYS_EACH,
+            in_flight=IN_FLIGHT_EACH,
         )
         for number in range(PUBLISHERS)
     ]

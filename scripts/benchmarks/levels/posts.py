@@ -15,6 +15,7 @@ from levels.bench import (
     BATCH,
     BODY,
     DAY_MS,
+    IN_FLIGHT_EACH,
     POST_CONNECTIONS,
     POST_S,
     PUBLISHERS,
@@ -131,7 +132,7 @@ def cancel(bench: Bench) -> None:
         figure = bench.add_rate(f"cancel by key, {BATCH} at a time", rate, "msg/s", latency_ms)
         figure.demand(f"≥ {BULK_LEVEL:,}/s", rate >= BULK_LEVEL)
         figure.cpu_us = (server.cpu_s() - cpu_s) / len(bulk) * 1e6
-        figure.note = f"{PUBLISHERS} in flight; latencies are those of a call"
+        figure.note = f"{PUBLISHERS * IN_FLIGHT_EACH} in flight; latencies are those of a call"
         figure.expect("cancelled", server.stats()["cancelled"] - cancelled, len(bulk))
 
 
@@ -158,6 +159,7 @@ def send_once(bench: Bench, server: Served, requests: list[bytes]) -> tuple[list
             Batches(requests[number::PUBLISHERS], BATCH),
             start_at,
             requests_max=len(requests[number::PUBLISHERS]),
+            in_flight=IN_FLIGHT_EACH,
         )
         for number in range(PUBLISHERS)
     ]

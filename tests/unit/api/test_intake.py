@@ -3,6 +3,7 @@
 import json
 
 import msgpack
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from delayserver.api.intake import Intake
 from delayserver.config import Settings
 from delayserver.errors import InputError, InputErrors, TooLargeError
-from delayserver.message import Content, check_key
+from delayserver.message import Content, check_key, check_keys
 
 NOW_MS = 1_795_192_200_000
 FORMS = ("application/json", "application/x-ndjson", "application/msgpack")
@@ -98,36 +99,64 @@ def test_no_input_does_more_than_be_refused(intake, data, form):
             assert error.detail
 
 
+PLAIN = {
+    "subject": st.sampled_from(["known", "other.subject"]),
+    "delay": st.sampled_from(["1h", 5, None]),
+    "deliver_at": st.sampled_from([NOW_MS - 5, NOW_MS + 5, "2026-11-20T16:30:00Z", None]),
+    "body": st.sampled_from([1, "text", None, {"a": [1]}]),
+    "key": st.sampled_from(["k", "é" * 128, None]),
+}
+RARE = {
+    "body_base64": st.sampled_from(["YQ==", None]),
+    "headers": st.sampled_from([{"a": "b"}, {}, None]),
+    "watch": st.sampled_from([["w"], [], None]),
+    "on_event": st.sampled_from(["fire", None]),
+}
+BAD = {
+    "subject": st.sampled_from(["a", "a b", 5]),
+    "delay": st.sampled_from(["x", 10**12]),
+    "body": st.just("x" * 2000),
+    "key": st.sampled_from(["", "k" * 257, 5]),
+    "more": st.just(1),
+}
+
+
+def documents_of(**optional):
+    subject = {"subject": optional.pop("subject")}
+    document = st.fixed_dictionaries(subject, optional=optional)
+    return st.lists(document, max_size=5)
+
+
 @given(
-    documents=st.lists(
-        st.fixed_dictionaries(
-            {},
-            optional={
-                "subject": st.sampled_from(["known", "a b", 5]),
-                "delay": st.sampled_from(["1h", "x", 10**12]),
-                "body": st.sampled_from([1, "x" * 2000]),
-                "key": st.sampled_from(["k", ""]),
-                "more": st.just(1),
-            },
-        ),
-        max_size=5,
-    ),
+    documents=documents_of(**PLAIN)
+    | documents_of(**PLAIN, **RARE)
+    | documents_of(**{**PLAIN, **RARE, **BAD})
+    | documents_of(**{**PLAIN, **BAD}),
     form=st.sampled_from(FORMS),
 )
-def test_a_batch_is_refused_for_just_those_items_that_are_refused_alone(intake, documents, form):
-    wrong = set()
-    for index, document in enumerate(documents):
+def test_what_comes_together_is_taken_or_refused_as_each_alone(intake, documents, form):
+    alone, wrong = [], set()
+    bodies = [json.dumps(one, separators=(",", ":")).encode() for one in documents]
+    for index, body in enumerate(bodies):
         try:
-            intake.one(json.dumps(document).encode(), NOW_MS)
+            alone.append(intake.one(body, NOW_MS))
         except InputError:
             wrong.add(str(index))
     data = encode(form, documents)
-    if not wrong:
-        assert len(intake.batch(data, form, NOW_MS)) == len(documents)
+    if wrong:
+        with pytest.raises(InputErrors) as caught:
+            intake.batch(data, form, NOW_MS)
+        assert {error.pointer.split("/")[1] for error in caught.value.errors} == wrong
+        with pytest.raises(InputError):
+            intake.many(bodies, NOW_MS)
         return
-    with pytest.raises(InputErrors) as caught:
-        intake.batch(data, form, NOW_MS)
-    assert {error.pointer.split("/")[1] for error in caught.value.errors} == wrong
+    batch, many = intake.batch(data, form, NOW_MS), intake.many(bodies, NOW_MS)
+    assert [many.message(index) for index in range(len(many))] == alone
+    found = [batch.message(index) for index in range(len(batch))]
+    for one in [*found, *alone]:
+        if one.payload.content == Content.JSON:  # whatever spaces there were in it
+            one.payload = msgspec.structs.replace(one.payload, body=json.loads(one.payload.body))
+    assert found == alone
 
 
 def test_too_many_messages_are_too_large(intake):
@@ -139,9 +168,12 @@ def test_too_many_messages_are_too_large(intake):
 
 
 def test_keys_are_measured_in_bytes():
+    check_keys([])
     for key in ("k" * 256, "é" * 128, "😀" * 64):
         check_key(key)
+        check_keys(["a", key])
     for key in ("", "k" * 257, "é" * 129, "😀" * 65):
-        with pytest.raises(InputError) as caught:
-            check_key(key)
-        assert caught.value.pointer == "/key"
+        for check in (check_key, lambda key: check_keys(["a", key])):
+            with pytest.raises(InputError) as caught:
+                check(key)
+            assert caught.value.pointer == "/key"
