@@ -60,6 +60,8 @@ from storage.catalog import Catalog
 from storage.frame import Rows, seal
 from storage.rows import HOUR_MS, RecordKind, is_among, select
 
+Answer = tuple[list[Delivery], WebhookResponse]
+"""To a webhook, with all that it carried."""
 RETRY_COMMIT_MS = 1000
 """A record that could not be written (the disk is full) is tried again after this."""
 
@@ -466,8 +468,24 @@ class Engine:
         if subscription is not None:
             self.dispatcher.pump(self.dispatcher.queue(subscription), now_ms)
 
-    def on_sent(self, deliveries: list[Delivery], response: WebhookResponse, now_ms: int) -> None:
-        """A webhook was answered, or was not; the answer counts for all that it carried."""
+    def on_sent(
+        self, answers: Sequence[tuple[list[Delivery], WebhookResponse]], now_ms: int
+    ) -> None:
+        """Webhooks were answered, or were not; an answer counts for all that its request carried.
+
+        Of those that come together, since the places that get free are filled in one step."""
+        subscriptions: dict[int, Subscription] = {}
+        for deliveries, response in answers:
+            subscription = self._on_answer(deliveries, response, now_ms)
+            if subscription is not None:
+                subscriptions[subscription.id] = subscription
+        for subscription in subscriptions.values():
+            self.dispatcher.pump(self.dispatcher.queue(subscription), now_ms)
+
+    def _on_answer(
+        self, deliveries: list[Delivery], response: WebhookResponse, now_ms: int
+    ) -> Subscription | None:
+        """Returns the subscription, if it exists still."""
         self.dispatcher.answered(deliveries)
         subscription = self.registry.by_id(deliveries[0].subscription_id)
         policy = RetryPolicy() if subscription is None else subscription.retry_policy
@@ -486,10 +504,9 @@ class Engine:
                     gone.append(delivery)
         for delivery in reversed(gone):
             self.dispatcher.give_back(delivery, delivery.attempt)
-        if subscription is not None:
-            if gone:
-                self._pause(subscription)
-            self.dispatcher.pump(self.dispatcher.queue(subscription), now_ms)
+        if subscription is not None and gone:
+            self._pause(subscription)
+        return subscription
 
     def on_outdated(self, delivery: Delivery, reason: str, now_ms: int) -> None:
         """A delivery is too old to be attempted: it is a dead letter."""

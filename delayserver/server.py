@@ -33,6 +33,7 @@ from delayserver.delivery.webhook import (
     WebhookSender,
 )
 from delayserver.dispatcher import NEVER_MS, READ_ROWS_MAX, Take
+from delayserver.engine import Answer
 from delayserver.errors import AccessError, NotFoundError, StoppingError
 from delayserver.events import EVENT_MESSAGES_MAX
 from delayserver.imports import Import
@@ -236,6 +237,7 @@ class Server(Shard):
         self._next_tick_ms = NEVER_MS
         self._clock_offset_ms = self.clock() - time.monotonic_ns() // 1_000_000
         self._sending: set[asyncio.Task[None]] = set()
+        self._answers: list[Answer] = []
         self.subscription_lock = asyncio.Lock()
         if self._sender is None:
             self._sender = HttpWebhookSender(TargetPolicy(self.settings.webhook_targets))
@@ -256,6 +258,7 @@ class Server(Shard):
         deadline = self._loop.time() + self.settings.drain_ms / 1000
         if self._sending:
             await asyncio.wait(self._sending, timeout=self.settings.drain_ms / 1000)
+            self._on_answers()
         for task in self._sending:
             task.cancel()
         while not engine.groups.is_idle and self._loop.time() < deadline + 10:
@@ -379,7 +382,17 @@ class Server(Shard):
                     error=response.error,
                     **self._about(delivery),
                 )
-        self.engine.on_sent(deliveries, response, self.clock())
+        if not self._answers:
+            self._loop.call_soon(self._on_answers)
+        self._answers.append((deliveries, response))
+
+    def _on_answers(self) -> None:
+        """All that came in this turn of the loop."""
+        answers, self._answers = self._answers, []
+        try:
+            self.engine.on_sent(answers, self.clock())
+        except Exception as error:
+            self.on_fatal(error)  # a mistake of ours: they would stay on their way for good
 
     # ── time, disk and memory ──────────────────────────────────────────────────────────────────
 

@@ -94,13 +94,16 @@ class HttpWebhookSender:
         except InputError as error:
             return WebhookResponse(None, error=error.detail)
         route = self._route(target)
-        connection: _Connection | None = None
         failure = None
+        now_s = asyncio.get_running_loop().time()
+        deadline_s = now_s + request.timeout_ms / 1000
         route.users += 1
+        connection = self._idle(target, route, now_s)
         try:
-            async with asyncio.timeout(request.timeout_ms / 1000):
-                connection = await self._connect(target, route)
-                await connection.exchange(head, request.body)
+            if connection is None:
+                async with asyncio.timeout_at(deadline_s):
+                    connection = await self._connect(target, route)
+            await connection.exchange(head, request.body, deadline_s)
         except TimeoutError:
             failure = f"no answer within {request.timeout_ms} ms"
         except OSError as error:
@@ -149,11 +152,14 @@ class HttpWebhookSender:
             self._sweeper = asyncio.get_running_loop().call_later(IDLE_S, self._sweep)
         return route
 
-    async def _addresses(self, target: Target, route: "_Route") -> tuple[str, ...]:
-        """The checked addresses of a target, the one that worked last first. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        if not target.is_address and loop.time() >= route.fresh_until_s and route.lookup is None:
+    def _look_up_in_time(self, target: Target, route: "_Route", now_s: float) -> None:
+        """Have a name looked up again; the old addresses serve until then."""
+        if not target.is_address and now_s >= route.fresh_until_s and route.lookup is None:
+            loop = asyncio.get_running_loop()
             route.lookup = loop.create_task(self._look_up(target, route))
+
+    async def _addresses(self, route: "_Route") -> tuple[str, ...]:
+        """The checked addresses of a target, the one that worked last first. Raises OSError."""
         if not route.addresses and route.lookup is not None:
             # Shared by all who wait, so the deadline of one does not end it.
             await asyncio.shield(route.lookup)
@@ -200,16 +206,21 @@ class HttpWebhookSender:
 
     # Connections
 
-    async def _connect(self, target: Target, route: "_Route") -> "_Connection":
-        """An open connection to a checked address: an idle one, or a new one. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        addresses = await self._addresses(target, route)
-        while route.idle:
+    def _idle(self, target: Target, route: "_Route", now_s: float) -> "_Connection | None":
+        """An open connection to a checked address that nobody uses."""
+        self._look_up_in_time(target, route, now_s)
+        while route.idle and route.addresses:
             connection = route.idle.pop()
-            fresh = loop.time() - connection.idle_since_s < IDLE_S
-            if fresh and connection.is_open and connection.address in addresses:
+            fresh = now_s - connection.idle_since_s < IDLE_S
+            if fresh and connection.is_open and connection.address in route.addresses:
                 return connection
             connection.abort()
+        return None
+
+    async def _connect(self, target: Target, route: "_Route") -> "_Connection":
+        """A new connection to a checked address. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        addresses = await self._addresses(route)
         tls = self._tls if target.scheme == "https" else None
         server_name = target.host if tls else None
         for index, address in enumerate(addresses):
@@ -285,9 +296,9 @@ class _Connection(asyncio.Protocol):
         self.status: int | None = None
         self.retry_after: str | None = None
 
-    async def exchange(self, head: bytes, body: bytes) -> None:
+    async def exchange(self, head: bytes, body: bytes, deadline_s: float) -> None:
         """Send a request and wait for the end of its answer; `status` is set as soon as it is
-        known. Raises OSError when there will be none."""
+        known. Raises OSError when there will be none, TimeoutError at `deadline_s` of the loop."""
         assert self._transport is not None
         self._answered = self._loop.create_future()
         self._received_bytes = 0
@@ -298,7 +309,15 @@ class _Connection(asyncio.Protocol):
             raise ConnectionError("the connection was closed before the request was sent")
         # As one buffer: the copy costs less than a second system call, or uvloop's writelines.
         self._transport.write(head + body)
-        await self._answered
+        timer = self._loop.call_at(deadline_s, self._give_up)
+        try:
+            await self._answered
+        finally:
+            timer.cancel()
+
+    def _give_up(self) -> None:
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_exception(TimeoutError())
 
     def abort(self) -> None:
         """Close at once, whatever is still to be sent or received."""

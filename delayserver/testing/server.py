@@ -342,7 +342,7 @@ class SimulatedServer(Shard):
     def answer(self, deliveries: list[Delivery], response: WebhookResponse) -> None:
         """A webhook is answered, or was not."""
         self.sending.remove(deliveries)
-        self.engine.on_sent(deliveries, response, self.clock())
+        self.engine.on_sent([(deliveries, response)], self.clock())
 
     def ack(self, tokens: list[str], answer: Callable[[list[str]], None]) -> None:
         """As `Server.ack`: `answer` is called with the leases that were over."""
