@@ -468,9 +468,7 @@ class Engine:
         if subscription is not None:
             self.dispatcher.pump(self.dispatcher.queue(subscription), now_ms)
 
-    def on_sent(
-        self, answers: Sequence[tuple[list[Delivery], WebhookResponse]], now_ms: int
-    ) -> None:
+    def on_sent(self, answers: Sequence[Answer], now_ms: int) -> None:
         """Webhooks were answered, or were not; an answer counts for all that its request carried.
 
         Of those that come together, since the places that get free are filled in one step."""
