@@ -199,6 +199,8 @@ class Replay:
         self.has_checkpoint = catalog.get(Table.META, CHECKPOINT_KEY) is not None
         """Every start makes one, before anything is filed."""
         self.filed_seq = self.checkpoint_seq
+        self._keys_ahead = range(self.checkpoint_seq + 1, read_keys_ahead(catalog) + 1)
+        """Records whose keys the catalog may have, since a checkpoint was interrupted."""
         self.live_through_hour = -1
         live = catalog.get(Table.META, LIVE_KEY)
         self.live_once_through_hour: int = HOUR_KEY.unpack(live)[0] if live else -1
@@ -535,22 +537,18 @@ class Replay:
         """Keys of records that the message log does not hold any more: first and last seqs of what
         is damaged in it, and all from `next_seq` on. Others are to get these numbers.
 
-        The catalog has such where a checkpoint was interrupted. Cost: a look at every key, if any
-        of those is behind the checkpoint."""
-        through = read_keys_ahead(self._catalog)
-        stretches = [*lost, (next_seq, through)]
-        gone = [
-            range(max(first, self.checkpoint_seq + 1), last + 1)
-            for first, last in stretches
-            if max(first, self.checkpoint_seq + 1) <= min(last, through)
-        ]
-        if gone:
+        The catalog has such where a checkpoint was interrupted. Cost: nothing, or a look at every
+        key."""
+        ahead = self._keys_ahead
+        stretches = [*lost, (next_seq, ahead.stop - 1)]
+        gone = [range(max(one, ahead.start), min(last + 1, ahead.stop)) for one, last in stretches]
+        if any(gone):
             self._writes[Table.KEYS] += [
                 (key_hash, None)
                 for key_hash, value in self._catalog.scan(Table.KEYS)
                 if any(unpack_key_entry(value).seq in seqs for seqs in gone)
             ]
-        if through:
+        if ahead:
             self._writes[Table.META].append((KEYS_AHEAD_KEY, None))
 
     # ── hours ──────────────────────────────────────────────────────────────────────────────────

@@ -390,6 +390,22 @@ def test_keys_of_records_that_are_gone_are_forgotten(machine: Machine) -> None:
     assert read_keys_ahead(machine.catalog) == 0
 
 
+def test_they_are_so_too_after_a_checkpoint_on_the_way(machine: Machine) -> None:
+    """As within a long import."""
+    interrupted_checkpoint(machine)
+    disk = machine.restart()
+    disk.replay.keys_slice = 1
+    log = Log(2)
+    for number in (0, 7):
+        log.publish(START_MS, key_hash=bytes([number]) + KEY[1:])
+    disk.file(log.close())
+    disk.replay.checkpoint()
+    assert read_keys_ahead(machine.catalog) == 0
+    disk.replay.forget_lost_keys([(3, 3)], 4)
+    disk.replay.checkpoint()
+    assert keyed_seqs(machine.catalog) == [2]
+
+
 def test_a_damaged_segment_is_kept_aside(machine: Machine) -> None:
     for _ in range(4):
         machine.log.publish(START_MS, body=bytes(SEGMENT_BYTES // 3))
