@@ -124,6 +124,8 @@ def test_a_retry_is_another_version(api, receiver, subject):
     path, tag = publish(api, subject, delay=0)
     receiver.next(url)
     wait_until(lambda: etag(api, path) != tag)
+    # It has been decided, and is on its way until that is durable.
+    wait_until(lambda: api.get(path).json()["state"] == "scheduled")
     assert change(api, "DELETE", path, tag).status_code == 412
     assert change(api, "DELETE", path, etag(api, path)).status_code == 200
 
