@@ -522,6 +522,8 @@ class Replay:
             return
         removed, meta = self._writes[Table.KEYS], self._writes[Table.META]
         columns = ascending(self._keys)
+        if len(columns.keys) <= self.keys_slice:
+            return  # of keys that are there twice the last one counts
         starts = range(0, len(columns.keys), self.keys_slice)
         parts = [Columns(*(one[at : at + self.keys_slice] for one in columns)) for at in starts]
         ahead = [(KEYS_AHEAD_KEY, pack_checkpoint(self.filed_seq))]

@@ -430,6 +430,18 @@ def test_a_key_that_is_removed_and_used_again_stays(log: Log) -> None:
     assert seqs_by_key(disk.catalog) == {key_of(0): 4, key_of(1): 5}
 
 
+def test_what_is_removed_goes_also_when_few_keys_came_often(log: Log) -> None:
+    disk = Disk()
+    disk.replay.keys_slice = 1
+    disk.file(keyed(log, 2))
+    disk.replay.checkpoint()
+    disk.replay._writes[Table.KEYS].append((key_of(0), None))
+    for _ in range(2):
+        disk.file(keyed(log, 1, first=5))
+    disk.replay.checkpoint()
+    assert seqs_by_key(disk.catalog) == {key_of(1): 2, key_of(5): 4}
+
+
 def test_a_catalog_that_is_full_keeps_what_is_to_be_recorded(log: Log) -> None:
     faults = Faults(Fault(at=1, kind=FaultKind.NO_SPACE))
     disk = Disk(catalog=MemoryCatalog(faults))
