@@ -284,11 +284,15 @@ class Dispatcher:
         passed_on: dict[tuple[int, int, str], list[Rows]] = {}
         for delivery in deliveries:
             self._forget_orphans((delivery.entry.seq,))
-            origin, changes = delivery.origin, self._changes(delivery.origin.message_seq)
+            origin = delivery.origin
             matching = self._registry.matching(delivery.subject)
             # A row that it was moved to was newer than the publish: at worst it comes once more.
-            had_it = any(s.existed(origin.message_seq, origin.due_ms) for s in matching)
-            if had_it or self._is_elsewhere(delivery, changes):
+            if any(s.existed(origin.message_seq, origin.due_ms) for s in matching):
+                # It had this message on its own.
+                self._settle(delivery, Outcome.DROPPED, now_ms)
+                continue
+            changes = self._changes(origin.message_seq)
+            if self._is_elsewhere(delivery, changes):
                 self._settle(delivery, Outcome.DROPPED, now_ms)
             elif self._is_in_memory_alone(delivery, changes):
                 self._orphans[delivery.entry.seq] += 1  # until that is recorded
@@ -296,9 +300,10 @@ class Dispatcher:
             else:
                 whose = (delivery.entry.hour, origin.subject_id, delivery.subject)
                 passed_on.setdefault(whose, []).append(delivery.row)
-        unreadable = Counter(seq for batch in take.batches for seq in batch.rows["seq"].tolist())
-        unreadable.subtract(deliveries.settled["seq"].tolist())
-        self._forget_orphans(unreadable.elements())
+        if take.count != len(deliveries):
+            unread = Counter(seq for batch in take.batches for seq in batch.rows["seq"].tolist())
+            unread.subtract(deliveries.settled["seq"].tolist())
+            self._forget_orphans(unread.elements())
         for (hour, subject_id, subject), rows in passed_on.items():
             batch = Batch(hour, concatenate(rows, WHEEL_DTYPE))
             if matching := self._registry.matching(subject):

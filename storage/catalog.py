@@ -1,8 +1,8 @@
 """The catalog: what must be found again without reading a log. The only module that knows LMDB.
 
-Tables of bytes to bytes, ordered by key; all changes of a checkpoint are one synced transaction.
-It is an index, not a log: everything in it follows from the message log up to the checkpoint that
-is stored in the same transaction, so the two can never disagree.
+Tables of bytes to bytes, ordered by key; a commit is one synced transaction. It is an index, not a
+log: everything in it follows from the message log up to the checkpoint that is stored in the same
+transaction, so the two can never disagree. Only the keys may be ahead of it, which META says.
 
 LMDB trusts its file, and this module does not (I8). A value carries a checksum over table, key and
 value, which every reader holds it against; and before LMDB maps the file, `storage.catalog_file`
