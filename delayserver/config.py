@@ -19,8 +19,8 @@ from pydantic_settings import (
 )
 
 from delayserver.errors import InputError
+from delayserver.schedule.wheel import PAYLOAD_MAX_BYTES
 from delayserver.times import parse_duration_ms
-from delayserver.wheel import PAYLOAD_MAX_BYTES
 from storage.message_log import Durability
 
 KIB = 1024

@@ -4,7 +4,7 @@ DelayServerError
 ├── InputError              a request or a setting is wrong; nothing was changed
 │   ├── InputErrors         several of them at once (a batch), each with its own pointer
 │   └── TooLargeError       longer than a limit allows
-├── SignatureError          a webhook that was received is not authentic (delayserver.signing)
+├── SignatureError          a webhook that was received is not authentic (security.signing)
 ├── NotFoundError           no such message, key, subscription, …
 ├── ConflictError           the state does not allow it; carries the state
 ├── PreconditionError       it is not the version that the caller expected; carries the version

@@ -27,8 +27,8 @@ from typing import Any, Protocol
 import lmdb
 
 from storage import catalog_file
+from storage.catalog_columns import Columns, ascending
 from storage.catalog_file import seal, seal_columns, unseal, unseal_many
-from storage.columns import Columns, ascending
 from storage.errors import CatalogError, DamageError, DiskFullError
 from storage.frame import Damage
 

@@ -1,7 +1,7 @@
 """The file of the catalog, read without LMDB: what is wrong with it, and what is left of it.
 
 Every value carries a checksum over table, key and value (`seal`). Together with the walk over the
-pages (`storage.lmdb_pages`) nothing in the file has to be believed: a page that is not what it
+pages (`storage.catalog_pages`) nothing in the file has to be believed: a page that is not what it
 claims to be, an entry that is missing, a value that was changed or stands under another key.
 
 Cost: 10 ms per MiB; of a file above VERIFY_BYTES a start reads one page in fifty. Threads: none.
@@ -15,8 +15,8 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from storage import lmdb_pages
-from storage.columns import Columns, as_columns, row_checksums
+from storage import catalog_pages as lmdb_pages
+from storage.catalog_columns import Columns, as_columns, row_checksums
 from storage.files import OsFile, open_to_read
 from storage.frame import CRC_BYTES, Damage
 

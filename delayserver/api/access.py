@@ -14,11 +14,11 @@ Cost: a walk over the request's headers; one SHA-256 where there is a token. Thr
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from delayserver.api.answers import Headers, header, problem_answer
-from delayserver.api.hot import Asgi, Receive, Scope, Send, send_answer
+from delayserver.api.hot.answers import Headers, header, problem_answer
+from delayserver.api.hot.publish import Asgi, Receive, Scope, Send, send_answer
 from delayserver.api.scopes import PUBLIC_PATHS
 from delayserver.errors import AccessError, DelayServerError, HeadTooLargeError
-from delayserver.tokens import Caller, TokenTable
+from delayserver.security.tokens import Caller, TokenTable
 
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _SEPARATORS_BYTES = 4

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from delayserver.api.access import Access
-from delayserver.api.hot import Asgi, Hot, HotPath, Receive, Scope, Send
+from delayserver.api.hot.protocol import make_protocol
+from delayserver.api.hot.publish import Asgi, Hot, HotPath, Receive, Scope, Send
 from delayserver.api.intake import Intake
-from delayserver.api.protocol import make_protocol
-from delayserver.server import Server
+from delayserver.server.server import Server
 
 
 class Rest:
@@ -67,7 +67,7 @@ def make_app(server: Server) -> tuple[Asgi, type[HttpToolsProtocol], Rest]:
     hot = Hot(server, intake)
 
     def make() -> Asgi:
-        from delayserver.api.rest import make_rest
+        from delayserver.api.rest.app import make_rest
 
         return make_rest(server, intake, path)
 

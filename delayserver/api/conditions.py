@@ -2,8 +2,8 @@
 
 Every answer that shows a message carries its version as `ETag`. `If-Match` on PATCH, PUT and DELETE
 names the versions that the caller wants to change, or `*` for any; `If-None-Match: *` on PUT wants
-no message to be waiting under the key. Whether it holds is decided by `delayserver.messages`, in
-one step with the change.
+no message to be waiting under the key. Whether it holds is decided by
+`delayserver.decisions.messages`, in one step with the change.
 
 Cost: a regular expression per header. Threads: pure.
 """

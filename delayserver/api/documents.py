@@ -11,15 +11,15 @@ from functools import lru_cache
 
 import msgspec
 
-from delayserver.dead_letters import DeadLetterView
+from delayserver.decisions.watches import OnEvent
 from delayserver.delivery.batch import body_fields
-from delayserver.delivery.fetch import Pulled
-from delayserver.listing import PendingView
-from delayserver.message import Content, Payload, decode_payload
-from delayserver.queries import MessageView
-from delayserver.replay import Heartbeat
+from delayserver.delivery.delayed_fetch import Pulled
+from delayserver.queries.dead_letters import DeadLetterView
+from delayserver.queries.listing import PendingView
+from delayserver.queries.look_up import MessageView
+from delayserver.records.message import Content, Payload, decode_payload
+from delayserver.schedule.replay import Heartbeat
 from delayserver.times import format_duration, format_time
-from delayserver.watches import OnEvent
 
 _UNSET = msgspec.UNSET
 _Unset = msgspec.UnsetType

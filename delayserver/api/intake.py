@@ -17,13 +17,13 @@ import msgspec
 
 from delayserver.api.problems import UNREADABLE, input_error
 from delayserver.config import Settings
+from delayserver.decisions.publishing import Batch, NewMessage
+from delayserver.decisions.watches import WATCHES_MAX, OnEvent
 from delayserver.delivery.webhook import check_headers
 from delayserver.errors import InputError, InputErrors, TooLargeError
-from delayserver.message import Content, Payload, Watch, check_key, check_keys
-from delayserver.publishing import Batch, NewMessage
-from delayserver.subjects import SUBJECT_PATTERN, is_subject
+from delayserver.records.message import Content, Payload, Watch, check_key, check_keys
+from delayserver.records.subjects import SUBJECT_PATTERN, is_subject
 from delayserver.times import format_duration, parse_duration_ms, parse_time_ms
-from delayserver.watches import WATCHES_MAX, OnEvent
 
 D = TypeVar("D")
 _UNSET = msgspec.UNSET

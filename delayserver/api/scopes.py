@@ -3,14 +3,14 @@
 A call without a row is for `admin` alone. Where a row says BODY, the subjects stand in the request
 itself, and the handler asks with `Caller.require`; everywhere else it was asked before.
 
-`delayserver.api.authorize` asks. Cost: none. Threads: any.
+`delayserver.api.rest.authorize` asks. Cost: none. Threads: any.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from delayserver.tokens import Action
+from delayserver.security.tokens import Action
 
 
 class Of(Enum):

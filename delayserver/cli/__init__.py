@@ -97,6 +97,7 @@ def main() -> None:
     modules: Iterable[str] = MODULES
     if sys.argv[1:2] == ["serve"]:
         modules = ("serve",)
-        # What a start makes lives until the end; `delayserver.serve` turns the collector on again.
+        # What a start makes lives until the end; `delayserver.api.process` turns the collector
+        # on again.
         gc.disable()
     make_app(modules)(prog_name="delayserver")

@@ -21,7 +21,7 @@ from delayserver.times import parse_duration_ms
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from delayserver.repair import RepairReport
+    from delayserver.recovery.repair import RepairReport
     from storage.check import Finding, Progress, Report
 
 BAR_WIDTH = 40
@@ -107,8 +107,8 @@ def check(data_dir: DataDirOption = Path("data"), as_json: JsonOption = False) -
     """Verify every byte of a data directory. Nothing is written; a server may be running on it.
 
     Status 0: sound. 1: damage was found. 2: it could not be checked."""
-    from delayserver.check import check_path
     from delayserver.config import Settings
+    from delayserver.recovery.check import check_path
 
     catalog_max_bytes = Settings.model_fields["catalog_max_bytes"].default
     with _disk_errors(as_json), _progress("checking", quiet=as_json) as progress:
@@ -139,7 +139,7 @@ def repair(
     damage is left. 2: it could not be repaired."""
     import time
 
-    from delayserver.repair import repair_path
+    from delayserver.recovery.repair import repair_path
 
     with _disk_errors(as_json), _progress("repairing", quiet=as_json) as progress:
         now_ms = time.time_ns() // 1_000_000

@@ -116,8 +116,8 @@ def audit(
     repeated, early or damaged. 2: it could not run."""
     quiet = is_stdout(json_file)
     with job("audit", master, conf, as_json=quiet) as running:
-        from delayserver.pipeline import audit as audits
-        from delayserver.pipeline import audit_report
+        from delayserver.pipeline.reports import audit as audits
+        from delayserver.pipeline.reports import audit_report
 
         found = audits.audit(running, str(data_dir))
         if parquet is not None:
@@ -147,8 +147,8 @@ def forecast(
     Nothing is changed; a server may be running."""
     quiet = is_stdout(json_file)
     with job("forecast", master, conf, as_json=quiet) as running:
-        from delayserver.pipeline import forecast as forecasts
-        from delayserver.pipeline import forecast_report
+        from delayserver.pipeline.reports import forecast as forecasts
+        from delayserver.pipeline.reports import forecast_report
 
         found = forecasts.forecast(running, str(data_dir), days=days)
         write_document(json_file, forecast_report.document(found))

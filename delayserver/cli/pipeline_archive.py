@@ -3,7 +3,7 @@
 Exit status: 0 all that could be archived is, 1 an hour is damaged or was not read back as it should
 be, 2 it could not run, or the server refused.
 
-Cost: see delayserver.pipeline.archive. Threads: one.
+Cost: see delayserver.pipeline.archive.archive. Threads: one.
 """
 
 from pathlib import Path
@@ -30,7 +30,7 @@ from delayserver.cli.session import URL_DEFAULT, TokenOption
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from delayserver.pipeline.archive import Archived
+    from delayserver.pipeline.archive.archive import Archived
 
 _EXAMPLES = (
     "pipeline archive --data-dir data --to /srv/archive",
@@ -79,7 +79,7 @@ def archive(
     hour is damaged, or is not in the archive as it should be."""
     quiet = is_stdout(json_file)
     with job("archive", master, conf, as_json=quiet) as running:
-        from delayserver.pipeline.archive import Archive, run
+        from delayserver.pipeline.archive.archive import Archive, run
         from delayserver.times import parse_time_ms
 
         until_ms = None
@@ -112,7 +112,7 @@ _LINES = {
 def _rendered(archived: "Archived") -> "Table":
     from rich.table import Table
 
-    from delayserver.pipeline.archive import FAILURES, Fate
+    from delayserver.pipeline.archive.archive import FAILURES, Fate
 
     table = Table(title=f"Archive: {archived.to}", title_justify="left", show_header=False)
     table.add_column()

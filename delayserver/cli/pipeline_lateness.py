@@ -3,7 +3,7 @@
 It goes on until Ctrl-C, or for the time that it is told. Exit status: 0 it ended so, 2 it could not
 run, or go on.
 
-Cost: see delayserver.pipeline.live. Threads: Spark's, and those that draw.
+Cost: see delayserver.pipeline.reports.live. Threads: Spark's, and those that draw.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from delayserver.times import format_time, parse_duration_ms
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from delayserver.pipeline.live import Watch
+    from delayserver.pipeline.reports.live import Watch
 
 REFRESH_S = 0.5
 GRACE_MS = 2_000
@@ -86,7 +86,7 @@ def lateness(
         _Screen(by, window, quiet=prints_json) as screen,
         job("lateness", master, conf, as_json=prints_json, progress=screen.progress) as running,
     ):
-        from delayserver.pipeline import live
+        from delayserver.pipeline.reports import live
 
         with live.watch(running, str(data_dir), by=by, window_ms=window_ms) as watched:
             # That is how it ends.
@@ -173,7 +173,7 @@ class _Screen:
         from rich.markup import escape
         from rich.table import Table
 
-        from delayserver.pipeline.lateness import duration
+        from delayserver.pipeline.reports.lateness import duration
 
         lines = watched.windows.lines()
         table = Table(title=self._title, title_justify="left", box=None, padding=(0, 2, 0, 0))

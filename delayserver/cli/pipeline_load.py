@@ -3,7 +3,7 @@
 Exit status: 0 loaded (rejected rows, if any, stand in the reject file), 1 nothing was loaded since
 rows were rejected (--strict), 2 it could not run, or the server refused.
 
-Cost: see delayserver.pipeline.load. Threads: one.
+Cost: see delayserver.pipeline.load.load. Threads: one.
 """
 
 import uuid
@@ -28,7 +28,7 @@ from delayserver.cli.session import URL_DEFAULT, JsonOption, TokenOption
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from delayserver.pipeline.load import Loaded
+    from delayserver.pipeline.load.load import Loaded
 
 _EXAMPLES = (
     "pipeline load --input coupons.parquet --subject coupon.expiry --due-column expires_at "
@@ -162,8 +162,8 @@ def load(
     options = _options(option)
     import_id = import_id or f"load-{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
     with job("load", master, conf, as_json=as_json) as running:
-        from delayserver.pipeline.load import Load, read_table, run
-        from delayserver.pipeline.mapping import Columns
+        from delayserver.pipeline.load.load import Load, read_table, run
+        from delayserver.pipeline.publish.mapping import Columns
         from storage.staging import OnConflict
 
         wanted = Load(

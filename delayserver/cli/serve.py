@@ -73,7 +73,7 @@ def serve(config: Path | None = None, **options: Any) -> None:
             typer.echo(f"error: {line}", err=True)
         raise typer.Exit(USAGE_STATUS) from error
 
-    from delayserver.serve import serve as run  # the wiring: everything that a server needs
+    from delayserver.api.process import serve as run  # the wiring: everything that a server needs
 
     raise SystemExit(run(settings))
 

@@ -20,8 +20,8 @@ from delayserver.cli.options import number_or_text
 from delayserver.cli.output import details, help_text, print_json, rows
 from delayserver.cli.session import CommandError, JsonOption, error_exit
 from delayserver.errors import DelayServerError, InputError
+from delayserver.security.tokens import SCOPE_HELP, Token, TokenFile
 from delayserver.times import format_time, parse_duration_ms
-from delayserver.tokens import SCOPE_HELP, Token, TokenFile
 from storage.errors import StorageError
 from storage.files import OsFiles
 

@@ -29,7 +29,7 @@ from delayserver.client.errors import (
 from delayserver.client.transport import Answer, decoded, path_of
 from delayserver.client.values import Published
 from delayserver.errors import NotFoundError
-from delayserver.message_id import read_id
+from delayserver.records.message_id import read_id
 
 BATCH_PATH = "/v1/messages/batch"
 CANCEL_PATH = "/v1/messages/cancel"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from delayserver.message_id import read_id
+from delayserver.records.message_id import read_id
 from delayserver.times import format_time
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Protocol
 
-from delayserver.signing import TOLERANCE_S, SignatureError, WebhookSecret, verify
+from delayserver.security.signing import TOLERANCE_S, SignatureError, WebhookSecret, verify
 
 __all__ = ["SignatureError", "verify_webhook"]
 

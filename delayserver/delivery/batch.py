@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from delayserver.message import Content, Delivery, Payload
+from delayserver.records.message import Content, Delivery, Payload
 from delayserver.times import format_time
 
 Unset = msgspec.UnsetType

@@ -22,10 +22,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.deliveries import Deliveries
-from delayserver.message import Delivery
-from delayserver.timeouts import Timeouts
+from delayserver.delivery.deliveries import Deliveries
+from delayserver.records.message import Delivery
 from delayserver.timers.interface import Handle
+from delayserver.timers.timeouts import Timeouts
 
 _PARTS = 3
 """Of a token, with dashes between them."""

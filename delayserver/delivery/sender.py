@@ -45,7 +45,7 @@ from delayserver.delivery.webhook import (
     request_headers,
 )
 from delayserver.errors import InputError
-from delayserver.targets import Target, TargetPolicy, split_url
+from delayserver.security.targets import Target, TargetPolicy, split_url
 
 RESPONSE_BYTES_MAX = 64 * 1024
 ADDRESS_TTL_S = 30.0

@@ -17,7 +17,7 @@ from typing import Protocol
 from urllib.parse import quote
 
 from delayserver.errors import InputError
-from delayserver.signing import WebhookSecret, sign
+from delayserver.security.signing import WebhookSecret, sign
 from delayserver.times import format_time
 
 # ---- what is sent ------------------------------------------------------------------------------

@@ -23,10 +23,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from delayserver.errors import PipelineError
-from delayserver.pipeline.history import DelayHistory
-from delayserver.pipeline.publish import DelayServer
-from delayserver.pipeline.source import DelayLog
-from delayserver.pipeline.states import DelayState
+from delayserver.pipeline.logs.source import DelayLog
+from delayserver.pipeline.publish.publish import DelayServer
+from delayserver.pipeline.states.history import DelayHistory
+from delayserver.pipeline.states.states import DelayState
 
 JAVA_MAJOR_MIN = 17
 JAVA_HOMES = Path("/usr/lib/jvm")

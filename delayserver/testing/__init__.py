@@ -3,7 +3,7 @@
     World ── schedules ──▶ SimulatedServer ── the real Engine, Replay, Loader, Settler, Reader,
       │                        │              recover, and the real workers, called step by step
       │                        ▼
-      │                    SimulatedFiles, MemoryCatalog        (storage.testing)
+      │                    SimulatedFiles, MemoryCatalog        (storage.testing.files)
       ├── clients, webhook receivers, pull consumers, a clock that jumps both ways
       └── Ledger: what was promised, what is durable, what was received; every promise is checked
 

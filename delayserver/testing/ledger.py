@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from delayserver.archives import Archived, read_archived
-from delayserver.expansion import ImportRecord
-from delayserver.message import Delivery, Payload, State, decode_payload
-from delayserver.replay import DeadLetter, Heartbeat, Records
-from delayserver.sequencer import MESSAGE_ROW
-from delayserver.settler import DISPATCH_ROW
-from delayserver.subscriptions import Subscription, decode_subscription
+from delayserver.decisions.sequencer import MESSAGE_ROW
+from delayserver.delivery.settler import DISPATCH_ROW
+from delayserver.records.message import Delivery, Payload, State, decode_payload
+from delayserver.records.subscriptions import Subscription, decode_subscription
+from delayserver.schedule.archives import Archived, read_archived
+from delayserver.schedule.expansion import ImportRecord
+from delayserver.schedule.replay import DeadLetter, Heartbeat, Records
+from delayserver.schedule.wheel import Batch
 from delayserver.testing.server import SimulatedClock, SimulatedServer, Watcher
-from delayserver.wheel import Batch
 from storage.catalog import Table
 from storage.errors import DamageError
 from storage.frame import Frame, unseal

@@ -16,21 +16,21 @@ from typing import Any
 import numpy as np
 
 from delayserver.config import Settings
-from delayserver.deliveries import Deliveries
-from delayserver.delivery.fetch import DelayedFetch, PullRequest
+from delayserver.decisions.messages import Located
+from delayserver.delivery.delayed_fetch import DelayedFetch, PullRequest
+from delayserver.delivery.deliveries import Deliveries
+from delayserver.delivery.dispatcher import Take
 from delayserver.delivery.leases import Some
+from delayserver.delivery.reader import Found
+from delayserver.delivery.settler import DISPATCH_ROW, Settler
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.dispatcher import Take
-from delayserver.expansion import Staging
-from delayserver.message import Delivery, Payload, encode_payload
-from delayserver.messages import Located
-from delayserver.reader import Found
-from delayserver.replay import Filed, Records, Replay
-from delayserver.settler import DISPATCH_ROW, Settler
-from delayserver.shard import Shard, Surroundings
-from delayserver.subscriptions import Subscription
-from delayserver.wheel import Batch
-from delayserver.workers import (
+from delayserver.records.message import Delivery, Payload, encode_payload
+from delayserver.records.subscriptions import Subscription
+from delayserver.schedule.expansion import Staging
+from delayserver.schedule.replay import Filed, Records, Replay
+from delayserver.schedule.wheel import Batch
+from delayserver.server.shard import Shard, Surroundings
+from delayserver.server.threads import (
     CallRequest,
     Worker,
 )

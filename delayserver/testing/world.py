@@ -15,23 +15,23 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from delayserver.archives import Archived, retired_hours
 from delayserver.config import Settings
-from delayserver.delivery.fetch import DelayedFetch, Pulled, PullRequest
+from delayserver.decisions.imports import Import
+from delayserver.decisions.publishing import NewMessage, Published
+from delayserver.decisions.sequencer import parse_dead_letter_key
+from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
+from delayserver.delivery.reader import Found
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError, OverloadedError
-from delayserver.imports import Import
-from delayserver.message import Delivery, Payload, State, Watch, decode_payload
-from delayserver.message_id import MessageId
-from delayserver.publishing import NewMessage, Published
-from delayserver.reader import Found
-from delayserver.replay import DeadLetter
-from delayserver.sequencer import parse_dead_letter_key
-from delayserver.subscriptions import Subscription
-from delayserver.tables import ChangeState
+from delayserver.records.message import Delivery, Payload, State, Watch, decode_payload
+from delayserver.records.message_id import MessageId
+from delayserver.records.subscriptions import Subscription
+from delayserver.records.tables import ChangeState
+from delayserver.schedule.archives import Archived, retired_hours
+from delayserver.schedule.replay import DeadLetter
+from delayserver.server.threads import ConfirmRequest
 from delayserver.testing.ledger import Ledger, StagedRow, Violation
 from delayserver.testing.server import SimulatedClock, SimulatedServer, stage
-from delayserver.workers import ConfirmRequest
 from storage import staging
 from storage.catalog import Table
 from storage.directory import open_identity
@@ -40,7 +40,7 @@ from storage.frame import Frame
 from storage.hour_log import HourLog
 from storage.rows import HOUR_MS, LogKind
 from storage.staging import OnConflict, manifest_path
-from storage.testing import (
+from storage.testing.files import (
     Fault,
     FaultKind,
     Faults,

@@ -30,9 +30,9 @@ from load import Connection, http_request
 from report import Figure, add_json, as_documents, make_console, show_figures, write_json
 from servers import Served, delay_server, disk_directory
 
-from delayserver.pipeline.load import Load, Loaded, read_table, run
-from delayserver.pipeline.mapping import Columns
+from delayserver.pipeline.load.load import Load, Loaded, read_table, run
 from delayserver.pipeline.progress import Job
+from delayserver.pipeline.publish.mapping import Columns
 from delayserver.pipeline.session import open_session
 
 WEEK_MS = 7 * 86_400_000

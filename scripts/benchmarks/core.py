@@ -44,22 +44,22 @@ from rich.console import Console
 from rich.table import Table
 
 from delayserver.config import Settings
-from delayserver.deliveries import Deliveries
-from delayserver.dispatcher import Dispatcher, Take
-from delayserver.expansion import Staging
-from delayserver.groups import Groups
-from delayserver.hours import Hours
-from delayserver.ids import IdCodec, KeyHasher
-from delayserver.loader import Loader
-from delayserver.message import Delivery, Payload, encode_payload
-from delayserver.messages import Messages
-from delayserver.publishing import NewMessage, Publishing
-from delayserver.reader import Reader
-from delayserver.replay import Records, Replay
-from delayserver.sequencer import Group, Sequencer
-from delayserver.subscriptions import Registry, Subscription
-from delayserver.timeouts import Timeouts
-from delayserver.wheel import SLOT_MS, WHEEL_DTYPE, Batch, Wheel, build_run
+from delayserver.decisions.groups import Groups
+from delayserver.decisions.messages import Messages
+from delayserver.decisions.publishing import NewMessage, Publishing
+from delayserver.decisions.sequencer import Group, Sequencer
+from delayserver.delivery.deliveries import Deliveries
+from delayserver.delivery.dispatcher import Dispatcher, Take
+from delayserver.delivery.reader import Reader
+from delayserver.records.ids import IdCodec, KeyHasher
+from delayserver.records.message import Delivery, Payload, encode_payload
+from delayserver.records.subscriptions import Registry, Subscription
+from delayserver.schedule.expansion import Staging
+from delayserver.schedule.hours import Hours
+from delayserver.schedule.loader import Loader
+from delayserver.schedule.replay import Records, Replay
+from delayserver.schedule.wheel import SLOT_MS, WHEEL_DTYPE, Batch, Wheel, build_run
+from delayserver.timers.timeouts import Timeouts
 from storage.catalog import LmdbCatalog
 from storage.files import OsFiles
 from storage.frame import Rows

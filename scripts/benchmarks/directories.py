@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.expansion import Staging
-from delayserver.message import Payload, encode_payload
-from delayserver.replay import Records, Replay
-from delayserver.subscriptions import Subscription, encode_subscription
+from delayserver.records.message import Payload, encode_payload
+from delayserver.records.subscriptions import Subscription, encode_subscription
+from delayserver.schedule.expansion import Staging
+from delayserver.schedule.replay import Records, Replay
 from storage.catalog import LmdbCatalog
 from storage.directory import open_identity
 from storage.files import OsFiles

@@ -29,10 +29,10 @@ from directories import BATCH_ROWS, Maker
 from pyspark.sql import DataFrame, SparkSession
 from report import Figure, add_options, as_documents, make_console, show_figures, write_json
 
-from delayserver.pipeline.audit import audit
 from delayserver.pipeline.progress import Job
+from delayserver.pipeline.reports.audit import audit
 from delayserver.pipeline.session import open_session
-from delayserver.subscriptions import Subscription
+from delayserver.records.subscriptions import Subscription
 from storage.rows import HOUR_MS
 
 SUBJECTS = ("order.unpaid", "envelope.refund", "coupon.expiry", "cart.reminder")

@@ -33,16 +33,16 @@ import wrk
 from report import Figure, add_json, as_documents, make_console, show_figures, write_json
 from servers import delay_server, disk_directory
 
-from delayserver.deliveries import Deliveries
-from delayserver.delivery.fetch import DelayedFetch, Fetches, Pulled, PullRequest
+from delayserver.delivery.delayed_fetch import DelayedFetch, Fetches, Pulled, PullRequest
+from delayserver.delivery.deliveries import Deliveries
+from delayserver.delivery.dispatcher import Dispatcher, Take
 from delayserver.delivery.leases import Leases
-from delayserver.dispatcher import Dispatcher, Take
-from delayserver.hours import Hours
-from delayserver.ids import IdCodec
-from delayserver.message import Delivery, Payload
-from delayserver.subscriptions import Registry, Subscription
-from delayserver.timeouts import Timeouts
-from delayserver.wheel import WHEEL_DTYPE, Batch
+from delayserver.records.ids import IdCodec
+from delayserver.records.message import Delivery, Payload
+from delayserver.records.subscriptions import Registry, Subscription
+from delayserver.schedule.hours import Hours
+from delayserver.schedule.wheel import WHEEL_DTYPE, Batch
+from delayserver.timers.timeouts import Timeouts
 from storage.rows import HOUR_MS
 
 HOUR = 500_000

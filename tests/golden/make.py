@@ -9,15 +9,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from delayserver.message import Origin, Payload, encode_payload
-from delayserver.replay import DeadLetter
+from delayserver.records.message import Origin, Payload, encode_payload
+from delayserver.schedule.replay import DeadLetter
 from storage.directory import FORMAT_FILE, FORMAT_VERSION, open_identity
 from storage.files import Files
 from storage.frame import Rows, seal
 from storage.hour_log import HourLog, hour_path
 from storage.message_log import Durability, MessageLog
 from storage.rows import DISPATCH_DTYPE, MESSAGE_DTYPE, SCHEDULE_DTYPE, LogKind
-from storage.testing import SimulatedFiles
+from storage.testing.files import SimulatedFiles
 
 DIRECTORY = Path(__file__).parent / f"v{FORMAT_VERSION}"
 HOUR = 498_663  # 2026-11-20T15 UTC

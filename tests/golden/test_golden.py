@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from delayserver.message import Origin, Payload, decode_payload
+from delayserver.records.message import Origin, Payload, decode_payload
 from storage.check import check_directory
 from storage.directory import Identity, open_identity
 from storage.frame import Frame, unseal
 from storage.hour_log import HourLog
 from storage.message_log import Durability, MessageLog
 from storage.rows import LogKind
-from storage.testing import SimulatedFiles
+from storage.testing.files import SimulatedFiles
 from tests.golden.make import (
     BODY,
     DELIVERIES,

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import httpx
 
 from delayserver.cli.demo.process import ServerProcess, damage_in, free_port
-from delayserver.tokens import TokenFile
+from delayserver.security.tokens import TokenFile
 from storage.files import OsFiles
 
 T = TypeVar("T")

@@ -5,8 +5,8 @@ import pytest
 from delayserver.api.scopes import PUBLIC, RULES, Of
 from delayserver.config import Settings
 from delayserver.errors import AccessError
-from delayserver.server import Server
-from delayserver.tokens import Action, TokenFile
+from delayserver.security.tokens import Action, TokenFile
+from delayserver.server.server import Server
 from storage.files import OsFiles
 from tests.integration.api_support import ApiServer, make_token, wait_until
 

@@ -14,8 +14,8 @@ import pytest
 
 from delayserver.api.app import make_app
 from delayserver.config import Settings
-from delayserver.queries import Queries
-from delayserver.server import Server
+from delayserver.queries.look_up import Queries
+from delayserver.server.server import Server
 from tests.integration.api_support import ApiServer, make_token
 
 TOKEN = "a token for both ways"

@@ -17,8 +17,8 @@ import uvloop
 from delayserver.delivery import sender as sender_module
 from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.webhook import WebhookRequest, WebhookResponse
-from delayserver.signing import WebhookSecret, verify
-from delayserver.targets import TargetPolicy
+from delayserver.security.signing import WebhookSecret, verify
+from delayserver.security.targets import TargetPolicy
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"

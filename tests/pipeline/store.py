@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from delayserver.config import Settings
+from delayserver.decisions.publishing import NewMessage
+from delayserver.decisions.sequencer import Group
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.message import Payload
-from delayserver.publishing import NewMessage
-from delayserver.sequencer import Group
-from delayserver.subscriptions import Subscription
+from delayserver.records.message import Payload
+from delayserver.records.subscriptions import Subscription
 from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
 from storage.catalog import LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY

@@ -20,11 +20,19 @@ from typer.testing import CliRunner
 
 from delayserver.cli import make_app
 from delayserver.errors import PipelineError
-from delayserver.message import Content
-from delayserver.pipeline import archive as archives
-from delayserver.pipeline.archive import MANIFESTS, STAGING, Archive, Archived, Archives, Fate, run
-from delayserver.pipeline.place import Place
+from delayserver.pipeline.archive import archive as archives
+from delayserver.pipeline.archive.archive import (
+    MANIFESTS,
+    STAGING,
+    Archive,
+    Archived,
+    Archives,
+    Fate,
+    run,
+)
+from delayserver.pipeline.archive.place import Place
 from delayserver.pipeline.progress import Job
+from delayserver.records.message import Content
 from storage.hour_log import hour_name
 from storage.rows import HOUR_MS, LogKind
 from tests.integration.api_support import ApiServer, now_ms, wait_until

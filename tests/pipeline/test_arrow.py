@@ -71,8 +71,8 @@ def test_a_worker_that_reads_columns_imports_no_pandas() -> None:
 import sys
 import numpy as np
 import pyarrow as pa
-from delayserver.pipeline.columns import LOGS, Batches, Names, name_table
-from delayserver.pipeline.dispatched import DISPATCHED_DTYPE
+from delayserver.pipeline.logs.columns import LOGS, Batches, Names, name_table
+from delayserver.pipeline.logs.dispatched import DISPATCHED_DTYPE
 from storage.rows import DTYPES, LogKind
 names = Names(name_table({1: "order.unpaid"}))
 for kind, columns in LOGS.items():

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from delayserver.cli import make_app
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.pipeline import audit_report
 from delayserver.pipeline import session as sessions
-from delayserver.pipeline.audit import Audit, audit, write_parquet
 from delayserver.pipeline.progress import Job
+from delayserver.pipeline.reports import audit_report
+from delayserver.pipeline.reports.audit import Audit, audit, write_parquet
 from storage.frame import HEADER_BYTES, encode
 from storage.rows import DISPATCH_DTYPE, HOUR_MS, LogKind
 from tests.pipeline.store import FAILED, HOUR, OK, Store

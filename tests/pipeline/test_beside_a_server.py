@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from delayserver.pipeline.audit import audit
 from delayserver.pipeline.progress import Job
+from delayserver.pipeline.reports.audit import audit
 from tests.integration.api_support import ApiServer, Receiver, wait_until
 
 BATCH = 500

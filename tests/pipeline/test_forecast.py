@@ -7,9 +7,15 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from delayserver.pipeline import forecast_report
-from delayserver.pipeline.forecast import DAY_MS, MINUTE_MS, Forecast, forecast, memory_bytes
 from delayserver.pipeline.progress import Job
+from delayserver.pipeline.reports import forecast_report
+from delayserver.pipeline.reports.forecast import (
+    DAY_MS,
+    MINUTE_MS,
+    Forecast,
+    forecast,
+    memory_bytes,
+)
 from delayserver.times import format_time
 from storage.rows import HOUR_MS
 from tests.pipeline.store import START_MS, Store

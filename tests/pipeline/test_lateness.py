@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayserver.pipeline.lateness import bucket_of, upper_ms
+from delayserver.pipeline.reports.lateness import bucket_of, upper_ms
 
 VALUES = st.integers(0, 1 << 46)
 

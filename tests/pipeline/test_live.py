@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from delayserver.cli import make_app
 from delayserver.errors import PipelineError
-from delayserver.pipeline.lateness import bucket_of, percentile_ms
-from delayserver.pipeline.live import UNKNOWN, Line, Windows, watch
 from delayserver.pipeline.progress import Job
+from delayserver.pipeline.reports.lateness import bucket_of, percentile_ms
+from delayserver.pipeline.reports.live import UNKNOWN, Line, Windows, watch
 from storage.check import NotADataDirectoryError
 from storage.rows import LogKind
 from tests.integration.api_support import ApiServer, Receiver, wait_until

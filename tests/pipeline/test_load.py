@@ -16,12 +16,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from delayserver.errors import PipelineError
-from delayserver.pipeline.adoption import Adoption
-from delayserver.pipeline.audit import audit
 from delayserver.pipeline.calls import RefusedError
-from delayserver.pipeline.load import Load, read_table, run
-from delayserver.pipeline.mapping import Columns
+from delayserver.pipeline.load.adoption import Adoption
+from delayserver.pipeline.load.load import Load, read_table, run
 from delayserver.pipeline.progress import Job
+from delayserver.pipeline.publish.mapping import Columns
+from delayserver.pipeline.reports.audit import audit
 from storage.staging import OnConflict, import_of
 from tests.integration.api_support import ApiServer, now_ms, unique, wait_until
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from delayserver.pipeline import logs
-from delayserver.pipeline.logs import Piece, Range
-from delayserver.pipeline.snapshot import Directory, open_directory, take_snapshot
-from delayserver.tables import read_hours
+from delayserver.pipeline.logs import logs
+from delayserver.pipeline.logs.logs import Piece, Range
+from delayserver.pipeline.states.snapshot import Directory, open_directory, take_snapshot
+from delayserver.records.tables import read_hours
 from storage.check import NotADataDirectoryError
 from storage.frame import Damage, Frame
 from storage.rows import HOUR_MS, LogKind

@@ -14,9 +14,9 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from delayserver.errors import InputError, PipelineError
-from delayserver.pipeline.mapping import Columns
-from delayserver.pipeline.publish import DelayServer
-from delayserver.pipeline.sending import Plan, Sender, Sent
+from delayserver.pipeline.publish.mapping import Columns
+from delayserver.pipeline.publish.publish import DelayServer
+from delayserver.pipeline.publish.sending import Plan, Sender, Sent
 from tests.integration.api_support import ApiServer, make_token, now_ms, time_ms, unique, wait_until
 
 DAY_MS = 86_400_000

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from delayserver.horizon import Mark
-from delayserver.pipeline.hour_files import read_hour
-from delayserver.pipeline.settlement import (
+from delayserver.pipeline.states.hour_files import read_hour
+from delayserver.pipeline.states.settlement import (
     SETTLED_DTYPE,
     SLICE_ENTRIES,
     HourRows,
@@ -17,8 +16,9 @@ from delayserver.pipeline.settlement import (
     State,
     settle,
 )
-from delayserver.pipeline.snapshot import open_directory, take_snapshot
-from delayserver.subscriptions import Registry, Subscription
+from delayserver.pipeline.states.snapshot import open_directory, take_snapshot
+from delayserver.records.horizon import Mark
+from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.testing import World
 from storage.catalog import Catalog
 from storage.directory import open_identity

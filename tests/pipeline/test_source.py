@@ -8,9 +8,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from delayserver.pipeline.filters import Condition, hours_of, seqs_of
-from delayserver.pipeline.logs import Range
-from delayserver.pipeline.options import parse_options
+from delayserver.pipeline.logs.filters import Condition, hours_of, seqs_of
+from delayserver.pipeline.logs.logs import Range
+from delayserver.pipeline.logs.options import parse_options
 from storage.rows import HOUR_MS, LogKind, RecordKind
 from tests.pipeline.store import FAILED, HOUR, START_MS, Store
 

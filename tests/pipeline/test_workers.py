@@ -9,8 +9,8 @@ import pytest
 @pytest.mark.parametrize(
     "use",
     [
-        "from delayserver.pipeline.source import DelayLog; DelayLog({'path': '/'})",
-        "from delayserver.pipeline.states import DelayState; DelayState({'path': '/'})",
+        "from delayserver.pipeline.logs.source import DelayLog; DelayLog({'path': '/'})",
+        "from delayserver.pipeline.states.states import DelayState; DelayState({'path': '/'})",
     ],
 )
 def test_garbage_is_not_looked_for_in_what_was_imported(use: str) -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayserver.backlog import Backlog
-from delayserver.catch_up import Pace
-from delayserver.wheel import Batch
+from delayserver.delivery.backlog import Backlog
+from delayserver.delivery.catch_up import Pace
+from delayserver.schedule.wheel import Batch
 from storage.rows import HOUR_MS
 from tests.unit.fakes import HOUR, START_MS, seqs, subscription, wheel_rows
 

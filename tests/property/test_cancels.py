@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from delayserver import cancels as cancels_module
+from delayserver.decisions import cancels as cancels_module
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError
-from delayserver.message import Payload
-from delayserver.message_id import MessageId
-from delayserver.wheel import ROUTE_SUBSCRIPTION
+from delayserver.records.message import Payload
+from delayserver.records.message_id import MessageId
+from delayserver.schedule.wheel import ROUTE_SUBSCRIPTION
 from storage.errors import DiskFullError
 from storage.rows import HOUR_MS
 from tests.unit.fakes import (

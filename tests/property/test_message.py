@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayserver.ids import KeyHasher
-from delayserver.message import Content, Payload, encode_payload, encode_payloads
+from delayserver.records.ids import KeyHasher
+from delayserver.records.message import Content, Payload, encode_payload, encode_payloads
 from storage.frame import seal
 from storage.rows import NO_KEY
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayserver import pending
-from delayserver.pending import Position, Wanted, pending_rows, position_of
-from delayserver.replay import Snapshot
-from delayserver.subscriptions import Registry
+from delayserver.records.subscriptions import Registry
+from delayserver.schedule import pending
+from delayserver.schedule.pending import Position, Wanted, pending_rows, position_of
+from delayserver.schedule.replay import Snapshot
 from storage.rows import HOUR_MS
 from tests.unit.fakes import HOUR, START_MS, SUBJECT, Disk, Log, dispatch_row, subscription
 

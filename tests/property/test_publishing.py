@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delayserver.api.intake import Intake
+from delayserver.decisions.publishing import Batch, NewMessage, Published
 from delayserver.errors import ConflictError, InputError, InputErrors
-from delayserver.ids import KeyHasher
-from delayserver.publishing import Batch, NewMessage, Published
+from delayserver.records.ids import KeyHasher
 from tests.unit.fakes import SECRET, START_MS, MessageParts
 
 SUBJECTS = ("order.unpaid", "envelope")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayserver.sequencer import (
+from delayserver.decisions.sequencer import (
     Group,
     KeyEntry,
     Publishes,
@@ -16,10 +16,10 @@ from delayserver.sequencer import (
     pack_key_entry,
     pack_key_values,
 )
-from delayserver.tables import Change, ChangeState, change_key, pack_change
+from delayserver.records.tables import Change, ChangeState, change_key, pack_change
 from storage.catalog import Table
 from storage.rows import RecordKind
-from storage.testing import MemoryCatalog
+from storage.testing.files import MemoryCatalog
 
 KEYS = 4
 MESSAGES = 3

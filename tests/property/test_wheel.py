@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from delayserver import wheel as wheel_module
-from delayserver.wheel import WHEEL_DTYPE, Wheel, build_run, merge_run
+from delayserver.schedule import wheel as wheel_module
+from delayserver.schedule.wheel import WHEEL_DTYPE, Wheel, build_run, merge_run
 from storage.frame import Rows
 from storage.rows import HOUR_MS, concatenate
 

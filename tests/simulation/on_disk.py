@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from delayserver.config import Settings
+from delayserver.decisions.publishing import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.message import Delivery, Payload, Watch
-from delayserver.publishing import NewMessage
-from delayserver.subscriptions import Subscription
+from delayserver.records.message import Delivery, Payload, Watch
+from delayserver.records.subscriptions import Subscription
+from delayserver.server.threads import CheckpointRequest
 from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
 from delayserver.testing.server import START_MS
-from delayserver.workers import CheckpointRequest
 from storage.catalog import LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY
 from storage.errors import DamageError

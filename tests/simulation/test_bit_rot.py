@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 import pytest
 
 from delayserver.config import Settings
+from delayserver.decisions.publishing import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.message import Delivery, Payload
-from delayserver.publishing import NewMessage
-from delayserver.subscriptions import Subscription
+from delayserver.records.message import Delivery, Payload
+from delayserver.records.subscriptions import Subscription
+from delayserver.server.threads import CheckpointRequest
 from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
-from delayserver.workers import CheckpointRequest
 from storage.errors import DamageError
 from storage.rows import HOUR_MS
-from storage.testing import MemoryCatalog, SimulatedFiles
+from storage.testing.files import MemoryCatalog, SimulatedFiles
 
 SETTINGS = Settings(
     segment_bytes=4096, checkpoint_ms=60_000, lead_ms=100, settle_sync_ms=0, group_max_bytes=1 << 20

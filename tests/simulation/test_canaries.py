@@ -9,34 +9,35 @@ from typing import Any
 
 import pytest
 
-from delayserver import recovery, shard
-from delayserver.archives import Archived, extent_of
-from delayserver.dispatcher import Dispatcher
-from delayserver.engine import Engine
+from delayserver.decisions.events import Events
+from delayserver.decisions.groups import Groups
+from delayserver.decisions.heartbeats import Heartbeats
+from delayserver.decisions.imported_keys import ImportedKeys
+from delayserver.decisions.imports import Importer, Imports
+from delayserver.decisions.messages import Messages
+from delayserver.decisions.publishing import Publishing
+from delayserver.decisions.sequencer import Overlay, Sequencer
+from delayserver.delivery.dispatcher import Dispatcher
+from delayserver.delivery.settler import Settler
 from delayserver.errors import NotFoundError
-from delayserver.events import Events
-from delayserver.expansion import Expansion
-from delayserver.groups import Groups
-from delayserver.heartbeats import Heartbeats
-from delayserver.horizon import Horizon, Mark
-from delayserver.hours import Hours
-from delayserver.imported_keys import ImportedKeys
-from delayserver.imports import Importer, Imports
-from delayserver.loader import Loader
-from delayserver.message import Delivery, State
-from delayserver.messages import Messages
-from delayserver.publishing import Publishing
-from delayserver.replay import Filed, Replay, Snapshot
-from delayserver.sequencer import Overlay, Sequencer
-from delayserver.settler import Settler
-from delayserver.subscriptions import Subscription
+from delayserver.records.horizon import Horizon, Mark
+from delayserver.records.message import Delivery, State
+from delayserver.records.subscriptions import Subscription
+from delayserver.recovery import recover as recovery
+from delayserver.schedule.archives import Archived, extent_of
+from delayserver.schedule.expansion import Expansion
+from delayserver.schedule.hours import Hours
+from delayserver.schedule.loader import Loader
+from delayserver.schedule.replay import Filed, Replay, Snapshot
+from delayserver.schedule.wheel import Wheel
+from delayserver.server import shard
+from delayserver.server.engine import Engine
 from delayserver.testing import World, run_world, server
-from delayserver.wheel import Wheel
 from storage import frame
 from storage.errors import SyncError
 from storage.hour_log import HourLog
 from storage.rows import HOUR_MS, SEQ_MAX
-from storage.testing import SimulatedFile
+from storage.testing.files import SimulatedFile
 
 WORLDS_MAX = 200
 

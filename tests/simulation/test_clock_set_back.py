@@ -7,14 +7,14 @@ import msgspec
 import pytest
 
 from delayserver.config import Settings
+from delayserver.decisions.publishing import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import ConflictError, NotFoundError
-from delayserver.message import Payload
-from delayserver.publishing import NewMessage
-from delayserver.subscriptions import Subscription
+from delayserver.records.message import Payload
+from delayserver.records.subscriptions import Subscription
 from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
 from storage.rows import HOUR_MS
-from storage.testing import MemoryCatalog, SimulatedFiles
+from storage.testing.files import MemoryCatalog, SimulatedFiles
 
 SETTINGS = Settings(
     segment_bytes=1 << 20, lead_ms=1000, checkpoint_ms=1, retention_ms=HOUR_MS, settle_sync_ms=0

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from delayserver.config import Settings
+from delayserver.decisions.publishing import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.message import Payload
-from delayserver.publishing import NewMessage
-from delayserver.subscriptions import Subscription
+from delayserver.records.message import Payload
+from delayserver.records.subscriptions import Subscription
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
 from storage.rows import HOUR_MS
-from storage.testing import MemoryCatalog, SimulatedFiles
+from storage.testing.files import MemoryCatalog, SimulatedFiles
 
 SETTINGS = Settings(
     segment_bytes=4096,

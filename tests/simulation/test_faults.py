@@ -11,23 +11,23 @@ from dataclasses import dataclass
 
 import pytest
 
-from delayserver.archives import Archived, retired_hours
 from delayserver.config import Settings
-from delayserver.delivery.fetch import Pulled, PullRequest
+from delayserver.decisions.imports import Import
+from delayserver.decisions.publishing import NewMessage, Published
+from delayserver.decisions.watches import OnEvent
+from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.imports import Import
-from delayserver.message import Payload, Watch
-from delayserver.publishing import NewMessage, Published
-from delayserver.subscriptions import Subscription
+from delayserver.records.message import Payload, Watch
+from delayserver.records.subscriptions import Subscription
+from delayserver.schedule.archives import Archived, retired_hours
+from delayserver.server.threads import ConfirmRequest
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
 from delayserver.testing.ledger import StagedRow
 from delayserver.testing.server import stage
 from delayserver.testing.world import FAITHFUL, filed_rows
-from delayserver.watches import OnEvent
-from delayserver.workers import ConfirmRequest
 from storage.errors import StorageError
 from storage.rows import HOUR_MS
-from storage.testing import (
+from storage.testing.files import (
     Fault,
     FaultKind,
     Faults,

@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 
 from delayserver.config import Settings
+from delayserver.decisions.publishing import NewMessage
+from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.dispatcher import Dispatcher
-from delayserver.message import Payload
-from delayserver.publishing import NewMessage
-from delayserver.replay import Replay
-from delayserver.subscriptions import Subscription
+from delayserver.records.message import Payload
+from delayserver.records.subscriptions import Subscription
+from delayserver.schedule.replay import Replay
+from delayserver.server.threads import CheckpointRequest
 from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
-from delayserver.workers import CheckpointRequest
 from storage.errors import DirectoryLockedError
 from storage.files import OsFiles
 from storage.rows import HOUR_MS
-from storage.testing import Faults, FaultyFiles, MemoryCatalog, SimulatedFiles
+from storage.testing.files import Faults, FaultyFiles, MemoryCatalog, SimulatedFiles
 
 SETTINGS = Settings(segment_bytes=1 << 20, lead_ms=1000)
 MESSAGES = 20

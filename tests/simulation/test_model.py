@@ -19,16 +19,16 @@ from hypothesis.stateful import (
 )
 
 from delayserver.config import Settings
-from delayserver.delivery.fetch import PullRequest
+from delayserver.decisions.publishing import NewMessage
+from delayserver.delivery.delayed_fetch import PullRequest
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import ConflictError
-from delayserver.message import Delivery, Payload, State
-from delayserver.publishing import NewMessage
-from delayserver.subscriptions import Subscription
+from delayserver.records.message import Delivery, Payload, State
+from delayserver.records.subscriptions import Subscription
+from delayserver.server.threads import CheckpointRequest
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
-from delayserver.workers import CheckpointRequest
 from storage.rows import HOUR_MS
-from storage.testing import MemoryCatalog, SimulatedFiles
+from storage.testing.files import MemoryCatalog, SimulatedFiles
 
 SETTINGS = Settings(
     segment_bytes=4096,

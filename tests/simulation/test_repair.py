@@ -12,14 +12,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from delayserver.check import check_path
-from delayserver.repair import RepairReport, repair, repair_path
-from delayserver.tables import CHECKPOINT_KEY
+from delayserver.records.tables import CHECKPOINT_KEY
+from delayserver.recovery.check import check_path
+from delayserver.recovery.repair import RepairReport, repair, repair_path
 from storage.catalog import LmdbCatalog, Table, Writes
 from storage.directory import CATALOG_DIRECTORY, LOCK_FILE, open_identity
 from storage.errors import DamageError, DirectoryLockedError, RepairUnfinishedError
 from storage.files import OsFiles
-from storage.testing import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
+from storage.testing.files import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
 from tests.simulation.on_disk import (
     BODIES,
     CANCELLED,

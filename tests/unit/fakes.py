@@ -8,26 +8,26 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from delayserver.cancels import Cancels
 from delayserver.config import Settings
-from delayserver.deliveries import Deliveries
-from delayserver.dispatcher import Dispatcher, Take
-from delayserver.expansion import Staging
-from delayserver.groups import Groups
-from delayserver.hours import Hours
-from delayserver.ids import IdCodec, KeyHasher
-from delayserver.loader import LoadedHour, Loader
-from delayserver.message import Delivery, Entry, Origin, Payload, encode_payload
-from delayserver.messages import Messages
-from delayserver.publishing import NewMessage, Publishing
-from delayserver.reader import Reader
-from delayserver.recovery import Recovered, recover
-from delayserver.replay import Filed, Records, Replay, Snapshot
-from delayserver.sequencer import Group, Sequencer
-from delayserver.settler import DISPATCH_ROW, Settler
-from delayserver.subscriptions import Registry, Subscription
-from delayserver.timeouts import Timeouts
-from delayserver.wheel import WHEEL_DTYPE, Batch, Wheel
+from delayserver.decisions.cancels import Cancels
+from delayserver.decisions.groups import Groups
+from delayserver.decisions.messages import Messages
+from delayserver.decisions.publishing import NewMessage, Publishing
+from delayserver.decisions.sequencer import Group, Sequencer
+from delayserver.delivery.deliveries import Deliveries
+from delayserver.delivery.dispatcher import Dispatcher, Take
+from delayserver.delivery.reader import Reader
+from delayserver.delivery.settler import DISPATCH_ROW, Settler
+from delayserver.records.ids import IdCodec, KeyHasher
+from delayserver.records.message import Delivery, Entry, Origin, Payload, encode_payload
+from delayserver.records.subscriptions import Registry, Subscription
+from delayserver.recovery.recover import Recovered, recover
+from delayserver.schedule.expansion import Staging
+from delayserver.schedule.hours import Hours
+from delayserver.schedule.loader import LoadedHour, Loader
+from delayserver.schedule.replay import Filed, Records, Replay, Snapshot
+from delayserver.schedule.wheel import WHEEL_DTYPE, Batch, Wheel
+from delayserver.timers.timeouts import Timeouts
 from storage.errors import DamageError
 from storage.files import Files
 from storage.frame import Rows
@@ -42,7 +42,7 @@ from storage.rows import (
     RecordKind,
     concatenate,
 )
-from storage.testing import MemoryCatalog, SimulatedFiles
+from storage.testing.files import MemoryCatalog, SimulatedFiles
 
 HOUR = 500_000
 """The hour that most tests play in."""

@@ -33,8 +33,8 @@ def free_port() -> int:
 
 def damage_in(data_dir: Path) -> list[str]:
     """What the check of a data directory finds, by the same code as the command `check`."""
-    from delayserver.check import check_path
     from delayserver.config import Settings
+    from delayserver.recovery.check import check_path
 
     catalog_max_bytes = Settings.model_fields["catalog_max_bytes"].default
     return [str(one) for one in check_path(data_dir, catalog_max_bytes=catalog_max_bytes).damage]

@@ -4,8 +4,8 @@ import pytest
 
 from delayserver.api.access import Access
 from delayserver.errors import AccessError, HeadTooLargeError
-from delayserver.tokens import TokenFile, TokenTable
-from storage.testing import SimulatedFiles
+from delayserver.security.tokens import TokenFile, TokenTable
+from storage.testing.files import SimulatedFiles
 
 TOKEN = "sixteen letters!"
 

@@ -6,9 +6,11 @@ import json
 import msgspec
 import pytest
 
-from delayserver.api import documents, hot, models
-from delayserver.delivery.fetch import Pulled
-from delayserver.message import Content, Delivery, Payload
+from delayserver.api import documents
+from delayserver.api.hot import publish as hot
+from delayserver.api.rest import models
+from delayserver.delivery.delayed_fetch import Pulled
+from delayserver.records.message import Content, Delivery, Payload
 from delayserver.times import format_time
 from tests.unit.fakes import START_MS, deliveries, delivery
 

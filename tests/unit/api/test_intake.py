@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from delayserver.api.intake import Intake
 from delayserver.config import Settings
 from delayserver.errors import InputError, InputErrors, TooLargeError
-from delayserver.message import Content, check_key, check_keys
+from delayserver.records.message import Content, check_key, check_keys
 
 NOW_MS = 1_795_192_200_000
 FORMS = ("application/json", "application/x-ndjson", "application/msgpack")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from delayserver.tokens import TokenFile, TokenTable
+from delayserver.security.tokens import TokenFile, TokenTable
 from storage.files import OsFiles
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from delayserver.delivery.fetch import Pulled
+from delayserver.delivery.delayed_fetch import Pulled
 from delayserver.delivery.leases import Leases
-from delayserver.message import Delivery
-from delayserver.timeouts import Timeouts
+from delayserver.records.message import Delivery
+from delayserver.timers.timeouts import Timeouts
 from tests.unit.fakes import deliveries, delivery
 
 

@@ -20,7 +20,7 @@ from delayserver.delivery.webhook import (
     request_headers,
 )
 from delayserver.errors import InputError
-from delayserver.signing import WebhookSecret, verify
+from delayserver.security.signing import WebhookSecret, verify
 
 POLICY = RetryPolicy(max_attempts=4, backoff_ms=(5_000, 30_000))
 NOW_S = 1_795_192_200  # Friday, 20 November 2026, 16:30:00 UTC

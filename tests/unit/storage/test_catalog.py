@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from storage.catalog import Catalog, LmdbCatalog, Table
-from storage.columns import Columns
+from storage.catalog_columns import Columns
 from storage.errors import CatalogError, DamageError, DiskFullError
 from storage.frame import crc32c
-from storage.testing import MemoryCatalog
+from storage.testing.files import MemoryCatalog
 
 MAX_BYTES = 1 << 20
 

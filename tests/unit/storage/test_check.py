@@ -24,7 +24,7 @@ from storage.files import FILE_MODE, Files, OsFiles
 from storage.frame import HEADER, HEADER_BYTES, Frame, crc32c, encode
 from storage.message_log import MessageLog
 from storage.rows import LogKind
-from storage.testing import (
+from storage.testing.files import (
     Fault,
     FaultKind,
     Faults,

@@ -15,7 +15,7 @@ from storage.directory import (
     open_identity,
 )
 from storage.errors import DamageError, DirectoryLockedError, DiskError, FormatVersionError
-from storage.testing import (
+from storage.testing.files import (
     Fault,
     FaultKind,
     Faults,

@@ -12,7 +12,7 @@ import pytest
 
 from storage.errors import DirectoryLockedError, DiskError, DiskFullError, SyncError
 from storage.files import Buffer, Files, OsFiles
-from storage.testing import Faults, FaultyFiles, SimulatedFiles
+from storage.testing.files import Faults, FaultyFiles, SimulatedFiles
 
 
 @pytest.fixture(params=["os", "simulated", "faulty os", "faulty simulated"])

@@ -9,16 +9,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from delayserver.archives import Archived
-from delayserver.expansion import ImportRecord, ImportState
-from delayserver.message import Origin, Payload, Watch
-from delayserver.replay import DeadLetter, Heartbeat
+from delayserver.records.message import Origin, Payload, Watch
+from delayserver.schedule.archives import Archived
+from delayserver.schedule.expansion import ImportRecord, ImportState
+from delayserver.schedule.replay import DeadLetter, Heartbeat
 from storage.catalog import Table
 from storage.directory import FORMAT_FILE, FORMAT_VERSION, open_identity
 from storage.frame import HEADER, HEADER_BYTES, MAGIC, VERSION, Header
 from storage.rows import DTYPES, REMOVES, SCHEDULES, LogKind, Outcome, RecordKind
 from storage.staging import DIRECTORY, Manifest, Part, write_manifest
-from storage.testing import SimulatedFiles
+from storage.testing.files import SimulatedFiles
 from tests.unit.storage.samples import content
 
 DOCUMENT = files("storage").joinpath("FORMAT.md").read_text(encoding="utf-8")
@@ -157,8 +157,8 @@ def test_the_tables_of_the_catalog() -> None:
     ],
 )
 def test_the_values_of_the_catalog(table: str, value: str) -> None:
-    from delayserver import sequencer, watches
-    from delayserver import tables as catalog_tables
+    from delayserver.decisions import sequencer, watches
+    from delayserver.records import tables as catalog_tables
 
     (rows,) = tables("## The catalog")
     (cell,) = (row[2] for row in rows if row[0] == f"`{table}`")

@@ -27,7 +27,7 @@ from storage.frame import (
     unseal,
 )
 from storage.rows import DTYPES, LogKind, buffer_of
-from storage.testing import SimulatedFiles
+from storage.testing.files import SimulatedFiles
 from tests.unit.storage.samples import STAMP, dispatch_group, message_group, overwrite
 
 PATH = "file"

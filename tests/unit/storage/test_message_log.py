@@ -14,7 +14,7 @@ from storage.files import Files
 from storage.frame import Damage, Frame, encode
 from storage.message_log import Durability, MessageLog
 from storage.rows import LogKind
-from storage.testing import (
+from storage.testing.files import (
     Fault,
     FaultKind,
     Faults,

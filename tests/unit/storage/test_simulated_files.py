@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from storage.errors import DirectoryLockedError, DiskError, DiskFullError, SyncError
 from storage.files import File, Files, OsFiles
-from storage.testing import (
+from storage.testing.files import (
     SECTOR_BYTES,
     Fault,
     FaultKind,

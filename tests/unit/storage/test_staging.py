@@ -25,7 +25,7 @@ from storage.staging import (
     verify,
     write_manifest,
 )
-from storage.testing import Fault, FaultKind, Faults, FaultyFiles, SimulatedFiles
+from storage.testing.files import Fault, FaultKind, Faults, FaultyFiles, SimulatedFiles
 from tests.unit.storage.samples import HOUR, STAMP, content, flip
 
 START_MS = HOUR * HOUR_MS

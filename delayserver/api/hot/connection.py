@@ -1,0 +1,176 @@
+"""A connection that costs only itself: limits on what a client sends, and on how long it takes.
+
+    request    its head within `head_timeout_ms`, its body within `body_timeout_ms` after that and
+               a second more for each KiB; else 408, and the connection ends
+    head       no more headers, and no longer ones, than the limits allow; else 431
+    answer     a client that reads nothing for `write_timeout_ms` is cut off; nothing more is read
+               from it while it does not read
+    no request for `idle_timeout_ms`: the connection ends
+    too many connections: 503 for the newest, and it ends
+
+A request that comes in one piece is never timed. Each connection is looked at now and then by one
+timer of its own, whatever happens on it meanwhile.
+
+Cost: nothing for a request that comes in one piece; 2 µs per look. Threads: belongs to the event
+loop.
+"""
+
+import asyncio
+from abc import abstractmethod
+from enum import IntEnum
+from typing import Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from delayserver.api.access import Access
+from delayserver.api.hot.answers import Answer, problem_answer
+from delayserver.api.problems import MEDIA_TYPE, Problem, ProblemDocument
+from delayserver.config import Settings
+from delayserver.errors import HeadTooLargeError, OverloadedError
+
+BODY_BYTES_PER_S: Final = 1024
+PART_MAX_BYTES: Final = 256 * 1024
+"""What comes in at once may hold whole requests before the head that is not whole."""
+LOOKS_PER_TIMEOUT: Final = 2
+LOOK_MIN_S: Final = 0.02
+
+
+class Phase(IntEnum):
+    """What is coming in."""
+
+    NOTHING = 0
+    HEAD = 1
+    BODY = 2
+
+
+def _refusal(title: str, status: int, detail: str) -> Answer:
+    document = ProblemDocument("about:blank", title, status, detail)
+    return Answer(status, Problem(document).encode(), content_type=MEDIA_TYPE.encode())
+
+
+NOT_HTTP: Final = _refusal("Bad Request", 400, "what came in is not an HTTP/1.1 request")
+TOO_SLOW: Final = _refusal(
+    "Request Timeout", 408, "the request did not come in time (head_timeout_ms, body_timeout_ms)"
+)
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's protocol with limits. A subclass tells it what has come in part."""
+
+    access: Access
+    settings: Settings
+
+    phase = Phase.NOTHING
+    """Of the request that has come in part."""
+    idle_since_s = 0.0
+    """When the last answer was given."""
+    _began_s = 0.0
+    _received_bytes = 0
+    """Of what `phase` says."""
+    _refusal: Answer | None = None
+    """What the parser was stopped with."""
+    _unwritten_bytes = 0
+    _unwritten_since_s = 0.0
+    _watch: asyncio.TimerHandle | None = None
+
+    @abstractmethod
+    def refuse(self, answer: Answer) -> None:
+        """Give an answer to what is coming in, unless it would be taken for another one's, and
+        end the connection."""
+
+    @abstractmethod
+    def has_unanswered(self) -> bool:
+        """Whether a request has come in, or begun to, that has no answer yet."""
+
+    # ── limits ─────────────────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.idle_since_s = self.loop.time()
+        settings = self.settings
+        timeout_ms = min(
+            settings.head_timeout_ms,
+            settings.body_timeout_ms,
+            settings.write_timeout_ms,
+            settings.idle_timeout_ms,
+        )
+        self._look_s = max(LOOK_MIN_S, timeout_ms / 1000 / LOOKS_PER_TIMEOUT)
+        self._watch = self.loop.call_later(self._look_s, self._look)
+        if len(self.connections) > settings.connections_max:
+            error = OverloadedError(
+                f"there are {settings.connections_max} connections (connections_max)"
+            )
+            self.refuse(problem_answer(error))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._watch is not None:
+            self._watch.cancel()
+
+    def check_head(self) -> None:
+        """Stop the parser unless the head that has come in keeps the limits.
+
+        Raises HeadTooLargeError, which ends in `send_400_response`."""
+        try:
+            self.access.check_head(self.url, self.headers)
+        except HeadTooLargeError as error:
+            self._refusal = problem_answer(error)
+            raise
+
+    def send_400_response(self, msg: str) -> None:
+        """The parser cannot go on: uvicorn calls it."""
+        self.phase = Phase.NOTHING
+        self.refuse(self._refusal or NOT_HTTP)
+
+    def comes_in_part(self, phase: Phase, length: int) -> None:
+        """There is more to come of a request: it is timed from the first part on."""
+        if self.phase is Phase.NOTHING:
+            self._began_s = self.loop.time()
+        if self.phase is not phase:
+            self.phase, self._received_bytes = phase, 0
+        self._received_bytes += length
+        head_max_bytes = self.settings.head_max_bytes
+        if phase is Phase.HEAD and self._received_bytes > head_max_bytes + PART_MAX_BYTES:
+            self.phase = Phase.NOTHING
+            self.refuse(problem_answer(self.access.head_too_long()))
+
+    # ── time ───────────────────────────────────────────────────────────────────────────────────
+
+    def _look(self) -> None:
+        """Is the client late with something?"""
+        now_s = self.loop.time()
+        self._watch = self.loop.call_later(self._look_s, self._look)
+        settings = self.settings
+        unwritten_bytes = self.transport.get_write_buffer_size()
+        if unwritten_bytes or self.transport.is_closing():
+            if unwritten_bytes != self._unwritten_bytes or not self._unwritten_since_s:
+                self._unwritten_bytes = unwritten_bytes
+                self._unwritten_since_s = now_s
+            elif now_s - self._unwritten_since_s >= settings.write_timeout_ms / 1000:
+                self.transport.abort()
+            return
+        self._unwritten_since_s = 0.0
+        if self.flow.read_paused:
+            self._began_s = now_s  # it is we who do not read
+        elif self.phase:
+            time_ms = settings.head_timeout_ms
+            if self.phase is Phase.BODY:
+                time_ms += settings.body_timeout_ms
+                time_ms += self._received_bytes * 1000 // BODY_BYTES_PER_S
+            if now_s - self._began_s >= time_ms / 1000:
+                self._give_up()
+        elif self.has_unanswered():
+            self.idle_since_s = now_s
+        elif now_s - self.idle_since_s >= settings.idle_timeout_ms / 1000:
+            self.transport.close()
+
+    def _give_up(self) -> None:
+        is_answered = self.phase is Phase.BODY and not self.has_unanswered()
+        self.phase = Phase.NOTHING
+        if is_answered:
+            self.transport.abort()  # the answer did not need the body
+        else:
+            self.refuse(TOO_SLOW)
+
+    def _unset_keepalive_if_required(self) -> None:
+        """uvicorn's own timer is not used."""

@@ -1,0 +1,185 @@
+"""The calls of consumers: pull, ack, nack, extend. From request to answer.
+
+    pull   ─▶ Engine.pull ──▶ messages, at once or within `wait` ──▶ answered
+    ack    ─▶ Engine.ack  ──▶ the dispatch log is synced         ──▶ answered
+    nack   ─▶ Engine.nack ──▶ with a delay: the group is durable ──▶ answered
+    extend ─▶ answered
+
+An answer is given through a callback, when it may be: no task and no future waits for it. There are
+two ways in, as for publishing (`delayserver.api.hot.publish`).
+
+Cost: some 50 µs per call, and 1 µs for each message. Threads: belongs to the event loop.
+"""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, NamedTuple, TypeVar
+
+import msgspec
+
+from delayserver.api.documents import encode, encode_pulled
+from delayserver.api.intake import Intake
+from delayserver.api.problems import UNREADABLE, input_error
+from delayserver.delivery.delayed_fetch import Pulled, PullRequest
+from delayserver.errors import ConflictError, InputError
+from delayserver.records.subjects import SUBJECT_PATTERN
+from delayserver.records.subscriptions import Subscription
+from delayserver.security.tokens import Action, Caller
+from delayserver.server.server import Server
+from delayserver.times import format_duration, parse_duration_ms
+
+PULL_MESSAGES_MAX = 10_000
+PULL_WAIT_MAX_MS = 60_000
+LEASE_MAX_MS = 7 * 24 * 3_600_000
+
+_CONSUME = (Action.CONSUME,)
+_PATH = re.compile(rf"/v1/subscriptions/({SUBJECT_PATTERN})/(pull|ack|nack|extend)")
+
+T = TypeVar("T", bound=msgspec.Struct)
+Told = Callable[[bytes | Exception], None]
+"""Gets the answer (status 200, JSON), or why there is none."""
+Cancel = Callable[[], None]
+
+
+class Call(NamedTuple):
+    """What a path asks for."""
+
+    subscription: str
+    action: str
+
+
+def parse_call(method: str, path: str) -> Call | None:
+    """The call that is served here; None: it is another one."""
+    found = _PATH.fullmatch(path) if method == "POST" else None
+    return None if found is None else Call(found[1], found[2])
+
+
+_Number = Annotated[int, msgspec.Meta(ge=1, le=PULL_MESSAGES_MAX)]
+_Leases = Annotated[list[str], msgspec.Meta(max_length=10_000)]
+
+
+class _Pull(msgspec.Struct, forbid_unknown_fields=True):
+    max: _Number = 100
+    wait: int | str = 0
+    min_messages: _Number = 1
+    lease: int | str | None = None
+
+
+class _Leased(msgspec.Struct, forbid_unknown_fields=True):
+    leases: _Leases
+
+
+class _Nack(_Leased, forbid_unknown_fields=True):
+    delay: int | str = 0
+
+
+class _Extend(_Leased, forbid_unknown_fields=True, kw_only=True):
+    lease: int | str
+
+
+_decode_pull = msgspec.json.Decoder(_Pull).decode
+_decode_leased = msgspec.json.Decoder(_Leased).decode
+_decode_nack = msgspec.json.Decoder(_Nack).decode
+_decode_extend = msgspec.json.Decoder(_Extend).decode
+
+
+class Consuming:
+    """The calls, apart from how they came in."""
+
+    def __init__(self, server: Server, intake: Intake) -> None:
+        self._server = server
+        self._intake = intake
+
+    def serve(self, call: Call, data: bytes, caller: Caller | None, told: Told) -> Cancel:
+        """Do what a call says; `told` is called once, before this returns or later.
+
+        Returns what to call if the client is gone before that."""
+        try:
+            subscription = self._server.engine.subscription(call.subscription)
+            if caller is not None:
+                caller.require(_CONSUME, subscription.subject)
+            match call.action:
+                case "pull":
+                    return self._pull(subscription, data, told)
+                case "ack":
+                    self._ack(subscription, data, told)
+                case "nack":
+                    self._nack(subscription, data, told)
+                case _:
+                    self._extend(subscription, data, told)
+        except Exception as error:  # told to whoever asked
+            told(error)
+        return _nothing
+
+    def _pull(self, subscription: Subscription, data: bytes, told: Told) -> Cancel:
+        wanted = _decode(_decode_pull, data or b"{}")
+        wait_ms = _duration_ms(wanted.wait, "/wait", 0, PULL_WAIT_MAX_MS)
+        lease_ms = subscription.lease_ms
+        if wanted.lease is not None:
+            lease_ms = _duration_ms(wanted.lease, "/lease", 1, LEASE_MAX_MS)
+        if wanted.min_messages > wanted.max:
+            raise InputError("min_messages is at most max", "/min_messages")
+        if subscription.type != "pull":
+            raise ConflictError(f"the subscription {subscription.name!r} is a webhook")
+
+        def answer(pulled: Pulled) -> None:
+            try:
+                document: bytes | Exception = encode_pulled(pulled)
+            except Exception as error:  # told to whoever asked
+                document = error
+            told(document)
+
+        request = PullRequest(wanted.max, lease_ms, wait_ms, answer, wanted.min_messages)
+        return self._server.pull(subscription, request)
+
+    def _ack(self, subscription: Subscription, data: bytes, told: Told) -> None:
+        leases = _decode(_decode_leased, data).leases
+        self._server.ack(subscription, leases, partial(_tell, told, "acked", len(leases)))
+
+    def _nack(self, subscription: Subscription, data: bytes, told: Told) -> None:
+        wanted = _decode(_decode_nack, data)
+        delay_ms = parse_duration_ms(wanted.delay, "/delay")
+        self._intake.check_wait(delay_ms, "/delay")
+        leases = wanted.leases
+        expired, group = self._server.nack(subscription, leases, delay_ms)
+
+        def durable(error: Exception | None) -> None:
+            if error is None:
+                _tell(told, "nacked", len(leases), expired)
+            else:
+                told(error)
+
+        if group is None:
+            durable(None)
+        else:
+            group.when_durable(durable)
+
+    def _extend(self, subscription: Subscription, data: bytes, told: Told) -> None:
+        wanted = _decode(_decode_extend, data)
+        lease_ms = _duration_ms(wanted.lease, "/lease", 1, LEASE_MAX_MS)
+        expired = self._server.extend(subscription, wanted.leases, lease_ms)
+        _tell(told, "extended", len(wanted.leases), expired)
+
+
+def _nothing() -> None:
+    """What was asked for happens, whoever waits for the answer."""
+
+
+def _tell(told: Told, done: str, count: int, expired: list[str]) -> None:
+    told(encode({done: count - len(expired), "expired": expired}))
+
+
+def _decode(decode: Callable[[bytes], T], data: bytes) -> T:
+    try:
+        return decode(data)
+    except UNREADABLE as error:
+        raise input_error(error) from error
+
+
+def _duration_ms(value: int | str, pointer: str, least_ms: int, most_ms: int) -> int:
+    duration_ms = parse_duration_ms(value, pointer)
+    if not least_ms <= duration_ms <= most_ms:
+        least, most = format_duration(least_ms), format_duration(most_ms)
+        raise InputError(f"from {least} to {most}", pointer)
+    return duration_ms

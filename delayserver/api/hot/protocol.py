@@ -1,0 +1,556 @@
+"""The hot path without ASGI: a uvicorn protocol that answers hot calls by itself.
+
+    bytes ──▶ POST /v1/messages[/batch]? DELETE? ──yes─▶ Hot ──▶ answers, when the group is durable
+          ──▶ pull, ack, nack, extend? ──yes─▶ Consuming ──▶ answers, when it has one
+          ──▶ else ──▶ uvicorn's own protocol ──▶ ASGI
+
+A request is served here if its head is as plain as those of clients are: HTTP/1.1, a content
+length, nothing to wait for or to switch to. Everything else goes uvicorn's way, byte for byte as it
+came, also in the middle of a connection. Answers come in the order of the
+requests: groups become durable in order, and an answer that waits for none waits for the group of
+the one before it; what goes uvicorn's way waits until all that came before is answered. A call of
+a consumer may wait for long: what comes behind it is looked at when it is answered, and when
+something before it has no answer yet, it goes uvicorn's way.
+
+What a head says is found out by httptools, once: clients send the same few heads again and again,
+so the last ones are remembered by their bytes. No task, no future, no ASGI message and no callback
+of a parser exists for a request that is served here. Publishes that come while a group
+is being synced are decided together (`Hot.gather`), and so are cancels that come in one turn.
+
+Cost: 5 µs per durable publish, besides 10 µs of system calls (`scripts/bench`). Threads: belongs to
+the event loop.
+"""
+
+import re
+from functools import lru_cache, partial
+from typing import NamedTuple, TypeAlias, cast
+from urllib.parse import unquote
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from delayserver.api.access import Access
+from delayserver.api.hot.answers import Answer, consumer_answer, header, problem_answer, wire_of
+from delayserver.api.hot.cancel import MESSAGE_PATH, asks_disk, is_cancel, one_of
+from delayserver.api.hot.connection import Connection, Phase
+from delayserver.api.hot.consume import Call, Cancel, parse_call
+from delayserver.api.hot.publish import HEARTBEATS_PATH, MESSAGES_PATH, Hot, is_hot
+from delayserver.config import Settings
+from delayserver.decisions.sequencer import Group
+from delayserver.errors import DelayServerError
+from delayserver.records.tracecontext import Trace, trace_of
+from delayserver.security.tokens import Caller, TokenTable
+
+HEAD_MAX_BYTES = 4096
+"""Longer heads go uvicorn's way."""
+HEADS_KEPT = 1024
+HELD_MAX_BYTES = 64 * 1024
+"""What is read at most behind a call that waits; as long as less comes, it is noticed when the
+client goes away."""
+LINGER_S = 1.0
+"""A client has this long to close a connection whose last answer was given."""
+PIPELINED_MAX = 1024
+"""A connection with so many unanswered requests is not read from."""
+
+_OF_ONE = (b"PUT " + HEARTBEATS_PATH.encode(), b"DELETE /v1/")
+"""How calls begin of which each has an address of its own."""
+_PLACES = {b"PUT": HEARTBEATS_PATH.encode() + b"x", b"DELETE": MESSAGE_PATH.encode() + b"x"}
+_REQUEST_LINE = re.compile(
+    rb"(?P<method>PUT|DELETE) (?P<target>/[A-Za-z0-9%/:@!$&'()*+,;=._~-]+) HTTP/1\.1\r\n"
+)
+"""One that every parser reads in the same way."""
+_CANCEL_LINE = re.compile(
+    rb"DELETE /v1/subjects/([A-Za-z0-9._-]+)/keys/([A-Za-z0-9:@!$&'()*+,;=._~-]+)(?= HTTP/1\.1\r\n)"
+)
+"""That of a cancel by key, as most clients send it."""
+_BEGIN = b"POST /v1/"
+_END = b"\r\n\r\n"
+_END_BYTES = len(_END)
+_CLOSE = b"\r\nconnection: close" + _END
+
+
+def make_protocol(hot: Hot, access: Access, settings: Settings) -> type[HttpToolsProtocol]:
+    """The protocol class for one server, as uvicorn's `http` setting takes it."""
+    common: dict[bytes, int] = {}
+    attributes = {
+        "hot": hot,
+        "access": access,
+        "tokens": access.tokens,
+        "settings": settings,
+        "common": common,
+        "common_of_cancels": set[bytes](),
+    }
+    return type("HotProtocol", (_HotProtocol,), attributes)
+
+
+class Head(NamedTuple):
+    """What the head of a request says that is served here."""
+
+    path: str
+    length: int
+    """Of its body, in bytes."""
+    headers: list[tuple[bytes, bytes]]
+    content_type: bytes
+    keep_alive: bool
+    trace: Trace | None
+    is_cancel: bool = False
+    may_gather: bool = False
+    """Whether it is that of a publish as most clients send it, which may be gathered."""
+    data: bytes = b""
+    """If so, all of it, as it came; of a cancel that may be gathered all behind its address."""
+    may_gather_cancel: bool = False
+    """Whether it is that of a cancel of one message, whatever its version, without a body."""
+    call: Call | None = None
+    """Of a consumer."""
+
+
+@lru_cache(maxsize=HEADS_KEPT)
+def read_head(data: bytes) -> Head | None:
+    """Read a head, which ends with an empty line; None: it goes uvicorn's way."""
+    return _HeadParser().read(data)
+
+
+def read_head_of_one(data: bytes) -> Head | None:
+    """As `read_head`, for calls whose address nobody else asks for: only what follows the first
+    line is the same again and again, so that is what is remembered."""
+    line = _REQUEST_LINE.match(data)
+    if line is None:
+        return read_head.__wrapped__(data)
+    path = _plain_path(line["target"])
+    method = line["method"]
+    if path is None or not is_hot(method.decode(), path):
+        return None
+    rest = data[line.end("target") :]
+    # A version is another one each time, too.
+    read = read_head.__wrapped__ if b"if-match:" in rest.lower() else read_head
+    head = read(b"%b %b%b" % (method, _PLACES[method], rest))
+    if head is None:
+        return None
+    return head._replace(path=path, data=rest if head.may_gather_cancel else b"")
+
+
+class _HeadParser:
+    """Callbacks of httptools for one head."""
+
+    _parser: httptools.HttpRequestParser
+
+    def __init__(self) -> None:
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._heads = self._bodies = 0
+        self._keep_alive = False
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._heads += 1
+        # Once the whole request is read, which may be at once, the parser has forgotten it.
+        self._keep_alive = self._parser.should_keep_alive()
+
+    def on_body(self, body: bytes) -> None:
+        self._bodies += 1
+
+    def read(self, data: bytes) -> Head | None:
+        """See `read_head`."""
+        parser = self._parser = httptools.HttpRequestParser(self)
+        try:
+            parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            return None
+        finally:
+            del self._parser  # it knows this object
+        path = _plain_path(self._url)
+        method = parser.get_method().decode()
+        # An empty line that only some take for one must not hide a second request.
+        is_one = self._heads == 1 and not self._bodies
+        if path is None or not is_one or not is_hot(method, path):
+            return None
+        if parser.get_http_version() != "1.1" or header(self._headers, b"expect"):
+            return None
+        length = header(self._headers, b"content-length")
+        if not length and method == "DELETE":
+            length = b"0"
+        if not length.isdigit() or header(self._headers, b"transfer-encoding"):
+            return None
+        keep_alive, trace = self._keep_alive, trace_of(self._headers)
+        may_gather = path == MESSAGES_PATH and keep_alive and trace is None
+        may_gather_cancel = (
+            method == "DELETE"
+            and keep_alive
+            and length == b"0"
+            and all(name != b"if-match" for name, _ in self._headers)
+        )
+        return Head(
+            path,
+            int(length),
+            self._headers,
+            header(self._headers, b"content-type"),
+            keep_alive,
+            trace,
+            is_cancel(method, path),
+            may_gather,
+            data if may_gather else b"",
+            may_gather_cancel,
+            parse_call(method, path),
+        )
+
+
+def _plain_path(url: bytes) -> str | None:
+    """The path of a URL that is nothing but a path, without its escapes, as uvicorn does it."""
+    if b"?" in url or b"#" in url or not url.isascii():
+        return None
+    path = url.decode()
+    return unquote(path) if "%" in path else path
+
+
+class _Unanswered:
+    """What uvicorn's protocol wants to know of the requests that are being answered here."""
+
+    __slots__ = ("count", "disconnected", "keep_alive", "message_event", "more_body")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.keep_alive = True
+        self.more_body = False
+        self.disconnected = False
+        self.message_event = _NO_EVENT
+
+    @property
+    def response_complete(self) -> bool:
+        return not self.count
+
+
+class _NoEvent:
+    """Nobody waits for more of a request that is served here."""
+
+    def set(self) -> None:
+        """uvicorn calls it when the connection is lost."""
+
+
+_NO_EVENT = _NoEvent()
+_AnyCycle: TypeAlias = _Unanswered | RequestResponseCycle
+
+
+class _HotProtocol(Connection):
+    hot: Hot
+    tokens: TokenTable
+    common: dict[bytes, int]
+    """Heads of publishes that were served without a caller, and the lengths of their bodies."""
+    common_of_cancels: set[bytes]
+    """Of cancels by key that were, what their heads are behind the address."""
+
+    _head: Head | None = None
+    """Of the request whose body is being received here."""
+    _parts: list[bytes]
+    _missing: int
+    _rest = b""
+    """The beginning of a head that may be one of ours."""
+    _parsing = Phase.NOTHING
+    """Where in a request uvicorn's parser is."""
+    last_group: Group | None = None
+    """The last one that an answer waited for, while one is due."""
+    _cancel: Cancel | None = None
+    """A consumer waits for its answer; what comes behind its call is looked at afterwards."""
+
+    def __init__(self, *arguments: object, **named: object) -> None:
+        super().__init__(*arguments, **named)  # type: ignore[arg-type]
+        self._unanswered = _Unanswered()
+
+    # ── what comes in ──────────────────────────────────────────────────────────────────────────
+
+    def data_received(self, data: bytes) -> None:
+        unanswered = self._unanswered
+        is_ours = self.cycle is unanswered  # type: ignore[comparison-overlap]
+        if is_ours and not (unanswered.count or self._parsing or self._rest):
+            # Nearly all requests: alone, whole, and with a head like others before.
+            body_start = data.find(_END) + _END_BYTES
+            length = self.common.get(data[:body_start])
+            if length == len(data) - body_start and unanswered.keep_alive and self.tokens.is_open:
+                unanswered.count = 1
+                self.hot.gather(self, data[body_start:], None)
+                return
+            line = _CANCEL_LINE.match(data)
+            if (
+                line is not None
+                and data[line.end() :] in self.common_of_cancels
+                and len(data) <= self.access.head_max_bytes
+                and unanswered.keep_alive
+                and self.tokens.is_open
+            ):
+                unanswered.count = 1
+                self.hot.cancels.gather(self, line[1].decode(), line[2].decode(), None)
+                return
+        start = 0
+        if self._head is not None:
+            start = self._receive_body(data)
+        elif self._rest:
+            data, self._rest = self._rest + data, b""
+        length = len(data)
+        while start < length:
+            if self._cancel is not None:
+                self._hold(data[start:])
+                return
+            cycle = cast(_AnyCycle | None, self.cycle)
+            is_free = cycle is unanswered or cycle is None or cycle.response_complete
+            if self._parsing or not is_free:
+                self._pass_on(data, start)
+                return
+            if not unanswered.keep_alive:
+                return  # the connection ends with the answer that is due
+            end = data.find(_END, start, start + HEAD_MAX_BYTES)
+            if end < 0 and self._may_be_ours(data, start):
+                self.comes_in_part(Phase.HEAD, 0)  # its length is bounded here
+                self._rest = data[start:]
+                return
+            body_start = end + len(_END)
+            if end < 0:
+                head = None
+            elif data.startswith(_OF_ONE, start):
+                head = read_head_of_one(data[start:body_start])
+            else:
+                head = read_head(data[start:body_start])
+            # A head or a body that is too long: uvicorn's way knows what to do.
+            if (
+                head is None
+                or (head.call is not None and unanswered.count)
+                or head.length > self.hot.max_bytes(head.path)
+                or body_start - start > self.access.head_max_bytes
+                or len(head.headers) > self.access.headers_max
+                or (head.is_cancel and asks_disk(head.path) and self._is_restricted(head))
+            ):
+                self._pass_on(data, start)
+                return
+            start = body_start + head.length
+            unanswered.count += 1
+            self.cycle = unanswered  # type: ignore[assignment]
+            if start > length:
+                self._head = head
+                self._parts = [data[body_start:]]
+                self._missing = start - length
+                self.comes_in_part(Phase.BODY, length - body_start)
+                return
+            self._serve(head, data[body_start:start])
+
+    def _is_restricted(self, head: Head) -> bool:
+        return self.access.is_restricted(head.headers)
+
+    def _pass_on(self, data: bytes, start: int) -> None:
+        """Go uvicorn's way from here on."""
+        super().data_received(data[start:] if start else data)
+        if self._parsing:
+            self.comes_in_part(self._parsing, len(data) - start)
+
+    @staticmethod
+    def _may_be_ours(data: bytes, start: int) -> bool:
+        """Whether the beginning of a head is worth waiting for the rest of it."""
+        begun = data[start : start + len(_BEGIN)]
+        return _BEGIN.startswith(begun) and len(data) - start < HEAD_MAX_BYTES
+
+    def _receive_body(self, data: bytes) -> int:
+        """The body of a request goes on; where in `data` it ends."""
+        head, missing = self._head, self._missing
+        assert head is not None
+        if len(data) < missing:
+            self._parts.append(data)
+            self._missing = missing - len(data)
+            self.comes_in_part(Phase.BODY, len(data))
+            return len(data)
+        body = b"".join([*self._parts, data[:missing]])
+        self._head, self._parts = None, []
+        self._serve(head, body)
+        return missing
+
+    def on_message_begin(self) -> None:
+        self._parsing = Phase.HEAD
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self.check_head()
+        self._parsing = Phase.BODY
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._parsing = self.phase = Phase.NOTHING
+        super().on_message_complete()
+
+    # ── answers ────────────────────────────────────────────────────────────────────────────────
+
+    def _serve(self, head: Head, body: bytes) -> None:
+        if self.phase:
+            self.phase = Phase.NOTHING
+        hot, unanswered = self.hot, self._unanswered
+        if unanswered.count > 1:
+            # What this connection asked for before is answered first.
+            hot.decide()
+            hot.cancels.decide()
+        try:
+            caller = self.access.check(head.headers)
+            if head.may_gather and hot.gathers and unanswered.count == 1:
+                if caller is None:
+                    if len(self.common) == HEADS_KEPT:
+                        self.common.clear()
+                    self.common[head.data] = head.length
+                hot.gather(self, body, caller)
+                return
+            if head.call is not None:
+                self._consume(head, head.call, body, caller)
+                return
+            if head.may_gather_cancel and unanswered.count == 1:
+                self._gather_cancel(head, caller)
+                return
+            if head.is_cancel:
+                answer = hot.cancels.answer(head.path, body, head.headers, caller)
+            else:
+                answer = hot.answer(head.path, body, head.content_type, caller, head.trace)
+        except DelayServerError as error:
+            answer = problem_answer(error)
+        if not head.keep_alive:
+            unanswered.keep_alive = False
+        self.respond(wire_of(answer), answer.group)
+
+    def _gather_cancel(self, head: Head, caller: Caller | None) -> None:
+        if caller is None:
+            if len(self.common_of_cancels) == HEADS_KEPT:
+                self.common_of_cancels.clear()
+            self.common_of_cancels.add(head.data)
+        self.hot.cancels.gather(self, *one_of(head.path), caller)
+
+    def respond(self, wire: bytes, group: Group | None) -> None:
+        """Give an answer to the last request, once the group is durable (None: at once)."""
+        unanswered, tell = self._unanswered, self.write if group is None else self.tell
+        if unanswered.count > 1:
+            if unanswered.count == PIPELINED_MAX:
+                self.flow.pause_reading()
+            last = self.last_group
+            if group is None or (last is not None and group.first_seq < last.first_seq):
+                group = last
+        if group is None:
+            self.write(wire)
+        else:
+            self.last_group = group
+            group.when_durable(partial(tell, wire))
+
+    def _consume(self, head: Head, call: Call, body: bytes, caller: Caller | None) -> None:
+        """Serve a call of a consumer. Nothing else waits for an answer on the connection."""
+        if not head.keep_alive:
+            self._unanswered.keep_alive = False
+        is_told = False
+
+        def told(answer: bytes | Exception) -> None:
+            nonlocal is_told
+            is_told = True
+            was_held, self._cancel = self._cancel is not None, None
+            self.write(wire_of(consumer_answer(answer)))
+            if was_held and not self.transport.is_closing():
+                self.data_received(b"")  # what was held
+
+        cancel = self.hot.consuming.serve(call, body, caller, told)
+        if not is_told:
+            self._cancel = cancel
+
+    def _hold(self, data: bytes) -> None:
+        """Keep what came behind a call of a consumer that is not answered."""
+        self._rest = data
+        if len(data) > HELD_MAX_BYTES:
+            self.flow.pause_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
+
+    def tell(self, wire: bytes, error: Exception | None) -> None:
+        """Give an answer whose group is durable, or is not since there was an error."""
+        if error is not None:
+            wire = wire_of(problem_answer(error))
+        unanswered, transport = self._unanswered, self.transport
+        is_last = unanswered.count == 1 and unanswered.keep_alive and not self.pipeline
+        if not is_last or self.flow.read_paused or transport.is_closing():
+            self.write(wire)
+            return
+        # Nearly all answers, as `write` gives them.
+        unanswered.count = 0
+        self.last_group = None
+        transport.write(wire)
+        self.server_state.total_requests += 1
+        self.idle_since_s = self.loop.time()
+
+    def write(self, wire: bytes, error: Exception | None = None) -> None:
+        """Give the next answer that is due; nothing of it depends on the error of a group."""
+        unanswered, transport = self._unanswered, self.transport
+        unanswered.count -= 1
+        if transport.is_closing():
+            return
+        if unanswered.count:
+            transport.write(wire)
+            self.server_state.total_requests += 1
+            if unanswered.count == PIPELINED_MAX - 1:
+                self._resume_reading()
+            return
+        self.last_group = None
+        if unanswered.keep_alive:
+            transport.write(wire)
+        else:
+            transport.write(wire.replace(_END, _CLOSE, 1))
+            self._close_in_stages()
+        self.on_response_complete()
+
+    def _close_in_stages(self) -> None:
+        """Say that this was the last answer, and let the client close first (RFC 9112, 9.6): what
+        it has sent meanwhile, and nobody has read, would else make the system drop the answer."""
+        transport = self.transport
+        if transport.can_write_eof():
+            transport.write_eof()
+            self.loop.call_later(LINGER_S, transport.close)
+        else:
+            transport.close()
+
+    def has_unanswered(self) -> bool:
+        cycle = cast(_AnyCycle | None, self.cycle)
+        return cycle is not None and not cycle.response_complete
+
+    def refuse(self, answer: Answer) -> None:
+        if self._head is not None:
+            self._head, self._parts = None, []
+            self._unanswered.count -= 1
+        cycle = cast(_AnyCycle | None, self.cycle)
+        if cycle is not None and not cycle.response_complete and not cycle.more_body:
+            # Whole requests before it are answered nevertheless.
+            cycle.keep_alive = False
+            self.flow.pause_reading()
+        elif self.pipeline:
+            self.transport.close()  # an answer now would be taken for that to an earlier request
+        else:
+            self._unanswered.count = 1
+            self._unanswered.keep_alive = False
+            self.write(wire_of(answer))
+
+    # ── clients that do not read their answers are not read from ───────────────────────────────
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.flow.pause_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.flow.resume_reading()
+
+    def _resume_reading(self) -> None:
+        flow = self.flow
+        if flow.read_paused and not flow.write_paused:
+            flow.resume_reading()
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._resume_reading()
+        self.idle_since_s = self.loop.time()

@@ -1,0 +1,260 @@
+"""The wiring: from settings to a process that serves until it is told to stop.
+
+    bind the port → lock and recover → start the threads → listen → … → drain → checkpoint → end
+
+The port is bound first, so that a port in use is known before anything is touched, but nobody can
+connect before recovery has ended. Imports are most of a start, so what is not needed to be ready
+comes behind it (`delayserver.api.app`), and the collector is off until then.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import resource
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import structlog
+import uvicorn
+
+from delayserver.api.app import Rest, make_app
+from delayserver.config import Settings
+from delayserver.errors import DelayServerError, InputError
+from delayserver.recovery.memory_faults import MemoryFaults
+from delayserver.server.server import Server
+from storage.directory import CATALOG_DIRECTORY
+from storage.errors import StorageError
+
+EXIT_REFUSED = 1
+EXIT_FATAL = 70
+GRACE_S = 5
+BACKLOG = 4096
+OWN_FILES_MAX = 1024
+"""For logs, webhooks and the like, besides the connections of clients."""
+SWITCH_INTERVAL_S = 0.00001
+"""The GIL changes hands this often at the latest: the committer must not wait for 5 ms."""
+
+_M_MMAP_THRESHOLD = -3
+MMAP_THRESHOLD_BYTES = 128 * 1024
+
+log = structlog.get_logger()
+
+
+def serve(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit status."""
+    set_up_logging(settings)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    release_memory = _tune_allocator()
+    try:
+        tls = _tls(settings)
+        _allow_connections(settings.connections_max)
+        listener = _bind(settings)
+        faults = MemoryFaults(settings.data_dir / CATALOG_DIRECTORY)
+        faults.watch()
+        if faults.was_seen:
+            log.critical("the last run ended with a memory fault: the whole catalog is verified")
+        server = Server(
+            settings,
+            fatal=_end,
+            progress=_progress,
+            release_memory=release_memory,
+            verify_catalog=faults.was_seen,
+        )
+        faults.forget()
+        with _port_errors(settings, listener):
+            # uvloop would not tell that another server, which started with us, was quicker.
+            listener.listen(BACKLOG)
+    except (StorageError, DelayServerError, OSError) as error:
+        log.critical("cannot start", error=str(error))
+        return EXIT_REFUSED
+    # What is alive now lives until the end: the collector need not look at it again.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    gc.enable()
+    try:
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings, server, listener, tls))
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+class _Uvicorn(uvicorn.Server):
+    """Lets long polls end before connections are waited for, and outlives the signal."""
+
+    def __init__(self, config: uvicorn.Config, server: Server, rest: Rest) -> None:
+        super().__init__(config)
+        self._server = server
+        self._rest = rest
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._rest.begin()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn would raise the signal again at its end: then the server would die before it has
+        filed what it accepted."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._server.begin_stop()
+        await super().shutdown(sockets)
+
+
+async def _serve(
+    settings: Settings, server: Server, listener: socket.socket, tls: ssl.SSLContext | None
+) -> None:
+    await server.start()
+    app, protocol, rest = make_app(server)
+    config = uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=GRACE_S,
+        ssl_context_factory=None if tls is None else lambda config, default: tls,
+    )
+    host, port = listener.getsockname()[:2]
+    authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    scheme = "http" if tls is None else "https"
+    log.info("listening", url=f"{scheme}://{authority}", pid=os.getpid())
+    try:
+        await _Uvicorn(config, server, rest).serve(sockets=[listener])
+    finally:
+        await server.stop()
+
+
+def _tune_allocator() -> Callable[[], None]:
+    """Have the C library return large buffers when they are freed; returns what trims the rest.
+
+    Otherwise glibc raises its threshold with every large buffer that it sees, and keeps 200 MB of
+    them. A C library without these calls is left as it is."""
+    library = ctypes.CDLL(None)
+    try:
+        library.mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
+        trim = library.malloc_trim
+    except AttributeError:
+        return lambda: None
+
+    def release_memory() -> None:
+        trim(0)
+
+    return release_memory
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    """What HTTPS is served with. Raises InputError that names the file that is of no use."""
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    what = f"tls_cert {settings.tls_cert} with tls_key {settings.tls_key}"
+    try:
+        # A key that needs a password is refused; nobody is there to type one.
+        context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
+        if settings.tls_client_ca is not None:
+            what = f"tls_client_ca {settings.tls_client_ca}"
+            context.load_verify_locations(settings.tls_client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except OSError as error:
+        raise InputError(f"cannot use {what}: {error.strerror or error}") from error
+    return context
+
+
+def _allow_connections(connections_max: int) -> None:
+    """Raise the limit of open files as far as the system lets us."""
+    wanted = connections_max + OWN_FILES_MAX
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < wanted:
+            log.warning(
+                "the system allows fewer open files than connections_max needs; raise its limit "
+                "(ulimit -n, LimitNOFILE)",
+                allowed=soft,
+                needed=wanted,
+            )
+
+
+def _bind(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with _port_errors(settings, listener):
+        listener.bind((settings.host, settings.port))
+    listener.set_inheritable(False)
+    return listener
+
+
+@contextlib.contextmanager
+def _port_errors(settings: Settings, listener: socket.socket) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        listener.close()
+        raise OSError(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
+            "stop what listens there, or choose another --port"
+        ) from error
+
+
+def _end(error: BaseException) -> None:
+    """A thread failed: end at once, recover from the disk at the next start (I9)."""
+    log.critical("ending", error=str(error))
+    sys.stderr.flush()
+    os._exit(EXIT_FATAL)
+
+
+def _progress(what: str, done: int, total: int) -> None:
+    log.info("recovering", what=what, done=done, total=total)
+
+
+def set_up_logging(settings: Settings) -> None:
+    """Lines for people on a terminal, JSON for programs; always on standard error."""
+    renderer: Any = (
+        structlog.processors.JSONRenderer()
+        if settings.log_json
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    shared: list[Any] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    structlog.configure(
+        processors=[*shared, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    # What libraries log has the same form.
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler])

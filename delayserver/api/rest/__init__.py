@@ -1,0 +1,1 @@
+"""All other calls, on FastAPI, and the OpenAPI document that describes both."""

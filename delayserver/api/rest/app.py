@@ -1,0 +1,119 @@
+"""Everything that is not hot, as one application on FastAPI.
+
+Cost: 0.4 s of CPU to import and to make, which is why `delayserver.api.app` does it behind the
+start. Threads: made in any thread; what it makes belongs to the event loop.
+"""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from prometheus_client import CollectorRegistry, Info, ProcessCollector
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+import delayserver
+from delayserver.api.hot.publish import Asgi, GoneError, HotPath
+from delayserver.api.intake import Intake
+from delayserver.api.problems import (
+    MEDIA_TYPE,
+    Problem,
+    ProblemDocument,
+    input_error,
+    pointer_to,
+    problem_of,
+)
+from delayserver.api.rest.messages import make_router
+from delayserver.api.rest.openapi import complete
+from delayserver.api.rest.timers import make_timer_router
+from delayserver.errors import DelayServerError, InputError, InputErrors
+from delayserver.security.targets import TargetPolicy
+from delayserver.server.server import Server
+from storage.errors import StorageError
+
+DESCRIPTION = """
+Publish a message and say when it is due. It is stored durably, can be looked up, moved and
+cancelled, and is delivered on time, by webhook or to pulling consumers.
+
+Errors are problem documents (RFC 9457). Durations: integer milliseconds, or text such as `30m`;
+times: RFC 3339 with an offset, or integer milliseconds since the epoch.
+"""
+
+
+def make_rest(server: Server, intake: Intake, path: HotPath) -> Asgi:
+    """The application of a server, whose hot calls are those of `path`."""
+    registry = CollectorRegistry()
+    registry.register(server.metrics)
+    ProcessCollector(registry=registry)
+    Info("delayserver_build", "Version", registry=registry).info(
+        {"version": delayserver.__version__}
+    )
+    fastapi = _FastAPI(
+        title="Delay server", version=delayserver.__version__, description=DESCRIPTION
+    )
+    targets = TargetPolicy(server.settings.webhook_targets)
+    fastapi.include_router(make_router(server, intake, path, targets, registry))
+    fastapi.include_router(make_timer_router(server, path))
+    fastapi.add_exception_handler(DelayServerError, _on_error)
+    fastapi.add_exception_handler(StorageError, _on_error)
+    fastapi.add_exception_handler(RequestValidationError, _on_invalid)
+    fastapi.add_exception_handler(HTTPException, _on_http)
+    fastapi.add_exception_handler(ClientDisconnect, _on_disconnect)
+    fastapi.add_exception_handler(GoneError, _on_disconnect)
+    fastapi.add_exception_handler(Exception, _on_error)
+    return fastapi
+
+
+class _FastAPI(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            complete(super().openapi())
+        assert self.openapi_schema is not None
+        return self.openapi_schema
+
+
+def _answer(problem: Problem) -> Response:
+    return Response(problem.encode(), problem.status, problem.headers, MEDIA_TYPE)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    return _answer(problem_of(error))
+
+
+async def _on_invalid(request: Request, error: Exception) -> Response:
+    """What pydantic found, with a pointer per field."""
+    assert isinstance(error, RequestValidationError)
+    errors = [_field_error(one) for one in error.errors()]
+    detail = "; ".join(f"{one.pointer}: {one.detail}".lstrip(": ") for one in errors[:5])
+    return _answer(problem_of(InputErrors(detail, errors)))
+
+
+def _field_error(error: dict[str, Any]) -> InputError:
+    where, *steps = error["loc"]
+    if error["type"] == "json_invalid":
+        return InputError(f"JSON is malformed: {error['ctx']['error']} (character {steps[0]})")
+    if error["type"] == "model_attributes_type" and isinstance(error["input"], bytes):
+        return InputError("send a JSON object, with the header `Content-Type: application/json`")
+    detail = error["msg"].removeprefix("Value error, ")
+    return InputError(detail, pointer_to(*(steps if where == "body" else error["loc"])))
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    """Nobody reads the answer."""
+    return Response(status_code=499)
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    """No such path, no such method; or a body that cannot be read, and why."""
+    assert isinstance(error, HTTPException)
+    cause = error.__cause__
+    if isinstance(cause, DelayServerError):
+        return _answer(problem_of(cause))
+    if isinstance(cause, ClientDisconnect):
+        return await _on_disconnect(request, cause)
+    if isinstance(cause, Exception) and error.status_code == 400:
+        return _answer(problem_of(input_error(cause)))
+    detail = f"{request.method} {request.url.path}: {error.detail}; see /docs"
+    document = ProblemDocument("about:blank", str(error.detail), error.status_code, detail)
+    return _answer(Problem(document, dict(error.headers or {})))

@@ -1,0 +1,56 @@
+"""Asks, for every call on FastAPI, whether the caller has the scope that `scopes` wants.
+
+Cost: a dictionary access; by message id, a look-up of the message, for callers that are not admin.
+Threads: belongs to the event loop.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from delayserver.api.scopes import ADMIN, PUBLIC, RULES, Of
+from delayserver.security.tokens import Action, Caller
+from delayserver.server.server import Server
+
+
+def _caller(request: Request) -> Caller | None:
+    caller: Caller | None = request.scope.get("caller")
+    return caller
+
+
+CallerOf = Annotated[Caller | None, Depends(_caller)]
+"""Who calls; None where nobody is asked for a token."""
+
+
+def require(caller: Caller | None, action: Action, subject: str) -> None:
+    """Raises AccessError unless that is allowed."""
+    if caller is not None:
+        caller.require((action,), subject)
+
+
+def make_authorize(server: Server) -> Callable[[Request], Awaitable[None]]:
+    """What every call on FastAPI depends on. Raises AccessError, NotFoundError, DamageError."""
+
+    async def authorize(request: Request) -> None:
+        caller = _caller(request)
+        if caller is None or caller.is_admin:
+            return
+        rule = RULES.get((request.method, request.scope["route"].path_format), ADMIN)
+        subject = ""
+        match rule.of:
+            case Of.BODY:
+                return
+            case Of.EVERYTHING:
+                subject = "*"
+            case Of.SUBJECT:
+                subject = request.path_params["subject"]
+            case Of.MESSAGE:
+                found = server.engine.messages.message_id(request.path_params["message_id"])
+                subject = await server.subject_of(found.seq, found.due_ms)
+            case Of.SUBSCRIPTION:
+                subject = server.engine.subscription(request.path_params["name"]).subject
+        if rule is not PUBLIC:
+            caller.require(rule.actions, subject)
+
+    return authorize

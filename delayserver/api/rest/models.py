@@ -1,0 +1,624 @@
+"""What goes in and out of the calls on FastAPI, as pydantic models; OpenAPI is made from them.
+
+Unknown fields are errors. Durations: integer milliseconds, or text such as `30s`; times: RFC 3339,
+or integer milliseconds since the epoch. Threads: values.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StringConstraints,
+    WithJsonSchema,
+)
+
+from delayserver.errors import InputError
+from delayserver.records.subjects import ANY_PATTERN, SUBJECT_PATTERN
+from delayserver.times import parse_duration_ms
+
+
+def _duration(value: Any) -> int:
+    try:
+        return parse_duration_ms(value)
+    except InputError as error:
+        raise ValueError(error.detail) from error
+
+
+def _when(value: Any) -> Any:
+    """Read later, by the same code as on the hot path."""
+    if isinstance(value, bool) or not isinstance(value, int | str | None):
+        raise ValueError("a whole number or text")
+    return value
+
+
+_DURATION: dict[str, Any] = {
+    "anyOf": [
+        {"type": "integer", "minimum": 0},
+        {
+            "type": "string",
+            "pattern": r"^(?=.)([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?$",
+        },
+    ],
+    "description": "milliseconds, or text such as 500ms, 30s, 1h30m, 2d",
+}
+_TIME: dict[str, Any] = {
+    "anyOf": [{"type": "integer"}, {"type": "string", "format": "date-time"}],
+    "description": "RFC 3339 with an offset, or milliseconds since the epoch",
+}
+_NULL = {"type": "null"}
+HOUR_MS = 3_600_000
+WEEK_MS = 7 * 24 * HOUR_MS
+SIZE_MAX = 2**63 - 1
+YEAR_MS = 365 * 24 * HOUR_MS
+
+DurationMs = Annotated[
+    int, BeforeValidator(_duration), WithJsonSchema({**_DURATION, "examples": ["30s"]})
+]
+LeaseMs = Annotated[DurationMs, Field(ge=1, le=WEEK_MS)]
+Delay = Annotated[
+    int | str | None,
+    PlainValidator(_when),
+    WithJsonSchema({**_DURATION, "anyOf": [*_DURATION["anyOf"], _NULL]}),
+]
+DeliverAt = Annotated[
+    int | str | None,
+    PlainValidator(_when),
+    WithJsonSchema({**_TIME, "anyOf": [*_TIME["anyOf"], _NULL]}),
+]
+Key = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+WatchKeys = Annotated[list[Key], Field(max_length=8)]
+Name = Annotated[str, Field(pattern=f"^{SUBJECT_PATTERN}$")]
+Pattern = Annotated[
+    str,
+    Field(pattern=f"^({ANY_PATTERN})$"),
+]
+
+
+class Strict(BaseModel):
+    """Refuses fields that it does not know, and text that is not Unicode (half a surrogate pair),
+    which pydantic looks at only where text has a length to check."""
+
+    model_config = ConfigDict(extra="forbid", str_min_length=0)
+
+
+class PublishModel(Strict):
+    """A message to publish. Give `body` or `body_base64`, and `delay` or `deliver_at`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"subject": "order.unpaid", "body": {"order": 1001}, "delay": "30m", "key": "1001"}
+            ]
+        },
+    )
+
+    subject: Name
+    body: Any = None
+    body_base64: str | None = None
+    delay: Delay = None
+    deliver_at: DeliverAt = None
+    key: Key | None = Field(None, description="1 to 256 bytes; the same key: the same message")
+    headers: dict[str, str] | None = Field(None, description="sent along with a webhook")
+    watch: WatchKeys | None = Field(None, description="an event for one of them completes it")
+    on_event: Literal["cancel", "fire"] | None = Field(
+        None, description="what such an event does: cancel (the default), or deliver it now"
+    )
+
+
+class PublishUnderKeyModel(Strict):
+    """A message whose subject and key stand in the path."""
+
+    body: Any = None
+    body_base64: str | None = None
+    delay: Delay = None
+    deliver_at: DeliverAt = None
+    headers: dict[str, str] | None = None
+    watch: WatchKeys | None = None
+    on_event: Literal["cancel", "fire"] | None = None
+
+
+class PublishedModel(BaseModel):
+    """A message that is stored durably."""
+
+    id: str
+    subject: str
+    key: str | None
+    deliver_at: str
+    state: str
+    duplicate: bool = Field(description="the key stood for the same message already")
+
+
+class BatchModel(BaseModel):
+    """A batch that is stored durably, whole."""
+
+    count: int
+    duplicates: int
+    ids: list[str] = Field(description="in the order of the batch")
+
+
+class DeliveryModel(BaseModel):
+    """What became of a message at one subscription."""
+
+    subscription: str
+    state: str
+    attempt: int
+    at: str
+
+
+class MessageModel(BaseModel):
+    """A message and its state."""
+
+    id: str
+    subject: str
+    key: str | None
+    deliver_at: str
+    state: Literal["scheduled", "delivering", "delivered", "cancelled", "dead"]
+    attempts: int
+    headers: dict[str, str]
+    deliveries: list[DeliveryModel]
+    body: Any = None
+    body_base64: str | None = None
+    watch: list[str] | None = None
+    on_event: Literal["cancel", "fire"] | None = None
+
+
+class EventModel(BaseModel):
+    """What an event completed."""
+
+    cancelled: int
+    fired: int = Field(description="delivered now instead of at their time")
+
+
+class HeartbeatModel(Strict):
+    """A message that is published unless the heartbeat is renewed in time."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"timeout": "10s", "subject": "worker.lost", "body": {"worker": 7}}]
+        },
+    )
+
+    timeout: DurationMs = Field(ge=1, description="each renewal starts it anew")
+    subject: Name
+    body: Any = None
+    body_base64: str | None = None
+    headers: dict[str, str] | None = None
+
+
+class HeartbeatViewModel(BaseModel):
+    """A heartbeat as it is."""
+
+    key: str
+    timeout: str
+    subject: str
+    expires_at: str = Field(description="when the message is published unless it is renewed")
+    headers: dict[str, str] | None = None
+    body: Any = None
+    body_base64: str | None = None
+
+
+class PendingModel(BaseModel):
+    """A message that waits."""
+
+    id: str
+    subject: str
+    key: str | None
+    deliver_at: str = Field(description="of the next attempt, when it is being retried")
+    state: Literal["scheduled", "delivering"]
+    attempts: int = Field(description="that were made")
+    headers: dict[str, str]
+    body: Any = None
+    body_base64: str | None = None
+
+
+class PendingListModel(BaseModel):
+    """A page of pending messages, in due order; it may hold fewer than there is room for."""
+
+    messages: list[PendingModel]
+    cursor: str | None = Field(description="for the next page; null: there is nothing more")
+
+
+class StateModel(BaseModel):
+    """The answer to a cancel."""
+
+    id: str
+    state: str
+
+
+class MoveModel(Strict):
+    """A new due time: give one of the two."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"delay": "10m"}]})
+
+    delay: Delay = None
+    deliver_at: DeliverAt = None
+
+
+class MovedModel(BaseModel):
+    """The answer to a move."""
+
+    id: str
+    deliver_at: str
+    state: str
+
+
+class KeyModel(Strict):
+    """A message by its key."""
+
+    subject: str
+    key: str
+
+
+class CancelModel(Strict):
+    """What to cancel."""
+
+    ids: list[str] = Field(default=[], max_length=10_000)
+    keys: list[KeyModel] = Field(default=[], max_length=10_000)
+
+
+class CancelResultModel(BaseModel):
+    """What became of one of them; `state` is missing where there is no such message."""
+
+    id: str | None = None
+    subject: str | None = None
+    key: str | None = None
+    state: str | None = None
+    error: str | None = None
+
+
+class CancelledModel(BaseModel):
+    """One result for each, ids first."""
+
+    results: list[CancelResultModel]
+
+
+class RetryModel(Strict):
+    """When a failed webhook is tried again."""
+
+    max_attempts: int = Field(10, strict=True, ge=1, le=100)
+    backoff: list[DurationMs] = Field(
+        default=[], max_length=100, description="waits before the attempts after the first"
+    )
+
+
+class RateModel(Strict):
+    """How many messages are sent."""
+
+    per_second: float = Field(ge=0.001, le=1_000_000, allow_inf_nan=False)
+    burst: int | None = Field(
+        None, strict=True, ge=1, le=1_000_000, description="at once; default: those of a second"
+    )
+
+
+class BatchingModel(Strict):
+    """Several messages in one request, as a JSON array."""
+
+    max: int = Field(strict=True, ge=1, le=500, description="messages in one request")
+    linger: DurationMs = Field(
+        0, le=60_000, description="how long after it fell due one waits for others"
+    )
+
+
+class SpreadModel(Strict):
+    """Hand out what fell due meanwhile evenly over this time; new messages on time beside it."""
+
+    spread: DurationMs = Field(ge=1, le=WEEK_MS)
+
+
+class DropModel(Strict):
+    """What could not be handed out within this time becomes a dead letter."""
+
+    drop_older_than: DurationMs = Field(ge=1, le=YEAR_MS)
+
+
+class SubscriptionModel(Strict):
+    """Who gets the messages of a subject."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "subject": "order.unpaid",
+                    "type": "webhook",
+                    "url": "http://127.0.0.1:9000/unpaid",
+                },
+                {"subject": "order.*", "type": "pull", "lease": "30s"},
+                {
+                    "subject": "sms",
+                    "type": "webhook",
+                    "url": "http://127.0.0.1:9000/sms",
+                    "rate": {"per_second": 100, "burst": 200},
+                    "batch": {"max": 100, "linger": "20ms"},
+                    "catch_up": {"spread": "10m"},
+                },
+            ]
+        },
+    )
+
+    subject: Pattern = Field(description="exact, or a prefix that ends in .*, or *")
+    type: Literal["webhook", "pull"]
+    url: str | None = Field(None, max_length=2048, description="webhook: where to POST")
+    secret: str | None = Field(None, description="webhook: whsec_…, signs every request")
+    secrets: list[str] | None = Field(
+        None,
+        min_length=1,
+        max_length=4,
+        description="webhook: instead of secret, newest first; each signs, to change them over",
+    )
+    timeout: DurationMs = Field(15_000, ge=1, le=HOUR_MS, description="webhook: time for an answer")
+    max_in_flight: int | None = Field(None, strict=True, ge=1, le=10_000)
+    retry: RetryModel = RetryModel()
+    rate: RateModel | None = Field(None, description="webhook: at most so many messages")
+    batch: BatchingModel | None = Field(None, description="webhook: several in one request")
+    catch_up: Literal["all"] | SpreadModel | DropModel = Field(
+        "all", description="what happens to messages that fell due during downtime or a pause"
+    )
+    lease: LeaseMs = Field(30_000, description="pull: time to acknowledge")
+
+
+class SubscriptionViewModel(BaseModel):
+    """A subscription as it is. The secret is never shown."""
+
+    name: str
+    subject: str
+    type: str
+    created_at: str
+    paused: bool
+    queued: int = Field(description="due, and waiting for the subscriber")
+    in_flight: int
+    url: str | None = None
+    signed: bool | None = None
+    timeout: str | None = None
+    max_in_flight: int | None = None
+    retry: dict[str, Any]
+    rate: dict[str, Any] | None = None
+    batch: dict[str, Any] | None = None
+    catch_up: str | dict[str, str]
+    lease: str | None = None
+
+
+class SubscriptionsModel(BaseModel):
+    """All subscriptions, oldest first."""
+
+    subscriptions: list[SubscriptionViewModel]
+
+
+class PullModel(Strict):
+    """What a consumer wants."""
+
+    max: int = Field(100, strict=True, ge=1, le=10_000)
+    wait: DurationMs = Field(0, le=60_000, description="how long to wait for `min_messages`")
+    min_messages: int = Field(
+        1, strict=True, ge=1, le=10_000, description="answer when so many are there; at most `max`"
+    )
+    lease: LeaseMs | None = Field(None, description="default: that of the subscription")
+
+
+class LeasesModel(Strict):
+    """Messages that were pulled."""
+
+    leases: list[str] = Field(max_length=10_000)
+
+
+class NackModel(LeasesModel):
+    """Messages to be delivered again."""
+
+    delay: DurationMs = Field(0)
+
+
+class ExtendModel(LeasesModel):
+    """Messages that need more time."""
+
+    lease: LeaseMs
+
+
+class PulledModel(BaseModel):
+    """A message that is leased to the consumer that pulled it."""
+
+    id: str
+    subject: str
+    key: str | None
+    headers: dict[str, str]
+    deliver_at: str
+    attempt: int
+    lease: str = Field(description="to be named in ack, nack and extend")
+    body: Any = None
+    body_base64: str | None = None
+
+
+class PulledListModel(BaseModel):
+    """What is due; empty when nothing fell due in time."""
+
+    messages: list[PulledModel]
+
+
+class AckedModel(BaseModel):
+    """Answer to ack."""
+
+    acked: int
+    expired: list[str]
+
+
+class NackedModel(BaseModel):
+    """Answer to nack."""
+
+    nacked: int
+    expired: list[str]
+
+
+class ExtendedModel(BaseModel):
+    """Answer to extend."""
+
+    extended: int
+    expired: list[str]
+
+
+class DeadLetterModel(BaseModel):
+    """A message that no attempt delivered."""
+
+    dead_letter: str
+    id: str
+    subject: str
+    key: str | None
+    reason: str
+    attempts: int
+    died_at: str
+    headers: dict[str, str]
+    body: Any = None
+    body_base64: str | None = None
+
+
+class DeadLettersModel(BaseModel):
+    """A page of dead letters."""
+
+    dead_letters: list[DeadLetterModel]
+    cursor: str | None
+
+
+class RedriveModel(Strict):
+    """Which dead letters to deliver again; none named: all."""
+
+    ids: list[str] | None = Field(None, max_length=10_000)
+
+
+class RedrivenModel(BaseModel):
+    """How many were scheduled again."""
+
+    redriven: int
+
+
+class ImportSubjectsModel(Strict):
+    """The subjects of an import that is about to be staged."""
+
+    subjects: list[Name] = Field(min_length=1, max_length=10_000)
+
+
+class ImportBegunModel(BaseModel):
+    """What a bulk load needs to know."""
+
+    id: str
+    state: Literal["staging", "waiting", "verifying", "committing", "filing", "adopted"]
+    subjects: dict[str, int] = Field(description="the numbers that stand in the staged rows")
+    now: str = Field(description="the server's clock: what is due before it is due now")
+    delay_max_ms: int
+    body_max_bytes: int
+
+
+class ImportModel(Strict):
+    """A staged import to be adopted."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"manifest": "imports/coupons-1.manifest"}]}
+    )
+
+    manifest: str = Field(max_length=4096, description="its path, below the data directory")
+
+
+class ImportViewModel(BaseModel):
+    """An import."""
+
+    id: str
+    state: Literal["waiting", "verifying", "committing", "filing", "adopted"]
+    count: int = Field(description="rows that were staged")
+    done: int = Field(description="of these, how many are verified (then: filed)")
+    accepted: int = Field(description="messages that it made")
+    duplicates: int = Field(description="rows left out, since their key is taken")
+    conflicts: int = Field(description="of the duplicates, those with other content")
+    first_seq: int = Field(description="the seq in the id of the first row; 0: not decided")
+
+
+class DuplicateModel(BaseModel):
+    """A row that was left out."""
+
+    row: int = Field(description="counted from 0, in the order of the manifest")
+    id: str = Field(description="the message that holds its key")
+
+
+class DuplicatesModel(BaseModel):
+    """A page of duplicates, in row order."""
+
+    duplicates: list[DuplicateModel]
+    cursor: str | None
+
+
+class ArchiveModel(Strict):
+    """What an archive of an hour covers; the first four as the list of archives has them."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "schedule_bytes": 48128,
+                    "dispatch_bytes": 4160,
+                    "last_seq": 1100,
+                    "count": 100,
+                    "checksum": "5a0c7e9fd1c2b3a4",
+                    "location": "s3a://archive/delays",
+                }
+            ]
+        }
+    )
+
+    schedule_bytes: int = Field(ge=0, le=SIZE_MAX)
+    dispatch_bytes: int = Field(ge=0, le=SIZE_MAX)
+    last_seq: int = Field(ge=0, le=SIZE_MAX, description="of the last entry")
+    count: int = Field(ge=0, le=SIZE_MAX, description="entries that were archived")
+    checksum: str = Field("", max_length=256, description="kept as it is, for people who compare")
+    location: str = Field("", max_length=4096, description="where the archive is, likewise")
+
+
+class ArchiveViewModel(BaseModel):
+    """A settled hour."""
+
+    hour: str = Field(
+        description="in UTC, as in the names of its files", examples=["2026-11-20T15"]
+    )
+    state: Literal["waiting", "archived"]
+    retired_at: str = Field(description="when everything was settled")
+    count: int = Field(
+        description="entries: messages, and once more for each time one was moved or tried again"
+    )
+    last_seq: int
+    schedule_bytes: int
+    dispatch_bytes: int
+    archived_at: str | None = None
+    checksum: str | None = None
+    location: str | None = None
+
+
+class ArchiveConfirmedModel(BaseModel):
+    """Answer to a confirmation."""
+
+    hour: str
+    state: Literal["archived"]
+    archived_at: str
+
+
+class ArchivesModel(BaseModel):
+    """A page of settled hours, the oldest first."""
+
+    archive: bool = Field(description="the setting: whether an hour is kept until it was archived")
+    hours: list[ArchiveViewModel]
+    cursor: str | None
+
+
+class FieldErrorModel(BaseModel):
+    """One bad field."""
+
+    pointer: str = Field(description="a JSON pointer (RFC 6901); empty: the whole document")
+    detail: str
+
+
+class ProblemModel(BaseModel):
+    """What went wrong, where, and what to do (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: list[FieldErrorModel] | None = None
+    state: str | None = Field(None, description="with 409: the state that the message is in")

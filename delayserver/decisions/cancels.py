@@ -1,0 +1,190 @@
+"""Cancels of many messages in one step: the same decisions as one by one, in columns.
+
+    ids, keys ──▶ seqs, due times ──▶ plain? ──yes─▶ rows out of the wheel, one array of records
+                                             ──no──▶ Messages.cancel, one by one
+
+Plain is a message that never changed, and whose row waits for all subscriptions: in an hour that is
+not loaded, not filed yet, or in the wheel. Those are nearly all. What was moved, is on its way or
+has ended, and a message that stands there twice, is decided by `Messages`, so that every answer is
+as definite as there (I5).
+
+Cost: 0.6 µs for each of 500, 1 µs more in a loaded hour and 2 µs more by key; 0.1 ms for a few
+(one by one 11 µs, 25 µs in a loaded hour).
+Threads: belongs to the event loop.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.decisions.groups import Groups
+from delayserver.decisions.messages import Messages
+from delayserver.decisions.sequencer import MESSAGE_ROW, Sequencer
+from delayserver.errors import ConflictError, NotFoundError
+from delayserver.records.ids import IdCodec, KeyHasher
+from delayserver.schedule.hours import Hours
+from delayserver.schedule.wheel import Wheel
+from storage.errors import DamageError
+from storage.rows import HOUR_MS
+
+PLAIN_MIN = 4
+"""Fewer are decided one by one in less time."""
+
+Refusal = ConflictError | DamageError | NotFoundError
+"""Why one of many messages was not cancelled."""
+
+
+class Found(NamedTuple):
+    """Messages that were asked for, as columns."""
+
+    seqs: NDArray[np.uint64]
+    """0: there is none."""
+    dues_ms: NDArray[np.int64]
+    """When it was due at publish."""
+    refusals: dict[int, Refusal]
+    """Why there is none, by index."""
+
+
+def _nothing() -> Found:
+    return Found(np.zeros(0, np.uint64), np.zeros(0, np.int64), {})
+
+
+class Cancels:
+    """Finds and cancels many messages."""
+
+    def __init__(
+        self,
+        sequencer: Sequencer,
+        groups: Groups,
+        wheel: Wheel,
+        hours: Hours,
+        messages: Messages,
+        ids: IdCodec,
+        key_hasher: KeyHasher,
+    ) -> None:
+        self._sequencer = sequencer
+        self._groups = groups
+        self._wheel = wheel
+        self._hours = hours
+        self._messages = messages
+        self._ids = ids
+        self._key_hasher = key_hasher
+
+    def by_ids(self, texts: Sequence[str]) -> Found:
+        """The messages that ids name."""
+        if not texts:
+            return _nothing()
+        seqs, dues_ms = self._ids.decode_many(texts)
+        seqs[seqs >= self._sequencer.next_seq] = 0
+        refusals: dict[int, Refusal] = {
+            index: NotFoundError(f"there is no message {texts[index][:64]!r}")
+            for index in np.flatnonzero(seqs == 0).tolist()
+        }
+        return Found(seqs, dues_ms, refusals)
+
+    def by_keys(self, subjects: Sequence[str], keys: Sequence[str]) -> Found:
+        """The messages that keys of subjects stand for."""
+        if not keys:
+            return _nothing()
+        numbers = self._sequencer.subjects
+        # No message has subject 0, so nothing is found under its keys.
+        subject_ids = [numbers.get(subject, 0) for subject in subjects]
+        try:
+            seqs, dues_ms = self._sequencer.under_keys(self._key_hasher.many(subject_ids, keys))
+        except DamageError:
+            # One of them is damaged: each is looked up alone.
+            seqs, dues_ms = np.zeros(len(keys), np.uint64), np.zeros(len(keys), np.int64)
+        refusals: dict[int, Refusal] = {}
+        for index in np.flatnonzero(seqs == 0).tolist():
+            try:
+                _, dues_ms[index], seqs[index] = self._messages.by_key(subjects[index], keys[index])
+            except (DamageError, NotFoundError) as error:
+                refusals[index] = error
+        return Found(seqs, dues_ms, refusals)
+
+    def cancel(
+        self,
+        seqs: NDArray[np.uint64],
+        dues_ms: NDArray[np.int64],
+        subject_ids: NDArray[np.uint32],
+    ) -> dict[int, Refusal]:
+        """Cancel messages, in order; why not, by index, if so. They never fire once the group that
+        is open now, or the last one that is not, is durable (`Groups.not_durable`).
+
+        `subject_ids`: for each its subject, 0 where the caller does not know it. Raises
+        OverloadedError, StoppingError: then none that is plain was cancelled."""
+        refusals: dict[int, Refusal] = {}
+        if len(seqs) < PLAIN_MIN:
+            others = list(range(len(seqs)))
+        else:
+            is_done = self._cancel_plain(seqs, dues_ms, subject_ids)
+            others = np.flatnonzero(~is_done).tolist()
+        names = self._sequencer.subject_names
+        for index in others:
+            subject = names.get(int(subject_ids[index]), "")
+            try:
+                self._messages.cancel(int(seqs[index]), int(dues_ms[index]), subject=subject)
+            except (ConflictError, DamageError, NotFoundError) as error:
+                refusals[index] = error
+        return refusals
+
+    def _cancel_plain(
+        self,
+        all_seqs: NDArray[np.uint64],
+        all_dues_ms: NDArray[np.int64],
+        subject_ids: NDArray[np.uint32],
+    ) -> NDArray[np.bool_]:
+        """Cancel those that are plain; which of them that was."""
+        is_done = np.zeros(len(all_seqs), np.bool_)
+        # The first of each, as `np.unique` tells it, which takes its time also for a few.
+        order = np.argsort(all_seqs, kind="stable")
+        seqs = all_seqs[order]
+        is_first = np.append(True, seqs[1:] != seqs[:-1])
+        seqs, first = seqs[is_first], order[is_first]
+        unchanged = self._sequencer.unchanged(seqs)
+        seqs, first = seqs[unchanged], first[unchanged]
+        if not len(seqs):
+            return is_done
+        self._groups.admit(len(seqs) * MESSAGE_ROW.size)
+        dues_ms, subjects = all_dues_ms[first], subject_ids[first]
+        waits = self._take_out(seqs, dues_ms, subjects)
+        if waits.any():
+            self._sequencer.append_cancels(seqs[waits], dues_ms[waits])
+            self._groups.wake()
+            for subject_id, count in Counter(subjects[waits].tolist()).items():
+                self._messages.cancelled_by_subject[subject_id] += count
+        is_done[first[waits]] = True
+        return is_done
+
+    def _take_out(
+        self,
+        seqs: NDArray[np.uint64],
+        dues_ms: NDArray[np.int64],
+        subjects: NDArray[np.uint32],
+    ) -> NDArray[np.bool_]:
+        """Remove rows from the wheel, and put them back on a roll-back; which of `seqs`, which are
+        ascending, waited there or elsewhere. `subjects` that are 0 are filled in where a row says
+        what they are."""
+        group = self._sequencer.group
+        waits = np.zeros(len(seqs), np.bool_)
+        hours = dues_ms // HOUR_MS
+        for hour in sorted(set(hours.tolist())):
+            mine = np.flatnonzero(hours == hour)
+            if not self._hours.is_live(hour):
+                waits[mine] = True
+                continue
+            rows, which = self._wheel.remove_many(hour, seqs[mine], dues_ms[mine])
+            if len(rows):
+                group.undo.append(partial(self._wheel.insert, hour, rows))
+                # They count until then: see Messages.
+                group.effects.append(partial(self._hours.add, hour, -len(rows)))
+                here = mine[which]
+                waits[here] = True
+                subjects[here] = np.where(subjects[here], subjects[here], rows["route"])
+            for index in mine[~waits[mine]].tolist():
+                waits[index] = self._groups.is_in_memory(int(seqs[index]))
+        return waits

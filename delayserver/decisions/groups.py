@@ -1,0 +1,238 @@
+"""The way of a group: open → committing → durable → filed → behind a checkpoint.
+
+    Sequencer.group ─flush─▶ committer ─on_committed─▶ replay ─on_filed─▶ ─on_checkpoint─▶ forgotten
+
+No timer closes a group. On a disk that syncs quickly a small group is closed at the end of a turn
+of the event loop and committed there, which costs less than handing it to a thread and back (as
+Redis does it before it answers). On any other the committer's thread has it: while one group is
+being synced the next one fills, and it is closed when the sync has come back. What is accepted and
+not filed yet is bounded, and answered with an error at the door when the bound is reached, never by
+growing.
+
+Cost: O(1) per group. Threads: belongs to the event loop.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Protocol
+
+from delayserver.config import Settings
+from delayserver.decisions.sequencer import Group, Sequencer
+from delayserver.errors import OverloadedError, StoppingError
+
+
+class GroupPorts(Protocol):
+    """Who takes a group on. No call waits."""
+
+    def wake(self) -> None:
+        """Call `Groups.flush` soon: at the end of this turn of the event loop."""
+        ...
+
+    def is_quick(self) -> bool:
+        """Whether groups are made durable sooner than handed over."""
+        ...
+
+    def commit(self, group: Group, *, at_once: bool) -> None:
+        """Make a group durable; answer with `on_committed` or `on_commit_failed`.
+
+        `at_once`: the answer may come before this returns."""
+        ...
+
+    def file(self, group: Group) -> None:
+        """File a durable group; answer with `on_filed`."""
+        ...
+
+
+class Groups:
+    """The groups that are on their way."""
+
+    def __init__(self, settings: Settings, sequencer: Sequencer, ports: GroupPorts) -> None:
+        self._settings = settings
+        self._sequencer = sequencer
+        self._ports = ports
+        self._committing: Group | None = None
+        self._unfiled: list[Group] = []
+        self._unfiled_bytes = 0
+        self._express: set[int] = set()
+        self._wake_asked = False
+        self.durable_seq = self.filed_seq = self.checkpoint_seq = sequencer.next_seq - 1
+        self._gathered: list[Callable[[], object]] = []
+        self._urgent: list[Callable[[], object]] = []
+        self._imports: deque[Callable[[], None]] = deque()
+        self._import_seq = 0
+        self.stopping = False
+        self.committed_total = 0
+
+    # ── the door ───────────────────────────────────────────────────────────────────────────────
+
+    def admit(self, total_bytes: int) -> None:
+        """Whether that much can be accepted now; every command that logs something asks first.
+
+        Raises OverloadedError, StoppingError."""
+        if self.stopping:
+            raise StoppingError("the server is stopping")
+        open_bytes = self._sequencer.group.total_bytes
+        if open_bytes and open_bytes + total_bytes > self._settings.group_max_bytes:
+            raise OverloadedError("the disk does not keep up with what is published", 1000)
+        if self._unfiled_bytes + open_bytes > self._settings.unfiled_max_bytes:
+            raise OverloadedError("too much is accepted and not filed yet", 1000)
+
+    def wake(self) -> None:
+        """The open group has records: have it written as soon as the committer is free."""
+        if self._committing is None and not self._wake_asked:
+            self._wake_asked = True
+            self._ports.wake()
+
+    def when_free(self, decide: Callable[[], object]) -> None:
+        """Call `decide` as soon as the committer is free: what it decides goes into the group that
+        is closed right after. What comes while a group is being synced is decided together then,
+        which costs less than in the pieces in which it came."""
+        self._gathered.append(decide)
+        self.wake()
+
+    def this_turn(self, decide: Callable[[], object]) -> None:
+        """Call `decide` at the end of this turn of the event loop, also while a group is being
+        synced: what comes in one turn is decided together, and nothing waits to be decided."""
+        self._urgent.append(decide)
+        if not self._wake_asked:
+            self._wake_asked = True
+            self._ports.wake()
+
+    def before_closing(self, decide: Callable[[], None]) -> None:
+        """Call `decide`, which may append an import, just before a group is closed."""
+        self._imports.append(decide)
+        self.wake()
+
+    # ── committing ─────────────────────────────────────────────────────────────────────────────
+
+    def flush(self, now_ms: int, *, at_once: bool = False) -> None:
+        """Hand the open group to the committer, unless it is busy.
+
+        `at_once`: it may be durable, and its waiters told, on return."""
+        self._wake_asked = True  # what is decided here needs no other call
+        urgent, self._urgent = self._urgent, []
+        for decide in urgent:
+            decide()
+        self._wake_asked = False
+        if self._committing is not None:
+            return
+        self._wake_asked = True
+        gathered, self._gathered = self._gathered, []
+        for decide in gathered:
+            decide()
+        if self._imports:
+            # An import is the last record of its group: nothing comes between it and the closing.
+            self._imports.popleft()()
+            self._import_seq = max(self._import_seq, self._sequencer.group.import_last_seq)
+        self._wake_asked = False
+        if self._sequencer.group.count:
+            self._committing = self._sequencer.close_group(now_ms)
+            self._ports.commit(self._committing, at_once=at_once)
+        elif self._imports:
+            self.wake()
+
+    def resume(self) -> None:
+        """The committer is free: have written what has come meanwhile."""
+        if self._sequencer.group.count or self._gathered or self._imports:
+            self.wake()
+
+    def on_committed(self) -> Group:
+        """The group is durable; returns it. The caller applies it, which what is decided next has
+        to show; then tells its waiters, and calls `flush` before that or `resume` behind it."""
+        group = self._committing
+        assert group is not None
+        self._committing = None
+        self.durable_seq = group.last_seq
+        self.committed_total += 1
+        self._unfiled.append(group)
+        self._unfiled_bytes += group.total_bytes
+        self._express.update(row[0] for row in group.express)
+        self._ports.file(group)
+        return group
+
+    def on_commit_failed(self, error: Exception) -> None:
+        """The group could not be written (the disk is full): as if it had never been asked for.
+
+        The open group was decided on top of it, so it goes the same way."""
+        failed = self._committing
+        assert failed is not None
+        groups = [failed, self._sequencer.group]
+        self._committing = None
+        self._sequencer.roll_back(groups)
+        if self._import_seq > self.durable_seq:
+            self._import_seq = 0
+        for group in groups:
+            group.end(error)
+        self.resume()
+
+    # ── filing ─────────────────────────────────────────────────────────────────────────────────
+
+    def on_filed(self, last_seq: int) -> None:
+        """Everything up to `last_seq` is in its hour's file."""
+        self.filed_seq = last_seq
+        count = bisect_right(self._unfiled, last_seq, key=_last_seq)
+        for group in self._unfiled[:count]:
+            self._unfiled_bytes -= group.total_bytes
+            self._express.difference_update(row[0] for row in group.express)
+        del self._unfiled[:count]
+
+    def on_checkpoint(self, seq: int) -> None:
+        """Every effect up to `seq` is durable."""
+        self.checkpoint_seq = seq
+
+    # ── questions ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def unfiled_bytes(self) -> int:
+        """Bytes that are accepted and not filed."""
+        return self._unfiled_bytes + self._sequencer.group.total_bytes
+
+    @property
+    def oldest_unfiled_ms(self) -> int | None:
+        """When the oldest group that is not filed was closed; None if all is filed."""
+        return self._unfiled[0].created_ms if self._unfiled else None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be committed."""
+        undecided = self._gathered or self._urgent or self._imports
+        is_open = bool(self._sequencer.group.count or undecided)
+        return self._committing is None and not is_open
+
+    @property
+    def is_importing(self) -> bool:
+        """Whether what is accepted now has to wait for an import to be filed first."""
+        return self._import_seq > self.filed_seq
+
+    def not_durable(self) -> Group | None:
+        """The newest group that is not durable yet, if there is one."""
+        group = self._sequencer.group
+        return group if group.count else self._committing
+
+    def group_of(self, seq: int) -> Group | None:
+        """The group that record `seq` is in, unless it is durable."""
+        if seq <= self.durable_seq:
+            return None
+        committing = self._committing
+        if committing is not None and seq <= committing.last_seq:
+            return committing
+        return self._sequencer.group
+
+    def is_in_memory(self, seq: int) -> bool:
+        """Whether record `seq` is not filed, and has not gone to the wheel by the express way."""
+        return seq > self.durable_seq or (seq > self.filed_seq and seq not in self._express)
+
+    def payload(self, seq: int) -> tuple[bytes, int] | None:
+        """Sealed payload and subject id of a record that is not in its hour's file yet."""
+        if seq <= self.filed_seq:
+            return None
+        group = self.group_of(seq)
+        if group is None:
+            group = self._unfiled[bisect_right(self._unfiled, seq, key=_first_seq) - 1]
+        return group.payload(seq)
+
+
+_first_seq: Callable[[Group], int] = attrgetter("first_seq")
+_last_seq: Callable[[Group], int] = attrgetter("last_seq")

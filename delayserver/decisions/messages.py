@@ -1,0 +1,403 @@
+"""Messages: look up, cancel, move. Each answer is definite, and durable before it is told.
+
+A message is found without an index: its id says when it was due and which record published it. Only
+what changed since (cancelled, moved, retried, dead) stands in the overlay or the catalog.
+
+Cost: a few µs, plus a search in one slot when the hour is loaded. Threads: belongs to the event
+loop.
+"""
+
+from collections import defaultdict
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from math import inf
+
+import msgspec
+
+from delayserver.config import Settings
+from delayserver.decisions.groups import Groups
+from delayserver.decisions.sequencer import Group, KeyEntry, Sequencer
+from delayserver.decisions.watches import Watches
+from delayserver.delivery.dispatcher import Dispatcher
+from delayserver.errors import (
+    ConflictError,
+    NotFoundError,
+    PreconditionError,
+)
+from delayserver.records.ids import IdCodec, KeyHasher
+from delayserver.records.message import Entry, Origin, Payload, State, encode_payload, row_flags
+from delayserver.records.message_id import MessageId
+from delayserver.records.subscriptions import Registry
+from delayserver.records.tables import Change, ChangeState, read_hour
+from delayserver.schedule.hours import Hours
+from delayserver.schedule.wheel import ROUTE_SUBSCRIPTION, Wheel
+from storage.catalog import Catalog
+from storage.frame import Rows
+from storage.rows import HOUR_MS, NO_KEY, RecordKind
+
+Versions = Container[str] | None
+"""The versions of a message that the caller wants to change; None: any."""
+_ENDED = (ChangeState.CANCELLED, ChangeState.DEAD, ChangeState.DISCARDED)
+
+
+@dataclass(slots=True)
+class Located:
+    """Where a message is. `entry`: the schedule row that waits, when it is scheduled."""
+
+    state: State
+    entry: Entry
+    attempts: int = 0
+    """Attempts that failed, when a retry waits."""
+    subscription_id: int = 0
+    """Not 0: what waits is a retry for this subscription."""
+
+
+class Messages:
+    """What can be done with messages."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        sequencer: Sequencer,
+        groups: Groups,
+        wheel: Wheel,
+        hours: Hours,
+        dispatcher: Dispatcher,
+        registry: Registry,
+        ids: IdCodec,
+        key_hasher: KeyHasher,
+        *,
+        now_ms: int,
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._sequencer = sequencer
+        self._groups = groups
+        self._wheel = wheel
+        self._hours = hours
+        self._dispatcher = dispatcher
+        self._registry = registry
+        self._ids = ids
+        self._key_hasher = key_hasher
+        self._express_ms = settings.express_ms
+        self.watches = Watches(catalog)
+        self.advanced_ms = now_ms
+        self.cancelled_by_subject: defaultdict[int, int] = defaultdict(int)
+        """How many since the start, by subject id; 0: the subject was not known
+        without a look at the disk."""
+
+    @property
+    def cancelled_total(self) -> int:
+        """Messages cancelled since the start."""
+        return sum(self.cancelled_by_subject.values())
+
+    def schedule(self, seq: int, due_ms: int, route: int) -> None:
+        """The open group has a new schedule row: should it go to the wheel by the express way?"""
+        if due_ms < self._express_until_ms() and self._hours.takes_express(due_ms // HOUR_MS):
+            self._sequencer.group.express.append((seq, due_ms, route))
+        self._groups.wake()
+
+    def schedule_many(self, first_seq: int, dues_ms: Sequence[int], routes: Sequence[int]) -> None:
+        """As `schedule`, of rows one behind the other."""
+        until_ms = self._express_until_ms()
+        if min(dues_ms) < until_ms:
+            takes_express = self._hours.takes_express
+            self._sequencer.group.express += [
+                (seq, due_ms, route)
+                for seq, due_ms, route in zip(count(first_seq), dues_ms, routes, strict=False)
+                if due_ms < until_ms and takes_express(due_ms // HOUR_MS)
+            ]
+        self._groups.wake()
+
+    def _express_until_ms(self) -> float:
+        # While an import is filed, which takes its time, nothing that is live waits for it.
+        return inf if self._groups.is_importing else self.advanced_ms + self._express_ms
+
+    # ── where is a message ─────────────────────────────────────────────────────────────────────
+
+    def message_id(self, text: str) -> MessageId:
+        """Parse an id. Raises NotFoundError."""
+        parsed = self._ids.decode(text)
+        if parsed.seq >= self._sequencer.next_seq:
+            raise NotFoundError(f"there is no message {text!r}")
+        return parsed
+
+    def message_id_text(self, seq: int, due_ms: int) -> str:
+        """The id of a message."""
+        return self._ids.encode(due_ms, seq)
+
+    def key_hash(self, subject_id: int, key: str | None) -> bytes:
+        """By which a key is indexed."""
+        return NO_KEY if key is None else self._key_hasher(subject_id, key)
+
+    def by_key(self, subject: str, key: str) -> MessageId:
+        """The message that a key stands for. Raises NotFoundError."""
+        subject_id = self._sequencer.subjects.get(subject)
+        entry = subject_id and self._sequencer.key(self._key_hasher(subject_id, key))
+        if not entry:
+            raise NotFoundError(f"there is no message with key {key!r} in subject {subject!r}")
+        return MessageId(0, entry.due_ms, entry.seq)
+
+    def locate(self, seq: int, due_ms: int) -> Located:
+        """Where the message that was published with `seq` for `due_ms` is; always definite (I5)."""
+        return self._locate(seq, due_ms, self._sequencer.changes(seq))
+
+    def _locate(self, seq: int, due_ms: int, changes: dict[int, Change]) -> Located:
+        change = changes.get(0)
+        entry = Entry(change.entry_seq, change.due_ms) if change else Entry(seq, due_ms)
+        if change is not None and change.state == ChangeState.CANCELLED:
+            return Located(State.CANCELLED, entry)
+        if self._waits(entry):
+            if self._is_partly_settled(entry):
+                return Located(State.DELIVERING, entry)
+            return Located(State.SCHEDULED, entry)
+        # With several subscriptions it is on its way until it ended at all of them.
+        several = len(changes.keys() - {0}) > 1
+        delivering = self._dispatcher.holds(entry)
+        retry: Located | None = None
+        dead = discarded = False
+        for subscription_id, per_subscription in changes.items():
+            if subscription_id == 0:
+                continue
+            again = Entry(per_subscription.entry_seq, per_subscription.due_ms)
+            if per_subscription.state == ChangeState.DEAD:
+                dead = True
+            elif per_subscription.state == ChangeState.DISCARDED:
+                discarded = True
+            elif self._waits(again):
+                retry = Located(
+                    State.SCHEDULED, again, per_subscription.attempt - 1, subscription_id
+                )
+            elif self._dispatcher.holds(again):
+                delivering = True
+        if delivering or (retry is not None and several):
+            return Located(State.DELIVERING, entry)
+        if retry is not None:
+            return retry
+        if dead:
+            return Located(State.DEAD, entry)
+        if discarded and not self._had_others(entry, changes):
+            return Located(State.CANCELLED, entry)
+        return Located(State.DELIVERED, entry)
+
+    def _had_others(self, entry: Entry, changes: dict[int, Change]) -> bool:
+        """Whether other subscriptions had the message than those that failed to take it."""
+        subject = self._sequencer.subject_names[max(c.subject_id for c in changes.values())]
+        return any(
+            s.id not in changes and s.existed(entry.seq, entry.due_ms)
+            for s in self._registry.matching(subject)
+        )
+
+    def version(self, seq: int) -> str:
+        """Changes whenever the message is moved, cancelled, retried, dead or redriven.
+
+        Each of these makes a schedule row of a higher seq, or ends one."""
+        changes = self._sequencer.changes(seq).values()
+        newest = max((change.entry_seq for change in changes), default=seq)
+        ended = sum(change.state in _ENDED for change in changes)
+        return f"{newest}.{ended}" if ended else str(newest)
+
+    def _must_be(self, expected: Versions, seq: int) -> None:
+        if expected is not None and (version := self.version(seq)) not in expected:
+            raise PreconditionError(
+                "the message has changed since; look it up, and decide again", version
+            )
+
+    def _waits(self, entry: Entry) -> bool:
+        """Whether a schedule row has not fired, or fired and is parked."""
+        return self.has_not_fired(entry) or self._dispatcher.is_parked(entry)
+
+    def has_not_fired(self, entry: Entry) -> bool:
+        """Whether a schedule row that was not removed is still to come."""
+        hour = entry.hour
+        if not self._hours.is_live(hour) or hour in self._hours.loading:
+            return True
+        if self._groups.is_in_memory(entry.seq):
+            return True
+        return self._wheel.contains(entry.seq, entry.due_ms)
+
+    def _is_partly_settled(self, entry: Entry) -> bool:
+        """Whether only some subscriptions still wait for the row: a restart leaves such rows."""
+        row = self._wheel.get(entry.seq, entry.due_ms)
+        if row is None:
+            row = self._dispatcher.parked(entry)
+        return row is not None and bool(row["route"][0] & ROUTE_SUBSCRIPTION)
+
+    def is_known(self, entry: Entry) -> bool:
+        """Whether the row is still kept in its hour. While that is being deleted, what is known of
+        its messages goes piece by piece, and must not be asked for."""
+        if entry.seq > self._groups.checkpoint_seq:
+            return True
+        state = read_hour(self._catalog, entry.hour)
+        return (
+            state is not None
+            and state.first_seq <= entry.seq
+            and not state.is_over(entry.hour, self.advanced_ms, self._settings.retention_ms)
+        )
+
+    # ── cancel and move ────────────────────────────────────────────────────────────────────────
+
+    def cancel(
+        self,
+        seq: int,
+        due_ms: int,
+        expected: Versions = None,
+        subject: str = "",
+        *,
+        event: bytes = b"",
+    ) -> Group | None:
+        """Cancel a message; it never fires once the group is durable (None: it is) (I5).
+
+        `subject`: where the caller knows it, so that it is counted there. `event`: the watch key,
+        sealed, if it was an event. Raises ConflictError with the state, PreconditionError,
+        NotFoundError. A message that is
+        cancelled already is so whatever was expected: the answer to the first call may be lost."""
+        changes = self._sequencer.changes(seq)
+        located = self._locate(seq, due_ms, changes)
+        if located.state is State.CANCELLED:
+            return self.group_of_change(seq)
+        self._must_be_scheduled(located)
+        self._must_be(expected, seq)
+        self._groups.admit(0)
+        entry = located.entry
+        record = self._sequencer.append(
+            RecordKind.CANCEL,
+            message_seq=seq,
+            target_seq=entry.seq,
+            target_due_ms=entry.due_ms,
+            payload=event,
+        )
+        change = Change(ChangeState.CANCELLED, entry.seq, entry.due_ms, 0, 0)
+        self._sequencer.put_change(record, seq, 0, change, changes)
+        row = self._take_out(entry)
+        subject_id = self._sequencer.subjects.get(subject) or _subject_id(row)
+        self.cancelled_by_subject[subject_id] += 1
+        self._groups.wake()
+        return self._sequencer.group
+
+    def group_of_change(self, message_seq: int) -> Group | None:
+        """A group after which the last change of the message is certainly durable."""
+        return self._groups.not_durable() if self._sequencer.has_fresh_change(message_seq) else None
+
+    def check_under_key(self, subject: str, key: str, expected: Versions, only_new: bool) -> None:
+        """Whether what waits under a key is what the caller expects, or nothing (`only_new`).
+
+        Raises PreconditionError, ConflictError with the state."""
+        try:
+            found = self.by_key(subject, key)
+        except NotFoundError as error:
+            if expected is None:
+                return
+            raise PreconditionError(str(error)) from error
+        located = self.locate(found.seq, found.due_ms)
+        if only_new and located.state in (State.SCHEDULED, State.DELIVERING):
+            raise PreconditionError(
+                f"a message under the key is {located.state}", self.version(found.seq)
+            )
+        if expected is not None:
+            self._must_be_scheduled(located)
+            self._must_be(expected, found.seq)
+
+    def is_cancellable(self, entry: KeyEntry) -> bool:
+        """Whether the message that a key stands for can be cancelled."""
+        located = self.locate(entry.seq, entry.due_ms)
+        try:
+            self._must_be_scheduled(located)
+        except (ConflictError, NotFoundError):
+            return False
+        return True
+
+    def _must_be_scheduled(self, located: Located) -> None:
+        if located.state is not State.SCHEDULED:
+            if not self.is_known(located.entry):
+                raise NotFoundError("the message was settled, and its hour is past its retention")
+            raise ConflictError(f"the message is {located.state}", located.state)
+        if located.subscription_id:
+            # A retry for one subscription waits. Others may have the message already.
+            mine = self._registry.by_id(located.subscription_id)
+            others = (s for s in self._registry if s.id != located.subscription_id)
+            if mine is None or any(other.overlaps(mine) for other in others):
+                raise ConflictError(
+                    "the message was delivered to some of its subscriptions", State.DELIVERING
+                )
+
+    def _take_out(self, entry: Entry) -> Rows | None:
+        """Remove a row from wherever it waits in memory, and put it back on a roll-back."""
+        row = self._wheel.remove(entry.seq, entry.due_ms)
+        if row is None:
+            row = self._dispatcher.unpark(entry)
+        if row is not None:
+            group = self._sequencer.group
+            group.undo.append(partial(self._wheel.insert, entry.hour, row))
+            # It counts until then, since an hour must not retire before what settles it is durable.
+            group.effects.append(partial(self._hours.add, entry.hour, -1))
+        return row
+
+    def move(
+        self,
+        seq: int,
+        due_ms: int,
+        new_due_ms: int,
+        payload: Payload,
+        subject_id: int,
+        expected: Versions = None,
+    ) -> Group:
+        """Give a message a new due time. Raises as `cancel`."""
+        return self._move(seq, due_ms, new_due_ms, payload, subject_id, expected, RecordKind.MOVE)
+
+    def fire(self, seq: int, due_ms: int, now_ms: int, payload: Payload, subject_id: int) -> Group:
+        """Move a message to now, for an event: it watches nothing any more. Raises as `cancel`."""
+        return self._move(seq, due_ms, now_ms, payload, subject_id, None, RecordKind.FIRE)
+
+    def _move(
+        self,
+        seq: int,
+        due_ms: int,
+        new_due_ms: int,
+        payload: Payload,
+        subject_id: int,
+        expected: Versions,
+        kind: RecordKind,
+    ) -> Group:
+        changes = self._sequencer.changes(seq)
+        located = self._locate(seq, due_ms, changes)
+        if located.state is State.SCHEDULED and located.subscription_id:
+            raise ConflictError("the message is being retried", State.DELIVERING)
+        self._must_be_scheduled(located)
+        self._must_be(expected, seq)
+        known = changes.get(0)
+        if known is not None and known.state == ChangeState.FIRED:
+            kind = RecordKind.FIRE  # It watches nothing, wherever it is moved.
+        entry = located.entry
+        sealed = encode_payload(
+            msgspec.structs.replace(
+                payload, origin=Origin(seq, due_ms, subject_id, due_ms=new_due_ms)
+            )
+        )
+        self._groups.admit(len(sealed))
+        record = self._sequencer.append(
+            kind,
+            due_ms=new_due_ms,
+            message_seq=seq,
+            target_seq=entry.seq,
+            target_due_ms=entry.due_ms,
+            key_hash=self.key_hash(subject_id, payload.key),
+            subject_id=subject_id,
+            payload=sealed,
+            flags=row_flags(payload),
+        )
+        state = ChangeState.FIRED if kind is RecordKind.FIRE else ChangeState.MOVED
+        change = Change(state, record, new_due_ms, 0, subject_id)
+        self._sequencer.put_change(record, seq, 0, change, changes)
+        self._take_out(entry)
+        self.schedule(record, new_due_ms, subject_id)
+        return self._sequencer.group
+
+
+def _subject_id(row: Rows | None) -> int:
+    """The subject of a row that waited in memory; 0: not known."""
+    route = 0 if row is None else int(row["route"][0])
+    return 0 if route & ROUTE_SUBSCRIPTION else route

@@ -1,0 +1,601 @@
+"""The sequencer: decisions are taken once, here, in one order, and then logged.
+
+It gives every record its `seq`, keeps the open group that the committer will write next, and the
+overlays: what changed since the last checkpoint, and is therefore not in the catalog yet. A lookup
+goes overlay, then catalog.
+
+A decision shows in the overlays at once, so that the next request sees it, but nobody is answered
+before its group is durable. When the disk is full, the groups that were not written are rolled back
+in reverse order, as if they had never been asked for; a failed sync is never rolled back (I9).
+
+Cost: about 2 µs per record, 0.2 µs where many publishes are appended together.
+Threads: belongs to the event loop. A closed group is handed over and not touched again.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate, chain, repeat
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.decisions.imported_keys import ImportedKeys
+from delayserver.errors import OverloadedError
+from delayserver.records.tables import CHANGE_KEY, Change, ChangeState, unpack_change
+from storage.catalog import Catalog, Table
+from storage.frame import CRC_BYTES, seal, seal_many, sealed_crc
+from storage.rows import MESSAGE_DTYPE, NO_KEY, RecordKind, is_among
+
+MESSAGE_ROW = struct.Struct("<QqQQq16sIIIIIHBB")
+"""One row of MESSAGE_DTYPE; packing one is five times faster than filling an array of one."""
+assert MESSAGE_ROW.size == MESSAGE_DTYPE.itemsize
+_TAKES_OUT = frozenset((RecordKind.CANCEL, RecordKind.MOVE, RecordKind.FIRE))
+
+Waiter = Callable[[Exception | None], None]
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Publishes(NamedTuple):
+    """Records of kind PUBLISH, as columns."""
+
+    dues_ms: Sequence[int]
+    subject_ids: Sequence[int]
+    payloads: list[bytes]
+    """Not sealed."""
+    crcs: list[int]
+    """Of the payloads."""
+    key_hashes: Sequence[bytes] = ()
+    """Empty: there are no keys."""
+    digests: Sequence[int] | int = 0
+    """Of the content, where there is a key and the payload holds more."""
+    flags: Sequence[int] | int = 0
+
+
+FEW = 64
+"""So many rows cost as much packed one by one as column by column."""
+
+
+def _pack_few(publishes: Publishes, first_seq: int, payload_bytes: int) -> bytes:
+    """The rows of publishes, whose payloads begin `payload_bytes` into the blob of their group."""
+    lengths = [len(payload) + CRC_BYTES for payload in publishes.payloads]
+    seqs, none = range(first_seq, first_seq + len(lengths)), repeat(0)
+    digests, flags = publishes.digests, publishes.flags
+    return b"".join(
+        map(
+            MESSAGE_ROW.pack,
+            seqs,
+            publishes.dues_ms,
+            seqs,
+            none,
+            repeat(digests) if isinstance(digests, int) else digests,
+            publishes.key_hashes or repeat(NO_KEY),
+            publishes.subject_ids,
+            none,
+            accumulate(lengths, initial=payload_bytes),
+            lengths,
+            publishes.crcs,
+            none,
+            repeat(RecordKind.PUBLISH),
+            repeat(flags) if isinstance(flags, int) else flags,
+        )
+    )
+
+
+def _pack_many(publishes: Publishes, first_seq: int, payload_bytes: int) -> bytes:
+    """As `_pack_few`, in arrays."""
+    count = len(publishes.payloads)
+    rows = np.zeros(count, MESSAGE_DTYPE)
+    rows["seq"] = rows["message_seq"] = np.arange(first_seq, first_seq + count)
+    rows["due_ms"] = publishes.dues_ms
+    rows["target_due_ms"] = publishes.digests
+    if publishes.key_hashes:
+        rows["key_hash"] = np.frombuffer(b"".join(publishes.key_hashes), "V16")
+    rows["subject_id"] = publishes.subject_ids
+    lengths = np.fromiter(map(len, publishes.payloads), np.int64, count) + CRC_BYTES
+    rows["payload_offset"] = np.cumsum(lengths) + payload_bytes - lengths
+    rows["payload_length"] = lengths
+    rows["payload_crc"] = publishes.crcs
+    rows["kind"] = RecordKind.PUBLISH
+    rows["flags"] = publishes.flags
+    return rows.tobytes()
+
+
+class KeyEntry(msgspec.Struct, frozen=True, gc=False):
+    """The message that a key stands for: what its id says, and a digest of its content."""
+
+    seq: int
+    due_ms: int
+    digest: int
+
+
+_KEY_VALUE = struct.Struct(">QQQ")
+_NO_ENTRY = bytes(_KEY_VALUE.size)
+_DEAD_KEY = struct.Struct(">IQ")
+
+
+def pack_key_entry(seq: int, due_ms: int, digest: int) -> bytes:
+    """A value of the table KEYS, from the fields of a KeyEntry."""
+    return _KEY_VALUE.pack(seq, due_ms, digest)
+
+
+def pack_key_values(
+    seqs: Iterable[int], dues_ms: Iterable[int], digests: Iterable[int]
+) -> list[bytes]:
+    """`pack_key_entry` of each."""
+    return list(map(_KEY_VALUE.pack, seqs, dues_ms, digests))
+
+
+def pack_key_entries(rows: NDArray[np.void], digests: NDArray[np.uint64]) -> NDArray[np.void]:
+    """`pack_key_entry` of the seq and the due time of each row, and its digest."""
+    values = np.empty((len(rows), 3), ">u8")
+    values[:, 0], values[:, 1], values[:, 2] = rows["seq"], rows["due_ms"], digests
+    return values.view(f"V{_KEY_VALUE.size}")[:, 0]
+
+
+def unpack_key_entry(value: bytes) -> KeyEntry:
+    """The inverse of `pack_key_entry`."""
+    return KeyEntry(*_KEY_VALUE.unpack(value))
+
+
+def dead_letter_key(subscription_id: int, entry_seq: int) -> bytes:
+    """A key of the table DEAD_LETTERS."""
+    return _DEAD_KEY.pack(subscription_id, entry_seq)
+
+
+def parse_dead_letter_key(key: bytes) -> tuple[int, int]:
+    """Subscription id and entry seq."""
+    subscription_id, entry_seq = _DEAD_KEY.unpack(key)
+    return subscription_id, entry_seq
+
+
+class _Generation(Generic[K, V]):
+    """Changes between two checkpoints."""
+
+    __slots__ = ("last_seq", "values")
+
+    def __init__(self) -> None:
+        self.values: dict[K, V] = {}
+        self.last_seq = 0
+
+
+class Overlay(Generic[K, V]):
+    """Changes since the last checkpoint, by key, forgotten once a checkpoint covers them.
+
+    They stand in generations, one per checkpoint, which are forgotten as a whole: 50,000 keys take
+    1.4 ms to free."""
+
+    def __init__(self) -> None:
+        self._newest: _Generation[K, V] = _Generation()
+        self._generations: deque[_Generation[K, V]] = deque([self._newest])
+
+    def __len__(self) -> int:
+        return sum(len(generation.values) for generation in self._generations)
+
+    def __iter__(self) -> Iterator[K]:
+        return chain.from_iterable(generation.values for generation in self._generations)
+
+    def get(self, key: K) -> V | None:
+        """The newest value of a key."""
+        for generation in reversed(self._generations):
+            found = generation.values.get(key)
+            if found is not None:
+                return found
+        return None
+
+    def get_many(self, keys: Collection[K]) -> dict[K, V]:
+        """The newest values of those keys that changed."""
+        found: dict[K, V] = {}
+        for generation in self._generations:
+            values = generation.values
+            if values:
+                found.update((key, values[key]) for key in values.keys() & keys)
+        return found
+
+    def put(self, seq: int, key: K, value: V) -> Callable[[], None]:
+        """Set a value that record `seq` gave; returns how to undo it."""
+        generation = self._newest
+        values = generation.values
+        before = values.get(key)
+        values[key] = value
+        generation.last_seq = seq
+        return partial(_restore, values, key, before)
+
+    def put_many(self, last_seq: int, values: Mapping[K, V]) -> Callable[[], None]:
+        """As `put`, for many that records up to `last_seq` gave."""
+        generation = self._newest
+        known = generation.values
+        before: dict[K, V] = {}
+        if not known.keys().isdisjoint(values):
+            before = {key: known[key] for key in known.keys() & values.keys()}
+        known.update(values)
+        generation.last_seq = last_seq
+        return partial(_restore_many, known, values, before)
+
+    def has_any(self, keys: Iterable[K]) -> bool:
+        """Whether any of the keys has a value."""
+        return any(not one.values.keys().isdisjoint(keys) for one in self._generations)
+
+    def prune(self, through_seq: int) -> None:
+        """Forget what the catalog has now."""
+        generations = self._generations
+        if self._newest.values:
+            self._newest = _Generation()
+            generations.append(self._newest)
+        while len(generations) > 1 and generations[0].last_seq <= through_seq:
+            generations.popleft()
+
+
+def _restore(values: dict[K, V], key: K, before: V | None) -> None:
+    if before is None:
+        del values[key]
+    else:
+        values[key] = before
+
+
+def _restore_many(values: dict[K, V], keys: Iterable[K], before: Mapping[K, V]) -> None:
+    for key in keys:
+        del values[key]
+    values.update(before)
+
+
+@dataclass(slots=True)
+class Group:
+    """Records that are written and synced together; answered together."""
+
+    first_seq: int
+    created_ms: int = 0
+    count: int = 0
+    rows: list[bytes] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    payload_bytes: int = 0
+    waiters: list[Waiter] = field(default_factory=list)
+    is_ended: bool = False
+    """The waiters have been told."""
+    error: Exception | None = None
+    undo: list[Callable[[], None]] = field(default_factory=list)
+    effects: list[Callable[[], None]] = field(default_factory=list)
+    """What happens on the event loop once the group is durable."""
+    express: list[tuple[int, int, int]] = field(default_factory=list)
+    """Rows that the event loop itself puts into the wheel once they are durable, since filing them
+    first might be too late: seq, due_ms, route. Replay files them and no more."""
+    import_count: int = 0
+    """Not 0: the last row is an import, which takes so many seqs."""
+
+    @property
+    def last_seq(self) -> int:
+        return self.first_seq + self.count - 1 + max(0, self.import_count - 1)
+
+    @property
+    def import_last_seq(self) -> int:
+        """The last seq of the import in it; 0 where there is none."""
+        return self.last_seq if self.import_count else 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.count * MESSAGE_ROW.size + self.payload_bytes
+
+    def when_durable(self, waiter: Waiter) -> None:
+        """Call `waiter` when the group is durable, or with the error that kept it from being so."""
+        if self.is_ended:
+            waiter(self.error)
+        else:
+            self.waiters.append(waiter)
+
+    def end(self, error: Exception | None) -> None:
+        """Tell everybody who waits."""
+        self.is_ended, self.error = True, error
+        waiters, self.waiters = self.waiters, []
+        # It lives on until it is filed: the garbage collector must not walk over these until then.
+        self.undo, self.effects = [], []
+        for waiter in waiters:
+            waiter(error)
+
+    def encode(self) -> tuple[bytes, bytes]:
+        """Rows and payloads as they stand in the frame."""
+        return _joined(self.rows), _joined(self.payloads)
+
+    def payload(self, seq: int) -> tuple[bytes, int]:
+        """The sealed payload of one of its records, and the record's subject id.
+
+        Raises OverloadedError for a message of an import, which nobody has in memory."""
+        index = seq - self.first_seq
+        if self.import_count and index >= self.count - 1:
+            raise OverloadedError("the message was imported a moment ago, and is being filed", 1000)
+        rows, payloads = self.encode()
+        row = MESSAGE_ROW.unpack_from(rows, index * MESSAGE_ROW.size)
+        offset, length = row[8], row[9]
+        return payloads[offset : offset + length], row[6]
+
+
+def _joined(parts: list[bytes]) -> bytes:
+    """The parts as one, which takes their place: it is asked for again."""
+    if len(parts) > 1:
+        parts[:] = [b"".join(parts)]
+    return parts[0] if parts else b""
+
+
+class Sequencer:
+    """Assigns seqs, fills the open group, answers from overlay and catalog."""
+
+    def __init__(self, catalog: Catalog, *, next_seq: int, subjects: dict[str, int]) -> None:
+        self._view = catalog.view()
+        # Values as they will stand in the catalog: one object for a key, and not a struct of three.
+        self._keys: Overlay[bytes, bytes] = Overlay()
+        self._changes: Overlay[int, dict[int, Change] | int] = Overlay()
+        self._removed: Overlay[int, int] = Overlay()
+        self._imported: ImportedKeys | None = None
+        self.rolled_back_total = 0
+        """How often decisions were undone."""
+        self.next_seq = next_seq
+        self.subjects = subjects
+        self.subject_names = {number: name for name, number in subjects.items()}
+        self.group = Group(next_seq)
+
+    # ── records ────────────────────────────────────────────────────────────────────────────────
+
+    def append(
+        self,
+        kind: RecordKind,
+        *,
+        due_ms: int = 0,
+        message_seq: int = 0,
+        target_seq: int = 0,
+        target_due_ms: int = 0,
+        key_hash: bytes = NO_KEY,
+        subject_id: int = 0,
+        subscription_id: int = 0,
+        payload: bytes = b"",
+        attempt: int = 0,
+        flags: int = 0,
+    ) -> int:
+        """Put one record into the open group; returns its seq. `payload` is sealed."""
+        group = self.group
+        seq = self.next_seq
+        self.next_seq = seq + 1
+        group.count += 1
+        group.rows.append(
+            MESSAGE_ROW.pack(
+                seq,
+                due_ms,
+                message_seq or seq,
+                target_seq,
+                target_due_ms,
+                key_hash,
+                subject_id,
+                subscription_id,
+                group.payload_bytes,
+                len(payload),
+                sealed_crc(payload) if payload else 0,
+                attempt,
+                kind,
+                flags,
+            )
+        )
+        if payload:
+            group.payloads.append(payload)
+            group.payload_bytes += len(payload)
+        if target_seq and kind in _TAKES_OUT:
+            group.undo.append(self._removed.put(seq, target_seq, seq))
+        return seq
+
+    def append_publishes(self, publishes: Publishes) -> int:
+        """Put many records of kind PUBLISH into the open group; returns the seq of the first."""
+        group, first_seq, payloads = self.group, self.next_seq, publishes.payloads
+        count = len(payloads)
+        pack = _pack_few if count < FEW else _pack_many
+        group.rows.append(pack(publishes, first_seq, group.payload_bytes))
+        group.payloads += seal_many(payloads, publishes.crcs)
+        group.payload_bytes += sum(map(len, payloads)) + CRC_BYTES * count
+        group.count += count
+        self.next_seq = first_seq + count
+        return first_seq
+
+    def append_cancels(self, message_seqs: NDArray[np.uint64], dues_ms: NDArray[np.int64]) -> None:
+        """Put a record of kind CANCEL into the open group for each message, which waits where its
+        id says and has not changed before; the overlays show it."""
+        group, count = self.group, len(message_seqs)
+        first_seq, last_seq = self.next_seq, self.next_seq + count - 1
+        rows = np.zeros(count, MESSAGE_DTYPE)
+        rows["seq"] = np.arange(first_seq, last_seq + 1, dtype=np.uint64)
+        rows["message_seq"] = rows["target_seq"] = message_seqs
+        rows["target_due_ms"] = dues_ms
+        rows["payload_offset"] = group.payload_bytes
+        rows["kind"] = RecordKind.CANCEL
+        group.rows.append(rows.tobytes())
+        group.count += count
+        self.next_seq = last_seq + 1
+        seqs = message_seqs.tolist()
+        removed = dict(zip(seqs, range(first_seq, last_seq + 1), strict=True))
+        # Of each its due time alone: see `changes`.
+        changes = dict(zip(seqs, dues_ms.tolist(), strict=True))
+        group.undo.append(self._removed.put_many(last_seq, removed))
+        group.undo.append(self._changes.put_many(last_seq, changes))
+
+    def append_import(self, count: int, payload: bytes, keys: ImportedKeys) -> int:
+        """Put the record of an import into the open group, as its last; returns its first seq.
+
+        The group has to be closed next. The keys are seen from now on."""
+        group = self.group
+        assert not group.import_count and count > 0
+        first_seq = self.append(RecordKind.IMPORT, payload=payload)
+        self.next_seq = first_seq + count
+        group.import_count = count
+        before, self._imported = self._imported, keys
+        keys.first_seq, keys.last_seq = first_seq, first_seq + count - 1
+
+        def undo() -> None:
+            self._imported = before
+
+        group.undo.append(undo)
+        return first_seq
+
+    def close_group(self, now_ms: int) -> Group:
+        """Take the open group away, to be committed; a new one is open."""
+        self.refresh()
+        group, self.group = self.group, Group(self.next_seq)
+        group.created_ms = now_ms
+        return group
+
+    def roll_back(self, groups: list[Group]) -> None:
+        """Undo groups that could not be written, the newest last in `groups`."""
+        for group in reversed(groups):
+            for undo in reversed(group.undo):
+                undo()
+        self.rolled_back_total += 1
+        self.next_seq = groups[0].first_seq
+        self.group = Group(self.next_seq)
+
+    def prune(self, through_seq: int) -> None:
+        """The catalog holds everything up to `through_seq`."""
+        self.refresh()
+        self._keys.prune(through_seq)
+        self._changes.prune(through_seq)
+        self._removed.prune(through_seq)
+        if self._imported is not None and self._imported.last_seq <= through_seq:
+            self._imported = None
+
+    @property
+    def fresh_keys(self) -> Overlay[bytes, bytes]:
+        """Keys that changed since the last checkpoint, and what they stand for now, packed."""
+        return self._keys
+
+    def refresh(self) -> None:
+        """Look at the newest state of the catalog from now on.
+
+        To be called often: while somebody looks at the past, the catalog grows."""
+        self._view.refresh()
+
+    @property
+    def removed(self) -> Overlay[int, int]:
+        """Schedule rows whose removal was decided and may not be filed yet; by which record."""
+        return self._removed
+
+    # ── subjects ───────────────────────────────────────────────────────────────────────────────
+
+    def subject_id(self, name: str) -> int:
+        """The number of a subject; a new one is recorded in the open group."""
+        number = self.subjects.get(name)
+        if number is not None:
+            return number
+        # They stand in the order of their numbers.
+        number = next(reversed(self.subject_names), 0) + 1
+        self.append(RecordKind.SUBJECT, subject_id=number, payload=seal(name.encode()))
+        self.subjects[name] = number
+        self.subject_names[number] = name
+
+        def undo() -> None:
+            del self.subjects[name]
+            del self.subject_names[number]
+
+        self.group.undo.append(undo)
+        return number
+
+    # ── keys and changes ───────────────────────────────────────────────────────────────────────
+
+    def key(self, key_hash: bytes) -> KeyEntry | None:
+        """The message that a key stands for."""
+        value = self._keys.get(key_hash)
+        if self._imported is not None:
+            found = self._imported.get(key_hash)
+            if found is not None and (value is None or unpack_key_entry(value).seq < found[0]):
+                return KeyEntry(*found)
+        if value is None:
+            value = self._view.get(Table.KEYS, key_hash)
+        return None if value is None else unpack_key_entry(value)
+
+    def under_keys(
+        self, key_hashes: Sequence[bytes]
+    ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Seq and due time of the message that each key stands for; seq 0: there is none."""
+        if self._imported is not None:
+            found = {key_hash: self.key(key_hash) for key_hash in key_hashes}
+            values = {
+                key_hash: pack_key_entry(one.seq, one.due_ms, one.digest)
+                for key_hash, one in found.items()
+                if one is not None
+            }
+        else:
+            values = self._keys.get_many(key_hashes)
+            if len(values) < len(key_hashes):
+                others = [one for one in key_hashes if one not in values] if values else key_hashes
+                values |= self._view.get_many(Table.KEYS, others)
+        packed = b"".join([values.get(one, _NO_ENTRY) for one in key_hashes])
+        columns = np.frombuffer(packed, ">u8").reshape(-1, 3)
+        return columns[:, 0].astype(np.uint64), columns[:, 1].astype(np.int64)
+
+    def put_key(self, seq: int, key_hash: bytes, entry: KeyEntry) -> None:
+        """Record `seq` of the open group made the key stand for `entry`."""
+        value = pack_key_entry(entry.seq, entry.due_ms, entry.digest)
+        self.group.undo.append(self._keys.put(seq, key_hash, value))
+
+    def has_any_key(self, key_hashes: Sequence[bytes]) -> bool:
+        """Whether any of the keys stands for a message, in one look."""
+        if self._keys.has_any(key_hashes):
+            return True
+        imported = self._imported
+        if imported is not None and any(imported.get(one) is not None for one in key_hashes):
+            return True
+        return bool(self._view.get_many(Table.KEYS, key_hashes))
+
+    def put_keys(self, seq: int, values: dict[bytes, bytes]) -> None:
+        """As `put_key`, for records up to `seq` of the open group; packed."""
+        self.group.undo.append(self._keys.put_many(seq, values))
+
+    def changes(self, message_seq: int) -> dict[int, Change]:
+        """Where a message is now, by subscription (0: the message itself)."""
+        known = self._changes.get(message_seq)
+        if isinstance(known, int):
+            return {0: Change(ChangeState.CANCELLED, message_seq, known, 0, 0)}
+        if known is not None:
+            return known
+        prefix = message_seq.to_bytes(8, "big")
+        changes: dict[int, Change] = {}
+        for key, value in self._view.scan(Table.CHANGES, prefix):
+            subscription_id, change = CHANGE_KEY.unpack(key)[1], unpack_change(value)
+            if change.state == ChangeState.DEAD:
+                letter_key = dead_letter_key(subscription_id, change.entry_seq)
+                if self._view.get(Table.DEAD_LETTERS, letter_key) is None:
+                    change = msgspec.structs.replace(change, state=ChangeState.DISCARDED)
+            changes[subscription_id] = change
+        return changes
+
+    def unchanged(self, message_seqs: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Which of the messages, `message_seqs` ascending, never changed: they are where their ids
+        say. Shape: that of `message_seqs`."""
+        data = message_seqs.astype(">u8").tobytes()
+        prefixes = [data[at : at + 8] for at in range(0, len(data), 8)]
+        changed = {
+            int.from_bytes(prefix, "big") for prefix in self._view.prefixes(Table.CHANGES, prefixes)
+        }
+        changed.update(self._changes.get_many(message_seqs.tolist()))
+        if not changed:
+            return np.ones(len(message_seqs), np.bool_)
+        return ~is_among(message_seqs, np.fromiter(changed, np.uint64, len(changed)))
+
+    def has_fresh_change(self, message_seq: int) -> bool:
+        """Whether the message changed since the last checkpoint."""
+        return self._changes.get(message_seq) is not None
+
+    def put_change(
+        self,
+        seq: int,
+        message_seq: int,
+        subscription_id: int,
+        change: Change | None,
+        known: Mapping[int, Change] | None = None,
+    ) -> None:
+        """Record `seq` of the open group changed where a message is.
+
+        `known`: what `changes` says of it, where the caller has it."""
+        known = dict(self.changes(message_seq) if known is None else known)
+        if change is None:
+            known.pop(subscription_id, None)
+        else:
+            known[subscription_id] = change
+        self.group.undo.append(self._changes.put(seq, message_seq, known))

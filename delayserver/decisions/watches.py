@@ -1,0 +1,126 @@
+"""Watch keys: which messages an event for a key completes.
+
+A message may watch up to eight keys. "Order 1001 was paid" is then one event, and it cancels the
+reminder, the auto-close and the coupon's expiry together, or fires what waited for it
+(`delayserver.decisions.events`). This is the index: key → messages, the young ones in an overlay
+until a checkpoint has them in the catalog, as with everything that is decided on the event loop.
+
+    table WATCHES   length of the key u16 │ key │ message seq u64  →  published due time, on_event
+
+It names messages, and does not follow them: where one is now, and whether it still waits, is asked
+of `Messages.locate`. An entry disappears with the event that used it, and with its message.
+
+Cost: O(1) per key of a message; a look-up scans the entries of one key. Threads: belongs to the
+event loop; the functions are pure.
+"""
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+from delayserver.decisions.sequencer import Group, Overlay
+from delayserver.records.message import Watch
+from storage.catalog import Catalog, Table
+
+WATCHES_MAX = 8
+"""Keys that one message may watch."""
+
+_LENGTH = struct.Struct(">H")
+_SEQ = struct.Struct(">Q")
+_VALUE = struct.Struct(">QB")
+
+
+class OnEvent(IntEnum):
+    """What an event does to a message that watches its key."""
+
+    CANCEL = 0
+    FIRE = 1
+
+
+class Watcher(NamedTuple):
+    """A message that watches a key: what its id says, and what is to be done."""
+
+    seq: int
+    due_ms: int
+    on_event: int
+
+
+def watch_key(key: str, message_seq: int) -> bytes:
+    """A key of the table WATCHES."""
+    return _prefix(key) + _SEQ.pack(message_seq)
+
+
+def _prefix(key: str) -> bytes:
+    data = key.encode()
+    return _LENGTH.pack(len(data)) + data
+
+
+def parse_watch_key(key: bytes) -> tuple[str, int]:
+    """Watch key and message seq. Raises struct.error, ValueError."""
+    (length,) = _LENGTH.unpack_from(key)
+    if len(key) != _LENGTH.size + length + _SEQ.size:
+        raise ValueError("a key of another length")
+    text = key[_LENGTH.size : -_SEQ.size].decode()
+    return text, _SEQ.unpack(key[-_SEQ.size :])[0]
+
+
+def pack_watch(due_ms: int, on_event: int) -> bytes:
+    """A value of the table WATCHES."""
+    return _VALUE.pack(due_ms, on_event)
+
+
+def unpack_watch(value: bytes) -> tuple[int, OnEvent]:
+    """The inverse of `pack_watch`. Raises struct.error, ValueError."""
+    due_ms, on_event = _VALUE.unpack(value)
+    return due_ms, OnEvent(on_event)
+
+
+class _Fresh(Overlay[str, list[Watcher]]):
+    """An overlay of lists, which only grow until a checkpoint covers them."""
+
+    def add(self, group: Group, key: str, watcher: Watcher) -> None:
+        watchers = self._newest.values.setdefault(key, [])
+        watchers.append(watcher)
+        self._newest.last_seq = watcher.seq
+        group.undo.append(lambda: self._take_back(watchers, watcher))
+
+    @staticmethod
+    def _take_back(watchers: list[Watcher], watcher: Watcher) -> None:
+        # Undone in reverse order.
+        assert watchers[-1] is watcher
+        watchers.pop()
+
+    def all(self, key: str) -> Iterator[Watcher]:
+        for generation in self._generations:
+            yield from generation.values.get(key, ())
+
+
+class Watches:
+    """The index of watch keys."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._fresh = _Fresh()
+
+    def add(self, group: Group, seq: int, due_ms: int, watch: Watch) -> None:
+        """A message of the open group watches these keys."""
+        watcher = Watcher(seq, due_ms, watch.on_event)
+        for key in watch.keys:
+            self._fresh.add(group, key, watcher)
+
+    def of(self, key: str) -> list[Watcher]:
+        """All messages that were published with that watch key and that no event for it has
+        completed, settled ones among them; in the order of their publishing."""
+        prefix = _prefix(key)
+        found = {
+            _SEQ.unpack_from(name, len(prefix))[0]: _VALUE.unpack(value)
+            for name, value in self._catalog.scan(Table.WATCHES, prefix=prefix)
+        }
+        watchers = {seq: Watcher(seq, due_ms, on) for seq, (due_ms, on) in found.items()}
+        watchers |= {watcher.seq: watcher for watcher in self._fresh.all(key)}
+        return [watchers[seq] for seq in sorted(watchers)]
+
+    def prune(self, through_seq: int) -> None:
+        """The catalog holds everything up to `through_seq`."""
+        self._fresh.prune(through_seq)

@@ -1,0 +1,263 @@
+"""Backlog: the rows that wait for one subscription, and when each may leave.
+
+    push ─▶ late    fell due while nobody could have it: downtime, a pause      ┐
+       └──▶ fresh   fell due while the subscription could be delivered to       ├─▶ pop
+                                                                                ┘
+What may leave is limited by the definition of the subscription, in this order:
+
+    catch_up   spread: late rows leave evenly over a while, fresh ones on time beside them
+               drop_older_than: rows that are older leave by `pop_outdated`, to be given up
+               all: everything at once, late rows first
+    batch      fewer than a batch wait until the oldest of them has lingered
+    rate       a token bucket, one token for each row that leaves
+
+With `all` there is one lane. Rows are slices of arrays, never objects.
+
+Cost: O(1) per slice that is pushed or popped, plus a comparison for each row that leaves where old
+rows are dropped. Threads: belongs to the event loop. Time is an argument.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+
+from delayserver.delivery.catch_up import Pace
+from delayserver.records.subscriptions import Subscription
+from delayserver.schedule.wheel import Batch
+from delayserver.timers.rates import TokenBucket
+from storage.rows import HOUR_MS, select
+
+
+class Lane:
+    """A queue of rows, in slices."""
+
+    __slots__ = ("batches", "count")
+
+    def __init__(self) -> None:
+        self.batches: deque[Batch] = deque()
+        self.count = 0
+
+    def push(self, batch: Batch) -> None:
+        """At the end."""
+        self.batches.append(batch)
+        self.count += len(batch.rows)
+
+    def push_front(self, batch: Batch) -> None:
+        """Where the next one leaves."""
+        self.batches.appendleft(batch)
+        self.count += len(batch.rows)
+
+    def first_ms(self) -> int | None:
+        """When the first row fell due."""
+        if not self.batches:
+            return None
+        return int(_due_ms(self.batches[0], 1)[0])
+
+    def is_before(self, time_ms: int) -> bool:
+        """Whether the first row fell due before that."""
+        first_ms = self.first_ms()
+        return first_ms is not None and first_ms < time_ms
+
+    def pop(self, rows_max: int, since_ms: int | None, until_ms: int | None) -> list[Batch]:
+        """Up to `rows_max` rows from the front, as far as they fell due in that span."""
+        taken: list[Batch] = []
+        while rows_max and self.batches:
+            batch = self.batches[0]
+            count = min(rows_max, len(batch.rows))
+            stopped = False
+            if since_ms is not None or until_ms is not None:
+                due_ms = _due_ms(batch, count)
+                fits = due_ms >= since_ms if since_ms is not None else due_ms < until_ms
+                stopped = not fits.all()
+                count = int(np.argmin(fits)) if stopped else count
+            if count == len(batch.rows):
+                taken.append(self.batches.popleft())
+            elif count:
+                taken.append(Batch(batch.hour, batch.rows[:count]))
+                self.batches[0] = Batch(batch.hour, batch.rows[count:])
+            rows_max -= count
+            self.count -= count
+            if stopped:
+                break
+        return taken
+
+
+def _due_ms(batch: Batch, count: int) -> np.ndarray:
+    offsets: np.ndarray = batch.rows["due_offset_ms"][:count].astype(np.int64)
+    return offsets + batch.hour * HOUR_MS
+
+
+class Backlog:
+    """What waits for one subscription."""
+
+    def __init__(self, subscription: Subscription, behind_ms: int) -> None:
+        """`behind_ms`: what fell due before this moment could not be delivered in time."""
+        self._fresh = Lane()
+        self._late = Lane()
+        self._behind_ms = behind_ms
+        self._pace: Pace | None = None
+        self._bucket: TokenBucket | None = None
+        self._define(subscription)
+
+    def _define(self, subscription: Subscription) -> None:
+        self._batch_max = subscription.batch_max
+        self._linger_ms = subscription.linger_ms
+        self._drop_older_than_ms = subscription.drop_older_than_ms
+        self._spread_ms = subscription.spread_ms
+        self._rate = (subscription.rate_per_s, subscription.rate_burst)
+        if subscription.rate_per_s:
+            self._bucket = TokenBucket(subscription.rate_per_s, subscription.rate_burst)
+        else:
+            self._bucket = None
+        self._pace = None
+        if self._spread_ms:
+            self._pace = Pace(self._spread_ms)
+            self._pace.add(self._late.count)
+
+    def change(self, before: Subscription, after: Subscription, now_ms: int) -> None:
+        """The subscription has another definition."""
+        if _limits(before) != _limits(after):
+            self._define(after)
+        if before.paused and not after.paused:
+            self._fall_behind(now_ms)
+
+    def _fall_behind(self, now_ms: int) -> None:
+        """All that waits, and what fell due until now and is still to come, is late."""
+        self._behind_ms = now_ms
+        fresh, self._fresh = self._fresh, Lane()
+        for batch in fresh.batches:
+            self._late.push(batch)
+        if self._spread_ms:
+            self._pace = Pace(self._spread_ms)
+            self._pace.add(self._late.count)
+
+    @property
+    def count(self) -> int:
+        """How many rows wait."""
+        return self._fresh.count + self._late.count
+
+    def first_ms(self) -> int | None:
+        """When the oldest of them fell due; what came back stands in front."""
+        firsts = (self._late.first_ms(), self._fresh.first_ms())
+        return min((first for first in firsts if first is not None), default=None)
+
+    def batches(self) -> Iterator[Batch]:
+        """All rows that wait, the late ones first."""
+        yield from self._late.batches
+        yield from self._fresh.batches
+
+    # ── in ─────────────────────────────────────────────────────────────────────────────────────
+
+    def push(self, batch: Batch) -> None:
+        """Rows that fell due."""
+        if not (self._spread_ms or self._drop_older_than_ms):
+            self._fresh.push(batch)
+            return
+        late = _due_ms(batch, len(batch.rows)) < self._behind_ms
+        if late.any():
+            self._late.push(batch if late.all() else Batch(batch.hour, select(batch.rows, late)))
+            if self._pace is not None:
+                self._pace.add(int(late.sum()))
+        if not late.all():
+            self._fresh.push(Batch(batch.hour, select(batch.rows, ~late)) if late.any() else batch)
+
+    def push_front(self, batch: Batch) -> None:
+        """Rows that left and came back: they are the next."""
+        self._fresh.push_front(batch)
+
+    # ── out ────────────────────────────────────────────────────────────────────────────────────
+
+    def ready(self, now_ms: int) -> int:
+        """How many rows may leave now; where an outdated one is next, fewer may."""
+        late, fresh = self._allowed(now_ms)
+        count = late + fresh
+        if not count or self._lingers_until_ms(late, fresh) > now_ms:
+            return 0
+        if self._bucket is not None:
+            count = min(count, self._bucket.available(now_ms / 1000))
+        return count
+
+    def _allowed(self, now_ms: int) -> tuple[int, int]:
+        """Of each lane, what the way to catch up lets leave."""
+        late, fresh = self._late.count, self._fresh.count
+        if self._pace is not None:
+            late = min(late, self._pace.allowance(now_ms))
+        elif self._drop_older_than_ms:
+            since_ms = now_ms - self._drop_older_than_ms
+            late = 0 if self._late.is_before(since_ms) else late
+            fresh = 0 if self._fresh.is_before(since_ms) else fresh
+        return late, fresh
+
+    def _lingers_until_ms(self, late: int, fresh: int) -> int:
+        """When so many rows of both lanes are enough for a batch; 0: now."""
+        if not self._batch_max or late + fresh >= self._batch_max:
+            return 0
+        firsts = (
+            self._late.first_ms() if late else None,
+            self._fresh.first_ms() if fresh else None,
+        )
+        return min(first for first in firsts if first is not None) + self._linger_ms
+
+    def pop(self, rows_max: int, now_ms: int) -> list[Batch]:
+        """Up to `rows_max` rows that leave now. Fewer, or none, where an outdated one is next."""
+        rows_max = min(rows_max, self.ready(now_ms))
+        since_ms = now_ms - self._drop_older_than_ms if self._drop_older_than_ms else None
+        if self._pace is not None:
+            taken = self._fresh.pop(rows_max, since_ms, None)
+            rest = min(rows_max - _count(taken), self._pace.allowance(now_ms))
+            late = self._late.pop(rest, since_ms, None)
+            self._pace.take(_count(late))
+            taken += late
+        else:
+            taken = self._late.pop(rows_max, since_ms, None)
+            taken += self._fresh.pop(rows_max - _count(taken), since_ms, None)
+        if self._bucket is not None:
+            self._bucket.take(_count(taken), now_ms / 1000)
+        return taken
+
+    def pop_outdated(self, rows_max: int, now_ms: int) -> list[Batch]:
+        """Up to `rows_max` rows that are next, and too old to be delivered."""
+        if not self._drop_older_than_ms:
+            return []
+        until_ms = now_ms - self._drop_older_than_ms
+        taken = self._late.pop(rows_max, None, until_ms)
+        return taken + self._fresh.pop(rows_max - _count(taken), None, until_ms)
+
+    def next_ms(self, now_ms: int) -> int | None:
+        """When more rows may leave, without anything happening but the passing of time."""
+        times: list[int] = []
+        late, fresh = self._allowed(now_ms)
+        if self._pace is not None and late < self._late.count:
+            times.append(self._pace.next_ms(now_ms))
+        if late + fresh:
+            lingers_until_ms = self._lingers_until_ms(late, fresh)
+            if lingers_until_ms > now_ms:
+                times.append(lingers_until_ms)
+            elif self._bucket is not None and (wait_s := self._bucket.wait_s(now_ms / 1000)):
+                times.append(now_ms + int(wait_s * 1000) + 1)
+        if self._drop_older_than_ms:
+            firsts = (lane.first_ms() for lane in (self._late, self._fresh))
+            ends = [first + self._drop_older_than_ms + 1 for first in firsts if first is not None]
+            times += [end_ms for end_ms in ends if end_ms > now_ms]
+        return min(times, default=None)
+
+    def shift(self, delta_ms: int) -> None:
+        """The clock was set."""
+        if self._pace is not None:
+            self._pace.shift(delta_ms)
+
+
+def _count(batches: list[Batch]) -> int:
+    return sum(len(batch.rows) for batch in batches)
+
+
+def _limits(subscription: Subscription) -> tuple[float, ...]:
+    return (
+        subscription.rate_per_s,
+        subscription.rate_burst,
+        subscription.batch_max,
+        subscription.linger_ms,
+        subscription.spread_ms,
+        subscription.drop_older_than_ms,
+    )

@@ -1,0 +1,158 @@
+"""Delayed fetch: a pull that waits until enough messages are there, or its time is up.
+
+Each waiting consumer is one delayed operation of the purgatory. It watches the queue of its
+subscription, under a key of its own for each `min_messages`, since all that wait for the same
+number are satisfied in the order of their coming. An event looks at the oldest of each number, so
+its cost does not depend on how many consumers wait.
+
+    messages fall due ──▶ pump ──▶ the oldest whose number is there ──▶ completed, takes its rows
+    its time is up    ──▶ expire ──▶ completed, takes what there is
+    it is gone        ──▶ cancel ──▶ completed, takes nothing
+
+Fair: of the consumers that could be satisfied, the one that came first is. One that waits for more
+than there is does not hold up those behind it; when its time is up it gets what is left.
+
+Cost: about 10 µs for a pull that waits and is completed; a cancel is O(1). Threads: belongs to the
+event loop.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from delayserver.delivery.deliveries import Deliveries
+from delayserver.records.message import Delivery
+from delayserver.timers.purgatory import DelayedOperation, Purgatory
+from delayserver.timers.timeouts import Timeouts
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What a consumer gets: deliveries, each with a lease; or nothing."""
+
+    deliveries: Deliveries | None = None
+    lease_prefix: str = ""
+    """What the tokens begin with; the index of the delivery follows."""
+
+    @property
+    def tokens(self) -> list[str]:
+        """Of the leases."""
+        count = 0 if self.deliveries is None else len(self.deliveries)
+        return [f"{self.lease_prefix}{index}" for index in range(count)]
+
+    def __iter__(self) -> Iterator[tuple[Delivery, str]]:
+        deliveries = () if self.deliveries is None else self.deliveries
+        return zip(deliveries, self.tokens, strict=True)
+
+
+@dataclass(slots=True, eq=False)
+class PullRequest:
+    """A consumer that waits for messages."""
+
+    max_messages: int
+    lease_ms: int
+    wait_ms: int
+    answer: Callable[["Pulled"], None]
+    """Called once with deliveries and their leases; none if there was nothing in time."""
+    min_messages: int = 1
+
+
+class DelayedFetch(DelayedOperation):
+    """One pull that waits. `ready` and `complete` are those of the dispatcher."""
+
+    __slots__ = ("_complete", "_ready", "is_gone", "number", "request")
+
+    def __init__(
+        self,
+        request: PullRequest,
+        number: int,
+        ready: Callable[[], bool],
+        complete: Callable[["DelayedFetch"], None],
+    ) -> None:
+        super().__init__(request.wait_ms)
+        self.request = request
+        self.number = number
+        self.is_gone = False
+        """The consumer does not wait any more; nothing must be taken for it."""
+        self._ready = ready
+        self._complete = complete
+
+    def try_complete(self) -> bool:
+        return self._ready() and self.force_complete()
+
+    def on_complete(self) -> None:
+        self._complete(self)
+
+    def cancel(self) -> None:
+        """The consumer is gone."""
+        self.is_gone = True
+        self.force_complete()
+
+
+class Fetches:
+    """All consumers that wait, by subscription."""
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self._purgatory: Purgatory[tuple[int, int]] = Purgatory(timeouts)
+        self._needs: dict[int, Counter[int]] = {}
+        """Subscription → how many consumers wait for how many messages."""
+        self._next_number = 0
+
+    def add(
+        self,
+        subscription_id: int,
+        request: PullRequest,
+        ready: Callable[[], bool],
+        complete: Callable[[DelayedFetch], None],
+    ) -> DelayedFetch:
+        """Complete a pull at once if that is possible, else let it wait.
+
+        `ready`: whether its messages are there; `complete`: take them, and answer."""
+        need = request.min_messages
+        needs = self._needs.setdefault(subscription_id, Counter())
+
+        def completed(fetch: DelayedFetch) -> None:
+            needs[need] -= 1
+            if not needs[need]:
+                del needs[need]
+                if not needs and self._needs.get(subscription_id) is needs:
+                    del self._needs[subscription_id]
+            complete(fetch)
+
+        needs[need] += 1
+        self._next_number += 1
+        fetch = DelayedFetch(request, self._next_number, ready, completed)
+        if request.wait_ms > 0:
+            self._purgatory.try_complete_else_watch(fetch, [(subscription_id, need)])
+        else:
+            fetch.force_complete()
+        return fetch
+
+    def oldest(self, subscription_id: int, messages: int) -> DelayedFetch | None:
+        """Of those that wait for no more than `messages`, the one that came first."""
+        first: DelayedFetch | None = None
+        for need in self._needs.get(subscription_id, ()):
+            head = self._head(subscription_id, need) if need <= messages else None
+            if head is not None and (first is None or head.number < first.number):
+                first = head
+        return first
+
+    def _head(self, subscription_id: int, need: int) -> DelayedFetch | None:
+        head = self._purgatory.oldest((subscription_id, need))
+        assert head is None or isinstance(head, DelayedFetch)
+        return head
+
+    def waiting(self, subscription_id: int) -> Iterator[DelayedFetch]:
+        """All that wait, in no order, as long as each is completed before the next is asked for."""
+        while (needs := self._needs.get(subscription_id)) is not None:
+            head = self._head(subscription_id, next(iter(needs)))
+            assert head is not None
+            yield head
+
+    def count(self) -> int:
+        """How many wait."""
+        return self._purgatory.delayed()
+
+    def watched(self) -> int:
+        """Entries in the watch lists, with those of the completed that are not purged yet."""
+        return self._purgatory.watched()

@@ -1,0 +1,122 @@
+"""Deliveries: those of one take, as columns.
+
+What leaves a queue together stays together: as it is read, leased, acknowledged and recorded, a
+delivery is a row of a few arrays and one payload. Only what is dealt with on its own is made an
+object (`deliveries[index]`): a webhook, a message that a consumer gives back, a dead letter.
+
+Cost: 10 µs for a take, and per message what its payload and its id cost (1 µs); an object, 2 µs.
+Threads: filled once, then read; `forget` belongs to the event loop.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.records.ids import IdCodec
+from delayserver.records.message import Delivery, Entry, Origin, Payload
+from delayserver.records.message_id import ID_DIGITS
+from storage.frame import Rows
+from storage.rows import DISPATCH_DTYPE, Outcome
+
+NO_PAYLOAD = Payload(b"")
+
+
+class Deliveries(Sequence[Delivery]):
+    """Deliveries to one subscription, in the order in which they left its queue."""
+
+    __slots__ = (
+        "_ids",
+        "_published_due_ms",
+        "_subject_names",
+        "first_due_ms",
+        "payloads",
+        "rows",
+        "settled",
+        "subject_ids",
+        "subscription_id",
+    )
+
+    def __init__(
+        self,
+        subscription_id: int,
+        rows: Rows,
+        due_ms: NDArray[np.int64],
+        payloads: list[Payload],
+        subject_names: Mapping[int, str],
+        ids: IdCodec,
+    ) -> None:
+        """`rows` are those of the wheel (WHEEL_DTYPE), due at `due_ms`. Whose deliveries they are
+        is said by their origins, where the payload has one; else they are their own, of the
+        subject that is their route."""
+        assert len(rows) == len(due_ms) == len(payloads)
+        self.subscription_id = subscription_id
+        self.rows = rows
+        """As they waited, for when they have to wait again."""
+        self.payloads = payloads
+        self.settled = settled = np.zeros(len(rows), DISPATCH_DTYPE)
+        """As they will stand in the dispatch log, but for the time, once they have arrived."""
+        settled["seq"] = settled["message_seq"] = rows["seq"]
+        settled["due_ms"] = due_ms
+        settled["subscription_id"] = subscription_id
+        settled["attempt"] = 1
+        settled["outcome"] = Outcome.DELIVERED
+        self.first_due_ms = due_ms.tolist()
+        """When the first attempt of each was due."""
+        self.subject_ids = rows["route"].tolist()
+        self._published_due_ms = due_ms
+        self._subject_names = subject_names
+        self._ids = ids
+        origins = [payload.origin for payload in payloads]
+        if any(origins):
+            self._published_due_ms = due_ms.copy()
+            for index, origin in enumerate(origins):
+                if origin is not None:
+                    self._set_origin(index, origin)
+
+    def _set_origin(self, index: int, origin: Origin) -> None:
+        self.settled["message_seq"][index] = origin.message_seq
+        self.settled["attempt"][index] = origin.attempt
+        self.first_due_ms[index] = origin.due_ms
+        self.subject_ids[index] = origin.subject_id
+        self._published_due_ms[index] = origin.published_due_ms
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    def __getitem__(self, index: int) -> Delivery:  # type: ignore[override]  # no slices
+        if not 0 <= index < len(self.payloads):
+            raise IndexError(index)
+        seq, _, due_ms, _, _, attempt, _, _ = self.settled[index].item()
+        payload, subject_id = self.payloads[index], self.subject_ids[index]
+        origin = payload.origin or Origin(seq, due_ms, subject_id, due_ms)
+        return Delivery(
+            entry=Entry(seq, due_ms),
+            origin=origin,
+            subject=self._subject_names[subject_id],
+            message_id=self._ids.encode(origin.published_due_ms, origin.message_seq),
+            subscription_id=self.subscription_id,
+            attempt=attempt,
+            payload=payload,
+            row=self.rows[index : index + 1],
+        )
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return map(self.__getitem__, range(len(self.payloads)))
+
+    def message_ids(self) -> list[bytes]:
+        """Of their messages, ASCII."""
+        ids = self._ids.encode_many(self._published_due_ms, self.settled["message_seq"])
+        digits = ids.hex().encode()
+        return [digits[at : at + ID_DIGITS] for at in range(0, len(digits), ID_DIGITS)]
+
+    def subjects(self) -> list[str]:
+        """Of their messages."""
+        names = self._subject_names
+        return [names[subject_id] for subject_id in self.subject_ids]
+
+    def forget(self, which: NDArray[np.intp]) -> None:
+        """Nobody asks for these payloads any more."""
+        if len(which) < len(self.payloads):
+            for index in which.tolist():
+                self.payloads[index] = NO_PAYLOAD

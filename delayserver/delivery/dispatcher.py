@@ -1,0 +1,718 @@
+"""The dispatcher: from rows that fired to finished deliveries.
+
+    fired rows ── route ──▶ a queue per subscription ── read ──▶ deliveries ── outcome ──▶ settled
+                   └──▶ parked, while no subscription matches
+
+Every subscription has its own queue, of row arrays, so a slow one delays nobody else (I2). What
+leaves a queue stays together, as columns (`Deliveries`): as many as a consumer asked for with pull;
+for a webhook up to `max_in_flight`, which become objects. When they may leave is decided by
+`Backlog`.
+
+Every delivery of a row counts in the hour the row belongs to, from the moment it fires until it is
+settled; an hour whose count is zero is done (`Hours`).
+
+Cost: routing is vectorised; a queue entry is a slice.
+Threads: belongs to the event loop.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.delivery.backlog import Backlog
+from delayserver.delivery.delayed_fetch import DelayedFetch, Fetches, Pulled, PullRequest
+from delayserver.delivery.deliveries import Deliveries
+from delayserver.delivery.settler import DISPATCH_ROW
+from delayserver.records.message import Delivery, Entry
+from delayserver.records.subscriptions import Registry, Subscription
+from delayserver.records.tables import Change, ChangeState
+from delayserver.schedule.hours import Hours
+from delayserver.schedule.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Batch
+from delayserver.timers.timeouts import Timeouts
+from delayserver.times import format_duration
+from storage.frame import Rows
+from storage.rows import HOUR_MS, Outcome, concatenate, select
+
+READ_ROWS_MAX = 512
+BATCH_BYTES_MAX = 4 * 1024 * 1024
+"""Bodies of the messages in one request, unless one alone has more."""
+
+NEVER_MS = 1 << 62
+_NOBODY = Subscription(id=0, name="", subject="", type="pull", created_ms=0)
+
+
+@dataclass(slots=True)
+class Take:
+    """Rows that left a queue, to be read: for a subscription, by hour."""
+
+    subscription: Subscription
+    batches: list[Batch]
+    attempts: dict[int, int]
+    """Attempts of rows that were handed out before in this process."""
+    request: PullRequest | None = None
+    give_up_reason: str = ""
+    """They are not to be delivered, but dead letters for this reason."""
+    as_batch: bool = False
+    """They are to go in one request, which counts among the `posts` of their queue."""
+    left_by: int = 0
+    """Not 0: the subscription that they were for is gone; they are read to find out whose they are
+    now."""
+
+    @property
+    def first_seq(self) -> int:
+        return int(self.batches[0].rows["seq"][0])
+
+    @property
+    def count(self) -> int:
+        return sum(len(batch.rows) for batch in self.batches)
+
+
+class Ports(Protocol):
+    """What the dispatcher needs done elsewhere."""
+
+    def read(self, take: Take) -> None:
+        """Read the payloads; answer with `Dispatcher.on_read`."""
+        ...
+
+    def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
+        """POST a webhook, one message or a batch; answer with `Engine.on_sent`."""
+        ...
+
+    def outdated(self, delivery: Delivery, reason: str) -> None:
+        """It is too old to be delivered; answer with `Engine.on_outdated`."""
+        ...
+
+    def orphaned(self, delivery: Delivery, left_by: int) -> None:
+        """It was for a subscription that is gone, and is nothing that a restart would find; answer
+        with `Engine.on_orphaned`."""
+        ...
+
+    def hand_out(self, take: Take, deliveries: Deliveries) -> None:
+        """Lease deliveries to the consumer that asked."""
+        ...
+
+    def settle(self, hour: int, rows: bytes) -> None:
+        """Append rows (DISPATCH_ROW) to the dispatch log of their hour."""
+        ...
+
+    def tick_soon(self) -> None:
+        """Call `wake`, through `Engine.advance`, earlier than it said last."""
+        ...
+
+
+@dataclass(slots=True)
+class Queue:
+    """What waits for one subscription, and what left and is not settled."""
+
+    subscription: Subscription
+    rows: Backlog
+    in_flight: int = 0
+    """Deliveries that left and are not settled; for pull: leased."""
+    posts: set[int] = field(default_factory=set)
+    """Requests that carry a batch, by the seq of the first row."""
+    dropping: set[int] = field(default_factory=set)
+    """Rows that left to be given up; they count nowhere else."""
+    attempts: dict[int, int] = field(default_factory=dict)
+    """Rows that came back from a consumer: the attempt that comes next."""
+    reserved: set[int] = field(default_factory=set)
+    """Rows that left the queue."""
+    is_reading: bool = False
+    """Rows are being read that go out as webhooks one by one."""
+
+    @property
+    def count(self) -> int:
+        """How many rows wait."""
+        return self.rows.count
+
+    def let_go(self, seq: int) -> bool:
+        """A row that left is not on its way any more; False: it was not."""
+        if seq not in self.reserved:
+            return False
+        self.reserved.remove(seq)
+        if seq in self.dropping:
+            self.dropping.remove(seq)
+        else:
+            self.in_flight -= 1
+        return True
+
+    def end_leases(self, seqs: list[int]) -> None:
+        """As `let_go`, for rows that were leased; whatever attempt comes next is forgotten."""
+        before = len(self.reserved)
+        self.reserved.difference_update(seqs)
+        self.in_flight -= before - len(self.reserved)
+        if self.attempts:
+            for seq in seqs:
+                self.attempts.pop(seq, None)
+
+    def free(self) -> int:
+        """How many rows may be sent as webhooks, in one batch or one by one."""
+        most = self.subscription.max_in_flight
+        if not self.subscription.batch_max:
+            # While rows are read, more places get free: those are for the next read.
+            return 0 if self.is_reading else most - self.in_flight
+        if len(self.posts) >= most:
+            return 0
+        # Rows whose failure is not recorded yet are on their way without a request.
+        batch_max = self.subscription.batch_max
+        return min(batch_max, most * batch_max - self.in_flight)
+
+
+class Dispatcher:
+    """Routes, queues, hands out, settles."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        subject_names: dict[int, str],
+        hours: Hours,
+        ports: Ports,
+        timeouts: Timeouts,
+        *,
+        started_ms: int = 0,
+        changes: Callable[[int], Mapping[int, Change]] = lambda seq: {},
+        has_not_fired: Callable[[Entry], bool] = lambda entry: False,
+    ) -> None:
+        """`changes`: where the deliveries of a message are now, by subscription, if not where its
+        id says (`Sequencer.changes`); `has_not_fired`: whether a row is still to come."""
+        self._registry = registry
+        self._changes = changes
+        self._has_not_fired = has_not_fired
+        self._started_ms = started_ms
+        self.now_ms = started_ms
+        """When it was last told what time it is."""
+        self._subject_names = subject_names
+        self._hours = hours
+        self._ports = ports
+        self.fetches = Fetches(timeouts)
+        self._queues: dict[int, Queue] = {}
+        self._wakes: dict[int, int] = {}
+        """Subscriptions whose rows may leave at a certain time, though nothing else happens."""
+        self._announced_ms = NEVER_MS
+        """When the engine knows that it has to call `wake`."""
+        self._parked: dict[int, list[Batch]] = {}
+        self._orphans: Counter[int] = Counter()
+        """Rows whose subscription is gone: on their way, or read to find out whose they are now."""
+        self.delivered_by_subject: defaultdict[int, int] = defaultdict(int)
+        """How many deliveries arrived since the start, by subject id."""
+        self.draining = False
+        """Nothing leaves the queues any more: the server is stopping."""
+
+    # ── routing ────────────────────────────────────────────────────────────────────────────────
+
+    def queue(self, subscription: Subscription) -> Queue:
+        """The queue of a subscription; made at first use."""
+        queue = self._queues.get(subscription.id)
+        if queue is None:
+            behind_ms = max(self._started_ms, subscription.created_ms)
+            queue = Queue(subscription, Backlog(subscription, behind_ms))
+            self._queues[subscription.id] = queue
+        return queue
+
+    def queues(self) -> Iterator[Queue]:
+        """All queues."""
+        return iter(self._queues.values())
+
+    def fire(self, batches: list[Batch], now_ms: int) -> None:
+        """Rows that are due: to the queues of their subscriptions."""
+        touched: dict[int, Queue] = {}
+        for batch in batches:
+            for route, rows in _by_route(batch.rows):
+                for queue in self._route(route, Batch(batch.hour, rows)):
+                    touched[queue.subscription.id] = queue
+        for queue in touched.values():
+            self.pump(queue, now_ms)
+
+    def _route(self, route: int, batch: Batch) -> list[Queue]:
+        if route & ROUTE_SUBSCRIPTION:
+            subscription_id = route & ~ROUTE_SUBSCRIPTION
+            subscription = self._registry.by_id(subscription_id)
+            if subscription is None:
+                return self._adopt(batch, subscription_id)
+            queue = self.queue(subscription)
+            queue.rows.push(batch)
+            return [queue]
+        matching = self._registry.matching(self._subject_names[route])
+        if not matching:
+            self._parked.setdefault(route, []).append(batch)
+            return []
+        queues = []
+        first_ms = batch.hour * HOUR_MS + int(batch.rows["due_offset_ms"][0])
+        if all(first_ms >= subscription.exists_since_ms for subscription in matching):
+            # As nearly always: they existed, all of them.
+            for subscription in matching:
+                queue = self.queue(subscription)
+                queue.rows.push(batch)
+                queues.append(queue)
+            self._hours.add(batch.hour, (len(matching) - 1) * len(batch.rows))
+            return queues
+        unmatched = np.ones(len(batch.rows), bool)
+        for subscription in matching:
+            rows = batch.rows
+            if first_ms >= subscription.exists_since_ms:
+                unmatched[:] = False
+            else:
+                due_ms = rows["due_offset_ms"].astype(np.int64) + batch.hour * HOUR_MS
+                existed = subscription.existed_for(rows["seq"], due_ms)
+                rows = select(rows, existed)
+                unmatched &= ~existed
+            if len(rows):
+                queue = self.queue(subscription)
+                queue.rows.push(Batch(batch.hour, rows))
+                queues.append(queue)
+                self._hours.add(batch.hour, len(rows))
+        if unmatched.any():
+            queue = self.queue(matching[0])
+            queue.rows.push(Batch(batch.hour, select(batch.rows, unmatched)))
+            queues.append(queue)
+            self._hours.add(batch.hour, int(unmatched.sum()))
+        self._hours.add(batch.hour, -len(batch.rows))
+        return queues
+
+    def _adopt(self, batch: Batch, left_by: int) -> list[Queue]:
+        """Rows for a subscription that is gone: their subject stands in their payload alone."""
+        if len(batch.rows):
+            self._orphans.update(batch.rows["seq"].tolist())
+            self._ports.read(Take(_NOBODY, [batch], {}, left_by=left_by))
+        return []
+
+    def _on_adopted(self, take: Take, deliveries: Deliveries, now_ms: int) -> None:
+        passed_on: dict[tuple[int, int, str], list[Rows]] = {}
+        for delivery in deliveries:
+            self._forget_orphans((delivery.entry.seq,))
+            origin = delivery.origin
+            matching = self._registry.matching(delivery.subject)
+            # A row that it was moved to was newer than the publish: at worst it comes once more.
+            if any(s.existed(origin.message_seq, origin.due_ms) for s in matching):
+                # It had this message on its own.
+                self._settle(delivery, Outcome.DROPPED, now_ms)
+                continue
+            changes = self._changes(origin.message_seq)
+            if self._is_elsewhere(delivery, changes):
+                self._settle(delivery, Outcome.DROPPED, now_ms)
+            elif self._is_in_memory_alone(delivery, changes):
+                self._orphans[delivery.entry.seq] += 1  # until that is recorded
+                self._ports.orphaned(delivery, take.left_by)
+            else:
+                whose = (delivery.entry.hour, origin.subject_id, delivery.subject)
+                passed_on.setdefault(whose, []).append(delivery.row)
+        if take.count != len(deliveries):
+            unread = Counter(seq for batch in take.batches for seq in batch.rows["seq"].tolist())
+            unread.subtract(deliveries.settled["seq"].tolist())
+            self._forget_orphans(unread.elements())
+        for (hour, subject_id, subject), rows in passed_on.items():
+            batch = Batch(hour, concatenate(rows, WHEEL_DTYPE))
+            if matching := self._registry.matching(subject):
+                queue = self.queue(matching[0])
+                queue.rows.push(batch)
+                self.pump(queue, now_ms)
+            else:
+                self._parked.setdefault(subject_id, []).append(batch)
+
+    def _is_elsewhere(self, delivery: Delivery, changes: Mapping[int, Change]) -> bool:
+        """Whether another row of the message is on its way to a subscription that is gone too, or
+        is still to come.
+
+        Each of them was tried on its own; the last of the rows that is open is passed on. From then
+        on it is the only one, so it need not be looked for among those that wait for an heir."""
+        seq, message_seq = delivery.entry.seq, delivery.origin.message_seq
+        first_seq = changes[0].entry_seq if 0 in changes else message_seq
+        return first_seq in self._orphans or any(
+            subscription_id
+            and change.state == ChangeState.RETRYING
+            and change.entry_seq != seq
+            and (
+                change.entry_seq in self._orphans
+                or self._has_not_fired(Entry(change.entry_seq, change.due_ms))
+            )
+            for subscription_id, change in changes.items()
+        )
+
+    def _is_in_memory_alone(self, delivery: Delivery, changes: Mapping[int, Change]) -> bool:
+        """Whether a restart would not find the row again, since others have failed at it."""
+        of_others = [change for subscription_id, change in changes.items() if subscription_id]
+        return bool(of_others) and not any(
+            change.state == ChangeState.RETRYING and change.entry_seq == delivery.entry.seq
+            for change in of_others
+        )
+
+    def _forget_orphans(self, seqs: Iterable[int]) -> None:
+        orphans = self._orphans
+        for seq in seqs:
+            orphans[seq] -= 1
+            if orphans[seq] <= 0:
+                del orphans[seq]
+
+    def parked_count(self) -> int:
+        """Rows that are due and that no subscription matches."""
+        return sum(len(b.rows) for batches in self._parked.values() for b in batches)
+
+    def unpark(self, entry: Entry) -> Rows | None:
+        """Take a row that no subscription matched; None if it is not here."""
+        found = self._find_parked(entry)
+        if found is None:
+            return None
+        batches, position, hits = found
+        batch = batches[position]
+        if hits.all():
+            del batches[position]
+        else:
+            batches[position] = Batch(batch.hour, batch.rows[~hits])
+        rows: Rows = batch.rows[hits]
+        return rows
+
+    def is_parked(self, entry: Entry) -> bool:
+        """Whether the row is due and no subscription matched it yet."""
+        return self._find_parked(entry) is not None
+
+    def parked(self, entry: Entry) -> Rows | None:
+        """The row, if it is due and no subscription matched it yet."""
+        found = self._find_parked(entry)
+        if found is None:
+            return None
+        batches, position, hits = found
+        rows: Rows = batches[position].rows[hits]
+        return rows
+
+    def oldest_due_ms(self) -> int | None:
+        """When the oldest message was due that waits for a subscriber; None if none waits.
+
+        Each queue is in due order, and what came back stands in front of it."""
+        times = [queue.rows.first_ms() for queue in self._queues.values()]
+        times += [
+            batches[0].hour * HOUR_MS + int(batches[0].rows["due_offset_ms"][0])
+            for batches in self._parked.values()
+            if batches and len(batches[0].rows)
+        ]
+        return min((time_ms for time_ms in times if time_ms is not None), default=None)
+
+    def queued_count(self) -> int:
+        """Deliveries that wait in queues."""
+        return sum(queue.count for queue in self._queues.values())
+
+    def in_flight_count(self) -> int:
+        """Deliveries that left a queue and are not settled: being sent, or leased."""
+        return sum(queue.in_flight for queue in self._queues.values())
+
+    @property
+    def delivered_total(self) -> int:
+        """Deliveries that arrived since the start."""
+        return sum(self.delivered_by_subject.values())
+
+    def _find_parked(self, entry: Entry) -> tuple[list[Batch], int, np.ndarray] | None:
+        for batches in self._parked.values():
+            for position, batch in enumerate(batches):
+                if batch.may_hold(entry):
+                    hits = batch.rows["seq"] == entry.seq
+                    if hits.any():
+                        return batches, position, hits
+        return None
+
+    def holds(self, entry: Entry) -> bool:
+        """Whether the row waits in a queue or is on its way."""
+        return entry.seq in self._orphans or any(
+            entry.seq in queue.reserved
+            or any(
+                batch.may_hold(entry) and bool((batch.rows["seq"] == entry.seq).any())
+                for batch in queue.rows.batches()
+            )
+            for queue in self._queues.values()
+        )
+
+    # ── subscriptions come and go ──────────────────────────────────────────────────────────────
+
+    def on_subscription(self, subscription: Subscription, now_ms: int) -> None:
+        """A subscription was added, changed or removed."""
+        queue = self._queues.get(subscription.id)
+        if subscription.deleted:
+            if queue is not None:
+                self._drop_queue(queue, now_ms)
+            return
+        if queue is not None:
+            queue.rows.change(queue.subscription, subscription, now_ms)
+            queue.subscription = subscription
+        for subject_id in list(self._parked):
+            if subscription.matches(self._subject_names[subject_id]):
+                for batch in self._parked.pop(subject_id):
+                    self.queue(subscription).rows.push(batch)
+        if subscription.id in self._queues:
+            self.pump(self._queues[subscription.id], now_ms)
+
+    def _drop_queue(self, queue: Queue, now_ms: int) -> None:
+        del self._queues[queue.subscription.id]
+        self._wakes.pop(queue.subscription.id, None)
+        for fetch in self.fetches.waiting(queue.subscription.id):
+            fetch.force_complete()
+        self._orphans.update(queue.reserved)
+        for batch in queue.rows.batches():
+            self._adopt(batch, queue.subscription.id)
+
+    # ── handing out ────────────────────────────────────────────────────────────────────────────
+
+    def pump(self, queue: Queue, now_ms: int) -> None:
+        """Let rows leave the queue as far as the subscriber can take them."""
+        self.now_ms = now_ms
+        subscription = queue.subscription
+        self._wakes.pop(subscription.id, None)
+        if subscription.paused or self.draining:
+            return
+        self._drop_outdated(queue, now_ms)
+        # Behind rows that leave, others may have become too old.
+        while self._hand_out(queue, now_ms) and self._drop_outdated(queue, now_ms):
+            pass
+        next_ms = queue.rows.next_ms(now_ms)
+        if next_ms is not None:
+            self._wakes[subscription.id] = next_ms
+            if next_ms < self._announced_ms:
+                self._announced_ms = next_ms
+                self._ports.tick_soon()
+
+    def _hand_out(self, queue: Queue, now_ms: int) -> bool:
+        """To the webhook, or to consumers that wait; False: to nobody."""
+        subscription, before = queue.subscription, queue.count
+        if subscription.type == "webhook":
+            while (free := queue.free()) > 0:
+                if not self._take(queue, min(free, READ_ROWS_MAX), None, now_ms):
+                    break
+        else:
+            while (ready := queue.rows.ready(now_ms)) and (
+                fetch := self.fetches.oldest(subscription.id, ready)
+            ):
+                fetch.force_complete()
+        return queue.count != before
+
+    def wake(self, now_ms: int) -> int | None:
+        """Let rows leave whose time has come; returns when the next may."""
+        for subscription_id, at_ms in list(self._wakes.items()):
+            if at_ms <= now_ms and (queue := self._queues.get(subscription_id)) is not None:
+                self.pump(queue, now_ms)
+        next_ms = min(self._wakes.values(), default=None)
+        self._announced_ms = NEVER_MS if next_ms is None else next_ms
+        return next_ms
+
+    def _take(self, queue: Queue, rows_max: int, request: PullRequest | None, now_ms: int) -> bool:
+        batches = queue.rows.pop(rows_max, now_ms)
+        if not batches:
+            return False
+        for batch in batches:
+            queue.reserved.update(batch.rows["seq"].tolist())
+            queue.in_flight += len(batch.rows)
+        take = Take(queue.subscription, batches, queue.attempts, request)
+        if queue.subscription.type == "webhook":
+            if queue.subscription.batch_max:
+                take.as_batch = True
+                queue.posts.add(take.first_seq)
+            else:
+                queue.is_reading = True
+        self._ports.read(take)
+        return True
+
+    def _drop_outdated(self, queue: Queue, now_ms: int) -> bool:
+        """Give up what is too old, a slice at a time: the next follows when this is recorded."""
+        free = READ_ROWS_MAX - len(queue.dropping)
+        batches = queue.rows.pop_outdated(free, now_ms) if free > 0 else []
+        if not batches:
+            return False
+        limit = format_duration(queue.subscription.drop_older_than_ms)
+        reason = f"older than {limit} when it could have been delivered"
+        for batch in batches:
+            seqs = batch.rows["seq"].tolist()
+            queue.reserved.update(seqs)
+            queue.dropping.update(seqs)
+        self._ports.read(Take(queue.subscription, batches, queue.attempts, give_up_reason=reason))
+        return True
+
+    def on_read(self, take: Take, deliveries: Deliveries, now_ms: int) -> None:
+        """The payloads are here. Rows that could not be read were reported and are left out."""
+        if take.left_by:
+            self._on_adopted(take, deliveries, now_ms)
+            return
+        queue = self._queues.get(take.subscription.id)
+        if queue is None:
+            # Deleted meanwhile: the rows go where those in its queue went.
+            if take.request is not None:
+                take.request.answer(Pulled())
+            for batch in take.batches:
+                self._forget_orphans(batch.rows["seq"].tolist())
+                self._adopt(batch, take.subscription.id)
+            return
+        if take.count != len(deliveries):
+            read = set(deliveries.settled["seq"].tolist())
+            for batch in take.batches:
+                for seq in batch.rows["seq"].tolist():
+                    if seq not in read:
+                        # It stays unsettled: its hour is kept, for the repair.
+                        queue.let_go(seq)
+        if take.request is not None:
+            self._ports.hand_out(take, deliveries)
+        elif take.give_up_reason:
+            for delivery in deliveries:
+                self._ports.outdated(delivery, take.give_up_reason)
+        elif take.as_batch and queue.subscription.batch_max:
+            queue.posts.discard(take.first_seq)
+            self._send_batch(queue, list(deliveries), now_ms)
+        else:
+            queue.posts.discard(take.first_seq)
+            queue.is_reading = False
+            for delivery in deliveries:
+                self._ports.send(queue.subscription, [delivery])
+            self.pump(queue, now_ms)
+
+    def _send_batch(self, queue: Queue, deliveries: list[Delivery], now_ms: int) -> None:
+        """Send as many as a request may hold; the others are the next."""
+        if not deliveries:
+            return
+        sizes = np.cumsum([len(delivery.payload.body) for delivery in deliveries])
+        count = max(1, int(np.searchsorted(sizes, BATCH_BYTES_MAX, side="right")))
+        for delivery in reversed(deliveries[count:]):
+            queue.let_go(delivery.entry.seq)
+            queue.rows.push_front(Batch(delivery.entry.hour, delivery.row))
+        queue.posts.add(deliveries[0].entry.seq)
+        self._ports.send(queue.subscription, deliveries[:count])
+        if count < len(deliveries):
+            self.pump(queue, now_ms)
+
+    def answered(self, deliveries: list[Delivery]) -> None:
+        """The request that carried them is over; what came of each is told for each."""
+        queue = self._queues.get(deliveries[0].subscription_id)
+        if queue is not None:
+            queue.posts.discard(deliveries[0].entry.seq)
+
+    def request(self, queue: Queue, request: PullRequest) -> DelayedFetch:
+        """A consumer asks; it is answered when enough is due, or when its wait is over."""
+
+        def ready() -> bool:
+            return self._ready(queue) >= request.min_messages
+
+        def complete(fetch: DelayedFetch) -> None:
+            if fetch.is_gone:
+                return
+            ready = self._ready(queue) > 0
+            if not (ready and self._take(queue, request.max_messages, request, self.now_ms)):
+                request.answer(Pulled())
+
+        return self.fetches.add(queue.subscription.id, request, ready, complete)
+
+    def _ready(self, queue: Queue) -> int:
+        """How many rows may leave the queue."""
+        is_there = self._queues.get(queue.subscription.id) is queue
+        if not is_there or queue.subscription.paused or self.draining:
+            return 0
+        return queue.rows.ready(self.now_ms)
+
+    def shift(self, delta_ms: int) -> None:
+        """The clock was set by that much."""
+        for queue in self._queues.values():
+            queue.rows.shift(delta_ms)
+
+    def drain(self) -> None:
+        """Let nothing leave the queues any more, and answer those who wait."""
+        self.draining = True
+        for subscription_id in self._queues:
+            for fetch in self.fetches.waiting(subscription_id):
+                fetch.force_complete()
+
+    def in_flight(self) -> int:
+        """Webhooks that were sent and not answered."""
+        return sum(
+            queue.in_flight
+            for queue in self._queues.values()
+            if queue.subscription.type == "webhook"
+        )
+
+    # ── what came of a delivery ────────────────────────────────────────────────────────────────
+
+    def delivered(self, delivery: Delivery, now_ms: int) -> None:
+        """It arrived: record it."""
+        self.delivered_by_subject[delivery.origin.subject_id] += 1
+        self._settle(delivery, Outcome.DELIVERED, now_ms)
+        self.leave(delivery)
+
+    def acknowledged(self, deliveries: Deliveries, which: NDArray[np.intp], now_ms: int) -> None:
+        """Deliveries that were leased have arrived: record them."""
+        rows = select(deliveries.settled, which)
+        rows["settled_ms"] = now_ms
+        hours = rows["due_ms"] // HOUR_MS
+        for hour, count in Counter(hours.tolist()).items():
+            of_hour = rows if count == len(rows) else select(rows, hours == hour)
+            self._ports.settle(hour, of_hour.tobytes())
+            self._hours.add(hour, -count)
+        subject_ids = deliveries.subject_ids
+        for subject_id, count in Counter([subject_ids[i] for i in which.tolist()]).items():
+            self.delivered_by_subject[subject_id] += count
+        self._end_leases(deliveries.subscription_id, rows["seq"].tolist())
+
+    def _end_leases(self, subscription_id: int, seqs: list[int]) -> Queue | None:
+        queue = self._queues.get(subscription_id)
+        if queue is None:
+            self._forget_orphans(seqs)
+        else:
+            queue.end_leases(seqs)
+        return queue
+
+    def leave(self, delivery: Delivery) -> None:
+        """The delivery is not on its way any more, whatever came of it."""
+        seq = delivery.entry.seq
+        queue = self._queues.get(delivery.subscription_id)
+        if queue is None:
+            self._forget_orphans((seq,))
+        elif queue.let_go(seq):
+            queue.attempts.pop(seq, None)
+
+    def give_back(self, delivery: Delivery, next_attempt: int) -> None:
+        """It was not taken: first in the queue again."""
+        batch = Batch(delivery.entry.hour, delivery.row)
+        self.leave(delivery)
+        queue = self._queues.get(delivery.subscription_id)
+        if queue is None:
+            self._adopt(batch, delivery.subscription_id)
+            return
+        if next_attempt != delivery.origin.attempt:
+            queue.attempts[delivery.entry.seq] = next_attempt
+        queue.rows.push_front(batch)
+
+    def return_leased(self, deliveries: Deliveries, which: NDArray[np.intp]) -> None:
+        """Deliveries that were leased are first in the queue again, for one attempt more."""
+        settled, rows = select(deliveries.settled, which), select(deliveries.rows, which)
+        seqs, hours = settled["seq"].tolist(), settled["due_ms"] // HOUR_MS
+        queue = self._end_leases(deliveries.subscription_id, seqs)
+        if queue is not None:
+            queue.attempts.update(zip(seqs, (settled["attempt"] + 1).tolist(), strict=True))
+        # A batch is of one hour and in due order, which what came back before need not be. Each
+        # goes to its place, so from the last one on.
+        is_cut = (np.diff(hours) != 0) | (np.diff(settled["due_ms"]) < 0)
+        cuts = (np.flatnonzero(is_cut) + 1).tolist()
+        for start, end in reversed(list(pairwise([0, *cuts, len(rows)]))):
+            batch = Batch(int(hours[start]), rows[start:end])
+            if queue is None:
+                self._adopt(batch, deliveries.subscription_id)
+            else:
+                queue.rows.push_front(batch)
+
+    def _settle(self, delivery: Delivery, outcome: Outcome, now_ms: int) -> None:
+        row = DISPATCH_ROW.pack(
+            delivery.entry.seq,
+            delivery.origin.message_seq,
+            delivery.entry.due_ms,
+            now_ms,
+            delivery.subscription_id,
+            delivery.attempt,
+            outcome,
+            0,
+        )
+        self._ports.settle(delivery.entry.hour, row)
+        self._hours.add(delivery.entry.hour, -1)
+
+
+def _by_route(rows: Rows) -> Iterator[tuple[int, Rows]]:
+    routes = rows["route"]
+    first = int(routes[0])
+    if (routes == first).all():
+        yield first, rows
+        return
+    for route in np.unique(routes).tolist():
+        yield route, select(rows, routes == route)

@@ -1,0 +1,286 @@
+"""The reader: bodies of rows that go out, and the rows of messages that somebody looks up.
+
+Rows of one hour are read in the order of their place in the file, and neighbours in one call. A
+body is checked against its own checksum; one that does not match is named and left out, and the
+rest is delivered (I8).
+
+Two of them read bodies. The one of the event loop takes what the system has in memory, which is
+nearly everything that is due on time: it was written or loaded a while ago. What would have to be
+waited for is read by the one of the reader thread. Either way it is the event loop that checks and
+decodes, all rows of a take at once: two threads that compute only wait for each other's GIL.
+
+Cost: 0.5 µs per message from the page cache, and some 30 µs per take. Threads: each belongs to one,
+with log instances of its own; `open` and `decode` to any.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.delivery.deliveries import Deliveries
+from delayserver.delivery.dispatcher import Take
+from delayserver.records.ids import IdCodec
+from delayserver.records.message import Entry, Payload, decode_payload, decode_payloads
+from delayserver.records.subscriptions import Registry
+from delayserver.schedule.pending import Page, Wanted, pending_rows
+from delayserver.schedule.replay import Snapshot
+from delayserver.schedule.wheel import PAYLOAD_MAX_BYTES, ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Batch
+from storage.errors import DamageError
+from storage.frame import Frame, Rows
+from storage.hour_log import HourLog
+from storage.rows import DISPATCH_DTYPE, HOUR_MS, concatenate, select
+
+_SPAN_BYTES_MAX = 1 << 20
+_GAP_BYTES_MAX = 4096
+_NOW_BYTES_MAX = 1 << 20
+"""More than that is copied by the reader thread, so that the event loop is not held up."""
+
+
+class Found(NamedTuple):
+    """A schedule row with its payload."""
+
+    payload: Payload
+    subject_id: int
+    subscription_id: int
+
+
+class Fetched(NamedTuple):
+    """The payloads of a take, sealed, in the order of its rows; None where it could not be read."""
+
+    sealed: list[bytes | None]
+    subject_ids: dict[int, int]
+    """By index, where neither payload nor route says what the subject is."""
+
+
+_Read = Callable[[int, int, int], bytes | None]
+"""Hour, offset, length → bytes of an hour's file."""
+
+
+class Reader:
+    """Reads from the hours' files."""
+
+    def __init__(
+        self,
+        schedule: HourLog,
+        dispatch: HourLog,
+        ids: IdCodec,
+        subject_names: dict[int, str],
+        on_damage: Callable[[DamageError], None],
+    ) -> None:
+        self._schedule = schedule
+        self._dispatch = dispatch
+        self._ids = ids
+        self._subject_names = subject_names
+        self._on_damage = on_damage
+
+    def deliveries(self, take: Take, unfiled: Mapping[int, bytes]) -> Deliveries:
+        """The rows as deliveries, in order; waits for the disk. `unfiled` as for `fetch`."""
+        return self.open(take, self.fetch(take, unfiled))
+
+    def fetch(self, take: Take, unfiled: Mapping[int, bytes]) -> Fetched:
+        """Read the payloads of a take; waits for the disk. What is not there is named.
+
+        `unfiled`: payloads that are in memory, by seq."""
+        found: list[bytes | None] = []
+        subject_ids: dict[int, int] = {}
+        for batch in take.batches:
+            first = len(found)
+            found += self._payloads(batch, unfiled)
+            # One of several deliveries that a restart left open does not say what its subject is.
+            of_one = batch.rows["route"] & ROUTE_SUBSCRIPTION
+            for index in np.flatnonzero(of_one).tolist():
+                sealed, seq = found[first + index], int(batch.rows["seq"][index])
+                try:
+                    if sealed is not None and self._decode(batch, index, sealed).origin is None:
+                        subject_ids[first + index] = self._subject_id(batch.hour, seq)
+                except DamageError as error:
+                    self._on_damage(error)
+                    found[first + index] = None
+        return Fetched(found, subject_ids)
+
+    def fetch_now(self, take: Take, unfiled: Mapping[int, bytes]) -> Fetched | None:
+        """As `fetch`, if everything is in memory, and not much; else None. Never waits."""
+        found: list[bytes | None] = []
+        total_bytes = 0
+        for batch in take.batches:
+            if int(batch.rows["route"].max()) & ROUTE_SUBSCRIPTION:
+                return None
+            locators, seqs = batch.rows["locator"].tolist(), batch.rows["seq"].tolist()
+            payloads = [
+                None if at else unfiled.get(seq) for at, seq in zip(locators, seqs, strict=True)
+            ]
+            total_bytes += sum([locator & PAYLOAD_MAX_BYTES for locator in locators])
+            if total_bytes > _NOW_BYTES_MAX:
+                return None
+            if not self._read_spans(batch.hour, locators, payloads, self._schedule.read_now):
+                return None
+            if None in payloads:
+                return None
+            found += payloads
+        return Fetched(found, {})
+
+    def open(self, take: Take, fetched: Fetched) -> Deliveries:
+        """The rows as deliveries, in order; a payload that does not match its checksum is named
+        and left out. Does not look at the disk."""
+        rows, due_ms = _joined(take.batches)
+        subject_ids = fetched.subject_ids
+        payloads = None
+        if None not in fetched.sealed:
+            payloads = decode_payloads(fetched.sealed)  # type: ignore[arg-type]
+        if payloads is None:
+            intact, payloads = self._decode_each(take, fetched.sealed)
+            places = {index: place for place, index in enumerate(intact)}
+            subject_ids = {places[i]: s for i, s in subject_ids.items() if i in places}
+            rows, due_ms = select(rows, np.array(intact, np.intp)), due_ms[intact]
+        names, subscription_id = self._subject_names, take.subscription.id
+        deliveries = Deliveries(subscription_id, rows, due_ms, payloads, names, self._ids)
+        for index, subject_id in subject_ids.items():
+            deliveries.subject_ids[index] = subject_id
+        if take.attempts:
+            for index, seq in enumerate(rows["seq"].tolist()):
+                if seq in take.attempts:
+                    deliveries.settled["attempt"][index] = take.attempts[seq]
+        return deliveries
+
+    def _decode_each(
+        self, take: Take, sealed: Sequence[bytes | None]
+    ) -> tuple[list[int], list[Payload]]:
+        """The payloads that can be read, and which they are; the others are named."""
+        intact: list[int] = []
+        payloads: list[Payload] = []
+        index = -1
+        for batch in take.batches:
+            for at in range(len(batch.rows)):
+                index += 1
+                data = sealed[index]
+                if data is None:
+                    continue
+                try:
+                    payloads.append(self._decode(batch, at, data))
+                    intact.append(index)
+                except DamageError as error:
+                    self._on_damage(error)
+        return intact, payloads
+
+    def _decode(self, batch: Batch, index: int, sealed: bytes) -> Payload:
+        seq, locator, _, _ = batch.rows[index].item()
+        return decode_payload(sealed, self._schedule.path(batch.hour), locator >> 24, seq)
+
+    def _subject_id(self, hour: int, seq: int) -> int:
+        found = self._schedule.find(hour, seq)
+        if found is None:
+            raise DamageError(self._schedule.path(hour), 0, "a row is missing", seq, seq)
+        return int(found[0]["subject_id"])
+
+    def release(self, hour: int) -> None:
+        """The hour was deleted: do not keep its files open, nor mistake new ones for them."""
+        self._schedule.release(hour)
+        self._dispatch.release(hour)
+
+    def _payloads(self, batch: Batch, unfiled: Mapping[int, bytes]) -> list[bytes | None]:
+        """The sealed payload of each row; None where it is not, which is named."""
+        locators, seqs = batch.rows["locator"].tolist(), batch.rows["seq"].tolist()
+        payloads = [
+            None if at else unfiled.get(seq) for at, seq in zip(locators, seqs, strict=True)
+        ]
+        missing = [i for i, at in enumerate(locators) if not at and payloads[i] is None]
+        if missing:
+            # Filed since they went to the wheel by the express way.
+            offsets, lengths, damage = self._schedule.find_payloads(
+                batch.hour, batch.rows["seq"][missing]
+            )
+            found = (offsets << np.uint64(24) | lengths).tolist()
+            for index, locator in zip(missing, found, strict=True):
+                locators[index] = locator
+            for error in damage:
+                self._on_damage(error)
+        self._read_spans(batch.hour, locators, payloads, self._schedule.read)
+        path = self._schedule.path(batch.hour)
+        for index, data in enumerate(payloads):
+            if data is None:
+                seq, offset = seqs[index], locators[index] >> 24
+                self._on_damage(DamageError(path, offset, "a row is missing", seq, seq))
+        return payloads
+
+    @staticmethod
+    def _read_spans(
+        hour: int, locators: list[int], payloads: list[bytes | None], read: _Read
+    ) -> bool:
+        """Read what has a place in the file, neighbours in one call. False: `read` gave up."""
+        for indexes, start, end in _spans(locators):
+            span = read(hour, start, end - start)
+            if span is None:
+                return False
+            for index in indexes:
+                locator = locators[index]
+                offset = (locator >> 24) - start
+                payloads[index] = span[offset : offset + (locator & PAYLOAD_MAX_BYTES)]
+        return True
+
+    def find(self, entry: Entry) -> Found | None:
+        """A schedule row and its payload; None when its hour is not kept any more.
+
+        Raises DamageError."""
+        found = self._schedule.find(entry.hour, entry.seq)
+        if found is None:
+            return None
+        row, offset = found
+        sealed = self._schedule.read(entry.hour, offset, int(row["payload_length"]))
+        payload = self.decode(entry, sealed, offset)
+        return Found(payload, int(row["subject_id"]), int(row["subscription_id"]))
+
+    def decode(self, entry: Entry, sealed: bytes, offset: int = 0) -> Payload:
+        """The payload of a schedule row. Raises DamageError."""
+        return decode_payload(sealed, self._schedule.path(entry.hour), offset, entry.seq)
+
+    def pending(
+        self, snapshot: Snapshot, wanted: Wanted, registry: Registry
+    ) -> Generator[None, None, Page]:
+        """The first rows of an hour that wait, found in steps; damage is named and left out."""
+        page = yield from pending_rows(self._schedule, self._dispatch, snapshot, wanted, registry)
+        for damage in page.damage:
+            self._on_damage(damage.error())
+        return page
+
+    def settled(self, hour: int, entry_seq: int) -> Rows:
+        """Rows of the dispatch log for one schedule row (DISPATCH_DTYPE)."""
+        parts = [
+            found.rows[found.rows["seq"] == entry_seq]
+            for found in self._dispatch.scan(hour)
+            if isinstance(found, Frame)
+            and found.header.first_seq <= entry_seq <= found.header.last_seq
+        ]
+        return concatenate(parts, DISPATCH_DTYPE)
+
+
+def _joined(batches: list[Batch]) -> tuple[Rows, NDArray[np.int64]]:
+    """All rows, and when they are due."""
+    dues_ms = [
+        batch.rows["due_offset_ms"].astype(np.int64) + batch.hour * HOUR_MS for batch in batches
+    ]
+    if len(batches) == 1:
+        return batches[0].rows, dues_ms[0]
+    return concatenate([batch.rows for batch in batches], WHEEL_DTYPE), np.concatenate(dues_ms)
+
+
+def _spans(locators: list[int]) -> Iterator[tuple[list[int], int, int]]:
+    """Rows that are read in one call: their indexes, and from where to where."""
+    indexes: list[int] = []
+    start = end = 0
+    for index in sorted(range(len(locators)), key=locators.__getitem__):
+        locator = locators[index]
+        if not locator:
+            continue
+        offset = locator >> 24
+        until = offset + (locator & PAYLOAD_MAX_BYTES)
+        if indexes and (offset - end > _GAP_BYTES_MAX or until - start > _SPAN_BYTES_MAX):
+            yield indexes, start, end
+            indexes = []
+        if not indexes:
+            start = offset
+        indexes.append(index)
+        end = until
+    if indexes:
+        yield indexes, start, end

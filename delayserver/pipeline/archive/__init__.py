@@ -1,0 +1,1 @@
+"""Settled hours are copied to Parquet, verified, and confirmed."""

@@ -1,0 +1,1 @@
+"""Bulk load: a table is staged beside the logs, and adopted by one record."""

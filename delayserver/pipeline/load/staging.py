@@ -1,0 +1,310 @@
+"""Staging: what an executor does with the rows of a table; from Arrow batches to staged frames.
+
+    batch of columns ──▶ checked, encoded, sealed ──▶ sorted by due time ──▶ a part of the import
+                                 └──▶ rejected rows, with the reason
+
+The rules are those of a publish over HTTP. Rows that are bad are handed back, not raised: a table
+of millions has some.
+
+Cost: about 1.8 µs per row of 200 bytes, 2.3 with a key. Threads: one writer per partition, in a
+process of Spark's own.
+"""
+
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+
+from delayserver.delivery.webhook import check_headers
+from delayserver.errors import InputError
+from delayserver.pipeline.arrow import fixed, integers, lengths, pieces, present
+from delayserver.pipeline.workers import spare_imports
+from delayserver.records.ids import KeyHasher
+from delayserver.records.message import KEY_MAX_BYTES, Content, encode_payloads
+from delayserver.times import TIME_MS_MAX, parse_time_ms
+from storage.files import OsFiles
+from storage.frame import CRC_BYTES, crcs_of, seal_many
+from storage.rows import NO_KEY
+from storage.staging import PartWriter, part_name
+
+SUBJECT, DUE, KEY, BODY, HEADERS = "__subject", "__due", "__key", "__body", "__headers"
+"""Columns of the table as this module wants it; others are passed on to the ids."""
+ROW, REJECT, PART, COUNT = 0, 1, 2, 3
+"""What a row of the outcome is about."""
+REJECT_TEXT_MAX = 2_000
+
+_check_json = msgspec.json.Decoder(msgspec.Raw).decode
+_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What every executor has to know."""
+
+    import_id: str
+    data_dir: str
+    """Empty: nothing is written (a dry run)."""
+    stamp: int
+    id_secret: bytes
+    now_ms: int
+    delay_max_ms: int
+    body_max_bytes: int
+    subjects: dict[str, int]
+    subject: str | None
+    """The subject of all rows; None: column SUBJECT."""
+    has_key: bool
+    has_headers: bool
+    content: Content
+    is_json_checked: bool
+    """The bodies are JSON that we made ourselves."""
+    with_rows: bool
+    """Whether the outcome has a row for each message, for the ids."""
+    passed_on: tuple[str, ...] = ()
+    """Columns of the table for the file of ids."""
+    schema: bytes = b""
+    """The Arrow schema of the outcome, serialized."""
+
+
+class Stager:
+    """Stages the batches of one partition."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._hasher = KeyHasher(plan.id_secret)
+        self._schema = pa.ipc.read_schema(pa.py_buffer(plan.schema))
+        context = TaskContext.get()
+        number = context.partitionId() if context else 0
+        # A task that is tried again, or twice at once, writes a file of its own.
+        self._part = part_name(plan.import_id, f"{number:05d}-{uuid.uuid4().hex[:8]}")
+        self._writer: PartWriter | None = None
+        self._count = 0
+        self._reasons: Counter[str] = Counter()
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Stage all batches; yields the outcome."""
+        spare_imports()
+        for batch in batches:
+            if batch.num_rows:
+                yield from self._stage_batch(batch)
+        if self._writer is not None:
+            part = self._writer.close()
+            yield self._outcome(
+                kind=[PART],
+                part=[part.file],
+                row=[part.count],
+                bytes=[part.bytes],
+                checksum=[part.checksum],
+            )
+        elif self._count:
+            yield self._outcome(kind=[COUNT], row=[self._count])
+
+    def _stage_batch(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        # The first that is wrong with a row is its reason, so the order of these matters.
+        reasons = _Reasons()
+        subject_ids = self._subject_ids(batch, reasons)
+        due_ms = self._due_ms(batch.column(DUE), reasons)
+        bodies = self._bodies(batch.column(BODY), reasons)
+        keys = self._keys(batch, reasons)
+        headers = self._headers(batch, reasons)
+        kept = np.delete(np.arange(batch.num_rows), list(reasons))
+        if len(kept):
+            order = kept[np.argsort(due_ms[kept], kind="stable")]
+            if self._plan.data_dir:
+                self._write(order, due_ms, subject_ids, bodies, keys, headers)
+            first, self._count = self._count, self._count + len(order)
+            if self._plan.with_rows:
+                yield self._rows(batch, order, due_ms[order], first)
+        if reasons:
+            yield self._rejects(batch, reasons)
+
+    # ── the rules, column by column ────────────────────────────────────────────────────────────
+
+    def _subject_ids(self, batch: pa.RecordBatch, reasons: "_Reasons") -> np.ndarray:
+        plan = self._plan
+        if plan.subject is not None:
+            number = plan.subjects.get(plan.subject, 0)
+            numbers = np.full(batch.num_rows, number, np.uint32)
+        else:
+            names = batch.column(SUBJECT).to_pylist()
+            numbers = np.fromiter((plan.subjects.get(name, 0) for name in names), np.uint32)
+        reasons.add(numbers == 0, "bad subject")
+        return numbers
+
+    def _due_ms(self, due: pa.Array, reasons: "_Reasons") -> np.ndarray:
+        plan = self._plan
+        reasons.add(~present(due), "no due time")
+        due_ms = integers(due) if due.type == pa.int64() else _parsed(due, reasons)
+        last_ms = min(plan.now_ms + plan.delay_max_ms, TIME_MS_MAX)
+        reasons.add(due_ms > last_ms, "due too far away")
+        # A time in the past means now.
+        clamped: np.ndarray = np.maximum(due_ms, plan.now_ms)
+        return clamped
+
+    def _bodies(self, column: pa.Array, reasons: "_Reasons") -> list[bytes]:
+        plan = self._plan
+        is_json = plan.content is Content.JSON
+        absent = ~present(column)
+        if not is_json:
+            reasons.add(absent, "no body")
+        reasons.add(~absent & (lengths(column) > plan.body_max_bytes), "body too large")
+        bodies = pieces(column)
+        for index in np.flatnonzero(absent).tolist():
+            bodies[index] = b"null"
+        if is_json and not plan.is_json_checked:
+            for index in _not_json(bodies):
+                reasons.setdefault(index, "body is not JSON")
+        return bodies
+
+    def _keys(self, batch: pa.RecordBatch, reasons: "_Reasons") -> list[str | None]:
+        if not self._plan.has_key:
+            return [None] * batch.num_rows
+        column = batch.column(KEY)
+        absent, bytes_ = ~present(column), lengths(column)
+        bad = ~absent & ((bytes_ == 0) | (bytes_ > KEY_MAX_BYTES))
+        reasons.add(bad, "key is empty or too long")
+        keys: list[str | None] = [key.decode() for key in pieces(column)]
+        for index in np.flatnonzero(absent).tolist():
+            keys[index] = None
+        return keys
+
+    def _headers(self, batch: pa.RecordBatch, reasons: "_Reasons") -> list[dict[str, str] | None]:
+        found: list[dict[str, str] | None] = [None] * batch.num_rows
+        if self._plan.has_headers:
+            for index, text in enumerate(batch.column(HEADERS).to_pylist()):
+                if text is None:
+                    continue
+                try:
+                    own = _decode_headers(text)
+                    check_headers(own)
+                except (msgspec.DecodeError, InputError) as error:
+                    reasons.setdefault(index, f"bad headers: {error}")
+                else:
+                    found[index] = own or None
+        return found
+
+    # ── what comes of it ───────────────────────────────────────────────────────────────────────
+
+    def _write(
+        self,
+        order: np.ndarray,
+        due_ms: np.ndarray,
+        subject_ids: np.ndarray,
+        bodies: list[bytes],
+        keys: list[str | None],
+        headers: list[dict[str, str] | None],
+    ) -> None:
+        """Write these rows, in that order."""
+        plan = self._plan
+        if self._writer is None:
+            files = OsFiles(plan.data_dir)
+            self._writer = PartWriter(files, self._part, stamp=plan.stamp, created_ms=plan.now_ms)
+        due_ms, subject_ids = due_ms[order], subject_ids[order]
+        if not np.array_equal(order, np.arange(len(bodies))):
+            chosen = order.tolist()
+            bodies = [bodies[index] for index in chosen]
+            keys = [keys[index] for index in chosen]
+            headers = [headers[index] for index in chosen]
+        count = len(order)
+        payloads = encode_payloads(bodies, [plan.content] * count, keys, headers, [None] * count)
+        sealed = b"".join(seal_many(payloads, crcs_of(payloads)))
+        lengths_ = np.fromiter(map(len, payloads), np.uint32, count) + np.uint32(CRC_BYTES)
+        if plan.has_key:
+            hashes = b"".join(self._hasher.many(subject_ids.tolist(), keys))
+        else:
+            hashes = NO_KEY * count
+        self._writer.append(due_ms, subject_ids, hashes, lengths_, sealed)
+
+    def _rows(
+        self, batch: pa.RecordBatch, order: np.ndarray, due_ms: np.ndarray, first: int
+    ) -> pa.RecordBatch:
+        """A row of the outcome for each message."""
+        plan, count = self._plan, len(order)
+        chosen = batch.take(fixed(order))
+        columns = {name: chosen.column(name) for name in plan.passed_on}
+        if plan.has_key:
+            columns["key"] = chosen.column(KEY)
+        return self._outcome(
+            kind=[ROW] * count,
+            part=[self._part] * count,
+            row=range(first, first + count),
+            due_ms=due_ms,
+            subject=[plan.subject] * count if plan.subject is not None else chosen.column(SUBJECT),
+            **columns,
+        )
+
+    def _rejects(self, batch: pa.RecordBatch, reasons: "_Reasons") -> pa.RecordBatch:
+        plan, indexes = self._plan, sorted(reasons)
+        chosen = batch.take(fixed(np.array(indexes)))
+        count = len(indexes)
+        subjects = [plan.subject] * count
+        if plan.subject is None:
+            subjects = chosen.column(SUBJECT).to_pylist()
+        keys = chosen.column(KEY).to_pylist() if plan.has_key else [None] * count
+        bodies = [
+            body[:REJECT_TEXT_MAX].decode("utf-8", "replace") if there else None
+            for body, there in zip(
+                pieces(chosen.column(BODY)), present(chosen.column(BODY)).tolist(), strict=True
+            )
+        ]
+        return self._outcome(
+            kind=[REJECT] * count,
+            reason=[reasons[index] for index in indexes],
+            subject=subjects,
+            due=[None if due is None else str(due) for due in chosen.column(DUE).to_pylist()],
+            key=[None if key is None else key[:REJECT_TEXT_MAX] for key in keys],
+            body=bodies,
+        )
+
+    def _outcome(self, **columns: Any) -> pa.RecordBatch:
+        count = len(columns["kind"])
+        arrays = []
+        for column in self._schema:
+            values = columns.get(column.name)
+            if values is None:
+                arrays.append(pa.nulls(count, column.type))
+            elif isinstance(values, pa.Array):
+                arrays.append(values.cast(column.type))
+            else:
+                arrays.append(pa.array(values, column.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+class _Reasons(dict[int, str]):
+    """Why rows of a batch cannot be messages, by their index: the first reason of each."""
+
+    def add(self, bad: np.ndarray, reason: str) -> None:
+        """These rows are bad."""
+        for index in np.flatnonzero(bad).tolist():
+            self.setdefault(index, reason)
+
+
+def _parsed(due: pa.Array, reasons: _Reasons) -> np.ndarray:
+    """Due times that are text."""
+    due_ms = np.zeros(len(due), np.int64)
+    for index, text in enumerate(due.to_pylist()):
+        if text is None:
+            continue
+        try:
+            due_ms[index] = parse_time_ms(int(text) if text.lstrip("-").isdigit() else text)
+        except (InputError, ValueError):
+            reasons.setdefault(index, "due time cannot be read")
+    return due_ms
+
+
+def _not_json(bodies: list[bytes]) -> Iterator[int]:
+    """The indexes of those that are not JSON."""
+    remaining = iter(enumerate(bodies))
+    at = -1
+    while True:
+        try:
+            for at, body in remaining:  # noqa: B007 - whoever was at it when it failed
+                _check_json(body)
+            return
+        except (msgspec.DecodeError, RecursionError):
+            yield at

@@ -1,0 +1,286 @@
+"""The logs of a data directory as tables: `spark.read.format("delaylog")`.
+
+    spark.dataSource.register(DelayLog)
+    spark.read.format("delaylog").option("log", "schedule").load("/var/lib/delayserver")
+
+Its options:
+
+    log                 schedule (default), message, dispatch
+    damage              error (default): the read fails and names the place; rows: it becomes a row
+                        whose column `_corrupt` names it, and what is intact is read
+    payload             true: with the columns key, headers, content and body
+    partitions          how many tasks at most; 2 per processor of this machine
+    startingOffsets     of a stream: earliest (default), latest
+    maxRowsPerTrigger   of a stream: how many rows a micro-batch has at most, to whole frames; the
+                        hours come in their order then, also of a first read of everything
+
+There is no pruning of columns, a reader knows only its schema; so whoever wants a few columns says
+so: `.schema("seq long, due_ms long, subject string")`. Every column in `columns.log_types` can be
+asked for. Filters on `due`, `due_ms` and `hour` pick files, on `seq` files and frames, on the other
+numbers and on names rows, before anything is handed to Spark.
+
+As a stream it has one offset per file, the end of the last whole frame; of the schedule log that is
+what is filed. An hour that the server deletes after its retention is gone for a stream, too. A
+repair (`delayserver repair`) writes files anew: begin with a new checkpoint then.
+
+Cost: columns at about the rate of Parquet; a payload 1 µs. Threads: Spark's tasks, one reader each.
+"""
+
+from collections.abc import Iterable, Iterator, MutableMapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from delayserver.errors import InputError
+from delayserver.pipeline.logs import logs
+from delayserver.pipeline.logs.columns import (
+    BATCH_ROWS,
+    CORRUPT,
+    LOGS,
+    Batches,
+    Names,
+    batch_of_damage,
+    batch_of_frame,
+    default_columns,
+    log_types,
+    needs_payload,
+    needs_subjects,
+)
+from delayserver.pipeline.logs.dispatched import Subjects
+from delayserver.pipeline.logs.filters import Condition, hours_of, mask, seqs_of, take
+from delayserver.pipeline.logs.logs import ALL, Piece, Range
+from delayserver.pipeline.logs.options import Options, parse_options
+from delayserver.pipeline.states.snapshot import Directory, open_directory, read_names
+from delayserver.pipeline.workers import spare_imports
+from delayserver.records.tables import read_hours
+from storage.frame import Damage, Frame
+from storage.rows import LogKind, select
+
+_OPTIONS = ("log", "damage", "payload", "partitions", "startingOffsets", "maxRowsPerTrigger")
+
+
+class DelayLog(DataSource):
+    """One log of a data directory."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        spare_imports()
+        self._options = _LogOptions(parse_options("delaylog", options, _OPTIONS))
+
+    @classmethod
+    def name(cls) -> str:
+        return "delaylog"
+
+    def schema(self) -> StructType:
+        wanted = self._options
+        known = log_types(wanted.kind)
+        names = default_columns(wanted.kind, payload=wanted.payload, corrupt=wanted.damage_as_rows)
+        return from_arrow_schema(pa.schema([(name, known[name]) for name in names]))
+
+    def reader(self, schema: StructType) -> "LogReader":
+        spare_imports()
+        return LogReader(self._options, self._options.checked(schema))
+
+    def streamReader(self, schema: StructType) -> "LogStreamReader":
+        return LogStreamReader(self._options, self._options.checked(schema))
+
+
+class _LogOptions:
+    """The options of `delaylog`. Raises InputError."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self.root = options.root
+        self.partitions = options.partitions
+        self.kind = LogKind[options.choice("log", "schedule", "message", "dispatch").upper()]
+        self.damage_as_rows = options.choice("damage", "error", "rows") == "rows"
+        self.payload = options.choice("payload", "false", "true") == "true"
+        self.from_latest = options.choice("startingOffsets", "earliest", "latest") == "latest"
+        self.rows_max = options.number("maxRowsPerTrigger", 0)
+
+    def checked(self, schema: StructType) -> pa.Schema:
+        """The schema that was asked for. Raises InputError."""
+        self._options.check_columns(schema.names, log_types(self.kind))
+        if self.damage_as_rows and CORRUPT not in schema.names:
+            raise InputError(f"with damage=rows the schema must have the column {CORRUPT}")
+        return to_arrow_schema(schema, timezone="UTC")
+
+
+@dataclass
+class Task(InputPartition):
+    """What one task reads."""
+
+    stamp: int
+    pieces: list[Piece]
+    conditions: list[Condition]
+    names: Names
+    filed: dict[int, int] | None
+    """By hour, how long its schedule log is; None: subjects need not be looked up."""
+
+
+class _Reading:
+    """What batches and streams share: from pieces of files to Arrow batches."""
+
+    def __init__(self, options: _LogOptions, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+        self._payload = needs_payload(schema.names)
+
+    def _tasks(
+        self, directory: Directory, pieces: list[Piece], conditions: list[Condition]
+    ) -> list[Task]:
+        wanted = {*self._schema.names, *(one.column for one in conditions)}
+        names, filed = Names(), None
+        if wanted & {"subject", "subscription"} or needs_subjects(self._options.kind, wanted):
+            with directory.catalog() as catalog:
+                names = read_names(catalog)
+                if needs_subjects(self._options.kind, wanted):
+                    filed = {hour: state.length for hour, state in read_hours(catalog).items()}
+        groups = logs.plan(
+            directory.files,
+            pieces,
+            stamp=directory.stamp,
+            partitions=self._options.partitions,
+            seqs=seqs_of(conditions),
+            bytes_min=logs.PARTITION_BYTES_MIN if self._payload else logs.COLUMNS_BYTES_MIN,
+        )
+        numbered = [condition.numbered(names) for condition in conditions]
+        return [Task(directory.stamp, group, numbered, names, filed) for group in groups]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """All rows of a task that its conditions hold for."""
+        spare_imports()
+        if not isinstance(partition, Task):
+            return  # Spark's own partition, where there is nothing to read.
+        files = Directory(self._options.root, partition.stamp).files
+        batches = Batches(LOGS[self._options.kind], self._schema, partition.names)
+        subjects = None
+        if partition.filed is not None:
+            subjects = Subjects(files, partition.stamp, partition.filed)
+        for piece in partition.pieces:
+            items = logs.read(files, piece, stamp=partition.stamp, payload=self._payload)
+            for found in items if subjects is None else subjects.added_to(items):
+                if isinstance(found, Damage):
+                    if not self._options.damage_as_rows:
+                        raise found.error()
+                    if not partition.conditions:  # They do not hold for nulls.
+                        yield batch_of_damage(found, self._schema)
+                elif self._payload:
+                    yield from self._with_payload(found, partition)
+                else:
+                    keep = mask(partition.conditions, found.rows)
+                    yield from batches.add(found.rows if keep.all() else select(found.rows, keep))
+        yield from batches.rest()
+
+    def _with_payload(self, frame: Frame, task: Task) -> Iterator[pa.RecordBatch]:
+        kept = np.flatnonzero(mask(task.conditions, frame.rows))
+        for start in range(0, len(kept), BATCH_ROWS):
+            some = kept[start : start + BATCH_ROWS]
+            yield batch_of_frame(frame, some, self._schema, task.names)
+
+
+class LogReader(_Reading, DataSourceReader):
+    """Reads what is there."""
+
+    def __init__(self, options: _LogOptions, schema: pa.Schema) -> None:
+        super().__init__(options, schema)
+        self._conditions: list[Condition] = []
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        return take(LOGS[self._options.kind], filters, self._conditions)
+
+    def partitions(self) -> list[Task]:
+        directory = open_directory(self._options.root)
+        hours, seqs = hours_of(self._conditions), seqs_of(self._conditions)
+        pieces = _pieces(self._options.kind, directory, hours, seqs)
+        return self._tasks(directory, pieces, self._conditions)
+
+
+def _pieces(
+    kind: LogKind, directory: Directory, hours: Range = ALL, seqs: Range = ALL
+) -> list[Piece]:
+    match kind:
+        case LogKind.MESSAGE:
+            return logs.message_pieces(directory.files, seqs)
+        case LogKind.SCHEDULE:
+            with directory.catalog() as catalog:
+                return logs.schedule_pieces(read_hours(catalog), hours)
+        case LogKind.DISPATCH:
+            return logs.dispatch_pieces(directory.files, hours)
+
+
+class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads what is there, and then what comes."""
+
+    def __init__(self, options: _LogOptions, schema: pa.Schema) -> None:
+        super().__init__(options, schema)
+        self._last: dict[str, int] | None = None
+        """Where to end, if it is to."""
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._last = self._ends({})
+
+    def initialOffset(self) -> dict[str, int]:
+        return self._ends({}) if self._options.from_latest else {}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        rows_max = self._options.rows_max
+        return ReadMaxRows(rows_max) if rows_max else ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        last = self._ends(start) if self._last is None else self._last
+        ends = {path: max(end, start.get(path, 0)) for path, end in last.items()}
+        return (
+            self._limited(start, ends, limit.max_rows) if isinstance(limit, ReadMaxRows) else ends
+        )
+
+    def _limited(
+        self, start: dict[str, int], ends: dict[str, int], rows_max: int
+    ) -> dict[str, int]:
+        """So many rows, file by file."""
+        directory = open_directory(self._options.root)
+        for path, end in ends.items():
+            piece = Piece(self._options.kind, path, start.get(path, 0), end)
+            ends[path], count = logs.rows_end(
+                directory.files, piece, stamp=directory.stamp, rows_max=rows_max
+            )
+            rows_max -= count
+        return ends
+
+    def _ends(self, start: dict[str, int]) -> dict[str, int]:
+        """Where the last whole frame of each file ends, behind what was read."""
+        directory = open_directory(self._options.root)
+        pieces = _pieces(self._options.kind, directory)
+        if self._options.kind is LogKind.SCHEDULE:
+            return {piece.path: piece.end for piece in pieces}
+        ends = {}
+        for piece in pieces:
+            begin = start.get(piece.path, 0)
+            unread = replace(piece, start=begin, end=max(begin, piece.end))
+            ends[piece.path] = logs.whole_end(directory.files, unread, stamp=directory.stamp)
+        return ends
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Task]:
+        directory = open_directory(self._options.root)
+        pieces = [
+            Piece(self._options.kind, path, start.get(path, 0), stop, promised_end=stop)
+            for path, stop in end.items()
+            if stop > start.get(path, 0)
+        ]
+        return self._tasks(directory, pieces, []) if pieces else []

@@ -1,0 +1,410 @@
+"""Sending: what a task does with the rows of a table or stream; from Arrow batches to messages.
+
+    batch of columns ──▶ a message as JSON per row ──▶ two requests at a time ──▶ counted
+                               └─ no due time, no key ──┐        └─ refused ──┐
+                                                        └─────────────────────┴──▶ error, or file
+
+The client library takes a refused request apart (`client.batches`), and asks again while the server
+is away (`client.retries`). An answer that was lost is always asked for again: what has a key may be
+sent again, and rows without keys are sent at least once.
+
+Cost: about 4 µs per row. Threads: a task of Spark's; an event loop of its own while it runs.
+"""
+
+import asyncio
+import base64
+import json
+import os
+import ssl
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import types as T
+from pyspark.sql.datasource import WriterCommitMessage
+
+from delayserver.client.batches import Publishing, send_publishes
+from delayserver.client.errors import ClientError, ConflictError, InvalidError
+from delayserver.client.retries import RetryPolicy, Time, answered
+from delayserver.client.transport import Answer, HttpTransport
+from delayserver.client.values import Published
+from delayserver.errors import PipelineError
+from delayserver.pipeline.publish.mapping import Columns
+
+BATCH_ROWS = 2_000
+BATCH_MAX_BYTES = 4 * 1024 * 1024
+IN_FLIGHT_MAX = 2
+"""Requests of one task: the server works on one while the next is made."""
+NAMED_MAX = 5
+"""Rows that an error names."""
+_QUERY_ID = "sql.streaming.queryId"
+"""Spark tells it to the tasks of a micro-batch."""
+
+ArrowBatches = Iterator[pa.RecordBatch]
+
+# Times become RFC 3339 text and bytes base64, as with to_json; decimals are numbers.
+_encode = msgspec.json.Encoder(decimal_format="number").encode
+_check_json = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What every task has to know."""
+
+    url: str
+    token: str | None = field(repr=False)
+    tls_ca: str | None
+    columns: Columns
+    needs_key: bool
+    """Each row needs a key: exactly once."""
+    rejects: str | None
+    """A directory for rows that are refused; None: they are an error."""
+    report: str | None
+    batch_rows: int
+    timeout_s: float
+
+
+class _RejectedError(Exception):
+    """A row cannot be a message; the text says why."""
+
+
+@dataclass(slots=True)
+class Sent(WriterCommitMessage):
+    """What one task did."""
+
+    query: str = ""
+    """The id of the streaming query, the same after each of its restarts."""
+    published: int = 0
+    duplicates: int = 0
+    """Known to the server before, mostly since an attempt failed after it was sent."""
+    rejected: int = 0
+    rejects_file: str | None = None
+
+
+class _Row(Publishing):
+    """A row on its way, and what became of it."""
+
+    __slots__ = ("error", "is_duplicate", "values")
+
+    def __init__(self, data: bytes, values: tuple[Any, ...]) -> None:
+        self.data = data
+        self.values = values
+        """Subject, due time, key, body and headers."""
+        self.subject, _, self.key, _, _ = values
+        self.error: Exception | None = None
+        self.is_duplicate = False
+
+    def succeed(self, result: object) -> None:
+        assert isinstance(result, Published)
+        self.is_duplicate = result.duplicate
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+
+
+class Sender:
+    """Sends the rows of one task."""
+
+    def __init__(self, plan: Plan, schema: T.StructType) -> None:
+        self._plan = plan
+        self._columns = _ColumnReader(plan.columns, schema)
+        context = TaskContext.get()
+        query = (context.getLocalProperty(_QUERY_ID) if context else None) or ""
+        self._sent = Sent(query)
+        self._rejects = _RejectFile(plan.rejects) if plan.rejects is not None else None
+
+    def send(self, batches: ArrowBatches) -> Sent:
+        """Send all rows; on return each is published, a duplicate, or rejected.
+
+        Raises PipelineError when a row is refused and there is no directory for such, and when the
+        server refuses them all or stays away."""
+        try:
+            asyncio.run(self._send(batches))
+            if self._rejects is not None:
+                self._sent.rejects_file = self._rejects.close()
+        except BaseException:
+            if self._rejects is not None:
+                self._rejects.discard()
+            raise
+        return self._sent
+
+    async def _send(self, batches: ArrowBatches) -> None:
+        plan = self._plan
+        tls = None if plan.tls_ca is None else ssl.create_default_context(cafile=plan.tls_ca)
+        transport = HttpTransport(plan.url, token=plan.token, tls=tls)
+        policy, time = RetryPolicy(plan.timeout_s), Time()
+
+        async def ask(
+            method: str, path: str, body: bytes | None, *, repeatable: bool = True
+        ) -> Answer:
+            return await answered(partial(transport.request, method, path, body), policy, time)
+
+        async def follow(requests: Iterator[list[_Row]]) -> None:
+            for rows in requests:
+                try:
+                    await send_publishes(ask, list[Publishing](rows))
+                except ClientError as error:
+                    raise PipelineError(str(error)) from error
+                self._settle(rows)
+
+        try:
+            for batch in batches:
+                # Spark is asked for more, which blocks, when nothing is under way.
+                requests = self._requests(batch)
+                async with asyncio.TaskGroup() as tasks:
+                    for _ in range(IN_FLIGHT_MAX):
+                        tasks.create_task(follow(requests))
+        except BaseExceptionGroup as errors:
+            # What went wrong first; the other request was given up for it.
+            raise errors.exceptions[0] from None
+        finally:
+            await transport.close()
+
+    def _requests(self, batch: pa.RecordBatch) -> Iterator[list[_Row]]:
+        """The rows of a batch in as many requests as they need."""
+        rows: list[_Row] = []
+        size_bytes = 0
+        refused: list[tuple[tuple[Any, ...], str]] = []
+        for values in self._columns.rows(batch):
+            try:
+                row = _Row(self._data(*values), values)
+            except _RejectedError as error:
+                refused.append((values, str(error)))
+                continue
+            if rows and size_bytes + len(row.data) > BATCH_MAX_BYTES:
+                yield rows
+                rows, size_bytes = [], 0
+            rows.append(row)
+            size_bytes += len(row.data)
+            if len(rows) == self._plan.batch_rows:
+                yield rows
+                rows, size_bytes = [], 0
+        if rows:
+            yield rows
+        self._refuse(refused)
+
+    def _data(
+        self,
+        subject: str | None,
+        due: int | str | None,
+        key: str | None,
+        body: bytes | None,
+        headers: bytes | None,
+    ) -> bytes:
+        """A message as JSON. Raises _RejectedError where there is none."""
+        if subject is None:
+            raise _RejectedError("no subject")
+        if due is None:
+            raise _RejectedError("no due time")
+        if key is None and self._plan.needs_key:
+            raise _RejectedError("no key")
+        data = b'{"subject":%b,"deliver_at":%b' % (_encode(subject), _encode(due))
+        if key is not None:
+            data += b',"key":' + _encode(key)
+        if self._columns.is_binary:
+            if body is None:
+                raise _RejectedError("no body")
+            data += b',"body_base64":"%b"' % base64.b64encode(body)
+        elif body is not None:
+            if self._columns.is_text:
+                _check(body, "body is")
+            data += b',"body":' + body
+        if headers is not None:
+            if self._columns.are_headers_text:
+                _check(headers, "headers are")
+            data += b',"headers":' + headers
+        return data + b"}"
+
+    def _settle(self, rows: Sequence[_Row]) -> None:
+        refused: list[tuple[tuple[Any, ...], str]] = []
+        for row in rows:
+            error = row.error
+            if error is None:
+                if row.is_duplicate:
+                    self._sent.duplicates += 1
+                else:
+                    self._sent.published += 1
+            elif isinstance(error, InvalidError | ConflictError):
+                refused.append((row.values, error.detail or str(error)))
+            else:
+                raise PipelineError(f"the server at {self._plan.url}: {error}") from error
+        self._refuse(refused)
+
+    def _refuse(self, refused: Sequence[tuple[tuple[Any, ...], str]]) -> None:
+        """Put rows aside, or raise PipelineError."""
+        if not refused:
+            return
+        if self._rejects is None:
+            named = [_named(values, reason) for values, reason in refused[:NAMED_MAX]]
+            if len(refused) > NAMED_MAX:
+                named.append(f"and {len(refused) - NAMED_MAX} more")
+            raise PipelineError(
+                f"{len(refused)} rows cannot be messages: {'; '.join(named)}. With the option "
+                "rejects they are put aside"
+            )
+        for values, reason in refused:
+            self._rejects.add(values, reason)
+        self._sent.rejected += len(refused)
+
+
+def _named(values: tuple[Any, ...], reason: str) -> str:
+    subject, due, key, _, _ = values
+    return f"{subject or 'no subject'}, key {key!r}, due {due!r}: {reason}"
+
+
+def _check(text: bytes, what: str) -> None:
+    try:
+        _check_json(text)
+    except (msgspec.DecodeError, RecursionError):
+        raise _RejectedError(f"{what} not JSON") from None
+
+
+class _RejectFile:
+    """Rows that were put aside, in a file that is made for the first of them.
+
+    Its name begins with a dot until the driver knows that all tasks have ended."""
+
+    def __init__(self, directory: str) -> None:
+        self._path = Path(directory, f".{uuid.uuid4().hex[:12]}.jsonl")
+        self._file: IO[str] | None = None
+
+    def add(self, values: tuple[Any, ...], reason: str) -> None:
+        """Write a row, all of it: in a stream it may be nowhere else."""
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("w", encoding="utf-8")
+        subject, due, key, body, headers = values
+        row = {
+            "reason": reason,
+            "subject": subject,
+            "due": due,
+            "key": key,
+            "body": _text(body),
+            "headers": _text(headers),
+        }
+        self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+    def close(self) -> str | None:
+        """Have it on the disk; its name, if there is one."""
+        if self._file is None:
+            return None
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return self._path.name
+
+    def discard(self) -> None:
+        """The task failed, and is done again."""
+        if self._file is not None:
+            self._file.close()
+            self._path.unlink(missing_ok=True)
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else data.decode("utf-8", "replace")
+
+
+# ── columns ────────────────────────────────────────────────────────────────────────────────────
+
+
+class _ColumnReader:
+    """Takes subject, due time, key, body and headers out of Arrow batches."""
+
+    def __init__(self, columns: Columns, schema: T.StructType) -> None:
+        self._columns = columns
+        self._at = {name: index for index, name in enumerate(schema.names)}
+        self._rest = columns.rest(schema.names)
+        body = None if columns.body is None else schema[columns.body].dataType
+        headers = None if columns.headers is None else schema[columns.headers].dataType
+        self.is_binary = isinstance(body, T.BinaryType)
+        """The bodies are not JSON."""
+        self.is_text = isinstance(body, T.StringType)
+        """The bodies are JSON that somebody else made, and so are the headers:"""
+        self.are_headers_text = isinstance(headers, T.StringType)
+
+    def rows(self, batch: pa.RecordBatch) -> Iterable[tuple[Any, ...]]:
+        """Subject, due time, key, body and headers of each row; None where there is nothing."""
+        columns, nothing = self._columns, [None] * batch.num_rows
+        if columns.subject_column is None:
+            subjects = [columns.subject] * batch.num_rows
+        else:
+            subjects = self._texts(batch, columns.subject_column)
+        return zip(
+            subjects,
+            _due(batch.column(self._at[columns.due])),
+            nothing if columns.key is None else self._texts(batch, columns.key),
+            self._bodies(batch),
+            nothing if columns.headers is None else self._headers(batch, columns.headers),
+            strict=True,
+        )
+
+    def _texts(self, batch: pa.RecordBatch, name: str) -> list[str | None]:
+        texts: list[str | None] = batch.column(self._at[name]).cast(pa.string()).to_pylist()
+        return texts
+
+    def _bodies(self, batch: pa.RecordBatch) -> list[bytes | None]:
+        name = self._columns.body
+        if name is None:
+            rest = self._rest
+            if not rest:
+                return [None] * batch.num_rows
+            columns = [_values(batch.column(self._at[one])) for one in rest]
+            rows = zip(*columns, strict=True)
+            return [_encode(dict(zip(rest, row, strict=True))) for row in rows]
+        column = batch.column(self._at[name])
+        if self.is_binary or self.is_text:
+            return _as_bytes(column)
+        return [None if value is None else _encode(value) for value in _values(column)]
+
+    def _headers(self, batch: pa.RecordBatch, name: str) -> list[bytes | None]:
+        column = batch.column(self._at[name])
+        if self.are_headers_text:
+            return _as_bytes(column)
+        if pa.types.is_struct(column.type):
+            # A field of a struct that is null is no header.
+            return [
+                None
+                if value is None
+                else _encode({k: v for k, v in value.items() if v is not None})
+                for value in column.to_pylist()
+            ]
+        return [None if value is None else _encode(value) for value in _values(column)]
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _as_bytes(column: pa.Array) -> list[bytes | None]:
+    values: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
+    return values
+
+
+def _values(column: pa.Array) -> list[Any]:
+    values: list[Any] = column.to_pylist(maps_as_pydicts="lossy")
+    return values
+
+
+def _due(column: pa.Array) -> list[int | str | None]:
+    """Milliseconds since 1970, or text that the server reads."""
+    kind = column.type
+    if _is_text(kind):
+        return [
+            max(0, int(text)) if text is not None and text.lstrip("-").isdecimal() else text
+            for text in column.to_pylist()
+        ]
+    if pa.types.is_date(kind):
+        column = column.cast(pa.timestamp("ms")).cast(pa.int64())
+    elif pa.types.is_timestamp(kind):
+        # Never earlier than it says: a part of a millisecond is rounded up.
+        micros = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_pylist()
+        return [None if one is None else max(0, -(-one // 1000)) for one in micros]
+    due: list[int | None] = column.cast(pa.int64()).to_pylist()
+    # What is past is due now, however long ago.
+    return [None if one is None else max(0, one) for one in due]

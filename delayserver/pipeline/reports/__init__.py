@@ -1,0 +1,1 @@
+"""Jobs that read and tell: audit, forecast, lateness."""

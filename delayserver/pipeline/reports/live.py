@@ -1,0 +1,201 @@
+"""How late deliveries are, live: windows of time, from the stream of a server's dispatch log.
+
+    dispatch log ──stream──▶ counts by window, name and bucket ──▶ added up in this process
+                             (Spark, once a second)                (percentiles from the sums)
+
+A delivery counts in the window in which it was recorded. A window that has ended is told at once;
+if more comes for it, since a micro-batch took longer, it is told again with everything.
+
+Cost: a few tenths of a second of a core per micro-batch; with subjects a pass over the schedule log
+of the hours that deliveries were due in. 1 KB per window and name. Threads: Spark's own puts counts
+in, any other takes lines out; a lock is between them.
+"""
+
+import contextlib
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from delayserver.errors import PipelineError
+from delayserver.pipeline.logs.columns import CORRUPT, CORRUPT_DDL
+from delayserver.pipeline.progress import Job
+from delayserver.pipeline.reports.lateness import percentile_ms
+from delayserver.pipeline.states.snapshot import open_directory
+from delayserver.times import format_time
+
+BY = ("subscription", "subject")
+TRIGGER = "1 second"
+ROWS_PER_TRIGGER = 2_000_000
+KEPT = 120
+"""Windows that are remembered."""
+UNKNOWN = "(unknown)"
+
+Count = tuple[int, str, int, int, int]
+"""Start of the window in ms, name, bucket of lateness, how many, the latest of them in ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Deliveries of one name in one window."""
+
+    start_ms: int
+    name: str
+    count: int
+    p50_ms: int
+    p99_ms: int
+    max_ms: int
+
+    def document(self, by: str, window_ms: int) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "window": format_time(self.start_ms),
+            "window_ms": window_ms,
+            by: self.name,
+            "count": self.count,
+            "per_s": round(self.count * 1000 / window_ms, 3),
+            "p50_ms": self.p50_ms,
+            "p99_ms": self.p99_ms,
+            "max_ms": self.max_ms,
+        }
+
+
+@dataclass(slots=True)
+class _Group:
+    counts: Counter[int] = field(default_factory=Counter)
+    max_ms: int = 0
+    told: int = 0
+    """How many deliveries it had when it was told."""
+
+
+class Windows:
+    """Counts of the newest windows."""
+
+    def __init__(self, window_ms: int) -> None:
+        self.window_ms = window_ms
+        self._groups: dict[tuple[int, str], _Group] = {}
+        self._lock = threading.Lock()
+
+    def add(self, counts: Iterable[Count]) -> None:
+        """Add what a micro-batch counted."""
+        with self._lock:
+            for start_ms, name, bucket, count, max_ms in counts:
+                group = self._groups.setdefault((start_ms, name), _Group())
+                group.counts[bucket] += count
+                group.max_ms = max(group.max_ms, max_ms)
+            newest_ms = max((start_ms for start_ms, _ in self._groups), default=0)
+            oldest_ms = newest_ms - KEPT * self.window_ms
+            self._groups = {key: one for key, one in self._groups.items() if key[0] > oldest_ms}
+
+    def lines(self) -> list[Line]:
+        """All of them: the newest window first, in it the slowest name."""
+        with self._lock:
+            lines = [_line(key, group) for key, group in self._groups.items()]
+        return sorted(lines, key=lambda line: (-line.start_ms, -line.p99_ms, line.name))
+
+    def news(self, now_ms: int) -> list[Line]:
+        """Windows that have ended by then, as far as they were not told before; oldest first."""
+        told = []
+        with self._lock:
+            for key, group in sorted(self._groups.items()):
+                count = group.counts.total()
+                if key[0] + self.window_ms <= now_ms and count > group.told:
+                    group.told = count
+                    told.append(_line(key, group))
+        return told
+
+
+def _line(key: tuple[int, str], group: _Group) -> Line:
+    start_ms, name = key
+    p50_ms, p99_ms = (percentile_ms(group.counts, share) for share in (0.5, 0.99))
+    # A percentile is the upper end of its bucket, which may be a little above the latest.
+    latest_ms = group.max_ms
+    count = group.counts.total()
+    return Line(start_ms, name, count, min(p50_ms, latest_ms), min(p99_ms, latest_ms), latest_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """A stream that is being watched."""
+
+    by: str
+    windows: Windows
+    damage: list[str]
+    """Places of the dispatch log that cannot be read."""
+    _query: StreamingQuery
+
+    def check(self) -> None:
+        """Raises what ended the stream, if anything has."""
+        if not self._query.isActive:
+            error = self._query.exception()
+            raise error if error is not None else PipelineError("the stream has ended")
+
+
+@contextlib.contextmanager
+def watch(job: Job, data_dir: str, *, by: str, window_ms: int) -> Iterator[Watch]:
+    """Watch the deliveries that are recorded from when the context has begun.
+
+    Raises PipelineError, StorageError where the directory is none."""
+    assert by in BY
+    if job.is_connect:
+        raise PipelineError(
+            "lateness shows what arrives in this process, so it does not run over Spark Connect; "
+            "take another --master"
+        )
+    open_directory(data_dir)
+    windows, damage = Windows(window_ms), list[str]()
+
+    def take(batch: DataFrame, _: int) -> None:
+        rows = _counted(batch, by, window_ms).collect()
+        damage.extend(
+            f"{row[CORRUPT]['file']}, offset {row[CORRUPT]['offset']}: {row[CORRUPT]['reason']}"
+            for row in rows
+            if row[CORRUPT] is not None
+        )
+        windows.add(
+            (row["start_ms"], row["name"], row["lateness_bucket"], row["count"], row["max_ms"])
+            for row in rows
+            if row[CORRUPT] is None
+        )
+
+    columns = f"settled_ms long, lateness_ms long, lateness_bucket int, {by} string"
+    stream = (
+        job.spark.readStream.format("delaylog")
+        .options(log="dispatch", damage="rows", startingOffsets="latest")
+        .option("maxRowsPerTrigger", ROWS_PER_TRIGGER)
+        .schema(f"{columns}, {CORRUPT_DDL}")
+        .load(data_dir)
+    )
+    with tempfile.TemporaryDirectory(prefix="delayserver-lateness-") as checkpoints:
+        query = (
+            stream.writeStream.foreachBatch(take)
+            .option("checkpointLocation", checkpoints)
+            .trigger(processingTime=TRIGGER)
+            .start()
+        )
+        try:
+            watched = Watch(by, windows, damage, query)
+            job.progress("following the dispatch log", 0, 0)
+            # What is recorded from then on is seen.
+            while query.lastProgress is None:
+                watched.check()
+                query.awaitTermination(1)
+            yield watched
+        finally:
+            query.stop()
+
+
+def _counted(batch: DataFrame, by: str, window_ms: int) -> DataFrame:
+    start_ms = F.expr(f"settled_ms div {window_ms} * {window_ms}")
+    name = F.coalesce(F.col(by), F.lit(UNKNOWN))
+    delivered = batch.where(f"lateness_bucket >= 0 or {CORRUPT} is not null")
+    keys = (start_ms.alias("start_ms"), name.alias("name"), "lateness_bucket", CORRUPT)
+    return delivered.groupBy(*keys).agg(
+        F.count(F.lit(1)).alias("count"), F.max(F.greatest("lateness_ms", F.lit(0))).alias("max_ms")
+    )

@@ -1,0 +1,1 @@
+"""What became of each message: the data sources `delaystate` and `delayhistory`."""

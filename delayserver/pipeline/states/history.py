@@ -1,0 +1,366 @@
+"""What an hour held and what became of it, with bodies: `spark.read.format("delayhistory")`.
+
+    spark.read.format("delayhistory").load("/var/lib/delayserver").where("state = 'dead'").show()
+
+A row is an entry of a retired hour: a message when it was published, and once more for each time
+it was moved or tried again; `id` is the message's in all of them. Its deliveries stand in the row,
+one per subscription. Damage is a row whose column `_corrupt` names it, and whose others are null
+but for `hour`: such an hour is not whole.
+
+    hours         which hours, as `wanted_hours` writes them, each read just as far as it says; by
+                  default all that are retired
+    partitions    how many tasks at most; 2 per processor of this machine
+
+Cost: in each task, the rows of its largest hour and one frame are in memory at a time.
+Threads: Spark's tasks, one reader each.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from delayserver.errors import InputError
+from delayserver.pipeline.logs.columns import (
+    CORRUPT,
+    CORRUPT_TYPE,
+    PAYLOAD_TYPES,
+    TIME,
+    Names,
+    batch_of_damage,
+    name_table,
+    named,
+    payloads_of,
+)
+from delayserver.pipeline.logs.logs import Piece, read, share
+from delayserver.pipeline.logs.options import Options, parse_options
+from delayserver.pipeline.states.hour_files import read_hour
+from delayserver.pipeline.states.settlement import SETTLED_DTYPE, Judgement, State, settle
+from delayserver.pipeline.states.snapshot import (
+    Directory,
+    open_directory,
+    read_names,
+    read_subjects,
+    read_subscriptions,
+)
+from delayserver.records.ids import IdCodec
+from delayserver.records.message import Content, Payload
+from delayserver.records.subscriptions import Registry, Subscription
+from delayserver.records.tables import HourState, read_checkpoint, read_hours
+from delayserver.schedule.archives import Extent, retired_hours
+from storage.errors import DamageError
+from storage.frame import Damage, Frame, Rows
+from storage.hour_log import hour_path
+from storage.rows import FLAG_REMOVAL, HOUR_MS, SCHEDULE_DTYPE, LogKind, RecordKind
+
+BATCH_ROWS = 8 * 1024
+"""Bodies may be long."""
+DELIVERY = pa.struct(
+    [
+        ("subscription", pa.string()),
+        ("state", pa.string()),
+        ("attempt", pa.int32()),
+        ("settled", TIME),
+        ("lateness_ms", pa.int64()),
+    ]
+)
+TYPES: dict[str, pa.DataType] = {
+    "id": pa.string(),
+    "subject": pa.string(),
+    "key": pa.string(),
+    "headers": PAYLOAD_TYPES["headers"],
+    "body": pa.string(),
+    "body_bytes": pa.binary(),
+    "due": TIME,
+    "filed": TIME,
+    "made_by": pa.string(),
+    "attempt": pa.int32(),
+    "state": pa.string(),
+    "deliveries": pa.list_(DELIVERY),
+    "seq": pa.int64(),
+    "message_seq": pa.int64(),
+    "hour": pa.int32(),
+    CORRUPT: CORRUPT_TYPE,
+}
+"""Besides what its name says:
+
+body          JSON text; null if the body is anything else, which is in body_bytes then
+filed         when the entry was put into its hour: up to a second after it was accepted
+made_by       publish, move, retry, redrive (of a dead letter), fire (by an event)
+attempt       which attempt the entry is, from 1
+state         delivered, cancelled, moved, retried, dead, dropped; where its deliveries differ, the
+              last of these that occurs
+deliveries    per subscription: state; for what was delivered the attempt, when it was recorded, and
+              how long after the due time
+"""
+
+_STATES = pa.array([None, *(state.name.lower() for state in State)], pa.string())
+_KINDS = name_table({kind: kind.name.lower() for kind in RecordKind})
+
+
+class WantedHour(msgspec.Struct, array_like=True, frozen=True):
+    """An hour, and how much of its files is to be read."""
+
+    hour: int
+    schedule_bytes: int
+    dispatch_bytes: int
+    last_seq: int
+    count: int
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(self.schedule_bytes, self.dispatch_bytes, self.last_seq)
+
+
+def wanted_hours(hours: Iterable[WantedHour]) -> str:
+    """The option `hours`."""
+    return msgspec.json.encode(list(hours)).decode()
+
+
+class DelayHistory(DataSource):
+    """What the retired hours of a data directory held, and what became of it."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._parsed = parse_options("delayhistory", options, ("hours", "partitions"))
+
+    @classmethod
+    def name(cls) -> str:
+        return "delayhistory"
+
+    def schema(self) -> StructType:
+        return from_arrow_schema(pa.schema(list(TYPES.items())))
+
+    def reader(self, schema: StructType) -> "HistoryReader":
+        self._parsed.check_columns(schema.names, TYPES)
+        return HistoryReader(self._parsed, to_arrow_schema(schema, timezone="UTC"))
+
+
+@dataclass(frozen=True, slots=True)
+class Hour:
+    """What a task is told of an hour."""
+
+    wanted: WantedHour
+    state: HourState | None
+    """As the catalog has it; None: the hour is not what was wanted any more."""
+
+
+@dataclass
+class Task(InputPartition):
+    """What one task reads, and by what it judges."""
+
+    hours: list[Hour]
+    subjects: dict[int, str]
+    subscriptions: list[Subscription]
+    names: Names
+    checkpoint_seq: int
+
+
+class HistoryReader(DataSourceReader):
+    """Reads, judges, and puts together."""
+
+    def __init__(self, options: Options, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> list[Task]:
+        directory = open_directory(self._options.root)
+        with directory.catalog() as catalog:
+            wanted = self._wanted()
+            if wanted is None:
+                retired = retired_hours(catalog, directory.files)
+                wanted = [WantedHour(one.hour, *one.extent, one.count) for one in retired]
+            states = read_hours(catalog)
+            hours = [Hour(one, _as_wanted(one, states.get(one.hour))) for one in wanted]
+            return [
+                Task(
+                    some,
+                    read_subjects(catalog),
+                    list(read_subscriptions(catalog).values()),
+                    read_names(catalog),
+                    read_checkpoint(catalog),
+                )
+                for some in share(
+                    hours,
+                    [one.schedule_bytes + one.dispatch_bytes for one in wanted],
+                    self._options.partitions,
+                )
+            ]
+
+    def _wanted(self) -> list[WantedHour] | None:
+        text = self._options.given.get("hours")
+        if text is None:
+            return None
+        try:
+            return msgspec.json.decode(text, type=list[WantedHour])
+        except msgspec.DecodeError as error:
+            raise InputError(f"the option hours of delayhistory cannot be read ({error})") from None
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """All rows of a task's hours."""
+        if not isinstance(partition, Task):
+            return  # Spark's own partition, where there is nothing to read.
+        history = _History(open_directory(self._options.root), partition, self._schema)
+        for hour in partition.hours:
+            try:
+                yield from history.read(hour)
+            except DamageError as error:
+                if CORRUPT not in self._schema.names:
+                    raise
+                yield self._damaged(hour.wanted.hour, error)
+
+    def _damaged(self, hour: int, error: DamageError) -> pa.RecordBatch:
+        damage = Damage(
+            error.path,
+            error.offset,
+            error.offset,
+            error.reason,
+            torn=False,
+            first_seq=error.first_seq,
+            last_seq=error.last_seq,
+        )
+        return batch_of_damage(damage, self._schema, hour=hour)
+
+
+def _as_wanted(wanted: WantedHour, state: HourState | None) -> HourState | None:
+    if state is None or not state.retired_ms:
+        return None
+    known = (state.length, state.last_entry_seq, state.entries)
+    return state if known == (wanted.schedule_bytes, wanted.last_seq, wanted.count) else None
+
+
+class _History:
+    """From the files of an hour to Arrow batches."""
+
+    def __init__(self, directory: Directory, task: Task, schema: pa.Schema) -> None:
+        self._directory = directory
+        self._task = task
+        self._schema = schema
+        self._ids = IdCodec(directory.shard, directory.id_secret)
+        self._registry = Registry(task.subscriptions)
+
+    def read(self, hour: Hour) -> Iterator[pa.RecordBatch]:
+        """All entries of an hour. Raises DamageError."""
+        wanted, number = hour.wanted, hour.wanted.hour
+        path = hour_path(LogKind.SCHEDULE, number)
+        if hour.state is None:
+            raise DamageError(path, 0, "the hour has changed since it was listed")
+        settled = self._settled(hour, hour.state)
+        piece = Piece(LogKind.SCHEDULE, path, 0, wanted.schedule_bytes, wanted.schedule_bytes)
+        stamp, files = self._directory.stamp, self._directory.files
+        for found in read(files, piece, stamp=stamp, payload=True):
+            if isinstance(found, Damage):
+                raise found.error()
+            kept = np.flatnonzero((found.rows["flags"] & FLAG_REMOVAL) == 0)
+            for start in range(0, len(kept), BATCH_ROWS):
+                yield self._batch(number, found, kept[start : start + BATCH_ROWS], settled)
+
+    def _settled(self, hour: Hour, state: HourState) -> Rows:
+        """What became of the entries of an hour (SETTLED_DTYPE), in the order of seq."""
+        wanted = hour.wanted
+        rows, damage = read_hour(
+            self._directory.files,
+            wanted.hour,
+            state,
+            np.empty(0, SCHEDULE_DTYPE),
+            stamp=self._directory.stamp,
+            checkpoint_seq=self._task.checkpoint_seq,
+            dispatch_bytes=wanted.dispatch_bytes,
+        )
+        if damage:
+            raise damage[0].error()
+        task, registry = self._task, self._registry
+        judgement = Judgement(
+            through_seq=np.iinfo(np.int64).max,
+            retired_through_seq=wanted.last_seq,
+            now_ms=(wanted.hour + 1) * HOUR_MS,
+            subscribers=lambda subject: registry.matching(task.subjects.get(subject, "")),
+            is_alive=lambda subscription: registry.by_id(subscription) is not None,
+        )
+        settled = np.concatenate([np.empty(0, SETTLED_DTYPE), *settle(rows, judgement)])
+        return settled[np.argsort(settled["seq"], kind="stable")]
+
+    def _batch(self, hour: int, frame: Frame, kept: np.ndarray, settled: Rows) -> pa.RecordBatch:
+        """The entries of a frame at these indexes. Raises DamageError."""
+        rows = frame.rows[kept]
+        payloads: list[Payload] = []
+        for seq, payload in zip(rows["seq"].tolist(), payloads_of(frame, rows), strict=True):
+            if payload is None:
+                raise DamageError(frame.path, frame.offset, "an entry has no payload", seq, seq)
+            payloads.append(payload)
+        firsts = np.searchsorted(settled["seq"], rows["seq"])
+        lasts = np.searchsorted(settled["seq"], rows["seq"], side="right")
+        bodies = [_text(payload) for payload in payloads]
+        made: dict[str, Callable[[], object]] = {
+            "id": lambda: list(map(self._id, rows, payloads)),
+            "subject": lambda: named(rows["subject_id"], self._task.names.subjects),
+            "key": lambda: [payload.key for payload in payloads],
+            "headers": lambda: [
+                None if payload.headers is None else list(payload.headers.items())
+                for payload in payloads
+            ],
+            "body": lambda: bodies,
+            "body_bytes": lambda: [
+                payload.body if body is None else None
+                for payload, body in zip(payloads, bodies, strict=True)
+            ],
+            "due": lambda: pa.array(rows["due_ms"] * 1000).cast(TIME),
+            "filed": lambda: pa.array(
+                np.full(len(rows), frame.header.created_ms * 1000, np.int64)
+            ).cast(TIME),
+            "made_by": lambda: _KINDS.take(pa.array(rows["kind"])),
+            "attempt": lambda: pa.array(np.maximum(rows["attempt"], 1).astype(np.int32)),
+            "state": lambda: _STATES.take(pa.array(settled["entry_state"][firsts])),
+            "deliveries": lambda: self._deliveries(settled, firsts, lasts),
+            "seq": lambda: pa.array(rows["seq"].astype(np.int64)),
+            "message_seq": lambda: pa.array(rows["message_seq"].astype(np.int64)),
+            "hour": lambda: pa.array(np.full(len(rows), hour, np.int32)),
+            CORRUPT: lambda: pa.nulls(len(rows), CORRUPT_TYPE),
+        }
+        arrays = []
+        for column in self._schema:
+            values = made[column.name]()
+            if not isinstance(values, pa.Array):
+                values = pa.array(values, TYPES[column.name])
+            arrays.append(values.cast(column.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _id(self, row: np.void, payload: Payload) -> str:
+        origin = payload.origin
+        due_ms = int(row["due_ms"]) if origin is None else origin.published_due_ms
+        return self._ids.encode(due_ms, int(row["message_seq"]))
+
+    def _deliveries(self, settled: Rows, firsts: np.ndarray, lasts: np.ndarray) -> pa.Array:
+        """What became of each entry at its subscriptions; nothing of what is about all of them."""
+        start = int(firsts[0])
+        some = settled[start : int(lasts[-1])]
+        shown = (some["subscription_id"] != 0) | (some["state"] == State.DROPPED)
+        before = np.concatenate([[0], np.cumsum(shown)])
+        offsets = np.append(before[firsts - start], before[int(lasts[-1]) - start])
+        some = some[shown]
+        delivered = pa.array(some["state"] == State.DELIVERED)
+        at = pa.array(some["settled_ms"] * 1000).cast(TIME)
+        columns = (
+            named(some["subscription_id"], self._task.names.subscriptions),
+            _STATES.take(pa.array(some["state"])),
+            pa.compute.if_else(delivered, pa.array(some["attempt"].astype(np.int32)), None),
+            pa.compute.if_else(pa.array(some["settled_ms"] != 0), at, None),
+            pa.compute.if_else(delivered, pa.array(some["settled_ms"] - some["due_ms"]), None),
+        )
+        structs = pa.StructArray.from_arrays(columns, fields=list(DELIVERY))
+        return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), structs)
+
+
+def _text(payload: Payload) -> str | None:
+    """The body as JSON text; None if it is something else."""
+    if payload.content != Content.JSON:
+        return None
+    try:
+        return payload.body.decode()
+    except UnicodeDecodeError:
+        return None

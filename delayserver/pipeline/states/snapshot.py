@@ -1,0 +1,216 @@
+"""A data directory as readers find it: its stamp, what its catalog says, what is not filed yet.
+
+Nothing is locked and nothing is written: a server may be running on the directory. Each read of the
+catalog is a transaction of its own and sees the newest commit, so the order of the reads matters:
+
+    1. which hours are retired      everything that settled them is recorded already
+    2. the message log              records up to some seq; what is deleted meanwhile was filed
+    3. checkpoint, table of hours   how far the schedule log is filed, at least up to there
+    4. the hours' files             they only grow, or are deleted after their retention
+
+So every record up to `through_seq` is seen in the schedule log or in the message log.
+
+Cost: one pass over the small tables of the catalog and the message log, which is as long as a
+segment and what is not filed. Threads: values.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from delayserver.config import Settings
+from delayserver.pipeline.logs import logs
+from delayserver.pipeline.logs.columns import Names, name_table
+from delayserver.records.subscriptions import Subscription, decode_subscription
+from delayserver.records.tables import HourState, read_checkpoint, read_hours
+from delayserver.schedule.filing import by_hour, schedule_rows
+from storage.catalog import Catalog, LmdbCatalog, Table
+from storage.check import NotADataDirectoryError
+from storage.directory import CATALOG_DIRECTORY, ID_SECRET_BYTES, open_identity
+from storage.files import Files, OsFiles
+from storage.frame import Damage, Frame, Rows, unseal
+from storage.message_log import DIRECTORY as MESSAGES
+from storage.rows import MESSAGE_DTYPE, RecordKind, concatenate
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """A data directory, open for reading."""
+
+    root: str
+    stamp: int
+    shard: int = 0
+    id_secret: bytes = bytes(ID_SECRET_BYTES)
+
+    @property
+    def files(self) -> OsFiles:
+        """Its files."""
+        return OsFiles(self.root, readonly=True)
+
+    @contextlib.contextmanager
+    def catalog(self) -> Iterator[Catalog]:
+        """Its catalog. Raises CatalogError where there is none."""
+        max_bytes = Settings.model_fields["catalog_max_bytes"].default
+        path = str(Path(self.root) / CATALOG_DIRECTORY)
+        catalog = LmdbCatalog(path, max_bytes=max_bytes, readonly=True)
+        try:
+            yield catalog
+        finally:
+            catalog.close()
+
+
+def open_directory(root: str) -> Directory:
+    """Raises NotADataDirectoryError, FormatVersionError, DamageError."""
+    try:
+        identity = open_identity(OsFiles(root, readonly=True), random_bytes=None)
+    except FileNotFoundError:
+        raise NotADataDirectoryError(root) from None
+    return Directory(root, identity.stamp, identity.shard, identity.id_secret)
+
+
+def read_subjects(catalog: Catalog) -> dict[int, str]:
+    """Names of subjects by their numbers."""
+    return {int.from_bytes(key, "big"): name.decode() for key, name in catalog.scan(Table.SUBJECTS)}
+
+
+def read_subscriptions(catalog: Catalog) -> dict[int, Subscription]:
+    """Subscriptions by their numbers, deleted ones too."""
+    known = (decode_subscription(value) for _, value in catalog.scan(Table.SUBSCRIPTIONS))
+    return {subscription.id: subscription for subscription in known}
+
+
+def read_names(catalog: Catalog) -> Names:
+    """What the numbers in the logs stand for."""
+    return _names(read_subjects(catalog), read_subscriptions(catalog))
+
+
+def _names(subjects: Mapping[int, str], subscriptions: Mapping[int, Subscription]) -> Names:
+    named = {number: subscription.name for number, subscription in subscriptions.items()}
+    return Names(name_table(subjects), name_table(named))
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What was known at one moment, but for the rows in the hours' files."""
+
+    hours: dict[int, HourState]
+    """Hours that are in the catalog or that a record in the message log is due in."""
+    retired: dict[int, int]
+    """Hours that were retired, and the last entry that this holds for."""
+    through_seq: int
+    """Up to which record everything is seen."""
+    checkpoint_seq: int
+    unfiled: dict[int, Rows]
+    """By hour, the schedule rows of what stands in the message log; most are filed as well."""
+    subjects: dict[int, str]
+    subscriptions: dict[int, Subscription]
+    """Deleted ones too."""
+    damage: list[Damage] = field(default_factory=list)
+    """Of the message log."""
+
+    @property
+    def names(self) -> Names:
+        """What the numbers in the logs stand for."""
+        return _names(self.subjects, self.subscriptions)
+
+
+def take_snapshot(files: Files, catalog: Catalog, *, stamp: int) -> Snapshot:
+    """Read all of it, in the order that this module tells. Raises CatalogError, DiskError."""
+    retired = {
+        hour: state.last_entry_seq
+        for hour, state in read_hours(catalog).items()
+        if state.retired_ms
+    }
+    tail = _read_message_log(files, stamp)
+    checkpoint_seq = read_checkpoint(catalog)
+    hours = read_hours(catalog)
+    records = tail.rows
+    unfiled = {}
+    scheduled, _ = schedule_rows(records)
+    for hour, here in by_hour(scheduled):
+        rows = scheduled[here]
+        # An hour that the catalog does not know, of filed records: it is past its retention.
+        rows = rows if hour in hours else rows[rows["seq"] > checkpoint_seq]
+        if len(rows):
+            unfiled[hour] = rows
+            hours.setdefault(hour, HourState())
+    return Snapshot(
+        hours=hours,
+        retired={hour: seq for hour, seq in retired.items() if hour in hours},
+        through_seq=max(tail.seen_through_seq(checkpoint_seq), checkpoint_seq),
+        checkpoint_seq=checkpoint_seq,
+        unfiled=unfiled,
+        subjects=tail.subjects | read_subjects(catalog),
+        subscriptions=read_subscriptions(catalog) | tail.subscriptions_after(checkpoint_seq),
+        damage=[*tail.damage, *_gaps(records["seq"], tail.last_seqs, checkpoint_seq)],
+    )
+
+
+@dataclass(slots=True)
+class _Tail:
+    """The message log."""
+
+    rows: Rows
+    last_seqs: np.ndarray
+    """The last seq that each record takes: an import takes as many as it has rows."""
+    subjects: dict[int, str]
+    subscriptions: list[tuple[int, Subscription]]
+    damage: list[Damage]
+
+    def seen_through_seq(self, checkpoint_seq: int) -> int:
+        """The last seq, but for those of an import that is not filed: its rows stand elsewhere."""
+        unseen = (self.rows["kind"] == RecordKind.IMPORT) & (self.last_seqs > checkpoint_seq)
+        if unseen.any():
+            return int(self.rows["seq"][np.argmax(unseen)]) - 1
+        return int(self.last_seqs[-1]) if len(self.last_seqs) else 0
+
+    def subscriptions_after(self, checkpoint_seq: int) -> dict[int, Subscription]:
+        """The newest definitions that the catalog does not have."""
+        return {one.id: one for seq, one in self.subscriptions if seq > checkpoint_seq}
+
+
+def _read_message_log(files: Files, stamp: int) -> _Tail:
+    tail = _Tail(np.empty(0, MESSAGE_DTYPE), np.empty(0, np.uint64), {}, [], [])
+    parts: list[Rows] = []
+    lasts: list[np.ndarray] = []
+    for piece in logs.message_pieces(files):
+        for found in logs.read(files, piece, stamp=stamp, payload=True):
+            if isinstance(found, Damage):
+                tail.damage.append(found)
+            else:
+                parts.append(found.rows)
+                lasts.append(found.rows["seq"].copy())
+                lasts[-1][-1] = found.last_seq
+                _read_definitions(found, tail)
+    tail.rows = concatenate(parts, MESSAGE_DTYPE)
+    tail.last_seqs = np.concatenate([tail.last_seqs, *lasts])
+    return tail
+
+
+def _read_definitions(frame: Frame, tail: _Tail) -> None:
+    assert frame.payload is not None
+    kinds = (RecordKind.SUBJECT, RecordKind.SUBSCRIPTION)
+    for row in frame.rows[np.isin(frame.rows["kind"], kinds)]:
+        start = int(row["payload_offset"])
+        data = unseal(frame.payload[start : start + int(row["payload_length"])])
+        if data is None:
+            continue  # A start of the server names it as damage.
+        if row["kind"] == RecordKind.SUBJECT:
+            tail.subjects[int(row["subject_id"])] = data.decode()
+        else:
+            tail.subscriptions.append((int(row["seq"]), decode_subscription(data)))
+
+
+def _gaps(seqs: np.ndarray, last_seqs: np.ndarray, checkpoint_seq: int) -> Iterator[Damage]:
+    """Records behind the checkpoint that are not there."""
+    if not len(seqs):
+        return
+    before = np.concatenate([[np.uint64(min(int(seqs[0]) - 1, checkpoint_seq))], last_seqs[:-1]])
+    for at in np.flatnonzero(seqs > before + np.uint64(1)).tolist():
+        first, last = int(before[at]) + 1, int(seqs[at]) - 1
+        if last > checkpoint_seq:
+            reason = "records are missing"
+            yield Damage(MESSAGES, 0, 0, reason, torn=False, first_seq=first, last_seq=last)

@@ -1,0 +1,1 @@
+"""Answers that change nothing: one message, a page of what waits, dead letters."""

@@ -1,0 +1,120 @@
+"""Dead letters: messages that no attempt delivered, listed, delivered again, or deleted.
+
+They stand in the catalog, so each call makes a checkpoint first and then reads what is there.
+
+Cost: a checkpoint, then one range of the catalog, read outside of the event loop.
+Threads: belongs to the event loop.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from dataclasses import dataclass
+
+import msgspec
+
+from delayserver.decisions.sequencer import dead_letter_key, parse_dead_letter_key
+from delayserver.errors import NotFoundError
+from delayserver.records.message import Payload, decode_payload
+from delayserver.records.subscriptions import Subscription
+from delayserver.records.tables import ChangeState
+from delayserver.schedule.replay import DeadLetter
+from delayserver.server.server import Server
+from storage.catalog import Table
+
+REDRIVE_PAGE = 500
+
+
+@dataclass(slots=True)
+class DeadLetterView:
+    """A message that no attempt delivered."""
+
+    entry_seq: int
+    message_id: str
+    subject: str
+    reason: str
+    died_ms: int
+    attempts: int
+    payload: Payload
+
+
+class DeadLetters:
+    """The dead letters of one server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    async def page(
+        self, subscription: Subscription, from_seq: int, limit: int
+    ) -> list[DeadLetterView]:
+        """Dead letters of a subscription from one schedule row on, in the order of their rows."""
+        await self._server.checkpoint()
+        return await asyncio.to_thread(self._scan, subscription, from_seq, limit)
+
+    def _scan(self, subscription: Subscription, from_seq: int, limit: int) -> list[DeadLetterView]:
+        engine = self._server.engine
+        prefix = subscription.id.to_bytes(4, "big")
+        pairs = self._server.catalog.scan(
+            Table.DEAD_LETTERS, dead_letter_key(subscription.id, from_seq), prefix=prefix
+        )
+        letters = []
+        for key, value in itertools.islice(pairs, limit):
+            letter = msgspec.msgpack.decode(value, type=DeadLetter)
+            _, entry_seq = parse_dead_letter_key(key)
+            payload = decode_payload(letter.payload, "catalog", 0, entry_seq)
+            origin = payload.origin
+            assert origin is not None
+            letters.append(
+                DeadLetterView(
+                    entry_seq,
+                    engine.ids.encode(origin.published_due_ms, origin.message_seq),
+                    engine.sequencer.subject_names[origin.subject_id],
+                    letter.reason,
+                    letter.died_ms,
+                    letter.attempts,
+                    payload,
+                )
+            )
+        return letters
+
+    async def redrive(self, subscription: Subscription, ids: set[str] | None) -> int:
+        """Schedule dead letters again: those with these message ids, or all. Returns how many."""
+        from_seq = count = 0
+        while letters := await self.page(subscription, from_seq, REDRIVE_PAGE):
+            now_ms = self._server.clock()
+            for letter in letters:
+                if ids is None or letter.message_id in ids:
+                    # Another call may have taken it since it was listed.
+                    with contextlib.suppress(NotFoundError):
+                        self._server.engine.redrive(
+                            subscription.id, letter.entry_seq, letter.payload, now_ms
+                        )
+                        count += 1
+            from_seq = letters[-1].entry_seq + 1
+        await self._server.durable(self._server.engine.groups.not_durable())
+        return count
+
+    async def discard(self, subscription: Subscription, message_id: str) -> None:
+        """Delete the dead letter of a message. Raises NotFoundError."""
+        found = self._server.engine.messages.message_id(message_id)
+        await self._server.checkpoint()
+        entry_seq = await self._find(subscription, found.seq, message_id)
+        engine = self._server.engine
+        await self._server.durable(engine.discard(subscription.id, entry_seq, found.seq))
+
+    async def _find(self, subscription: Subscription, message_seq: int, message_id: str) -> int:
+        change = self._server.engine.sequencer.changes(message_seq).get(subscription.id)
+        if change is not None:
+            key = dead_letter_key(subscription.id, change.entry_seq)
+            known = self._server.catalog.get(Table.DEAD_LETTERS, key)
+            if change.state == ChangeState.DEAD and known:
+                return change.entry_seq
+        else:
+            # Its hour is past the retention: only the letter itself tells whose it is.
+            from_seq = 0
+            while letters := await self.page(subscription, from_seq, REDRIVE_PAGE):
+                for letter in letters:
+                    if letter.message_id == message_id:
+                        return letter.entry_seq
+                from_seq = letters[-1].entry_seq + 1
+        raise NotFoundError(f"{subscription.name} has no dead letter {message_id!r}")

@@ -1,0 +1,126 @@
+"""Listing: the messages of a subject that wait, in due order, a page at a time.
+
+What was answered before the question is seen: deliveries are recorded and everything accepted is
+filed first; then the hours' files are read, whether they are loaded or not, one hour at a time and
+in the reader thread, where deliveries go in between. A row that a subscription is still to get
+stands in the list, so a message that is being retried stands at the time of its next attempt, once
+for each subscription that it is retried for; and so does what no subscription matches.
+
+A page goes on from a position (due time and seq), so nothing is listed twice or left out while
+messages come and go around it. It ends early when many rows had to be looked at: then it holds
+fewer than were asked for, or none, and a cursor.
+
+Cost: a checkpoint, the columns of the hours that are passed, and the payloads of the page.
+Threads: belongs to the event loop.
+"""
+
+import asyncio
+from collections.abc import Generator
+from dataclasses import dataclass
+from functools import partial
+
+from delayserver.delivery.dispatcher import Take
+from delayserver.delivery.reader import Reader
+from delayserver.records.message import Payload, State
+from delayserver.records.subscriptions import Subscription
+from delayserver.records.tables import read_hours
+from delayserver.schedule.pending import Page, Position, Wanted, position_of
+from delayserver.schedule.replay import Snapshot
+from delayserver.schedule.wheel import Batch
+from delayserver.server.server import Server
+from storage.rows import HOUR_MS
+
+SCAN_ROWS_MAX = 4_000_000
+"""After so many rows a page ends, at the end of an hour."""
+_NOBODY = Subscription(id=0, name="", subject="", type="pull", created_ms=0)
+
+
+@dataclass(slots=True)
+class PendingView:
+    """A message that waits."""
+
+    message_id: str
+    subject: str
+    due_ms: int
+    state: State
+    attempts: int
+    payload: Payload
+
+
+class Listing:
+    """The lists of one server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    async def page(
+        self, subject: str, start: Position, until_ms: int, limit: int
+    ) -> tuple[list[PendingView], Position | None]:
+        """Up to `limit` messages from `start` on, due before `until_ms`; and where to go on."""
+        server = self._server
+        subject_id = server.engine.sequencer.subjects.get(subject)
+        if subject_id is None:
+            return [], None
+        await server.settled()
+        await server.checkpoint()
+        views: list[PendingView] = []
+        scanned = 0
+        for snapshot in await asyncio.to_thread(self._hours, start.due_ms, until_ms):
+            if scanned >= SCAN_ROWS_MAX:
+                return views, Position(max(start.due_ms, snapshot.hour * HOUR_MS), 0)
+            wanted = Wanted(subject_id, subject, start, until_ms, limit + 1 - len(views))
+            page = await self._find(snapshot, wanted)
+            scanned += page.scanned
+            rows = page.rows[: limit - len(views)]
+            if len(rows):
+                views += await self._views(subject, Batch(snapshot.hour, rows))
+            if len(page.rows) == wanted.limit:
+                return views, position_of(snapshot.hour, page.rows[-1])
+        return views, None
+
+    def _hours(self, from_ms: int, until_ms: int) -> list[Snapshot]:
+        return [
+            Snapshot(hour, state.length)
+            for hour, state in sorted(read_hours(self._server.catalog).items())
+            if from_ms // HOUR_MS <= hour
+            and hour * HOUR_MS < until_ms
+            and state.length
+            and not state.retired_ms
+        ]
+
+    async def _find(self, snapshot: Snapshot, wanted: Wanted) -> Page:
+        registry = self._server.engine.registry.snapshot()
+        steps: Generator[None, None, Page] | None = None
+
+        def step(reader: Reader) -> Page | None:
+            nonlocal steps
+            steps = steps or reader.pending(snapshot, wanted, registry)
+            try:
+                next(steps)
+            except StopIteration as end:
+                page: Page = end.value
+                return page
+            return None
+
+        while (page := await self._server.call(step)) is None:
+            pass
+        return page
+
+    async def _views(self, subject: str, batch: Batch) -> list[PendingView]:
+        take = Take(_NOBODY, [batch], {})
+        deliveries = await self._server.call(partial(Reader.deliveries, take=take, unfiled={}))
+        now_ms = self._server.clock()
+        is_taken = bool(self._server.engine.registry.matching(subject))
+        return [
+            PendingView(
+                delivery.message_id,
+                subject,
+                delivery.entry.due_ms,
+                State.DELIVERING
+                if is_taken and delivery.entry.due_ms <= now_ms
+                else State.SCHEDULED,
+                delivery.attempt - 1,
+                delivery.payload,
+            )
+            for delivery in deliveries
+        ]

@@ -1,0 +1,157 @@
+"""Queries: a message and what became of it, what is pending, how much falls due when.
+
+Nothing here changes anything. Answers show everything that was answered before the question.
+
+Cost: a look-up reads one row, and the dispatch log of its hour once it has fired; the counts read
+the hour table of the catalog. Threads: belongs to the event loop; files are read in the reader
+thread.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from functools import partial
+
+import delayserver
+from delayserver.delivery.reader import Reader
+from delayserver.errors import InputError
+from delayserver.records.message import Entry, Payload, State
+from delayserver.records.tables import ChangeState, read_hours
+from delayserver.server.server import Server
+from delayserver.times import format_time
+from storage.frame import Rows
+from storage.rows import HOUR_MS, Outcome
+
+_STATES: dict[int, State] = {ChangeState.DEAD: State.DEAD, ChangeState.DISCARDED: State.CANCELLED}
+
+
+@dataclass(slots=True)
+class DeliveryView:
+    """What became of a message at one subscription."""
+
+    subscription: str
+    state: str
+    attempt: int
+    at_ms: int
+
+
+@dataclass(slots=True)
+class MessageView:
+    """A message as somebody who looks it up sees it."""
+
+    message_id: str
+    subject: str
+    due_ms: int
+    state: State
+    attempts: int
+    payload: Payload
+    version: str
+    deliveries: list[DeliveryView] = field(default_factory=list)
+
+
+class Queries:
+    """Questions to one server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    async def look_up(self, seq: int, due_ms: int) -> MessageView:
+        """A message, its state and what became of it so far. Raises NotFoundError, DamageError."""
+        engine = self._server.engine
+        messages, registry = engine.messages, engine.registry
+        located, version = messages.locate(seq, due_ms), messages.version(seq)
+        found = await self._server.find(located)
+        view = MessageView(
+            message_id=engine.ids.encode(due_ms, seq),
+            subject=engine.sequencer.subject_names[found.subject_id],
+            due_ms=located.entry.due_ms,
+            state=located.state,
+            attempts=located.attempts,
+            payload=found.payload,
+            version=version,
+        )
+        changes = {key: change for key, change in engine.sequencer.changes(seq).items() if key}
+        if located.state is State.SCHEDULED and not changes:
+            return view
+        again = (Entry(change.entry_seq, change.due_ms) for change in changes.values())
+        for entry in (located.entry, *again):
+            rows = await self._server.call(partial(_settled, entry))
+            for row in rows[rows["outcome"] == Outcome.DELIVERED]:
+                subscription = registry.by_id(int(row["subscription_id"]))
+                name = subscription.name if subscription else ""
+                attempt, at_ms = int(row["attempt"]), int(row["settled_ms"])
+                view.deliveries.append(DeliveryView(name, State.DELIVERED, attempt, at_ms))
+                view.attempts = max(view.attempts, attempt)
+        done = {delivery.subscription for delivery in view.deliveries}
+        for subscription_id, change in changes.items():
+            subscription = registry.by_id(subscription_id)
+            if subscription is None or subscription.name in done:
+                continue
+            state = _STATES.get(change.state, State.SCHEDULED)
+            view.deliveries.append(
+                DeliveryView(subscription.name, state, change.attempt, change.due_ms)
+            )
+            view.attempts = max(view.attempts, change.attempt - (state is State.SCHEDULED))
+        return view
+
+    async def stats(self) -> dict[str, object]:
+        """Counters since the start of this process, and what waits now."""
+        server, engine = self._server, self._server.engine
+        await self.count_later()
+        oldest_due_ms = engine.dispatcher.oldest_due_ms()
+        return {
+            "version": delayserver.__version__,
+            "started_at": format_time(server.started_ms),
+            "accepted": engine.publishing.accepted_total,
+            "cancelled": engine.messages.cancelled_total,
+            "delivered": engine.dispatcher.delivered_total,
+            "retried": sum(engine.retried_by_subject.values()),
+            "dead": sum(engine.dead_by_subject.values()),
+            "last_seq": engine.sequencer.next_seq - 1,
+            "checkpoint_seq": engine.groups.checkpoint_seq,
+            "pending_loaded": engine.hours.unsettled(),
+            "pending_later": server.pending_later,
+            "queued": engine.dispatcher.queued_count(),
+            "in_flight": engine.dispatcher.in_flight_count(),
+            "oldest_due_at": None if oldest_due_ms is None else format_time(oldest_due_ms),
+            "unmatched": engine.dispatcher.parked_count(),
+            "subjects": len(engine.sequencer.subjects),
+            "subscriptions": len(engine.registry),
+            "unfiled_bytes": engine.groups.unfiled_bytes,
+            "archive_waiting_hours": len(server.archive_waiting),
+            "archive_waiting_bytes": sum(one.total_bytes for one in server.archive_waiting),
+            "disk_free_bytes": server.free_bytes,
+        }
+
+    async def count_later(self) -> None:
+        """Count the messages of hours that are not loaded, and list what waits to be archived, as
+        of the last checkpoint."""
+        through_hour = self._server.engine.hours.live_through_hour
+        # There may be two years of hours.
+        hours = await asyncio.to_thread(read_hours, self._server.catalog)
+        self._server.pending_later = sum(
+            max(0, state.entries - state.removals)
+            for hour, state in hours.items()
+            if hour > through_hour
+        )
+        if self._server.settings.archive:
+            retired = await self._server.retired_hours()
+            self._server.archive_waiting = [one for one in retired if one.archived is None]
+
+    async def forecast(self, bucket_ms: int) -> list[dict[str, object]]:
+        """How many messages fall due per bucket, a whole number of hours. Raises InputError."""
+        if bucket_ms < HOUR_MS or bucket_ms % HOUR_MS:
+            raise InputError("a bucket is a whole number of hours, such as 1h or 1d", "/bucket")
+        await self._server.checkpoint()
+        counts: dict[int, int] = {}
+        for hour, state in read_hours(self._server.catalog).items():
+            if not state.retired_ms:
+                bucket = hour * HOUR_MS // bucket_ms * bucket_ms
+                counts[bucket] = counts.get(bucket, 0) + state.entries - state.removals
+        return [
+            {"from": format_time(bucket), "count": max(0, count)}
+            for bucket, count in sorted(counts.items())
+        ]
+
+
+def _settled(entry: Entry, reader: Reader) -> Rows:
+    return reader.settled(entry.hour, entry.seq)

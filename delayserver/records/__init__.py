@@ -1,0 +1,2 @@
+"""What is written: messages, ids, subjects, subscriptions, and the tables of the catalog. Pure
+values, and how each is packed and parsed."""

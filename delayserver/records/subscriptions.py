@@ -1,0 +1,154 @@
+"""Subscriptions: who gets which messages.
+
+A subscription's subject is exact, or a prefix that ends in `.*` (any depth), or `*`. A message goes
+to every subscription that matches and existed when it fell due; if there was none, to the first
+one, by age, that matches now. The rule is a function of the registry, the due time and the seq
+alone, so it gives the same answer after a restart, and whatever the clock shows then (`horizon`).
+
+Cost: a lookup is one dictionary access; the result is cached per subject until the registry
+changes. Threads: changed on the event loop only; `snapshot` is immutable and may be read anywhere.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from delayserver.delivery.webhook import RetryPolicy
+from delayserver.records.horizon import Mark, fallen_due
+from delayserver.records.subjects import matches
+from storage.rows import SEQ_MAX
+
+
+class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A definition as it stands in the log and in the catalog (MessagePack)."""
+
+    id: int
+    name: str
+    subject: str
+    type: Literal["webhook", "pull"]
+    created_ms: int
+    url: str = ""
+    secrets: tuple[str, ...] = ()
+    timeout_ms: int = 15_000
+    max_in_flight: int = 64
+    max_attempts: int = 10
+    backoff_ms: tuple[int, ...] = ()
+    """Empty: the default schedule of RetryPolicy."""
+    lease_ms: int = 30_000
+    rate_per_s: float = 0.0
+    """Webhook: messages a second, with `rate_burst` at once; 0: no limit."""
+    rate_burst: int = 0
+    batch_max: int = 0
+    """Webhook: messages in one request, as an array; 0: one each, as it was published."""
+    linger_ms: int = 0
+    """How long after it fell due a message waits for others to fill a batch."""
+    spread_ms: int = 0
+    """What fell due during downtime or a pause is handed out over this time; 0: at once."""
+    drop_older_than_ms: int = 0
+    """What could not be handed out within this time is a dead letter; 0: it never is."""
+    paused: bool = False
+    deleted: bool = False
+    subject_since_ms: int = 0
+    """When its subject was changed, and nothing due since had fallen due; 0: never."""
+    horizon: tuple[Mark, ...] = ()
+    """What had fallen due when it was made; empty: all that was due before `created_ms`."""
+
+    @property
+    def _marks(self) -> tuple[Mark, ...]:
+        return self.horizon or (Mark(SEQ_MAX, self.created_ms),)
+
+    @property
+    def exists_since_ms(self) -> int:
+        """Whatever is due at this moment or later fell due when it existed."""
+        return self._marks[0].before_ms
+
+    def existed(self, seq: int, due_ms: int) -> bool:
+        """Whether it existed when a row fell due."""
+        return not any(seq <= mark.seq and due_ms < mark.before_ms for mark in self._marks)
+
+    def existed_for(self, seqs: np.ndarray, due_ms: np.ndarray) -> np.ndarray:
+        """For which rows it existed when they fell due."""
+        return ~fallen_due(self._marks, seqs, due_ms)
+
+    @property
+    def retry_policy(self) -> RetryPolicy:
+        """When to try again, and how often."""
+        if not self.backoff_ms:
+            return RetryPolicy(self.max_attempts)
+        return RetryPolicy(self.max_attempts, self.backoff_ms)
+
+    def matches(self, subject: str) -> bool:
+        """Whether messages of that subject are for this subscription."""
+        return matches(self.subject, subject)
+
+    def overlaps(self, other: "Subscription") -> bool:
+        """Whether some subject matches both."""
+        return self.matches(other.subject) or other.matches(self.subject)
+
+
+def encode_subscription(subscription: Subscription) -> bytes:
+    """The definition as bytes."""
+    return msgspec.msgpack.encode(subscription)
+
+
+_decoder = msgspec.msgpack.Decoder(Subscription)
+
+
+def decode_subscription(data: bytes) -> Subscription:
+    """The definition again. Raises msgspec.DecodeError."""
+    return _decoder.decode(data)
+
+
+class Registry:
+    """All subscriptions that exist, oldest first."""
+
+    def __init__(self, subscriptions: Iterable[Subscription] = (), *, last_id: int = 0) -> None:
+        known = sorted(subscriptions, key=lambda s: s.id)
+        self._by_id = {s.id: s for s in known if not s.deleted}
+        self._by_name = {s.name: s for s in self._by_id.values()}
+        self._matching: dict[str, tuple[Subscription, ...]] = {}
+        # Numbers of deleted subscriptions are never given again: dispatch rows still name them.
+        self._last_id = max([last_id, *(s.id for s in known)])
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Subscription]:
+        return iter(self._by_id.values())
+
+    def by_id(self, subscription_id: int) -> Subscription | None:
+        """The subscription with that number."""
+        return self._by_id.get(subscription_id)
+
+    def by_name(self, name: str) -> Subscription | None:
+        """The subscription of that name."""
+        return self._by_name.get(name)
+
+    def next_id(self) -> int:
+        """A number that no subscription ever had."""
+        self._last_id += 1
+        return self._last_id
+
+    def put(self, subscription: Subscription) -> None:
+        """Add, change or (with `deleted`) remove a subscription."""
+        self._matching.clear()
+        if subscription.deleted:
+            self._by_id.pop(subscription.id, None)
+            self._by_name.pop(subscription.name, None)
+        else:
+            self._by_id[subscription.id] = subscription
+            self._by_name[subscription.name] = subscription
+
+    def matching(self, subject: str) -> Sequence[Subscription]:
+        """All subscriptions of a subject, oldest first."""
+        found = self._matching.get(subject)
+        if found is None:
+            found = tuple(s for s in self._by_id.values() if s.matches(subject))
+            self._matching[subject] = found
+        return found
+
+    def snapshot(self) -> "Registry":
+        """A copy that never changes, for another thread."""
+        return Registry(self._by_id.values(), last_id=self._last_id)

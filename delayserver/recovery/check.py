@@ -1,0 +1,441 @@
+"""The check of a data directory: what `storage.check` finds, and whether logs and catalog agree.
+
+    catalog                          must agree with
+    hours: length                    the end of a frame of the schedule file
+    hours: counts, last entry        the rows up to there
+    checkpoint                       the message log: not behind its end, not before its beginning
+    subjects                         the subjects of filed rows; numbered from 1 without gaps
+    watches                          hours that are kept
+    heartbeats                       subjects that are known
+    imports behind the checkpoint    the staged files: they are needed still
+    keys, changes, dead letters, …   themselves: each entry can be read
+
+It may run beside a server. Therefore what the catalog promises is read first, and the logs, which
+only grow, after it; what looks missing then is looked up again.
+
+Cost: see `storage.check`; besides, one pass over the catalog. Threads: one, any.
+"""
+
+import contextlib
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from delayserver.decisions.sequencer import parse_dead_letter_key, unpack_key_entry
+from delayserver.decisions.watches import parse_watch_key, unpack_watch
+from delayserver.records.message import decode_payload
+from delayserver.records.subscriptions import decode_subscription
+from delayserver.records.tables import (
+    HOUR_KEY,
+    ChangeState,
+    HourState,
+    hour_key,
+    read_checkpoint,
+    read_hours,
+    unpack_change,
+)
+from delayserver.schedule.archives import unpack_archived
+from delayserver.schedule.expansion import DUPLICATE_DTYPE, ImportRecord, ImportState
+from delayserver.schedule.replay import DeadLetter, Heartbeat
+from delayserver.schedule.wheel import PAYLOAD_MAX_BYTES
+from storage.catalog import TABLES, Catalog, LmdbCatalog, Table
+from storage.catalog_file import find_damage
+from storage.check import NotADataDirectoryError, Progress, Report, Severity, check_directory
+from storage.directory import CATALOG_DIRECTORY, FORMAT_FILE, REPAIR_FILE, open_identity
+from storage.errors import CatalogError, DamageError, StagingError, StorageError
+from storage.files import Files, OsFiles, size_of
+from storage.frame import Damage, Frame, unseal
+from storage.hour_log import hour_path
+from storage.message_log import DIRECTORY as MESSAGES_DIRECTORY
+from storage.message_log import parse_segment_name
+from storage.rows import FLAG_REMOVAL, HOUR_MS, LogKind, RecordKind
+from storage.staging import DIRECTORY as IMPORTS_DIRECTORY
+from storage.staging import Manifest, Part, import_of, verify
+
+_KEY_HASH_BYTES = 16
+_CHANGE_KEY_BYTES = 12
+_NUMBER_BYTES = 4
+_UNREADABLE = (struct.error, ValueError, msgspec.DecodeError, DamageError)
+
+
+def check_path(
+    data_dir: Path,
+    *,
+    catalog_max_bytes: int,
+    progress: Progress = lambda what, done, total: None,
+) -> Report:
+    """Check the directory `data_dir` and its catalog; nothing is written.
+
+    Raises NotADataDirectoryError, FormatVersionError, DamageError for a broken FORMAT file."""
+    if not (data_dir / FORMAT_FILE).is_file():
+        raise NotADataDirectoryError(str(data_dir))
+    files, path = OsFiles(str(data_dir), readonly=True), str(data_dir / CATALOG_DIRECTORY)
+    return check_files(files, path, catalog_max_bytes=catalog_max_bytes, progress=progress)
+
+
+def check_files(files: Files, path: str, *, catalog_max_bytes: int, progress: Progress) -> Report:
+    """As `check_path`, of `files` and the catalog at `path`."""
+    report = _check_all(files, path, catalog_max_bytes, progress)
+    if files.exists(REPAIR_FILE):
+        report.add(REPAIR_FILE, "a repair was interrupted: run it again")
+    return report
+
+
+def _check_all(files: Files, path: str, catalog_max_bytes: int, progress: Progress) -> Report:
+    try:
+        catalog = LmdbCatalog(path, max_bytes=catalog_max_bytes, readonly=True)
+    except CatalogError as error:
+        report = check_directory(files, None, progress=progress)
+        report.add(CATALOG_DIRECTORY, f"{error}")
+        return report
+    except DamageError:
+        return _without_catalog(files, find_damage(path, TABLES, verify_all=True), progress)
+    try:
+        progress("catalog", 0, 1)
+        damage = catalog.verify()
+        if damage:
+            # LMDB must not be let near it.
+            return _without_catalog(files, damage, progress)
+        return check(files, catalog, progress=progress)
+    finally:
+        catalog.close()
+
+
+def _without_catalog(files: Files, damage: list[Damage], progress: Progress) -> Report:
+    report = check_directory(files, None, progress=progress)
+    for found in damage:
+        report.add(found.path, found.reason, offset=found.offset, end=found.end)
+    return report
+
+
+def check(
+    files: Files,
+    catalog: Catalog,
+    *,
+    progress: Progress = lambda what, done, total: None,
+) -> Report:
+    """Check the logs, the catalog, and the one against the other. Raises as `check_path`."""
+    try:
+        promised = _Promised(files, catalog)
+    except (struct.error, CatalogError) as error:
+        report = check_directory(files, catalog, progress=progress)
+        report.add(CATALOG_DIRECTORY, f"hours or checkpoint cannot be read: {error}")
+        return report
+    report = check_directory(
+        files,
+        catalog,
+        progress=progress,
+        visit=promised.visit,
+        committed=promised.lengths(),
+        filed_seq=promised.checkpoint_seq,
+    )
+    promised.compare(report)
+    _check_entries(catalog, report)
+    return report
+
+
+@dataclass(slots=True)
+class _Hour:
+    """What the catalog says about an hour, and what its file says up to that length."""
+
+    hour: int
+    state: HourState
+    entries: int = 0
+    removals: int = 0
+    first_seq: int = 0
+    last_entry_seq: int = 0
+    end: int = 0
+    """Where the last frame ends that begins before the committed length."""
+
+
+class _Promised:
+    """What the catalog promises of the logs."""
+
+    def __init__(self, files: Files, catalog: Catalog) -> None:
+        self._files = files
+        self._catalog = catalog
+        self.checkpoint_seq = read_checkpoint(catalog)
+        self._hours = {
+            hour_path(LogKind.SCHEDULE, hour): _Hour(hour, state)
+            for hour, state in read_hours(catalog).items()
+        }
+        self._subject_ids = np.array(
+            [int.from_bytes(key, "big") for key, _ in catalog.scan(Table.SUBJECTS)], np.uint32
+        )
+        names = (parse_segment_name(name) for name in files.list(MESSAGES_DIRECTORY))
+        self._segments = sorted(first_seq for first_seq in names if first_seq is not None)
+        self._last_seq = self._segments[-1] - 1 if self._segments else 0
+        self._unknown_subjects: dict[str, set[int]] = {}
+        self._needed: list[tuple[int, ImportRecord]] = []
+        """Imports that no checkpoint covers: last seq, and what was staged."""
+
+    def lengths(self) -> dict[str, int]:
+        """How many bytes of each schedule file are committed."""
+        return {path: hour.state.length for path, hour in self._hours.items()}
+
+    def visit(self, frame: Frame) -> None:
+        """Count a frame that verified."""
+        if frame.header.kind == LogKind.MESSAGE:
+            self._last_seq = max(self._last_seq, frame.last_seq)
+            self._note_import(frame)
+        hour = self._hours.get(frame.path)
+        if hour is None or frame.offset >= hour.state.length:
+            return
+        is_entry = (frame.rows["flags"] & FLAG_REMOVAL) == 0
+        entries = frame.rows[is_entry]
+        hour.entries += len(entries)
+        hour.removals += len(frame.rows) - len(entries)
+        hour.end = frame.end
+        hour.first_seq = hour.first_seq or frame.first_seq
+        if len(entries):
+            hour.last_entry_seq = int(entries["seq"][-1])
+        unknown = np.setdiff1d(entries["subject_id"], self._subject_ids)
+        if len(unknown):
+            self._unknown_subjects.setdefault(frame.path, set()).update(unknown.tolist())
+
+    def compare(self, report: Report) -> None:
+        """Add what does not agree, after all files were visited."""
+        self._compare_checkpoint(report)
+        damaged = {(found.file, found.offset) for found in report.damage}
+        for path, hour in self._hours.items():
+            length = hour.state.length
+            if not any(file == path and offset < length for file, offset in damaged):
+                self._compare_hour(report, path, hour)
+        self._check_imports(report)
+        for path, subject_ids in self._unknown_subjects.items():
+            report.add(path, f"rows of subjects that the catalog does not know: {subject_ids}")
+
+    def _note_import(self, frame: Frame) -> None:
+        row = frame.rows[-1]
+        if row["kind"] != RecordKind.IMPORT or frame.last_seq <= self.checkpoint_seq:
+            return
+        start, length = int(row["payload_offset"]), int(row["payload_length"])
+        data = unseal((frame.payload or b"")[start : start + length])
+        if data is not None:  # else `check_directory` says so
+            record = msgspec.msgpack.decode(data, type=ImportRecord)
+            self._needed.append((frame.last_seq, record))
+
+    def _check_imports(self, report: Report) -> None:
+        needed = set()
+        stamp = open_identity(self._files, random_bytes=None).stamp
+        for last_seq, record in self._needed:
+            needed.add(record.id)
+            parts = tuple(Part(*part) for part in record.parts)
+            manifest = Manifest(record.id, stamp, 0, parts)
+            try:
+                verify(
+                    self._files,
+                    manifest,
+                    stamp=stamp,
+                    payload_max_bytes=PAYLOAD_MAX_BYTES,
+                    sync=False,
+                )
+            except StorageError as error:
+                # A server deletes them after the next checkpoint.
+                if read_checkpoint(self._catalog) < last_seq:
+                    first_seq = last_seq - record.count + 1
+                    path = error.path if isinstance(error, StagingError) else IMPORTS_DIRECTORY
+                    report.add(path, f"{error}", first_seq=first_seq, last_seq=last_seq)
+        found = map(import_of, self._files.list(IMPORTS_DIRECTORY))
+        for import_id in sorted({name for name in found if name} - needed):
+            if self._catalog.get(Table.IMPORTS, import_id.encode()) is not None:
+                reason = "what was staged for it is not needed any more; the next start deletes it"
+            else:
+                reason = (
+                    "staged, and not adopted: run the load again with "
+                    f"--id {import_id}, or delete its files"
+                )
+            path = f"{IMPORTS_DIRECTORY}/{import_id}"
+            report.add(path, reason, severity=Severity.NOTE)
+
+    def _compare_checkpoint(self, report: Report) -> None:
+        seq = self.checkpoint_seq
+        if self._segments and seq > self._last_seq:
+            report.add(
+                MESSAGES_DIRECTORY,
+                f"the message log ends with seq {self._last_seq}, the checkpoint is {seq}",
+                first_seq=self._last_seq + 1,
+                last_seq=seq,
+            )
+        # A server may have gone on; then it deleted what its newer checkpoint covers.
+        newest = read_checkpoint(self._catalog)
+        if self._segments and self._segments[0] > newest + 1:
+            report.add(
+                MESSAGES_DIRECTORY,
+                f"the message log begins with seq {self._segments[0]}, the checkpoint is {newest}",
+                first_seq=newest + 1,
+                last_seq=self._segments[0] - 1,
+            )
+
+    def _compare_hour(self, report: Report, path: str, hour: _Hour) -> None:
+        state = hour.state
+        problem = None
+        size = size_of(self._files, path)
+        if size < state.length:
+            problem = f"the file has {size} bytes, the catalog says {state.length}"
+        elif hour.end != state.length:
+            problem = f"the committed length {state.length} is not where a frame ends"
+        else:
+            for what, found, said in (
+                ("entries", hour.entries, state.entries),
+                ("removals", hour.removals, state.removals),
+                ("as the first record", hour.first_seq, state.first_seq or hour.first_seq),
+                ("as the last entry", hour.last_entry_seq, state.last_entry_seq),
+            ):
+                if found != said:
+                    problem = f"the file has {found} {what}, the catalog says {said}"
+        # An hour that is past its retention disappears from the catalog first.
+        if problem and self._catalog.get(Table.HOURS, hour_key(hour.hour)) is not None:
+            report.add(path, problem, offset=min(size, state.length), end=state.length)
+
+
+# ── the catalog by itself ──────────────────────────────────────────────────────────────────────
+
+
+def can_be_read(table: Table, key: bytes, value: bytes) -> bool:
+    """Whether an entry of the catalog is one of its table."""
+    parse = _PARSERS.get(table)
+    try:
+        if parse is not None:
+            parse(key, value)
+    except _UNREADABLE:
+        return False
+    return True
+
+
+def _check_entries(catalog: Catalog, report: Report) -> None:
+    for table, parse in _PARSERS.items():
+        try:
+            for key, value in catalog.scan(table):
+                try:
+                    parse(key, value)
+                except _UNREADABLE as error:
+                    report.add(
+                        CATALOG_DIRECTORY, f"{table}: entry {key.hex()} cannot be read ({error})"
+                    )
+        except (CatalogError, DamageError):
+            return  # `check_directory` has said so.
+    _check_subjects(catalog, report)
+    _check_watches(catalog, report)
+    _check_heartbeats(catalog, report)
+    _add_known_damage(catalog, report)
+
+
+def _check_subjects(catalog: Catalog, report: Report) -> None:
+    subjects = list(catalog.scan(Table.SUBJECTS))
+    numbers = [int.from_bytes(key, "big") for key, _ in subjects]
+    if numbers != list(range(1, len(numbers) + 1)):
+        report.add(CATALOG_DIRECTORY, "subjects are not numbered from 1 without gaps")
+    if len({name for _, name in subjects}) != len(subjects):
+        report.add(CATALOG_DIRECTORY, "two subjects have the same name")
+
+
+def _check_watches(catalog: Catalog, report: Report) -> None:
+    """A message that is watched for must be kept: in the hour of its id, or where it went."""
+    for key, value in catalog.scan(Table.WATCHES):
+        with contextlib.suppress(*_UNREADABLE):  # reported above
+            name, seq = parse_watch_key(key)
+            hours = {unpack_watch(value)[0] // HOUR_MS}
+            for _, change in catalog.scan(Table.CHANGES, prefix=seq.to_bytes(8, "big")):
+                hours.add(unpack_change(change).due_ms // HOUR_MS)
+            is_kept = any(catalog.get(Table.HOURS, hour_key(hour)) for hour in hours)
+            # A server that runs deletes the entry before the hour.
+            if not is_kept and catalog.get(Table.WATCHES, key) is not None:
+                report.add(CATALOG_DIRECTORY, f"message {seq} watches {name!r} and is not kept")
+
+
+def _check_heartbeats(catalog: Catalog, report: Report) -> None:
+    for key, value in catalog.scan(Table.HEARTBEATS):
+        with contextlib.suppress(*_UNREADABLE):  # reported above
+            subject_id = msgspec.msgpack.decode(value, type=Heartbeat).subject_id
+            if subject_id and catalog.get(Table.SUBJECTS, subject_id.to_bytes(4, "big")) is None:
+                name = key.decode()
+                report.add(CATALOG_DIRECTORY, f"heartbeat {name!r} has an unknown subject")
+
+
+def _add_known_damage(catalog: Catalog, report: Report) -> None:
+    for _, value in catalog.scan(Table.DAMAGE):
+        with contextlib.suppress(ValueError, LookupError, TypeError):  # reported above
+            found = json.loads(value)
+            report.add(
+                found["path"],
+                f"noted at a start before this check: {found['reason']}",
+                offset=found["offset"],
+                end=found["end"],
+                first_seq=found["first_seq"],
+                last_seq=found["last_seq"],
+                severity=Severity.NOTE,
+                is_known_damage=True,
+            )
+
+
+def _must(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise ValueError(otherwise)
+
+
+def _parse_key(key: bytes, value: bytes) -> None:
+    _must(len(key) == _KEY_HASH_BYTES, "a key of another length")
+    unpack_key_entry(value)
+
+
+def _parse_change(key: bytes, value: bytes) -> None:
+    _must(len(key) == _CHANGE_KEY_BYTES, "a key of another length")
+    ChangeState(unpack_change(value).state)
+
+
+def _parse_subject(key: bytes, value: bytes) -> None:
+    _must(len(key) == _NUMBER_BYTES, "a key of another length")
+    value.decode()
+
+
+def _parse_subscription(key: bytes, value: bytes) -> None:
+    _must(int.from_bytes(key, "big") == decode_subscription(value).id, "a key of another number")
+
+
+def _parse_dead_letter(key: bytes, value: bytes) -> None:
+    _, entry_seq = parse_dead_letter_key(key)
+    sealed = msgspec.msgpack.decode(value, type=DeadLetter).payload
+    decode_payload(sealed, CATALOG_DIRECTORY, 0, entry_seq)
+
+
+def _parse_watch(key: bytes, value: bytes) -> None:
+    parse_watch_key(key)
+    unpack_watch(value)
+
+
+def _parse_heartbeat(key: bytes, value: bytes) -> None:
+    heartbeat = msgspec.msgpack.decode(value, type=Heartbeat)
+    _must(heartbeat.key.encode() == key, "a heartbeat of another key")
+    _must(heartbeat.timeout_ms > 0 and heartbeat.subject_id > 0, "a heartbeat that has ended")
+    decode_payload(heartbeat.payload, CATALOG_DIRECTORY, 0, 0)
+
+
+def _parse_import(key: bytes, value: bytes) -> None:
+    record = msgspec.msgpack.decode(value, type=ImportState).record
+    _must(record.id.encode() == key, "a key of another import")
+    _must(len(record.duplicates) % DUPLICATE_DTYPE.itemsize == 0, "duplicates of another length")
+
+
+def _parse_archived(key: bytes, value: bytes) -> None:
+    _must(len(key) == HOUR_KEY.size, "a key of another length")
+    unpack_archived(value)
+
+
+_PARSERS: dict[Table, Callable[[bytes, bytes], None]] = {
+    Table.KEYS: _parse_key,
+    Table.CHANGES: _parse_change,
+    Table.SUBJECTS: _parse_subject,
+    Table.SUBSCRIPTIONS: _parse_subscription,
+    Table.DEAD_LETTERS: _parse_dead_letter,
+    Table.WATCHES: _parse_watch,
+    Table.HEARTBEATS: _parse_heartbeat,
+    Table.IMPORTS: _parse_import,
+    Table.ARCHIVES: _parse_archived,
+    Table.DAMAGE: lambda key, value: json.loads(value),
+}

@@ -1,0 +1,248 @@
+"""Recovery: from whatever a crash left on the disk to the state as if it had not happened.
+
+    lock → catalog → cut schedule files to their committed lengths → replay the message log to
+    its end → cut torn tails of dispatch logs → checkpoint → load what is due or near → ready
+
+Nothing is delivered before replay has reached the end of the message log, else a cancel that was
+logged could be overtaken (I11). Every hour with unsettled messages counts, however old (I13).
+
+Cost: depends on what is due soon and on the unfiled tail of the message log, never on the whole
+backlog (I10): one directory listing, the tail, and the columns of the hours that are due.
+Threads: runs before any other thread starts.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from delayserver.delivery.settler import Settler
+from delayserver.records.horizon import Mark
+from delayserver.records.subscriptions import Registry, decode_subscription
+from delayserver.schedule.loader import LoadedHour, Loader
+from delayserver.schedule.replay import Records, Replay
+from storage.catalog import Catalog, Table
+from storage.errors import DamageError
+from storage.frame import Damage, Frame, unseal
+from storage.hour_log import HourLog
+from storage.message_log import MessageLog
+from storage.rows import HOUR_MS, RecordKind, select
+
+BATCH_BYTES = 32 * 1024 * 1024
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, how far, of how much."""
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What the server starts with."""
+
+    next_seq: int
+    subjects: dict[str, int]
+    registry: Registry
+    through_hour: int
+    loaded: list[LoadedHour]
+    damage: list[Damage] = field(default_factory=list)
+    replayed: int = 0
+    torn: list[Damage] = field(default_factory=list)
+    """What was cut off at the ends of logs, as a crash may leave it: written, never answered."""
+    retired_through_hour: int = -1
+    """The newest hour that is settled, for `Engine.start`."""
+    fired: list[Mark] = field(default_factory=list)
+    """What has fired though it is not due yet: the clock was set back since."""
+
+
+def recover(
+    catalog: Catalog,
+    message_log: MessageLog,
+    schedule: HourLog,
+    replay: Replay,
+    settler: Settler,
+    loader: Loader,
+    *,
+    now_ms: int,
+    lead_ms: int,
+    progress: Progress = lambda what, done, total: None,
+) -> Recovered:
+    """Bring the data directory to a checkpoint at the end of the message log, and load what is due.
+
+    Raises StorageError when the disk does not let it; nothing was answered by then."""
+    damage: list[Damage] = []
+    next_seq, replayed = file_message_log(
+        message_log, schedule, replay, damage, now_ms=now_ms, progress=progress
+    )
+    # After the replay, which may have opened a settled hour again.
+    damage += settler.recover(hour for hour in settler.hours() if not replay.is_retired(hour))
+    for found in damage:
+        replay.note_damage(found, now_ms)
+    if damage:
+        replay.name_lost_subjects()
+    # What has fired once was live, and stays so, also if the clock was set back since.
+    through_hour = max((now_ms + lead_ms) // HOUR_MS, replay.live_once_through_hour)
+    snapshots = replay.snapshot(through_hour)
+    for hour in {*schedule.hours(), *settler.hours()} - replay.hours.keys():
+        replay.delete_files(hour)
+    replay.delete_adopted()
+    registry = Registry(
+        decode_subscription(value) for _, value in catalog.scan(Table.SUBSCRIPTIONS)
+    )
+    subjects = {
+        name.decode(): int.from_bytes(key, "big") for key, name in catalog.scan(Table.SUBJECTS)
+    }
+    names = {number: name for name, number in subjects.items()}
+    loaded = []
+    for done, snapshot in enumerate(snapshots):
+        progress("loading hours", done, len(snapshots))
+        loaded.append(loader.load(snapshot, registry, names, now_ms=now_ms))
+        damage += loaded[-1].damage
+    retired = [hour for hour, state in replay.hours.items() if state.retired_ms]
+    return Recovered(
+        next_seq,
+        subjects,
+        registry,
+        through_hour,
+        loaded,
+        damage,
+        replayed,
+        [*([message_log.torn] if message_log.torn else []), *settler.torn],
+        max(retired, default=-1),
+        [*_fired_ahead(replay, retired, now_ms), *(mark for hour in loaded for mark in hour.fired)],
+    )
+
+
+def _fired_ahead(replay: Replay, retired: list[int], now_ms: int) -> Iterator[Mark]:
+    """Marks of the hours that are settled and not over: the clock was set back."""
+    for hour in retired:
+        if (hour + 1) * HOUR_MS > now_ms:
+            yield Mark(replay.hours[hour].last_entry_seq, (hour + 1) * HOUR_MS)
+
+
+def file_message_log(
+    message_log: MessageLog,
+    schedule: HourLog,
+    replay: Replay,
+    damage: list[Damage],
+    *,
+    now_ms: int,
+    progress: Progress,
+) -> tuple[int, int]:
+    """Cut the schedule back to the checkpoint and file what stands behind it; a checkpoint is not
+    made yet. Returns the next seq and the number of records, and adds to `damage`."""
+    _check_catalog(message_log, schedule, replay)
+    _cut_schedule(schedule, replay)
+    known = len(damage)
+    next_seq, replayed = _replay_tail(message_log, replay, damage, now_ms, progress)
+    lost = [(found.first_seq, found.last_seq) for found in damage[known:]]
+    replay.forget_lost_keys(lost, next_seq)
+    return next_seq, replayed
+
+
+def _check_catalog(message_log: MessageLog, schedule: HourLog, replay: Replay) -> None:
+    """A catalog that is gone or older than the logs must not make us cut them back to it."""
+    first_seq = message_log.first_seq()
+    if first_seq is None and not replay.has_checkpoint and schedule.hours():
+        reason = "it is empty, and so is the message log, but there are hours: it is missing"
+        raise DamageError("catalog", 0, reason)
+    if first_seq is not None and first_seq > replay.checkpoint_seq + 1:
+        raise DamageError(
+            "catalog",
+            0,
+            f"its checkpoint is {replay.checkpoint_seq}, but the message log begins with "
+            f"{first_seq}: the catalog is missing or from another time",
+            replay.checkpoint_seq + 1,
+            first_seq - 1,
+        )
+
+
+def _cut_schedule(schedule: HourLog, replay: Replay) -> None:
+    """Cut every schedule file back to its length at the checkpoint (I7)."""
+    for hour in schedule.hours():
+        state = replay.hours.get(hour)
+        committed = state.length if state else 0
+        if schedule.size(hour) > committed:
+            schedule.cut(hour, committed)
+    schedule.sync()
+
+
+def _replay_tail(
+    message_log: MessageLog,
+    replay: Replay,
+    damage: list[Damage],
+    now_ms: int,
+    progress: Progress,
+) -> tuple[int, int]:
+    """File everything behind the checkpoint; returns the next seq and the number of records."""
+    waiting: list[Records] = []
+    waiting_bytes = replayed = 0
+    next_seq = replay.checkpoint_seq + 1
+    for found in message_log.read(next_seq):
+        if isinstance(found, Damage):
+            damage.append(found)
+            message_log.keep(found.path)
+            next_seq = max(next_seq, found.last_seq + 1)
+            continue
+        next_seq = found.header.last_seq + 1
+        records = _intact(found, damage)
+        waiting.append(records)
+        waiting_bytes += found.end - found.offset
+        replayed += len(records.rows)
+        if waiting_bytes >= BATCH_BYTES:
+            _file(waiting, replay, damage, now_ms, progress)
+            progress("replaying the message log", replayed, replayed)
+            waiting, waiting_bytes = [], 0
+    _file(waiting, replay, damage, now_ms, progress)
+    return next_seq, replayed
+
+
+def _file(
+    waiting: list[Records],
+    replay: Replay,
+    damage: list[Damage],
+    now_ms: int,
+    progress: Progress,
+) -> None:
+    """File records; an import is the last of its batch, and comes slice by slice."""
+    batch: list[Records] = []
+    imported_bytes = 0
+    for records in waiting:
+        batch.append(records)
+        if len(records.rows) and records.rows["kind"][-1] == RecordKind.IMPORT:
+            replay.file(batch, now_ms)
+            batch = []
+        while replay.is_importing:
+            filed = replay.file_import(now_ms)
+            damage += filed.damage
+            progress("filing an import", filed.last_seq, filed.last_seq)
+            imported_bytes += filed.total_bytes
+            if imported_bytes >= BATCH_BYTES:
+                # What it holds in memory for the catalog is bounded by that.
+                replay.checkpoint()
+                imported_bytes = 0
+    if batch:
+        replay.file(batch, now_ms)
+
+
+def _intact(frame: Frame, damage: list[Damage]) -> Records:
+    """The records of a frame; where its blob is damaged, those whose own payload is not (I8)."""
+    assert frame.payload is not None
+    if frame.payload_intact:
+        return Records(frame.rows, frame.payload)
+    keep = np.ones(len(frame.rows), bool)
+    for index, row in enumerate(frame.rows):
+        start, length = int(row["payload_offset"]), int(row["payload_length"])
+        if length and unseal(frame.payload[start : start + length]) is None:
+            keep[index] = False
+            is_import = row["kind"] == RecordKind.IMPORT
+            damage.append(
+                Damage(
+                    frame.path,
+                    frame.payload_start + start,
+                    frame.payload_start + start + length,
+                    "a payload does not match its checksum",
+                    torn=False,
+                    first_seq=int(row["seq"]),
+                    last_seq=frame.last_seq if is_import else int(row["seq"]),
+                )
+            )
+    return Records(select(frame.rows, keep), frame.payload)

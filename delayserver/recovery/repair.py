@@ -1,0 +1,502 @@
+"""Repair: a damaged data directory checks as sound again, and loses no more than it must.
+
+    lock → finish what was interrupted → check → plan, and write the new beside the old → swap them
+         → file what is intact of a damaged message log → check again
+
+What was damaged                 what becomes of it
+schedule, dispatch               the file is written again without it (`repair_logs`)
+catalog                          written again: what its pages still lead to, and for the tables
+                                 that lost something what the schedule log tells (`repair_catalog`)
+message log                      everything intact is filed, and the segments leave the log
+notes of damage in the catalog   taken out; they stand in the report
+
+Files are replaced as one step (`storage.swap`), and the rest is what every start does: so it may be
+interrupted anywhere. What is replaced or removed stands in `repair/<time>/` under its own path
+afterwards. A run that finds nothing writes nothing.
+
+Cost: reads every byte about three times. Memory: the catalog, if that is damaged. Threads: none.
+"""
+
+import contextlib
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from delayserver.config import Settings
+from delayserver.records.tables import (
+    CHECKPOINT_KEY,
+    Change,
+    HourState,
+    hour_key,
+    parse_change_key,
+    parse_checkpoint,
+    parse_hours,
+    unpack_change,
+)
+from delayserver.recovery.check import check_files
+from delayserver.recovery.recover import file_message_log
+from delayserver.recovery.repair_catalog import (
+    Rebuilt,
+    name_what_is_lost,
+    read_what_is_left,
+    rebuild,
+)
+from delayserver.recovery.repair_logs import Changes, Mended, Mender
+from delayserver.schedule.expansion import Staging
+from delayserver.schedule.replay import Replay
+from storage.catalog import LmdbCatalog, Table
+from storage.catalog_file import DATA_FILE, Salvaged
+from storage.check import Finding, NotADataDirectoryError, Progress, Report, Severity
+from storage.directory import (
+    CATALOG_DIRECTORY,
+    FORMAT_FILE,
+    LOCK_FILE,
+    REPAIR_DIRECTORY,
+    REPAIR_FILE,
+    open_identity,
+)
+from storage.files import File, Files, OsFiles
+from storage.frame import Damage, Rows
+from storage.hour_log import HourLog, hour_path, parse_hour_name
+from storage.message_log import DIRECTORY as MESSAGES
+from storage.message_log import Durability, MessageLog, parse_segment_name
+from storage.rows import SEQ_MAX, LogKind
+from storage.swap import Swap, finish, is_unfinished
+
+_PASSES_MAX = 4
+_COMMIT_ENTRIES = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One thing that was found in bytes `[offset, end)` of a file, and what is done about it."""
+
+    file: str
+    offset: int
+    end: int
+    first_seq: int
+    last_seq: int
+    problem: str
+    remedy: str
+
+
+@dataclass(slots=True)
+class RepairReport:
+    """What a repair found and did, or (`dry_run`) would do."""
+
+    root: str
+    dry_run: bool
+    backups: list[str] = field(default_factory=list)
+    """The directories that hold what was replaced, by path; and `report.json`, `plan.json`."""
+    remedies: list[Remedy] = field(default_factory=list)
+    losses: list[str] = field(default_factory=list)
+    """What is gone for good, beyond the rows that are named above."""
+    remaining: list[str] = field(default_factory=list)
+    """Damage that is still there."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there was anything to repair."""
+        return bool(self.remedies)
+
+    def to_json(self) -> str:
+        """The report as a JSON document."""
+        return json.dumps(asdict(self), indent=1)
+
+
+def repair_path(
+    data_dir: Path,
+    *,
+    now_ms: int,
+    dry_run: bool = False,
+    catalog_max_bytes: int = Settings.model_fields["catalog_max_bytes"].default,
+    progress: Progress = lambda what, done, total: None,
+) -> RepairReport:
+    """Repair the directory `data_dir`. May be interrupted at any point and called again.
+
+    Raises NotADataDirectoryError, DirectoryLockedError while a server runs on it,
+    FormatVersionError, DamageError for a broken FORMAT file (restore that from a copy: the logs
+    cannot be read without it), DiskError, CatalogError."""
+    if not (data_dir / FORMAT_FILE).is_file():
+        raise NotADataDirectoryError(str(data_dir))
+    return repair(
+        OsFiles(str(data_dir)),
+        data_dir,
+        now_ms=now_ms,
+        dry_run=dry_run,
+        catalog_max_bytes=catalog_max_bytes,
+        progress=progress,
+    )
+
+
+def repair(
+    files: Files,
+    data_dir: Path,
+    *,
+    now_ms: int,
+    dry_run: bool,
+    catalog_max_bytes: int,
+    progress: Progress,
+) -> RepairReport:
+    """As `repair_path`, with the files of `data_dir` as an argument."""
+    with files.lock(LOCK_FILE):
+        stamp = open_identity(files, random_bytes=None).stamp
+        run = _Repair(files, data_dir, stamp, now_ms, dry_run, catalog_max_bytes, progress)
+        return run.run()
+
+
+class _Repair:
+    """One run."""
+
+    def __init__(
+        self,
+        files: Files,
+        data_dir: Path,
+        stamp: int,
+        now_ms: int,
+        dry_run: bool,
+        catalog_max_bytes: int,
+        progress: Progress,
+    ) -> None:
+        self._files = files
+        self._data_dir = data_dir
+        self._stamp = stamp
+        self._now_ms = now_ms
+        self._catalog_max_bytes = catalog_max_bytes
+        self._progress = progress
+        self.report = RepairReport(files.root, dry_run)
+
+    def run(self) -> RepairReport:
+        """Everything."""
+        report = self.report
+        if is_unfinished(self._files):
+            report.remedies.append(
+                Remedy(REPAIR_FILE, 0, 0, 0, 0, "a repair was interrupted", "it is finished first")
+            )
+            if report.dry_run:
+                return report
+            self._finish()
+        # Filing a damaged message log may bring tombstones of what is lost: hence again.
+        for _ in range(_PASSES_MAX):
+            findings = [found for found in self._check().findings if _matters(found)]
+            if not findings:
+                return report
+            self._repair(findings)
+            if report.dry_run:
+                return report
+        report.remaining = [str(found) for found in self._check().damage]
+        return report
+
+    def _repair(self, findings: Sequence[Finding]) -> None:
+        """What a check found, all of it."""
+        self._swap = swap = Swap(self._files, self._new_backup())
+        self._plan(findings)
+        if self.report.dry_run:
+            return
+        if not swap.is_empty:
+            swap.commit()
+            self._finish()
+        in_log = {found.file for found in findings if found.file.startswith(MESSAGES)}
+        if in_log:
+            self._file_message_log(sorted(in_log - {MESSAGES}))
+            self._note_backup(swap.backup)
+        swap.write("report.json", self.report.to_json())
+
+    def _finish(self) -> None:
+        self._note_backup(finish(self._files, lambda: self._open_catalog(self._catalog_path)))
+
+    def _note_backup(self, backup: str) -> None:
+        if (path := str(self._data_dir / backup)) not in self.report.backups:
+            self.report.backups.append(path)
+
+    def _check(self) -> Report:
+        return check_files(
+            self._files,
+            self._catalog_path,
+            catalog_max_bytes=self._catalog_max_bytes,
+            progress=self._progress,
+        )
+
+    @property
+    def _catalog_path(self) -> str:
+        return str(self._data_dir / CATALOG_DIRECTORY)
+
+    def _new_backup(self) -> str:
+        name = datetime.fromtimestamp(self._now_ms / 1000, UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
+        number = 1
+        while True:
+            path = f"{REPAIR_DIRECTORY}/{name}-{number}"
+            if not self._files.exists(path):
+                return path
+            number += 1
+
+    # ── the plan ───────────────────────────────────────────────────────────────────────────────
+
+    def _plan(self, found: Sequence[Finding]) -> None:
+        """Decide what is replaced, and (unless it is a dry run) write what is new."""
+        notes = [one for one in found if one.is_known_damage]
+        findings = [one for one in found if not one.is_known_damage]
+        self._progress("reading the catalog", 0, 1)
+        left = read_what_is_left(self._catalog_path)
+        is_damaged = bool(left.damaged) or any(
+            found.file.startswith(CATALOG_DIRECTORY) for found in findings
+        )
+        first_seq = self._first_seq()
+        known = left.values[Table.META].get(CHECKPOINT_KEY)
+        checkpoint = parse_checkpoint(known) if known else None
+        if checkpoint is None:
+            # Every start makes one: without it, and without damage, somebody made a new catalog.
+            is_stale = Table.META not in left.damaged
+        else:
+            is_stale = first_seq is not None and first_seq > checkpoint + 1
+        if checkpoint is None or is_stale:
+            checkpoint = self._filed_seq(first_seq, findings)
+        is_rebuilt = is_damaged or is_stale
+        rebuilt = Rebuilt()
+        hours = self._mend_schedule(left, findings, rebuilt, checkpoint, is_rebuilt, is_stale)
+        self._mend_dispatch(findings)
+        names, losses = name_what_is_lost(left, rebuilt)
+        self.report.losses += losses
+        if is_rebuilt:
+            fired = self._hours(LogKind.DISPATCH)
+            self.report.losses += rebuild(
+                left,
+                rebuilt,
+                hours,
+                checkpoint=checkpoint,
+                fired_through_hour=max(fired, default=-1),
+                is_stale=is_stale,
+            )
+            self._write_catalog(left.values)
+        else:
+            for table, pairs in names.items():
+                for key, value in pairs.items():
+                    self._swap.put(table, key, value)
+            for key in left.values[Table.DAMAGE]:
+                self._swap.put(Table.DAMAGE, key, None)
+        for one in findings:
+            self._remedy(one, _what_is_done(one))
+        for one in notes:
+            self._remedy(one, "the note is taken out; what it names is not delivered")
+
+    def _remedy(self, found: Finding, remedy: str) -> None:
+        self.report.remedies.append(
+            Remedy(
+                found.file,
+                found.offset,
+                found.end,
+                found.first_seq,
+                found.last_seq,
+                found.reason,
+                remedy,
+            )
+        )
+
+    def _first_seq(self) -> int | None:
+        """Where the message log begins."""
+        names = (parse_segment_name(name) for name in self._files.list(MESSAGES))
+        return min((seq for seq in names if seq is not None), default=None)
+
+    def _filed_seq(self, first_seq: int | None, findings: Sequence[Finding]) -> int:
+        """The newest record that the message log cannot give back: all before it were filed."""
+        filed = self._schedule_seqs()
+        if first_seq is None:
+            return max(filed, default=0)
+        seq = first_seq - 1
+        for found in findings:
+            # Segments that a power loss brought back stand before a hole that was filed.
+            is_hole = found.file.startswith(MESSAGES) and found.last_seq > seq
+            if is_hole and any(found.first_seq <= one <= found.last_seq for one in filed):
+                seq = found.last_seq
+        return seq
+
+    def _schedule_seqs(self) -> set[int]:
+        log = HourLog(self._files, LogKind.SCHEDULE, stamp=self._stamp)
+        try:
+            return {
+                seq
+                for hour in log.hours()
+                for found in log.scan(hour)
+                if not isinstance(found, Damage)
+                for seq in found.rows["seq"].tolist()
+            }
+        finally:
+            log.close()
+
+    # ── files by hour ──────────────────────────────────────────────────────────────────────────
+
+    def _mend_schedule(
+        self,
+        left: Salvaged,
+        findings: Sequence[Finding],
+        rebuilt: Rebuilt,
+        checkpoint: int,
+        is_rebuilt: bool,
+        is_stale: bool,
+    ) -> dict[int, HourState]:
+        """The table HOURS as it has to be; files that have to change are written again."""
+        known = {} if is_stale else parse_hours(left.values[Table.HOURS].items())
+        damaged = {found.file for found in findings}
+        changes = _changes(left.values[Table.CHANGES])
+        hours: dict[int, HourState] = {}
+        on_disk = self._hours(LogKind.SCHEDULE)
+        for done, hour in enumerate(sorted({*on_disk, *known})):
+            path = hour_path(LogKind.SCHEDULE, hour)
+            self._progress(path, done, len(on_disk))
+            if not is_rebuilt and path not in damaged:
+                hours[hour] = known.get(hour, HourState())
+                continue
+            before = known.get(hour)
+            size = self._size(path)
+            end = size if before is None or Table.HOURS in left.damaged else before.length
+            mended = self._mend(
+                LogKind.SCHEDULE, hour, min(end, size), checkpoint, changes, rebuilt, damaged
+            )
+            if before is not None:
+                mended.state.retired_ms = before.retired_ms
+            if mended.state.length:
+                hours[hour] = mended.state
+            if not is_rebuilt:
+                value = mended.state.pack() if mended.state.length else None
+                self._swap.put(Table.HOURS, hour_key(hour), value)
+        return hours
+
+    def _mend_dispatch(self, findings: Sequence[Finding]) -> None:
+        for path in sorted({found.file for found in findings}):
+            directory, _, name = path.partition("/")
+            hour = parse_hour_name(LogKind.DISPATCH, name)
+            if directory == LogKind.DISPATCH.name.lower() and hour is not None:
+                self._mend(LogKind.DISPATCH, hour, self._size(path), SEQ_MAX, {}, None, {path})
+
+    def _mend(
+        self,
+        kind: LogKind,
+        hour: int,
+        end: int,
+        through_seq: int,
+        changes: Changes,
+        rebuilt: Rebuilt | None,
+        damaged: Collection[str],
+    ) -> Mended:
+        path = hour_path(kind, hour)
+        with self._opened(path) as source:
+            if source is None:
+                return Mended()
+            mender = Mender(
+                source,
+                kind,
+                hour,
+                stamp=self._stamp,
+                end=end,
+                through_seq=through_seq,
+                changes=changes,
+            )
+            visit = rebuilt.hour() if rebuilt else _ignore
+            mended = mender.mend(None, visit)
+            if not mended.is_changed and end == source.size() and path not in damaged:
+                return mended
+            if self.report.dry_run:
+                return mended
+            if not mended.kept_rows:
+                self._swap.remove(path)
+                return mended
+            with self._swap.new_file(path) as target:
+                return mender.mend(target)
+
+    def _hours(self, kind: LogKind) -> list[int]:
+        names = self._files.list(kind.name.lower())
+        hours = (parse_hour_name(kind, name) for name in names)
+        return [hour for hour in hours if hour is not None]
+
+    # ── the catalog ────────────────────────────────────────────────────────────────────────────
+
+    def _write_catalog(self, values: Mapping[str, Mapping[bytes, bytes]]) -> None:
+        """Write the catalog again as a whole."""
+        self._swap.writes.clear()
+        if self.report.dry_run:
+            return
+        path = self._swap.new_path(f"{CATALOG_DIRECTORY}/{DATA_FILE}")
+        directory = str((self._data_dir / path).parent)
+        with contextlib.closing(self._open_catalog(directory)) as catalog:
+            for table in Table:
+                items = list(values[table].items())
+                for start in range(0, len(items), _COMMIT_ENTRIES):
+                    catalog.commit({table: items[start : start + _COMMIT_ENTRIES]})
+
+    def _open_catalog(self, path: str) -> LmdbCatalog:
+        return LmdbCatalog(path, max_bytes=self._catalog_max_bytes)
+
+    # ── the message log ────────────────────────────────────────────────────────────────────────
+
+    def _file_message_log(self, damaged_segments: Sequence[str]) -> None:
+        """File what is intact; then nobody needs the log any more, and it may go."""
+        files = self._files
+        for path in damaged_segments:
+            self._swap.copy(path)
+        with contextlib.closing(self._open_catalog(self._catalog_path)) as catalog:
+            log = MessageLog(
+                files,
+                stamp=self._stamp,
+                segment_bytes=Settings.model_fields["segment_bytes"].default,
+                durability=Durability.FSYNC,
+            )
+            with (
+                contextlib.closing(HourLog(files, LogKind.SCHEDULE, stamp=self._stamp)) as schedule,
+                contextlib.closing(HourLog(files, LogKind.DISPATCH, stamp=self._stamp)) as dispatch,
+            ):
+                replay = Replay(catalog, schedule, dispatch, log, Staging(files, self._stamp))
+                damage: list[Damage] = []
+                next_seq, _ = file_message_log(
+                    log, schedule, replay, damage, now_ms=self._now_ms, progress=self._progress
+                )
+                replay.name_lost_subjects()
+                replay.skip_to(next_seq - 1)
+                replay.checkpoint()
+            for path in log.segments():
+                files.unlink(path)
+            files.sync_directory(MESSAGES)
+
+    # ── files ──────────────────────────────────────────────────────────────────────────────────
+
+    @contextlib.contextmanager
+    def _opened(self, path: str) -> Iterator[File | None]:
+        try:
+            file = self._files.open(path)
+        except FileNotFoundError:
+            yield None
+            return
+        try:
+            yield file
+        finally:
+            file.close()
+
+    def _size(self, path: str) -> int:
+        with self._opened(path) as file:
+            return file.size() if file else 0
+
+
+def _matters(found: Finding) -> bool:
+    return found.severity is not Severity.NOTE or found.is_known_damage
+
+
+def _what_is_done(found: Finding) -> str:
+    if found.file.startswith(CATALOG_DIRECTORY):
+        return "the catalog is written again"
+    if found.file.startswith(MESSAGES):
+        return "what is intact is filed, and the segments leave the log"
+    return "the file is written again without it"
+
+
+def _ignore(rows: Rows, payload: bytes) -> None:
+    pass
+
+
+def _changes(values: Mapping[bytes, bytes]) -> Changes:
+    """The table CHANGES by message."""
+    changes: dict[int, dict[int, Change]] = {}
+    for key, value in values.items():
+        message_seq, subscription_id = parse_change_key(key)
+        changes.setdefault(message_seq, {})[subscription_id] = unpack_change(value)
+    return changes

@@ -1,0 +1,459 @@
+"""The in-memory wheel: slots of 500 ms over the loaded hours, millisecond order in the open slot.
+
+    hour files on disk   │ coarse level: one bucket per hour, no memory at all
+    HourWheel            │ 7,200 slots; rows sorted by slot, `pointers[s]:pointers[s+1]` is slot s
+    open slot            │ rows sorted by due time; each fires at its own millisecond
+
+A row is 24 bytes of a NumPy array; no Python object exists for it while it waits. An hour is a list
+of *runs*, each sorted by slot: one from the bulk load, and one for every 8,192 rows inserted since,
+merged eight at a time up to 65,536 rows. The newest inserts stand unsorted in a *tail*. Opening a
+slot takes its slice of every run and its rows of the tail.
+
+Worked example. Slot length 500 ms, an hour that begins at 0. Rows due at 700, 1200 and 710 are
+loaded: slots 1, 2, 1. `advance(600)` opens the slots up to the one that holds 600: slot 1 = [500,
+1000) becomes the open slot, sorted: 700, 710. Nothing fires. `advance(705)` fires 700 (never early:
+I1). An insert due at 702 goes to the open slot and fires at the next advance. `next_ms` is 710.
+
+When the clock is set back, the slots stay open; a new row whose slot was opened before goes to the
+open rows, and fires when the clock, as it is now, reaches it. So nothing fires early or twice.
+
+Cost: load O(n) (radix sort of u16), insert O(1) amortised per row and vectorised, remove O(rows of
+a slot), advance O(rows that fire) plus one slice per run and slot. Memory: 24 B per row, 29 KB per
+run. Removing many at once costs about a microsecond each, and less where their slots are small.
+Threads: belongs to the event loop; `merge_run` is pure and runs in the loader thread.
+
+Rejected: a pointer-linked wheel (70 B and a Python object per message); one heap (the same, and
+O(log n) to insert); sorting a whole hour by time (5 times slower than by u16 slot, for an order
+that is needed for one slot at a time).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.records.message import Entry
+from storage.frame import Rows
+from storage.rows import HOUR_MS, SEQ_MAX, as_bytes, concatenate, select
+
+SLOT_MS = 500
+RUN_ROWS = 8_192
+RUN_MERGE = 8
+MERGED_RUN_ROWS = RUN_ROWS * RUN_MERGE
+FRESH_ROWS = 256
+SLOT_ROWS_FEW = 64
+
+WHEEL_DTYPE = np.dtype(
+    [("seq", "<u8"), ("locator", "<u8"), ("due_offset_ms", "<u4"), ("route", "<u4")]
+)
+"""A waiting row: `seq` of its schedule row (0: removed), where its payload is (`pack_locator`; 0:
+not filed yet), due time within its hour, and the route: a subject id or, with ROUTE_SUBSCRIPTION, a
+subscription id."""
+
+ROUTE_SUBSCRIPTION = 1 << 31
+_LENGTH_BITS = 24
+PAYLOAD_MAX_BYTES = (1 << _LENGTH_BITS) - 1
+
+
+def pack_locator(offset: int, length: int) -> int:
+    """Offset in the hour's file (40 bits) and length (24 bits) of a payload in one u64."""
+    return offset << _LENGTH_BITS | length
+
+
+def unpack_locator(locator: int) -> tuple[int, int]:
+    """Offset and length again."""
+    return locator >> _LENGTH_BITS, locator & PAYLOAD_MAX_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Rows sorted by slot, and where each slot begins (shape: slots + 1)."""
+
+    rows: Rows
+    pointers: NDArray[np.uint32]
+    first_seq: int
+    last_seq: int
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows of one hour, in the order of their due time."""
+
+    hour: int
+    rows: Rows
+
+    def may_hold(self, entry: Entry) -> bool:
+        """Whether a row that is due at that time may be among them: to be asked of many."""
+        if self.hour != entry.hour or not len(self.rows):
+            return False
+        dues = self.rows["due_offset_ms"]
+        return bool(dues[0] <= entry.due_ms % HOUR_MS <= dues[-1])
+
+
+@dataclass(slots=True)
+class _HourWheel:
+    runs: list[Run] = field(default_factory=list)
+    merged_runs: list[Run] = field(default_factory=list)
+    tail: Rows = field(default_factory=lambda: np.empty(64, WHEEL_DTYPE))
+    tail_count: int = 0
+
+    def all_runs(self) -> list[Run]:
+        return self.merged_runs + self.runs
+
+    def first_slot(self, slot: int, slot_ms: int) -> int:
+        """The first slot from `slot` on that has rows; the number of slots if there is none."""
+        first = HOUR_MS // slot_ms
+        for run in self.all_runs():
+            # Empty slots have the same pointer as their successor.
+            here = run.pointers[slot:]
+            first = min(first, slot + int(np.searchsorted(here, here[0], side="right")) - 1)
+        if self.tail_count:
+            slots = self.tail["due_offset_ms"][: self.tail_count] // slot_ms
+            later = slots[slots >= slot]
+            if len(later):
+                first = min(first, int(later.min()))
+        return first
+
+
+def build_run(rows: Rows, slot_ms: int = SLOT_MS) -> Run:
+    """Sort rows of one hour by slot, keeping the order within a slot. Pure; O(n)."""
+    count = HOUR_MS // slot_ms
+    slots = _slots(rows, slot_ms)
+    order = np.argsort(slots, kind="stable")
+    pointers = np.zeros(count + 1, np.uint32)
+    np.cumsum(_counts(slots, count), out=pointers[1:])
+    seqs = rows["seq"]
+    first, last = (int(seqs.min()), int(seqs.max())) if len(rows) else (0, 0)
+    return Run(select(rows, order), pointers, first, last)
+
+
+def merge_run(parts: list[Rows], slot_ms: int = SLOT_MS) -> Run:
+    """As `build_run` of all parts, one behind the other.
+
+    Each is taken off the list as soon as it is merged: there is no more than twice the memory that
+    all rows take, and no piece of it so large that giving it back is a pause for other threads."""
+    if len(parts) == 1:
+        return build_run(parts.pop(), slot_ms)
+    count = HOUR_MS // slot_ms
+    ends = np.zeros(count, np.intp)
+    for rows in parts:
+        ends += _counts(_slots(rows, slot_ms), count)
+    np.cumsum(ends, out=ends)
+    pointers = np.zeros(count + 1, np.uint32)
+    pointers[1:] = ends
+    run = np.empty(int(ends[-1]), WHEEL_DTYPE)
+    first, last = SEQ_MAX, 0
+    places = pointers[:-1].astype(np.intp)  # of the next row of each slot
+    parts.reverse()
+    while parts:
+        rows = parts.pop()
+        if not len(rows):
+            continue
+        slots = _slots(rows, slot_ms)
+        order = np.argsort(slots, kind="stable")
+        counts = _counts(slots, count)
+        shifts = places - (np.cumsum(counts) - counts)
+        as_bytes(run)[np.arange(len(rows)) + shifts[slots[order]]] = as_bytes(rows)[order]
+        places += counts
+        first, last = min(first, int(rows["seq"].min())), max(last, int(rows["seq"].max()))
+    return Run(run, pointers, first if len(run) else 0, last)
+
+
+def _slots(rows: Rows, slot_ms: int) -> NDArray[np.uint16]:
+    return (rows["due_offset_ms"] // slot_ms).astype(np.uint16)
+
+
+def _counts(slots: NDArray[np.uint16], count: int) -> NDArray[np.intp]:
+    return np.bincount(slots, minlength=count)
+
+
+def _match(
+    seqs: NDArray[np.uint64], wanted: NDArray[np.uint64]
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Where in `seqs` the wanted ones are, which are ascending; and which of them each is."""
+    if not len(wanted):
+        return np.empty(0, np.intp), np.empty(0, np.intp)
+    # What is cancelled together was often published together: the range says most.
+    near = np.flatnonzero((seqs >= wanted[0]) & (seqs <= wanted[-1]))
+    which = np.searchsorted(wanted, seqs[near])
+    hits = wanted[which] == seqs[near]
+    return near[hits], which[hits]
+
+
+def _indexes_of_slots(
+    run: Run, slots: NDArray[np.int64], wanted_count: int
+) -> Iterator[NDArray[np.intp]]:
+    """The indexes of the rows of some slots, all at once if they are few for each wanted row."""
+    starts = run.pointers[slots].astype(np.intp)
+    counts = run.pointers[slots + 1].astype(np.intp) - starts
+    total = int(counts.sum())
+    if total > SLOT_ROWS_FEW * wanted_count:
+        for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
+            yield np.arange(start, start + count)
+    elif total:
+        skipped = starts - (np.cumsum(counts) - counts)
+        yield np.arange(total) + np.repeat(skipped, counts)
+
+
+class _OpenRows:
+    """Rows of opened slots in due order; a small fresh part keeps single inserts cheap."""
+
+    def __init__(self) -> None:
+        self._due_ms: list[NDArray[np.int64]] = [np.empty(0, np.int64), np.empty(0, np.int64)]
+        self._rows: list[Rows] = [np.empty(0, WHEEL_DTYPE), np.empty(0, WHEEL_DTYPE)]
+
+    def __len__(self) -> int:
+        return sum(len(rows) for rows in self._rows)
+
+    def add(self, hour: int, rows: Rows) -> None:
+        due_ms = rows["due_offset_ms"].astype(np.int64) + hour * HOUR_MS
+        part = 1 if len(self._rows[1]) + len(rows) <= FRESH_ROWS else 0
+        if part == 0 and len(self._rows[1]):
+            due_ms = np.concatenate([self._due_ms[1], due_ms])
+            rows = concatenate([self._rows[1], rows], WHEEL_DTYPE)
+            self._due_ms[1], self._rows[1] = due_ms[:0], rows[:0]
+        due_ms = np.concatenate([self._due_ms[part], due_ms])
+        rows = concatenate([self._rows[part], rows], WHEEL_DTYPE)
+        order = np.lexsort((rows["seq"], due_ms))
+        self._due_ms[part], self._rows[part] = due_ms[order], select(rows, order)
+
+    def next_ms(self) -> int | None:
+        return min((int(due_ms[0]) for due_ms in self._due_ms if len(due_ms)), default=None)
+
+    def take(self, now_ms: int, rows_max: int) -> list[Batch]:
+        """Remove and return up to `rows_max` rows with due ≤ now."""
+        due_parts = [bool(len(due_ms)) and due_ms[0] <= now_ms for due_ms in self._due_ms]
+        if all(due_parts):
+            self._merge()
+            due_parts[1] = False
+        part = 1 if due_parts[1] else 0
+        count = int(np.searchsorted(self._due_ms[part], now_ms, side="right"))
+        count = min(count, rows_max)
+        due_ms, rows = self._due_ms[part][:count], self._rows[part][:count]
+        self._due_ms[part] = self._due_ms[part][count:]
+        self._rows[part] = self._rows[part][count:]
+        present = rows["seq"] != 0
+        if not present.all():
+            due_ms, rows = due_ms[present], select(rows, present)
+        if not len(rows):
+            return []
+        hours = due_ms // HOUR_MS
+        cuts = np.flatnonzero(np.diff(hours)) + 1
+        pieces = np.split(rows, cuts)
+        starts = [0, *cuts.tolist()]
+        return [
+            Batch(int(hours[start]), piece) for start, piece in zip(starts, pieces, strict=True)
+        ]
+
+    def _merge(self) -> None:
+        due_ms = np.concatenate(self._due_ms)
+        rows = concatenate(self._rows, WHEEL_DTYPE)
+        order = np.lexsort((rows["seq"], due_ms))
+        self._due_ms = [due_ms[order], np.empty(0, np.int64)]
+        self._rows = [select(rows, order), np.empty(0, WHEEL_DTYPE)]
+
+    def parts(self) -> list[Rows]:
+        """All rows, as they stand here."""
+        return self._rows
+
+    def find(self, seq: int, due_ms: int) -> tuple[Rows, int] | None:
+        for all_due_ms, rows in zip(self._due_ms, self._rows, strict=True):
+            first = int(np.searchsorted(all_due_ms, due_ms, side="left"))
+            last = int(np.searchsorted(all_due_ms, due_ms, side="right"))
+            hits = np.flatnonzero(rows["seq"][first:last] == seq)
+            if len(hits):
+                return rows, first + int(hits[0])
+        return None
+
+
+class Wheel:
+    """All loaded hours, and the slots that are open. Hours are loaded in order, without gaps."""
+
+    def __init__(self, now_ms: int, *, slot_ms: int = SLOT_MS) -> None:
+        assert HOUR_MS % slot_ms == 0, slot_ms
+        self._slot_ms = slot_ms
+        self._hours: dict[int, _HourWheel] = {}
+        self._open = _OpenRows()
+        self._opened_until_ms = now_ms // slot_ms * slot_ms
+
+    @property
+    def opened_until_ms(self) -> int:
+        """Every slot that begins before this moment has been opened."""
+        return self._opened_until_ms
+
+    def load(self, hour: int, run: Run) -> None:
+        """Take over the run of a whole hour, as `build_run` made it."""
+        if not len(run.rows):
+            return
+        if (hour + 1) * HOUR_MS <= self._opened_until_ms:
+            self._open.add(hour, run.rows)
+            return
+        if hour * HOUR_MS < self._opened_until_ms:
+            slot = (self._opened_until_ms - hour * HOUR_MS) // self._slot_ms
+            self._open.add(hour, run.rows[: run.pointers[slot]])
+        self._hours.setdefault(hour, _HourWheel()).merged_runs.append(run)
+
+    def insert(self, hour: int, rows: Rows) -> None:
+        """Add rows of one hour, in any order. They may be due already."""
+        start_ms = hour * HOUR_MS
+        opened = self._opened_until_ms - start_ms
+        if opened > 0:
+            passed = rows["due_offset_ms"] < opened
+            if passed.all():
+                self._open.add(hour, rows)
+                return
+            if passed.any():
+                self._open.add(hour, select(rows, passed))
+                rows = select(rows, ~passed)
+        wheel = self._hours.setdefault(hour, _HourWheel())
+        need = wheel.tail_count + len(rows)
+        if need > len(wheel.tail):
+            grown = np.empty(max(need, 2 * len(wheel.tail)), WHEEL_DTYPE)
+            as_bytes(grown)[: wheel.tail_count] = as_bytes(wheel.tail)[: wheel.tail_count]
+            wheel.tail = grown
+        as_bytes(wheel.tail)[wheel.tail_count : need] = as_bytes(rows)
+        wheel.tail_count = need
+        if need >= RUN_ROWS:
+            self._freeze_tail(wheel)
+
+    def _freeze_tail(self, wheel: _HourWheel) -> None:
+        run = build_run(wheel.tail[: wheel.tail_count], self._slot_ms)
+        wheel.tail, wheel.tail_count = np.empty(64, WHEEL_DTYPE), 0
+        if len(run.rows) >= MERGED_RUN_ROWS:
+            wheel.merged_runs.append(run)
+            return
+        wheel.runs.append(run)
+        if len(wheel.runs) == RUN_MERGE:
+            rows = concatenate([run.rows for run in wheel.runs], WHEEL_DTYPE)
+            wheel.merged_runs.append(build_run(rows, self._slot_ms))
+            wheel.runs = []
+
+    def remove(self, seq: int, due_ms: int) -> Rows | None:
+        """Take out one waiting row; returns it (shape 1), or None when it is not here.
+
+        None means that it fired, or was never inserted."""
+        found = self._find(seq, due_ms)
+        if found is None:
+            return None
+        rows, index = found
+        row = rows[index : index + 1].copy()
+        rows["seq"][index] = 0
+        return row
+
+    def remove_many(
+        self, hour: int, seqs: NDArray[np.uint64], dues_ms: NDArray[np.int64]
+    ) -> tuple[Rows, NDArray[np.intp]]:
+        """Take out waiting rows of one hour, `seqs` ascending, but for those that wait for some
+        subscriptions only; returns them, and of each which of `seqs` it is."""
+        taken: list[Rows] = []
+        which: list[NDArray[np.intp]] = []
+        for rows, index, found in self._find_many(hour, seqs, dues_ms):
+            whole = rows["route"][index] & ROUTE_SUBSCRIPTION == 0
+            taken.append(select(rows, index[whole]))
+            which.append(found[whole])
+            rows["seq"][index[whole]] = 0
+        empty: list[NDArray[np.intp]] = [np.empty(0, np.intp)]
+        return concatenate(taken, WHEEL_DTYPE), np.concatenate(empty + which)
+
+    def _find_many(
+        self, hour: int, seqs: NDArray[np.uint64], dues_ms: NDArray[np.int64]
+    ) -> Iterator[tuple[Rows, NDArray[np.intp], NDArray[np.intp]]]:
+        """Where rows are: arrays of rows, the indexes in them, and which of `seqs` each is."""
+        is_open = dues_ms < self._opened_until_ms
+        if is_open.any():
+            wanted = np.flatnonzero(is_open)
+            for rows in self._open.parts():
+                index, found = _match(rows["seq"], seqs[wanted])
+                yield rows, index, wanted[found]
+        wheel = self._hours.get(hour)
+        if wheel is None or is_open.all():
+            return
+        closed = np.flatnonzero(~is_open)
+        for run in wheel.all_runs():
+            near = (seqs[closed] >= run.first_seq) & (seqs[closed] <= run.last_seq)
+            wanted = closed[near]
+            slots = dues_ms[wanted] % HOUR_MS // self._slot_ms
+            for index in _indexes_of_slots(run, np.unique(slots), len(wanted)):
+                hits, found = _match(run.rows["seq"][index], seqs[wanted])
+                yield run.rows, index[hits], wanted[found]
+        tail = wheel.tail[: wheel.tail_count]
+        index, found = _match(tail["seq"], seqs[closed])
+        yield tail, index, closed[found]
+
+    def contains(self, seq: int, due_ms: int) -> bool:
+        """Whether the row waits here."""
+        return self._find(seq, due_ms) is not None
+
+    def get(self, seq: int, due_ms: int) -> Rows | None:
+        """The row as it waits here (shape 1), or None."""
+        found = self._find(seq, due_ms)
+        return None if found is None else found[0][found[1] : found[1] + 1]
+
+    def _find(self, seq: int, due_ms: int) -> tuple[Rows, int] | None:
+        if due_ms < self._opened_until_ms:
+            return self._open.find(seq, due_ms)
+        wheel = self._hours.get(due_ms // HOUR_MS)
+        if wheel is None:
+            return None
+        slot = due_ms % HOUR_MS // self._slot_ms
+        for run in wheel.all_runs():
+            if run.first_seq <= seq <= run.last_seq:
+                rows = run.rows[run.pointers[slot] : run.pointers[slot + 1]]
+                hits = np.flatnonzero(rows["seq"] == seq)
+                if len(hits):
+                    return rows, int(hits[0])
+        tail = wheel.tail[: wheel.tail_count]
+        hits = np.flatnonzero(tail["seq"] == seq)
+        return (tail, int(hits[0])) if len(hits) else None
+
+    def advance(self, now_ms: int, *, loaded_until_ms: int, rows_max: int) -> list[Batch]:
+        """Fire what is due at `now_ms`, in due order; at most `rows_max` rows at a time.
+
+        No slot at or after `loaded_until_ms` is opened: what is due there has not been loaded.
+        Whoever gets `rows_max` rows calls again."""
+        while self._opened_until_ms <= now_ms and self._opened_until_ms < loaded_until_ms:
+            if len(self._open) >= rows_max:
+                break
+            self._open_next_slot(min(now_ms, loaded_until_ms))
+        return self._open.take(now_ms, rows_max)
+
+    def _open_next_slot(self, until_ms: int) -> None:
+        start_ms = self._opened_until_ms
+        hour = start_ms // HOUR_MS
+        wheel = self._hours.get(hour)
+        slot = start_ms % HOUR_MS // self._slot_ms
+        next_ms = (hour + 1) * HOUR_MS
+        if wheel is not None:
+            next_ms = hour * HOUR_MS + wheel.first_slot(slot, self._slot_ms) * self._slot_ms
+        # Pass over empty slots at once, but never beyond the moment asked for.
+        passed_ms = min(next_ms, until_ms // self._slot_ms * self._slot_ms)
+        if wheel is None or passed_ms > start_ms:
+            self._opened_until_ms = max(passed_ms, start_ms + self._slot_ms)
+        else:
+            self._opened_until_ms = start_ms + self._slot_ms
+            self._open_slot(wheel, hour, slot)
+        if self._opened_until_ms % HOUR_MS == 0:
+            self._hours.pop(hour, None)
+
+    def _open_slot(self, wheel: _HourWheel, hour: int, slot: int) -> None:
+        parts = [
+            run.rows[run.pointers[slot] : run.pointers[slot + 1]]
+            for run in wheel.all_runs()
+            if run.pointers[slot] != run.pointers[slot + 1]
+        ]
+        if wheel.tail_count:
+            tail = wheel.tail[: wheel.tail_count]
+            here = tail["due_offset_ms"] // self._slot_ms == slot
+            if here.any():
+                parts.append(select(tail, here))
+        if parts:
+            rows = concatenate(parts, WHEEL_DTYPE)
+            self._open.add(hour, select(rows, rows["seq"] != 0))
+
+    def next_ms(self) -> int:
+        """When `advance` has something to do again: a row falls due or a slot opens."""
+        first_ms = self._open.next_ms()
+        if first_ms is None:
+            return self._opened_until_ms
+        return min(first_ms, self._opened_until_ms)

@@ -1,0 +1,317 @@
+"""Tokens: who may do what, and how much of it a second.
+
+    DIR/TOKENS    JSON, mode 0600: names, scopes and SHA-256 digests; never a token itself
+
+The command `delayserver token` writes the file, before the first start as well as while a server
+runs; the server looks at it once a second, so that a new token works, and a revoked one does not,
+without a restart. A token is 32 random bytes: its digest needs no salt and no slow hash. Digests
+are found by a hash whose key is secret to the process, and then compared in constant time.
+
+A server to which a token was ever given asks for one: revoking the last token closes it, and does
+not open it.
+
+Cost: one SHA-256 and one dictionary access per request, 1 µs. Threads: belongs to the event loop.
+"""
+
+import hashlib
+import hmac
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from delayserver.errors import (
+    AccessError,
+    ConflictError,
+    InputError,
+    NotFoundError,
+    RateLimitedError,
+)
+from delayserver.records.subjects import SUBJECT_PATTERN, is_pattern, matches
+from delayserver.timers.rates import TokenBucket
+from storage.errors import DamageError, DirectoryLockedError, FormatVersionError
+from storage.files import PRIVATE_MODE, Files, replace_file
+
+TOKENS_FILE: Final = "TOKENS"
+TOKENS_LOCK_FILE: Final = "TOKENS.lock"
+TOKENS_MAX: Final = 10_000
+FILE_MAX_BYTES: Final = 64 * 1024 * 1024
+TOKEN_PREFIX: Final = "dly_"
+"""So that a scanner of source code knows one when it sees it."""
+TOKEN_RANDOM_BYTES: Final = 32
+RATE_MAX: Final = 1_000_000
+_VERSION = 1
+_NAME = re.compile(SUBJECT_PATTERN)
+
+
+class Action(StrEnum):
+    """What a scope allows."""
+
+    PUBLISH = "publish"
+    """Publish, look up, move and cancel messages of a subject."""
+    CONSUME = "consume"
+    """Subscribe to a subject, receive its messages, look them up."""
+    OBSERVE = "observe"
+    """Metrics, statistics and the forecast."""
+    ADMIN = "admin"
+    """Everything."""
+
+
+SCOPE_HELP: Final = "publish:PATTERN, consume:PATTERN, observe or admin"
+
+
+def check_scope(text: str) -> str:
+    """The scope itself. Raises InputError."""
+    action, colon, pattern = text.partition(":")
+    if action in (Action.PUBLISH, Action.CONSUME):
+        if colon and is_pattern(pattern):
+            return text
+    elif action in (Action.OBSERVE, Action.ADMIN) and not colon:
+        return text
+    raise InputError(
+        f"{text!r} is not a scope: {SCOPE_HELP}, where PATTERN is a subject, a prefix that ends "
+        "in .*, or *"
+    )
+
+
+class Token(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known of a token."""
+
+    name: str
+    digest: str
+    """SHA-256 of the token, hexadecimal."""
+    scopes: tuple[str, ...]
+    created_ms: int
+    expires_ms: int | None = None
+    rate_per_s: float | None = None
+    """Requests, or messages of a batch, per second; None: no limit."""
+    burst: int | None = None
+    """How many may come at once; None: as many as in a second, and at least one."""
+
+    def is_valid(self, now_ms: int) -> bool:
+        """Whether it has not expired."""
+        return self.expires_ms is None or now_ms < self.expires_ms
+
+
+class _Document(msgspec.Struct):
+    version: int
+    tokens: tuple[Token, ...]
+
+
+class TokenFile:
+    """The tokens of one data directory. Who writes the file reads it before, under a lock."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def read_bytes(self) -> bytes | None:
+        """The file as it is; None where there is none. Raises DiskError."""
+        try:
+            file = self._files.open(TOKENS_FILE)
+        except FileNotFoundError:
+            return None
+        try:
+            return file.pread(FILE_MAX_BYTES, 0)
+        finally:
+            file.close()
+
+    def read(self) -> tuple[Token, ...]:
+        """All tokens, oldest first. Raises DiskError, DamageError, FormatVersionError."""
+        data = self.read_bytes()
+        return () if data is None else decode_tokens(data, self._files.root)
+
+    def create(
+        self,
+        name: str,
+        scopes: Sequence[str],
+        *,
+        now_ms: int,
+        random_bytes: Callable[[int], bytes],
+        expires_ms: int | None = None,
+        rate_per_s: float | None = None,
+        burst: int | None = None,
+    ) -> tuple[Token, str]:
+        """Add a token; it is returned, and the text of it, which nobody can read again.
+
+        Raises InputError, ConflictError, StorageError."""
+        if not _NAME.fullmatch(name):
+            raise InputError(f"a name looks like {SUBJECT_PATTERN}", "/name")
+        if not scopes:
+            raise InputError(f"give at least one scope: {SCOPE_HELP}", "/scopes")
+        if rate_per_s is not None and not 0 < rate_per_s <= RATE_MAX:
+            raise InputError(f"a rate is more than 0 and at most {RATE_MAX} a second", "/rate")
+        if burst is not None and (rate_per_s is None or not 1 <= burst <= RATE_MAX):
+            raise InputError(f"a burst is 1 to {RATE_MAX}, and goes with a rate", "/burst")
+        secret = TOKEN_PREFIX + random_bytes(TOKEN_RANDOM_BYTES).hex()
+        token = Token(
+            name,
+            digest_of(secret.encode()).hex(),
+            tuple(dict.fromkeys(check_scope(scope) for scope in scopes)),
+            now_ms,
+            expires_ms,
+            rate_per_s,
+            burst,
+        )
+
+        def add(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
+            if any(one.name == name for one in tokens):
+                raise ConflictError(f"there is a token {name!r} already; revoke it first")
+            if len(tokens) >= TOKENS_MAX:
+                raise ConflictError(f"there are {TOKENS_MAX} tokens, the limit; revoke some")
+            return (*tokens, token)
+
+        self._change(add)
+        return token, secret
+
+    def revoke(self, name: str) -> Token:
+        """Remove a token; returns what it was. Raises NotFoundError, StorageError."""
+        revoked: list[Token] = []
+
+        def remove(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
+            revoked.extend(one for one in tokens if one.name == name)
+            if not revoked:
+                raise NotFoundError(f"there is no token {name!r}")
+            return tuple(one for one in tokens if one.name != name)
+
+        self._change(remove)
+        return revoked[0]
+
+    def _change(self, change: Callable[[tuple[Token, ...]], tuple[Token, ...]]) -> None:
+        try:
+            with self._files.lock(TOKENS_LOCK_FILE):
+                document = _Document(_VERSION, change(self.read()))
+                data = msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+                replace_file(self._files, TOKENS_FILE, data, mode=PRIVATE_MODE)
+        except DirectoryLockedError as error:
+            raise ConflictError("another command is changing the tokens; try again") from error
+
+
+def decode_tokens(data: bytes, where: str) -> tuple[Token, ...]:
+    """The content of a token file. Raises DamageError, FormatVersionError."""
+    try:
+        version = msgspec.json.decode(data, type=dict[str, msgspec.Raw])["version"]
+        if (found := msgspec.json.decode(version, type=int)) > _VERSION:
+            raise FormatVersionError(f"{where}/{TOKENS_FILE}", found, _VERSION)
+        document = msgspec.json.decode(data, type=_Document)
+        for token in document.tokens:
+            if len(bytes.fromhex(token.digest)) != hashlib.sha256().digest_size:
+                raise ValueError(f"the digest of {token.name!r} is none")
+            for scope in token.scopes:
+                check_scope(scope)
+    except (KeyError, ValueError, msgspec.MsgspecError, InputError) as error:
+        raise DamageError(TOKENS_FILE, 0, f"not a token file ({error})") from error
+    return document.tokens
+
+
+def digest_of(token: bytes) -> bytes:
+    """By which a token is known."""
+    return hashlib.sha256(token).digest()
+
+
+class Caller:
+    """Somebody who showed a valid token."""
+
+    def __init__(self, token: Token, monotonic_s: Callable[[], float]) -> None:
+        self.token = token
+        self._monotonic_s = monotonic_s
+        self.name = token.name
+        self.digest = bytes.fromhex(token.digest)
+        patterns: dict[str, list[str]] = {}
+        for scope in token.scopes:
+            action, _, pattern = scope.partition(":")
+            patterns.setdefault(action, []).append(pattern or "*")
+        self.is_admin = Action.ADMIN in patterns
+        self._patterns = patterns
+        rate = token.rate_per_s
+        self._bucket = TokenBucket(rate, token.burst or max(1.0, rate)) if rate else None
+
+    def may(self, action: Action, subject: str = "") -> bool:
+        """Whether a scope allows that, with a subject or a pattern of subjects."""
+        if self.is_admin:
+            return True
+        for pattern in self._patterns.get(action, ()):  # noqa: SIM110 (any() takes twice as long)
+            if matches(pattern, subject):
+                return True
+        return False
+
+    def require(self, actions: Iterable[Action], subject: str = "") -> None:
+        """Raises AccessError (403) unless one of these is allowed."""
+        for action in actions:
+            if self.may(action, subject):
+                return
+        needed = " or ".join(f"{action}:{subject}" if subject else action for action in actions)
+        raise AccessError(f"the token {self.name!r} has no scope for {needed}", authenticated=True)
+
+    def admit(self) -> None:
+        """Count one request. Raises RateLimitedError."""
+        if self._bucket is not None:
+            now_s = self._monotonic_s()
+            wait_s = self._bucket.wait_s(now_s)
+            if wait_s:
+                raise RateLimitedError(
+                    f"the token {self.name!r} may make {self.token.rate_per_s:g} requests, or "
+                    "publish as many messages, per second",
+                    int(wait_s * 1000) + 1,
+                )
+            self._bucket.take(1, now_s)
+
+    def count(self, messages: int) -> None:
+        """Count the messages of a batch, one of which is counted already; the requests after this
+        one pay for them."""
+        if self._bucket is not None:
+            self._bucket.take(max(0, messages - 1), self._monotonic_s())
+
+
+class TokenTable:
+    """The tokens that are valid now. `setting`: one with all rights that is not in the file.
+
+    `monotonic_s`: a clock that nobody sets, for the rates."""
+
+    def __init__(
+        self, file: TokenFile, setting: str | None, monotonic_s: Callable[[], float]
+    ) -> None:
+        self._file = file
+        self._monotonic_s = monotonic_s
+        self._data: bytes | None = None
+        self._next_expiry_ms = -math.inf
+        self._callers: dict[bytes, Caller] = {}
+        self._setting: Caller | None = None
+        self.is_open = setting is None
+        """Whether nobody is asked for a token."""
+        if setting is not None:
+            digest = digest_of(setting.encode()).hex()
+            self._setting = Caller(Token("--token", digest, (Action.ADMIN,), 0), monotonic_s)
+
+    def refresh(self, now_ms: int) -> None:
+        """Look at the file again. Raises StorageError: then all is as it was before."""
+        data = self._file.read_bytes()
+        if data is not None:
+            self.is_open = False
+        if data == self._data and not self._next_expiry_ms <= now_ms:
+            return
+        tokens = () if data is None else decode_tokens(data, TOKENS_FILE)
+        self._data = data
+        valid = [token for token in tokens if token.is_valid(now_ms)]
+        self._next_expiry_ms = min(
+            (token.expires_ms for token in valid if token.expires_ms is not None), default=math.inf
+        )
+        # Who is there already keeps what is left of the rate.
+        known = {caller.token: caller for caller in self._callers.values()}
+        callers = [known.get(token) or Caller(token, self._monotonic_s) for token in valid]
+        if self._setting is not None:
+            callers.append(self._setting)
+        self._callers = {caller.digest: caller for caller in callers}
+
+    def __len__(self) -> int:
+        return len(self._callers)
+
+    def caller(self, token: bytes) -> Caller:
+        """Who showed this token. Raises AccessError (401)."""
+        digest = digest_of(token)
+        caller = self._callers.get(digest)
+        if caller is None or not hmac.compare_digest(caller.digest, digest):
+            raise AccessError("the token is not valid")
+        return caller

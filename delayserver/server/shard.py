@@ -1,0 +1,386 @@
+"""A shard: the parts of one data directory, recovered, and the ports and workers between them.
+
+    Engine ── ports ──▶ committer, replay, loader, reader, settler ── post ──▶ Engine.on_…
+
+What does not depend on how time passes stands here, once: `delayserver.server.server` lets real
+threads and an event loop move it, `delayserver.testing` moves it by hand, so that the simulation
+runs the wiring of the server and not a copy of it.
+
+Cost: one call per group, take or hour; nothing per message but what the parts do.
+Threads: everything belongs to the event loop but what the workers call through `post`.
+"""
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from delayserver.config import Settings
+from delayserver.decisions.imports import Importer, VerifyRequest
+from delayserver.decisions.sequencer import Group, Sequencer
+from delayserver.delivery.deliveries import Deliveries
+from delayserver.delivery.dispatcher import Take
+from delayserver.delivery.reader import Fetched, Found, Reader
+from delayserver.delivery.settler import Settler
+from delayserver.records.ids import IdCodec, KeyHasher
+from delayserver.records.message import Delivery, Entry
+from delayserver.records.subscriptions import Subscription
+from delayserver.recovery.recover import Progress, recover
+from delayserver.schedule.expansion import Staging
+from delayserver.schedule.loader import LoadedHour, Loader
+from delayserver.schedule.replay import Filed, Replay, Snapshot
+from delayserver.schedule.wheel import SLOT_MS
+from delayserver.server.engine import Engine
+from delayserver.server.threads import (
+    CallRequest,
+    CommitterThread,
+    HourRequest,
+    ImporterThread,
+    LoaderThread,
+    LoadRequest,
+    ReaderThread,
+    ReplayThread,
+    RetireRequest,
+    SettleRequest,
+    SettlerThread,
+    TakeRequest,
+    Worker,
+)
+from storage.catalog import Catalog
+from storage.directory import LOCK_FILE, open_identity
+from storage.errors import DamageError
+from storage.files import Files
+from storage.hour_log import HourLog
+from storage.message_log import Durability, MessageLog
+from storage.rows import LogKind
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where a shard lives: its time, its chance, and the parts that touch its disk."""
+
+    clock: Callable[[], int]
+    """Milliseconds since the epoch; may be set."""
+    random_bytes: Callable[[int], bytes]
+    random: Callable[[], float]
+    """From 0 to 1."""
+    monotonic: Callable[[], float]
+    """Seconds, never set."""
+    progress: Progress = lambda what, done, total: None
+    message_log: type[MessageLog] | Callable[..., MessageLog] = MessageLog
+    replay: type[Replay] | Callable[..., Replay] = Replay
+    settler: type[Settler] | Callable[..., Settler] = Settler
+    staging: type[Staging] | Callable[..., Staging] = Staging
+
+
+class Shard(ABC):
+    """The parts of a server. A subclass lets time pass."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        files: Files,
+        open_catalog: Callable[[], Catalog],
+        surroundings: Surroundings,
+    ) -> None:
+        """Lock the directory and recover what is in it. Nothing runs before somebody moves it.
+
+        Raises StorageError."""
+        self.settings = settings
+        self.clock = surroundings.clock
+        self._files = files
+        self._settle = SettleRequest()
+        self._settle_asked = False
+        self._cleanup = contextlib.ExitStack()
+        try:
+            self._open(open_catalog, surroundings)
+        except BaseException:
+            self._cleanup.close()
+            raise
+
+    def _open(self, open_catalog: Callable[[], Catalog], surroundings: Surroundings) -> None:
+        settings, files = self.settings, self._files
+        self._cleanup.enter_context(files.lock(LOCK_FILE))
+        identity = open_identity(files, random_bytes=surroundings.random_bytes)
+        catalog = self.catalog = open_catalog()
+
+        def hour_log(kind: LogKind) -> HourLog:
+            made = HourLog(files, kind, stamp=identity.stamp)
+            self._cleanup.callback(made.close)
+            return made
+
+        self.message_log = surroundings.message_log(
+            files,
+            stamp=identity.stamp,
+            segment_bytes=settings.segment_bytes,
+            durability=settings.durability,
+        )
+        schedule = hour_log(LogKind.SCHEDULE)
+        self.replay = surroundings.replay(
+            catalog,
+            schedule,
+            hour_log(LogKind.DISPATCH),
+            self.message_log,
+            surroundings.staging(files, identity.stamp),
+        )
+        self.settler = surroundings.settler(hour_log(LogKind.DISPATCH))
+        loader = Loader(hour_log(LogKind.SCHEDULE), hour_log(LogKind.DISPATCH), slot_ms=SLOT_MS)
+        now_ms = self.clock()
+        recovered = self.recovered = recover(
+            catalog,
+            self.message_log,
+            schedule,
+            self.replay,
+            self.settler,
+            loader,
+            now_ms=now_ms,
+            lead_ms=settings.lead_ms,
+            progress=surroundings.progress,
+        )
+        ids = IdCodec(identity.shard, identity.id_secret)
+        sequencer = Sequencer(catalog, next_seq=recovered.next_seq, subjects=recovered.subjects)
+        self.reader, self.reader_now = (
+            Reader(
+                hour_log(LogKind.SCHEDULE),
+                hour_log(LogKind.DISPATCH),
+                ids,
+                sequencer.subject_names,
+                self.on_damage,
+            )
+            for _ in range(2)
+        )
+        """The one of the reader thread, and the one of the event loop, which never waits."""
+        first_hour = min([recovered.through_hour, *(hour.hour for hour in recovered.loaded)])
+        self.engine = Engine(
+            settings,
+            catalog,
+            sequencer,
+            recovered.registry,
+            ids,
+            KeyHasher(identity.id_secret),
+            self,
+            first_hour=first_hour,
+            now_ms=now_ms,
+            epoch=surroundings.random_bytes(4).hex(),
+            random=surroundings.random,
+        )
+        self.engine.start(
+            recovered.through_hour,
+            recovered.loaded,
+            recovered.retired_through_hour,
+            recovered.fired,
+        )
+        self._make_workers(loader, Importer(files, catalog, identity.stamp), surroundings)
+
+    def _make_workers(self, loader: Loader, importer: Importer, surroundings: Surroundings) -> None:
+        settings, post, fatal = self.settings, self.post, self.on_fatal
+        self.committer = CommitterThread(
+            self.message_log,
+            surroundings.monotonic,
+            post,
+            self._on_committed,
+            self.engine.on_commit_failed,
+            fatal,
+        )
+        self.replayer = ReplayThread(
+            self.replay,
+            self.clock,
+            post,
+            self._on_filed,
+            self.engine.on_checkpoint,
+            self._on_loading,
+            fatal,
+            file_ms=settings.file_ms,
+            checkpoint_ms=settings.checkpoint_ms,
+            checkpoint_bytes=settings.checkpoint_bytes,
+            retention_ms=settings.retention_ms,
+            archive=settings.archive,
+            on_deleted=self._on_deleted,
+        )
+        self.loading = LoaderThread(loader, post, self._on_loaded, fatal)
+        self.reading = ReaderThread(self.reader, post, fatal)
+        self.settling = SettlerThread(
+            self.settler,
+            self.clock,
+            surroundings.monotonic,
+            post,
+            fatal,
+            sync_ms=settings.settle_sync_ms,
+            durable=settings.durability is Durability.FSYNC,
+        )
+        self.importing = ImporterThread(importer, post, self.engine.imports.on_verified, fatal)
+        # In the order in which they may end: nobody hands anything to one before it.
+        self.workers: list[Worker[Any]] = [
+            self.committer,
+            self.settling,
+            self.loading,
+            self.reading,
+            self.replayer,
+            self.importing,
+        ]
+
+    def close(self) -> None:
+        """Close all files and let the directory go. The workers have ended."""
+        self._cleanup.close()
+
+    # ── how it is moved ────────────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def post(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Have the event loop call a function; called by any thread."""
+
+    @abstractmethod
+    def soon(self, function: Callable[[], None]) -> None:
+        """Have the event loop call a function at the end of this turn; called on it."""
+
+    @abstractmethod
+    def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
+        """POST a webhook, one message or a batch; answer with `Engine.on_sent`."""
+
+    @abstractmethod
+    def on_fatal(self, error: BaseException) -> None:
+        """A worker cannot go on: the server must end (I9)."""
+
+    @abstractmethod
+    def on_damage(self, error: DamageError) -> None:
+        """A damaged place was found; called by any thread."""
+
+    @abstractmethod
+    def given_up(self, delivery: Delivery, reason: str) -> None:
+        """A message is a dead letter."""
+
+    @abstractmethod
+    def tick_soon(self, due_ms: int = 0) -> None:
+        """Something may be due earlier than the engine said last, at that moment."""
+
+    # ── ports of the engine ────────────────────────────────────────────────────────────────────
+
+    def wake(self) -> None:
+        self.soon(self._flush)
+
+    def _flush(self) -> None:
+        self.engine.groups.flush(self.clock(), at_once=self.is_quick())
+
+    def is_quick(self) -> bool:
+        return self.committer.is_quick
+
+    def commit(self, group: Group, *, at_once: bool) -> None:
+        if at_once and self.committer.takes_at_once(group):
+            self.committer.commit(group, lambda function, *arguments: function(*arguments))
+        else:
+            self.committer.put(group)
+
+    def _on_committed(self) -> None:
+        if self.engine.on_committed(self.clock()):
+            self.tick_soon()
+
+    def file(self, group: Group) -> None:
+        # It files about once a second, by its own clock; only a large backlog wakes it before.
+        waiting_bytes = self.engine.groups.unfiled_bytes
+        self.replayer.put(group, wake=waiting_bytes >= self.settings.checkpoint_bytes)
+
+    def verify(self, request: VerifyRequest) -> None:
+        self.importing.put(request)
+
+    def space_bytes(self) -> int:
+        return self._files.free_bytes()
+
+    def _on_filed(self, filed: Filed) -> None:
+        for damage in filed.damage:
+            self.on_damage(damage.error())
+        self.engine.on_filed(filed)
+        self.tick_soon()
+
+    def load(self, through_hour: int) -> None:
+        self.replayer.put(LoadRequest(through_hour))
+
+    def _on_loading(self, before: int, snapshots: list[Snapshot]) -> None:
+        self.engine.on_loading(before, snapshots)
+        registry = self.engine.registry.snapshot()
+        names = self.engine.sequencer.subject_names
+        for snapshot in snapshots:
+            self.loading.put(HourRequest(snapshot, registry, dict(names)))
+
+    def _on_loaded(self, loaded: LoadedHour) -> None:
+        for damage in loaded.damage:
+            self.on_damage(damage.error())
+        self.engine.on_loaded(loaded)
+        self.tick_soon()
+
+    def _on_deleted(self, hours: list[int]) -> None:
+        def release(reader: Reader) -> None:
+            for hour in hours:
+                reader.release(hour)
+
+        release(self.reader_now)
+        self.reading.put(CallRequest(release, lambda result, error: None))
+
+    def retire(self, hours: list[int], through_seq: int) -> None:
+        def recorded() -> None:
+            self.replayer.put(RetireRequest(hours, through_seq))
+
+        self._settle.forget += hours
+        self.when_settled(recorded)
+
+    def read(self, take: Take) -> None:
+        unfiled: dict[int, bytes] = {}
+        for batch in take.batches:
+            for seq in batch.rows["seq"][batch.rows["locator"] == 0].tolist():
+                found = self.engine.groups.payload(seq)
+                if found is not None:
+                    unfiled[seq] = found[0]
+        fetched = self.reader_now.fetch_now(take, unfiled)
+        if fetched is not None:
+            self._on_fetched(take, fetched)
+        else:
+            self.reading.put(TakeRequest(take, unfiled, self._on_fetched))
+
+    def _on_fetched(self, take: Take, fetched: Fetched) -> None:
+        self.engine.on_read(take, self.reader_now.open(take, fetched))
+
+    def hand_out(self, take: Take, deliveries: Deliveries) -> None:
+        self.engine.hand_out(take, deliveries, self.clock())
+        self.tick_for_timeouts()
+
+    def tick_for_timeouts(self) -> None:
+        """A timeout was added."""
+        next_ms = self.engine.timeouts.next_ms()
+        if next_ms is not None:
+            self.tick_soon(next_ms)
+
+    def outdated(self, delivery: Delivery, reason: str) -> None:
+        self.engine.on_outdated(delivery, reason, self.clock())
+
+    def orphaned(self, delivery: Delivery, left_by: int) -> None:
+        self.engine.on_orphaned(delivery, left_by, self.clock())
+
+    def settle(self, hour: int, rows: bytes) -> None:
+        self._settle.rows_by_hour.setdefault(hour, []).append(rows)
+        self._settle_soon()
+
+    def when_settled(self, done: Callable[[], None]) -> None:
+        """Call back once everything that was settled so far is durable."""
+        self._settle.done.append(done)
+        self._settle_soon()
+
+    def _settle_soon(self) -> None:
+        if not self._settle_asked:
+            self._settle_asked = True
+            self.soon(self._flush_settle)
+
+    def _flush_settle(self) -> None:
+        self._settle_asked = False
+        request, self._settle = self._settle, SettleRequest()
+        if request.rows_by_hour or request.done:
+            self.settling.put(request)
+
+    # ── rows of messages ───────────────────────────────────────────────────────────────────────
+
+    def unfiled(self, entry: Entry) -> Found | None:
+        """Payload and subject of a schedule row that is not in its hour's file yet."""
+        found = self.engine.groups.payload(entry.seq)
+        if found is None:
+            return None
+        sealed, subject_id = found
+        return Found(self.reader.decode(entry, sealed), subject_id, 0)

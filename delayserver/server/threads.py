@@ -1,0 +1,550 @@
+"""The threads: each runs one part of the server, fed by a queue, and reports to the event loop.
+
+    committer   one group at a time: write and sync (or on the event loop, on a quick disk)
+    replay      groups, filed about once a second; now and then a checkpoint; loads and retirements
+    loader      hours that come near
+    reader      bodies that go out; rows that somebody looks up
+    importer    imports that were staged: verified before they are adopted
+    settler     the tails of the dispatch logs
+
+The parts themselves know nothing of threads: the simulation calls them directly. A full disk makes
+a thread wait and try the same again, except the committer, whose group is refused; any other error
+of the disk ends the server (I9).
+"""
+
+import contextlib
+import threading
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
+
+import structlog
+
+from delayserver.decisions.imports import Importer, Verified, VerifyRequest
+from delayserver.decisions.sequencer import Group
+from delayserver.delivery.dispatcher import Take
+from delayserver.delivery.reader import Fetched, Reader
+from delayserver.delivery.settler import Settler
+from delayserver.errors import ConflictError, DelayServerError, NotFoundError
+from delayserver.records.subscriptions import Registry
+from delayserver.schedule.archives import Archived
+from delayserver.schedule.loader import LoadedHour, Loader
+from delayserver.schedule.replay import Filed, Records, Replay, Snapshot
+from storage.errors import DiskFullError, StagingError
+from storage.message_log import MessageLog
+
+DISK_FULL_WAIT_S = 1.0
+QUICK_S = 0.0005
+"""A commit that takes no longer, on average, is done where it is asked for: to hand it to a thread
+and back costs the event loop about as much."""
+QUICK_BYTES = 64 * 1024
+"""A longer group keeps the disk busy for a time in which much can be decided."""
+_RECENT = 1 / 8
+"""The weight of the last commit in the average."""
+
+log = structlog.get_logger()
+Item = TypeVar("Item")
+Post = Callable[..., None]
+"""Calls a function on the event loop: `post(function, *arguments)`."""
+Fatal = Callable[[BaseException], None]
+Clock = Callable[[], int]
+
+
+class Worker(threading.Thread, Generic[Item]):
+    """A thread with an inbox.
+
+    What is put without `wake` waits until something else wakes the thread, or its time-out does:
+    a thread that wakes fights the event loop for the GIL, and that costs more than most work."""
+
+    def __init__(self, name: str, fatal: Fatal) -> None:
+        super().__init__(name=f"delayserver-{name}", daemon=True)
+        self._inbox: deque[Item] = deque()
+        self._wakes: SimpleQueue[bool] = SimpleQueue()
+        self._fatal = fatal
+        self._finish = False
+        self._ended = threading.Event()
+        self._held: list[Item] = []
+
+    def put(self, item: Item, *, wake: bool = True) -> None:
+        """Hand something over; never waits."""
+        self._inbox.append(item)
+        if wake:
+            self._wakes.put(True)
+
+    def finish(self) -> None:
+        """Let the thread end once its inbox is empty."""
+        self._finish = True
+        self._wakes.put(True)
+
+    def end_now(self) -> None:
+        """End without emptying the inbox, also while waiting for disk space."""
+        self._ended.set()
+        self._wakes.put(True)
+
+    def timeout_s(self) -> float | None:
+        """How long to wait for the next item before `handle` is called without any."""
+        return None
+
+    def run(self) -> None:
+        try:
+            while not self._ended.is_set():
+                finish = self._finish
+                with contextlib.suppress(Empty):
+                    self._wakes.get(timeout=0 if finish or self._held else self.timeout_s())
+                with contextlib.suppress(Empty):
+                    # One turn for all that was put meanwhile, not one for each.
+                    while True:
+                        self._wakes.get_nowait()
+                while self._inbox:
+                    self._held.append(self._inbox.popleft())
+                self._handle_until_done(self._held)
+                if finish and not self.backlog:
+                    self.close()
+                    return
+        except BaseException as error:
+            self._fatal(error)
+
+    def _handle_until_done(self, items: list[Item]) -> None:
+        while not self._ended.is_set():
+            try:
+                self.handle(items)
+                return
+            except DiskFullError as error:
+                log.error("disk full", thread=self.name, error=str(error))
+                self._ended.wait(DISK_FULL_WAIT_S)
+
+    @property
+    def backlog(self) -> int:
+        """How many items `step` has before it."""
+        return len(self._inbox) + len(self._held)
+
+    def step(self, items_max: int) -> None:
+        """One turn in the caller's thread instead of `run`, for the simulation; never waits.
+
+        Raises what `handle` raises; after a DiskFullError the next step tries the same again."""
+        if not self._held:
+            while self._inbox and len(self._held) < items_max:
+                self._held.append(self._inbox.popleft())
+        self.handle(self._held)
+
+    @abstractmethod
+    def handle(self, items: list[Item]) -> None:
+        """Deal with the items, and take each off the list when it is done.
+
+        It is called again soon for what it leaves on the list."""
+
+    def close(self) -> None:
+        """Called in the thread, after the last item."""
+
+
+class CommitterThread(Worker[Group]):
+    """Makes groups durable, one at a time: in its thread, or in that of the caller."""
+
+    def __init__(
+        self,
+        message_log: MessageLog,
+        monotonic: Callable[[], float],
+        post: Post,
+        on_committed: Callable[[], None],
+        on_failed: Callable[[Exception], None],
+        fatal: Fatal,
+    ) -> None:
+        super().__init__("committer", fatal)
+        self._message_log = message_log
+        self._monotonic = monotonic
+        self._post = post
+        self._on_committed = on_committed
+        self._on_failed = on_failed
+        self._average_s = 0.0
+        """Of the last commits."""
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether the disk has been syncing quickly."""
+        return self._average_s <= QUICK_S
+
+    def takes_at_once(self, group: Group) -> bool:
+        """Whether `commit` will not keep its caller for long; the thread has nothing to do."""
+        return group.total_bytes <= QUICK_BYTES and self._message_log.has_room(group.total_bytes)
+
+    def commit(self, group: Group, post: Post) -> None:
+        """Make a group durable, and `post` what came of it. Raises StorageError: the server has to
+        end (I9)."""
+        rows, payload = group.encode()
+        began_s = self._monotonic()
+        try:
+            self._message_log.append(
+                rows,
+                payload,
+                first_seq=group.first_seq,
+                last_seq=group.last_seq,
+                created_ms=group.created_ms,
+            )
+        except DiskFullError as error:
+            post(self._on_failed, error)
+        else:
+            self._average_s += (self._monotonic() - began_s - self._average_s) * _RECENT
+            post(self._on_committed)
+
+    def handle(self, items: list[Group]) -> None:
+        while items:
+            self.commit(items.pop(0), self._post)
+
+    def close(self) -> None:
+        self._message_log.close()
+
+
+@dataclass(slots=True)
+class LoadRequest:
+    """Make all hours up to one live."""
+
+    through_hour: int
+
+
+@dataclass(slots=True)
+class RetireRequest:
+    """These hours are settled."""
+
+    hours: list[int]
+    through_seq: int
+
+
+@dataclass(slots=True)
+class CheckpointRequest:
+    """File and make a checkpoint of everything before this, now; then call back on the loop."""
+
+    done: Callable[[], None]
+
+
+@dataclass(slots=True)
+class ConfirmRequest:
+    """An hour was archived; then call back on the loop, with what is wrong with that."""
+
+    hour: int
+    archived: Archived
+    done: Callable[[Exception | None], None]
+
+
+ReplayItem = Group | LoadRequest | RetireRequest | CheckpointRequest | ConfirmRequest
+
+
+class ReplayThread(Worker[ReplayItem]):
+    """Files groups lazily, in the order in which they and the requests came."""
+
+    def __init__(
+        self,
+        replay: Replay,
+        clock: Clock,
+        post: Post,
+        on_filed: Callable[[Filed], None],
+        on_checkpoint: Callable[[int], None],
+        on_loading: Callable[[int, list[Snapshot]], None],
+        fatal: Fatal,
+        *,
+        file_ms: int,
+        checkpoint_ms: int,
+        checkpoint_bytes: int,
+        retention_ms: int,
+        archive: bool = False,
+        on_deleted: Callable[[list[int]], None] = lambda hours: None,
+    ) -> None:
+        super().__init__("replay", fatal)
+        self._replay = replay
+        self._clock = clock
+        self._post = post
+        self._on_filed = on_filed
+        self._on_checkpoint = on_checkpoint
+        self._on_loading = on_loading
+        self._on_deleted = on_deleted
+        self._file_ms = min(file_ms, checkpoint_ms)
+        self._checkpoint_ms = checkpoint_ms
+        self._checkpoint_bytes = checkpoint_bytes
+        self._retention_ms = retention_ms
+        self._archive = archive
+        self._waiting: list[Group] = []
+        self._accepted_bytes = 0
+        """Since the last checkpoint."""
+        self._filed_ms = self._checkpoint_at_ms = clock()
+        self._more_to_purge = False
+        self._told_seq = replay.checkpoint_seq
+
+    def timeout_s(self) -> float | None:
+        if self._replay.is_importing:
+            return 0
+        if self._more_to_purge:
+            return 0.001
+        passed_ms = self._clock() - self._filed_ms
+        # A clock that was set back must not stop the filing.
+        return min(max(self._file_ms - passed_ms, 1), self._file_ms) / 1000
+
+    @property
+    def backlog(self) -> int:
+        return super().backlog + self._replay.is_importing
+
+    def handle(self, items: list[ReplayItem]) -> None:
+        if self._replay.is_importing:
+            # A slice at a time: what it makes due meanwhile goes to the wheel at once.
+            self._file_import()
+        else:
+            self._take(items)
+        now_ms = self._clock()
+        if not 0 <= now_ms - self._checkpoint_at_ms < self._checkpoint_ms:
+            self._file()
+            self._checkpoint()
+            self._purge(now_ms)
+        elif self._accepted_bytes >= self._checkpoint_bytes:
+            self._file()
+            self._checkpoint()
+        elif not 0 <= now_ms - self._filed_ms < self._file_ms:
+            self._file()
+            if self._replay.has_new_names:
+                # Streams of the files look names up in the catalog only, and new ones are few.
+                self._checkpoint()
+        elif self._more_to_purge:
+            self._purge(now_ms)
+        self._report()
+
+    def _purge(self, now_ms: int) -> None:
+        self._more_to_purge = self._replay.purge(now_ms, self._retention_ms, archive=self._archive)
+
+    def _take(self, items: list[ReplayItem]) -> None:
+        if self._waiting and self._waiting[-1].import_count:
+            self._file()  # The disk was full before; the import has to be the last in its batch.
+            return
+        while items:
+            item = items[0]
+            if isinstance(item, Group):
+                self._waiting.append(item)
+                self._accepted_bytes += item.total_bytes
+                del items[0]
+                if item.import_count:
+                    self._file()
+                    return
+                continue
+            # Whatever came before the request is filed before it is answered.
+            self._file()
+            match item:
+                case LoadRequest(through_hour=through_hour):
+                    before = self._replay.live_through_hour
+                    self._post(self._on_loading, before, self._replay.snapshot(through_hour))
+                case RetireRequest(hours=hours, through_seq=through_seq):
+                    for hour in hours:
+                        self._replay.retire(hour, through_seq, self._clock())
+                case CheckpointRequest(done=done):
+                    self._checkpoint()
+                    self._post(done)
+                case ConfirmRequest(done=done):
+                    self._post(done, self._confirm(item))
+            del items[0]
+
+    def _confirm(self, request: ConfirmRequest) -> Exception | None:
+        try:
+            self._replay.confirm(request.hour, request.archived)
+        except (ConflictError, NotFoundError) as refused:
+            return refused  # told to whoever asked
+        return None
+
+    def _file_import(self) -> None:
+        filed = self._replay.file_import(self._clock())
+        self._post(self._on_filed, filed)
+        self._accepted_bytes += filed.total_bytes
+        if self._accepted_bytes >= self._checkpoint_bytes:
+            self._checkpoint()
+
+    def _file(self) -> None:
+        self._filed_ms = self._clock()
+        if not self._waiting:
+            return
+        groups = [group.encode() for group in self._waiting]
+        express = frozenset(row[0] for group in self._waiting for row in group.express)
+        filed = self._replay.file([Records.of_groups(groups, express)], self._clock())
+        self._waiting = []
+        self._report()
+        self._post(self._on_filed, filed)
+
+    def _checkpoint(self) -> None:
+        self._checkpoint_at_ms = self._clock()
+        self._accepted_bytes = 0
+        if self._replay.is_dirty:
+            self._replay.checkpoint()
+        self._report()
+
+    def _report(self) -> None:
+        replay = self._replay
+        if replay.deleted_hours:
+            deleted, replay.deleted_hours = replay.deleted_hours, []
+            self._post(self._on_deleted, deleted)
+        if replay.checkpoint_seq != self._told_seq:
+            self._told_seq = replay.checkpoint_seq
+            self._post(self._on_checkpoint, self._told_seq)
+
+    def close(self) -> None:
+        self._file()
+        while self._replay.is_importing:
+            self._replay.file_import(self._clock())
+        if self._replay.is_dirty:
+            self._replay.checkpoint()
+
+
+@dataclass(slots=True)
+class HourRequest:
+    """Read one hour."""
+
+    snapshot: Snapshot
+    registry: Registry
+    subject_names: dict[int, str]
+
+
+class LoaderThread(Worker[HourRequest]):
+    """Reads hours."""
+
+    def __init__(
+        self,
+        loader: Loader,
+        post: Post,
+        on_loaded: Callable[[LoadedHour], None],
+        fatal: Fatal,
+    ) -> None:
+        super().__init__("loader", fatal)
+        self._loader = loader
+        self._post = post
+        self._on_loaded = on_loaded
+
+    def handle(self, items: list[HourRequest]) -> None:
+        while items:
+            request = items.pop(0)
+            loaded = self._loader.load(request.snapshot, request.registry, request.subject_names)
+            loaded.index()
+            self._post(self._on_loaded, loaded)
+
+
+@dataclass(slots=True)
+class TakeRequest:
+    """Read the bodies of rows that go out."""
+
+    take: Take
+    unfiled: dict[int, bytes]
+    done: Callable[[Take, Fetched], None]
+
+
+@dataclass(slots=True)
+class CallRequest:
+    """Run a function of the reader, and hand its result or error to the event loop."""
+
+    function: Callable[[Reader], object]
+    done: Callable[[object, Exception | None], None]
+
+
+class ReaderThread(Worker[TakeRequest | CallRequest]):
+    """Reads bodies and rows."""
+
+    def __init__(self, reader: Reader, post: Post, fatal: Fatal) -> None:
+        super().__init__("reader", fatal)
+        self._reader = reader
+        self._post = post
+
+    def handle(self, items: list[TakeRequest | CallRequest]) -> None:
+        while items:
+            item = items.pop(0)
+            if isinstance(item, TakeRequest):
+                self._post(item.done, item.take, self._reader.fetch(item.take, item.unfiled))
+                continue
+            try:
+                result, error = item.function(self._reader), None
+            except Exception as caught:  # handed to whoever asked
+                result, error = None, caught
+            self._post(item.done, result, error)
+
+
+class ImporterThread(Worker[VerifyRequest]):
+    """Verifies staged imports."""
+
+    def __init__(
+        self,
+        importer: Importer,
+        post: Post,
+        on_verified: Callable[[Verified | None, Exception | None], None],
+        fatal: Fatal,
+    ) -> None:
+        super().__init__("importer", fatal)
+        self._importer = importer
+        self._post = post
+        self._on_verified = on_verified
+
+    def handle(self, items: list[VerifyRequest]) -> None:
+        while items:
+            request = items.pop(0)
+            verified, error = None, None
+            try:
+                verified = self._importer.verify(request)
+            except (StagingError, DelayServerError, DiskFullError) as caught:
+                error = caught  # told to whoever asked
+            self._post(self._on_verified, verified, error)
+
+
+@dataclass(slots=True)
+class SettleRequest:
+    """Append rows to the dispatch logs; `done` is called on the loop once they are durable."""
+
+    rows_by_hour: dict[int, list[bytes]] = field(default_factory=dict)
+    """Each of the bytes is one row or more (DISPATCH_ROW)."""
+    done: list[Callable[[], None]] = field(default_factory=list)
+    forget: list[int] = field(default_factory=list)
+    """Hours that are settled: nothing of them comes any more."""
+
+
+class SettlerThread(Worker[SettleRequest]):
+    """Writes at once; syncs when somebody waits, and otherwise in intervals."""
+
+    def __init__(
+        self,
+        settler: Settler,
+        clock: Clock,
+        monotonic: Callable[[], float],
+        post: Post,
+        fatal: Fatal,
+        *,
+        sync_ms: int,
+        durable: bool,
+    ) -> None:
+        super().__init__("settler", fatal)
+        self._settler = settler
+        self._clock = clock
+        self._monotonic = monotonic
+        self._post = post
+        self._sync_s = sync_ms / 1000
+        self._durable = durable
+        self._synced_at = monotonic()
+        self._pending = SettleRequest()
+
+    def timeout_s(self) -> float | None:
+        if not self._settler.unsynced or not self._durable:
+            return None
+        return max(0.0, self._synced_at + self._sync_s - self._monotonic())
+
+    def handle(self, items: list[SettleRequest]) -> None:
+        pending = self._pending
+        for item in items:
+            for hour, rows in item.rows_by_hour.items():
+                pending.rows_by_hour.setdefault(hour, []).extend(rows)
+            pending.done += item.done
+            pending.forget += item.forget
+        items.clear()
+        # If the disk is full, what is not written is still there when this is called again.
+        self._settler.write(pending.rows_by_hour, self._clock())
+        waited_for = bool(pending.done or pending.forget)
+        is_time = self._monotonic() - self._synced_at >= self._sync_s
+        if self._durable and (waited_for or is_time):
+            self._settler.sync()
+            self._synced_at = self._monotonic()
+        self._pending = SettleRequest()
+        for hour in pending.forget:
+            self._settler.forget(hour)
+        for done in pending.done:
+            self._post(done)
+
+    def close(self) -> None:
+        self._settler.sync()

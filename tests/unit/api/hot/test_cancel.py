@@ -1,0 +1,316 @@
+"""Cancels that are decided together are answered as if each had come alone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from delayserver.api.hot.answers import wire_of
+from delayserver.api.hot.cancel import CANCEL_PATH, MESSAGE_PATH, TOGETHER_MIN, HotCancel, one_of
+from delayserver.api.hot.protocol import read_head_of_one
+from delayserver.api.rest import models
+from delayserver.decisions.sequencer import Group
+from delayserver.errors import AccessError
+from delayserver.records.message_id import MessageId
+from delayserver.security.tokens import Caller
+from delayserver.server.server import Server
+from storage.errors import CatalogError, DamageError, DiskFullError
+from storage.rows import HOUR_MS
+from tests.unit.fakes import MINUTE_MS, START_MS, SUBJECT, MessageParts, message
+
+LATER_MS = START_MS + 30 * MINUTE_MS
+TOMORROW_MS = START_MS + 24 * HOUR_MS
+COUNT = 2 * TOGETHER_MIN
+
+
+class Machine(MessageParts):
+    """`HotCancel` on parts that are moved by hand, and messages that wait."""
+
+    def __init__(self) -> None:
+        super().__init__(now_ms=START_MS)
+        engine = SimpleNamespace(
+            cancels=self.cancels,
+            messages=self.messages,
+            groups=self.groups,
+            sequencer=self.sequencer,
+            ids=self.ids,
+        )
+        self.hot = HotCancel(cast(Server, SimpleNamespace(engine=engine)))
+        dues_ms = [LATER_MS if number % 3 else TOMORROW_MS for number in range(COUNT)]
+        new = [message(due_ms, key=f"k{number}") for number, due_ms in enumerate(dues_ms)]
+        seqs = self.publish(*new, message(START_MS - 1, key="fired"))
+        self.published = [
+            MessageId(0, due_ms, seq)
+            for due_ms, seq in zip([*dues_ms, START_MS - 1], seqs, strict=True)
+        ]
+        self.commit()
+        self.file()
+        now_ms = START_MS + 1
+        self.wheel.advance(now_ms, loaded_until_ms=now_ms, rows_max=10)
+
+    def id_path(self, number: int) -> str:
+        one = self.published[number]
+        return MESSAGE_PATH + self.ids.encode(one.due_ms, one.seq)
+
+    def ask_together(self, paths: list[str], caller: Caller | None = None) -> list[Client]:
+        clients = [Client() for _ in paths]
+        for client, path in zip(clients, paths, strict=True):
+            self.hot.gather(client, *one_of(path), caller)
+        assert all(client.is_waiting for client in clients)
+        self.groups.flush(START_MS)
+        return clients
+
+    def ask_alone(self, paths: list[str], caller: Caller | None = None) -> list[bytes]:
+        return [wire_of(self.hot.answer(path, b"", (), caller)) for path in paths]
+
+    def end(self, error: Exception | None = None) -> None:
+        """The group that is being written is durable, or is not since there was an error."""
+        if error is None:
+            self.groups.on_committed().end(None)
+        else:
+            self.groups.on_commit_failed(error)
+
+
+class Client:
+    """Takes the answer that it is given."""
+
+    def __init__(self) -> None:
+        self.told: list[bytes] = []
+        self.errors: list[Exception] = []
+        self.last_group: Group | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        return not self.told and not self.errors and self.last_group is None
+
+    def respond(self, wire: bytes, group: Group | None) -> None:
+        if group is None:
+            self.told.append(wire)
+        else:
+            self.last_group = group
+            group.when_durable(lambda error: self.tell(wire, error))
+
+    def tell(self, wire: bytes, error: Exception | None) -> None:
+        if error is None:
+            self.told.append(wire)
+        else:
+            self.errors.append(error)
+
+
+class Stranger:
+    """Somebody who may cancel messages of one subject only."""
+
+    is_admin = False
+
+    def require(self, actions: object, subject: str) -> None:
+        if subject != SUBJECT:
+            raise AccessError(f"no scope for {subject}", authenticated=True)
+
+
+def key_path(key: str, subject: str = SUBJECT) -> str:
+    return f"/v1/subjects/{subject}/keys/{key}"
+
+
+PLAIN = [key_path(f"k{number}") for number in range(TOGETHER_MIN)]
+
+
+def test_they_are_answered_as_if_alone_and_only_once_they_are_durable() -> None:
+    together, alone = Machine(), Machine()
+    paths = [*PLAIN, together.id_path(TOGETHER_MIN)]
+    clients = together.ask_together(paths)
+    assert [client.told for client in clients] == [[]] * len(paths)
+    together.end()
+    assert [client.told for client in clients] == [[wire] for wire in alone.ask_alone(paths)]
+    for client in clients:
+        models.StateModel.model_validate_json(client.told[0].partition(b"\r\n\r\n")[2])
+    alone.commit()
+    assert together.sequencer.next_seq == alone.sequencer.next_seq
+    assert together.messages.cancelled_total == alone.messages.cancelled_total == len(paths)
+    assert together.wheel.contains(together.published[1].seq, LATER_MS) is False
+
+
+def test_they_are_decided_while_another_group_is_being_written() -> None:
+    machine = Machine()
+    machine.publish(message(TOMORROW_MS))
+    machine.groups.flush(START_MS)
+    clients = machine.ask_together(PLAIN)
+    assert not machine.wheel.contains(machine.published[1].seq, LATER_MS)
+    machine.end()
+    assert not any(client.told for client in clients)
+    machine.groups.flush(START_MS)
+    machine.end()
+    assert all(client.told[0].startswith(b"HTTP/1.1 200 ") for client in clients)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [key_path("none")],
+        [key_path("")],
+        [key_path("k0", "nothing.there")],
+        [key_path("k0", "no subject")],
+        [key_path("fired")],
+        [PLAIN[0], PLAIN[0], key_path(f"k{TOGETHER_MIN}")],
+        [MESSAGE_PATH + "x"],
+        [MESSAGE_PATH + "0" * 36],
+    ],
+)
+def test_one_that_is_not_plain_is_told_its_own_answer(others: list[str]) -> None:
+    together, alone = Machine(), Machine()
+    paths = [
+        *others,
+        *PLAIN,
+        together.id_path(0),
+        together.id_path(1).upper().replace("/V1", "/v1"),
+    ]
+    paths[-1] = MESSAGE_PATH + together.id_path(1).removeprefix(MESSAGE_PATH).upper()
+    clients = together.ask_together(paths)
+    together.end()
+    assert [client.told for client in clients] == [[wire] for wire in alone.ask_alone(paths)]
+    assert together.sequencer.next_seq == alone.sequencer.next_seq
+
+
+def test_what_was_cancelled_before_is_cancelled() -> None:
+    machine = Machine()
+    machine.ask_together(PLAIN)
+    machine.end()
+    clients = machine.ask_together(PLAIN)
+    assert all(client.told[0].startswith(b"HTTP/1.1 200 ") for client in clients)
+    assert machine.messages.cancelled_total == len(PLAIN)
+
+
+def test_a_caller_is_asked_for_each() -> None:
+    caller = cast(Caller, Stranger())
+    together, alone = Machine(), Machine()
+    paths = [*PLAIN, key_path("k0", "other"), key_path("k0", "no subject")]
+    clients = together.ask_together(paths, caller)
+    together.end()
+    told = [client.told for client in clients]
+    assert told == [[wire] for wire in alone.ask_alone(paths, caller)]
+    assert [wire[9:12] for [wire] in told] == [b"200"] * len(PLAIN) + [b"403"] * 2
+
+
+@pytest.mark.parametrize("count", [1, TOGETHER_MIN - 1, TOGETHER_MIN])
+def test_few_are_decided_one_by_one(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    machine = Machine()
+    paths = [key_path(f"k{number}") for number in range(count)]
+    in_columns = []
+    cancel = machine.cancels.cancel
+
+    def noting(*columns: Any) -> Any:
+        in_columns.append(len(columns[0]))
+        return cancel(*columns)
+
+    monkeypatch.setattr(machine.cancels, "cancel", noting)
+    clients = machine.ask_together(paths)
+    machine.end()
+    assert all(client.told[0].startswith(b"HTTP/1.1 200 ") for client in clients)
+    assert in_columns == ([count] if count == TOGETHER_MIN else [])
+
+
+def test_a_group_that_is_nearly_full_takes_as_many_as_one_by_one() -> None:
+    together, alone = Machine(), Machine()
+    for machine in (together, alone):
+        size = machine.settings.group_max_bytes - 500
+        machine.publish(message(TOMORROW_MS, body=b"x" * size))
+    clients = together.ask_together(PLAIN)
+    together.end()
+    told = [client.told for client in clients]
+    assert told == [[wire] for wire in alone.ask_alone(PLAIN)]
+    assert {wire[9:12] for [wire] in told} == {b"200", b"503"}
+
+
+def test_a_server_that_is_stopping_tells_all() -> None:
+    together, alone = Machine(), Machine()
+    together.groups.stopping = alone.groups.stopping = True
+    clients = together.ask_together(PLAIN)
+    assert [client.told for client in clients] == [[wire] for wire in alone.ask_alone(PLAIN)]
+    assert all(b" 503 " in client.told[0] for client in clients)
+
+
+def test_a_full_disk_is_told_to_all_and_nothing_is_cancelled() -> None:
+    machine = Machine()
+    clients = machine.ask_together(PLAIN)
+    error = DiskFullError("write", "x", "full")
+    machine.end(error)
+    assert [(client.told, client.errors) for client in clients] == [([], [error])] * len(PLAIN)
+    assert all(machine.wheel.contains(one.seq, LATER_MS) for one in machine.published[1:3])
+
+
+@pytest.mark.parametrize(
+    "error", [CatalogError("read keys", "no"), DamageError("catalog/data.mdb", 0, "no")]
+)
+def test_what_cannot_be_looked_up_is_an_error_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    together, alone = Machine(), Machine()
+    for machine in (together, alone):
+        sequencer = machine.sequencer
+        bad, key = machine.messages.key_hash(1, "k1"), sequencer.key
+
+        def looked_up(key_hash: bytes, bad: bytes = bad, key: Any = key) -> Any:
+            if key_hash == bad:
+                raise error
+            return key(key_hash)
+
+        def many(key_hashes: Any) -> Any:
+            raise error
+
+        monkeypatch.setattr(sequencer, "key", looked_up)
+        monkeypatch.setattr(sequencer, "under_keys", many)
+    clients = together.ask_together(PLAIN)
+    together.end()
+    told = [client.told for client in clients]
+    assert told == [[wire] for wire in alone.ask_alone(PLAIN)]
+    assert [b" 200 " in wire for [wire] in told] == [number != 1 for number in range(len(PLAIN))]
+
+
+def test_a_mistake_of_ours_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine()
+    monkeypatch.setattr(machine.cancels, "cancel", lambda *columns: 1 / 0)
+    for client in machine.ask_together(PLAIN):
+        assert client.told[0].startswith(b"HTTP/1.1 500 ")
+
+
+def test_what_was_gathered_is_decided_once() -> None:
+    machine = Machine()
+    client = Client()
+    machine.hot.gather(client, SUBJECT, "k0", None)
+    machine.hot.decide()
+    machine.groups.flush(START_MS)
+    machine.end()
+    assert len(client.told) == 1
+
+
+def test_each_of_many_in_one_call_has_its_result() -> None:
+    machine = Machine()
+    text = machine.id_path(1).removeprefix(MESSAGE_PATH)
+    body = (
+        b'{"ids":["%b","x"],"keys":[{"subject":"%b","key":"k2"},{"subject":"%b","key":"none"},'
+        b'{"subject":"no subject","key":"k0"},{"subject":"%b","key":"fired"}]}'
+    ) % (text.upper().encode(), *[SUBJECT.encode()] * 3)
+    answer = machine.hot.answer(CANCEL_PATH, body, (), None)
+    found = models.CancelledModel.model_validate_json(answer.body)
+    states = ["cancelled", None, "cancelled", None, None, "delivered"]
+    assert [one.state for one in found.results] == states
+    expected = [text, "x", machine.id_path(2), None, None, machine.id_path(-1)]
+    ids = [one and one.removeprefix(MESSAGE_PATH) for one in expected]
+    assert [one.id for one in found.results] == ids
+    assert [one.key for one in found.results] == [None, None, "k2", "none", "k0", "fired"]
+
+
+def test_which_heads_may_be_gathered() -> None:
+    def may(line: bytes, fields: bytes = b"") -> bool:
+        found = read_head_of_one(b"%b HTTP/1.1\r\nhost: localhost\r\n%b\r\n" % (line, fields))
+        return found is not None and found.may_gather_cancel
+
+    by_key, by_id = b"DELETE /v1/subjects/a/keys/b", b"DELETE /v1/messages/a"
+    assert may(by_key)
+    assert may(by_id, b"content-length: 0\r\n")
+    assert not may(by_key, b'if-match: "1"\r\n')
+    assert not may(by_id, b"if-match: *\r\n")
+    assert not may(by_key, b"connection: close\r\n")
+    assert not may(by_key, b"content-length: 1\r\n")
+    assert not may(b"PUT /v1/heartbeats/a", b"content-length: 0\r\n")

@@ -1,0 +1,170 @@
+"""Publishes that are decided together are answered as if each had come alone."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from delayserver.api.hot.answers import JSON, wire_of
+from delayserver.api.hot.protocol import read_head
+from delayserver.api.hot.publish import MESSAGES_PATH, TOGETHER_MIN, Hot
+from delayserver.api.intake import Intake
+from delayserver.api.rest import models
+from delayserver.decisions.sequencer import Group
+from delayserver.errors import DelayServerError
+from delayserver.security.tokens import Caller
+from delayserver.server.server import Server
+from storage.errors import DiskFullError
+from tests.unit.fakes import START_MS, MessageParts
+
+
+class Machine(MessageParts):
+    """`Hot` on parts that are moved by hand."""
+
+    def __init__(self) -> None:
+        super().__init__(now_ms=START_MS)
+        self.sequencer.subject_id("orders")
+        engine = SimpleNamespace(
+            publishing=self.publishing, messages=self.messages, groups=self.groups
+        )
+        server = SimpleNamespace(
+            settings=self.settings,
+            engine=engine,
+            telemetry=None,
+            clock=lambda: START_MS,
+        )
+        intake = Intake(self.settings, self.sequencer.subjects)
+        self.hot = Hot(cast(Server, server), intake)
+
+    def ask_together(self, bodies: list[bytes], caller: Caller | None = None) -> list[Client]:
+        clients = [Client() for _ in bodies]
+        for client, body in zip(clients, bodies, strict=True):
+            self.hot.gather(client, body, caller)
+        self.hot.decide()
+        return clients
+
+    def ask_alone(self, bodies: list[bytes]) -> list[bytes]:
+        return [wire_of(self.hot.answer(MESSAGES_PATH, body, JSON, None, None)) for body in bodies]
+
+    def fail(self, error: Exception) -> None:
+        self.groups.flush(START_MS)
+        self.groups.on_commit_failed(error)
+
+
+class Client:
+    """Takes the answer that it is given."""
+
+    def __init__(self) -> None:
+        self.told: list[bytes] = []
+        self.errors: list[Exception] = []
+        self.last_group: Group | None = None
+
+    def respond(self, wire: bytes, group: Group | None) -> None:
+        if group is None:
+            self.told.append(wire)
+        else:
+            self.last_group = group
+            group.when_durable(lambda error: self.tell(wire, error))
+
+    def tell(self, wire: bytes, error: Exception | None) -> None:
+        if error is None:
+            self.told.append(wire)
+        else:
+            self.errors.append(error)
+
+
+def message(**fields: Any) -> bytes:
+    return json.dumps({"subject": "orders", "body": {"a": "é"}, "delay": "1h", **fields}).encode()
+
+
+PLAIN = [
+    message(),
+    message(key="k"),
+    message(key='"é"', delay=1),
+    message(deliver_at=1, delay=None),
+]
+MANY = [*PLAIN, *(message(body=n) for n in range(TOGETHER_MIN))]
+
+
+def test_new_messages_are_answered_as_if_alone_and_only_once_they_are_durable() -> None:
+    together, alone = Machine(), Machine()
+    clients = together.ask_together(MANY)
+    assert [client.told for client in clients] == [[]] * len(MANY)
+    assert all(client.last_group is together.sequencer.group for client in clients)
+    together.commit()
+    assert [client.told for client in clients] == [[wire] for wire in alone.ask_alone(MANY)]
+    for client in clients:
+        models.PublishedModel.model_validate_json(client.told[0].partition(b"\r\n\r\n")[2])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        message(key="k", body=2),  # stands for other content
+        message(key="k"),  # is there already
+        message(subject="not a subject"),
+        message(body_base64="?"),
+        b"not JSON",
+        b'{"subject":"orders"},{"subject":"orders"}',
+        b"\xff",
+    ],
+)
+def test_one_that_is_not_plain_changes_nothing_for_the_others(other: bytes) -> None:
+    together, alone = Machine(), Machine()
+    bodies = [*MANY, other]
+    clients = together.ask_together(bodies)
+    together.commit()
+    assert [client.told for client in clients] == [[wire] for wire in alone.ask_alone(bodies)]
+    alone.commit()
+    assert together.sequencer.next_seq == alone.sequencer.next_seq
+
+
+def test_a_caller_who_may_not_publish_there_is_told_so() -> None:
+    class Stranger:
+        def require(self, actions: object, subject: str) -> None:
+            raise DelayServerError("no")
+
+    machine = Machine()
+    clients = machine.ask_together(MANY, cast(Caller, Stranger()))
+    assert all(b"201" not in client.told[0].partition(b"\r\n")[0] for client in clients)
+    assert machine.publishing.accepted_total == 0
+
+
+def test_a_full_disk_is_told_to_all() -> None:
+    machine = Machine()
+    clients = machine.ask_together(MANY)
+    error = DiskFullError("write", "x", "full")
+    machine.fail(error)
+    assert [(client.told, client.errors) for client in clients] == [([], [error])] * len(MANY)
+
+
+def test_a_mistake_of_ours_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine()
+    monkeypatch.setattr(machine.publishing, "publish_new", lambda *arguments: 1 / 0)
+    for client in machine.ask_together(MANY):
+        assert client.told[0].startswith(b"HTTP/1.1 500 ")
+
+
+def test_the_answer_to_a_batch_has_the_form_that_its_model_describes() -> None:
+    machine = Machine()
+    for items in (b"[]", b"[%b]" % MANY[0], b"[%b]" % b",".join(MANY), b"[%b]" % b",".join(MANY)):
+        answer = machine.hot.answer("/v1/messages/batch", items, JSON, None, None)
+        found = models.BatchModel.model_validate_json(answer.body)
+        assert list(json.loads(answer.body)) == list(models.BatchModel.model_fields)
+        assert found.count == len(found.ids) == len(json.loads(items))
+        for text in found.ids:
+            machine.ids.decode(text)
+
+
+def test_which_heads_may_be_gathered() -> None:
+    def may(head: bytes) -> bool:
+        found = read_head(b"POST /v1/messages HTTP/1.1\r\ncontent-length: 2\r\n%b\r\n" % head)
+        return found is not None and found.may_gather
+
+    assert may(b"")
+    assert not may(b"connection: close\r\n")
+    trace = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    assert not may(b"traceparent: %b\r\n" % trace)

@@ -1,0 +1,160 @@
+"""Watch keys and events: the index, and what an event decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from delayserver.decisions.events import Events
+from delayserver.decisions.publishing import NewMessage
+from delayserver.decisions.watches import (
+    OnEvent,
+    Watches,
+    pack_watch,
+    parse_watch_key,
+    unpack_watch,
+    watch_key,
+)
+from delayserver.records.message import Payload, Watch
+from storage.catalog import Table
+from storage.frame import unseal
+from storage.rows import FLAG_WATCHES, HOUR_MS, RecordKind
+from tests.unit.fakes import START_MS, SUBJECT, MessageParts, rows_of
+
+LATER_MS = START_MS + 100 * HOUR_MS
+
+
+class Parts(MessageParts):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        messages = self.messages
+        self.events = Events(self.settings, self.sequencer, self.groups, messages, messages.watches)
+
+    def watching(self, *keys: str, on_event: OnEvent = OnEvent.CANCEL, body: bytes = b"1") -> int:
+        payload = Payload(body, watch=Watch(keys, on_event))
+        return self.publish(NewMessage(SUBJECT, LATER_MS, payload))[0]
+
+    def event(self, key: str) -> tuple[list[int], list[int]]:
+        watchers = self.events.watchers(key, self.sequencer.next_seq)
+        bodies = {one.seq: (Payload(b"1", watch=Watch((key,))), 1) for one in watchers}
+        done = self.events.complete(key, watchers, bodies, START_MS)
+        return done.cancelled, done.fired
+
+
+@pytest.mark.parametrize("key", ["k", "order:1001", "ü/\0 ", "x" * 256])
+def test_entries_of_the_index_read_back(key: str) -> None:
+    assert parse_watch_key(watch_key(key, 7)) == (key, 7)
+    assert unpack_watch(pack_watch(5, OnEvent.FIRE)) == (5, OnEvent.FIRE)
+    with pytest.raises(ValueError, match="another length"):
+        parse_watch_key(watch_key(key, 7) + b"x")
+    with pytest.raises(ValueError, match="OnEvent"):
+        unpack_watch(pack_watch(5, 2))
+
+
+def test_a_key_does_not_find_what_watches_a_longer_one() -> None:
+    parts = Parts()
+    short, long = parts.watching("ab"), parts.watching("abc")
+    watches = parts.messages.watches
+    assert [one.seq for one in watches.of("ab")] == [short]
+    parts.catalog.commit(
+        {
+            Table.WATCHES: [
+                (watch_key("ab", 90), pack_watch(1, 0)),
+                (watch_key("abc", 91), pack_watch(1, 0)),
+            ]
+        }
+    )
+    assert [one.seq for one in watches.of("ab")] == [short, 90]
+    assert [one.seq for one in watches.of("abc")] == [long, 91]
+
+
+def test_what_a_checkpoint_covers_is_forgotten_and_nothing_else() -> None:
+    parts = Parts()
+    watches = Watches(parts.catalog)
+    for seq in (1, 2):
+        watches.add(parts.sequencer.group, seq, 5, Watch(("k",)))
+    watches.prune(0)
+    watches.add(parts.sequencer.group, 3, 5, Watch(("k",)))
+    watches.prune(2)
+    assert [one.seq for one in watches.of("k")] == [3]
+
+
+def test_a_message_that_watches_is_flagged_and_one_that_does_not_keeps_its_bytes() -> None:
+    parts = Parts()
+    parts.watching("k")
+    parts.publish(NewMessage(SUBJECT, LATER_MS, Payload(b"1")))
+    publishes = rows_of(parts.sequencer.group)[1:]
+    assert publishes["flags"].tolist() == [FLAG_WATCHES, 0]
+    data = unseal(parts.sequencer.group.payload(int(publishes["seq"][1]))[0])
+    assert data == b"\x95\xc4\x011\x00\xc0\xc0\xc0"
+
+
+def test_an_event_cancels_and_fires_once() -> None:
+    parts = Parts()
+    cancelled = parts.watching("a", "b")
+    fired = parts.watching("a", "b", on_event=OnEvent.FIRE)
+    other = parts.watching("b")
+    assert parts.event("a") == ([cancelled], [fired])
+    assert parts.event("a") == ([], [])
+    assert parts.event("b") == ([other], [])
+    kinds = rows_of(parts.sequencer.group)["kind"].tolist()
+    assert kinds[-3:] == [RecordKind.CANCEL, RecordKind.FIRE, RecordKind.CANCEL]
+
+
+def test_a_batch_watches_too() -> None:
+    parts = Parts()
+    watch = Watch(("k",))
+    seqs = parts.publish(
+        *(NewMessage(SUBJECT, LATER_MS, Payload(b"1", watch=watch)) for _ in range(3)),
+        NewMessage(SUBJECT, LATER_MS, Payload(b"1")),
+    )
+    assert parts.event("k") == (seqs[:3], [])
+
+
+def test_a_group_that_is_rolled_back_leaves_no_watcher_and_no_completion() -> None:
+    parts = Parts()
+    kept = parts.watching("k")
+    parts.commit()
+    parts.watching("k")
+    parts.event("k")
+    parts.groups.flush(START_MS)
+    parts.groups.on_commit_failed(OSError())
+    assert [one.seq for one in parts.messages.watches.of("k")] == [kept]
+    assert parts.event("k") == ([kept], [])
+
+
+def test_an_event_does_not_touch_what_was_published_after_it_came_in() -> None:
+    parts = Parts()
+    seq = parts.watching("k")
+    assert [one.seq for one in parts.events.watchers("k", seq)] == []
+    assert [one.seq for one in parts.events.watchers("k", seq + 1)] == [seq]
+
+
+def test_a_message_that_was_fired_watches_nothing_wherever_it_is_moved() -> None:
+    parts = Parts()
+    seq = parts.watching("a", "b", on_event=OnEvent.FIRE)
+    parts.event("a")
+    payload = Payload(b"1", watch=Watch(("a", "b"), OnEvent.FIRE))
+    parts.messages.move(seq, LATER_MS, LATER_MS + 5, payload, 1)
+    assert parts.event("b") == ([], [])
+
+
+def test_what_does_not_fit_into_a_group_still_watches() -> None:
+    parts = Parts(group_max_bytes=1000, body_max_bytes=900)
+    for _ in range(3):
+        parts.watching("k", on_event=OnEvent.FIRE)
+        parts.commit()
+    watchers = parts.events.watchers("k", parts.sequencer.next_seq)
+    bodies = {one.seq: (Payload(bytes(400)), 1) for one in watchers}
+    first = parts.events.complete("k", watchers, bodies, START_MS)
+    assert len(first.fired) == 1
+    assert len(parts.events.watchers("k", parts.sequencer.next_seq)) == 2
+
+
+def test_one_whose_body_cannot_be_read_is_left_alone() -> None:
+    parts = Parts()
+    parts.watching("k", on_event=OnEvent.FIRE)
+    watchers = parts.events.watchers("k", parts.sequencer.next_seq)
+    done = parts.events.complete("k", watchers, {}, START_MS)
+    assert (done.cancelled, done.fired) == ([], [])

@@ -1,0 +1,873 @@
+"""The dispatcher: one delivery for each subscription, accounted for until it is settled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
+from delayserver.delivery.deliveries import Deliveries
+from delayserver.delivery.dispatcher import Dispatcher, Take
+from delayserver.delivery.settler import DISPATCH_ROW
+from delayserver.records.horizon import Mark
+from delayserver.records.message import Delivery, Entry
+from delayserver.records.subscriptions import Registry, Subscription
+from delayserver.records.tables import Change, ChangeState
+from delayserver.schedule.hours import Hours
+from delayserver.schedule.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Batch
+from delayserver.timers.timeouts import Timeouts
+from storage.rows import DISPATCH_DTYPE, Outcome
+from tests.unit.fakes import (
+    HOUR,
+    START_MS,
+    NotingPorts,
+    deliveries,
+    delivery,
+    dispatch_row,
+    seqs,
+    subscription,
+    wheel_rows,
+)
+
+NAMES = {1: "order.unpaid", 2: "refund"}
+NOW_MS = START_MS + 1_000
+
+
+class Parts:
+    def __init__(self, *subscriptions: Subscription) -> None:
+        self.ports = NotingPorts()
+        self.hours = Hours(live_through_hour=HOUR)
+        self.registry = Registry(subscriptions)
+        self.timeouts = Timeouts(NOW_MS)
+        self.changes: dict[int, Change] = {}
+        """Of every message."""
+        self.ahead: list[Entry] = []
+        """Rows that have not fired."""
+        self.dispatcher = Dispatcher(
+            self.registry,
+            NAMES,
+            self.hours,
+            self.ports,
+            self.timeouts,
+            changes=lambda seq: self.changes,
+            has_not_fired=lambda entry: entry in self.ahead,
+        )
+        self.dispatcher.now_ms = NOW_MS
+        self.answers: list[list[tuple[Delivery, str]]] = []
+        """What consumers were told without a read: nothing."""
+
+    def fire(self, *rows: tuple[int, int], route: int = 1) -> None:
+        self.hours.add(HOUR, len(rows))
+        batch = Batch(HOUR, wheel_rows(HOUR, *rows, route=route))
+        self.dispatcher.fire([batch], NOW_MS)
+
+    def pull(
+        self, subscription: Subscription, count: int, wait_ms: int = 1000, least: int = 1
+    ) -> DelayedFetch:
+        def answer(pulled: Pulled) -> None:
+            self.answers.append(list(pulled))
+
+        request = PullRequest(count, 30_000, wait_ms, answer, least)
+        return self.dispatcher.request(self.dispatcher.queue(subscription), request)
+
+    def takes(self) -> list[list[int]]:
+        return [seqs(take.batches) for take in self.ports.taken]
+
+    def change(self, subscription: Subscription) -> None:
+        self.registry.put(subscription)
+        self.dispatcher.on_subscription(subscription, NOW_MS)
+
+    def read(self, *unreadable: int, attempt: int = 1, **origin: Any) -> list[Delivery]:
+        """Answer the oldest read; returns its deliveries."""
+        return list(self.read_columns(*unreadable, attempt=attempt, **origin))
+
+    def read_columns(self, *unreadable: int, attempt: int = 1, **origin: Any) -> Deliveries:
+        """Likewise, as columns."""
+        take = self.ports.taken.pop(0)
+        ones = [
+            delivery(
+                seq,
+                START_MS,
+                subscription_id=take.subscription.id,
+                attempt=take.attempts.get(seq, attempt),
+                **origin,
+            )
+            for seq in seqs(take.batches)
+            if seq not in unreadable
+        ]
+        for one in ones:
+            [row] = [
+                batch.rows[batch.rows["seq"] == one.entry.seq]
+                for batch in take.batches
+                if one.entry.seq in batch.rows["seq"]
+            ]
+            one.row["route"] = row["route"]
+        read = deliveries(*ones)
+        self.dispatcher.on_read(take, read, NOW_MS)
+        return read
+
+    def waiting(self, subscription: Subscription) -> list[int]:
+        return seqs(self.dispatcher.queue(subscription).rows.batches())
+
+    def settled(self) -> list[tuple[int, int, int]]:
+        """Seq, subscription and outcome of all rows for the dispatch log."""
+        rows = np.frombuffer(b"".join(row for _, row in self.ports.settled), DISPATCH_DTYPE)
+        return list(
+            zip(
+                rows["seq"].tolist(),
+                rows["subscription_id"].tolist(),
+                rows["outcome"].tolist(),
+                strict=True,
+            )
+        )
+
+
+def webhook(number: int = 1, **more: Any) -> Subscription:
+    return subscription(number, type="webhook", url="http://127.0.0.1/", **more)
+
+
+# ---- routing ---------------------------------------------------------------------------------
+
+
+def test_a_message_goes_to_every_subscription_that_matches_and_each_counts() -> None:
+    one, every, other = subscription(1), subscription(2, subject="*"), subscription(3, subject="x")
+    parts = Parts(one, every, other)
+    parts.fire((5, START_MS), (6, START_MS))
+    assert parts.waiting(one) == parts.waiting(every) == [5, 6]
+    assert parts.waiting(other) == []
+    assert parts.hours.unsettled() == 4
+    for subscription_id in (1, 2):
+        for seq in (5, 6):
+            parts.dispatcher.delivered(delivery(seq, subscription_id=subscription_id), NOW_MS)
+    assert parts.hours.unsettled() == 0
+    assert parts.dispatcher.delivered_total == 4
+    assert parts.settled() == [
+        (seq, subscription_id, Outcome.DELIVERED) for subscription_id in (1, 2) for seq in (5, 6)
+    ]
+
+
+def test_a_subscription_gets_only_what_fell_due_since_it_exists() -> None:
+    old, young = subscription(1), subscription(2, created_ms=START_MS + 500)
+    parts = Parts(old, young)
+    parts.fire((5, START_MS + 499), (6, START_MS + 500))
+    assert parts.waiting(old) == [5, 6]
+    assert parts.waiting(young) == [6]
+    assert parts.hours.unsettled() == 3
+
+
+def test_what_is_accepted_after_the_clock_was_set_back_is_for_the_subscriptions_of_then() -> None:
+    old = subscription(1)
+    young = subscription(2, horizon=(Mark(5, START_MS + 900), Mark(7, START_MS + 200)))
+    parts = Parts(old, young)
+    parts.fire((7, START_MS + 199), (5, START_MS + 500), (6, START_MS + 500), (8, START_MS + 501))
+    assert parts.waiting(old) == [7, 5, 6, 8]
+    assert parts.waiting(young) == [6, 8]
+    parts.fire((8, START_MS), (1, START_MS + 900))
+    assert parts.waiting(young) == [6, 8, 8, 1]
+
+
+def test_what_fell_due_before_all_subscriptions_goes_to_the_oldest() -> None:
+    first, second = (subscription(number, created_ms=START_MS + 500) for number in (1, 2))
+    parts = Parts(first, second)
+    parts.fire((5, START_MS + 499), (6, START_MS + 500))
+    assert sorted(parts.waiting(first)) == [5, 6]
+    assert parts.waiting(second) == [6]
+    assert parts.hours.unsettled() == 3
+
+
+def test_rows_of_several_subjects_in_one_batch_are_told_apart() -> None:
+    orders, refunds = subscription(1), subscription(2, subject="refund")
+    parts = Parts(orders, refunds)
+    rows = np.concatenate(
+        [
+            wheel_rows(HOUR, (5, START_MS), route=1),
+            wheel_rows(HOUR, (6, START_MS), route=2),
+            wheel_rows(HOUR, (7, START_MS), route=1),
+            wheel_rows(HOUR, (8, START_MS), route=2 | ROUTE_SUBSCRIPTION),
+        ]
+    ).astype(WHEEL_DTYPE)
+    parts.hours.add(HOUR, 4)
+    parts.dispatcher.fire([Batch(HOUR, rows)], NOW_MS)
+    assert parts.waiting(orders) == [5, 7]
+    assert sorted(parts.waiting(refunds)) == [6, 8]
+    assert parts.hours.unsettled() == 4
+
+
+def test_a_retry_goes_to_its_own_subscription_alone() -> None:
+    one, other = subscription(1), subscription(2)
+    parts = Parts(one, other)
+    parts.fire((5, START_MS), route=2 | ROUTE_SUBSCRIPTION)
+    assert parts.waiting(one) == []
+    assert parts.waiting(other) == [5]
+    assert parts.hours.unsettled() == 1
+
+
+# ---- parked ----------------------------------------------------------------------------------
+
+
+def test_a_message_without_subscription_waits_for_the_first_that_matches() -> None:
+    parts = Parts(subscription(1, subject="refund"))
+    parts.fire((5, START_MS), (6, START_MS))
+    assert parts.dispatcher.parked_count() == 2
+    assert parts.dispatcher.is_parked(Entry(5, START_MS))
+    assert not parts.dispatcher.is_parked(Entry(7, START_MS))
+    parts.change(subscription(2, subject="other.*", created_ms=NOW_MS))
+    assert parts.dispatcher.parked_count() == 2
+    late = subscription(3, subject="order.*", created_ms=NOW_MS)
+    parts.change(late)
+    assert parts.dispatcher.parked_count() == 0
+    assert parts.waiting(late) == [5, 6]
+    assert parts.hours.unsettled() == 2
+
+
+def test_a_parked_message_can_be_taken_out_once() -> None:
+    parts = Parts()
+    parts.fire((5, START_MS), (6, START_MS))
+    row = parts.dispatcher.unpark(Entry(5, START_MS))
+    assert row is not None
+    assert row["seq"].tolist() == [5]
+    assert parts.dispatcher.unpark(Entry(5, START_MS)) is None
+    assert parts.dispatcher.unpark(Entry(6, START_MS + 3_600_000)) is None
+    assert parts.dispatcher.parked_count() == 1
+    parts.dispatcher.unpark(Entry(6, START_MS))
+    late = subscription(3)
+    parts.change(late)
+    parts.pull(late, 10)
+    assert parts.waiting(late) == []
+    assert parts.ports.taken == []
+
+
+# ---- a subscription is deleted ---------------------------------------------------------------
+
+
+def test_what_waited_for_a_deleted_subscription_goes_to_another_that_matches() -> None:
+    gone, heir = subscription(1), subscription(2, created_ms=START_MS + 1)
+    parts = Parts(gone, heir)
+    parts.fire((5, START_MS))
+    parts.change(subscription(1, deleted=True))
+    assert parts.ports.taken[0].left_by == 1
+    parts.read()
+    assert parts.waiting(heir) == [5]
+    assert parts.hours.unsettled() == 1
+    assert parts.settled() == []
+
+
+def test_what_another_subscription_got_on_its_own_is_dropped() -> None:
+    gone, other = subscription(1), subscription(2)
+    parts = Parts(gone, other)
+    parts.fire((5, START_MS))
+    assert parts.hours.unsettled() == 2
+    parts.change(subscription(1, deleted=True))
+    parts.read()
+    assert parts.waiting(other) == [5]
+    assert parts.settled() == [(5, 0, Outcome.DROPPED)]
+    assert parts.hours.unsettled() == 1
+
+
+def test_what_no_other_subscription_matches_is_parked_again() -> None:
+    parts = Parts(subscription(1))
+    parts.fire((5, START_MS))
+    parts.change(subscription(1, deleted=True))
+    parts.read()
+    assert parts.dispatcher.parked_count() == 1
+    late = subscription(2)
+    parts.change(late)
+    assert parts.waiting(late) == [5]
+    assert parts.hours.unsettled() == 1
+
+
+def test_a_retry_for_a_deleted_subscription_is_adopted_when_it_fires() -> None:
+    heir = subscription(2, created_ms=NOW_MS)
+    parts = Parts(heir)
+    parts.fire((5, START_MS), route=1 | ROUTE_SUBSCRIPTION)
+    parts.read(attempt=3)
+    assert parts.waiting(heir) == [5]
+
+
+def retrying(seq: int, *, attempt: int = 2) -> Change:
+    return Change(ChangeState.RETRYING, seq, START_MS, attempt, 1)
+
+
+def test_of_retries_for_several_deleted_subscriptions_the_last_is_adopted() -> None:
+    heir = subscription(4, created_ms=NOW_MS)
+    parts = Parts(heir)
+    parts.changes = {
+        0: Change(ChangeState.MOVED, 9, START_MS, 1, 1),
+        1: retrying(5),
+        2: retrying(6),
+        3: Change(ChangeState.DEAD, 7, START_MS, 2, 1),
+    }
+    parts.ahead = [Entry(6, START_MS)]
+    parts.fire((5, START_MS), route=1 | ROUTE_SUBSCRIPTION)
+    parts.read(attempt=2)
+    assert parts.settled() == [(5, 0, Outcome.DROPPED)]
+    parts.ahead = []
+    parts.fire((6, START_MS), route=2 | ROUTE_SUBSCRIPTION)
+    parts.read(attempt=2)
+    assert parts.waiting(heir) == [6]
+    # It fails there, and the heir is deleted in its turn.
+    parts.changes[4] = retrying(8, attempt=3)
+    parts.change(subscription(4, deleted=True))
+    parts.read()
+    parts.fire((8, START_MS), route=4 | ROUTE_SUBSCRIPTION)
+    parts.read(attempt=3)
+    assert parts.dispatcher.is_parked(Entry(8, START_MS))
+
+
+def test_of_retries_that_are_adopted_together_one_is() -> None:
+    heir = subscription(3, created_ms=NOW_MS)
+    parts = Parts(heir)
+    parts.changes = {1: retrying(5), 2: retrying(6)}
+    parts.fire((5, START_MS), route=1 | ROUTE_SUBSCRIPTION)
+    parts.fire((6, START_MS), route=2 | ROUTE_SUBSCRIPTION)
+    parts.read(message_seq=1)
+    parts.read(message_seq=1)
+    assert parts.settled() == [(5, 0, Outcome.DROPPED)]
+    assert parts.waiting(heir) == [6]
+
+
+def test_as_long_as_one_that_is_gone_may_take_a_message_nobody_inherits_it() -> None:
+    gone, other, heir = webhook(1), webhook(2), subscription(3, created_ms=START_MS + 1)
+    parts = Parts(gone, other, heir)
+    parts.fire((5, START_MS))
+    [on_its_way] = parts.read()
+    parts.change(webhook(1, deleted=True))
+    parts.change(webhook(2, deleted=True))
+    parts.read()
+    assert parts.ports.taken != []
+    parts.read()
+    assert parts.settled() == [(5, 0, Outcome.DROPPED)]
+    assert parts.waiting(heir) == []
+    parts.dispatcher.give_back(on_its_way, 2)
+    parts.read()
+    assert parts.waiting(heir) == [5]
+
+
+def test_what_others_failed_at_gets_a_row_of_its_own() -> None:
+    gone, heir = subscription(2), subscription(3, created_ms=START_MS + 1)
+    parts = Parts(gone, heir)
+    parts.fire((5, START_MS))
+    # The retry of another was dropped, since this one had the message on its own.
+    parts.changes = {1: retrying(6)}
+    parts.change(subscription(2, deleted=True))
+    parts.read()
+    [(delivery, left_by)] = parts.ports.orphans
+    assert (delivery.entry.seq, left_by) == (5, 2)
+    assert parts.dispatcher.holds(Entry(5, START_MS))
+    assert parts.settled() == []
+    assert parts.waiting(heir) == []
+    # When that is recorded:
+    parts.dispatcher.leave(delivery)
+    assert not parts.dispatcher.holds(Entry(5, START_MS))
+
+
+def test_what_is_being_adopted_is_on_its_way() -> None:
+    parts = Parts(subscription(1))
+    parts.fire((5, START_MS), (6, START_MS))
+    parts.change(subscription(1, deleted=True))
+    assert parts.dispatcher.holds(Entry(5, START_MS))
+    parts.read(6)
+    assert not parts.dispatcher.holds(Entry(5, START_MS))
+    assert not parts.dispatcher.holds(Entry(6, START_MS))
+    assert parts.dispatcher.is_parked(Entry(5, START_MS))
+
+
+def test_a_deletion_during_the_read_adopts_the_rows_as_well() -> None:
+    gone, heir = webhook(1), subscription(2, created_ms=NOW_MS)
+    parts = Parts(gone, heir)
+    parts.fire((5, START_MS))
+    parts.change(webhook(1, deleted=True))
+    parts.read()
+    assert parts.ports.sent == []
+    parts.read()
+    assert parts.waiting(heir) == [5]
+    assert parts.hours.unsettled() == 1
+
+
+def test_what_comes_back_after_the_deletion_is_adopted() -> None:
+    gone, heir = webhook(1), subscription(2, created_ms=NOW_MS)
+    parts = Parts(gone, heir)
+    parts.fire((5, START_MS))
+    [one] = parts.read()
+    parts.change(webhook(1, deleted=True))
+    parts.dispatcher.give_back(one, 2)
+    parts.read()
+    assert parts.waiting(heir) == [5]
+
+
+def test_those_who_wait_at_a_deleted_subscription_are_answered() -> None:
+    parts = Parts(subscription(1))
+    parts.pull(subscription(1), 10)
+    parts.change(subscription(1, deleted=True))
+    assert parts.answers == [[]]
+
+
+# ---- handing out -----------------------------------------------------------------------------
+
+
+def test_a_webhook_has_no_more_in_flight_than_it_allows() -> None:
+    one = webhook(max_in_flight=2)
+    parts = Parts(one)
+    parts.fire((5, START_MS), (6, START_MS), (7, START_MS))
+    first, _ = parts.read()
+    assert [sent.entry.seq for _, sent in parts.ports.sent] == [5, 6]
+    assert parts.dispatcher.in_flight() == 2
+    assert parts.dispatcher.holds(Entry(5, START_MS))
+    parts.dispatcher.pump(parts.dispatcher.queue(one), NOW_MS)
+    assert parts.ports.taken == []
+    parts.dispatcher.delivered(first, NOW_MS)
+    parts.dispatcher.pump(parts.dispatcher.queue(one), NOW_MS)
+    parts.read()
+    assert [sent.entry.seq for _, sent in parts.ports.sent] == [5, 6, 7]
+    assert not parts.dispatcher.holds(Entry(5, START_MS))
+
+
+def test_what_becomes_free_while_bodies_are_read_is_read_together() -> None:
+    one = webhook(max_in_flight=4)
+    parts = Parts(one)
+    parts.fire(*[(seq, START_MS) for seq in range(1, 5)])
+    deliveries = parts.read()
+    parts.fire(*[(seq, START_MS) for seq in range(5, 9)])
+    for delivered in deliveries:
+        parts.dispatcher.delivered(delivered, NOW_MS)
+        parts.dispatcher.pump(parts.dispatcher.queue(one), NOW_MS)
+    assert [take.count for take in parts.ports.taken] == [1]
+    parts.read()
+    assert [take.count for take in parts.ports.taken] == [3]
+    parts.read()
+    assert [sent.entry.seq for _, sent in parts.ports.sent] == list(range(1, 9))
+
+
+def test_a_slow_subscription_delays_nobody_else() -> None:
+    slow, quick = webhook(1, max_in_flight=1), webhook(2, max_in_flight=100)
+    parts = Parts(slow, quick)
+    parts.fire(*[(seq, START_MS) for seq in range(1, 11)])
+    taken = {take.subscription.id: take.count for take in parts.ports.taken}
+    assert taken == {1: 1, 2: 10}
+
+
+def test_a_paused_subscription_keeps_its_messages_until_it_is_resumed() -> None:
+    parts = Parts(webhook(paused=True))
+    parts.fire((5, START_MS))
+    assert parts.ports.taken == []
+    assert parts.dispatcher.holds(Entry(5, START_MS))
+    parts.change(webhook(paused=False))
+    assert seqs(parts.ports.taken[0].batches) == [5]
+
+
+def test_a_consumer_gets_as_many_as_it_asked_for_the_rest_waits() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.fire((5, START_MS), (6, START_MS), (7, START_MS))
+    assert parts.ports.taken == []
+    parts.pull(one, 2)
+    parts.read()
+    [(take, deliveries)] = parts.ports.handed_out
+    assert [d.entry.seq for d in deliveries] == [5, 6]
+    assert take.request is not None
+    assert parts.waiting(one) == [7]
+
+
+def test_a_consumer_that_waits_is_served_when_something_falls_due() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.pull(one, 10)
+    parts.pull(one, 10)
+    parts.fire((5, START_MS))
+    assert [take.count for take in parts.ports.taken] == [1]
+    parts.fire((6, START_MS))
+    assert [take.count for take in parts.ports.taken] == [1, 1]
+
+
+def test_a_consumer_is_answered_with_nothing_when_its_wait_is_over() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.pull(one, 10, wait_ms=100)
+    parts.pull(one, 10, wait_ms=50)
+    parts.timeouts.advance(NOW_MS + 49)
+    assert parts.answers == []
+    parts.timeouts.advance(NOW_MS + 50)
+    assert parts.answers == [[]]
+    parts.timeouts.advance(NOW_MS + 100)
+    assert parts.answers == [[], []]
+    parts.fire((5, START_MS))
+    assert parts.takes() == []
+    assert parts.dispatcher.fetches.count() == 0
+
+
+def test_a_consumer_that_does_not_wait_is_answered_at_once() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.pull(one, 10, wait_ms=0)
+    assert parts.answers == [[]]
+    parts.fire((5, START_MS))
+    parts.pull(one, 10, wait_ms=0, least=7)
+    assert parts.takes() == [[5]]
+    assert parts.timeouts.size() == 0
+
+
+def test_a_consumer_waits_until_as_many_are_there_as_it_wants() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.pull(one, 10, least=3)
+    parts.fire((5, START_MS), (6, START_MS))
+    assert parts.takes() == []
+    parts.fire((7, START_MS), (8, START_MS))
+    assert parts.takes() == [[5, 6, 7, 8]]
+
+
+def test_when_its_wait_is_over_a_consumer_gets_what_there_is() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.pull(one, 10, wait_ms=50, least=3)
+    parts.fire((5, START_MS))
+    parts.timeouts.advance(NOW_MS + 50)
+    assert parts.takes() == [[5]]
+    assert parts.answers == []  # they are being read
+
+
+def test_one_that_waits_for_many_holds_up_nobody_and_the_first_that_can_be_served_is() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.pull(one, 4, least=4)
+    parts.pull(one, 1)
+    parts.pull(one, 2)
+    parts.fire((5, START_MS))
+    assert parts.takes() == [[5]]
+    parts.fire((6, START_MS), (7, START_MS), (8, START_MS), (9, START_MS), (10, START_MS))
+    assert parts.takes()[1:] == [[6, 7, 8, 9], [10]]
+
+
+def test_a_consumer_that_is_gone_gets_nothing_and_the_next_one_does() -> None:
+    one = subscription()
+    parts = Parts(one)
+    gone = parts.pull(one, 1)
+    parts.pull(one, 2)
+    gone.cancel()
+    assert parts.timeouts.size() == parts.dispatcher.fetches.count() == 1
+    parts.fire((5, START_MS), (6, START_MS))
+    assert parts.takes() == [[5, 6]]
+    assert parts.ports.taken[0].request is not None
+    assert parts.ports.taken[0].request.max_messages == 2
+    assert parts.answers == []
+
+
+def test_while_a_subscription_is_paused_consumers_wait_and_then_get_nothing() -> None:
+    one = subscription(paused=True)
+    parts = Parts(one)
+    parts.fire((5, START_MS))
+    parts.pull(one, 1, wait_ms=50)
+    parts.pull(one, 1)
+    parts.timeouts.advance(NOW_MS + 50)
+    assert parts.answers == [[]]
+    parts.change(subscription())
+    assert parts.takes() == [[5]]
+
+
+def test_consumers_of_a_subscription_that_is_deleted_are_answered() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.pull(one, 1)
+    parts.pull(one, 5, least=5)
+    parts.change(subscription(deleted=True))
+    assert parts.answers == [[], []]
+    assert parts.timeouts.size() == parts.dispatcher.fetches.count() == 0
+
+
+def test_when_the_server_stops_nothing_leaves_and_everybody_is_answered() -> None:
+    one, hook = subscription(1), webhook(2)
+    parts = Parts(one, hook)
+    parts.pull(one, 10)
+    parts.dispatcher.drain()
+    assert parts.answers == [[]]
+    parts.fire((5, START_MS))
+    assert parts.ports.taken == []
+    assert parts.waiting(one) == parts.waiting(hook) == [5]
+
+
+def test_a_message_that_was_not_taken_is_the_next_one_and_counts_its_attempts() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.fire((5, START_MS), (6, START_MS))
+    parts.pull(one, 1)
+    [first] = parts.read()
+    parts.dispatcher.give_back(first, 2)
+    assert parts.waiting(one) == [5, 6]
+    assert parts.hours.unsettled() == 2
+    parts.pull(one, 2)
+    again, other = parts.read()
+    assert (again.entry.seq, again.attempt) == (5, 2)
+    assert (other.entry.seq, other.attempt) == (6, 1)
+    parts.dispatcher.delivered(again, NOW_MS)
+    assert parts.dispatcher.queue(one).attempts == {}
+
+
+def pull_all(parts: Parts, one: Subscription) -> Deliveries:
+    """All that waits, as a consumer has it."""
+    parts.pull(one, 1000)
+    return parts.read_columns()
+
+
+def test_what_is_acknowledged_together_is_recorded_together_by_hour() -> None:
+    one, other = subscription(1), subscription(2, subject="*")
+    parts = Parts(one, other)
+    next_hour_ms = START_MS + 3_600_000
+    parts.fire((5, START_MS), (6, START_MS + 1), (7, START_MS + 2))
+    parts.hours.add(HOUR + 1, 1)
+    batch = Batch(HOUR + 1, wheel_rows(HOUR + 1, (8, next_hour_ms), route=2))
+    parts.dispatcher.fire([batch], NOW_MS)
+    parts.pull(other, 10)
+    take = parts.ports.taken.pop()
+    ones = [
+        delivery(5, START_MS, subscription_id=2, message_seq=3, attempt=2),
+        delivery(6, START_MS + 1, subscription_id=2),
+        delivery(7, START_MS + 2, subscription_id=2),
+        delivery(8, next_hour_ms, subscription_id=2, subject_id=2),
+    ]
+    pulled = deliveries(*ones)
+    parts.dispatcher.on_read(take, pulled, NOW_MS)
+    parts.dispatcher.acknowledged(pulled, np.array([3, 0, 1]), NOW_MS + 9)
+    assert sorted((hour, DISPATCH_ROW.unpack(row)) for hour, row in parts.ports.settled) == [
+        (HOUR, (5, 3, START_MS, NOW_MS + 9, 2, 2, Outcome.DELIVERED, 0)),
+        (HOUR, (6, 6, START_MS + 1, NOW_MS + 9, 2, 1, Outcome.DELIVERED, 0)),
+        (HOUR + 1, (8, 8, next_hour_ms, NOW_MS + 9, 2, 1, Outcome.DELIVERED, 0)),
+    ]
+    assert parts.dispatcher.delivered_by_subject == {1: 2, 2: 1}
+    assert parts.hours.unsettled() == 3 + 1
+    queue = parts.dispatcher.queue(other)
+    assert (queue.in_flight, queue.reserved) == (1, {7})
+    assert not parts.dispatcher.holds(Entry(8, next_hour_ms))
+
+
+def test_what_comes_back_from_a_consumer_keeps_its_order_and_counts_its_attempts() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.fire(*((seq, START_MS) for seq in range(1, 6)))
+    pulled = pull_all(parts, one)
+    parts.fire((9, START_MS))
+    parts.dispatcher.return_leased(pulled, np.array([0, 2, 3]))
+    assert parts.waiting(one) == [1, 3, 4, 9]
+    queue = parts.dispatcher.queue(one)
+    assert (queue.in_flight, queue.reserved) == (2, {2, 5})
+    assert parts.hours.unsettled() == 6
+    again = pull_all(parts, one)
+    assert [(delivery.entry.seq, delivery.attempt) for delivery in again] == [
+        (1, 2),
+        (3, 2),
+        (4, 2),
+        (9, 1),
+    ]
+    parts.dispatcher.acknowledged(again, np.arange(4), NOW_MS)
+    parts.dispatcher.acknowledged(pulled, np.array([1, 4]), NOW_MS)
+    assert (queue.in_flight, queue.reserved, queue.attempts) == (0, set(), {})
+    assert parts.hours.unsettled() == 0
+
+
+def test_what_comes_back_of_several_hours_waits_in_due_order() -> None:
+    one = subscription()
+    parts = Parts(one)
+    next_hour_ms = START_MS + 3_600_000
+    parts.fire((1, START_MS), (2, START_MS + 1))
+    parts.hours.add(HOUR + 1, 2)
+    rows = wheel_rows(HOUR + 1, (3, next_hour_ms), (4, next_hour_ms))
+    parts.dispatcher.fire([Batch(HOUR + 1, rows)], NOW_MS)
+    parts.pull(one, 10)
+    take = parts.ports.taken.pop()
+    dues_ms = [START_MS, START_MS + 1, next_hour_ms, next_hour_ms]
+    pulled = deliveries(*(delivery(seq, due_ms) for seq, due_ms in enumerate(dues_ms, 1)))
+    parts.dispatcher.on_read(take, pulled, NOW_MS)
+    parts.dispatcher.return_leased(pulled, np.arange(4))
+    assert parts.waiting(one) == [1, 2, 3, 4]
+    assert [batch.hour for batch in parts.dispatcher.queue(one).rows.batches()] == [HOUR, HOUR + 1]
+
+
+def test_what_comes_back_twice_is_found_wherever_it_waits() -> None:
+    one = subscription()
+    parts = Parts(one)
+    parts.fire((1, START_MS), (2, START_MS + 5), (3, START_MS + 7))
+    parts.pull(one, 10)
+    take = parts.ports.taken.pop()
+    dues_ms = {3: START_MS + 7, 1: START_MS, 2: START_MS + 5}
+    pulled = deliveries(*(delivery(seq, due_ms) for seq, due_ms in dues_ms.items()))
+    parts.dispatcher.on_read(take, pulled, NOW_MS)
+    parts.dispatcher.return_leased(pulled, np.arange(3))
+    assert parts.waiting(one) == [3, 1, 2]
+    for seq, due_ms in dues_ms.items():
+        assert parts.dispatcher.holds(Entry(seq, due_ms))
+
+
+def test_what_was_leased_from_a_deleted_subscription_is_recorded_or_adopted() -> None:
+    gone, heir = subscription(1), subscription(2, created_ms=NOW_MS)
+    parts = Parts(gone, heir)
+    parts.fire((1, START_MS), (2, START_MS), (3, START_MS))
+    pulled = pull_all(parts, gone)
+    parts.change(subscription(1, deleted=True))
+    parts.dispatcher.acknowledged(pulled, np.array([1]), NOW_MS)
+    assert parts.settled() == [(2, 1, Outcome.DELIVERED)]
+    parts.dispatcher.return_leased(pulled, np.array([0, 2]))
+    parts.read()
+    assert parts.waiting(heir) == [1, 3]
+    assert parts.hours.unsettled() == 2
+
+
+def test_a_message_that_cannot_be_read_keeps_its_hour_open_and_its_place_free() -> None:
+    parts = Parts(webhook(max_in_flight=2))
+    parts.fire((5, START_MS), (6, START_MS))
+    parts.read(5)
+    assert [sent.entry.seq for _, sent in parts.ports.sent] == [6]
+    assert parts.dispatcher.in_flight() == 1
+    assert not parts.dispatcher.holds(Entry(5, START_MS))
+    assert parts.hours.unsettled() == 2
+
+
+def test_a_delivery_is_settled_in_the_hour_of_its_row() -> None:
+    parts = Parts(subscription())
+    parts.fire((5, START_MS + 7))
+    one = delivery(5, START_MS + 7, attempt=3, message_seq=2, published_due_ms=1)
+    parts.dispatcher.delivered(one, NOW_MS)
+    [(hour, row)] = parts.ports.settled
+    assert hour == HOUR
+    assert DISPATCH_ROW.unpack(row) == (5, 2, START_MS + 7, NOW_MS, 1, 3, Outcome.DELIVERED, 0)
+    assert len(row) == len(dispatch_row(5))
+
+
+# ---- a take ----------------------------------------------------------------------------------
+
+
+def test_a_take_counts_its_rows() -> None:
+    batch = Batch(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS)))
+    assert Take(subscription(), [batch, batch], {}).count == 4
+
+
+# ---- batches, rates and old rows ---------------------------------------------------------------
+
+
+def posts(parts: Parts) -> list[list[int]]:
+    return [[delivery.entry.seq for delivery in post] for post in parts.ports.posts]
+
+
+def test_batches_leave_one_by_one_and_count_as_requests() -> None:
+    hook = webhook(batch_max=3, max_in_flight=2)
+    parts = Parts(hook)
+    parts.fire(*((seq, START_MS) for seq in range(1, 9)))
+    first = parts.read()
+    second = parts.read()
+    assert posts(parts) == [[1, 2, 3], [4, 5, 6]]
+    assert parts.ports.taken == []
+    parts.dispatcher.answered(first)
+    for one in first:
+        parts.dispatcher.delivered(one, NOW_MS)
+    parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
+    parts.read()
+    assert posts(parts)[2:] == [[7, 8]]
+    parts.dispatcher.answered(second)
+    assert len(parts.dispatcher.queue(hook).posts) == 1
+
+
+def test_what_failed_and_is_not_recorded_yet_keeps_its_place_in_the_bound() -> None:
+    hook = webhook(batch_max=2, max_in_flight=1)
+    parts = Parts(hook)
+    parts.fire(*((seq, START_MS) for seq in range(1, 7)))
+    first = parts.read()
+    parts.dispatcher.answered(first)
+    parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
+    assert parts.ports.taken == []
+    for one in first:
+        parts.dispatcher.leave(one)
+    parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
+    assert len(parts.ports.taken) == 1
+
+
+def test_a_batch_of_which_nothing_can_be_read_frees_its_place() -> None:
+    hook = webhook(batch_max=2, max_in_flight=1)
+    parts = Parts(hook)
+    parts.fire((1, START_MS), (2, START_MS), (3, START_MS))
+    parts.read(1, 2)
+    assert posts(parts) == []
+    queue = parts.dispatcher.queue(hook)
+    assert (queue.in_flight, queue.posts) == (0, set())
+    parts.dispatcher.pump(queue, NOW_MS)
+    parts.read()
+    assert posts(parts) == [[3]]
+
+
+def test_a_batch_that_is_too_long_leaves_the_rest_in_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayserver.delivery.dispatcher.BATCH_BYTES_MAX", 5)
+    hook = webhook(batch_max=4, max_in_flight=1)
+    parts = Parts(hook)
+    parts.fire(*((seq, START_MS) for seq in range(1, 6)))
+    sent = parts.read()  # a body has two bytes
+    assert posts(parts) == [[1, 2]]
+    assert parts.waiting(hook) == [3, 4, 5]
+    queue = parts.dispatcher.queue(hook)
+    assert (queue.in_flight, queue.reserved) == (2, {1, 2})
+    parts.dispatcher.answered(sent[:2])
+    for one in sent[:2]:
+        parts.dispatcher.delivered(one, NOW_MS)
+    parts.dispatcher.pump(queue, NOW_MS)
+    parts.read()
+    assert posts(parts) == [[1, 2], [3, 4]]
+
+
+def test_a_subscription_that_stops_batching_while_one_is_read_sends_them_one_by_one() -> None:
+    hook = webhook(batch_max=2)
+    parts = Parts(hook)
+    parts.fire((1, START_MS), (2, START_MS))
+    parts.change(webhook())
+    parts.read()
+    assert posts(parts) == [[1], [2]]
+    assert not parts.dispatcher.queue(hook).posts
+
+
+def test_old_rows_are_given_up_a_slice_at_a_time_and_new_ones_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("delayserver.delivery.dispatcher.READ_ROWS_MAX", 2)
+    hook = webhook(drop_older_than_ms=500, created_ms=START_MS)
+    parts = Parts(hook)
+    parts.fire(*((seq, START_MS) for seq in range(1, 6)), (6, START_MS + 600))
+    assert [seqs(take.batches) for take in parts.ports.taken] == [[1, 2]]
+    slices = []
+    while parts.ports.taken:
+        given_up = parts.read()
+        slices.append([one.entry.seq for one in given_up])
+        for one in given_up:
+            parts.dispatcher.leave(one)
+        parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
+    assert slices == [[1, 2], [3, 4], [5], [6]]
+    assert [delivery.entry.seq for delivery, _ in parts.ports.dropped] == [1, 2, 3, 4, 5]
+    reason = "older than 500ms when it could have been delivered"
+    assert {why for _, why in parts.ports.dropped} == {reason}
+    assert posts(parts) == [[6]]
+    queue = parts.dispatcher.queue(hook)
+    assert (queue.dropping, queue.in_flight, queue.reserved) == (set(), 0, set())
+
+
+def test_what_a_consumer_does_not_pull_in_time_is_given_up() -> None:
+    pull = subscription(drop_older_than_ms=2_000)
+    parts = Parts(pull)
+    parts.fire((1, START_MS))
+    assert parts.ports.taken == []
+    assert parts.dispatcher.wake(NOW_MS) == START_MS + 2_001
+    parts.dispatcher.wake(START_MS + 2_001)
+    parts.read()
+    assert len(parts.ports.dropped) == 1
+
+
+def test_the_engine_is_told_when_rows_may_leave_earlier_than_it_knows() -> None:
+    hook = webhook(rate_per_s=10.0, rate_burst=1)
+    parts = Parts(hook)
+    parts.fire((1, START_MS), (2, START_MS), (3, START_MS))
+    assert parts.ports.ticks == 1
+    [first] = parts.read()
+    parts.dispatcher.delivered(first, NOW_MS)
+    parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
+    assert parts.ports.ticks == 1
+    next_ms = parts.dispatcher.wake(NOW_MS)
+    assert next_ms is not None
+    assert NOW_MS + 100 <= next_ms <= NOW_MS + 101
+    assert parts.ports.taken == []
+    parts.dispatcher.wake(next_ms)
+    assert len(parts.ports.taken) == 1

@@ -1,0 +1,127 @@
+"""Subscriptions: which subjects match, and a registry that never gives a number twice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from delayserver.delivery.webhook import RetryPolicy
+from delayserver.records.horizon import Mark
+from delayserver.records.subscriptions import Registry, decode_subscription, encode_subscription
+from tests.unit.fakes import subscription
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject", "matches"),
+    [
+        ("order.unpaid", "order.unpaid", True),
+        ("order.unpaid", "order.unpaid.eu", False),
+        ("order.unpaid", "order", False),
+        ("order.*", "order.unpaid", True),
+        ("order.*", "order.unpaid.eu", True),
+        ("order.*", "order", False),
+        ("order.*", "orders.unpaid", False),
+        ("*", "anything.at.all", True),
+    ],
+)
+def test_a_subject_is_exact_or_a_prefix_or_everything(
+    pattern: str, subject: str, matches: bool
+) -> None:
+    assert subscription(subject=pattern).matches(subject) is matches
+
+
+def test_it_gets_what_had_not_fallen_due_when_it_was_made() -> None:
+    made = subscription(created_ms=50, horizon=(Mark(7, 90), Mark(9, 50)))
+    rows = [(7, 89), (7, 90), (8, 49), (8, 50), (8, 89), (9, 49), (10, 0)]
+    existed = [False, True, False, True, True, False, True]
+    assert [made.existed(*row) for row in rows] == existed
+    seqs, due_ms = (np.array(column) for column in zip(*rows, strict=True))
+    assert made.existed_for(seqs.astype(np.uint64), due_ms).tolist() == existed
+    assert made.exists_since_ms == 90
+
+
+def test_one_that_was_made_before_marks_were_kept_goes_by_its_time() -> None:
+    made = subscription(created_ms=50)
+    assert [made.existed(1 << 63, due_ms) for due_ms in (49, 50)] == [False, True]
+    seqs, due_ms = np.array([1, 1 << 63], np.uint64), np.array([50, 49])
+    assert made.existed_for(seqs, due_ms).tolist() == [True, False]
+    assert made.exists_since_ms == 50
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "overlaps"),
+    [
+        ("a.b", "a.b", True),
+        ("a.b", "a.c", False),
+        ("a.*", "a.b", True),
+        ("a.*", "a.b.*", True),
+        ("a.*", "b.*", False),
+        ("*", "b.*", True),
+        ("a.*", "a", False),
+    ],
+)
+def test_two_overlap_when_some_subject_matches_both(one: str, other: str, overlaps: bool) -> None:
+    first, second = subscription(1, subject=one), subscription(2, subject=other)
+    assert first.overlaps(second) is overlaps
+    assert second.overlaps(first) is overlaps
+
+
+def test_a_definition_comes_back_as_it_was() -> None:
+    definition = subscription(
+        3,
+        type="webhook",
+        url="http://127.0.0.1:9000/",
+        secrets=("whsec_c2VjcmV0",),
+        backoff_ms=(5_000, 60_000),
+        max_attempts=2,
+        paused=True,
+        horizon=(Mark(7, 90), Mark(9, 50)),
+    )
+    assert decode_subscription(encode_subscription(definition)) == definition
+
+
+def test_the_retry_policy_is_the_default_unless_a_backoff_is_given() -> None:
+    assert subscription(max_attempts=3).retry_policy == RetryPolicy(3)
+    assert subscription(max_attempts=3, backoff_ms=(7,)).retry_policy == RetryPolicy(3, (7,))
+
+
+def test_the_oldest_subscription_comes_first() -> None:
+    second, first = subscription(2, subject="*"), subscription(1)
+    registry = Registry([second, first])
+    assert [s.id for s in registry] == [1, 2]
+    assert [s.id for s in registry.matching("order.unpaid")] == [1, 2]
+    assert [s.id for s in registry.matching("refund")] == [2]
+    assert registry.by_id(2) is second
+    assert registry.by_name("s1") is first
+    assert registry.by_name("s3") is registry.by_id(3) is None
+
+
+def test_what_matches_is_asked_again_after_a_change() -> None:
+    registry = Registry([subscription(1)])
+    assert len(registry.matching("order.unpaid")) == 1
+    registry.put(subscription(2, subject="order.*"))
+    assert [s.id for s in registry.matching("order.unpaid")] == [1, 2]
+    registry.put(subscription(1, paused=True))
+    assert [s.paused for s in registry.matching("order.unpaid")] == [True, False]
+    registry.put(subscription(1, deleted=True))
+    assert [s.id for s in registry.matching("order.unpaid")] == [2]
+    assert registry.by_name("s1") is registry.by_id(1) is None
+    assert len(registry) == 1
+
+
+def test_a_number_is_never_given_twice_even_after_a_restart() -> None:
+    registry = Registry([subscription(4), subscription(7, deleted=True)])
+    assert len(registry) == 1
+    assert registry.next_id() == 8
+    registry.put(subscription(8))
+    registry.put(subscription(8, deleted=True))
+    assert registry.next_id() == 9
+    assert registry.snapshot().next_id() == 10
+
+
+def test_a_snapshot_does_not_change() -> None:
+    registry = Registry([subscription(1)])
+    snapshot = registry.snapshot()
+    registry.put(subscription(2))
+    registry.put(subscription(1, deleted=True))
+    assert [s.id for s in snapshot.matching("order.unpaid")] == [1]

@@ -1,0 +1,319 @@
+"""Tokens: their file, their scopes, and what a running server makes of a change."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from delayserver.errors import (
+    AccessError,
+    ConflictError,
+    InputError,
+    NotFoundError,
+    RateLimitedError,
+)
+from delayserver.security.tokens import (
+    TOKENS_FILE,
+    TOKENS_MAX,
+    Action,
+    Caller,
+    TokenFile,
+    TokenTable,
+    check_scope,
+    decode_tokens,
+    digest_of,
+)
+from storage.errors import DamageError, FormatVersionError
+from storage.files import OsFiles, replace_file
+from storage.testing.files import SimulatedFiles
+
+NOW_MS = 1_000_000
+
+
+def counting() -> Callable[[int], bytes]:
+    """Random bytes that are none."""
+    numbers = iter(range(1, 1000))
+    return lambda length: next(numbers).to_bytes(length, "big")
+
+
+class Fixture:
+    def __init__(self, files: SimulatedFiles | OsFiles | None = None) -> None:
+        self.files = files or SimulatedFiles("data")
+        self.file = TokenFile(self.files)
+        self.random_bytes = counting()
+        self.now_s = 0.0
+
+    def create(self, name: str = "shop", *scopes: str, **options: float) -> bytes:
+        _, text = self.file.create(
+            name,
+            scopes or ("admin",),
+            now_ms=NOW_MS,
+            random_bytes=self.random_bytes,
+            **options,  # type: ignore[arg-type]
+        )
+        return text.encode()
+
+    def table(self, setting: str | None = None) -> TokenTable:
+        table = TokenTable(self.file, setting, lambda: self.now_s)
+        table.refresh(NOW_MS)
+        return table
+
+
+@pytest.fixture
+def tokens() -> Fixture:
+    return Fixture()
+
+
+# ---- the file ----------------------------------------------------------------------------------
+
+
+def test_a_token_is_found_again_and_only_its_digest_is_stored(tokens: Fixture) -> None:
+    text = tokens.create("shop", "publish:order.*", "observe", "observe")
+    (token,) = tokens.file.read()
+    assert (token.name, token.scopes) == ("shop", ("publish:order.*", "observe"))
+    assert token.digest == digest_of(text).hex()
+    data = tokens.file.read_bytes()
+    assert data is not None
+    assert text.removeprefix(b"dly_") not in data
+    assert tokens.table().caller(text).token == token
+
+
+def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    tokens = Fixture(OsFiles(str(tmp_path)))
+    left = tmp_path / (TOKENS_FILE + ".new")
+    left.write_text("left by a process that was killed")
+    left.chmod(0o644)
+    tokens.create()
+    tokens.create("second")
+    assert (tmp_path / TOKENS_FILE).stat().st_mode & 0o777 == 0o600
+    assert not left.exists()
+
+
+def test_a_name_is_given_once(tokens: Fixture) -> None:
+    tokens.create("shop")
+    with pytest.raises(ConflictError, match="revoke it first"):
+        tokens.create("shop")
+    assert tokens.file.revoke("shop").name == "shop"
+    tokens.create("shop")
+    with pytest.raises(NotFoundError, match="'other'"):
+        tokens.file.revoke("other")
+
+
+def test_two_who_change_it_at_once(tokens: Fixture) -> None:
+    with tokens.files.lock("TOKENS.lock"), pytest.raises(ConflictError, match="try again"):
+        tokens.create()
+    tokens.create()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_was_answered_survives_a_power_loss(seed: int) -> None:
+    files = SimulatedFiles("data", random.Random(seed))
+    Fixture(files).create("first")
+    after = TokenFile(files.crash())
+    assert [token.name for token in after.read()] == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("name", "scopes", "options", "named"),
+    [
+        ("a b", ["admin"], {}, "a name"),
+        ("a", [], {}, "at least one scope"),
+        ("a", ["admin:order"], {}, "not a scope"),
+        ("a", ["admin"], {"rate_per_s": 0}, "a rate"),
+        ("a", ["admin"], {"rate_per_s": 1e9}, "a rate"),
+        ("a", ["admin"], {"burst": 5}, "a burst"),
+        ("a", ["admin"], {"rate_per_s": 1, "burst": 0}, "a burst"),
+    ],
+)
+def test_what_cannot_be(
+    tokens: Fixture, name: str, scopes: list[str], options: dict[str, float], named: str
+) -> None:
+    with pytest.raises(InputError, match=named):
+        tokens.file.create(
+            name,
+            scopes,
+            now_ms=NOW_MS,
+            random_bytes=tokens.random_bytes,
+            **options,  # type: ignore[arg-type]
+        )
+    assert tokens.file.read_bytes() is None
+
+
+@pytest.mark.parametrize("scope", ["publish:*", "publish:a.*", "consume:a.b", "observe", "admin"])
+def test_scopes(scope: str) -> None:
+    assert check_scope(scope) == scope
+
+
+@pytest.mark.parametrize(
+    "scope", ["", "publish", "publish:", "publish:a*", "admin:*", "observe:a", "read:a", "Admin"]
+)
+def test_what_is_no_scope(scope: str) -> None:
+    with pytest.raises(InputError, match="is not a scope"):
+        check_scope(scope)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"tokens": []}',
+        '{"version": 1}',
+        '{"version": "1", "tokens": []}',
+        '{"version": 1, "tokens": [{}]}',
+        '{"version": 1, "tokens": '
+        '[{"name": "a", "digest": "00", "scopes": ["admin"], "created_ms": 1}]}',
+        '{"version": 1, "tokens": [{"name": "a", "digest": "'
+        + "00" * 32
+        + '", "scopes": ["everything"], "created_ms": 1}]}',
+        "\xff",
+    ],
+)
+def test_a_file_that_is_damaged_is_named(text: str) -> None:
+    with pytest.raises(DamageError, match="TOKENS is damaged"):
+        decode_tokens(text.encode("latin-1"), "data")
+
+
+def test_a_file_of_a_newer_server_is_left_alone(tokens: Fixture) -> None:
+    replace_file(tokens.files, TOKENS_FILE, b'{"version": 2, "tokens": "other"}')
+    with pytest.raises(FormatVersionError, match="version 2"):
+        tokens.create()
+    assert tokens.file.read_bytes() == b'{"version": 2, "tokens": "other"}'
+
+
+def test_there_is_a_limit(tokens: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TOKENS_MAX > 1000
+    monkeypatch.setattr("delayserver.security.tokens.TOKENS_MAX", 1)
+    tokens.create("a")
+    with pytest.raises(ConflictError, match="the limit"):
+        tokens.create("b")
+
+
+# ---- what a token may --------------------------------------------------------------------------
+
+
+def caller(tokens: Fixture, *scopes: str, **options: float) -> Caller:
+    text = tokens.create("one", *scopes, **options)
+    return tokens.table().caller(text)
+
+
+def test_a_scope_allows_its_action_for_its_subjects(tokens: Fixture) -> None:
+    one = caller(tokens, "publish:order.*", "publish:single", "consume:envelope.refund")
+    assert one.may(Action.PUBLISH, "order.unpaid")
+    assert one.may(Action.PUBLISH, "order.unpaid.*")
+    assert one.may(Action.PUBLISH, "single")
+    assert one.may(Action.CONSUME, "envelope.refund")
+    assert not one.may(Action.CONSUME, "order.unpaid")
+    assert not one.may(Action.PUBLISH, "envelope.refund")
+    assert not one.may(Action.PUBLISH, "*")
+    assert not one.may(Action.OBSERVE)
+    assert not one.may(Action.ADMIN)
+    assert not one.is_admin
+
+
+def test_an_admin_may_everything(tokens: Fixture) -> None:
+    one = caller(tokens, "admin")
+    assert all(one.may(action, "*") for action in Action)
+    one.require((Action.ADMIN,))
+
+
+def test_what_is_missing_is_named(tokens: Fixture) -> None:
+    one = caller(tokens, "observe")
+    one.require((Action.OBSERVE,))
+    with pytest.raises(
+        AccessError, match="'one' has no scope for publish:a or consume:a"
+    ) as caught:
+        one.require((Action.PUBLISH, Action.CONSUME), "a")
+    assert caught.value.authenticated
+    with pytest.raises(AccessError, match="no scope for admin"):
+        one.require((Action.ADMIN,))
+
+
+def test_a_rate_is_kept(tokens: Fixture) -> None:
+    one = caller(tokens, "admin", rate_per_s=10, burst=20)
+    for _ in range(20):
+        one.admit()
+    with pytest.raises(RateLimitedError, match="10 requests") as caught:
+        one.admit()
+    assert 0 < caught.value.retry_after_ms <= 101
+    tokens.now_s += 0.11
+    one.admit()
+    one.count(100)  # a batch of 100 came with it
+    with pytest.raises(RateLimitedError) as caught:
+        one.admit()
+    assert 9_000 < caught.value.retry_after_ms < 11_000
+
+
+def test_without_a_rate_nothing_is_counted(tokens: Fixture) -> None:
+    one = caller(tokens, "admin")
+    for _ in range(100):
+        one.admit()
+        one.count(10_000)
+
+
+# ---- a server that runs ------------------------------------------------------------------------
+
+
+def test_a_server_without_tokens_asks_nobody(tokens: Fixture) -> None:
+    assert tokens.table().is_open
+    assert not tokens.table("a token of 16 letters").is_open
+
+
+def test_a_change_is_seen_at_the_next_look(tokens: Fixture) -> None:
+    table = tokens.table()
+    first = tokens.create("first")
+    second = tokens.create("second", rate_per_s=1)
+    with pytest.raises(AccessError):
+        table.caller(first)
+    table.refresh(NOW_MS)
+    assert not table.is_open
+    kept = table.caller(second)
+    tokens.file.revoke("first")
+    table.refresh(NOW_MS)
+    with pytest.raises(AccessError):
+        table.caller(first)
+    assert table.caller(second) is kept  # with what is left of its rate
+
+
+def test_a_token_expires(tokens: Fixture) -> None:
+    text = tokens.create("short", expires_ms=NOW_MS + 10)
+    lasting = tokens.create("lasting")
+    table = tokens.table()
+    table.refresh(NOW_MS + 9)
+    assert table.caller(text).name == "short"
+    table.refresh(NOW_MS + 10)
+    with pytest.raises(AccessError):
+        table.caller(text)
+    assert table.caller(lasting).name == "lasting"
+
+
+def test_revoking_the_last_one_does_not_open_the_server(tokens: Fixture) -> None:
+    tokens.create("only")
+    table = tokens.table()
+    tokens.file.revoke("only")
+    table.refresh(NOW_MS)
+    assert not table.is_open
+    assert len(table) == 0
+    tokens.files.unlink(TOKENS_FILE)
+    table.refresh(NOW_MS)
+    assert not table.is_open
+
+
+def test_a_file_that_cannot_be_read_changes_nothing(tokens: Fixture) -> None:
+    text = tokens.create("kept")
+    table = tokens.table()
+    replace_file(tokens.files, TOKENS_FILE, b"garbage")
+    with pytest.raises(DamageError):
+        table.refresh(NOW_MS)
+    assert table.caller(text).name == "kept"
+
+
+def test_the_token_of_the_settings_is_one_of_them(tokens: Fixture) -> None:
+    text = tokens.create("shop", "observe")
+    table = tokens.table("a token of 16 letters")
+    assert table.caller(b"a token of 16 letters").is_admin
+    assert not table.caller(text).is_admin
+    with pytest.raises(AccessError, match="not valid"):
+        table.caller(digest_of(text).hex().encode())

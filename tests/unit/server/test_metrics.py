@@ -1,0 +1,73 @@
+"""Metrics: counters by subject never go back, and have a bounded number of labels."""
+
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from delayserver.server.metrics import Histogram, Metrics, TimedFiles
+
+
+def lines(metrics: Metrics) -> list[str]:
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    return generate_latest(registry).decode().splitlines()
+
+
+def samples(metrics: Metrics, name: str) -> dict[str, float]:
+    found = (
+        line.rsplit(" ", 1) for line in lines(metrics) if line.startswith(f"delayserver_{name}")
+    )
+    return {sample.removeprefix(f"delayserver_{name}"): float(value) for sample, value in found}
+
+
+def test_the_first_subjects_have_a_label_and_keep_it() -> None:
+    counts = {3: 5, 1: 7}
+    metrics = Metrics({number: f"s{number}" for number in range(9)}, subjects_max=2)
+    metrics.counter_by_subject("accepted", "Messages", counts)
+    assert samples(metrics, "accepted_total") == {'{subject="s3"}': 5, '{subject="s1"}': 7}
+    counts |= {2: 1, 4: 2, 1: 8}
+    assert samples(metrics, "accepted_total") == {
+        '{subject="s3"}': 5,
+        '{subject="s1"}': 8,
+        '{subject="_other"}': 3,
+    }
+
+
+def test_all_counters_name_the_same_subjects() -> None:
+    metrics = Metrics({1: "a", 2: "b"}, subjects_max=1)
+    metrics.counter_by_subject("accepted", "Messages", {1: 1, 2: 1})
+    metrics.counter_by_subject("dead", "Messages", {0: 9, 2: 4, 1: 3})
+    assert samples(metrics, "dead_total") == {
+        '{subject="_unknown"}': 9,
+        '{subject="_other"}': 4,
+        '{subject="a"}': 3,
+    }
+
+
+def test_a_histogram_counts_up_to_each_bound() -> None:
+    metrics = Metrics({}, 0)
+    metrics.lateness_seconds = Histogram((0.1, 1))
+    for value in (0.05, 0.1, 0.5, 100):
+        metrics.lateness_seconds.observe(value)
+    name = "delivery_lateness_seconds"
+    assert samples(metrics, name) == {
+        '_bucket{le="0.1"}': 2,
+        '_bucket{le="1"}': 3,
+        '_bucket{le="+Inf"}': 4,
+        "_count": 4,
+        "_sum": 100.65,
+    }
+
+
+def test_syncs_are_timed_by_log(tmp_path: Path) -> None:
+    metrics = Metrics({}, 0)
+    files = TimedFiles(str(tmp_path))
+    files.on_sync = metrics.on_sync
+    files.make_directory("messages")
+    file = files.open("messages/1", create=True)
+    file.pwrite_durable([b"abc"], 0)
+    file.pwrite([b"def"], 3)
+    file.fdatasync()
+    assert file.pread(6, 0) == b"abcdef"
+    file.close()
+    assert samples(metrics, "fsync_seconds_count") == {'{log="messages"}': 2}

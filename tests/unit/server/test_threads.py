@@ -1,0 +1,703 @@
+"""The threads: each is fed by a queue, reports to the loop, and outlives a full disk.
+
+What a thread does with its items is tested by calling `handle` here, without a thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from delayserver.decisions.sequencer import Group
+from delayserver.delivery.dispatcher import Take
+from delayserver.errors import ConflictError
+from delayserver.records.subscriptions import Registry
+from delayserver.schedule.archives import Archived, extent_of
+from delayserver.schedule.loader import LoadedHour
+from delayserver.schedule.replay import Filed, Snapshot
+from delayserver.schedule.wheel import Batch
+from delayserver.server import threads as workers_module
+from delayserver.server.threads import (
+    QUICK_BYTES,
+    QUICK_S,
+    CallRequest,
+    CheckpointRequest,
+    CommitterThread,
+    ConfirmRequest,
+    HourRequest,
+    LoaderThread,
+    LoadRequest,
+    ReaderThread,
+    ReplayItem,
+    ReplayThread,
+    RetireRequest,
+    SettleRequest,
+    SettlerThread,
+    TakeRequest,
+    Worker,
+)
+from storage.catalog import Table
+from storage.errors import DiskFullError, SyncError
+from storage.frame import Frame
+from storage.message_log import MessageLog
+from storage.rows import HOUR_MS
+from storage.testing.files import Fault, FaultKind, Faults, FaultyFiles, SimulatedFiles
+from tests.unit.fakes import HOUR, START_MS, Disk, Log, dispatch_row, subscription
+
+WAIT_S = 10
+NEXT_MS = START_MS + HOUR_MS
+
+
+class Loop:
+    """Takes the place of the event loop: remembers what was posted, or runs it at once."""
+
+    def __init__(self) -> None:
+        self.posted: list[tuple[Any, ...]] = []
+
+    def post(self, function: Any, *arguments: object) -> None:
+        self.posted.append((function, *arguments))
+
+    def take(self) -> list[tuple[Any, ...]]:
+        posted, self.posted = self.posted, []
+        return posted
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = START_MS
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+    def monotonic(self) -> float:
+        return (self.now_ms - START_MS) / 1000
+
+
+def fatal(error: BaseException) -> None:
+    raise AssertionError(f"not expected: {error!r}")
+
+
+# ---- what all have in common -----------------------------------------------------------------
+
+
+class Adder(Worker[int]):
+    """Adds up its items; waits at a gate first, fails on request."""
+
+    def __init__(self, fatal: Any = fatal) -> None:
+        super().__init__("adder", fatal)
+        self.gate = threading.Event()
+        self.calls: list[list[int]] = []
+        self.failures: list[Exception] = []
+        self.idle = threading.Event()
+        self.closed = False
+
+    def handle(self, items: list[int]) -> None:
+        assert self.gate.wait(WAIT_S)
+        if self.failures:
+            raise self.failures.pop(0)
+        self.calls.append(list(items))
+        items.clear()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def run_to_end(worker: Worker[Any]) -> None:
+    worker.start()
+    worker.join(WAIT_S)
+    assert not worker.is_alive()
+
+
+def test_everything_that_was_put_is_handled_in_order_before_the_end() -> None:
+    worker = Adder()
+    worker.gate.set()
+    for number in range(5):
+        worker.put(number)
+    worker.finish()
+    run_to_end(worker)
+    assert worker.calls == [[0, 1, 2, 3, 4]]
+    assert worker.closed
+    assert worker.name == "delayserver-adder"
+
+
+def test_what_is_put_quietly_waits_until_something_wakes_the_thread() -> None:
+    worker = Adder()
+    worker.gate.set()
+    worker.put(1, wake=False)
+    worker.put(2, wake=False)
+    assert worker.backlog == 2
+    worker.put(3)
+    worker.finish()
+    run_to_end(worker)
+    assert worker.calls[0] == [1, 2, 3]
+
+
+def test_a_step_takes_no_more_items_than_asked_for_and_repeats_what_failed() -> None:
+    worker = Adder()
+    worker.gate.set()
+    worker.failures = [DiskFullError("pwrite", "x", "no space")]
+    for number in range(3):
+        worker.put(number)
+    with pytest.raises(DiskFullError):
+        worker.step(2)
+    assert worker.backlog == 3
+    worker.step(1)
+    worker.step(2)
+    assert worker.calls == [[0, 1], [2]]
+    assert worker.backlog == 0
+
+
+def test_a_full_disk_is_waited_for_with_the_same_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "DISK_FULL_WAIT_S", 0)
+    worker = Adder()
+    worker.gate.set()
+    worker.failures = [DiskFullError("pwrite", "x", "no space")] * 2
+    worker.put(1)
+    worker.put(2)
+    worker.finish()
+    run_to_end(worker)
+    assert worker.calls == [[1, 2]]
+    assert worker.closed
+
+
+def test_any_other_error_ends_the_server() -> None:
+    error = SyncError("fdatasync", "x", "I/O error")
+    errors: list[BaseException] = []
+    worker = Adder(errors.append)
+    worker.gate.set()
+    worker.failures = [error]
+    worker.put(1)
+    worker.finish()
+    run_to_end(worker)
+    assert errors == [error]
+    assert not worker.closed
+
+
+def test_a_thread_can_be_ended_while_it_waits_for_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "DISK_FULL_WAIT_S", WAIT_S * 10)
+    worker = Adder()
+    worker.failures = [DiskFullError("pwrite", "x", "no space")]
+    worker.put(1)
+    worker.start()
+    worker.gate.set()
+    worker.end_now()
+    worker.join(WAIT_S)
+    assert not worker.is_alive()
+    assert worker.calls == []
+    assert not worker.closed
+
+
+def test_a_timeout_calls_handle_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Adder()
+    worker.gate.set()
+    monkeypatch.setattr(worker, "timeout_s", lambda: 0.001)
+    handle = worker.handle
+
+    def once(items: list[int]) -> None:
+        handle(items)
+        worker.finish()
+
+    monkeypatch.setattr(worker, "handle", once)
+    run_to_end(worker)
+    assert worker.calls[0] == []
+
+
+# ---- the committer ---------------------------------------------------------------------------
+
+
+class Committing:
+    now_s = 0.0
+
+    def __init__(self, *faults: Fault) -> None:
+        self.files = SimulatedFiles()
+        self.faults = Faults(*faults, only=["pwrite_durable"])
+        self.disk = Disk(FaultyFiles(self.files, self.faults))
+        self.loop = Loop()
+        self.log = Log()
+        self.thread = CommitterThread(
+            self.disk.message_log,
+            lambda: self.now_s,
+            self.loop.post,
+            self.on_committed,
+            self.on_failed,
+            fatal,
+        )
+
+    def on_committed(self) -> None: ...
+
+    def on_failed(self, error: Exception) -> None: ...
+
+    def group(self) -> Group:
+        self.log.publish(START_MS)
+        return self.log.close()
+
+    def durable(self) -> list[int]:
+        found = Disk(self.files.crash()).message_log.read(1)
+        return [frame.header.first_seq for frame in found if isinstance(frame, Frame)]
+
+
+def test_a_group_is_durable_before_it_is_reported() -> None:
+    parts = Committing()
+    groups = [parts.group(), parts.group()]
+    parts.thread.handle(groups)
+    assert groups == []
+    assert parts.loop.take() == [(parts.on_committed,)] * 2
+    assert parts.durable() == [1, 2]
+
+
+def test_a_group_that_does_not_fit_on_the_disk_is_refused_and_the_next_is_tried() -> None:
+    parts = Committing(Fault(at=1, kind=FaultKind.NO_SPACE))
+    parts.thread.handle([parts.group()])
+    [(function, error)] = parts.loop.take()
+    assert function == parts.on_failed
+    assert isinstance(error, DiskFullError)
+    parts.log = Log()
+    parts.thread.handle([parts.group()])
+    assert parts.loop.take() == [(parts.on_committed,)]
+    parts.thread.close()
+    assert parts.durable() == [1]
+
+
+def test_a_sync_that_fails_is_not_reported_but_raised() -> None:
+    parts = Committing(Fault(at=1, kind=FaultKind.IO_ERROR))
+    with pytest.raises(SyncError):
+        parts.thread.handle([parts.group()])
+    assert parts.loop.take() == []
+
+
+def test_a_group_is_committed_in_the_thread_of_the_caller() -> None:
+    parts = Committing()
+    group, told = parts.group(), list[tuple[object, ...]]()
+    assert not parts.thread.takes_at_once(group)  # there is no segment: to fill one takes long
+    parts.thread.handle([group])
+    parts.loop.take()
+    group = parts.group()
+    assert parts.thread.takes_at_once(group)
+    parts.thread.commit(group, lambda *call: told.append(call))
+    assert told == [(parts.on_committed,)]
+    assert parts.loop.take() == []
+    assert parts.durable() == [1, 2]
+
+
+def test_a_long_group_keeps_nobody_but_the_thread() -> None:
+    parts = Committing()
+    parts.thread.handle([parts.group()])
+    parts.log.publish(START_MS, body=b'"%b"' % bytes(QUICK_BYTES).replace(b"\0", b"x"))
+    assert not parts.thread.takes_at_once(parts.log.close())
+
+
+def test_a_slow_disk_is_noticed_and_so_is_a_quick_one() -> None:
+    parts = Committing()
+    assert parts.thread.is_quick
+
+    def commit(took_s: float) -> None:
+        append = MessageLog.append
+
+        def slow(log: MessageLog, *arguments: Any, **named: Any) -> None:
+            append(log, *arguments, **named)
+            parts.now_s += took_s
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(MessageLog, "append", slow)
+            parts.thread.handle([parts.group()])
+
+    commit(QUICK_S)
+    assert parts.thread.is_quick  # once is not always
+    commit(100 * QUICK_S)
+    assert not parts.thread.is_quick
+    for _ in range(40):
+        commit(QUICK_S / 10)
+    assert parts.thread.is_quick
+
+
+# ---- replay ----------------------------------------------------------------------------------
+
+
+class Replaying:
+    def __init__(self, *faults: Fault, **settings: Any) -> None:
+        self.faults = Faults(*faults, only=["pwrite"])
+        self.files = SimulatedFiles()
+        self.disk = Disk(FaultyFiles(self.files, self.faults))
+        self.loop = Loop()
+        self.clock = Clock()
+        self.log = Log()
+        values = {"checkpoint_ms": 1000, "checkpoint_bytes": 1 << 20, "retention_ms": 0}
+        values["file_ms"] = 5000  # no later than a checkpoint
+        self.thread = ReplayThread(
+            self.disk.replay,
+            self.clock,
+            self.loop.post,
+            self.on_filed,
+            self.on_checkpoint,
+            self.on_loading,
+            fatal,
+            on_deleted=self.on_deleted,
+            **{**values, **settings},
+        )
+        self.deleted: list[int] = []
+
+    def on_deleted(self, hours: list[int]) -> None: ...
+
+    def on_filed(self, filed: Filed) -> None: ...
+
+    def on_checkpoint(self, seq: int) -> None: ...
+
+    def on_loading(self, before: int, snapshots: list[Snapshot]) -> None: ...
+
+    def group(self, due_ms: int = START_MS, **more: Any) -> Group:
+        self.log.publish(due_ms, **more)
+        return self.log.close()
+
+    def handle(self, *items: ReplayItem) -> list[str]:
+        """Handle the items; returns the names of what was posted."""
+        waiting = list(items)
+        self.thread.handle(waiting)
+        assert waiting == []
+        self.last = self.loop.take()
+        for function, *arguments in self.last:
+            if function == self.on_deleted:
+                self.deleted += arguments[0]
+        return [function.__name__ for function, *_ in self.last]
+
+
+def test_groups_are_filed_together_when_it_is_time() -> None:
+    parts = Replaying()
+    assert parts.handle(parts.group()) == []
+    parts.clock.now_ms += 999
+    assert parts.handle(parts.group()) == []
+    assert parts.thread.timeout_s() == pytest.approx(0.001)
+    parts.clock.now_ms += 1
+    assert parts.handle() == ["on_filed", "on_checkpoint"]
+    assert parts.last[1][1] == 2
+    assert len(list(parts.disk.schedule.scan(HOUR))) == 1
+    assert parts.thread.timeout_s() == 1
+    parts.clock.now_ms += 1000
+    assert parts.handle() == []
+
+
+def test_what_was_filed_waits_for_its_checkpoint() -> None:
+    parts = Replaying(file_ms=100, checkpoint_ms=1000)
+    assert parts.thread.timeout_s() == 0.1
+    posted = []
+    for _ in range(20):
+        parts.clock.now_ms += 50
+        posted.append(parts.handle(parts.group()))
+    assert posted[1::2] == [["on_filed"]] * 9 + [["on_filed", "on_checkpoint"]]
+    assert posted[::2] == [[]] * 10
+    assert parts.last[1][1] == 20
+    assert len(list(parts.disk.schedule.scan(HOUR))) == 10
+
+
+def test_new_names_have_a_checkpoint_when_they_are_filed() -> None:
+    parts = Replaying(file_ms=100, checkpoint_ms=1000)
+    parts.log.sequencer.subject_id("never.seen")
+    parts.handle(parts.group())
+    parts.clock.now_ms += 100
+    assert parts.handle() == ["on_filed", "on_checkpoint"]
+    assert b"never.seen" in dict(parts.disk.catalog.scan(Table.SUBJECTS)).values()
+    parts.handle(parts.group())
+    parts.clock.now_ms += 100
+    assert parts.handle() == ["on_filed"]
+
+
+def test_many_bytes_that_were_filed_have_a_checkpoint_at_once() -> None:
+    parts = Replaying(file_ms=100, checkpoint_ms=100_000, checkpoint_bytes=1000)
+    parts.handle(parts.group(body=bytes(600)))
+    parts.clock.now_ms += 100
+    assert parts.handle() == ["on_filed"]
+    assert parts.handle(parts.group(body=bytes(600))) == ["on_filed", "on_checkpoint"]
+    assert parts.handle(parts.group(body=bytes(600))) == []
+
+
+def test_many_bytes_are_filed_at_once() -> None:
+    parts = Replaying(checkpoint_bytes=1000)
+    assert parts.handle(parts.group()) == []
+    assert parts.handle(parts.group(body=bytes(1000))) == ["on_filed", "on_checkpoint"]
+    assert parts.handle(parts.group()) == []
+
+
+def test_a_clock_that_is_set_back_does_not_stop_the_checkpoints() -> None:
+    parts = Replaying()
+    parts.clock.now_ms -= HOUR_MS
+    timeout_s = parts.thread.timeout_s()
+    assert timeout_s is not None
+    assert timeout_s <= 1
+    assert parts.handle(parts.group()) == ["on_filed", "on_checkpoint"]
+
+
+def test_what_came_before_a_load_request_is_filed_first_and_in_the_snapshot() -> None:
+    parts = Replaying()
+    before, behind = parts.group(), parts.group()
+    posted = parts.handle(before, LoadRequest(HOUR), behind)
+    assert posted[:2] == ["on_filed", "on_loading"]
+    assert parts.last[0][1].live == []
+    assert parts.last[1][1:] == (-1, [Snapshot(HOUR, parts.disk.schedule.size(HOUR))])
+    parts.clock.now_ms += 1000
+    assert parts.handle() == ["on_filed", "on_checkpoint"]
+    [(_, rows)] = parts.last[0][1].live
+    assert rows["seq"].tolist() == [2]
+
+
+def test_express_rows_are_filed_and_not_handed_over() -> None:
+    parts = Replaying()
+    parts.handle(LoadRequest(HOUR))
+    parts.handle(parts.group(express=True), parts.group(), CheckpointRequest(lambda: None))
+    [(_, rows)] = parts.last[0][1].live
+    assert rows["seq"].tolist() == [2]
+    assert parts.disk.replay.hours[HOUR].entries == 2
+
+
+def test_a_checkpoint_on_request_covers_what_came_before() -> None:
+    parts = Replaying()
+
+    def done() -> None: ...
+
+    assert parts.handle(parts.group(), CheckpointRequest(done)) == [
+        "on_filed",
+        "on_checkpoint",
+        "done",
+    ]
+    assert parts.disk.replay.checkpoint_seq == 1
+    assert parts.handle(CheckpointRequest(done)) == ["done"]
+
+
+def confirmation(parts: Replaying, done: Any) -> ConfirmRequest:
+    """That the hour was archived as it is now."""
+    state = parts.disk.replay.hours[HOUR]
+    extent = extent_of(state, parts.disk.dispatch.size(HOUR))
+    return ConfirmRequest(HOUR, Archived(*extent, state.entries, "", "", 0), done)
+
+
+def test_an_hour_that_is_to_be_archived_is_kept_until_it_was() -> None:
+    parts = Replaying(archive=True)
+
+    def done(error: Exception | None) -> None: ...
+
+    parts.handle(parts.group(), CheckpointRequest(lambda: None))
+    parts.clock.now_ms = NEXT_MS
+    parts.handle(RetireRequest([HOUR], 1))
+    assert parts.thread.timeout_s() == 1
+    parts.handle(confirmation(parts, done))
+    for _ in range(5):
+        parts.clock.now_ms += 1000
+        parts.handle()
+    assert parts.deleted == [HOUR]
+
+
+def test_what_came_before_a_confirmation_is_filed_before_it_is_looked_at() -> None:
+    parts = Replaying(archive=True)
+
+    def done(error: Exception | None) -> None: ...
+
+    parts.handle(parts.group(), CheckpointRequest(lambda: None))
+    parts.clock.now_ms = NEXT_MS
+    parts.handle(RetireRequest([HOUR], 1))
+    parts.handle(parts.group(), confirmation(parts, done))
+    [(_, error)] = [posted for posted in parts.last if posted[0] is done]
+    assert isinstance(error, ConflictError)
+    assert parts.disk.replay.hours[HOUR].entries == 2
+
+
+def test_a_full_disk_loses_and_doubles_nothing() -> None:
+    parts = Replaying(Fault(at=2, kind=FaultKind.NO_SPACE))
+    items: list[ReplayItem] = [
+        parts.group(),
+        parts.group(NEXT_MS),
+        LoadRequest(HOUR),
+        parts.group(),
+    ]
+    with pytest.raises(DiskFullError):
+        parts.thread.handle(items)
+    assert parts.loop.take() == []
+    assert parts.handle(*items)[:2] == ["on_filed", "on_loading"]
+    parts.clock.now_ms += 1000
+    parts.handle()
+    states = parts.disk.replay.hours
+    assert {hour: state.entries for hour, state in states.items()} == {HOUR: 2, HOUR + 1: 1}
+
+
+def test_retired_hours_are_purged_in_slices_in_between() -> None:
+    parts = Replaying()
+    parts.handle(parts.group(), CheckpointRequest(lambda: None))
+    parts.clock.now_ms = NEXT_MS
+    parts.handle(RetireRequest([HOUR], 1))
+    assert parts.disk.replay.is_retired(HOUR)
+    assert parts.thread.timeout_s() == pytest.approx(0.001)
+    for _ in range(5):
+        parts.handle()
+    assert parts.disk.schedule.hours() == []
+    assert parts.deleted == [HOUR]
+    assert parts.thread.timeout_s() == 1
+
+
+def test_at_the_end_everything_is_filed_and_durable() -> None:
+    parts = Replaying()
+    parts.handle(parts.group())
+    parts.thread.close()
+    after = Disk(parts.files.crash(), parts.disk.catalog.crash())
+    assert after.replay.checkpoint_seq == 1
+    assert after.replay.hours[HOUR].entries == 1
+
+
+# ---- loader and reader -----------------------------------------------------------------------
+
+
+def test_hours_are_loaded_and_reported_one_by_one() -> None:
+    disk, log, loop = Disk(), Log(), Loop()
+    log.publish(START_MS)
+    log.publish(NEXT_MS)
+    disk.file(log.close())
+    thread = LoaderThread(disk.loader, loop.post, on_loaded := lambda loaded: None, fatal)
+    requests = [
+        HourRequest(snapshot, Registry(), disk.names) for snapshot in disk.replay.snapshot(HOUR + 1)
+    ]
+    thread.handle(requests)
+    assert requests == []
+    loaded = [arguments for _, *arguments in loop.posted]
+    assert {function for function, *_ in loop.posted} == {on_loaded}
+    hours = [one for [one] in loaded if isinstance(one, LoadedHour)]
+    assert [(hour.hour, hour.count) for hour in hours] == [(HOUR, 1), (HOUR + 1, 1)]
+
+
+def test_bodies_and_answers_go_back_to_the_loop() -> None:
+    disk, log, loop = Disk(), Log(), Loop()
+    disk.replay.snapshot(HOUR)
+    log.publish(START_MS, body=b"body")
+    [(hour, rows)] = disk.file(log.close()).live
+    take = Take(subscription(), [Batch(hour, rows)], {})
+    thread = ReaderThread(disk.reader, loop.post, fatal)
+    done, answered = (lambda *_: None), (lambda *_: None)
+    error = ValueError("not today")
+
+    def fails(reader: object) -> None:
+        raise error
+
+    items: list[TakeRequest | CallRequest] = [
+        TakeRequest(take, {}, done),
+        CallRequest(lambda reader: reader is disk.reader, answered),
+        CallRequest(fails, answered),
+    ]
+    thread.handle(items)
+    assert items == []
+    read, answer, failure = loop.posted
+    assert read[:2] == (done, take)
+    assert [one.payload.body for one in disk.reader.open(take, read[2])] == [b"body"]
+    assert answer == (answered, True, None)
+    assert failure == (answered, None, error)
+
+
+# ---- the settler -----------------------------------------------------------------------------
+
+
+class Settling:
+    def __init__(self, *faults: Fault, sync_ms: int = 100, durable: bool = True) -> None:
+        self.files = SimulatedFiles()
+        self.disk = Disk(FaultyFiles(self.files, Faults(*faults, only=["pwrite"])))
+        self.loop = Loop()
+        self.clock = Clock()
+        self.thread = SettlerThread(
+            self.disk.settler,
+            self.clock,
+            self.clock.monotonic,
+            self.loop.post,
+            fatal,
+            sync_ms=sync_ms,
+            durable=durable,
+        )
+
+    def done(self) -> None: ...
+
+    def handle(self, *requests: SettleRequest) -> None:
+        self.thread.handle(list(requests))
+
+    def seqs(self) -> list[int]:
+        return [
+            seq
+            for frame in self.disk.dispatch.scan(HOUR)
+            if isinstance(frame, Frame)
+            for seq in frame.rows["seq"].tolist()
+        ]
+
+
+def row(seq: int) -> SettleRequest:
+    return SettleRequest({HOUR: [dispatch_row(seq)]})
+
+
+def test_rows_are_written_at_once_and_synced_in_intervals() -> None:
+    parts = Settling()
+    assert parts.thread.timeout_s() is None
+    parts.handle(row(1), row(2))
+    assert parts.seqs() == [1, 2]
+    assert len(list(parts.disk.dispatch.scan(HOUR))) == 1
+    assert parts.disk.settler.unsynced
+    assert parts.thread.timeout_s() == pytest.approx(0.1)
+    parts.clock.now_ms += 60
+    parts.handle(row(3))
+    assert parts.thread.timeout_s() == pytest.approx(0.04)
+    assert parts.disk.settler.unsynced
+    parts.clock.now_ms += 40
+    parts.handle()
+    assert not parts.disk.settler.unsynced
+    assert parts.thread.timeout_s() is None
+
+
+def test_an_acknowledgement_is_answered_when_it_is_durable() -> None:
+    parts = Settling()
+    request = row(1)
+    request.done.append(parts.done)
+    parts.handle(request)
+    assert parts.loop.take() == [(parts.done,)]
+    assert not parts.disk.settler.unsynced
+    parts.handle(row(2))
+    assert parts.loop.take() == []
+    assert parts.seqs() == [1, 2]
+
+
+def test_without_an_interval_every_row_is_synced() -> None:
+    parts = Settling(sync_ms=0)
+    parts.handle(row(1))
+    assert not parts.disk.settler.unsynced
+
+
+def test_nothing_is_synced_where_the_page_cache_is_enough() -> None:
+    parts = Settling(durable=False)
+    request = row(1)
+    request.done.append(parts.done)
+    parts.clock.now_ms += 1000
+    parts.handle(request)
+    assert parts.loop.take() == [(parts.done,)]
+    assert parts.disk.settler.unsynced
+    assert parts.thread.timeout_s() is None
+
+
+def test_a_settled_hour_is_forgotten_after_its_last_row_is_durable() -> None:
+    parts = Settling()
+    parts.handle(row(1), SettleRequest(forget=[HOUR]))
+    assert not parts.disk.settler.unsynced
+    parts.handle(row(2), SettleRequest(forget=[HOUR], done=[parts.done]))
+    assert parts.loop.take() == [(parts.done,)]
+    parts.disk.replay.delete_files(HOUR)
+    parts.handle(row(3))
+    assert parts.seqs() == [3]
+
+
+def test_a_full_disk_answers_nobody_and_writes_every_row_once() -> None:
+    parts = Settling(Fault(at=2, kind=FaultKind.NO_SPACE))
+    parts.handle(row(1))
+    waiting = [row(2), SettleRequest({HOUR: [dispatch_row(3)]}, done=[parts.done])]
+    with pytest.raises(DiskFullError):
+        parts.thread.handle(waiting)
+    assert parts.loop.take() == []
+    parts.thread.handle(waiting)
+    assert waiting == []
+    assert parts.loop.take() == [(parts.done,)]
+    assert parts.seqs() == [1, 2, 3]
+
+
+def test_at_the_end_the_rows_are_durable() -> None:
+    parts = Settling()
+    parts.handle(row(1))
+    parts.thread.close()
+    assert not parts.disk.settler.unsynced
