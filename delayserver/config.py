@@ -19,7 +19,7 @@ from pydantic_settings import (
 )
 
 from delayserver.errors import InputError
-from delayserver.schedule.wheel import PAYLOAD_MAX_BYTES
+from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
 from delayserver.times import parse_duration_ms
 from storage.message_log import Durability
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from urllib.parse import urlsplit
 
 from delayserver.api.hot.answers import Headers, header, problem_answer
-from delayserver.api.hot.publish import Asgi, Receive, Scope, Send, send_answer
+from delayserver.api.hot.asgi import Asgi, Receive, Scope, Send, send_answer
 from delayserver.api.scopes import PUBLIC_PATHS
 from delayserver.errors import AccessError, DelayServerError, HeadTooLargeError
 from delayserver.security.tokens import Caller, TokenTable

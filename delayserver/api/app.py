@@ -17,8 +17,9 @@ from collections.abc import Callable
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from delayserver.api.access import Access
+from delayserver.api.hot.asgi import Asgi, HotPath, Receive, Scope, Send
 from delayserver.api.hot.protocol import make_protocol
-from delayserver.api.hot.publish import Asgi, Hot, HotPath, Receive, Scope, Send
+from delayserver.api.hot.publish import Hot
 from delayserver.api.intake import Intake
 from delayserver.server.server import Server
 

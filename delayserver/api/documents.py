@@ -11,14 +11,13 @@ from functools import lru_cache
 
 import msgspec
 
-from delayserver.decisions.watches import OnEvent
 from delayserver.delivery.batch import body_fields
 from delayserver.delivery.delayed_fetch import Pulled
 from delayserver.queries.dead_letters import DeadLetterView
 from delayserver.queries.listing import PendingView
 from delayserver.queries.look_up import MessageView
 from delayserver.records.message import Content, Payload, decode_payload
-from delayserver.schedule.replay import Heartbeat
+from delayserver.records.tables import Heartbeat, OnEvent
 from delayserver.times import format_duration, format_time
 
 _UNSET = msgspec.UNSET

@@ -18,11 +18,18 @@ import msgspec
 from delayserver.api.problems import UNREADABLE, input_error
 from delayserver.config import Settings
 from delayserver.decisions.publishing import Batch, NewMessage
-from delayserver.decisions.watches import WATCHES_MAX, OnEvent
-from delayserver.delivery.webhook import check_headers
+from delayserver.decisions.watches import WATCHES_MAX
 from delayserver.errors import InputError, InputErrors, TooLargeError
-from delayserver.records.message import Content, Payload, Watch, check_key, check_keys
+from delayserver.records.message import (
+    Content,
+    Payload,
+    Watch,
+    check_headers,
+    check_key,
+    check_keys,
+)
 from delayserver.records.subjects import SUBJECT_PATTERN, is_subject
+from delayserver.records.tables import OnEvent
 from delayserver.times import format_duration, parse_duration_ms, parse_time_ms
 
 D = TypeVar("D")

@@ -21,9 +21,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.decisions.group import MESSAGE_ROW
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.messages import Messages
-from delayserver.decisions.sequencer import MESSAGE_ROW, Sequencer
+from delayserver.decisions.sequencer import Sequencer
 from delayserver.errors import ConflictError, NotFoundError
 from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.schedule.hours import Hours

@@ -14,8 +14,8 @@ Threads: belongs to the event loop.
 from collections.abc import Callable
 from enum import Enum, auto
 
+from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
-from delayserver.decisions.sequencer import Group
 from delayserver.timers.purgatory import DelayedOperation, Purgatory
 from delayserver.timers.timeouts import Timeouts
 

@@ -20,13 +20,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from delayserver.config import Settings
+from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.messages import Messages
-from delayserver.decisions.sequencer import Group, Sequencer
-from delayserver.decisions.watches import OnEvent, Watcher, Watches
+from delayserver.decisions.sequencer import Sequencer
+from delayserver.decisions.watches import Watcher, Watches
 from delayserver.errors import ConflictError, NotFoundError
 from delayserver.records.message import Entry, Payload, State
-from delayserver.records.tables import ChangeState
+from delayserver.records.tables import ChangeState, OnEvent
 from storage.frame import seal
 
 EVENT_MESSAGES_MAX = 10_000

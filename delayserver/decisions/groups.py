@@ -19,7 +19,8 @@ from operator import attrgetter
 from typing import Protocol
 
 from delayserver.config import Settings
-from delayserver.decisions.sequencer import Group, Sequencer
+from delayserver.decisions.group import Group
+from delayserver.decisions.sequencer import Sequencer
 from delayserver.errors import OverloadedError, StoppingError
 
 

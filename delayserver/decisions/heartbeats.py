@@ -26,12 +26,14 @@ from functools import partial
 import msgspec
 
 from delayserver.config import Settings
+from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
+from delayserver.decisions.overlay import Overlay
 from delayserver.decisions.publishing import Publishing
-from delayserver.decisions.sequencer import Group, Overlay, Sequencer
+from delayserver.decisions.sequencer import Sequencer
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
 from delayserver.records.message import Payload, encode_payload
-from delayserver.schedule.replay import Heartbeat
+from delayserver.records.tables import Heartbeat
 from delayserver.timers.interface import Handle
 from delayserver.timers.timeouts import Timeouts
 from storage.catalog import Catalog, Table

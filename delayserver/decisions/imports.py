@@ -24,11 +24,12 @@ import msgspec
 import numpy as np
 
 from delayserver.config import Settings
+from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.imported_keys import ImportedKeys, Repeats, sort_keys
 from delayserver.decisions.messages import Messages
 from delayserver.decisions.publishing import Publishing
-from delayserver.decisions.sequencer import Group, KeyEntry, Sequencer, unpack_key_entry
+from delayserver.decisions.sequencer import Sequencer
 from delayserver.errors import (
     ConflictError,
     DiskReserveError,
@@ -38,8 +39,14 @@ from delayserver.errors import (
     StoppingError,
     TooLargeError,
 )
-from delayserver.schedule.expansion import DUPLICATE_DTYPE, ImportRecord, ImportState
-from delayserver.schedule.wheel import PAYLOAD_MAX_BYTES
+from delayserver.records.tables import (
+    DUPLICATE_DTYPE,
+    ImportRecord,
+    ImportState,
+    KeyEntry,
+    unpack_key_entry,
+)
+from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
 from delayserver.times import format_duration
 from storage.catalog import Catalog, Table
 from storage.errors import StagingError

@@ -17,8 +17,9 @@ from math import inf
 import msgspec
 
 from delayserver.config import Settings
+from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
-from delayserver.decisions.sequencer import Group, KeyEntry, Sequencer
+from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.watches import Watches
 from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.errors import (
@@ -30,9 +31,10 @@ from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import Entry, Origin, Payload, State, encode_payload, row_flags
 from delayserver.records.message_id import MessageId
 from delayserver.records.subscriptions import Registry
-from delayserver.records.tables import Change, ChangeState, read_hour
+from delayserver.records.tables import Change, ChangeState, KeyEntry, read_hour
 from delayserver.schedule.hours import Hours
-from delayserver.schedule.wheel import ROUTE_SUBSCRIPTION, Wheel
+from delayserver.schedule.wheel import Wheel
+from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
 from storage.catalog import Catalog
 from storage.frame import Rows
 from storage.rows import HOUR_MS, NO_KEY, RecordKind

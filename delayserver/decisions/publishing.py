@@ -13,10 +13,10 @@ from copy import copy
 import msgspec
 
 from delayserver.config import Settings
+from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.messages import Messages, Versions
-from delayserver.decisions.sequencer import Group, KeyEntry, Publishes, Sequencer, pack_key_values
-from delayserver.delivery.webhook import HEADERS_BYTES_MAX
+from delayserver.decisions.sequencer import Publishes, Sequencer
 from delayserver.errors import (
     ConflictError,
     DiskReserveError,
@@ -26,6 +26,7 @@ from delayserver.errors import (
 )
 from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import (
+    HEADERS_BYTES_MAX,
     Content,
     Payload,
     State,
@@ -35,7 +36,7 @@ from delayserver.records.message import (
     row_flags,
 )
 from delayserver.records.message_id import ID_BYTES, read_id
-from delayserver.records.tables import ChangeState
+from delayserver.records.tables import ChangeState, KeyEntry, pack_key_values
 from delayserver.records.tracecontext import Trace, with_trace
 from storage.frame import CRC_BYTES, crcs_of, seal, sealed_crc
 from storage.rows import FLAG_WATCHES, NO_KEY, RecordKind

@@ -12,33 +12,34 @@ Cost: about 2 µs per record, 0.2 µs where many publishes are appended together
 Threads: belongs to the event loop. A closed group is handed over and not touched again.
 """
 
-import struct
-from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import accumulate, chain, repeat
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, repeat
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.decisions.group import MESSAGE_ROW, Group
 from delayserver.decisions.imported_keys import ImportedKeys
-from delayserver.errors import OverloadedError
-from delayserver.records.tables import CHANGE_KEY, Change, ChangeState, unpack_change
+from delayserver.decisions.overlay import Overlay
+from delayserver.records.tables import (
+    CHANGE_KEY,
+    NO_ENTRY,
+    Change,
+    ChangeState,
+    KeyEntry,
+    dead_letter_key,
+    pack_key_entry,
+    unpack_change,
+    unpack_key_entry,
+)
 from storage.catalog import Catalog, Table
 from storage.frame import CRC_BYTES, seal, seal_many, sealed_crc
 from storage.rows import MESSAGE_DTYPE, NO_KEY, RecordKind, is_among
 
-MESSAGE_ROW = struct.Struct("<QqQQq16sIIIIIHBB")
-"""One row of MESSAGE_DTYPE; packing one is five times faster than filling an array of one."""
 assert MESSAGE_ROW.size == MESSAGE_DTYPE.itemsize
 _TAKES_OUT = frozenset((RecordKind.CANCEL, RecordKind.MOVE, RecordKind.FIRE))
-
-Waiter = Callable[[Exception | None], None]
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
 
 
 class Publishes(NamedTuple):
@@ -104,220 +105,6 @@ def _pack_many(publishes: Publishes, first_seq: int, payload_bytes: int) -> byte
     rows["kind"] = RecordKind.PUBLISH
     rows["flags"] = publishes.flags
     return rows.tobytes()
-
-
-class KeyEntry(msgspec.Struct, frozen=True, gc=False):
-    """The message that a key stands for: what its id says, and a digest of its content."""
-
-    seq: int
-    due_ms: int
-    digest: int
-
-
-_KEY_VALUE = struct.Struct(">QQQ")
-_NO_ENTRY = bytes(_KEY_VALUE.size)
-_DEAD_KEY = struct.Struct(">IQ")
-
-
-def pack_key_entry(seq: int, due_ms: int, digest: int) -> bytes:
-    """A value of the table KEYS, from the fields of a KeyEntry."""
-    return _KEY_VALUE.pack(seq, due_ms, digest)
-
-
-def pack_key_values(
-    seqs: Iterable[int], dues_ms: Iterable[int], digests: Iterable[int]
-) -> list[bytes]:
-    """`pack_key_entry` of each."""
-    return list(map(_KEY_VALUE.pack, seqs, dues_ms, digests))
-
-
-def pack_key_entries(rows: NDArray[np.void], digests: NDArray[np.uint64]) -> NDArray[np.void]:
-    """`pack_key_entry` of the seq and the due time of each row, and its digest."""
-    values = np.empty((len(rows), 3), ">u8")
-    values[:, 0], values[:, 1], values[:, 2] = rows["seq"], rows["due_ms"], digests
-    return values.view(f"V{_KEY_VALUE.size}")[:, 0]
-
-
-def unpack_key_entry(value: bytes) -> KeyEntry:
-    """The inverse of `pack_key_entry`."""
-    return KeyEntry(*_KEY_VALUE.unpack(value))
-
-
-def dead_letter_key(subscription_id: int, entry_seq: int) -> bytes:
-    """A key of the table DEAD_LETTERS."""
-    return _DEAD_KEY.pack(subscription_id, entry_seq)
-
-
-def parse_dead_letter_key(key: bytes) -> tuple[int, int]:
-    """Subscription id and entry seq."""
-    subscription_id, entry_seq = _DEAD_KEY.unpack(key)
-    return subscription_id, entry_seq
-
-
-class _Generation(Generic[K, V]):
-    """Changes between two checkpoints."""
-
-    __slots__ = ("last_seq", "values")
-
-    def __init__(self) -> None:
-        self.values: dict[K, V] = {}
-        self.last_seq = 0
-
-
-class Overlay(Generic[K, V]):
-    """Changes since the last checkpoint, by key, forgotten once a checkpoint covers them.
-
-    They stand in generations, one per checkpoint, which are forgotten as a whole: 50,000 keys take
-    1.4 ms to free."""
-
-    def __init__(self) -> None:
-        self._newest: _Generation[K, V] = _Generation()
-        self._generations: deque[_Generation[K, V]] = deque([self._newest])
-
-    def __len__(self) -> int:
-        return sum(len(generation.values) for generation in self._generations)
-
-    def __iter__(self) -> Iterator[K]:
-        return chain.from_iterable(generation.values for generation in self._generations)
-
-    def get(self, key: K) -> V | None:
-        """The newest value of a key."""
-        for generation in reversed(self._generations):
-            found = generation.values.get(key)
-            if found is not None:
-                return found
-        return None
-
-    def get_many(self, keys: Collection[K]) -> dict[K, V]:
-        """The newest values of those keys that changed."""
-        found: dict[K, V] = {}
-        for generation in self._generations:
-            values = generation.values
-            if values:
-                found.update((key, values[key]) for key in values.keys() & keys)
-        return found
-
-    def put(self, seq: int, key: K, value: V) -> Callable[[], None]:
-        """Set a value that record `seq` gave; returns how to undo it."""
-        generation = self._newest
-        values = generation.values
-        before = values.get(key)
-        values[key] = value
-        generation.last_seq = seq
-        return partial(_restore, values, key, before)
-
-    def put_many(self, last_seq: int, values: Mapping[K, V]) -> Callable[[], None]:
-        """As `put`, for many that records up to `last_seq` gave."""
-        generation = self._newest
-        known = generation.values
-        before: dict[K, V] = {}
-        if not known.keys().isdisjoint(values):
-            before = {key: known[key] for key in known.keys() & values.keys()}
-        known.update(values)
-        generation.last_seq = last_seq
-        return partial(_restore_many, known, values, before)
-
-    def has_any(self, keys: Iterable[K]) -> bool:
-        """Whether any of the keys has a value."""
-        return any(not one.values.keys().isdisjoint(keys) for one in self._generations)
-
-    def prune(self, through_seq: int) -> None:
-        """Forget what the catalog has now."""
-        generations = self._generations
-        if self._newest.values:
-            self._newest = _Generation()
-            generations.append(self._newest)
-        while len(generations) > 1 and generations[0].last_seq <= through_seq:
-            generations.popleft()
-
-
-def _restore(values: dict[K, V], key: K, before: V | None) -> None:
-    if before is None:
-        del values[key]
-    else:
-        values[key] = before
-
-
-def _restore_many(values: dict[K, V], keys: Iterable[K], before: Mapping[K, V]) -> None:
-    for key in keys:
-        del values[key]
-    values.update(before)
-
-
-@dataclass(slots=True)
-class Group:
-    """Records that are written and synced together; answered together."""
-
-    first_seq: int
-    created_ms: int = 0
-    count: int = 0
-    rows: list[bytes] = field(default_factory=list)
-    payloads: list[bytes] = field(default_factory=list)
-    payload_bytes: int = 0
-    waiters: list[Waiter] = field(default_factory=list)
-    is_ended: bool = False
-    """The waiters have been told."""
-    error: Exception | None = None
-    undo: list[Callable[[], None]] = field(default_factory=list)
-    effects: list[Callable[[], None]] = field(default_factory=list)
-    """What happens on the event loop once the group is durable."""
-    express: list[tuple[int, int, int]] = field(default_factory=list)
-    """Rows that the event loop itself puts into the wheel once they are durable, since filing them
-    first might be too late: seq, due_ms, route. Replay files them and no more."""
-    import_count: int = 0
-    """Not 0: the last row is an import, which takes so many seqs."""
-
-    @property
-    def last_seq(self) -> int:
-        return self.first_seq + self.count - 1 + max(0, self.import_count - 1)
-
-    @property
-    def import_last_seq(self) -> int:
-        """The last seq of the import in it; 0 where there is none."""
-        return self.last_seq if self.import_count else 0
-
-    @property
-    def total_bytes(self) -> int:
-        return self.count * MESSAGE_ROW.size + self.payload_bytes
-
-    def when_durable(self, waiter: Waiter) -> None:
-        """Call `waiter` when the group is durable, or with the error that kept it from being so."""
-        if self.is_ended:
-            waiter(self.error)
-        else:
-            self.waiters.append(waiter)
-
-    def end(self, error: Exception | None) -> None:
-        """Tell everybody who waits."""
-        self.is_ended, self.error = True, error
-        waiters, self.waiters = self.waiters, []
-        # It lives on until it is filed: the garbage collector must not walk over these until then.
-        self.undo, self.effects = [], []
-        for waiter in waiters:
-            waiter(error)
-
-    def encode(self) -> tuple[bytes, bytes]:
-        """Rows and payloads as they stand in the frame."""
-        return _joined(self.rows), _joined(self.payloads)
-
-    def payload(self, seq: int) -> tuple[bytes, int]:
-        """The sealed payload of one of its records, and the record's subject id.
-
-        Raises OverloadedError for a message of an import, which nobody has in memory."""
-        index = seq - self.first_seq
-        if self.import_count and index >= self.count - 1:
-            raise OverloadedError("the message was imported a moment ago, and is being filed", 1000)
-        rows, payloads = self.encode()
-        row = MESSAGE_ROW.unpack_from(rows, index * MESSAGE_ROW.size)
-        offset, length = row[8], row[9]
-        return payloads[offset : offset + length], row[6]
-
-
-def _joined(parts: list[bytes]) -> bytes:
-    """The parts as one, which takes their place: it is asked for again."""
-    if len(parts) > 1:
-        parts[:] = [b"".join(parts)]
-    return parts[0] if parts else b""
 
 
 class Sequencer:
@@ -525,7 +312,7 @@ class Sequencer:
             if len(values) < len(key_hashes):
                 others = [one for one in key_hashes if one not in values] if values else key_hashes
                 values |= self._view.get_many(Table.KEYS, others)
-        packed = b"".join([values.get(one, _NO_ENTRY) for one in key_hashes])
+        packed = b"".join([values.get(one, NO_ENTRY) for one in key_hashes])
         columns = np.frombuffer(packed, ">u8").reshape(-1, 3)
         return columns[:, 0].astype(np.uint64), columns[:, 1].astype(np.int64)
 

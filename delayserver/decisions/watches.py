@@ -14,28 +14,17 @@ Cost: O(1) per key of a message; a look-up scans the entries of one key. Threads
 event loop; the functions are pure.
 """
 
-import struct
 from collections.abc import Iterator
-from enum import IntEnum
 from typing import NamedTuple
 
-from delayserver.decisions.sequencer import Group, Overlay
+from delayserver.decisions.group import Group
+from delayserver.decisions.overlay import Overlay
 from delayserver.records.message import Watch
+from delayserver.records.tables import WATCH_SEQ, WATCH_VALUE, watch_prefix
 from storage.catalog import Catalog, Table
 
 WATCHES_MAX = 8
 """Keys that one message may watch."""
-
-_LENGTH = struct.Struct(">H")
-_SEQ = struct.Struct(">Q")
-_VALUE = struct.Struct(">QB")
-
-
-class OnEvent(IntEnum):
-    """What an event does to a message that watches its key."""
-
-    CANCEL = 0
-    FIRE = 1
 
 
 class Watcher(NamedTuple):
@@ -44,36 +33,6 @@ class Watcher(NamedTuple):
     seq: int
     due_ms: int
     on_event: int
-
-
-def watch_key(key: str, message_seq: int) -> bytes:
-    """A key of the table WATCHES."""
-    return _prefix(key) + _SEQ.pack(message_seq)
-
-
-def _prefix(key: str) -> bytes:
-    data = key.encode()
-    return _LENGTH.pack(len(data)) + data
-
-
-def parse_watch_key(key: bytes) -> tuple[str, int]:
-    """Watch key and message seq. Raises struct.error, ValueError."""
-    (length,) = _LENGTH.unpack_from(key)
-    if len(key) != _LENGTH.size + length + _SEQ.size:
-        raise ValueError("a key of another length")
-    text = key[_LENGTH.size : -_SEQ.size].decode()
-    return text, _SEQ.unpack(key[-_SEQ.size :])[0]
-
-
-def pack_watch(due_ms: int, on_event: int) -> bytes:
-    """A value of the table WATCHES."""
-    return _VALUE.pack(due_ms, on_event)
-
-
-def unpack_watch(value: bytes) -> tuple[int, OnEvent]:
-    """The inverse of `pack_watch`. Raises struct.error, ValueError."""
-    due_ms, on_event = _VALUE.unpack(value)
-    return due_ms, OnEvent(on_event)
 
 
 class _Fresh(Overlay[str, list[Watcher]]):
@@ -112,9 +71,9 @@ class Watches:
     def of(self, key: str) -> list[Watcher]:
         """All messages that were published with that watch key and that no event for it has
         completed, settled ones among them; in the order of their publishing."""
-        prefix = _prefix(key)
+        prefix = watch_prefix(key)
         found = {
-            _SEQ.unpack_from(name, len(prefix))[0]: _VALUE.unpack(value)
+            WATCH_SEQ.unpack_from(name, len(prefix))[0]: WATCH_VALUE.unpack(value)
             for name, value in self._catalog.scan(Table.WATCHES, prefix=prefix)
         }
         watchers = {seq: Watcher(seq, due_ms, on) for seq, (due_ms, on) in found.items()}

@@ -24,7 +24,7 @@ import numpy as np
 
 from delayserver.delivery.catch_up import Pace
 from delayserver.records.subscriptions import Subscription
-from delayserver.schedule.wheel import Batch
+from delayserver.schedule.wheel_rows import Batch
 from delayserver.timers.rates import TokenBucket
 from storage.rows import HOUR_MS, select
 

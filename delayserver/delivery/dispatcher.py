@@ -17,7 +17,6 @@ Threads: belongs to the event loop.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
@@ -27,49 +26,22 @@ from numpy.typing import NDArray
 from delayserver.delivery.backlog import Backlog
 from delayserver.delivery.delayed_fetch import DelayedFetch, Fetches, Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
+from delayserver.delivery.queue import NOBODY, READ_ROWS_MAX, Queue, Take
 from delayserver.delivery.settler import DISPATCH_ROW
 from delayserver.records.message import Delivery, Entry
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Change, ChangeState
 from delayserver.schedule.hours import Hours
-from delayserver.schedule.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Batch
+from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Batch
 from delayserver.timers.timeouts import Timeouts
 from delayserver.times import format_duration
 from storage.frame import Rows
 from storage.rows import HOUR_MS, Outcome, concatenate, select
 
-READ_ROWS_MAX = 512
 BATCH_BYTES_MAX = 4 * 1024 * 1024
 """Bodies of the messages in one request, unless one alone has more."""
 
 NEVER_MS = 1 << 62
-_NOBODY = Subscription(id=0, name="", subject="", type="pull", created_ms=0)
-
-
-@dataclass(slots=True)
-class Take:
-    """Rows that left a queue, to be read: for a subscription, by hour."""
-
-    subscription: Subscription
-    batches: list[Batch]
-    attempts: dict[int, int]
-    """Attempts of rows that were handed out before in this process."""
-    request: PullRequest | None = None
-    give_up_reason: str = ""
-    """They are not to be delivered, but dead letters for this reason."""
-    as_batch: bool = False
-    """They are to go in one request, which counts among the `posts` of their queue."""
-    left_by: int = 0
-    """Not 0: the subscription that they were for is gone; they are read to find out whose they are
-    now."""
-
-    @property
-    def first_seq(self) -> int:
-        return int(self.batches[0].rows["seq"][0])
-
-    @property
-    def count(self) -> int:
-        return sum(len(batch.rows) for batch in self.batches)
 
 
 class Ports(Protocol):
@@ -103,63 +75,6 @@ class Ports(Protocol):
     def tick_soon(self) -> None:
         """Call `wake`, through `Engine.advance`, earlier than it said last."""
         ...
-
-
-@dataclass(slots=True)
-class Queue:
-    """What waits for one subscription, and what left and is not settled."""
-
-    subscription: Subscription
-    rows: Backlog
-    in_flight: int = 0
-    """Deliveries that left and are not settled; for pull: leased."""
-    posts: set[int] = field(default_factory=set)
-    """Requests that carry a batch, by the seq of the first row."""
-    dropping: set[int] = field(default_factory=set)
-    """Rows that left to be given up; they count nowhere else."""
-    attempts: dict[int, int] = field(default_factory=dict)
-    """Rows that came back from a consumer: the attempt that comes next."""
-    reserved: set[int] = field(default_factory=set)
-    """Rows that left the queue."""
-    is_reading: bool = False
-    """Rows are being read that go out as webhooks one by one."""
-
-    @property
-    def count(self) -> int:
-        """How many rows wait."""
-        return self.rows.count
-
-    def let_go(self, seq: int) -> bool:
-        """A row that left is not on its way any more; False: it was not."""
-        if seq not in self.reserved:
-            return False
-        self.reserved.remove(seq)
-        if seq in self.dropping:
-            self.dropping.remove(seq)
-        else:
-            self.in_flight -= 1
-        return True
-
-    def end_leases(self, seqs: list[int]) -> None:
-        """As `let_go`, for rows that were leased; whatever attempt comes next is forgotten."""
-        before = len(self.reserved)
-        self.reserved.difference_update(seqs)
-        self.in_flight -= before - len(self.reserved)
-        if self.attempts:
-            for seq in seqs:
-                self.attempts.pop(seq, None)
-
-    def free(self) -> int:
-        """How many rows may be sent as webhooks, in one batch or one by one."""
-        most = self.subscription.max_in_flight
-        if not self.subscription.batch_max:
-            # While rows are read, more places get free: those are for the next read.
-            return 0 if self.is_reading else most - self.in_flight
-        if len(self.posts) >= most:
-            return 0
-        # Rows whose failure is not recorded yet are on their way without a request.
-        batch_max = self.subscription.batch_max
-        return min(batch_max, most * batch_max - self.in_flight)
 
 
 class Dispatcher:
@@ -277,7 +192,7 @@ class Dispatcher:
         """Rows for a subscription that is gone: their subject stands in their payload alone."""
         if len(batch.rows):
             self._orphans.update(batch.rows["seq"].tolist())
-            self._ports.read(Take(_NOBODY, [batch], {}, left_by=left_by))
+            self._ports.read(Take(NOBODY, [batch], {}, left_by=left_by))
         return []
 
     def _on_adopted(self, take: Take, deliveries: Deliveries, now_ms: int) -> None:

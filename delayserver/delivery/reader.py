@@ -20,13 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.delivery.deliveries import Deliveries
-from delayserver.delivery.dispatcher import Take
+from delayserver.delivery.queue import Take
 from delayserver.records.ids import IdCodec
 from delayserver.records.message import Entry, Payload, decode_payload, decode_payloads
 from delayserver.records.subscriptions import Registry
 from delayserver.schedule.pending import Page, Wanted, pending_rows
 from delayserver.schedule.replay import Snapshot
-from delayserver.schedule.wheel import PAYLOAD_MAX_BYTES, ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Batch
+from delayserver.schedule.wheel_rows import (
+    PAYLOAD_MAX_BYTES,
+    ROUTE_SUBSCRIPTION,
+    WHEEL_DTYPE,
+    Batch,
+)
 from storage.errors import DamageError
 from storage.frame import Frame, Rows
 from storage.hour_log import HourLog

@@ -40,11 +40,11 @@ import httptools
 from delayserver.delivery.webhook import (
     WebhookRequest,
     WebhookResponse,
-    check_headers,
     parse_retry_after_ms,
     request_headers,
 )
 from delayserver.errors import InputError
+from delayserver.records.message import check_headers
 from delayserver.security.targets import Target, TargetPolicy, split_url
 
 RESPONSE_BYTES_MAX = 64 * 1024

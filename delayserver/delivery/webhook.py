@@ -8,7 +8,6 @@ Cost: 10 µs to make the headers and sign them. Threads: pure functions and valu
 carries them is in `delayserver.delivery.sender`.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC
@@ -16,68 +15,18 @@ from email.utils import parsedate_to_datetime
 from typing import Protocol
 from urllib.parse import quote
 
-from delayserver.errors import InputError
+from delayserver.delivery.batch import batch_body, batch_id
+from delayserver.records.message import Content, Delivery
+from delayserver.records.subscriptions import RETRY_DELAY_MS_MAX, RetryPolicy, Subscription
 from delayserver.security.signing import WebhookSecret, sign
 from delayserver.times import format_time
 
 # ---- what is sent ------------------------------------------------------------------------------
 
-HEADERS_BYTES_MAX = 16 * 1024
-"""Names and values of a message's own headers, all together."""
 
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_VALUE = re.compile(r"(?:[!-~\xa0-\xff](?:[\t -~\xa0-\xff]*[!-~\xa0-\xff])?)?")
-_RESERVED_PREFIXES = ("delay-", "webhook-")
-_RESERVED = frozenset(
-    (
-        "connection",
-        "content-length",
-        "content-type",
-        "expect",
-        "host",
-        "http2-settings",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    )
-)
 # What may stand in `delay-key` as it is, besides letters, digits and "_.-~": all visible ASCII but
 # the percent sign.
 _KEY_SAFE = "!\"#$&'()*+,/:;<=>?@[\\]^`{|}"
-
-
-def check_headers(headers: Mapping[str, str]) -> None:
-    """Check a message's own headers. Raises InputError at `/headers` or `/headers/<name>`.
-
-    A name is a token (RFC 9110), not one of those that the server or the connection sets, and
-    different from the others in more than case; a value is visible ASCII or Latin-1, with spaces
-    and tabs inside."""
-    size_bytes = 0
-    seen: set[str] = set()
-    for name, value in headers.items():
-        pointer = "/headers/" + name.replace("~", "~0").replace("/", "~1")
-        lower = name.lower()
-        if not _TOKEN.fullmatch(name):
-            raise InputError("a header name is letters, digits and !#$%&'*+-.^_`|~", pointer)
-        if lower in _RESERVED or lower.startswith(_RESERVED_PREFIXES):
-            raise InputError(f"the header {lower} is set by the server", pointer)
-        if lower in seen:
-            raise InputError(f"the header {lower} is there twice", pointer)
-        if not _VALUE.fullmatch(value):
-            raise InputError(
-                "a header value is visible ASCII or Latin-1, without line breaks and without "
-                "blanks at its ends; percent-encode anything else",
-                pointer,
-            )
-        seen.add(lower)
-        size_bytes += len(name) + len(value)
-    if size_bytes > HEADERS_BYTES_MAX:
-        raise InputError(f"headers are at most {HEADERS_BYTES_MAX} bytes in all", "/headers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,38 +83,7 @@ def request_headers(request: WebhookRequest) -> dict[str, str]:
 
 # ---- what an answer means ----------------------------------------------------------------------
 
-RETRY_DELAY_MS_MAX = 24 * 60 * 60 * 1000
-"""Neither growth nor a receiver's `Retry-After` makes a retry wait longer (before jitter)."""
-RETRY_ATTEMPTS_MAX = 1000
 RETRY_JITTER = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """When to try again. Raises InputError at `/max_attempts` or `/backoff[/index]`.
-
-    Attempt n+1 follows attempt n after `backoff_ms[n-1]`; where the list ends, its last delay is
-    doubled from one attempt to the next. The default spreads ten attempts over 31 hours."""
-
-    max_attempts: int = 10
-    backoff_ms: tuple[int, ...] = (5_000, 30_000, 120_000, 600_000, 3_600_000)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.max_attempts <= RETRY_ATTEMPTS_MAX:
-            raise InputError(f"max_attempts is 1 to {RETRY_ATTEMPTS_MAX}", "/max_attempts")
-        if not 1 <= len(self.backoff_ms) <= RETRY_ATTEMPTS_MAX:
-            raise InputError(f"backoff has 1 to {RETRY_ATTEMPTS_MAX} delays", "/backoff")
-        for index, delay_ms in enumerate(self.backoff_ms):
-            if not 1 <= delay_ms <= RETRY_DELAY_MS_MAX:
-                raise InputError("a backoff delay is 1ms to 1d", f"/backoff/{index}")
-
-    def delay_ms(self, attempt: int) -> int:
-        """What lies between this attempt and the next, before jitter."""
-        beyond = attempt - len(self.backoff_ms)
-        if beyond <= 0:
-            return self.backoff_ms[attempt - 1]
-        # 2**27 ms is more than a day, so no list needs more doublings than that.
-        return min(self.backoff_ms[-1] << min(beyond, 27), RETRY_DELAY_MS_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,3 +182,29 @@ class WebhookSender(Protocol):
     async def close(self) -> None:
         """Close what is idle. Sends are to be finished or cancelled before."""
         ...
+
+
+CONTENT_TYPES = {Content.JSON: "application/json", Content.BINARY: "application/octet-stream"}
+
+
+def webhook_request(
+    subscription: Subscription, deliveries: list[Delivery], timestamp_s: int
+) -> WebhookRequest:
+    """What is sent for one message, or for a batch of them."""
+    first, as_batch = deliveries[0], bool(subscription.batch_max)
+    content = Content.JSON if as_batch else Content(first.payload.content)
+    return WebhookRequest(
+        url=subscription.url,
+        message_id=batch_id(deliveries) if as_batch else first.message_id,
+        subject=first.subject,
+        key=first.payload.key,
+        due_ms=first.origin.due_ms,
+        attempt=first.attempt,
+        headers={} if as_batch else first.payload.headers or {},
+        body=batch_body(deliveries) if as_batch else first.payload.body,
+        content_type=CONTENT_TYPES[content],
+        secrets=tuple(WebhookSecret.parse(secret) for secret in subscription.secrets),
+        timeout_ms=subscription.timeout_ms,
+        timestamp_s=timestamp_s,
+        count=len(deliveries) if as_batch else 0,
+    )

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 
 import msgspec
 
-from delayserver.decisions.sequencer import dead_letter_key, parse_dead_letter_key
 from delayserver.errors import NotFoundError
 from delayserver.records.message import Payload, decode_payload
 from delayserver.records.subscriptions import Subscription
-from delayserver.records.tables import ChangeState
-from delayserver.schedule.replay import DeadLetter
+from delayserver.records.tables import (
+    ChangeState,
+    DeadLetter,
+    dead_letter_key,
+    parse_dead_letter_key,
+)
 from delayserver.server.server import Server
 from storage.catalog import Table
 

@@ -19,14 +19,14 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
 
-from delayserver.delivery.dispatcher import Take
+from delayserver.delivery.queue import Take
 from delayserver.delivery.reader import Reader
 from delayserver.records.message import Payload, State
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import read_hours
 from delayserver.schedule.pending import Page, Position, Wanted, position_of
 from delayserver.schedule.replay import Snapshot
-from delayserver.schedule.wheel import Batch
+from delayserver.schedule.wheel_rows import Batch
 from delayserver.server.server import Server
 from storage.rows import HOUR_MS
 

@@ -10,15 +10,48 @@ changes. Threads: changed on the event loop only; `snapshot` is immutable and ma
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 import numpy as np
 
-from delayserver.delivery.webhook import RetryPolicy
+from delayserver.errors import InputError
 from delayserver.records.horizon import Mark, fallen_due
 from delayserver.records.subjects import matches
 from storage.rows import SEQ_MAX
+
+RETRY_DELAY_MS_MAX = 24 * 60 * 60 * 1000
+"""Neither growth nor a receiver's `Retry-After` makes a retry wait longer (before jitter)."""
+RETRY_ATTEMPTS_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """When to try again. Raises InputError at `/max_attempts` or `/backoff[/index]`.
+
+    Attempt n+1 follows attempt n after `backoff_ms[n-1]`; where the list ends, its last delay is
+    doubled from one attempt to the next. The default spreads ten attempts over 31 hours."""
+
+    max_attempts: int = 10
+    backoff_ms: tuple[int, ...] = (5_000, 30_000, 120_000, 600_000, 3_600_000)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_attempts <= RETRY_ATTEMPTS_MAX:
+            raise InputError(f"max_attempts is 1 to {RETRY_ATTEMPTS_MAX}", "/max_attempts")
+        if not 1 <= len(self.backoff_ms) <= RETRY_ATTEMPTS_MAX:
+            raise InputError(f"backoff has 1 to {RETRY_ATTEMPTS_MAX} delays", "/backoff")
+        for index, delay_ms in enumerate(self.backoff_ms):
+            if not 1 <= delay_ms <= RETRY_DELAY_MS_MAX:
+                raise InputError("a backoff delay is 1ms to 1d", f"/backoff/{index}")
+
+    def delay_ms(self, attempt: int) -> int:
+        """What lies between this attempt and the next, before jitter."""
+        beyond = attempt - len(self.backoff_ms)
+        if beyond <= 0:
+            return self.backoff_ms[attempt - 1]
+        # 2**27 ms is more than a day, so no list needs more doublings than that.
+        return min(self.backoff_ms[-1] << min(beyond, 27), RETRY_DELAY_MS_MAX)
 
 
 class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):

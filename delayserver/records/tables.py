@@ -10,6 +10,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -185,3 +186,198 @@ def pack_cancels(
 def unpack_change(value: bytes) -> Change:
     """The inverse of `pack_change`."""
     return Change(*_CHANGE_VALUE.unpack(value))
+
+
+class KeyEntry(msgspec.Struct, frozen=True, gc=False):
+    """The message that a key stands for: what its id says, and a digest of its content."""
+
+    seq: int
+    due_ms: int
+    digest: int
+
+
+_KEY_VALUE = struct.Struct(">QQQ")
+NO_ENTRY = bytes(_KEY_VALUE.size)
+_DEAD_KEY = struct.Struct(">IQ")
+
+
+def pack_key_entry(seq: int, due_ms: int, digest: int) -> bytes:
+    """A value of the table KEYS, from the fields of a KeyEntry."""
+    return _KEY_VALUE.pack(seq, due_ms, digest)
+
+
+def pack_key_values(
+    seqs: Iterable[int], dues_ms: Iterable[int], digests: Iterable[int]
+) -> list[bytes]:
+    """`pack_key_entry` of each."""
+    return list(map(_KEY_VALUE.pack, seqs, dues_ms, digests))
+
+
+def pack_key_entries(rows: NDArray[np.void], digests: NDArray[np.uint64]) -> NDArray[np.void]:
+    """`pack_key_entry` of the seq and the due time of each row, and its digest."""
+    values = np.empty((len(rows), 3), ">u8")
+    values[:, 0], values[:, 1], values[:, 2] = rows["seq"], rows["due_ms"], digests
+    return values.view(f"V{_KEY_VALUE.size}")[:, 0]
+
+
+def unpack_key_entry(value: bytes) -> KeyEntry:
+    """The inverse of `pack_key_entry`."""
+    return KeyEntry(*_KEY_VALUE.unpack(value))
+
+
+def dead_letter_key(subscription_id: int, entry_seq: int) -> bytes:
+    """A key of the table DEAD_LETTERS."""
+    return _DEAD_KEY.pack(subscription_id, entry_seq)
+
+
+def parse_dead_letter_key(key: bytes) -> tuple[int, int]:
+    """Subscription id and entry seq."""
+    subscription_id, entry_seq = _DEAD_KEY.unpack(key)
+    return subscription_id, entry_seq
+
+
+LIVE_KEY = b"live_through_hour"
+DAMAGE_KEY = struct.Struct(">Q")
+
+
+class DeadLetter(msgspec.Struct, array_like=True, frozen=True):
+    """A value of the table DEAD_LETTERS (MessagePack)."""
+
+    reason: str
+    died_ms: int
+    attempts: int
+    payload: bytes
+    """The sealed payload of the message, with its origin."""
+
+
+class Heartbeat(msgspec.Struct, array_like=True, frozen=True):
+    """A value of the table HEARTBEATS, and the payload of a record HEARTBEAT (MessagePack)."""
+
+    key: str
+    timeout_ms: int = 0
+    subject_id: int = 0
+    """0: it has ended."""
+    payload: bytes = b""
+    """The sealed payload of the message."""
+
+
+_WATCH_LENGTH = struct.Struct(">H")
+WATCH_SEQ = struct.Struct(">Q")
+WATCH_VALUE = struct.Struct(">QB")
+
+
+class OnEvent(IntEnum):
+    """What an event does to a message that watches its key."""
+
+    CANCEL = 0
+    FIRE = 1
+
+
+def watch_key(key: str, message_seq: int) -> bytes:
+    """A key of the table WATCHES."""
+    return watch_prefix(key) + WATCH_SEQ.pack(message_seq)
+
+
+def watch_prefix(key: str) -> bytes:
+    data = key.encode()
+    return _WATCH_LENGTH.pack(len(data)) + data
+
+
+def parse_watch_key(key: bytes) -> tuple[str, int]:
+    """Watch key and message seq. Raises struct.error, ValueError."""
+    (length,) = _WATCH_LENGTH.unpack_from(key)
+    if len(key) != _WATCH_LENGTH.size + length + WATCH_SEQ.size:
+        raise ValueError("a key of another length")
+    text = key[_WATCH_LENGTH.size : -WATCH_SEQ.size].decode()
+    return text, WATCH_SEQ.unpack(key[-WATCH_SEQ.size :])[0]
+
+
+def pack_watch(due_ms: int, on_event: int) -> bytes:
+    """A value of the table WATCHES."""
+    return WATCH_VALUE.pack(due_ms, on_event)
+
+
+def unpack_watch(value: bytes) -> tuple[int, OnEvent]:
+    """The inverse of `pack_watch`. Raises struct.error, ValueError."""
+    due_ms, on_event = WATCH_VALUE.unpack(value)
+    return due_ms, OnEvent(on_event)
+
+
+DUPLICATE_DTYPE = np.dtype([("row", "<u4"), ("seq", "<u8"), ("due_ms", "<i8")])
+"""A row that was left out since its key is taken, and by which message; due as in its id."""
+
+
+class ImportRecord(msgspec.Struct, array_like=True, frozen=True):
+    """The payload of an IMPORT record (MessagePack)."""
+
+    id: str
+    count: int
+    """Rows, and seqs, of the import."""
+    parts: list[tuple[str, int, int, int]]
+    """File name, bytes, rows, checksum (storage.staging.Part)."""
+    duplicates: bytes = b""
+    """DUPLICATE_DTYPE, in row order: the rows that are left out."""
+    conflicts: int = 0
+    """How many of them have other content than the message that holds the key."""
+
+    def left_out(self) -> NDArray[np.void]:
+        """The duplicates as an array."""
+        return np.frombuffer(self.duplicates, DUPLICATE_DTYPE)
+
+    @property
+    def accepted(self) -> int:
+        """How many messages it makes."""
+        return self.count - len(self.duplicates) // DUPLICATE_DTYPE.itemsize
+
+
+class ImportState(msgspec.Struct, array_like=True, frozen=True):
+    """A value of the table IMPORTS (MessagePack)."""
+
+    first_seq: int
+    adopted_ms: int
+    record: ImportRecord
+
+
+class Extent(NamedTuple):
+    """What an hour's files hold. They only grow: the same extent is the same content."""
+
+    schedule_bytes: int
+    dispatch_bytes: int
+    last_seq: int
+    """Of its entries. An hour that was deleted and came back has a later one."""
+
+
+class Archived(msgspec.Struct, array_like=True, frozen=True):
+    """A value of the table ARCHIVES (MessagePack): what an archive of an hour covers."""
+
+    schedule_bytes: int
+    dispatch_bytes: int
+    last_seq: int
+    count: int
+    """Entries: messages, and those that were moved or tried again."""
+    checksum: str
+    """By whoever made it, for people who compare."""
+    location: str
+    archived_ms: int
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(self.schedule_bytes, self.dispatch_bytes, self.last_seq)
+
+
+def pack_archived(archived: Archived) -> bytes:
+    """A value of the table ARCHIVES."""
+    return msgspec.msgpack.encode(archived)
+
+
+def unpack_archived(value: bytes) -> Archived:
+    """The inverse of `pack_archived`."""
+    return msgspec.msgpack.decode(value, type=Archived)
+
+
+def read_archived(catalog: Catalog) -> dict[int, Archived]:
+    """The whole table ARCHIVES."""
+    return {
+        HOUR_KEY.unpack(key)[0]: unpack_archived(value)
+        for key, value in catalog.scan(Table.ARCHIVES)
+    }

@@ -26,23 +26,28 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from delayserver.decisions.sequencer import parse_dead_letter_key, unpack_key_entry
-from delayserver.decisions.watches import parse_watch_key, unpack_watch
 from delayserver.records.message import decode_payload
 from delayserver.records.subscriptions import decode_subscription
 from delayserver.records.tables import (
+    DUPLICATE_DTYPE,
     HOUR_KEY,
     ChangeState,
+    DeadLetter,
+    Heartbeat,
     HourState,
+    ImportRecord,
+    ImportState,
     hour_key,
+    parse_dead_letter_key,
+    parse_watch_key,
     read_checkpoint,
     read_hours,
+    unpack_archived,
     unpack_change,
+    unpack_key_entry,
+    unpack_watch,
 )
-from delayserver.schedule.archives import unpack_archived
-from delayserver.schedule.expansion import DUPLICATE_DTYPE, ImportRecord, ImportState
-from delayserver.schedule.replay import DeadLetter, Heartbeat
-from delayserver.schedule.wheel import PAYLOAD_MAX_BYTES
+from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
 from storage.catalog import TABLES, Catalog, LmdbCatalog, Table
 from storage.catalog_file import find_damage
 from storage.check import NotADataDirectoryError, Progress, Report, Severity, check_directory

@@ -19,8 +19,9 @@ import numpy as np
 from delayserver.delivery.settler import Settler
 from delayserver.records.horizon import Mark
 from delayserver.records.subscriptions import Registry, decode_subscription
+from delayserver.schedule.committed import Records
 from delayserver.schedule.loader import LoadedHour, Loader
-from delayserver.schedule.replay import Records, Replay
+from delayserver.schedule.replay import Replay
 from storage.catalog import Catalog, Table
 from storage.errors import DamageError
 from storage.frame import Damage, Frame, unseal

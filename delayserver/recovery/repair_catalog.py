@@ -20,23 +20,26 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from delayserver.decisions.sequencer import dead_letter_key, pack_key_entry
-from delayserver.decisions.watches import pack_watch, watch_key
 from delayserver.records.message import Origin, decode_payload, encode_payload
 from delayserver.records.subscriptions import Subscription, encode_subscription
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
+    LIVE_KEY,
     Change,
     ChangeState,
+    DeadLetter,
     HourState,
     change_key,
+    dead_letter_key,
     hour_key,
     pack_change,
     pack_checkpoint,
+    pack_key_entry,
+    pack_watch,
+    watch_key,
 )
 from delayserver.records.tracecontext import TRACE_NAMES
 from delayserver.recovery.check import can_be_read
-from delayserver.schedule.replay import LIVE_KEY, DeadLetter
 from storage.catalog import TABLES, Table
 from storage.catalog_file import Salvaged, salvage
 from storage.errors import DamageError

@@ -12,42 +12,18 @@ Threads: functions without state.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
-import msgspec
-
-from delayserver.records.tables import HOUR_KEY, HourState, read_hours
-from storage.catalog import Catalog, Table
+from delayserver.records.tables import (
+    Archived,
+    Extent,
+    HourState,
+    read_archived,
+    read_hours,
+)
+from storage.catalog import Catalog
 from storage.files import Files, size_of
 from storage.hour_log import hour_path
 from storage.rows import LogKind
-
-
-class Extent(NamedTuple):
-    """What an hour's files hold. They only grow: the same extent is the same content."""
-
-    schedule_bytes: int
-    dispatch_bytes: int
-    last_seq: int
-    """Of its entries. An hour that was deleted and came back has a later one."""
-
-
-class Archived(msgspec.Struct, array_like=True, frozen=True):
-    """A value of the table ARCHIVES (MessagePack): what an archive of an hour covers."""
-
-    schedule_bytes: int
-    dispatch_bytes: int
-    last_seq: int
-    count: int
-    """Entries: messages, and those that were moved or tried again."""
-    checksum: str
-    """By whoever made it, for people who compare."""
-    location: str
-    archived_ms: int
-
-    @property
-    def extent(self) -> Extent:
-        return Extent(self.schedule_bytes, self.dispatch_bytes, self.last_seq)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +41,6 @@ class RetiredHour:
     def total_bytes(self) -> int:
         """Of both files."""
         return self.extent.schedule_bytes + self.extent.dispatch_bytes
-
-
-def pack_archived(archived: Archived) -> bytes:
-    """A value of the table ARCHIVES."""
-    return msgspec.msgpack.encode(archived)
-
-
-def unpack_archived(value: bytes) -> Archived:
-    """The inverse of `pack_archived`."""
-    return msgspec.msgpack.decode(value, type=Archived)
-
-
-def read_archived(catalog: Catalog) -> dict[int, Archived]:
-    """The whole table ARCHIVES."""
-    return {
-        HOUR_KEY.unpack(key)[0]: unpack_archived(value)
-        for key, value in catalog.scan(Table.ARCHIVES)
-    }
 
 
 def extent_of(state: HourState, dispatch_bytes: int) -> Extent:

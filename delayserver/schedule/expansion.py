@@ -13,10 +13,9 @@ thread.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from delayserver.records.tables import ImportRecord
 from storage import staging
 from storage.files import Files
 from storage.frame import Damage, Frame, Rows, unseal
@@ -25,40 +24,6 @@ from storage.staging import Part, StagedRows
 
 SLICE_BYTES = 4 * 1024 * 1024
 """What is filed in one step, so that neither the event loop nor other records wait for long."""
-
-DUPLICATE_DTYPE = np.dtype([("row", "<u4"), ("seq", "<u8"), ("due_ms", "<i8")])
-"""A row that was left out since its key is taken, and by which message; due as in its id."""
-
-
-class ImportRecord(msgspec.Struct, array_like=True, frozen=True):
-    """The payload of an IMPORT record (MessagePack)."""
-
-    id: str
-    count: int
-    """Rows, and seqs, of the import."""
-    parts: list[tuple[str, int, int, int]]
-    """File name, bytes, rows, checksum (storage.staging.Part)."""
-    duplicates: bytes = b""
-    """DUPLICATE_DTYPE, in row order: the rows that are left out."""
-    conflicts: int = 0
-    """How many of them have other content than the message that holds the key."""
-
-    def left_out(self) -> NDArray[np.void]:
-        """The duplicates as an array."""
-        return np.frombuffer(self.duplicates, DUPLICATE_DTYPE)
-
-    @property
-    def accepted(self) -> int:
-        """How many messages it makes."""
-        return self.count - len(self.duplicates) // DUPLICATE_DTYPE.itemsize
-
-
-class ImportState(msgspec.Struct, array_like=True, frozen=True):
-    """A value of the table IMPORTS (MessagePack)."""
-
-    first_seq: int
-    adopted_ms: int
-    record: ImportRecord
 
 
 class Piece(NamedTuple):

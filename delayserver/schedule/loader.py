@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from delayserver.records.horizon import Mark, marks_of
 from delayserver.records.subscriptions import Registry, Subscription
-from delayserver.schedule.replay import Snapshot, wheel_rows
-from delayserver.schedule.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Run, merge_run
+from delayserver.schedule.replay import Snapshot
+from delayserver.schedule.wheel import Run, merge_run
+from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, wheel_rows
 from storage.frame import Damage, Frame, Rows
 from storage.hour_log import HourLog
 from storage.rows import (

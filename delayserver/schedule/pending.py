@@ -19,8 +19,8 @@ import numpy as np
 
 from delayserver.records.subscriptions import Registry
 from delayserver.schedule.loader import SETTLED_DTYPE, remaining
-from delayserver.schedule.replay import Snapshot, wheel_rows
-from delayserver.schedule.wheel import WHEEL_DTYPE
+from delayserver.schedule.replay import Snapshot
+from delayserver.schedule.wheel_rows import WHEEL_DTYPE, wheel_rows
 from storage.frame import Damage, Frame, Rows
 from storage.hour_log import HourLog
 from storage.rows import FLAG_REMOVAL, HOUR_MS, concatenate, select

@@ -21,40 +21,58 @@ Threads: belongs to the replay thread; in recovery and in the simulation it is c
 """
 
 import contextlib
-import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from delayserver.decisions.sequencer import dead_letter_key, pack_key_entries, unpack_key_entry
-from delayserver.decisions.watches import pack_watch, parse_watch_key, watch_key
 from delayserver.errors import ConflictError, NotFoundError
-from delayserver.records.message import Payload, Watch, decode_payload
+from delayserver.records.message import Payload, decode_payload
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
+    DAMAGE_KEY,
     HOUR_KEY,
     KEYS_AHEAD_KEY,
+    LIVE_KEY,
+    Archived,
     Change,
     ChangeState,
+    Heartbeat,
     HourState,
+    ImportRecord,
+    ImportState,
     change_key,
+    dead_letter_key,
     hour_key,
+    pack_archived,
     pack_cancels,
     pack_change,
     pack_checkpoint,
+    pack_key_entries,
+    pack_watch,
+    parse_watch_key,
+    read_archived,
     read_checkpoint,
     read_hours,
     read_keys_ahead,
     unpack_change,
+    unpack_key_entry,
+    watch_key,
 )
-from delayserver.schedule.archives import Archived, extent_of, pack_archived, read_archived
-from delayserver.schedule.expansion import Expansion, ImportRecord, ImportState, Staging
+from delayserver.schedule.archives import extent_of
+from delayserver.schedule.committed import (
+    ROWS_SLICE,
+    Records,
+    gather_payloads,
+    join_records,
+    slices,
+)
+from delayserver.schedule.effects import MessageRow, content_digests, watch_of
+from delayserver.schedule.expansion import Expansion, Staging
 from delayserver.schedule.filing import by_hour, schedule_rows
-from delayserver.schedule.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE
+from delayserver.schedule.wheel_rows import wheel_rows
 from storage.catalog import Catalog, Table, Writes
 from storage.catalog_columns import Columns, ascending
 from storage.errors import DamageError, DiskFullError
@@ -69,91 +87,19 @@ from storage.rows import (
     NO_KEY,
     RecordKind,
     buffer_of,
-    concatenate,
     is_among,
     keep,
     select,
 )
 
-LIVE_KEY = b"live_through_hour"
 PURGE_ROWS = 1_000
 """Per step, so that neither filing nor the event loop waits for long."""
-_ROWS_SLICE = 1_000
 _KEYS_SLICE = 8_192
 """Keys in a transaction. Each may touch a page of its own, which is in memory until the end, and
 the pages of one transaction are those that the next but one writes to."""
-_ALIKE_MIN = 16
-"""Payloads of a length, on average, for them to be copied by their length."""
-
-_DAMAGE_KEY = struct.Struct(">Q")
 
 
-class DeadLetter(msgspec.Struct, array_like=True, frozen=True):
-    """A value of the table DEAD_LETTERS (MessagePack)."""
-
-    reason: str
-    died_ms: int
-    attempts: int
-    payload: bytes
-    """The sealed payload of the message, with its origin."""
-
-
-class Heartbeat(msgspec.Struct, array_like=True, frozen=True):
-    """A value of the table HEARTBEATS, and the payload of a record HEARTBEAT (MessagePack)."""
-
-    key: str
-    timeout_ms: int = 0
-    subject_id: int = 0
-    """0: it has ended."""
-    payload: bytes = b""
-    """The sealed payload of the message."""
-
-
-class _MessageRow(NamedTuple):
-    """A row of MESSAGE_DTYPE, for those records of which there are few."""
-
-    seq: int
-    due_ms: int
-    message_seq: int
-    target_seq: int
-    target_due_ms: int
-    key_hash: bytes
-    subject_id: int
-    subscription_id: int
-    payload_offset: int
-    payload_length: int
-    payload_crc: int
-    attempt: int
-    kind: int
-    flags: int
-
-
-assert _MessageRow._fields == MESSAGE_DTYPE.names
-
-
-class Records(NamedTuple):
-    """Committed records with their payloads, as they stand in one frame of the message log."""
-
-    rows: Rows
-    payload: bytes
-    express_seqs: frozenset[int] = frozenset()
-    """Rows that are in the wheel already."""
-
-    @classmethod
-    def from_bytes(cls, rows: bytes, payload: bytes, express_seqs: frozenset[int]) -> "Records":
-        """Records as the committer wrote them."""
-        return cls(np.frombuffer(rows, MESSAGE_DTYPE), payload, express_seqs)
-
-    @classmethod
-    def of_groups(
-        cls, groups: Sequence[tuple[bytes, bytes]], express_seqs: frozenset[int]
-    ) -> "Records":
-        """Rows and payloads of many groups in one: there may be thousands in a second."""
-        parts = [rows for rows, _ in groups]
-        rows = np.frombuffer(bytearray().join(parts), MESSAGE_DTYPE)
-        counts = [len(part) // MESSAGE_DTYPE.itemsize for part in parts]
-        blob = _join_payloads(rows, counts, [payload for _, payload in groups])
-        return cls(rows, blob, express_seqs)
+assert MessageRow._fields == MESSAGE_DTYPE.names
 
 
 @dataclass(slots=True)
@@ -229,7 +175,7 @@ class Replay:
         An import comes last in its batch: `is_importing` tells that `file_import` is to follow.
         Raises DiskFullError: nothing of the batch is filed then, and it may be filed again."""
         assert not self.is_importing
-        rows, blob, express = _join(batch)
+        rows, blob, express = join_records(batch)
         if not len(rows):
             return Filed(self.filed_seq)
         if self._purged:
@@ -249,7 +195,7 @@ class Replay:
         for hour, indexes in by_hour(scheduled):
             state = self.hours.get(hour, HourState())
             here = scheduled if len(indexes) == len(scheduled) else select(scheduled, indexes)
-            payload = _gather(blob, starts[indexes], here)
+            payload = gather_payloads(blob, starts[indexes], here)
             states[hour] = self._file_hour(hour, state, here, payload, now_ms, express, filed)
         # Only now, since a full disk in the middle must leave everything as it was.
         self.hours.update(states)
@@ -287,7 +233,7 @@ class Replay:
         for rows, payload in pieces:
             hour = int(rows["due_ms"][0]) // HOUR_MS
             state = states.get(hour) or self.hours.get(hour, HourState())
-            here = _gather(payload, rows["payload_offset"].astype(np.int64), rows)
+            here = gather_payloads(payload, rows["payload_offset"].astype(np.int64), rows)
             states[hour] = self._file_hour(hour, state, rows, here, now_ms, set(), filed)
         self.hours.update(states)
         self._dirty_hours.update(states)
@@ -349,18 +295,18 @@ class Replay:
         published = rows["kind"] == RecordKind.PUBLISH
         self._note_published(keep(rows, published))
         watching = select(rows, published & (rows["flags"] & FLAG_WATCHES != 0))
-        for start in range(0, len(watching), _ROWS_SLICE):
-            for row in watching[start : start + _ROWS_SLICE].tolist():
-                self._note_watches(_MessageRow(*row), blob)
+        for start in range(0, len(watching), ROWS_SLICE):
+            for row in watching[start : start + ROWS_SLICE].tolist():
+                self._note_watches(MessageRow(*row), blob)
         cancels = (rows["kind"] == RecordKind.CANCEL) & (rows["payload_length"] == 0)
         others = select(rows, ~(published | cancels))
-        for start in range(0, len(others), _ROWS_SLICE):
-            for row in others[start : start + _ROWS_SLICE].tolist():
-                self._note_effect(_MessageRow(*row), blob)
+        for start in range(0, len(others), ROWS_SLICE):
+            for row in others[start : start + ROWS_SLICE].tolist():
+                self._note_effect(MessageRow(*row), blob)
         # Nothing changes a message after its cancel, so they may come last.
         cancelled = select(rows, cancels)
-        for start in range(0, len(cancelled), _ROWS_SLICE):
-            self._note_cancels(cancelled[start : start + _ROWS_SLICE])
+        for start in range(0, len(cancelled), ROWS_SLICE):
+            self._note_cancels(cancelled[start : start + ROWS_SLICE])
 
     def _note_cancels(self, rows: Rows) -> None:
         """As `_note_effect`, for cancels that no event made."""
@@ -375,13 +321,13 @@ class Replay:
             values = pack_key_entries(keyed, content_digests(keyed))
             self._keys.append(Columns(np.ascontiguousarray(keyed["key_hash"]), values))
 
-    def _note_watches(self, row: "_MessageRow", blob: bytes) -> None:
-        watch = _watch_of(row, blob)
+    def _note_watches(self, row: "MessageRow", blob: bytes) -> None:
+        watch = watch_of(row, blob)
         assert watch is not None
         value = pack_watch(row.due_ms, watch.on_event)
         self._writes[Table.WATCHES] += [(watch_key(key, row.seq), value) for key in watch.keys]
 
-    def _note_effect(self, row: "_MessageRow", blob: bytes) -> None:
+    def _note_effect(self, row: "MessageRow", blob: bytes) -> None:
         subscription_id, target_seq = row.subscription_id, row.target_seq
         payload = None
         if row.payload_length:
@@ -397,7 +343,7 @@ class Replay:
                 state, entry_seq, due_ms = ChangeState.MOVED, row.seq, row.due_ms
             case RecordKind.FIRE:
                 state, entry_seq, due_ms = ChangeState.FIRED, row.seq, row.due_ms
-                watch = _watch_of(row, blob)
+                watch = watch_of(row, blob)
                 for name in watch.keys if watch is not None else ():
                     writes[Table.WATCHES].append((watch_key(name, row.message_seq), None))
             case RecordKind.RETRY | RecordKind.REDRIVE:
@@ -492,7 +438,7 @@ class Replay:
 
     def note_damage(self, damage: Damage, now_ms: int) -> None:
         """Keep the name of a damaged place, for `check` and for people (I8)."""
-        key = damage.path.encode() + b"\0" + _DAMAGE_KEY.pack(damage.offset)
+        key = damage.path.encode() + b"\0" + DAMAGE_KEY.pack(damage.offset)
         value = msgspec.json.encode(
             {
                 "path": damage.path,
@@ -673,7 +619,7 @@ class Replay:
             alone = (entries["seq"] == entries["message_seq"]) & ~is_among(entries["seq"], removed)
             keyed = entries["key_hash"] != np.void(NO_KEY)
             watching = (entries["flags"] & FLAG_WATCHES) != 0
-            for indexes in _slices(np.flatnonzero(~alone | keyed | watching), PURGE_ROWS):
+            for indexes in slices(np.flatnonzero(~alone | keyed | watching), PURGE_ROWS):
                 for index in indexes.tolist():
                     row = entries[index]
                     try:
@@ -741,97 +687,3 @@ class Replay:
             value = self._catalog.get(Table.KEYS, key_hash) or b""
             if value and unpack_key_entry(value).seq == message_seq:
                 self._writes[Table.KEYS].append((key_hash, None))
-
-
-def _watch_of(row: "_MessageRow", blob: bytes) -> Watch | None:
-    sealed = blob[row.payload_offset : row.payload_offset + row.payload_length]
-    return decode_payload(sealed, "messages", 0, row.seq).watch
-
-
-def _slices(indexes: np.ndarray, length: int) -> Iterator[np.ndarray]:
-    """At least one, which may be empty."""
-    for start in range(0, max(1, len(indexes)), length):
-        yield indexes[start : start + length]
-
-
-def content_digests(rows: Rows) -> NDArray[np.uint64]:
-    """For each PUBLISH 64 bits that tell whether two messages have the same content: crc and length
-    of the payload, or what stands in the row since the payload holds more than the content."""
-    lengths = rows["payload_length"].astype(np.uint64) << np.uint64(32)
-    digests: NDArray[np.uint64] = lengths | rows["payload_crc"]
-    if "target_due_ms" in (rows.dtype.names or ()):
-        # Rows of an import have no other digest.
-        given = rows["target_due_ms"].astype(np.uint64)
-        digests = np.where(given != 0, given, digests)
-    return digests
-
-
-def wheel_rows(entries: Rows, hour: int, payload_start: int | np.ndarray) -> Rows:
-    """Schedule rows as they wait in the wheel; `payload_start`: of their frames' blobs."""
-    rows = np.empty(len(entries), WHEEL_DTYPE)
-    rows["seq"] = entries["seq"]
-    offsets = entries["payload_offset"].astype(np.uint64) + np.uint64(payload_start)
-    rows["locator"] = offsets << np.uint64(24) | entries["payload_length"]
-    rows["due_offset_ms"] = entries["due_ms"] - hour * HOUR_MS
-    subscription = entries["subscription_id"]
-    rows["route"] = np.where(
-        subscription == 0, entries["subject_id"], subscription | ROUTE_SUBSCRIPTION
-    )
-    return rows
-
-
-def _join(batch: Sequence[Records]) -> Records:
-    """All records in one."""
-    if len(batch) == 1:
-        return batch[0]
-    rows = concatenate([records.rows for records in batch], MESSAGE_DTYPE)
-    counts = [len(records.rows) for records in batch]
-    blob = _join_payloads(rows, counts, [records.payload for records in batch])
-    return Records(rows, blob, frozenset().union(*(records.express_seqs for records in batch)))
-
-
-def _join_payloads(rows: Rows, counts: list[int], payloads: list[bytes]) -> bytes:
-    """The payloads of groups with so many rows each, in one piece, from which `rows` count now."""
-    lengths = np.fromiter(map(len, payloads), np.int64, len(payloads))
-    rows["payload_offset"] += np.repeat((np.cumsum(lengths) - lengths).astype(np.uint32), counts)
-    return b"".join(payloads)
-
-
-def _gather(blob: bytes, starts: NDArray[np.int64], rows: Rows) -> memoryview:
-    """The payloads that start there in `blob`, one behind the other; the rows get to know where."""
-    lengths = rows["payload_length"].astype(np.int64)
-    rows["payload_offset"] = np.cumsum(lengths) - lengths
-    present = lengths > 0
-    if not present.all():
-        starts, lengths = starts[present], lengths[present]
-    if not len(starts):
-        return memoryview(b"")
-    ends = np.cumsum(lengths)
-    total = int(ends[-1])
-    if np.array_equal(starts[1:], starts[0] + ends[:-1]):
-        return memoryview(blob)[int(starts[0]) : int(starts[0]) + total]
-    gathered = np.empty(total, np.uint8)
-    places = ends - lengths
-    by_length = np.argsort(lengths, kind="stable")
-    cuts = np.flatnonzero(np.diff(lengths[by_length])) + 1
-    if len(cuts) * _ALIKE_MIN > len(starts):
-        view = memoryview(blob)
-        for here in _slices(np.arange(len(starts)), _ROWS_SLICE):
-            froms = starts[here]
-            bounds = zip(froms.tolist(), (froms + lengths[here]).tolist(), strict=True)
-            joined = b"".join([view[start:end] for start, end in bounds])
-            gathered[places[here[0]] : ends[here[-1]]] = np.frombuffer(joined, np.uint8)
-    else:
-        # Most payloads are as long as many others: NumPy copies those of one length in one go.
-        for here in np.split(by_length, cuts):
-            length = int(lengths[here[0]])
-            sources, targets = _windows(blob, length), _windows(gathered, length)
-            for part in _slices(here, _ROWS_SLICE):  # through the cache
-                targets[places[part]] = sources[starts[part]]
-    return gathered.data
-
-
-def _windows(buffer: bytes | np.ndarray, length: int) -> np.ndarray:
-    """All stretches of that many bytes: an item for each place at which one begins."""
-    count = len(buffer) - length + 1
-    return np.ndarray((count,), f"V{length}", buffer=buffer, strides=(1,))

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.records.message import Entry
+from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Batch
 from storage.frame import Rows
 from storage.rows import HOUR_MS, SEQ_MAX, as_bytes, concatenate, select
 
@@ -44,27 +44,6 @@ MERGED_RUN_ROWS = RUN_ROWS * RUN_MERGE
 FRESH_ROWS = 256
 SLOT_ROWS_FEW = 64
 
-WHEEL_DTYPE = np.dtype(
-    [("seq", "<u8"), ("locator", "<u8"), ("due_offset_ms", "<u4"), ("route", "<u4")]
-)
-"""A waiting row: `seq` of its schedule row (0: removed), where its payload is (`pack_locator`; 0:
-not filed yet), due time within its hour, and the route: a subject id or, with ROUTE_SUBSCRIPTION, a
-subscription id."""
-
-ROUTE_SUBSCRIPTION = 1 << 31
-_LENGTH_BITS = 24
-PAYLOAD_MAX_BYTES = (1 << _LENGTH_BITS) - 1
-
-
-def pack_locator(offset: int, length: int) -> int:
-    """Offset in the hour's file (40 bits) and length (24 bits) of a payload in one u64."""
-    return offset << _LENGTH_BITS | length
-
-
-def unpack_locator(locator: int) -> tuple[int, int]:
-    """Offset and length again."""
-    return locator >> _LENGTH_BITS, locator & PAYLOAD_MAX_BYTES
-
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -74,21 +53,6 @@ class Run:
     pointers: NDArray[np.uint32]
     first_seq: int
     last_seq: int
-
-
-@dataclass(slots=True)
-class Batch:
-    """Rows of one hour, in the order of their due time."""
-
-    hour: int
-    rows: Rows
-
-    def may_hold(self, entry: Entry) -> bool:
-        """Whether a row that is due at that time may be among them: to be asked of many."""
-        if self.hour != entry.hour or not len(self.rows):
-            return False
-        dues = self.rows["due_offset_ms"]
-        return bool(dues[0] <= entry.due_ms % HOUR_MS <= dues[-1])
 
 
 @dataclass(slots=True)

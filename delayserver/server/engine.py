@@ -25,23 +25,24 @@ from delayserver.decisions import imports
 from delayserver.decisions.cancels import Cancels
 from delayserver.decisions.delayed_produce import Level, Produces
 from delayserver.decisions.events import Events
+from delayserver.decisions.group import Group
 from delayserver.decisions.groups import GroupPorts, Groups
 from delayserver.decisions.heartbeats import Heartbeats
 from delayserver.decisions.imports import Imports
 from delayserver.decisions.messages import Messages
 from delayserver.decisions.publishing import Publishing
-from delayserver.decisions.sequencer import Group, Sequencer
+from delayserver.decisions.sequencer import Sequencer
 from delayserver.delivery import dispatcher
 from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
-from delayserver.delivery.dispatcher import Dispatcher, Take
+from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.leases import Leases, Some
+from delayserver.delivery.queue import Take
 from delayserver.delivery.webhook import (
     DeadLetter,
     Delivered,
     PauseSubscription,
     RetryLater,
-    RetryPolicy,
     WebhookResponse,
     outcome,
 )
@@ -49,13 +50,19 @@ from delayserver.errors import NotFoundError, OverloadedError, StoppingError
 from delayserver.records.horizon import Horizon, Mark
 from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import Delivery, Entry, Origin, Payload, encode_payload, row_flags
-from delayserver.records.subscriptions import Registry, Subscription, encode_subscription
+from delayserver.records.subscriptions import (
+    Registry,
+    RetryPolicy,
+    Subscription,
+    encode_subscription,
+)
 from delayserver.records.tables import Change, ChangeState
+from delayserver.records.tables import DeadLetter as DeadLetterValue
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.loader import LoadedHour
-from delayserver.schedule.replay import DeadLetter as DeadLetterValue
 from delayserver.schedule.replay import Filed, Snapshot
-from delayserver.schedule.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Wheel
+from delayserver.schedule.wheel import Wheel
+from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE
 from delayserver.timers.timeouts import Timeouts
 from storage.catalog import Catalog
 from storage.frame import Rows, seal

@@ -22,29 +22,28 @@ import structlog
 from delayserver.config import Settings
 from delayserver.decisions.delayed_produce import Level
 from delayserver.decisions.events import EVENT_MESSAGES_MAX
+from delayserver.decisions.group import Group
 from delayserver.decisions.imports import Import
 from delayserver.decisions.messages import Located, Versions
-from delayserver.decisions.sequencer import Group
-from delayserver.decisions.watches import OnEvent, Watcher
-from delayserver.delivery.batch import batch_body, batch_id
+from delayserver.decisions.watches import Watcher
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
-from delayserver.delivery.dispatcher import NEVER_MS, READ_ROWS_MAX, Take
+from delayserver.delivery.dispatcher import NEVER_MS
+from delayserver.delivery.queue import READ_ROWS_MAX, Take
 from delayserver.delivery.reader import Found, Reader
 from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.webhook import (
-    HEADERS_BYTES_MAX,
-    WebhookRequest,
     WebhookResponse,
     WebhookSender,
+    webhook_request,
 )
 from delayserver.errors import AccessError, NotFoundError, StoppingError
-from delayserver.records.message import Content, Delivery, Entry, Payload
+from delayserver.records.message import HEADERS_BYTES_MAX, Delivery, Entry, Payload
 from delayserver.records.subscriptions import Subscription
+from delayserver.records.tables import Archived, OnEvent
 from delayserver.records.tracecontext import in_trace
 from delayserver.recovery.recover import Progress, Recovered
-from delayserver.schedule.archives import Archived, RetiredHour, retired_hours
-from delayserver.security.signing import WebhookSecret
+from delayserver.schedule.archives import RetiredHour, retired_hours
 from delayserver.security.targets import TargetPolicy
 from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.server.alarm import Alarm
@@ -68,7 +67,6 @@ CLOCK_SET_MS = 1_000
 """A clock that differs by more than this from one that cannot be set was set. A slow drift of
 less adds up to this before it is noticed, and changes a lease by no more."""
 
-CONTENT_TYPES = {Content.JSON: "application/json", Content.BINARY: "application/octet-stream"}
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -360,7 +358,7 @@ class Server(Shard):
 
     async def _send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
         assert self._sender is not None
-        request = _webhook_request(subscription, deliveries, self.clock() // 1000)
+        request = webhook_request(subscription, deliveries, self.clock() // 1000)
         spans = []
         if self.telemetry is not None:
             begin = self.telemetry.delivery
@@ -670,29 +668,6 @@ def _ending(future: "asyncio.Future[None]") -> Callable[[Exception | None], None
             future.set_exception(error)
 
     return done
-
-
-def _webhook_request(
-    subscription: Subscription, deliveries: list[Delivery], timestamp_s: int
-) -> WebhookRequest:
-    """What is sent for one message, or for a batch of them."""
-    first, as_batch = deliveries[0], bool(subscription.batch_max)
-    content = Content.JSON if as_batch else Content(first.payload.content)
-    return WebhookRequest(
-        url=subscription.url,
-        message_id=batch_id(deliveries) if as_batch else first.message_id,
-        subject=first.subject,
-        key=first.payload.key,
-        due_ms=first.origin.due_ms,
-        attempt=first.attempt,
-        headers={} if as_batch else first.payload.headers or {},
-        body=batch_body(deliveries) if as_batch else first.payload.body,
-        content_type=CONTENT_TYPES[content],
-        secrets=tuple(WebhookSecret.parse(secret) for secret in subscription.secrets),
-        timeout_ms=subscription.timeout_ms,
-        timestamp_s=timestamp_s,
-        count=len(deliveries) if as_batch else 0,
-    )
 
 
 def _named(damage: Damage) -> dict[str, object]:

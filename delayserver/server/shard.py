@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from delayserver.config import Settings
+from delayserver.decisions.group import Group
 from delayserver.decisions.imports import Importer, VerifyRequest
-from delayserver.decisions.sequencer import Group, Sequencer
+from delayserver.decisions.sequencer import Sequencer
 from delayserver.delivery.deliveries import Deliveries
-from delayserver.delivery.dispatcher import Take
+from delayserver.delivery.queue import Take
 from delayserver.delivery.reader import Fetched, Found, Reader
 from delayserver.delivery.settler import Settler
 from delayserver.records.ids import IdCodec, KeyHasher

@@ -23,16 +23,17 @@ from typing import Generic, TypeVar
 
 import structlog
 
+from delayserver.decisions.group import Group
 from delayserver.decisions.imports import Importer, Verified, VerifyRequest
-from delayserver.decisions.sequencer import Group
-from delayserver.delivery.dispatcher import Take
+from delayserver.delivery.queue import Take
 from delayserver.delivery.reader import Fetched, Reader
 from delayserver.delivery.settler import Settler
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError
 from delayserver.records.subscriptions import Registry
-from delayserver.schedule.archives import Archived
+from delayserver.records.tables import Archived
+from delayserver.schedule.committed import Records
 from delayserver.schedule.loader import LoadedHour, Loader
-from delayserver.schedule.replay import Filed, Records, Replay, Snapshot
+from delayserver.schedule.replay import Filed, Replay, Snapshot
 from storage.errors import DiskFullError, StagingError
 from storage.message_log import MessageLog
 

@@ -14,14 +14,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from delayserver.decisions.sequencer import MESSAGE_ROW
+from delayserver.decisions.group import MESSAGE_ROW
 from delayserver.delivery.settler import DISPATCH_ROW
 from delayserver.records.message import Delivery, Payload, State, decode_payload
 from delayserver.records.subscriptions import Subscription, decode_subscription
-from delayserver.schedule.archives import Archived, read_archived
-from delayserver.schedule.expansion import ImportRecord
-from delayserver.schedule.replay import DeadLetter, Heartbeat, Records
-from delayserver.schedule.wheel import Batch
+from delayserver.records.tables import Archived, DeadLetter, Heartbeat, ImportRecord, read_archived
+from delayserver.schedule.committed import Records
+from delayserver.schedule.wheel_rows import Batch
 from delayserver.testing.server import SimulatedClock, SimulatedServer, Watcher
 from storage.catalog import Table
 from storage.errors import DamageError

@@ -19,16 +19,17 @@ from delayserver.config import Settings
 from delayserver.decisions.messages import Located
 from delayserver.delivery.delayed_fetch import DelayedFetch, PullRequest
 from delayserver.delivery.deliveries import Deliveries
-from delayserver.delivery.dispatcher import Take
 from delayserver.delivery.leases import Some
+from delayserver.delivery.queue import Take
 from delayserver.delivery.reader import Found
 from delayserver.delivery.settler import DISPATCH_ROW, Settler
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Delivery, Payload, encode_payload
 from delayserver.records.subscriptions import Subscription
+from delayserver.schedule.committed import Records
 from delayserver.schedule.expansion import Staging
-from delayserver.schedule.replay import Filed, Records, Replay
-from delayserver.schedule.wheel import Batch
+from delayserver.schedule.replay import Filed, Replay
+from delayserver.schedule.wheel_rows import Batch
 from delayserver.server.shard import Shard, Surroundings
 from delayserver.server.threads import (
     CallRequest,

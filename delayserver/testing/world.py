@@ -18,7 +18,6 @@ import numpy as np
 from delayserver.config import Settings
 from delayserver.decisions.imports import Import
 from delayserver.decisions.publishing import NewMessage, Published
-from delayserver.decisions.sequencer import parse_dead_letter_key
 from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.reader import Found
 from delayserver.delivery.webhook import WebhookResponse
@@ -26,9 +25,8 @@ from delayserver.errors import ConflictError, DelayServerError, NotFoundError, O
 from delayserver.records.message import Delivery, Payload, State, Watch, decode_payload
 from delayserver.records.message_id import MessageId
 from delayserver.records.subscriptions import Subscription
-from delayserver.records.tables import ChangeState
-from delayserver.schedule.archives import Archived, retired_hours
-from delayserver.schedule.replay import DeadLetter
+from delayserver.records.tables import Archived, ChangeState, DeadLetter, parse_dead_letter_key
+from delayserver.schedule.archives import retired_hours
 from delayserver.server.threads import ConfirmRequest
 from delayserver.testing.ledger import Ledger, StagedRow, Violation
 from delayserver.testing.server import SimulatedClock, SimulatedServer, stage
@@ -40,16 +38,9 @@ from storage.frame import Frame
 from storage.hour_log import HourLog
 from storage.rows import HOUR_MS, LogKind
 from storage.staging import OnConflict, manifest_path
-from storage.testing.files import (
-    Fault,
-    FaultKind,
-    Faults,
-    FaultyFiles,
-    MemoryCatalog,
-    Moment,
-    SimulatedCrash,
-    SimulatedFiles,
-)
+from storage.testing.catalog import MemoryCatalog
+from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
+from storage.testing.files import SimulatedFiles
 
 SUBJECTS = ("orders.paid", "orders.late", "misc")
 KEYS = ("k1", "k2", "k3")

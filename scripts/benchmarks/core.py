@@ -44,21 +44,25 @@ from rich.console import Console
 from rich.table import Table
 
 from delayserver.config import Settings
+from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.messages import Messages
 from delayserver.decisions.publishing import NewMessage, Publishing
-from delayserver.decisions.sequencer import Group, Sequencer
+from delayserver.decisions.sequencer import Sequencer
 from delayserver.delivery.deliveries import Deliveries
-from delayserver.delivery.dispatcher import Dispatcher, Take
+from delayserver.delivery.dispatcher import Dispatcher
+from delayserver.delivery.queue import Take
 from delayserver.delivery.reader import Reader
 from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import Delivery, Payload, encode_payload
 from delayserver.records.subscriptions import Registry, Subscription
+from delayserver.schedule.committed import Records
 from delayserver.schedule.expansion import Staging
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.loader import Loader
-from delayserver.schedule.replay import Records, Replay
-from delayserver.schedule.wheel import SLOT_MS, WHEEL_DTYPE, Batch, Wheel, build_run
+from delayserver.schedule.replay import Replay
+from delayserver.schedule.wheel import SLOT_MS, Wheel, build_run
+from delayserver.schedule.wheel_rows import WHEEL_DTYPE, Batch
 from delayserver.timers.timeouts import Timeouts
 from storage.catalog import LmdbCatalog
 from storage.files import OsFiles

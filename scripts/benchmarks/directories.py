@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from delayserver.records.message import Payload, encode_payload
 from delayserver.records.subscriptions import Subscription, encode_subscription
+from delayserver.schedule.committed import Records
 from delayserver.schedule.expansion import Staging
-from delayserver.schedule.replay import Records, Replay
+from delayserver.schedule.replay import Replay
 from storage.catalog import LmdbCatalog
 from storage.directory import open_identity
 from storage.files import OsFiles

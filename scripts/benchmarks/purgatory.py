@@ -35,13 +35,14 @@ from servers import delay_server, disk_directory
 
 from delayserver.delivery.delayed_fetch import DelayedFetch, Fetches, Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
-from delayserver.delivery.dispatcher import Dispatcher, Take
+from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.leases import Leases
+from delayserver.delivery.queue import Take
 from delayserver.records.ids import IdCodec
 from delayserver.records.message import Delivery, Payload
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.schedule.hours import Hours
-from delayserver.schedule.wheel import WHEEL_DTYPE, Batch
+from delayserver.schedule.wheel_rows import WHEEL_DTYPE, Batch
 from delayserver.timers.timeouts import Timeouts
 from storage.rows import HOUR_MS
 

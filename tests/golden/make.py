@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from delayserver.records.message import Origin, Payload, encode_payload
-from delayserver.schedule.replay import DeadLetter
+from delayserver.records.tables import DeadLetter
 from storage.directory import FORMAT_FILE, FORMAT_VERSION, open_identity
 from storage.files import Files
 from storage.frame import Rows, seal

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from delayserver.config import Settings
+from delayserver.decisions.group import Group
 from delayserver.decisions.publishing import NewMessage
-from delayserver.decisions.sequencer import Group
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription

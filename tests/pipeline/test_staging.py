@@ -10,12 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from delayserver.delivery.webhook import check_headers
 from delayserver.errors import InputError
 from delayserver.pipeline.load import staging
 from delayserver.pipeline.load.staging import BODY, DUE, HEADERS, KEY, SUBJECT, Plan, Stager
 from delayserver.records.ids import KeyHasher
-from delayserver.records.message import Content, Payload, check_key, encode_payload
+from delayserver.records.message import Content, Payload, check_headers, check_key, encode_payload
 from delayserver.times import TIME_MS_MAX, parse_time_ms
 from storage.files import OsFiles
 from storage.frame import Frame, scan

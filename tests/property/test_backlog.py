@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from delayserver.delivery.backlog import Backlog
 from delayserver.delivery.catch_up import Pace
-from delayserver.schedule.wheel import Batch
+from delayserver.schedule.wheel_rows import Batch
 from storage.rows import HOUR_MS
 from tests.unit.fakes import HOUR, START_MS, seqs, subscription, wheel_rows
 

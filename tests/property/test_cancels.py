@@ -13,7 +13,7 @@ from delayserver.decisions import cancels as cancels_module
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError
 from delayserver.records.message import Payload
 from delayserver.records.message_id import MessageId
-from delayserver.schedule.wheel import ROUTE_SUBSCRIPTION
+from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
 from storage.errors import DiskFullError
 from storage.rows import HOUR_MS
 from tests.unit.fakes import (

@@ -8,18 +8,20 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayserver.decisions.sequencer import (
-    Group,
+from delayserver.decisions.group import Group
+from delayserver.decisions.sequencer import Publishes, Sequencer
+from delayserver.records.tables import (
+    Change,
+    ChangeState,
     KeyEntry,
-    Publishes,
-    Sequencer,
+    change_key,
+    pack_change,
     pack_key_entry,
     pack_key_values,
 )
-from delayserver.records.tables import Change, ChangeState, change_key, pack_change
 from storage.catalog import Table
 from storage.rows import RecordKind
-from storage.testing.files import MemoryCatalog
+from storage.testing.catalog import MemoryCatalog
 
 KEYS = 4
 MESSAGES = 3

@@ -12,7 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from delayserver.schedule import wheel as wheel_module
-from delayserver.schedule.wheel import WHEEL_DTYPE, Wheel, build_run, merge_run
+from delayserver.schedule.wheel import Wheel, build_run, merge_run
+from delayserver.schedule.wheel_rows import WHEEL_DTYPE
 from storage.frame import Rows
 from storage.rows import HOUR_MS, concatenate
 

@@ -18,7 +18,8 @@ from delayserver.server.threads import CheckpointRequest
 from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
 from storage.errors import DamageError
 from storage.rows import HOUR_MS
-from storage.testing.files import MemoryCatalog, SimulatedFiles
+from storage.testing.catalog import MemoryCatalog
+from storage.testing.files import SimulatedFiles
 
 SETTINGS = Settings(
     segment_bytes=4096, checkpoint_ms=60_000, lead_ms=100, settle_sync_ms=0, group_max_bytes=1 << 20

@@ -15,16 +15,18 @@ from delayserver.decisions.heartbeats import Heartbeats
 from delayserver.decisions.imported_keys import ImportedKeys
 from delayserver.decisions.imports import Importer, Imports
 from delayserver.decisions.messages import Messages
+from delayserver.decisions.overlay import Overlay
 from delayserver.decisions.publishing import Publishing
-from delayserver.decisions.sequencer import Overlay, Sequencer
+from delayserver.decisions.sequencer import Sequencer
 from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.settler import Settler
 from delayserver.errors import NotFoundError
 from delayserver.records.horizon import Horizon, Mark
 from delayserver.records.message import Delivery, State
 from delayserver.records.subscriptions import Subscription
+from delayserver.records.tables import Archived
 from delayserver.recovery import recover as recovery
-from delayserver.schedule.archives import Archived, extent_of
+from delayserver.schedule.archives import extent_of
 from delayserver.schedule.expansion import Expansion
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.loader import Loader

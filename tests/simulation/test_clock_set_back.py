@@ -14,7 +14,8 @@ from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
 from storage.rows import HOUR_MS
-from storage.testing.files import MemoryCatalog, SimulatedFiles
+from storage.testing.catalog import MemoryCatalog
+from storage.testing.files import SimulatedFiles
 
 SETTINGS = Settings(
     segment_bytes=1 << 20, lead_ms=1000, checkpoint_ms=1, retention_ms=HOUR_MS, settle_sync_ms=0

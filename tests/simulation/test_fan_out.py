@@ -22,7 +22,8 @@ from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
 from storage.rows import HOUR_MS
-from storage.testing.files import MemoryCatalog, SimulatedFiles
+from storage.testing.catalog import MemoryCatalog
+from storage.testing.files import SimulatedFiles
 
 SETTINGS = Settings(
     segment_bytes=4096,

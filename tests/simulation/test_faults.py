@@ -14,12 +14,12 @@ import pytest
 from delayserver.config import Settings
 from delayserver.decisions.imports import Import
 from delayserver.decisions.publishing import NewMessage, Published
-from delayserver.decisions.watches import OnEvent
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Payload, Watch
 from delayserver.records.subscriptions import Subscription
-from delayserver.schedule.archives import Archived, retired_hours
+from delayserver.records.tables import Archived, OnEvent
+from delayserver.schedule.archives import retired_hours
 from delayserver.server.threads import ConfirmRequest
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
 from delayserver.testing.ledger import StagedRow
@@ -27,16 +27,9 @@ from delayserver.testing.server import stage
 from delayserver.testing.world import FAITHFUL, filed_rows
 from storage.errors import StorageError
 from storage.rows import HOUR_MS
-from storage.testing.files import (
-    Fault,
-    FaultKind,
-    Faults,
-    FaultyFiles,
-    MemoryCatalog,
-    Moment,
-    SimulatedCrash,
-    SimulatedFiles,
-)
+from storage.testing.catalog import MemoryCatalog
+from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
+from storage.testing.files import SimulatedFiles
 
 SETTINGS = Settings(
     segment_bytes=4096,

@@ -26,7 +26,9 @@ from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
 from storage.errors import DirectoryLockedError
 from storage.files import OsFiles
 from storage.rows import HOUR_MS
-from storage.testing.files import Faults, FaultyFiles, MemoryCatalog, SimulatedFiles
+from storage.testing.catalog import MemoryCatalog
+from storage.testing.faults import Faults, FaultyFiles
+from storage.testing.files import SimulatedFiles
 
 SETTINGS = Settings(segment_bytes=1 << 20, lead_ms=1000)
 MESSAGES = 20

@@ -28,7 +28,8 @@ from delayserver.records.subscriptions import Subscription
 from delayserver.server.threads import CheckpointRequest
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
 from storage.rows import HOUR_MS
-from storage.testing.files import MemoryCatalog, SimulatedFiles
+from storage.testing.catalog import MemoryCatalog
+from storage.testing.files import SimulatedFiles
 
 SETTINGS = Settings(
     segment_bytes=4096,

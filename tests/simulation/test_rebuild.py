@@ -6,10 +6,9 @@ import msgspec
 import pytest
 
 from delayserver.records.message import Origin, Payload, decode_payload, encode_payload
-from delayserver.records.tables import read_checkpoint, read_hours, unpack_change
+from delayserver.records.tables import DeadLetter, read_checkpoint, read_hours, unpack_change
 from delayserver.recovery.repair_catalog import Rebuilt, content_digest
 from delayserver.recovery.repair_logs import Mender
-from delayserver.schedule.replay import DeadLetter
 from delayserver.testing import World
 from storage.catalog import Table
 from storage.directory import open_identity

@@ -19,7 +19,7 @@ from storage.catalog import LmdbCatalog, Table, Writes
 from storage.directory import CATALOG_DIRECTORY, LOCK_FILE, open_identity
 from storage.errors import DamageError, DirectoryLockedError, RepairUnfinishedError
 from storage.files import OsFiles
-from storage.testing.files import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
+from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
 from tests.simulation.on_disk import (
     BODIES,
     CANCELLED,

@@ -10,23 +10,27 @@ import numpy as np
 
 from delayserver.config import Settings
 from delayserver.decisions.cancels import Cancels
+from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.messages import Messages
 from delayserver.decisions.publishing import NewMessage, Publishing
-from delayserver.decisions.sequencer import Group, Sequencer
+from delayserver.decisions.sequencer import Sequencer
 from delayserver.delivery.deliveries import Deliveries
-from delayserver.delivery.dispatcher import Dispatcher, Take
+from delayserver.delivery.dispatcher import Dispatcher
+from delayserver.delivery.queue import Take
 from delayserver.delivery.reader import Reader
 from delayserver.delivery.settler import DISPATCH_ROW, Settler
 from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import Delivery, Entry, Origin, Payload, encode_payload
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.recovery.recover import Recovered, recover
+from delayserver.schedule.committed import Records
 from delayserver.schedule.expansion import Staging
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.loader import LoadedHour, Loader
-from delayserver.schedule.replay import Filed, Records, Replay, Snapshot
-from delayserver.schedule.wheel import WHEEL_DTYPE, Batch, Wheel
+from delayserver.schedule.replay import Filed, Replay, Snapshot
+from delayserver.schedule.wheel import Wheel
+from delayserver.schedule.wheel_rows import WHEEL_DTYPE, Batch
 from delayserver.timers.timeouts import Timeouts
 from storage.errors import DamageError
 from storage.files import Files
@@ -42,7 +46,8 @@ from storage.rows import (
     RecordKind,
     concatenate,
 )
-from storage.testing.files import MemoryCatalog, SimulatedFiles
+from storage.testing.catalog import MemoryCatalog
+from storage.testing.files import SimulatedFiles
 
 HOUR = 500_000
 """The hour that most tests play in."""

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from delayserver.config import MIB, Settings
 from delayserver.errors import InputError
-from delayserver.schedule.wheel import PAYLOAD_MAX_BYTES
+from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
 from storage.message_log import Durability
 
 

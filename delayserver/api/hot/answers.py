@@ -5,12 +5,13 @@ Cost: none. Threads: values.
 
 from collections.abc import Iterable
 from http import HTTPStatus
+from typing import Protocol
 
 import msgspec
 import structlog
 
 from delayserver.api.problems import MEDIA_TYPE, problem_of
-from delayserver.decisions.sequencer import Group
+from delayserver.decisions.group import Group
 from delayserver.errors import DelayServerError
 from storage.errors import StorageError
 
@@ -67,3 +68,18 @@ def header(headers: Headers, name: bytes) -> bytes:
         if key == name:
             return value
     return b""
+
+
+class Responder(Protocol):
+    """Whoever asked for a publish that is decided together with others."""
+
+    last_group: Group | None
+    """The last one that an answer of it waits for."""
+
+    def respond(self, wire: bytes, group: Group | None) -> None:
+        """Give this answer once the group is durable (None: at once)."""
+        ...
+
+    def tell(self, wire: bytes, error: Exception | None) -> None:
+        """Give this answer, or the error."""
+        ...

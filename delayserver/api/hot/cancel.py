@@ -15,7 +15,6 @@ Cost: 12 µs for one, 5 µs where 64 come together; of many in a call 3 µs each
 Threads: belongs to the event loop.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Annotated
@@ -26,6 +25,7 @@ import numpy as np
 from delayserver.api.conditions import expected_versions
 from delayserver.api.documents import CancelledDocument, CancelResultDocument, StateDocument, encode
 from delayserver.api.hot.answers import Answer, Headers, problem_answer, wire_of
+from delayserver.api.hot.paths import CANCEL_PATH, MESSAGE_PATH, asks_disk, one_of
 from delayserver.api.intake import check_utf8
 from delayserver.api.problems import UNREADABLE, input_error
 from delayserver.decisions.cancels import Refusal
@@ -45,14 +45,9 @@ from delayserver.server.server import Server
 from storage.errors import DamageError, StorageError
 
 if TYPE_CHECKING:
-    from delayserver.api.hot.publish import Responder
+    from delayserver.api.hot.answers import Responder
 
-CANCEL_PATH = "/v1/messages/cancel"
-MESSAGE_PATH = "/v1/messages/"
-"""Before the id."""
 CANCELS_MAX = 10_000
-_BY_ID = re.compile(r"/v1/messages/([^/]+)")
-_BY_KEY = re.compile(r"/v1/subjects/([^/]+)/keys/(.*)", re.DOTALL)
 _PUBLISH = (Action.PUBLISH,)
 
 Subjects = Mapping[str, str | Refusal]
@@ -81,24 +76,6 @@ _Gathered = tuple["Responder", str | None, str, Caller | None]
 """A cancel that waits to be decided together with others: who asked; subject and key, or None and
 the id."""
 _decode = msgspec.json.Decoder(_Cancel).decode
-
-
-def is_cancel(method: str, path: str) -> bool:
-    """Whether the call is one of these; the path without its escapes."""
-    if method == "POST":
-        return path == CANCEL_PATH
-    return method == "DELETE" and bool(_BY_ID.fullmatch(path) or _BY_KEY.fullmatch(path))
-
-
-def asks_disk(path: str) -> bool:
-    """Whether it has to be read what a caller asks for who may not do everything."""
-    return path.startswith(MESSAGE_PATH)
-
-
-def one_of(path: str) -> tuple[str | None, str]:
-    """Which message a cancel of one is for: subject and key, or None and the id."""
-    by_key = _BY_KEY.fullmatch(path)
-    return (by_key[1], by_key[2]) if by_key else (None, path.removeprefix(MESSAGE_PATH))
 
 
 class HotCancel:

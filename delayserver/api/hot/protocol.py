@@ -31,12 +31,20 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from delayserver.api.access import Access
 from delayserver.api.hot.answers import Answer, consumer_answer, header, problem_answer, wire_of
-from delayserver.api.hot.cancel import MESSAGE_PATH, asks_disk, is_cancel, one_of
 from delayserver.api.hot.connection import Connection, Phase
 from delayserver.api.hot.consume import Call, Cancel, parse_call
-from delayserver.api.hot.publish import HEARTBEATS_PATH, MESSAGES_PATH, Hot, is_hot
+from delayserver.api.hot.paths import (
+    HEARTBEATS_PATH,
+    MESSAGE_PATH,
+    MESSAGES_PATH,
+    asks_disk,
+    is_cancel,
+    is_hot,
+    one_of,
+)
+from delayserver.api.hot.publish import Hot
 from delayserver.config import Settings
-from delayserver.decisions.sequencer import Group
+from delayserver.decisions.group import Group
 from delayserver.errors import DelayServerError
 from delayserver.records.tracecontext import Trace, trace_of
 from delayserver.security.tokens import Caller, TokenTable

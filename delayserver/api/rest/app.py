@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 import delayserver
-from delayserver.api.hot.publish import Asgi, GoneError, HotPath
+from delayserver.api.hot.asgi import Asgi, GoneError, HotPath
 from delayserver.api.intake import Intake
 from delayserver.api.problems import (
     MEDIA_TYPE,

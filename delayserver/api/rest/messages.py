@@ -25,13 +25,13 @@ from delayserver.api.documents import (
     message_document,
     pending_document,
 )
-from delayserver.api.hot.publish import ALIVE_PATH, READY_PATH, HotPath, read_body
+from delayserver.api.hot.asgi import HotPath, read_body
+from delayserver.api.hot.paths import ALIVE_PATH, READY_PATH
 from delayserver.api.intake import Intake
 from delayserver.api.rest import models
 from delayserver.api.rest.authorize import CallerOf, make_authorize, require
 from delayserver.api.rest.openapi import batch_body, json_body
 from delayserver.decisions.imports import Import
-from delayserver.delivery.webhook import RetryPolicy
 from delayserver.errors import ConflictError, InputError, NotFoundError
 from delayserver.queries.dead_letters import DeadLetters
 from delayserver.queries.listing import Listing
@@ -39,9 +39,10 @@ from delayserver.queries.look_up import MessageView, Queries
 from delayserver.records.message import State, check_key
 from delayserver.records.message_id import MessageId
 from delayserver.records.subjects import SUBJECT_PATTERN
-from delayserver.records.subscriptions import Subscription
+from delayserver.records.subscriptions import RetryPolicy, Subscription
+from delayserver.records.tables import Archived
 from delayserver.records.tracecontext import trace_of
-from delayserver.schedule.archives import Archived, RetiredHour
+from delayserver.schedule.archives import RetiredHour
 from delayserver.schedule.pending import Position
 from delayserver.security.signing import WebhookSecret
 from delayserver.security.targets import TargetPolicy

@@ -11,7 +11,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Request, Response
 
 from delayserver.api.documents import encode, heartbeat_document
-from delayserver.api.hot.publish import HotPath
+from delayserver.api.hot.asgi import HotPath
 from delayserver.api.rest import models
 from delayserver.api.rest.authorize import CallerOf, make_authorize, require
 from delayserver.api.rest.messages import INVALID, LOGGED, MISSING, PROBLEM, Forward

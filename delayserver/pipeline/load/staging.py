@@ -21,12 +21,11 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
-from delayserver.delivery.webhook import check_headers
 from delayserver.errors import InputError
 from delayserver.pipeline.arrow import fixed, integers, lengths, pieces, present
 from delayserver.pipeline.workers import spare_imports
 from delayserver.records.ids import KeyHasher
-from delayserver.records.message import KEY_MAX_BYTES, Content, encode_payloads
+from delayserver.records.message import KEY_MAX_BYTES, Content, check_headers, encode_payloads
 from delayserver.times import TIME_MS_MAX, parse_time_ms
 from storage.files import OsFiles
 from storage.frame import CRC_BYTES, crcs_of, seal_many

@@ -21,7 +21,8 @@ from delayserver.pipeline.logs.options import TASKS_PER_CORE
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.states.settlement import State
 from delayserver.pipeline.states.snapshot import open_directory, read_subjects
-from delayserver.schedule.wheel import SLOT_MS, WHEEL_DTYPE
+from delayserver.schedule.wheel import SLOT_MS
+from delayserver.schedule.wheel_rows import WHEEL_DTYPE
 from storage.rows import HOUR_MS
 
 MINUTE_MS = 60_000

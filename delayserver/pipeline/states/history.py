@@ -51,8 +51,8 @@ from delayserver.pipeline.states.snapshot import (
 from delayserver.records.ids import IdCodec
 from delayserver.records.message import Content, Payload
 from delayserver.records.subscriptions import Registry, Subscription
-from delayserver.records.tables import HourState, read_checkpoint, read_hours
-from delayserver.schedule.archives import Extent, retired_hours
+from delayserver.records.tables import Extent, HourState, read_checkpoint, read_hours
+from delayserver.schedule.archives import retired_hours
 from storage.errors import DamageError
 from storage.frame import Damage, Frame, Rows
 from storage.hour_log import hour_path

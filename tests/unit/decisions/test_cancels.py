@@ -11,11 +11,11 @@ import pytest
 
 from delayserver.decisions import cancels
 from delayserver.decisions.cancels import PLAIN_MIN, Found, Refusal
-from delayserver.decisions.sequencer import MESSAGE_ROW, pack_key_entry
+from delayserver.decisions.group import MESSAGE_ROW
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
 from delayserver.records.message import State
 from delayserver.records.message_id import MessageId
-from delayserver.records.tables import Change, ChangeState, change_key, pack_change
+from delayserver.records.tables import Change, ChangeState, change_key, pack_change, pack_key_entry
 from storage.catalog import Table
 from storage.errors import DamageError
 from storage.rows import HOUR_MS, MESSAGE_DTYPE, NO_KEY, RecordKind

@@ -13,7 +13,7 @@ from delayserver.errors import OverloadedError, StoppingError
 from storage.errors import DiskFullError
 from storage.frame import seal
 from storage.rows import MESSAGE_DTYPE, RecordKind
-from storage.testing.files import MemoryCatalog
+from storage.testing.catalog import MemoryCatalog
 from tests.unit.fakes import NotingPorts
 
 ROW_BYTES = MESSAGE_DTYPE.itemsize

@@ -10,7 +10,7 @@ import pytest
 from delayserver.decisions.heartbeats import RETRY_MS, Heartbeats
 from delayserver.errors import NotFoundError, OverloadedError
 from delayserver.records.message import Payload, decode_payload
-from delayserver.schedule.replay import Heartbeat
+from delayserver.records.tables import Heartbeat
 from delayserver.timers.timeouts import Timeouts
 from storage.catalog import Table
 from storage.frame import unseal

@@ -34,15 +34,9 @@ from storage.check import Severity
 from storage.errors import DiskFullError, StagingError
 from storage.rows import HOUR_MS
 from storage.staging import OnConflict, manifest_path
-from storage.testing.files import (
-    Fault,
-    FaultKind,
-    Faults,
-    FaultyFiles,
-    MemoryCatalog,
-    Moment,
-    SimulatedFiles,
-)
+from storage.testing.catalog import MemoryCatalog
+from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
+from storage.testing.files import SimulatedFiles
 
 SUBJECT = "coupon"
 HOOK = Subscription(id=1, name="hook", subject="*", type="webhook", created_ms=0)

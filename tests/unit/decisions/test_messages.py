@@ -17,7 +17,7 @@ from delayserver.errors import (
 )
 from delayserver.records.message import Entry, Payload, State, decode_payload
 from delayserver.records.tables import Change, ChangeState, HourState, hour_key
-from delayserver.schedule.wheel import ROUTE_SUBSCRIPTION
+from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
 from storage.catalog import Table
 from storage.errors import DiskFullError
 from storage.rows import HOUR_MS, NO_KEY, RecordKind

@@ -5,26 +5,27 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from delayserver.decisions.group import MESSAGE_ROW, Group
 from delayserver.decisions.imported_keys import sort_keys
-from delayserver.decisions.sequencer import (
-    FEW,
-    MESSAGE_ROW,
-    Group,
+from delayserver.decisions.overlay import Overlay
+from delayserver.decisions.sequencer import FEW, Publishes, Sequencer
+from delayserver.records.tables import (
+    Change,
+    ChangeState,
     KeyEntry,
-    Overlay,
-    Publishes,
-    Sequencer,
+    change_key,
+    pack_change,
     pack_key_entries,
     pack_key_entry,
+    unpack_change,
     unpack_key_entry,
 )
-from delayserver.records.tables import Change, ChangeState, change_key, pack_change, unpack_change
 from storage.catalog import Table
 from storage.errors import DiskFullError
 from storage.frame import crcs_of, seal, unseal
 from storage.rows import MESSAGE_DTYPE, NO_KEY, RecordKind
 from storage.staging import Keys
-from storage.testing.files import MemoryCatalog
+from storage.testing.catalog import MemoryCatalog
 
 KEY = bytes(range(16))
 OTHER_KEY = bytes(16 * [7])

@@ -8,15 +8,9 @@ import pytest
 
 from delayserver.decisions.events import Events
 from delayserver.decisions.publishing import NewMessage
-from delayserver.decisions.watches import (
-    OnEvent,
-    Watches,
-    pack_watch,
-    parse_watch_key,
-    unpack_watch,
-    watch_key,
-)
+from delayserver.decisions.watches import Watches
 from delayserver.records.message import Payload, Watch
+from delayserver.records.tables import OnEvent, pack_watch, parse_watch_key, unpack_watch, watch_key
 from storage.catalog import Table
 from storage.frame import unseal
 from storage.rows import FLAG_WATCHES, HOUR_MS, RecordKind

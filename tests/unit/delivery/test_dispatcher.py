@@ -9,14 +9,15 @@ import pytest
 
 from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
-from delayserver.delivery.dispatcher import Dispatcher, Take
+from delayserver.delivery.dispatcher import Dispatcher
+from delayserver.delivery.queue import Take
 from delayserver.delivery.settler import DISPATCH_ROW
 from delayserver.records.horizon import Mark
 from delayserver.records.message import Delivery, Entry
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Change, ChangeState
 from delayserver.schedule.hours import Hours
-from delayserver.schedule.wheel import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Batch
+from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Batch
 from delayserver.timers.timeouts import Timeouts
 from storage.rows import DISPATCH_DTYPE, Outcome
 from tests.unit.fakes import (

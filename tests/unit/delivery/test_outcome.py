@@ -5,21 +5,19 @@ from typing import Any
 import pytest
 
 from delayserver.delivery.webhook import (
-    HEADERS_BYTES_MAX,
-    RETRY_DELAY_MS_MAX,
     DeadLetter,
     Delivered,
     PauseSubscription,
     RetryLater,
-    RetryPolicy,
     WebhookRequest,
     WebhookResponse,
-    check_headers,
     outcome,
     parse_retry_after_ms,
     request_headers,
 )
 from delayserver.errors import InputError
+from delayserver.records.message import HEADERS_BYTES_MAX, check_headers
+from delayserver.records.subscriptions import RETRY_DELAY_MS_MAX, RetryPolicy
 from delayserver.security.signing import WebhookSecret, verify
 
 POLICY = RetryPolicy(max_attempts=4, backoff_ms=(5_000, 30_000))

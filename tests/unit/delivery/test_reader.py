@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from delayserver.delivery import reader as reader_module
-from delayserver.delivery.dispatcher import Take
+from delayserver.delivery.queue import Take
 from delayserver.records.message import Delivery, Entry, Payload, encode_payload
-from delayserver.schedule.wheel import ROUTE_SUBSCRIPTION, Batch, unpack_locator
+from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, Batch, unpack_locator
 from storage.errors import DamageError
 from storage.frame import Rows
 from storage.hour_log import HourLog

@@ -10,7 +10,8 @@ from storage.errors import DiskFullError
 from storage.frame import Damage, Frame
 from storage.hour_log import HourLog
 from storage.rows import DISPATCH_DTYPE, LogKind, Outcome
-from storage.testing.files import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedFiles
+from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
+from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import HOUR, STAMP, START_MS, Disk, dispatch_row
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from delayserver.delivery.webhook import RetryPolicy
 from delayserver.records.horizon import Mark
-from delayserver.records.subscriptions import Registry, decode_subscription, encode_subscription
+from delayserver.records.subscriptions import (
+    Registry,
+    RetryPolicy,
+    decode_subscription,
+    encode_subscription,
+)
 from tests.unit.fakes import subscription
 
 

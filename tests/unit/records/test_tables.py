@@ -18,7 +18,7 @@ from delayserver.records.tables import (
     read_hours,
 )
 from storage.catalog import Table
-from storage.testing.files import MemoryCatalog
+from storage.testing.catalog import MemoryCatalog
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from delayserver.decisions.publishing import NewMessage
-from delayserver.decisions.sequencer import KeyEntry
 from delayserver.errors import ConflictError
 from delayserver.records.message import Payload
+from delayserver.records.tables import KeyEntry
 from delayserver.records.tracecontext import trace_of, with_trace
-from delayserver.schedule.replay import content_digests
+from delayserver.schedule.effects import content_digests
 from storage.rows import MESSAGE_DTYPE
 from tests.unit.fakes import MessageParts
 

@@ -6,24 +6,29 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from delayserver.decisions.sequencer import dead_letter_key
-from delayserver.decisions.watches import pack_watch, watch_key
 from delayserver.records.message import Origin, Payload, encode_payload
 from delayserver.records.subscriptions import Subscription, encode_subscription
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
+    Archived,
     Change,
     ChangeState,
+    DeadLetter,
+    Heartbeat,
     HourState,
     change_key,
+    dead_letter_key,
     hour_key,
+    pack_archived,
     pack_change,
+    pack_watch,
     read_hours,
+    watch_key,
 )
 from delayserver.recovery.check import check, check_path
-from delayserver.schedule.archives import Archived, pack_archived
+from delayserver.schedule.committed import Records
 from delayserver.schedule.expansion import Staging
-from delayserver.schedule.replay import DeadLetter, Heartbeat, Records, Replay
+from delayserver.schedule.replay import Replay
 from storage.catalog import Catalog, LmdbCatalog, Table, Writes
 from storage.check import NotADataDirectoryError, Severity
 from storage.directory import CATALOG_DIRECTORY, open_identity
@@ -31,7 +36,8 @@ from storage.files import Files, OsFiles
 from storage.frame import Damage
 from storage.message_log import MessageLog
 from storage.rows import FLAG_REMOVAL, HOUR_MS
-from storage.testing.files import MemoryCatalog, SimulatedFiles
+from storage.testing.catalog import MemoryCatalog
+from storage.testing.files import SimulatedFiles
 from tests.unit.storage.samples import (
     HOUR,
     STAMP,

@@ -6,17 +6,18 @@ import random
 
 import pytest
 
-from delayserver.decisions.sequencer import Group, unpack_key_entry
+from delayserver.decisions.group import Group
 from delayserver.records.message import Payload, encode_payload
 from delayserver.records.subscriptions import encode_subscription
-from delayserver.records.tables import read_checkpoint, read_keys_ahead
+from delayserver.records.tables import read_checkpoint, read_keys_ahead, unpack_key_entry
 from delayserver.recovery import recover as recovery_module
 from delayserver.recovery.recover import Recovered
 from storage.catalog import ManyWrites, Table, Writes
 from storage.errors import DamageError, DiskFullError
 from storage.frame import HEADER_BYTES, Frame, seal
 from storage.rows import HOUR_MS, MESSAGE_DTYPE, RecordKind
-from storage.testing.files import MemoryCatalog, SimulatedFiles
+from storage.testing.catalog import MemoryCatalog
+from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import (
     HOUR,
     MINUTE_MS,

@@ -9,7 +9,7 @@ from delayserver.records.horizon import Mark
 from delayserver.records.subscriptions import Registry
 from delayserver.schedule import loader as loader_module
 from delayserver.schedule.loader import LoadedHour
-from delayserver.schedule.wheel import ROUTE_SUBSCRIPTION, unpack_locator
+from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, unpack_locator
 from storage.frame import unseal
 from storage.rows import HOUR_MS, RecordKind
 from tests.unit.fakes import (

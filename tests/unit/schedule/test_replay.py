@@ -11,42 +11,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayserver.decisions.sequencer import (
-    Group,
-    KeyEntry,
-    dead_letter_key,
-    parse_dead_letter_key,
-    unpack_key_entry,
-)
-from delayserver.decisions.watches import OnEvent, pack_watch, watch_key
+from delayserver.decisions.group import Group
 from delayserver.errors import ConflictError, NotFoundError
 from delayserver.records.message import Payload, encode_payload
 from delayserver.records.tables import (
+    Archived,
     Change,
     ChangeState,
+    DeadLetter,
     HourState,
+    KeyEntry,
+    OnEvent,
     change_key,
+    dead_letter_key,
+    pack_watch,
+    parse_dead_letter_key,
+    read_archived,
     read_checkpoint,
     read_hours,
     read_keys_ahead,
     unpack_change,
+    unpack_key_entry,
+    watch_key,
 )
 from delayserver.schedule import replay as replay_module
-from delayserver.schedule.archives import Archived, extent_of, read_archived, retired_hours
-from delayserver.schedule.replay import DeadLetter, Records, Snapshot, content_digests
-from delayserver.schedule.wheel import ROUTE_SUBSCRIPTION, unpack_locator
+from delayserver.schedule.archives import extent_of, retired_hours
+from delayserver.schedule.committed import Records, gather_payloads
+from delayserver.schedule.effects import content_digests
+from delayserver.schedule.replay import Snapshot
+from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, unpack_locator
 from storage.catalog import ManyWrites, Table, Writes
 from storage.errors import DamageError, DiskFullError
 from storage.frame import Damage, Frame, Rows, seal
 from storage.rows import FLAG_REMOVAL, HOUR_MS, NO_KEY, SCHEDULE_DTYPE, RecordKind
-from storage.testing.files import (
-    Fault,
-    FaultKind,
-    Faults,
-    FaultyFiles,
-    MemoryCatalog,
-    SimulatedFiles,
-)
+from storage.testing.catalog import MemoryCatalog
+from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles
+from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import HOUR, START_MS, Disk, Log, dispatch_row, records
 
 KEY = bytes(range(16))
@@ -856,7 +856,7 @@ def test_a_purge_stops_when_its_hour_is_not_archived_any_more(
 def gathered(blob: bytes, starts: Sequence[int], lengths: Sequence[int]) -> bytes:
     rows = np.zeros(len(lengths), SCHEDULE_DTYPE)
     rows["payload_length"] = lengths
-    payload = bytes(replay_module._gather(blob, np.array(starts, np.int64), rows))
+    payload = bytes(gather_payloads(blob, np.array(starts, np.int64), rows))
     assert rows["payload_offset"].tolist() == list(accumulate(lengths, initial=0))[: len(lengths)]
     return payload
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from delayserver.schedule import wheel as wheel_module
-from delayserver.schedule.wheel import (
-    FRESH_ROWS,
+from delayserver.schedule.wheel import FRESH_ROWS, Wheel, build_run
+from delayserver.schedule.wheel_rows import (
     PAYLOAD_MAX_BYTES,
-    Wheel,
-    build_run,
+    WHEEL_DTYPE,
     pack_locator,
     unpack_locator,
 )
@@ -218,7 +217,7 @@ def test_a_run_is_sorted_by_slot_and_keeps_the_order_within_one() -> None:
 
 
 def test_a_waiting_row_is_24_bytes() -> None:
-    assert wheel_module.WHEEL_DTYPE.itemsize == 24
+    assert WHEEL_DTYPE.itemsize == 24
 
 
 @pytest.mark.parametrize("place", [(0, 1), (64, PAYLOAD_MAX_BYTES), ((1 << 40) - 1, 7)])

@@ -8,11 +8,12 @@ import pytest
 
 from delayserver.config import Settings
 from delayserver.decisions.publishing import NewMessage
-from delayserver.delivery.dispatcher import Take
+from delayserver.delivery.queue import Take
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Payload
 from delayserver.testing.server import SimulatedClock, SimulatedServer, Watcher
-from storage.testing.files import MemoryCatalog, SimulatedFiles
+from storage.testing.catalog import MemoryCatalog
+from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import subscription
 
 

@@ -9,21 +9,15 @@ from typing import Any
 import pytest
 
 from delayserver.config import Settings
+from delayserver.decisions.group import Group
 from delayserver.decisions.publishing import NewMessage
-from delayserver.decisions.sequencer import Group
 from delayserver.records.message import Payload
 from delayserver.server.threads import QUICK_BYTES
 from delayserver.testing.server import SimulatedClock, SimulatedServer, Watcher
 from storage.errors import DiskFullError, SyncError
-from storage.testing.files import (
-    Fault,
-    FaultKind,
-    Faults,
-    FaultyFiles,
-    MemoryCatalog,
-    Moment,
-    SimulatedFiles,
-)
+from storage.testing.catalog import MemoryCatalog
+from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
+from storage.testing.files import SimulatedFiles
 
 DAY_MS = 86_400_000
 

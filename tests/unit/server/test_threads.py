@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from delayserver.decisions.sequencer import Group
-from delayserver.delivery.dispatcher import Take
+from delayserver.decisions.group import Group
+from delayserver.delivery.queue import Take
 from delayserver.errors import ConflictError
 from delayserver.records.subscriptions import Registry
-from delayserver.schedule.archives import Archived, extent_of
+from delayserver.records.tables import Archived
+from delayserver.schedule.archives import extent_of
 from delayserver.schedule.loader import LoadedHour
 from delayserver.schedule.replay import Filed, Snapshot
-from delayserver.schedule.wheel import Batch
+from delayserver.schedule.wheel_rows import Batch
 from delayserver.server import threads as workers_module
 from delayserver.server.threads import (
     QUICK_BYTES,
@@ -43,7 +44,8 @@ from storage.errors import DiskFullError, SyncError
 from storage.frame import Frame
 from storage.message_log import MessageLog
 from storage.rows import HOUR_MS
-from storage.testing.files import Fault, FaultKind, Faults, FaultyFiles, SimulatedFiles
+from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles
+from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import HOUR, START_MS, Disk, Log, dispatch_row, subscription
 
 WAIT_S = 10

@@ -10,7 +10,7 @@ from storage.catalog import Catalog, LmdbCatalog, Table
 from storage.catalog_columns import Columns
 from storage.errors import CatalogError, DamageError, DiskFullError
 from storage.frame import crc32c
-from storage.testing.files import MemoryCatalog
+from storage.testing.catalog import MemoryCatalog
 
 MAX_BYTES = 1 << 20
 

@@ -24,15 +24,9 @@ from storage.files import FILE_MODE, Files, OsFiles
 from storage.frame import HEADER, HEADER_BYTES, Frame, crc32c, encode
 from storage.message_log import MessageLog
 from storage.rows import LogKind
-from storage.testing.files import (
-    Fault,
-    FaultKind,
-    Faults,
-    FaultyFiles,
-    MemoryCatalog,
-    SimulatedFile,
-    SimulatedFiles,
-)
+from storage.testing.catalog import MemoryCatalog
+from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles
+from storage.testing.files import SimulatedFile, SimulatedFiles
 from tests.unit.storage.samples import (
     HOUR,
     STAMP,

@@ -12,7 +12,8 @@ import pytest
 
 from storage.errors import DirectoryLockedError, DiskError, DiskFullError, SyncError
 from storage.files import Buffer, Files, OsFiles
-from storage.testing.files import Faults, FaultyFiles, SimulatedFiles
+from storage.testing.faults import Faults, FaultyFiles
+from storage.testing.files import SimulatedFiles
 
 
 @pytest.fixture(params=["os", "simulated", "faulty os", "faulty simulated"])

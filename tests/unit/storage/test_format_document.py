@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from delayserver.records.message import Origin, Payload, Watch
-from delayserver.schedule.archives import Archived
-from delayserver.schedule.expansion import ImportRecord, ImportState
-from delayserver.schedule.replay import DeadLetter, Heartbeat
+from delayserver.records.tables import Archived, DeadLetter, Heartbeat, ImportRecord, ImportState
 from storage.catalog import Table
 from storage.directory import FORMAT_FILE, FORMAT_VERSION, open_identity
 from storage.frame import HEADER, HEADER_BYTES, MAGIC, VERSION, Header

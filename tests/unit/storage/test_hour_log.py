@@ -10,7 +10,8 @@ from storage.errors import DamageError, DiskFullError, SyncError
 from storage.frame import Damage, Frame, unseal
 from storage.hour_log import HourLog, hour_name, hour_of, hour_path, parse_hour, parse_hour_name
 from storage.rows import FLAG_REMOVAL, HOUR_MS, SCHEDULE_DTYPE, LogKind, concatenate
-from storage.testing.files import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedFiles
+from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
+from storage.testing.files import SimulatedFiles
 from tests.unit.storage.samples import (
     HOUR,
     append_rows,

@@ -14,15 +14,8 @@ from storage.files import Files
 from storage.frame import Damage, Frame, encode
 from storage.message_log import Durability, MessageLog
 from storage.rows import LogKind
-from storage.testing.files import (
-    Fault,
-    FaultKind,
-    Faults,
-    FaultyFiles,
-    Moment,
-    SimulatedCrash,
-    SimulatedFiles,
-)
+from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
+from storage.testing.files import SimulatedFiles
 from tests.unit.storage.samples import (
     SEGMENT_BYTES,
     STAMP,

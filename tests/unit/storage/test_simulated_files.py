@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from storage.errors import DirectoryLockedError, DiskError, DiskFullError, SyncError
 from storage.files import File, Files, OsFiles
-from storage.testing.files import (
-    SECTOR_BYTES,
+from storage.testing.faults import (
     Fault,
     FaultKind,
     Faults,
@@ -23,8 +22,8 @@ from storage.testing.files import (
     Moment,
     NumberedCall,
     SimulatedCrash,
-    SimulatedFiles,
 )
+from storage.testing.files import SECTOR_BYTES, SimulatedFiles
 
 OUTCOME_COUNT = 3000  # Power losses per test: enough for every outcome that is named to occur.
 

@@ -25,7 +25,8 @@ from storage.staging import (
     verify,
     write_manifest,
 )
-from storage.testing.files import Fault, FaultKind, Faults, FaultyFiles, SimulatedFiles
+from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles
+from storage.testing.files import SimulatedFiles
 from tests.unit.storage.samples import HOUR, STAMP, content, flip
 
 START_MS = HOUR * HOUR_MS

@@ -8,10 +8,11 @@ from typing import Any, cast
 import pytest
 
 from delayserver.api.hot.answers import wire_of
-from delayserver.api.hot.cancel import CANCEL_PATH, MESSAGE_PATH, TOGETHER_MIN, HotCancel, one_of
+from delayserver.api.hot.cancel import TOGETHER_MIN, HotCancel
+from delayserver.api.hot.paths import CANCEL_PATH, MESSAGE_PATH, one_of
 from delayserver.api.hot.protocol import read_head_of_one
 from delayserver.api.rest import models
-from delayserver.decisions.sequencer import Group
+from delayserver.decisions.group import Group
 from delayserver.errors import AccessError
 from delayserver.records.message_id import MessageId
 from delayserver.security.tokens import Caller

@@ -9,11 +9,12 @@ from typing import Any, cast
 import pytest
 
 from delayserver.api.hot.answers import JSON, wire_of
+from delayserver.api.hot.paths import MESSAGES_PATH
 from delayserver.api.hot.protocol import read_head
-from delayserver.api.hot.publish import MESSAGES_PATH, TOGETHER_MIN, Hot
+from delayserver.api.hot.publish import TOGETHER_MIN, Hot
 from delayserver.api.intake import Intake
 from delayserver.api.rest import models
-from delayserver.decisions.sequencer import Group
+from delayserver.decisions.group import Group
 from delayserver.errors import DelayServerError
 from delayserver.security.tokens import Caller
 from delayserver.server.server import Server

@@ -1,0 +1,304 @@
+"""Faults: the n-th call to the files fails, is torn, or is where the machine stops.
+
+Cost: one look-up per call. Threads: one.
+"""
+
+import contextlib
+import enum
+import errno
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeVar
+
+from storage.errors import DiskError, DiskFullError, SyncError
+from storage.files import FILE_MODE, Buffer, File, Files
+from storage.testing.files import SimulatedFile
+
+_Result = TypeVar("_Result")
+
+
+class SimulatedCrash(BaseException):
+    """The machine went down in the middle of a call. No code but a test's may catch it."""
+
+
+class FaultKind(enum.Enum):
+    """What goes wrong."""
+
+    IO_ERROR = "I/O error"
+    """EIO. SyncError from the calls that sync, DiskError from all others."""
+    NO_SPACE = "no space"
+    """ENOSPC: DiskFullError. Calls that take no space go through: all but the writes, rename,
+    make_directory, lock, and open where it creates."""
+    CRASH = "crash"
+    """SimulatedCrash, from this call and all later ones."""
+
+
+class Moment(enum.Enum):
+    """When it goes wrong."""
+
+    BEFORE = "before"
+    """The call has no effect. (But an fdatasync that fails drops the file's unsynced writes.)"""
+    MIDDLE = "in the middle of"
+    """A write leaves a part of itself, not synced. If it is `pwrite_durable` with IO_ERROR: it
+    wrote all and failed to sync, so its bytes can be seen and are not durable. Any other call: as
+    BEFORE."""
+    AFTER = "after"
+    """The call has its whole effect, only its caller does not get to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong."""
+
+    at: int
+    """The number of the call, from 1."""
+    kind: FaultKind
+    moment: Moment = Moment.BEFORE
+    for_good: bool = False
+    """Every call from `at` on fails, not this one only."""
+    partial_bytes: int | None = None
+    """How much a write that fails in the middle has written; None: half of it."""
+
+    def __post_init__(self) -> None:
+        assert self.at >= 1, self.at
+        assert self.partial_bytes is None or self.partial_bytes >= 0, self.partial_bytes
+
+
+Call = Literal[
+    "open",
+    "exists",
+    "list",
+    "rename",
+    "unlink",
+    "make_directory",
+    "sync_directory",
+    "free_bytes",
+    "lock",
+    "pread",
+    "pwrite",
+    "pwrite_durable",
+    "fdatasync",
+    "truncate",
+    "size",
+    "close",
+    "commit",
+]
+"""The calls that can fail: all of `Files` and `File`, and the commit of a catalog."""
+_SYNC_CALLS: frozenset[Call] = frozenset({"pwrite_durable", "fdatasync", "sync_directory"})
+
+
+class NumberedCall(NamedTuple):
+    """One entry of a trace."""
+
+    number: int
+    call: Call
+    path: str
+
+
+class Faults:
+    """A plan of what goes wrong, and the count of the calls that it has seen.
+
+    `only` restricts it to some calls: the others are not counted, so `Fault(at=2, …)` with
+    `only={"fdatasync"}` means the second fdatasync. Where several faults meet, the first counts.
+    One plan may serve several `FaultyFiles`; their calls are counted together.
+    """
+
+    def __init__(
+        self, *faults: Fault, only: Collection[Call] | None = None, keep_trace: bool = False
+    ) -> None:
+        self.faults = list(faults)
+        """May be changed at any time, e.g. cleared when the disk has room again."""
+        self.call_count = 0
+        self.struck: list[NumberedCall] = []
+        """The calls that were made to fail."""
+        self.trace: list[NumberedCall] = []
+        """All counted calls, if `keep_trace`."""
+        self.crash: SimulatedCrash | None = None
+        self._only = None if only is None else frozenset(only)
+        self._keep_trace = keep_trace
+
+    def next_fault(self, call: Call, path: str, *, takes_space: bool = False) -> Fault | None:
+        """Count a call, and return what goes wrong with it. Raises SimulatedCrash after a crash."""
+        if self.crash is not None:
+            raise SimulatedCrash(f"{call} of {path} came after a {self.crash}")
+        if self._only is not None and call not in self._only:
+            return None
+        self.call_count += 1
+        number = self.call_count
+        if self._keep_trace:
+            self.trace.append(NumberedCall(number, call, path))
+        for fault in self.faults:
+            if fault.at == number or (fault.for_good and fault.at < number):
+                if fault.kind is FaultKind.NO_SPACE and not takes_space:
+                    continue
+                self.struck.append(NumberedCall(number, call, path))
+                return fault
+        return None
+
+    def error(self, fault: Fault) -> DiskError | SimulatedCrash:
+        """What the call that was struck last has to raise."""
+        number, call, path = self.struck[-1]
+        if fault.kind is FaultKind.CRASH:
+            self.crash = SimulatedCrash(
+                f"simulated crash {fault.moment.value} call {number}: {call} of {path}"
+            )
+            return self.crash
+        if fault.kind is FaultKind.NO_SPACE:
+            reason = f"{os.strerror(errno.ENOSPC)} (fault at call {number})"
+            return DiskFullError(call, path, reason)
+        reason = f"{os.strerror(errno.EIO)} (fault at call {number})"
+        return (SyncError if call in _SYNC_CALLS else DiskError)(call, path, reason)
+
+    def run(
+        self,
+        call: Call,
+        path: str,
+        effect: Callable[[], _Result],
+        *,
+        takes_space: bool = False,
+    ) -> _Result:
+        """Make a call that has its effect either as a whole or not at all."""
+        fault = self.next_fault(call, path, takes_space=takes_space)
+        if fault is None:
+            return effect()
+        if fault.moment is Moment.AFTER:
+            effect()
+        raise self.error(fault)
+
+
+class FaultyFile:
+    """A file whose calls fail as planned. See `storage.files.File`."""
+
+    def __init__(self, inner: File, faults: Faults) -> None:
+        self.path = inner.path
+        self._inner = inner
+        self._faults = faults
+
+    def pread(self, length: int, offset: int) -> bytes:
+        return self._faults.run("pread", self.path, lambda: self._inner.pread(length, offset))
+
+    def pread_now(self, length: int, offset: int) -> bytes | None:
+        """Not one of the calls that fail: it tells of no failure."""
+        return self._inner.pread_now(length, offset)
+
+    def pwrite(self, buffers: Sequence[Buffer], offset: int) -> None:
+        fault = self._faults.next_fault("pwrite", self.path, takes_space=True)
+        if fault is None:
+            self._inner.pwrite(buffers, offset)
+            return
+        if fault.moment is Moment.AFTER:
+            self._inner.pwrite(buffers, offset)
+        elif fault.moment is Moment.MIDDLE:
+            self._write_part(buffers, offset, fault)
+        raise self._faults.error(fault)
+
+    def pwrite_durable(self, buffers: Sequence[Buffer], offset: int) -> None:
+        fault = self._faults.next_fault("pwrite_durable", self.path, takes_space=True)
+        if fault is None:
+            self._inner.pwrite_durable(buffers, offset)
+            return
+        if fault.moment is Moment.AFTER:
+            self._inner.pwrite_durable(buffers, offset)
+        elif fault.moment is Moment.MIDDLE:
+            if fault.kind is FaultKind.IO_ERROR:
+                self._inner.pwrite(buffers, offset)
+                self._drop_unsynced()
+            else:
+                self._write_part(buffers, offset, fault)
+        raise self._faults.error(fault)
+
+    def fdatasync(self) -> None:
+        fault = self._faults.next_fault("fdatasync", self.path)
+        if fault is None:
+            self._inner.fdatasync()
+            return
+        if fault.moment is Moment.AFTER:
+            self._inner.fdatasync()
+        elif fault.kind is not FaultKind.CRASH:
+            self._drop_unsynced()
+        raise self._faults.error(fault)
+
+    def truncate(self, length: int) -> None:
+        self._faults.run("truncate", self.path, lambda: self._inner.truncate(length))
+
+    def size(self) -> int:
+        return self._faults.run("size", self.path, self._inner.size)
+
+    def close(self) -> None:
+        """Close. The file below is closed even if this fails, as the system does it."""
+        try:
+            fault = self._faults.next_fault("close", self.path)
+        finally:
+            self._inner.close()
+        if fault is not None:
+            raise self._faults.error(fault)
+
+    def _write_part(self, buffers: Sequence[Buffer], offset: int, fault: Fault) -> None:
+        data = b"".join(buffers)
+        length = len(data) // 2 if fault.partial_bytes is None else fault.partial_bytes
+        self._inner.pwrite([data[:length]], offset)
+
+    def _drop_unsynced(self) -> None:
+        if isinstance(self._inner, SimulatedFile):
+            self._inner.drop_unsynced()
+
+
+class FaultyFiles:
+    """Files whose calls fail as planned. See `storage.files.Files`.
+
+    After a `sync_directory` that failed, the names stay as they were: not durable yet. Over
+    `SimulatedFiles`, a failed sync of a file drops its unsynced writes; over `OsFiles` it does not
+    reach the disk.
+    """
+
+    def __init__(self, inner: Files, faults: Faults) -> None:
+        self.root = inner.root
+        self._inner = inner
+        self._faults = faults
+
+    def open(self, path: str, *, create: bool = False, mode: int = FILE_MODE) -> FaultyFile:
+        takes_space = create and self._faults.crash is None and not self._inner.exists(path)
+        fault = self._faults.next_fault("open", path, takes_space=takes_space)
+        if fault is None:
+            return FaultyFile(self._inner.open(path, create=create, mode=mode), self._faults)
+        if fault.moment is Moment.AFTER:
+            self._inner.open(path, create=create, mode=mode).close()
+        raise self._faults.error(fault)
+
+    def exists(self, path: str) -> bool:
+        return self._faults.run("exists", path, lambda: self._inner.exists(path))
+
+    def list(self, directory: str) -> list[str]:
+        return self._faults.run("list", directory, lambda: self._inner.list(directory))
+
+    def rename(self, source: str, target: str) -> None:
+        self._faults.run(
+            "rename", source, lambda: self._inner.rename(source, target), takes_space=True
+        )
+
+    def unlink(self, path: str) -> None:
+        self._faults.run("unlink", path, lambda: self._inner.unlink(path))
+
+    def make_directory(self, path: str) -> None:
+        self._faults.run(
+            "make_directory", path, lambda: self._inner.make_directory(path), takes_space=True
+        )
+
+    def sync_directory(self, path: str) -> None:
+        self._faults.run("sync_directory", path, lambda: self._inner.sync_directory(path))
+
+    def free_bytes(self) -> int:
+        return self._faults.run("free_bytes", "", self._inner.free_bytes)
+
+    @contextlib.contextmanager
+    def lock(self, path: str) -> Iterator[None]:
+        """Own `path`. Taking it is a call that can fail; giving it back is not."""
+        fault = self._faults.next_fault("lock", path, takes_space=True)
+        if fault is not None:
+            if fault.moment is Moment.AFTER:
+                with self._inner.lock(path):
+                    pass
+            raise self._faults.error(fault)
+        with self._inner.lock(path):
+            yield
