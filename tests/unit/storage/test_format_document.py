@@ -151,7 +151,7 @@ def test_the_tables_of_the_catalog() -> None:
         ("hours", "_HOUR_VALUE"),
         ("keys", "_KEY_VALUE"),
         ("changes", "_CHANGE_VALUE"),
-        ("watches", "_VALUE"),
+        ("watches", "WATCH_VALUE"),
     ],
 )
 def test_the_values_of_the_catalog(table: str, value: str) -> None:
