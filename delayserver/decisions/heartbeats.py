@@ -33,7 +33,7 @@ from delayserver.decisions.publishing import Publishing
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
 from delayserver.records.message import Payload, encode_payload
-from delayserver.records.tables import Heartbeat
+from delayserver.records.tables import Heartbeat, heartbeat_key
 from delayserver.timers.interface import Handle
 from delayserver.timers.timeouts import Timeouts
 from storage.catalog import Catalog, Table
@@ -181,7 +181,7 @@ class Heartbeats:
     def _definition(self, key: str) -> Heartbeat:
         value = self._fresh.get(key)
         if value is None:
-            value = self._catalog.get(Table.HEARTBEATS, key.encode())
+            value = self._catalog.get(Table.HEARTBEATS, heartbeat_key(key))
         assert value, key
         return _decode(value)
 

@@ -44,6 +44,8 @@ from delayserver.records.tables import (
     ImportRecord,
     ImportState,
     KeyEntry,
+    import_key,
+    unpack_import,
     unpack_key_entry,
 )
 from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
@@ -255,13 +257,13 @@ class Imports:
 
     def state(self, import_id: str) -> ImportState:
         """What was adopted. Raises NotFoundError."""
-        value = self._catalog.get(Table.IMPORTS, import_id.encode())
+        value = self._catalog.get(Table.IMPORTS, import_key(import_id))
         if value is None:
             raise NotFoundError(
                 f"no import {import_id!r} was adopted; "
                 f"POST /v1/imports with its manifest ({manifest_path(import_id)}) adopts it"
             )
-        return msgspec.msgpack.decode(value, type=ImportState)
+        return unpack_import(value)
 
     def _with_progress(self, shown: Import) -> Import:
         if shown.stage is Stage.FILING:

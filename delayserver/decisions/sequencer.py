@@ -29,6 +29,7 @@ from delayserver.records.tables import (
     Change,
     ChangeState,
     KeyEntry,
+    change_prefix,
     dead_letter_key,
     pack_key_entry,
     unpack_change,
@@ -341,7 +342,7 @@ class Sequencer:
             return {0: Change(ChangeState.CANCELLED, message_seq, known, 0, 0)}
         if known is not None:
             return known
-        prefix = message_seq.to_bytes(8, "big")
+        prefix = change_prefix(message_seq)
         changes: dict[int, Change] = {}
         for key, value in self._view.scan(Table.CHANGES, prefix):
             subscription_id, change = CHANGE_KEY.unpack(key)[1], unpack_change(value)

@@ -20,6 +20,7 @@ from delayserver.records.tables import (
     ChangeState,
     DeadLetter,
     dead_letter_key,
+    number_key,
     parse_dead_letter_key,
 )
 from delayserver.server.server import Server
@@ -56,7 +57,7 @@ class DeadLetters:
 
     def _scan(self, subscription: Subscription, from_seq: int, limit: int) -> list[DeadLetterView]:
         engine = self._server.engine
-        prefix = subscription.id.to_bytes(4, "big")
+        prefix = number_key(subscription.id)
         pairs = self._server.catalog.scan(
             Table.DEAD_LETTERS, dead_letter_key(subscription.id, from_seq), prefix=prefix
         )

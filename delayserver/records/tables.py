@@ -1,13 +1,32 @@
-"""What the catalog says about the logs: how far they are filed, what each hour holds, what moved.
+"""The twelve tables of the catalog: keys, values, and whether an entry is one of its table.
 
-The values stand in the tables META, HOURS and CHANGES, as FORMAT.md describes them. Replay writes
-them; what reads the files without the server (check, pipeline) begins with them.
+The catalog (`storage.catalog`) knows bytes alone. What the bytes of each table mean stands here,
+table by table, and nowhere else: replay writes them; recovery, check, repair and the pipeline read
+them; FORMAT.md describes them.
+
+    META            how far the logs are filed                        names
+    HOURS           what each hour's schedule file holds              hour
+    KEYS            which message a key stands for                    key hash
+    CHANGES         where a message is, if not where its id says      message seq, subscription
+    SUBJECTS        names                                             number
+    SUBSCRIPTIONS   definitions                                       number
+    DEAD_LETTERS    what was given up, and why                        subscription, schedule row
+    WATCHES         which messages an event completes                 watch key, message seq
+    HEARTBEATS      what is published when a renewal does not come    key
+    IMPORTS         bulk loads that were adopted                      id
+    ARCHIVES        which hours somebody keeps a copy of              hour
+    DAMAGE          places that a start found damaged                 path, offset
+
+DEFINED_TABLES follow from no hour file; the definitions log keeps them too.
+
+A section has the key of its table, the value, `pack_…` and its inverse `parse_…` or `unpack_…`, and
+what `check_entry` holds an entry against.
 
 Cost: less than a microsecond per entry. Threads: functions without state.
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -16,17 +35,101 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.records.message import decode_payload
+from delayserver.records.subscriptions import decode_subscription
 from storage.catalog import Catalog, Table
-from storage.rows import HOUR_MS
+from storage.directory import CATALOG_DIRECTORY
+from storage.errors import DamageError
+from storage.frame import Damage
+from storage.rows import HOUR_MS, NO_KEY
+
+DEFINED_TABLES = (
+    Table.SUBJECTS,
+    Table.SUBSCRIPTIONS,
+    Table.DEAD_LETTERS,
+    Table.HEARTBEATS,
+    Table.IMPORTS,
+    Table.ARCHIVES,
+)
+"""What no hour file tells."""
+
+
+def _must(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise ValueError(otherwise)
+
+
+def _must_be_long(key: bytes, length: int) -> None:
+    _must(len(key) == length, "a key of another length")
+
+
+_NUMBER = struct.Struct(">I")
+
+
+def number_key(number: int) -> bytes:
+    """The key of a subject or a subscription, from its number."""
+    return _NUMBER.pack(number)
+
+
+def parse_number_key(key: bytes) -> int:
+    """The inverse of `number_key`. Raises struct.error."""
+    number: int = _NUMBER.unpack(key)[0]
+    return number
+
+
+# ── META ─────────────────────────────────────────────────────────────────────────────────────────
 
 CHECKPOINT_KEY = b"checkpoint"
 KEYS_AHEAD_KEY = b"keys_ahead"
+LIVE_KEY = b"live_through_hour"
 
-HOUR_KEY = struct.Struct(">I")
-_HOUR_VALUE = struct.Struct(">QQQQqQ")
 _CHECKPOINT_VALUE = struct.Struct(">Q")
-CHANGE_KEY = struct.Struct(">QI")
-_CHANGE_VALUE = struct.Struct(">BQQHI")
+
+
+def pack_checkpoint(seq: int) -> bytes:
+    """The value of CHECKPOINT_KEY, and of KEYS_AHEAD_KEY."""
+    return _CHECKPOINT_VALUE.pack(seq)
+
+
+def parse_checkpoint(value: bytes) -> int:
+    """The inverse of `pack_checkpoint`. Raises struct.error."""
+    seq: int = _CHECKPOINT_VALUE.unpack(value)[0]
+    return seq
+
+
+def read_checkpoint(catalog: Catalog) -> int:
+    """The seq up to which every effect is durable."""
+    value = catalog.get(Table.META, CHECKPOINT_KEY)
+    return parse_checkpoint(value) if value else 0
+
+
+def read_keys_ahead(catalog: Catalog) -> int:
+    """The seq up to which the table KEYS may be ahead of the checkpoint; 0: it is not."""
+    value = catalog.get(Table.META, KEYS_AHEAD_KEY)
+    return parse_checkpoint(value) if value else 0
+
+
+def read_live_through_hour(catalog: Catalog) -> int:
+    """The newest hour that was ever in the wheel; -1: none was. Its value is that of `hour_key`."""
+    value = catalog.get(Table.META, LIVE_KEY)
+    return parse_hour_key(value) if value else -1
+
+
+def _check_meta(key: bytes, value: bytes) -> None:
+    parse = {
+        CHECKPOINT_KEY: parse_checkpoint,
+        KEYS_AHEAD_KEY: parse_checkpoint,
+        LIVE_KEY: parse_hour_key,
+    }.get(key)
+    _must(parse is not None, "a name that is not known")
+    assert parse is not None
+    parse(value)
+
+
+# ── HOURS ────────────────────────────────────────────────────────────────────────────────────────
+
+_HOUR_KEY = struct.Struct(">I")
+_HOUR_VALUE = struct.Struct(">QQQQqQ")
 
 
 @dataclass(slots=True)
@@ -67,13 +170,19 @@ class HourState:
 
 
 def hour_key(hour: int) -> bytes:
-    """A key of the table HOURS."""
-    return HOUR_KEY.pack(hour)
+    """A key of the tables HOURS and ARCHIVES."""
+    return _HOUR_KEY.pack(hour)
+
+
+def parse_hour_key(key: bytes) -> int:
+    """The inverse of `hour_key`. Raises struct.error."""
+    hour: int = _HOUR_KEY.unpack(key)[0]
+    return hour
 
 
 def parse_hours(pairs: Iterable[tuple[bytes, bytes]]) -> dict[int, HourState]:
     """The whole table HOURS, from its keys and values."""
-    return {HOUR_KEY.unpack(key)[0]: HourState.unpack(value) for key, value in pairs}
+    return {parse_hour_key(key): HourState.unpack(value) for key, value in pairs}
 
 
 def read_hours(catalog: Catalog) -> dict[int, HourState]:
@@ -87,27 +196,59 @@ def read_hour(catalog: Catalog, hour: int) -> HourState | None:
     return None if value is None else HourState.unpack(value)
 
 
-def read_checkpoint(catalog: Catalog) -> int:
-    """The seq up to which every effect is durable."""
-    value = catalog.get(Table.META, CHECKPOINT_KEY)
-    return parse_checkpoint(value) if value else 0
+def _check_hour(key: bytes, value: bytes) -> None:
+    parse_hour_key(key)
+    HourState.unpack(value)
 
 
-def pack_checkpoint(seq: int) -> bytes:
-    """The value of CHECKPOINT_KEY, and of KEYS_AHEAD_KEY, in the table META."""
-    return _CHECKPOINT_VALUE.pack(seq)
+# ── KEYS ─────────────────────────────────────────────────────────────────────────────────────────
+
+_KEY_VALUE = struct.Struct(">QQQ")
+NO_ENTRY = bytes(_KEY_VALUE.size)
 
 
-def parse_checkpoint(value: bytes) -> int:
-    """The inverse of `pack_checkpoint`. Raises struct.error."""
-    seq: int = _CHECKPOINT_VALUE.unpack(value)[0]
-    return seq
+class KeyEntry(msgspec.Struct, frozen=True, gc=False):
+    """The message that a key stands for: what its id says, and a digest of its content."""
+
+    seq: int
+    due_ms: int
+    digest: int
 
 
-def read_keys_ahead(catalog: Catalog) -> int:
-    """The seq up to which the table KEYS may be ahead of the checkpoint; 0: it is not."""
-    value = catalog.get(Table.META, KEYS_AHEAD_KEY)
-    return parse_checkpoint(value) if value else 0
+def pack_key_entry(seq: int, due_ms: int, digest: int) -> bytes:
+    """A value of the table KEYS, from the fields of a KeyEntry."""
+    return _KEY_VALUE.pack(seq, due_ms, digest)
+
+
+def pack_key_values(
+    seqs: Iterable[int], dues_ms: Iterable[int], digests: Iterable[int]
+) -> list[bytes]:
+    """`pack_key_entry` of each."""
+    return list(map(_KEY_VALUE.pack, seqs, dues_ms, digests))
+
+
+def pack_key_entries(rows: NDArray[np.void], digests: NDArray[np.uint64]) -> NDArray[np.void]:
+    """`pack_key_entry` of the seq and the due time of each row, and its digest."""
+    values = np.empty((len(rows), 3), ">u8")
+    values[:, 0], values[:, 1], values[:, 2] = rows["seq"], rows["due_ms"], digests
+    return values.view(f"V{_KEY_VALUE.size}")[:, 0]
+
+
+def unpack_key_entry(value: bytes) -> KeyEntry:
+    """The inverse of `pack_key_entry`."""
+    return KeyEntry(*_KEY_VALUE.unpack(value))
+
+
+def _check_key(key: bytes, value: bytes) -> None:
+    _must_be_long(key, len(NO_KEY))
+    unpack_key_entry(value)
+
+
+# ── CHANGES ──────────────────────────────────────────────────────────────────────────────────────
+
+CHANGE_KEY = struct.Struct(">QI")
+_CHANGE_VALUE = struct.Struct(">BQQHI")
+_CHANGE_PREFIX = struct.Struct(">Q")
 
 
 class ChangeState(IntEnum):
@@ -142,6 +283,11 @@ def change_key(message_seq: int, subscription_id: int) -> bytes:
     return CHANGE_KEY.pack(message_seq, subscription_id)
 
 
+def change_prefix(message_seq: int) -> bytes:
+    """What the keys of all changes of a message begin with."""
+    return _CHANGE_PREFIX.pack(message_seq)
+
+
 def parse_change_key(key: bytes) -> tuple[int, int]:
     """Message seq and subscription id."""
     message_seq, subscription_id = CHANGE_KEY.unpack(key)
@@ -153,6 +299,11 @@ def pack_change(change: Change) -> bytes:
     return _CHANGE_VALUE.pack(
         change.state, change.entry_seq, change.due_ms, change.attempt, change.subject_id
     )
+
+
+def unpack_change(value: bytes) -> Change:
+    """The inverse of `pack_change`."""
+    return Change(*_CHANGE_VALUE.unpack(value))
 
 
 _CHANGE_KEYS = np.dtype([("message_seq", ">u8"), ("subscription_id", ">u4")])
@@ -183,46 +334,44 @@ def pack_cancels(
     return keys.view(f"V{keys.itemsize}").tolist(), values.view(f"V{values.itemsize}").tolist()
 
 
-def unpack_change(value: bytes) -> Change:
-    """The inverse of `pack_change`."""
-    return Change(*_CHANGE_VALUE.unpack(value))
+def _check_change(key: bytes, value: bytes) -> None:
+    _must_be_long(key, CHANGE_KEY.size)
+    ChangeState(unpack_change(value).state)
 
 
-class KeyEntry(msgspec.Struct, frozen=True, gc=False):
-    """The message that a key stands for: what its id says, and a digest of its content."""
-
-    seq: int
-    due_ms: int
-    digest: int
+# ── SUBJECTS ─────────────────────────────────────────────────────────────────────────────────────
 
 
-_KEY_VALUE = struct.Struct(">QQQ")
-NO_ENTRY = bytes(_KEY_VALUE.size)
+def read_subjects(catalog: Catalog) -> dict[int, str]:
+    """Names of subjects by their numbers."""
+    return {parse_number_key(key): name.decode() for key, name in catalog.scan(Table.SUBJECTS)}
+
+
+def _check_subject(key: bytes, value: bytes) -> None:
+    _must_be_long(key, _NUMBER.size)
+    value.decode()
+
+
+# ── SUBSCRIPTIONS (a value: `records.subscriptions`) ─────────────────────────────────────────────
+
+
+def _check_subscription(key: bytes, value: bytes) -> None:
+    _must(parse_number_key(key) == decode_subscription(value).id, "a key of another number")
+
+
+# ── DEAD_LETTERS ─────────────────────────────────────────────────────────────────────────────────
+
 _DEAD_KEY = struct.Struct(">IQ")
 
 
-def pack_key_entry(seq: int, due_ms: int, digest: int) -> bytes:
-    """A value of the table KEYS, from the fields of a KeyEntry."""
-    return _KEY_VALUE.pack(seq, due_ms, digest)
+class DeadLetter(msgspec.Struct, array_like=True, frozen=True):
+    """A value of the table DEAD_LETTERS (MessagePack)."""
 
-
-def pack_key_values(
-    seqs: Iterable[int], dues_ms: Iterable[int], digests: Iterable[int]
-) -> list[bytes]:
-    """`pack_key_entry` of each."""
-    return list(map(_KEY_VALUE.pack, seqs, dues_ms, digests))
-
-
-def pack_key_entries(rows: NDArray[np.void], digests: NDArray[np.uint64]) -> NDArray[np.void]:
-    """`pack_key_entry` of the seq and the due time of each row, and its digest."""
-    values = np.empty((len(rows), 3), ">u8")
-    values[:, 0], values[:, 1], values[:, 2] = rows["seq"], rows["due_ms"], digests
-    return values.view(f"V{_KEY_VALUE.size}")[:, 0]
-
-
-def unpack_key_entry(value: bytes) -> KeyEntry:
-    """The inverse of `pack_key_entry`."""
-    return KeyEntry(*_KEY_VALUE.unpack(value))
+    reason: str
+    died_ms: int
+    attempts: int
+    payload: bytes
+    """The sealed payload of the message, with its origin."""
 
 
 def dead_letter_key(subscription_id: int, entry_seq: int) -> bytes:
@@ -236,30 +385,13 @@ def parse_dead_letter_key(key: bytes) -> tuple[int, int]:
     return subscription_id, entry_seq
 
 
-LIVE_KEY = b"live_through_hour"
-DAMAGE_KEY = struct.Struct(">Q")
+def _check_dead_letter(key: bytes, value: bytes) -> None:
+    _, entry_seq = parse_dead_letter_key(key)
+    sealed = msgspec.msgpack.decode(value, type=DeadLetter).payload
+    decode_payload(sealed, CATALOG_DIRECTORY, 0, entry_seq)
 
 
-class DeadLetter(msgspec.Struct, array_like=True, frozen=True):
-    """A value of the table DEAD_LETTERS (MessagePack)."""
-
-    reason: str
-    died_ms: int
-    attempts: int
-    payload: bytes
-    """The sealed payload of the message, with its origin."""
-
-
-class Heartbeat(msgspec.Struct, array_like=True, frozen=True):
-    """A value of the table HEARTBEATS, and the payload of a record HEARTBEAT (MessagePack)."""
-
-    key: str
-    timeout_ms: int = 0
-    subject_id: int = 0
-    """0: it has ended."""
-    payload: bytes = b""
-    """The sealed payload of the message."""
-
+# ── WATCHES ──────────────────────────────────────────────────────────────────────────────────────
 
 _WATCH_LENGTH = struct.Struct(">H")
 WATCH_SEQ = struct.Struct(">Q")
@@ -279,6 +411,7 @@ def watch_key(key: str, message_seq: int) -> bytes:
 
 
 def watch_prefix(key: str) -> bytes:
+    """What the keys of all messages begin with that watch `key`."""
     data = key.encode()
     return _WATCH_LENGTH.pack(len(data)) + data
 
@@ -302,6 +435,44 @@ def unpack_watch(value: bytes) -> tuple[int, OnEvent]:
     due_ms, on_event = WATCH_VALUE.unpack(value)
     return due_ms, OnEvent(on_event)
 
+
+def _check_watch(key: bytes, value: bytes) -> None:
+    parse_watch_key(key)
+    unpack_watch(value)
+
+
+# ── HEARTBEATS ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Heartbeat(msgspec.Struct, array_like=True, frozen=True):
+    """A value of the table HEARTBEATS, and the payload of a record HEARTBEAT (MessagePack)."""
+
+    key: str
+    timeout_ms: int = 0
+    subject_id: int = 0
+    """0: it has ended."""
+    payload: bytes = b""
+    """The sealed payload of the message."""
+
+
+def heartbeat_key(key: str) -> bytes:
+    """A key of the table HEARTBEATS."""
+    return key.encode()
+
+
+def unpack_heartbeat(value: bytes) -> Heartbeat:
+    """A value of the table HEARTBEATS. Raises msgspec.DecodeError."""
+    return msgspec.msgpack.decode(value, type=Heartbeat)
+
+
+def _check_heartbeat(key: bytes, value: bytes) -> None:
+    heartbeat = unpack_heartbeat(value)
+    _must(heartbeat_key(heartbeat.key) == key, "a heartbeat of another key")
+    _must(heartbeat.timeout_ms > 0 and heartbeat.subject_id > 0, "a heartbeat that has ended")
+    decode_payload(heartbeat.payload, CATALOG_DIRECTORY, 0, 0)
+
+
+# ── IMPORTS ──────────────────────────────────────────────────────────────────────────────────────
 
 DUPLICATE_DTYPE = np.dtype([("row", "<u4"), ("seq", "<u8"), ("due_ms", "<i8")])
 """A row that was left out since its key is taken, and by which message; due as in its id."""
@@ -336,6 +507,30 @@ class ImportState(msgspec.Struct, array_like=True, frozen=True):
     first_seq: int
     adopted_ms: int
     record: ImportRecord
+
+
+def import_key(import_id: str) -> bytes:
+    """A key of the table IMPORTS."""
+    return import_id.encode()
+
+
+def pack_import(state: ImportState) -> bytes:
+    """A value of the table IMPORTS."""
+    return msgspec.msgpack.encode(state)
+
+
+def unpack_import(value: bytes) -> ImportState:
+    """The inverse of `pack_import`. Raises msgspec.DecodeError."""
+    return msgspec.msgpack.decode(value, type=ImportState)
+
+
+def _check_import(key: bytes, value: bytes) -> None:
+    record = unpack_import(value).record
+    _must(import_key(record.id) == key, "a key of another import")
+    _must(len(record.duplicates) % DUPLICATE_DTYPE.itemsize == 0, "duplicates of another length")
+
+
+# ── ARCHIVES (a key: that of HOURS) ──────────────────────────────────────────────────────────────
 
 
 class Extent(NamedTuple):
@@ -378,6 +573,91 @@ def unpack_archived(value: bytes) -> Archived:
 def read_archived(catalog: Catalog) -> dict[int, Archived]:
     """The whole table ARCHIVES."""
     return {
-        HOUR_KEY.unpack(key)[0]: unpack_archived(value)
-        for key, value in catalog.scan(Table.ARCHIVES)
+        parse_hour_key(key): unpack_archived(value) for key, value in catalog.scan(Table.ARCHIVES)
     }
+
+
+def _check_archived(key: bytes, value: bytes) -> None:
+    _must_be_long(key, _HOUR_KEY.size)
+    unpack_archived(value)
+
+
+# ── DAMAGE ───────────────────────────────────────────────────────────────────────────────────────
+
+_DAMAGE_OFFSET = struct.Struct(">Q")
+
+
+class KnownDamage(msgspec.Struct, frozen=True):
+    """A value of the table DAMAGE (JSON): a damaged place, and when a start found it."""
+
+    path: str
+    offset: int
+    end: int
+    reason: str
+    first_seq: int
+    last_seq: int
+    found_ms: int
+
+
+def damage_key(path: str, offset: int) -> bytes:
+    """A key of the table DAMAGE."""
+    return path.encode() + b"\0" + _DAMAGE_OFFSET.pack(offset)
+
+
+def pack_damage(damage: Damage, found_ms: int) -> bytes:
+    """A value of the table DAMAGE."""
+    known = KnownDamage(
+        damage.path,
+        damage.offset,
+        damage.end,
+        damage.reason,
+        damage.first_seq,
+        damage.last_seq,
+        found_ms,
+    )
+    return msgspec.json.encode(known)
+
+
+def unpack_damage(value: bytes) -> KnownDamage:
+    """The inverse of `pack_damage`. Raises msgspec.DecodeError."""
+    return msgspec.json.decode(value, type=KnownDamage)
+
+
+def _check_damage(key: bytes, value: bytes) -> None:
+    found = unpack_damage(value)
+    _must(damage_key(found.path, found.offset) == key, "a key of another place")
+
+
+# ── all of them ──────────────────────────────────────────────────────────────────────────────────
+
+UNREADABLE = (struct.error, ValueError, msgspec.DecodeError, DamageError)
+"""What `check_entry` raises, and whatever parses an entry."""
+
+CHECKS: dict[Table, Callable[[bytes, bytes], None]] = {
+    Table.META: _check_meta,
+    Table.HOURS: _check_hour,
+    Table.KEYS: _check_key,
+    Table.CHANGES: _check_change,
+    Table.SUBJECTS: _check_subject,
+    Table.SUBSCRIPTIONS: _check_subscription,
+    Table.DEAD_LETTERS: _check_dead_letter,
+    Table.WATCHES: _check_watch,
+    Table.HEARTBEATS: _check_heartbeat,
+    Table.IMPORTS: _check_import,
+    Table.ARCHIVES: _check_archived,
+    Table.DAMAGE: _check_damage,
+}
+
+
+def check_entry(table: Table, key: bytes, value: bytes) -> None:
+    """Hold an entry of the catalog against what its table holds. Raises one of UNREADABLE."""
+    CHECKS[table](key, value)
+
+
+def can_be_read(table: Table, key: bytes, value: bytes) -> bool:
+    """Whether an entry of the catalog is one of its table."""
+    try:
+        check_entry(table, key, value)
+    except UNREADABLE:
+        return False
+    return True

@@ -17,34 +17,29 @@ Cost: see `storage.check`; besides, one pass over the catalog. Threads: one, any
 """
 
 import contextlib
-import json
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from delayserver.records.message import decode_payload
-from delayserver.records.subscriptions import decode_subscription
 from delayserver.records.tables import (
-    DUPLICATE_DTYPE,
-    HOUR_KEY,
-    ChangeState,
-    DeadLetter,
-    Heartbeat,
+    UNREADABLE,
     HourState,
     ImportRecord,
-    ImportState,
+    change_prefix,
+    check_entry,
     hour_key,
-    parse_dead_letter_key,
+    import_key,
+    number_key,
+    parse_number_key,
     parse_watch_key,
     read_checkpoint,
     read_hours,
-    unpack_archived,
     unpack_change,
-    unpack_key_entry,
+    unpack_damage,
+    unpack_heartbeat,
     unpack_watch,
 )
 from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
@@ -61,11 +56,6 @@ from storage.message_log import parse_segment_name
 from storage.rows import FLAG_REMOVAL, HOUR_MS, LogKind, RecordKind
 from storage.staging import DIRECTORY as IMPORTS_DIRECTORY
 from storage.staging import Manifest, Part, import_of, verify
-
-_KEY_HASH_BYTES = 16
-_CHANGE_KEY_BYTES = 12
-_NUMBER_BYTES = 4
-_UNREADABLE = (struct.error, ValueError, msgspec.DecodeError, DamageError)
 
 
 def check_path(
@@ -170,7 +160,7 @@ class _Promised:
             for hour, state in read_hours(catalog).items()
         }
         self._subject_ids = np.array(
-            [int.from_bytes(key, "big") for key, _ in catalog.scan(Table.SUBJECTS)], np.uint32
+            [parse_number_key(key) for key, _ in catalog.scan(Table.SUBJECTS)], np.uint32
         )
         names = (parse_segment_name(name) for name in files.list(MESSAGES_DIRECTORY))
         self._segments = sorted(first_seq for first_seq in names if first_seq is not None)
@@ -248,7 +238,7 @@ class _Promised:
                     report.add(path, f"{error}", first_seq=first_seq, last_seq=last_seq)
         found = map(import_of, self._files.list(IMPORTS_DIRECTORY))
         for import_id in sorted({name for name in found if name} - needed):
-            if self._catalog.get(Table.IMPORTS, import_id.encode()) is not None:
+            if self._catalog.get(Table.IMPORTS, import_key(import_id)) is not None:
                 reason = "what was staged for it is not needed any more; the next start deletes it"
             else:
                 reason = (
@@ -302,24 +292,13 @@ class _Promised:
 # ── the catalog by itself ──────────────────────────────────────────────────────────────────────
 
 
-def can_be_read(table: Table, key: bytes, value: bytes) -> bool:
-    """Whether an entry of the catalog is one of its table."""
-    parse = _PARSERS.get(table)
-    try:
-        if parse is not None:
-            parse(key, value)
-    except _UNREADABLE:
-        return False
-    return True
-
-
 def _check_entries(catalog: Catalog, report: Report) -> None:
-    for table, parse in _PARSERS.items():
+    for table in Table:
         try:
             for key, value in catalog.scan(table):
                 try:
-                    parse(key, value)
-                except _UNREADABLE as error:
+                    check_entry(table, key, value)
+                except UNREADABLE as error:
                     report.add(
                         CATALOG_DIRECTORY, f"{table}: entry {key.hex()} cannot be read ({error})"
                     )
@@ -333,7 +312,7 @@ def _check_entries(catalog: Catalog, report: Report) -> None:
 
 def _check_subjects(catalog: Catalog, report: Report) -> None:
     subjects = list(catalog.scan(Table.SUBJECTS))
-    numbers = [int.from_bytes(key, "big") for key, _ in subjects]
+    numbers = [parse_number_key(key) for key, _ in subjects]
     if numbers != list(range(1, len(numbers) + 1)):
         report.add(CATALOG_DIRECTORY, "subjects are not numbered from 1 without gaps")
     if len({name for _, name in subjects}) != len(subjects):
@@ -343,10 +322,10 @@ def _check_subjects(catalog: Catalog, report: Report) -> None:
 def _check_watches(catalog: Catalog, report: Report) -> None:
     """A message that is watched for must be kept: in the hour of its id, or where it went."""
     for key, value in catalog.scan(Table.WATCHES):
-        with contextlib.suppress(*_UNREADABLE):  # reported above
+        with contextlib.suppress(*UNREADABLE):  # reported above
             name, seq = parse_watch_key(key)
             hours = {unpack_watch(value)[0] // HOUR_MS}
-            for _, change in catalog.scan(Table.CHANGES, prefix=seq.to_bytes(8, "big")):
+            for _, change in catalog.scan(Table.CHANGES, prefix=change_prefix(seq)):
                 hours.add(unpack_change(change).due_ms // HOUR_MS)
             is_kept = any(catalog.get(Table.HOURS, hour_key(hour)) for hour in hours)
             # A server that runs deletes the entry before the hour.
@@ -356,91 +335,24 @@ def _check_watches(catalog: Catalog, report: Report) -> None:
 
 def _check_heartbeats(catalog: Catalog, report: Report) -> None:
     for key, value in catalog.scan(Table.HEARTBEATS):
-        with contextlib.suppress(*_UNREADABLE):  # reported above
-            subject_id = msgspec.msgpack.decode(value, type=Heartbeat).subject_id
-            if subject_id and catalog.get(Table.SUBJECTS, subject_id.to_bytes(4, "big")) is None:
+        with contextlib.suppress(*UNREADABLE):  # reported above
+            subject_id = unpack_heartbeat(value).subject_id
+            if subject_id and catalog.get(Table.SUBJECTS, number_key(subject_id)) is None:
                 name = key.decode()
                 report.add(CATALOG_DIRECTORY, f"heartbeat {name!r} has an unknown subject")
 
 
 def _add_known_damage(catalog: Catalog, report: Report) -> None:
     for _, value in catalog.scan(Table.DAMAGE):
-        with contextlib.suppress(ValueError, LookupError, TypeError):  # reported above
-            found = json.loads(value)
+        with contextlib.suppress(*UNREADABLE):  # reported above
+            found = unpack_damage(value)
             report.add(
-                found["path"],
-                f"noted at a start before this check: {found['reason']}",
-                offset=found["offset"],
-                end=found["end"],
-                first_seq=found["first_seq"],
-                last_seq=found["last_seq"],
+                found.path,
+                f"noted at a start before this check: {found.reason}",
+                offset=found.offset,
+                end=found.end,
+                first_seq=found.first_seq,
+                last_seq=found.last_seq,
                 severity=Severity.NOTE,
                 is_known_damage=True,
             )
-
-
-def _must(condition: bool, otherwise: str) -> None:
-    if not condition:
-        raise ValueError(otherwise)
-
-
-def _parse_key(key: bytes, value: bytes) -> None:
-    _must(len(key) == _KEY_HASH_BYTES, "a key of another length")
-    unpack_key_entry(value)
-
-
-def _parse_change(key: bytes, value: bytes) -> None:
-    _must(len(key) == _CHANGE_KEY_BYTES, "a key of another length")
-    ChangeState(unpack_change(value).state)
-
-
-def _parse_subject(key: bytes, value: bytes) -> None:
-    _must(len(key) == _NUMBER_BYTES, "a key of another length")
-    value.decode()
-
-
-def _parse_subscription(key: bytes, value: bytes) -> None:
-    _must(int.from_bytes(key, "big") == decode_subscription(value).id, "a key of another number")
-
-
-def _parse_dead_letter(key: bytes, value: bytes) -> None:
-    _, entry_seq = parse_dead_letter_key(key)
-    sealed = msgspec.msgpack.decode(value, type=DeadLetter).payload
-    decode_payload(sealed, CATALOG_DIRECTORY, 0, entry_seq)
-
-
-def _parse_watch(key: bytes, value: bytes) -> None:
-    parse_watch_key(key)
-    unpack_watch(value)
-
-
-def _parse_heartbeat(key: bytes, value: bytes) -> None:
-    heartbeat = msgspec.msgpack.decode(value, type=Heartbeat)
-    _must(heartbeat.key.encode() == key, "a heartbeat of another key")
-    _must(heartbeat.timeout_ms > 0 and heartbeat.subject_id > 0, "a heartbeat that has ended")
-    decode_payload(heartbeat.payload, CATALOG_DIRECTORY, 0, 0)
-
-
-def _parse_import(key: bytes, value: bytes) -> None:
-    record = msgspec.msgpack.decode(value, type=ImportState).record
-    _must(record.id.encode() == key, "a key of another import")
-    _must(len(record.duplicates) % DUPLICATE_DTYPE.itemsize == 0, "duplicates of another length")
-
-
-def _parse_archived(key: bytes, value: bytes) -> None:
-    _must(len(key) == HOUR_KEY.size, "a key of another length")
-    unpack_archived(value)
-
-
-_PARSERS: dict[Table, Callable[[bytes, bytes], None]] = {
-    Table.KEYS: _parse_key,
-    Table.CHANGES: _parse_change,
-    Table.SUBJECTS: _parse_subject,
-    Table.SUBSCRIPTIONS: _parse_subscription,
-    Table.DEAD_LETTERS: _parse_dead_letter,
-    Table.WATCHES: _parse_watch,
-    Table.HEARTBEATS: _parse_heartbeat,
-    Table.IMPORTS: _parse_import,
-    Table.ARCHIVES: _parse_archived,
-    Table.DAMAGE: lambda key, value: json.loads(value),
-}

@@ -19,6 +19,7 @@ import numpy as np
 from delayserver.delivery.settler import Settler
 from delayserver.records.horizon import Mark
 from delayserver.records.subscriptions import Registry, decode_subscription
+from delayserver.records.tables import read_subjects
 from delayserver.schedule.committed import Records
 from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Replay
@@ -88,10 +89,8 @@ def recover(
     registry = Registry(
         decode_subscription(value) for _, value in catalog.scan(Table.SUBSCRIPTIONS)
     )
-    subjects = {
-        name.decode(): int.from_bytes(key, "big") for key, name in catalog.scan(Table.SUBJECTS)
-    }
-    names = {number: name for name, number in subjects.items()}
+    names = read_subjects(catalog)
+    subjects = {name: number for number, name in names.items()}
     loaded = []
     for done, snapshot in enumerate(snapshots):
         progress("loading hours", done, len(snapshots))

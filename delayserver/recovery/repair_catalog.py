@@ -29,17 +29,19 @@ from delayserver.records.tables import (
     ChangeState,
     DeadLetter,
     HourState,
+    can_be_read,
     change_key,
     dead_letter_key,
     hour_key,
+    number_key,
     pack_change,
     pack_checkpoint,
     pack_key_entry,
     pack_watch,
+    parse_number_key,
     watch_key,
 )
 from delayserver.records.tracecontext import TRACE_NAMES
-from delayserver.recovery.check import can_be_read
 from storage.catalog import TABLES, Table
 from storage.catalog_file import Salvaged, salvage
 from storage.errors import DamageError
@@ -214,13 +216,14 @@ def name_what_is_lost(left: Salvaged, rebuilt: Rebuilt) -> tuple[dict[Table, Val
         for key, value in left.copies[Table.SUBSCRIPTIONS].items():
             if key not in subscriptions and can_be_read(Table.SUBSCRIPTIONS, key, value):
                 subscriptions[key] = value
-                losses.append(f"subscription {_number(key)} is that of an old copy: look at it")
+                number = parse_number_key(key)
+                losses.append(f"subscription {number} is that of an old copy: look at it")
     nameless = {
-        _key(number): f"(lost subject {number})".encode()
+        number_key(number): f"(lost subject {number})".encode()
         for number in _missing(subjects, rebuilt.subject_ids, is_damaged=True)
     }
     gone = {
-        _key(number): _placeholder(number)
+        number_key(number): _placeholder(number)
         for number in _missing(
             subscriptions,
             rebuilt.subscription_ids - {0},
@@ -228,7 +231,7 @@ def name_what_is_lost(left: Salvaged, rebuilt: Rebuilt) -> tuple[dict[Table, Val
         )
     }
     losses += [f"the name of a subject: it is {name.decode()!r} now" for name in nameless.values()]
-    losses += [f"subscription {_number(key)}, if there was one: make it again" for key in gone]
+    losses += [f"subscription {parse_number_key(k)}, if there was one: make it again" for k in gone]
     subjects.update(nameless)
     subscriptions.update(gone)
     return {Table.SUBJECTS: nameless, Table.SUBSCRIPTIONS: gone}, losses
@@ -271,17 +274,9 @@ def rebuild(
     return losses
 
 
-def _key(number: int) -> bytes:
-    return number.to_bytes(4, "big")
-
-
-def _number(key: bytes) -> int:
-    return int.from_bytes(key, "big")
-
-
 def _missing(known: Iterable[bytes], seen: Iterable[int], *, is_damaged: bool) -> list[int]:
     """Numbers that are not known: those that were seen, and if some may be lost all below them."""
-    numbers = {_number(key) for key in known}
+    numbers = {parse_number_key(key) for key in known}
     wanted = set(seen)
     if is_damaged:
         wanted |= set(range(1, max([*numbers, *wanted], default=0) + 1))

@@ -32,32 +32,39 @@ from delayserver.errors import ConflictError, NotFoundError
 from delayserver.records.message import Payload, decode_payload
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
-    DAMAGE_KEY,
-    HOUR_KEY,
     KEYS_AHEAD_KEY,
     LIVE_KEY,
     Archived,
     Change,
     ChangeState,
-    Heartbeat,
     HourState,
     ImportRecord,
     ImportState,
     change_key,
+    change_prefix,
+    damage_key,
     dead_letter_key,
+    heartbeat_key,
     hour_key,
+    import_key,
+    number_key,
     pack_archived,
     pack_cancels,
     pack_change,
     pack_checkpoint,
+    pack_damage,
+    pack_import,
     pack_key_entries,
     pack_watch,
+    parse_number_key,
     parse_watch_key,
     read_archived,
     read_checkpoint,
     read_hours,
     read_keys_ahead,
+    read_live_through_hour,
     unpack_change,
+    unpack_heartbeat,
     unpack_key_entry,
     watch_key,
 )
@@ -148,8 +155,7 @@ class Replay:
         self._keys_ahead = range(self.checkpoint_seq + 1, read_keys_ahead(catalog) + 1)
         """Records whose keys the catalog may have, since a checkpoint was interrupted."""
         self.live_through_hour = -1
-        live = catalog.get(Table.META, LIVE_KEY)
-        self.live_once_through_hour: int = HOUR_KEY.unpack(live)[0] if live else -1
+        self.live_once_through_hour = read_live_through_hour(catalog)
         """The newest hour that was ever live, also in an earlier process: it may have fired."""
         self._dirty_hours: set[int] = set()
         self._writes: dict[Table, list[tuple[bytes, bytes | None]]] = {t: [] for t in Table}
@@ -247,7 +253,7 @@ class Replay:
         if last_seq == importing.last_seq:
             record = importing.record
             value = ImportState(importing.first_seq, now_ms, record)
-            self._writes[Table.IMPORTS].append((record.id.encode(), msgspec.msgpack.encode(value)))
+            self._writes[Table.IMPORTS].append((import_key(record.id), pack_import(value)))
             self._imported.append((last_seq, record.id))
             self._importing = None
         return filed
@@ -352,18 +358,18 @@ class Replay:
                 state, entry_seq, due_ms = ChangeState.DEAD, target_seq, row.target_due_ms
             case RecordKind.SUBJECT:
                 assert payload is not None
-                key = row.subject_id.to_bytes(4, "big")
+                key = number_key(row.subject_id)
                 writes[Table.SUBJECTS].append((key, payload))
                 return
             case RecordKind.SUBSCRIPTION:
-                key = subscription_id.to_bytes(4, "big")
+                key = number_key(subscription_id)
                 writes[Table.SUBSCRIPTIONS].append((key, payload))
                 return
             case RecordKind.HEARTBEAT:
                 assert payload is not None
-                heartbeat = msgspec.msgpack.decode(payload, type=Heartbeat)
+                heartbeat = unpack_heartbeat(payload)
                 value = payload if heartbeat.subject_id else None
-                writes[Table.HEARTBEATS].append((heartbeat.key.encode(), value))
+                writes[Table.HEARTBEATS].append((heartbeat_key(heartbeat.key), value))
                 return
             case _:
                 assert row.kind == RecordKind.DISCARD, row.kind
@@ -387,7 +393,7 @@ class Replay:
     def delete_adopted(self) -> None:
         """Delete what was staged for imports that the catalog has; a crash may have left it."""
         for import_id in sorted(self._staging.ids()):
-            if self._catalog.get(Table.IMPORTS, import_id.encode()) is not None:
+            if self._catalog.get(Table.IMPORTS, import_key(import_id)) is not None:
                 self._staging.delete(import_id)
 
     # ── checkpoints ────────────────────────────────────────────────────────────────────────────
@@ -406,8 +412,7 @@ class Replay:
             writes[Table.HOURS].append((hour_key(hour), state.pack() if state else None))
         writes[Table.META].append((CHECKPOINT_KEY, pack_checkpoint(self.filed_seq)))
         if self.live_once_through_hour >= 0:
-            live = HOUR_KEY.pack(self.live_once_through_hour)
-            writes[Table.META].append((LIVE_KEY, live))
+            writes[Table.META].append((LIVE_KEY, hour_key(self.live_once_through_hour)))
         self._commit_keys_ahead()
         self._catalog.commit(writes, {Table.KEYS: self._keys})
         self._keys.clear()
@@ -438,28 +443,17 @@ class Replay:
 
     def note_damage(self, damage: Damage, now_ms: int) -> None:
         """Keep the name of a damaged place, for `check` and for people (I8)."""
-        key = damage.path.encode() + b"\0" + DAMAGE_KEY.pack(damage.offset)
-        value = msgspec.json.encode(
-            {
-                "path": damage.path,
-                "offset": damage.offset,
-                "end": damage.end,
-                "reason": damage.reason,
-                "first_seq": damage.first_seq,
-                "last_seq": damage.last_seq,
-                "found_ms": now_ms,
-            }
-        )
-        self._writes[Table.DAMAGE].append((key, value))
+        key = damage_key(damage.path, damage.offset)
+        self._writes[Table.DAMAGE].append((key, pack_damage(damage, now_ms)))
 
     def name_lost_subjects(self) -> None:
         """Give a name to subjects whose record was damaged, so that no other gets their number.
 
         Nobody can publish under it or subscribe to it; a subscription to `*` gets the messages."""
-        known = {int.from_bytes(key, "big") for key, _ in self._catalog.scan(Table.SUBJECTS)}
-        known |= {int.from_bytes(key, "big") for key, _ in self._writes[Table.SUBJECTS]}
+        known = {parse_number_key(key) for key, _ in self._catalog.scan(Table.SUBJECTS)}
+        known |= {parse_number_key(key) for key, _ in self._writes[Table.SUBJECTS]}
         for number in sorted(self._subject_ids - known):
-            pair = (number.to_bytes(4, "big"), f"(lost subject {number})".encode())
+            pair = (number_key(number), f"(lost subject {number})".encode())
             self._writes[Table.SUBJECTS].append(pair)
 
     def _commit_keys_ahead(self) -> None:
@@ -646,7 +640,7 @@ class Replay:
         The last of them takes the index entries with it: as long as there is one, the message may
         be asked for, and must not be taken for what its id alone says."""
         message_seq = int(row["message_seq"])
-        changes = self._catalog.scan(Table.CHANGES, prefix=message_seq.to_bytes(8, "big"))
+        changes = self._catalog.scan(Table.CHANGES, prefix=change_prefix(message_seq))
         rows = {
             (change.due_ms // HOUR_MS, change.entry_seq)
             for change in (unpack_change(value) for _, value in changes)
@@ -681,7 +675,7 @@ class Replay:
         self._writes[Table.WATCHES] += [(key, None) for key in keys]
 
     def _purge_message(self, message_seq: int, key_hash: bytes) -> None:
-        for key, _ in self._catalog.scan(Table.CHANGES, prefix=message_seq.to_bytes(8, "big")):
+        for key, _ in self._catalog.scan(Table.CHANGES, prefix=change_prefix(message_seq)):
             self._writes[Table.CHANGES].append((key, None))
         if key_hash != NO_KEY:
             value = self._catalog.get(Table.KEYS, key_hash) or b""

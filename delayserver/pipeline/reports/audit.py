@@ -34,11 +34,10 @@ from delayserver.pipeline.states.settlement import Problem, State
 from delayserver.pipeline.states.snapshot import (
     Directory,
     open_directory,
-    read_subjects,
     read_subscriptions,
 )
 from delayserver.records.ids import IdCodec
-from delayserver.records.tables import change_key, read_hours, unpack_change
+from delayserver.records.tables import change_key, read_hours, read_subjects, unpack_change
 from storage.catalog import Catalog, Table
 from storage.rows import HOUR_MS, RecordKind
 

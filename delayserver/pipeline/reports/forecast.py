@@ -20,7 +20,8 @@ from delayserver.pipeline.logs.columns import CORRUPT, CORRUPT_DDL
 from delayserver.pipeline.logs.options import TASKS_PER_CORE
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.states.settlement import State
-from delayserver.pipeline.states.snapshot import open_directory, read_subjects
+from delayserver.pipeline.states.snapshot import open_directory
+from delayserver.records.tables import read_subjects
 from delayserver.schedule.wheel import SLOT_MS
 from delayserver.schedule.wheel_rows import WHEEL_DTYPE
 from storage.rows import HOUR_MS

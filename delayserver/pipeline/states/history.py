@@ -45,13 +45,12 @@ from delayserver.pipeline.states.snapshot import (
     Directory,
     open_directory,
     read_names,
-    read_subjects,
     read_subscriptions,
 )
 from delayserver.records.ids import IdCodec
 from delayserver.records.message import Content, Payload
 from delayserver.records.subscriptions import Registry, Subscription
-from delayserver.records.tables import Extent, HourState, read_checkpoint, read_hours
+from delayserver.records.tables import Extent, HourState, read_checkpoint, read_hours, read_subjects
 from delayserver.schedule.archives import retired_hours
 from storage.errors import DamageError
 from storage.frame import Damage, Frame, Rows

@@ -25,7 +25,7 @@ from delayserver.config import Settings
 from delayserver.pipeline.logs import logs
 from delayserver.pipeline.logs.columns import Names, name_table
 from delayserver.records.subscriptions import Subscription, decode_subscription
-from delayserver.records.tables import HourState, read_checkpoint, read_hours
+from delayserver.records.tables import HourState, read_checkpoint, read_hours, read_subjects
 from delayserver.schedule.filing import by_hour, schedule_rows
 from storage.catalog import Catalog, LmdbCatalog, Table
 from storage.check import NotADataDirectoryError
@@ -69,11 +69,6 @@ def open_directory(root: str) -> Directory:
     except FileNotFoundError:
         raise NotADataDirectoryError(root) from None
     return Directory(root, identity.stamp, identity.shard, identity.id_secret)
-
-
-def read_subjects(catalog: Catalog) -> dict[int, str]:
-    """Names of subjects by their numbers."""
-    return {int.from_bytes(key, "big"): name.decode() for key, name in catalog.scan(Table.SUBJECTS)}
 
 
 def read_subscriptions(catalog: Catalog) -> dict[int, Subscription]:

@@ -155,12 +155,10 @@ def test_the_tables_of_the_catalog() -> None:
     ],
 )
 def test_the_values_of_the_catalog(table: str, value: str) -> None:
-    from delayserver.decisions import sequencer, watches
     from delayserver.records import tables as catalog_tables
 
     (rows,) = tables("## The catalog")
     (cell,) = (row[2] for row in rows if row[0] == f"`{table}`")
     types = re.findall(r"`\w+` ([ui]\d+)", cell)
     letters = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
-    (module,) = (one for one in (catalog_tables, sequencer, watches) if hasattr(one, value))
-    assert getattr(module, value).format == ">" + "".join(letters[t] for t in types)
+    assert getattr(catalog_tables, value).format == ">" + "".join(letters[t] for t in types)
