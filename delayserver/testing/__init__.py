@@ -3,8 +3,8 @@
     World ── schedules ──▶ SimulatedServer ── the real Engine, Replay, Loader, Settler, Reader,
       │                        │              recover, and the real workers, called step by step
       │                        ▼
-      │                    SimulatedFiles, MemoryCatalog        (storage.testing.files)
-      ├── clients, webhook receivers, pull consumers, a clock that jumps both ways
+      │                    SimulatedFiles, MemoryCatalog, Faults        (storage.testing)
+      ├── Clients, Operators, Subscribers, and a clock that jumps both ways
       └── Ledger: what was promised, what is durable, what was received; every promise is checked
 
 A world lives many lives. Each begins with a recovery and ends with a stop, a kill, a power loss, or

@@ -23,8 +23,8 @@ from delayserver.schedule.archives import retired_hours
 from delayserver.server.threads import ConfirmRequest
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
 from delayserver.testing.ledger import StagedRow
+from delayserver.testing.operators import FAITHFUL, filed_rows
 from delayserver.testing.server import stage
-from delayserver.testing.world import FAITHFUL, filed_rows
 from storage.errors import StorageError
 from storage.rows import HOUR_MS
 from storage.testing.catalog import MemoryCatalog

@@ -1,0 +1,362 @@
+"""Clients of the simulated server: they publish, cancel, move, look up, and tell the ledger.
+
+Each call is one that the API makes, with arguments by the seed, and tells the ledger what was
+answered once the answer would be sent: after the group is durable. A refusal tells nothing.
+
+Cost: about 20 µs per call. Threads: none.
+"""
+
+import contextlib
+import random
+from collections import Counter
+from functools import partial
+
+import msgspec
+import numpy as np
+
+from delayserver.decisions.imports import Import
+from delayserver.decisions.publishing import NewMessage, Published
+from delayserver.delivery.reader import Found
+from delayserver.errors import ConflictError, DelayServerError, NotFoundError, OverloadedError
+from delayserver.records.message import Payload, State, Watch, decode_payload
+from delayserver.records.message_id import MessageId
+from delayserver.records.tables import ChangeState
+from delayserver.testing.actor import Actor
+from delayserver.testing.ledger import Ledger, StagedRow, Violation
+from delayserver.testing.server import SimulatedClock, stage
+from storage.errors import StagingError
+from storage.rows import HOUR_MS
+from storage.staging import OnConflict, manifest_path
+
+SUBJECTS = ("orders.paid", "orders.late", "misc")
+KEYS = ("k1", "k2", "k3")
+WATCH_KEYS = ("w1", "w2")
+HEARTBEATS = ("h1", "h2")
+
+
+class Clients(Actor):
+    """Everybody who publishes, and what they know."""
+
+    def __init__(
+        self, rng: random.Random, clock: SimulatedClock, ledger: Ledger, counts: Counter[str]
+    ) -> None:
+        super().__init__(rng, clock, ledger, counts)
+        self._body_count = 0
+        self._staged_in: dict[str, int] = {}
+        """In which life an import was staged."""
+
+    def _due_ms(self) -> int:
+        rng, now_ms = self._rng, self._clock.now_ms
+        to_hour = HOUR_MS - now_ms % HOUR_MS
+        delay_ms = rng.choice(
+            (
+                0,
+                rng.randrange(20),
+                rng.randrange(400),
+                rng.randrange(3000),
+                to_hour + rng.randrange(-2, 3),
+                to_hour + rng.randrange(600),
+                HOUR_MS + rng.randrange(600),
+                2 * HOUR_MS + rng.randrange(-100, 100),
+            )
+        )
+        return now_ms + max(0, delay_ms)
+
+    def _new_message(self, subject: str, key: str | None) -> NewMessage:
+        self._body_count += 1
+        variant = self._rng.randrange(2) if key else self._body_count
+        body = f'"{variant}{"x" * self._rng.choice((0, 5, 200))}"'.encode()
+        if key:
+            body = f'"{variant}"'.encode()
+        watch = None
+        if variant % 3 == 1:
+            # The same content watches the same keys.
+            watch = Watch(WATCH_KEYS[: 1 + variant % 2], variant // 3 % 2)
+        return NewMessage(subject, self._due_ms(), Payload(body, key=key, watch=watch))
+
+    def publish(self) -> None:
+        """Publish one message or several, some with keys."""
+        rng = self._rng
+        keyed = rng.random() < 0.3
+        count = rng.choice((1, 1, 1, 2, 5))
+        messages = [
+            self._new_message(rng.choice(SUBJECTS), rng.choice(KEYS) if keyed else None)
+            for _ in range(count)
+        ]
+        try:
+            published = self._server.engine.publishing.publish(messages, self._clock.now_ms)
+        except DelayServerError:
+            return
+        for message, one in zip(messages, published, strict=True):
+            self._await_publish(message, one)
+
+    def _await_publish(self, message: NewMessage, one: Published) -> None:
+        seq = self._server.engine.ids.decode(one.message_id).seq
+
+        def answered(error: Exception | None) -> None:
+            if error is None:
+                self._ledger.published(seq)
+                known = self._ledger.messages[seq]
+                if known.payload.body != message.payload.body:
+                    raise Violation(f"the publish of {seq} was answered for other content (I3)")
+                if one.duplicate:
+                    self._counts["duplicates"] += 1
+                if one.duplicate and known.cancelled:
+                    self._counts["duplicates of cancelled ones"] += 1
+
+        if one.group is None:
+            answered(None)
+        else:
+            one.group.when_durable(answered)
+
+    def replace(self) -> None:
+        """Publish a message in place of the one that has its key."""
+        rng, messages = self._rng, self._server.engine.messages
+        publishing = self._server.engine.publishing
+        subject, key = rng.choice(SUBJECTS), rng.choice(KEYS)
+        message = self._new_message(subject, key)
+        try:
+            before = messages.by_key(subject, key).seq
+        except NotFoundError:
+            before = 0
+        try:
+            published, replaced = publishing.replace(message, self._clock.now_ms)
+        except DelayServerError:
+            return
+        assert published.group is not None
+        self._await_publish(message, published)
+        if replaced:
+            self._counts["replaced"] += 1
+            published.group.when_durable(partial(self._cancel_answered, before))
+
+    def complete_event(self) -> None:
+        """An event that messages wait for: it cancels or fires them, each once (I5)."""
+        server, events, now_ms = self._server, self._server.engine.events, self._clock.now_ms
+        key = self._rng.choice(WATCH_KEYS)
+        expected = self._ledger.watching(key, max(now_ms, server.engine.timeouts.now_ms))
+        watchers = events.watchers(key, server.engine.sequencer.next_seq)
+        bodies = {}
+        for watcher in watchers:
+            entry = events.entry(watcher)
+            found = server.unfiled(entry) or server.reader.find(entry)
+            if found is not None:
+                bodies[watcher.seq] = found.payload, found.subject_id
+        already = {
+            seq
+            for seq in expected
+            if (change := server.engine.sequencer.changes(seq).get(0)) is not None
+            and change.state in (ChangeState.CANCELLED, ChangeState.FIRED)
+        }
+        try:
+            done = events.complete(key, watchers, bodies, now_ms)
+        except DelayServerError:
+            return
+        missing = expected - already - {*done.cancelled, *done.fired}
+        if missing:
+            raise Violation(f"an event for {key} left {missing} waiting (I5)")
+
+        def answered(error: Exception | None) -> None:
+            if error is None:
+                self._ledger.event_completed(done.cancelled, done.fired)
+
+        if done.group is None:
+            answered(None)
+        else:
+            done.group.when_durable(answered)
+
+    def heartbeat(self) -> None:
+        """Make, renew or delete a heartbeat."""
+        rng, server = self._rng, self._server
+        heartbeats, key = server.engine.heartbeats, rng.choice(HEARTBEATS)
+        dice = rng.random()
+        try:
+            if dice < 0.15:
+                self._ledger.deleting.add(key)
+                heartbeats.delete(key)
+                return
+            if dice < 0.75:
+                known, _ = heartbeats.get(key)
+                subject = server.engine.sequencer.subject_names[known.subject_id]
+                payload, timeout_ms = decode_payload(known.payload, "", 0, 0), known.timeout_ms
+            else:
+                self._body_count += 1
+                payload = Payload(f'"{key} {self._body_count}"'.encode())
+                subject, timeout_ms = rng.choice(SUBJECTS), rng.choice((1, 40, 700))
+            is_new, _, group = heartbeats.put(key, timeout_ms, subject, payload, self._clock.now_ms)
+        except DelayServerError:
+            return
+        self._counts["heartbeats"] += is_new
+        self._counts["renewals"] += dice < 0.75
+        deadline_ms = server.engine.timeouts.now_ms + timeout_ms
+
+        def answered(error: Exception | None) -> None:
+            if error is None:
+                self._ledger.renewed(payload.body, deadline_ms)
+
+        if group is None:
+            answered(None)
+        else:
+            group.when_durable(answered)
+
+    def _some_message(self) -> tuple[int, int] | None:
+        """A message that a client may know; mostly a young one."""
+        known = self._ledger.messages
+        if not known:
+            return None
+        seqs = list(known)
+        seq = self._rng.choice(seqs[-12:] if self._rng.random() < 0.8 else seqs)
+        return seq, known[seq].due_ms
+
+    def cancel(self) -> None:
+        """Cancel one message."""
+        chosen = self._some_message()
+        if chosen is None:
+            return
+        seq, due_ms = chosen
+        try:
+            group = self._server.engine.messages.cancel(seq, due_ms)
+        except ConflictError as error:
+            if error.state:
+                self._ledger.located(seq, State(error.state))
+            return
+        except DelayServerError:
+            return
+        if group is None:
+            self._cancel_answered(seq, None)
+        else:
+            group.when_durable(partial(self._cancel_answered, seq))
+
+    def cancel_many(self) -> None:
+        """Cancel several messages in one call."""
+        chosen = [self._some_message() for _ in range(self._rng.randrange(1, 8))]
+        found = [MessageId(0, due_ms, seq) for seq, due_ms in filter(None, chosen)]
+        engine = self._server.engine
+        try:
+            refusals = engine.cancels.cancel(
+                np.array([one.seq for one in found], np.uint64),
+                np.array([one.due_ms for one in found], np.int64),
+                np.zeros(len(found), np.uint32),
+            )
+        except DelayServerError:
+            return
+        group = engine.groups.not_durable()
+        for index, one in enumerate(found):
+            refusal = refusals.get(index)
+            if isinstance(refusal, ConflictError):
+                if refusal.state:
+                    self._ledger.located(one.seq, State(refusal.state))
+            elif refusal is None and group is None:
+                self._cancel_answered(one.seq, None)
+            elif refusal is None and group is not None:
+                group.when_durable(partial(self._cancel_answered, one.seq))
+
+    def _cancel_answered(self, seq: int, error: Exception | None) -> None:
+        if error is None:
+            self._ledger.cancelled(seq)
+
+    def look_up(self) -> None:
+        """Look a message up, and hold its state against what is durable."""
+        chosen = self._some_message()
+        if chosen is None:
+            return
+        located = self._server.engine.messages.locate(*chosen)
+        # Of a message that is being retried the others may have been delivered.
+        is_retry = bool(located.subscription_id)
+        if self._server.engine.messages.is_known(located.entry) and not is_retry:
+            self._ledger.located(chosen[0], located.state)
+
+    def move(self) -> None:
+        """Move a message to another due time."""
+        chosen = self._some_message()
+        if chosen is None:
+            return
+        seq, due_ms = chosen
+        server, new_due_ms = self._server, self._due_ms()
+
+        def found(value: Found | None, error: Exception | None) -> None:
+            if error is not None:
+                raise error
+            if value is None:
+                return
+            try:
+                group = server.engine.messages.move(
+                    seq,
+                    due_ms,
+                    max(new_due_ms, self._clock.now_ms),
+                    value.payload,
+                    value.subject_id,
+                )
+            except ConflictError as conflict:
+                if conflict.state:
+                    self._ledger.located(seq, State(conflict.state))
+                return
+            except DelayServerError:
+                return
+            group.when_durable(answered)
+
+        def answered(error: Exception | None) -> None:
+            if error is None:
+                self._ledger.moved(seq, new_due_ms)
+
+        # A message that is being imported cannot be read yet.
+        with contextlib.suppress(OverloadedError):
+            server.find(server.engine.messages.locate(seq, due_ms), found)
+
+    def adopt(self) -> None:
+        """Stage an import, or have one adopted that was staged before."""
+        rng = self._rng
+        known = list(self._ledger.staged)
+        import_id = rng.choice(known[-3:]) if known and rng.random() < 0.5 else self._stage()
+        if import_id is None:
+            return
+        try:
+            self._server.engine.imports.adopt(
+                manifest_path(import_id), partial(self._import_answered, import_id)
+            )
+        except DelayServerError:
+            return
+
+    def _stage(self) -> str | None:
+        """What a bulk load does: it writes files, and syncs none of them."""
+        rng, subjects = self._rng, self._ledger.subjects
+        if not subjects:
+            return None
+        import_id = f"import-{len(self._ledger.staged)}"
+        self._staged_in[import_id] = self._counts["lives"]
+        numbers = sorted(subjects)
+        keyed = rng.random() < 0.5
+        rows = []
+        for _ in range(rng.choice((1, 3, 8))):
+            message = self._new_message(
+                subjects[rng.choice(numbers)], rng.choice(KEYS) if keyed else None
+            )
+            subject_id = self._server.engine.sequencer.subjects[message.subject]
+            payload = msgspec.structs.replace(message.payload, watch=None)
+            rows.append(StagedRow(message.due_ms, subject_id, payload))
+        rows.sort(key=lambda row: row.due_ms)
+        self._ledger.staged[import_id] = rows
+        cut = rng.randrange(len(rows))
+        parts = [rows[:cut], rows[cut:]] if cut else [rows]
+        on_conflict = rng.choice(tuple(OnConflict))
+        stage(
+            self._disk,
+            import_id,
+            parts,
+            self._server.engine.messages.key_hash,
+            on_conflict=on_conflict,
+        )
+        self._counts["staged"] += 1
+        return import_id
+
+    def _import_answered(
+        self, import_id: str, found: Import | None, error: Exception | None
+    ) -> None:
+        if found is not None:
+            self._ledger.adopted(import_id, found.first_seq)
+        elif isinstance(error, ConflictError):
+            self._counts["imports with conflicts"] += 1
+        elif isinstance(error, StagingError | NotFoundError):
+            self._counts["imports damaged by a crash"] += 1
+            was_sound = self._staged_in[import_id] == self._counts["lives"]
+            if was_sound or import_id in self._ledger.imports:
+                raise Violation(f"the import {import_id} was refused: {error}")

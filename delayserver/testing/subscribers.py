@@ -1,0 +1,148 @@
+"""Subscribers of the simulated server: receivers of webhooks, and consumers that pull.
+
+They answer, refuse, time out, hang up and fall over as the seed says, and tell the ledger what they
+have seen; in the last life they are patient, and take everything.
+
+Cost: about 20 µs per call. Threads: none.
+"""
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+
+from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
+from delayserver.delivery.webhook import WebhookResponse
+from delayserver.records.message import Delivery
+from delayserver.testing.actor import Actor
+from delayserver.testing.ledger import Ledger
+from delayserver.testing.server import SimulatedClock, SimulatedServer
+from storage.testing.files import SimulatedFiles
+
+OK = WebhookResponse(200)
+LOST = WebhookResponse(None, None, "timed out")
+
+
+@dataclass(slots=True)
+class Lease:
+    """What a consumer holds."""
+
+    token: str
+    delivery: Delivery
+
+
+class Subscribers(Actor):
+    """Everybody who receives, and what they hold."""
+
+    def __init__(
+        self, rng: random.Random, clock: SimulatedClock, ledger: Ledger, counts: Counter[str]
+    ) -> None:
+        super().__init__(rng, clock, ledger, counts)
+        self.leases: list[Lease] = []
+        self.waiting: list[DelayedFetch] = []
+        """Pulls that were not answered at once."""
+        self.is_patient = False
+        """Whether they take all that comes."""
+
+    def begin(self, server: SimulatedServer, disk: SimulatedFiles) -> None:
+        """A life has begun: what consumers held is over with the last one."""
+        super().begin(server, disk)
+        self.leases, self.waiting = [], []
+
+    def answer_webhook(self) -> None:
+        """Answer a webhook that was sent; or its answer is lost, or it never came."""
+        server = self._server
+        if not server.sending:
+            return
+        deliveries = self._rng.choice(server.sending)
+        dice = 0.0 if self.is_patient else self._rng.random()
+        if dice < 0.5:
+            response, seen = OK, True
+        elif dice < 0.62:
+            response, seen = LOST, True
+        elif dice < 0.74:
+            response, seen = LOST, False
+        elif dice < 0.92:
+            response, seen = WebhookResponse(500), False
+        elif dice < 0.98:
+            response, seen = WebhookResponse(503, 2000), False
+        else:
+            response, seen = WebhookResponse(410), False
+        for delivery in deliveries:
+            self._ledger.returned(delivery, seen=seen)
+        server.answer(deliveries, response)
+
+    def pull(self) -> None:
+        """Pull, and wait if nothing is there."""
+        rng, server = self._rng, self._server
+        pulls = [s for s in server.engine.registry if s.type == "pull"]
+        if not pulls:
+            return
+        subscription = rng.choice(pulls)
+        gone = not self.is_patient and rng.random() < 0.1
+
+        def answer(got: Pulled) -> None:
+            for delivery, token in got:
+                if gone:
+                    self._ledger.returned(delivery, seen=False)
+                    server.engine.nack([token], 0, self._clock.now_ms)
+                else:
+                    self.leases.append(Lease(token, delivery))
+
+        wait_ms = 10 if self.is_patient else rng.choice((0, 50, 5000))
+        lease_ms = 10_000 if self.is_patient else rng.choice((5, 500, 10_000))
+        most = rng.choice((1, 3, 10))
+        least = 1 if self.is_patient else rng.choice((1, 1, most))
+        fetch = server.pull(subscription, PullRequest(most, lease_ms, wait_ms, answer, least))
+        if not fetch.is_completed:
+            self.waiting.append(fetch)
+
+    def hang_up(self) -> None:
+        """A consumer that waits is gone."""
+        fetch = self.waiting.pop(self._rng.randrange(len(self.waiting)))
+        fetch.cancel()
+
+    def consume(self) -> None:
+        """Acknowledge, give back, extend or forget a lease."""
+        rng, server = self._rng, self._server
+        if not self.leases:
+            return
+        lease = self.leases[rng.randrange(len(self.leases))]
+        dice = 0.0 if self.is_patient else rng.random()
+        if dice < 0.6:
+            self.leases.remove(lease)
+            if server.engine.leases.get(lease.token) is not None:
+                self._ledger.returned(lease.delivery, seen=True)
+            server.ack([lease.token], partial(self._acked, lease))
+        elif dice < 0.75:
+            self.leases.remove(lease)
+            if server.engine.leases.get(lease.token) is not None:
+                self._ledger.returned(lease.delivery, seen=False)
+            server.engine.nack([lease.token], rng.choice((0, 0, 20, 1000)), self._clock.now_ms)
+        elif dice < 0.9:
+            server.engine.extend([lease.token], rng.choice((1, 1000)), self._clock.now_ms)
+        else:
+            self.leases.remove(lease)  # It fell over.
+
+    def _acked(self, lease: Lease, expired: list[str]) -> None:
+        if not expired:
+            self._ledger.acked(lease.delivery)
+
+    def pull_all(self) -> None:
+        """Take what is there for every subscription."""
+
+        def answer(got: Pulled) -> None:
+            self.leases += [Lease(token, delivery) for delivery, token in got]
+
+        server = self._server
+        for subscription in server.engine.registry:
+            if subscription.type == "pull":
+                server.pull(subscription, PullRequest(1000, 60_000, 0, answer))
+                server.rest()
+
+    def return_all(self) -> None:
+        """Give back every lease, without having looked."""
+        for lease in self.leases:
+            self._ledger.returned(lease.delivery, seen=False)
+            self._server.engine.nack([lease.token], 0, self._clock.now_ms)
+        self.leases.clear()
