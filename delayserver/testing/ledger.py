@@ -192,7 +192,7 @@ class Ledger(Watcher):
         elif kind == RecordKind.HEARTBEAT:
             self._apply_heartbeat(seq, message_seq, sealed)
         else:
-            message = self.messages[message_seq]
+            message = self._known(message_seq)
             if kind == RecordKind.CANCEL:
                 message.cancelled = True
             elif kind in (RecordKind.MOVE, RecordKind.FIRE):
@@ -206,6 +206,13 @@ class Ledger(Watcher):
                 self._check_reason(subscription_id, unseal(sealed) or b"")
             elif kind == RecordKind.DISCARD:
                 message.discarded = True
+
+    def _known(self, message_seq: int) -> Message:
+        """A message that is durable."""
+        message = self.messages.get(message_seq)
+        if message is None:
+            raise Violation(f"there is no message {message_seq}, and it counts as one (I3)")
+        return message
 
     def _check_reason(self, subscription_id: int, letter: bytes) -> None:
         """What was dropped for its age says so, and only where that was asked for."""
@@ -390,13 +397,13 @@ class Ledger(Watcher):
     def cancelled(self, message_seq: int) -> None:
         """A cancel was answered."""
         self.counts["cancelled"] += 1
-        message = self.messages[message_seq]
+        message = self._known(message_seq)
         if not (message.cancelled or message.discarded):
             raise Violation(f"the cancel of {message_seq} was answered and is not durable (I5)")
 
     def moved(self, message_seq: int, due_ms: int) -> None:
         """A move was answered."""
-        message = self.messages[message_seq]
+        message = self._known(message_seq)
         entry_due_ms = self._entries[message.where[0]][0]
         self.counts["moved"] += 1
         if entry_due_ms != due_ms and not message.cancelled:
@@ -429,10 +436,10 @@ class Ledger(Watcher):
         self.counts["cancelled by an event"] += len(cancelled)
         self.counts["fired by an event"] += len(fired)
         for seq in cancelled:
-            if not self.messages[seq].cancelled:
+            if not self._known(seq).cancelled:
                 raise Violation(f"an event cancelled {seq}, which is not durable (I5)")
         for seq in fired:
-            if not self.messages[seq].fired:
+            if not self._known(seq).fired:
                 raise Violation(f"an event fired {seq}, which is not durable (I5)")
         for seq in (*cancelled, *fired):
             if seq in self._completed:
