@@ -15,6 +15,7 @@ DelayServerError
 ├── AckTimeoutError         a publish was accepted and is not durable within its timeout
 ├── StoppingError           the server is shutting down or has stopped after a failed fsync
 ├── TimerShutdownError      a timer that was shut down was given work (delayserver.timers)
+├── LibraryError            an installed library is not one that the server can run on
 ├── PipelineError           a job of the data pipeline cannot run (delayserver.pipeline)
 └── AccessError             no token, a wrong one, or one without the scope
 """
@@ -104,6 +105,10 @@ class AckTimeoutError(DelayServerError):
 
 class StoppingError(DelayServerError):
     """The server does not accept work any more."""
+
+
+class LibraryError(DelayServerError):
+    """A library that is installed lacks what the server uses of it; the text says what."""
 
 
 class PipelineError(DelayServerError):

@@ -25,6 +25,7 @@ import structlog
 import uvicorn
 
 from delayserver.api.app import Rest, make_app
+from delayserver.api.uvicorn_interface import check_uvicorn
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError, InputError
 from delayserver.recovery.memory_faults import MemoryFaults
@@ -53,6 +54,7 @@ def serve(settings: Settings) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     release_memory = _tune_allocator()
     try:
+        check_uvicorn()
         tls = _tls(settings)
         _allow_connections(settings.connections_max)
         listener = _bind(settings)

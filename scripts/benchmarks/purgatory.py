@@ -108,8 +108,17 @@ class Consumers:
         prefix = self.leases.grant(deliveries, take.request.lease_ms)
         take.request.answer(Pulled(deliveries, prefix))
 
-    def send(self, subscription: Subscription, delivery: Delivery) -> None:
+    def tick_soon(self) -> None:
+        """The cases say themselves what time it is."""
+
+    def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
         raise AssertionError("there are no webhooks here")
+
+    def outdated(self, delivery: Delivery, reason: str) -> None:
+        raise AssertionError("nothing is too old here")
+
+    def orphaned(self, delivery: Delivery, left_by: int) -> None:
+        raise AssertionError("no subscription is deleted here")
 
     def settle(self, hour: int, rows: bytes) -> None:
         raise AssertionError("nothing is acknowledged here")

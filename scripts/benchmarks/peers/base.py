@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -140,8 +141,14 @@ class Peer(ABC):
         published before. None: it has no such call."""
         return None
 
-    def spawn(self, *command: str, **options: object) -> subprocess.Popen[bytes]:
-        """A process of the peer; its output goes to a file of its directory."""
+    def spawn(
+        self,
+        *command: str,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+        user: str | None = None,
+    ) -> None:
+        """Start a process of the peer; its output goes to a file of its directory."""
         with (self.directory / "output.log").open("ab") as output:
             process = subprocess.Popen(
                 command,
@@ -149,10 +156,11 @@ class Peer(ABC):
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                **options,  # type: ignore[call-overload]
+                cwd=cwd,
+                env=env,
+                user=user,
             )
         self.processes.append(process)
-        return process
 
     async def wait_until_ready(self) -> float:
         """Seconds until it answers. Raises PeerError."""
@@ -335,9 +343,7 @@ async def closed_loop(
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         made.setblocking(False)
         counter = make_counter()
-        _, line = await running.create_connection(
-            lambda counter=counter: _Line(state, counter), sock=made
-        )
+        _, line = await running.create_connection(partial(_Line, state, counter), sock=made)
         lines.append(line)
     state.begin(lines, load.in_flight // connections)
     try:
