@@ -10,9 +10,9 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from delayserver import serve
-from delayserver.api.connection import Connection
-from delayserver.api.protocol import _HotProtocol, _Unanswered
+from delayserver.api import process
+from delayserver.api.hot.connection import Connection
+from delayserver.api.hot.protocol import _HotProtocol, _Unanswered
 from delayserver.api.uvicorn_interface import ATTRIBUTES, METHODS, check_uvicorn, given_names
 from delayserver.config import Settings
 from delayserver.errors import LibraryError
@@ -56,7 +56,7 @@ def test_a_server_does_not_start_on_another_one(
 ) -> None:
     monkeypatch.delattr(HttpToolsProtocol, "_start_asgi_task")
     settings = Settings(data_dir=tmp_path / "data", port=0)
-    assert serve.serve(settings) == serve.EXIT_REFUSED
+    assert process.serve(settings) == process.EXIT_REFUSED
     assert "_start_asgi_task" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
 
@@ -103,7 +103,7 @@ def test_what_connections_use_is_listed(kind: type, owners: list[str]) -> None:
 
 
 def test_what_the_wiring_uses_is_listed() -> None:
-    used = set(attributes(serve._Uvicorn, "self")) | {"serve"}
+    used = set(attributes(process._Uvicorn, "self")) | {"serve"}
     assert used & has(uvicorn.Server) == listed(uvicorn.Server)
 
 
