@@ -301,7 +301,7 @@ class ReplayThread(Worker[ReplayItem]):
             self._checkpoint()
         elif not 0 <= now_ms - self._filed_ms < self._file_ms:
             self._file()
-            if self._replay.has_new_names:
+            if self._replay.effects.has_new_names:
                 # Streams of the files look names up in the catalog only, and new ones are few.
                 self._checkpoint()
         elif self._more_to_purge:
@@ -343,7 +343,7 @@ class ReplayThread(Worker[ReplayItem]):
 
     def _confirm(self, request: ConfirmRequest) -> Exception | None:
         try:
-            self._replay.confirm(request.hour, request.archived)
+            self._replay.archives.confirm(request.hour, request.archived)
         except (ConflictError, NotFoundError) as refused:
             return refused  # told to whoever asked
         return None
@@ -375,8 +375,9 @@ class ReplayThread(Worker[ReplayItem]):
 
     def _report(self) -> None:
         replay = self._replay
-        if replay.deleted_hours:
-            deleted, replay.deleted_hours = replay.deleted_hours, []
+        purging = replay.purging
+        if purging.deleted_hours:
+            deleted, purging.deleted_hours = purging.deleted_hours, []
             self._post(self._on_deleted, deleted)
         if replay.checkpoint_seq != self._told_seq:
             self._told_seq = replay.checkpoint_seq

@@ -28,6 +28,7 @@ from delayserver.records.message import Delivery, Payload, encode_payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.committed import Records
 from delayserver.schedule.expansion import Staging
+from delayserver.schedule.purge import Purge
 from delayserver.schedule.replay import Filed, Replay
 from delayserver.schedule.wheel_rows import Batch
 from delayserver.server.shard import Shard, Surroundings
@@ -115,15 +116,20 @@ class _WatchedLog(MessageLog):
 
 
 class _WatchedReplay(Replay):
-    keys_slice = 1  # as with very many keys
-
     def __init__(self, watcher: Watcher, *rest: Any) -> None:
-        super().__init__(*rest)
+        super().__init__(*rest, purge=partial(_WatchedPurge, watcher))
+        self.effects.keys_slice = 1  # as with very many keys
         self._watcher = watcher
 
     def file(self, batch: Any, now_ms: int) -> Filed:
         self._watcher.filing(list(batch))
         return super().file(batch, now_ms)
+
+
+class _WatchedPurge(Purge):
+    def __init__(self, watcher: Watcher, *rest: Any) -> None:
+        super().__init__(*rest)
+        self._watcher = watcher
 
     def delete_files(self, hour: int) -> None:
         frames = [one for one in self._schedule.scan(hour) if isinstance(one, Frame)]

@@ -680,7 +680,7 @@ def test_a_settled_hour_is_forgotten_after_its_last_row_is_durable() -> None:
     assert not parts.disk.settler.unsynced
     parts.handle(row(2), SettleRequest(forget=[HOUR], done=[parts.done]))
     assert parts.loop.take() == [(parts.done,)]
-    parts.disk.replay.delete_files(HOUR)
+    parts.disk.replay.purging.delete_files(HOUR)
     parts.handle(row(3))
     assert parts.seqs() == [3]
 
