@@ -25,7 +25,7 @@ import structlog
 
 from delayserver.decisions.group import Group
 from delayserver.decisions.imports import Importer, Verified, VerifyRequest
-from delayserver.delivery.queue import Take
+from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Fetched, Reader
 from delayserver.delivery.settler import Settler
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError
@@ -427,9 +427,9 @@ class LoaderThread(Worker[HourRequest]):
 class TakeRequest:
     """Read the bodies of rows that go out."""
 
-    take: Take
+    take: Handout
     unfiled: dict[int, bytes]
-    done: Callable[[Take, Fetched], None]
+    done: Callable[[Handout, Fetched], None]
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from delayserver.decisions.messages import Located
 from delayserver.delivery.delayed_fetch import DelayedFetch, PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.leases import Some
-from delayserver.delivery.queue import Take
+from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Found
 from delayserver.delivery.settler import DISPATCH_ROW, Settler
 from delayserver.delivery.webhook import WebhookResponse
@@ -329,7 +329,7 @@ class SimulatedServer(Shard):
 
     # ── what is watched on its way out ─────────────────────────────────────────────────────────
 
-    def hand_out(self, take: Take, deliveries: Deliveries) -> None:
+    def hand_out(self, take: Handout, deliveries: Deliveries) -> None:
         for delivery in deliveries:
             self.watcher.sent(take.subscription, delivery)
         super().hand_out(take, deliveries)

@@ -51,7 +51,7 @@ from delayserver.decisions.publishing import NewMessage, Publishing
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
-from delayserver.delivery.queue import Take
+from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Reader
 from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import Delivery, Payload, encode_payload
@@ -115,9 +115,9 @@ class NoPorts:
     def wake(self) -> None: ...
     def commit(self, group: Group) -> None: ...
     def file(self, group: Group) -> None: ...
-    def read(self, take: Take) -> None: ...
+    def read(self, take: Handout) -> None: ...
     def send(self, subscription: Subscription, delivery: Delivery) -> None: ...
-    def hand_out(self, take: Take, deliveries: Deliveries) -> None: ...
+    def hand_out(self, take: Handout, deliveries: Deliveries) -> None: ...
     def settle(self, hour: int, rows: bytes) -> None: ...
 
 
@@ -482,11 +482,11 @@ def reader(rows: int) -> Iterator[Row]:
             ("as due", by_due),
         ):
             takes = [
-                Take(subscription, [Batch(HOUR, order[start : start + 512])], {})
+                Handout(subscription, [Batch(HOUR, order[start : start + 512])], {})
                 for start in range(0, count, 512)
             ]
 
-            def read_all(takes: list[Take] = takes) -> None:
+            def read_all(takes: list[Handout] = takes) -> None:
                 for take in takes:
                     assert len(bodies.deliveries(take, {})) == take.count
 

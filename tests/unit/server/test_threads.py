@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from delayserver.decisions.group import Group
-from delayserver.delivery.queue import Take
+from delayserver.delivery.queue import Handout
 from delayserver.errors import ConflictError
 from delayserver.records.subscriptions import Registry
 from delayserver.records.tables import Archived
@@ -568,7 +568,7 @@ def test_bodies_and_answers_go_back_to_the_loop() -> None:
     disk.replay.snapshot(HOUR)
     log.publish(START_MS, body=b"body")
     [(hour, rows)] = disk.file(log.close()).live
-    take = Take(subscription(), [Batch(hour, rows)], {})
+    take = Handout(subscription(), [Batch(hour, rows)], {})
     thread = ReaderThread(disk.reader, loop.post, fatal)
     done, answered = (lambda *_: None), (lambda *_: None)
     error = ValueError("not today")
