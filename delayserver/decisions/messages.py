@@ -210,7 +210,7 @@ class Messages:
 
     def _waits(self, entry: Entry) -> bool:
         """Whether a schedule row has not fired, or fired and is parked."""
-        return self.has_not_fired(entry) or self._dispatcher.is_parked(entry)
+        return self.has_not_fired(entry) or self._dispatcher.parked.contains(entry)
 
     def has_not_fired(self, entry: Entry) -> bool:
         """Whether a schedule row that was not removed is still to come."""
@@ -225,7 +225,7 @@ class Messages:
         """Whether only some subscriptions still wait for the row: a restart leaves such rows."""
         row = self._wheel.get(entry.seq, entry.due_ms)
         if row is None:
-            row = self._dispatcher.parked(entry)
+            row = self._dispatcher.parked.get(entry)
         return row is not None and bool(row["route"][0] & ROUTE_SUBSCRIPTION)
 
     def is_known(self, entry: Entry) -> bool:
@@ -330,7 +330,7 @@ class Messages:
         """Remove a row from wherever it waits in memory, and put it back on a roll-back."""
         row = self._wheel.remove(entry.seq, entry.due_ms)
         if row is None:
-            row = self._dispatcher.unpark(entry)
+            row = self._dispatcher.parked.remove(entry)
         if row is not None:
             group = self._sequencer.group
             group.undo.append(partial(self._wheel.insert, entry.hour, row))

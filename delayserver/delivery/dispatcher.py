@@ -1,7 +1,8 @@
 """The dispatcher: from rows that fired to finished deliveries.
 
     fired rows ── route ──▶ a queue per subscription ── read ──▶ deliveries ── outcome ──▶ settled
-                   └──▶ parked, while no subscription matches
+                   ├──▶ parked, while no subscription matches
+                   └──▶ orphans, if their subscription is gone: read, then judged
 
 Every subscription has its own queue, of row arrays, so a slow one delays nobody else (I2). What
 leaves a queue stays together, as columns (`Deliveries`): as many as a consumer asked for with pull;
@@ -16,7 +17,7 @@ Threads: belongs to the event loop.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -26,11 +27,13 @@ from numpy.typing import NDArray
 from delayserver.delivery.backlog import Backlog
 from delayserver.delivery.delayed_fetch import DelayedFetch, Fetches, Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
-from delayserver.delivery.queue import NOBODY, READ_ROWS_MAX, Queue, Take
-from delayserver.delivery.settler import DISPATCH_ROW
+from delayserver.delivery.orphans import Fate, Orphans
+from delayserver.delivery.parked import Parked
+from delayserver.delivery.queue import NOBODY, READ_ROWS_MAX, Handout, Queue
+from delayserver.delivery.settler import pack_settled
 from delayserver.records.message import Delivery, Entry
 from delayserver.records.subscriptions import Registry, Subscription
-from delayserver.records.tables import Change, ChangeState
+from delayserver.records.tables import Change
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Batch
 from delayserver.timers.timeouts import Timeouts
@@ -47,7 +50,7 @@ NEVER_MS = 1 << 62
 class Ports(Protocol):
     """What the dispatcher needs done elsewhere."""
 
-    def read(self, take: Take) -> None:
+    def read(self, handout: Handout) -> None:
         """Read the payloads; answer with `Dispatcher.on_read`."""
         ...
 
@@ -64,7 +67,7 @@ class Ports(Protocol):
         with `Engine.on_orphaned`."""
         ...
 
-    def hand_out(self, take: Take, deliveries: Deliveries) -> None:
+    def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
         """Lease deliveries to the consumer that asked."""
         ...
 
@@ -92,11 +95,8 @@ class Dispatcher:
         changes: Callable[[int], Mapping[int, Change]] = lambda seq: {},
         has_not_fired: Callable[[Entry], bool] = lambda entry: False,
     ) -> None:
-        """`changes`: where the deliveries of a message are now, by subscription, if not where its
-        id says (`Sequencer.changes`); `has_not_fired`: whether a row is still to come."""
+        """`changes` and `has_not_fired`: as `Orphans` needs them."""
         self._registry = registry
-        self._changes = changes
-        self._has_not_fired = has_not_fired
         self._started_ms = started_ms
         self.now_ms = started_ms
         """When it was last told what time it is."""
@@ -109,9 +109,8 @@ class Dispatcher:
         """Subscriptions whose rows may leave at a certain time, though nothing else happens."""
         self._announced_ms = NEVER_MS
         """When the engine knows that it has to call `wake`."""
-        self._parked: dict[int, list[Batch]] = {}
-        self._orphans: Counter[int] = Counter()
-        """Rows whose subscription is gone: on their way, or read to find out whose they are now."""
+        self.parked = Parked()
+        self.orphans = Orphans(registry, changes, has_not_fired)
         self.delivered_by_subject: defaultdict[int, int] = defaultdict(int)
         """How many deliveries arrived since the start, by subject id."""
         self.draining = False
@@ -147,78 +146,43 @@ class Dispatcher:
             subscription_id = route & ~ROUTE_SUBSCRIPTION
             subscription = self._registry.by_id(subscription_id)
             if subscription is None:
-                return self._adopt(batch, subscription_id)
-            queue = self.queue(subscription)
-            queue.rows.push(batch)
-            return [queue]
-        matching = self._registry.matching(self._subject_names[route])
-        if not matching:
-            self._parked.setdefault(route, []).append(batch)
-            return []
+                self._adopt(batch, subscription_id)
+                return []
+            shares = [(subscription, batch)]
+        else:
+            matching = self._registry.matching(self._subject_names[route])
+            if not matching:
+                self.parked.add(route, batch)
+                return []
+            shares = _shares(batch, matching)
         queues = []
-        first_ms = batch.hour * HOUR_MS + int(batch.rows["due_offset_ms"][0])
-        if all(first_ms >= subscription.exists_since_ms for subscription in matching):
-            # As nearly always: they existed, all of them.
-            for subscription in matching:
-                queue = self.queue(subscription)
-                queue.rows.push(batch)
-                queues.append(queue)
-            self._hours.add(batch.hour, (len(matching) - 1) * len(batch.rows))
-            return queues
-        unmatched = np.ones(len(batch.rows), bool)
-        for subscription in matching:
-            rows = batch.rows
-            if first_ms >= subscription.exists_since_ms:
-                unmatched[:] = False
-            else:
-                due_ms = rows["due_offset_ms"].astype(np.int64) + batch.hour * HOUR_MS
-                existed = subscription.existed_for(rows["seq"], due_ms)
-                rows = select(rows, existed)
-                unmatched &= ~existed
-            if len(rows):
-                queue = self.queue(subscription)
-                queue.rows.push(Batch(batch.hour, rows))
-                queues.append(queue)
-                self._hours.add(batch.hour, len(rows))
-        if unmatched.any():
-            queue = self.queue(matching[0])
-            queue.rows.push(Batch(batch.hour, select(batch.rows, unmatched)))
+        for subscription, share in shares:
+            queue = self.queue(subscription)
+            queue.rows.push(share)
             queues.append(queue)
-            self._hours.add(batch.hour, int(unmatched.sum()))
-        self._hours.add(batch.hour, -len(batch.rows))
+        # A row counted once while it waited; now each of its deliveries does.
+        count = sum(len(share.rows) for _, share in shares)
+        self._hours.add(batch.hour, count - len(batch.rows))
         return queues
 
-    def _adopt(self, batch: Batch, left_by: int) -> list[Queue]:
-        """Rows for a subscription that is gone: their subject stands in their payload alone."""
-        if len(batch.rows):
-            self._orphans.update(batch.rows["seq"].tolist())
-            self._ports.read(Take(NOBODY, [batch], {}, left_by=left_by))
-        return []
+    def _adopt(self, batch: Batch, left_by: int) -> None:
+        """Rows for a subscription that is gone: they are read, and then judged."""
+        self.orphans.add(batch.rows["seq"].tolist())
+        self._ports.read(Handout(NOBODY, [batch], {}, left_by=left_by))
 
-    def _on_adopted(self, take: Take, deliveries: Deliveries, now_ms: int) -> None:
+    def _on_orphans_read(self, handout: Handout, deliveries: Deliveries, now_ms: int) -> None:
         passed_on: dict[tuple[int, int, str], list[Rows]] = {}
         for delivery in deliveries:
-            self._forget_orphans((delivery.entry.seq,))
-            origin = delivery.origin
-            matching = self._registry.matching(delivery.subject)
-            # A row that it was moved to was newer than the publish: at worst it comes once more.
-            if any(s.existed(origin.message_seq, origin.due_ms) for s in matching):
-                # It had this message on its own.
-                self._settle(delivery, Outcome.DROPPED, now_ms)
-                continue
-            changes = self._changes(origin.message_seq)
-            if self._is_elsewhere(delivery, changes):
-                self._settle(delivery, Outcome.DROPPED, now_ms)
-            elif self._is_in_memory_alone(delivery, changes):
-                self._orphans[delivery.entry.seq] += 1  # until that is recorded
-                self._ports.orphaned(delivery, take.left_by)
-            else:
-                whose = (delivery.entry.hour, origin.subject_id, delivery.subject)
-                passed_on.setdefault(whose, []).append(delivery.row)
-        if take.count != len(deliveries):
-            unread = Counter(seq for batch in take.batches for seq in batch.rows["seq"].tolist())
-            unread.subtract(deliveries.settled["seq"].tolist())
-            self._forget_orphans(unread.elements())
+            match self.orphans.judge(delivery):
+                case Fate.DROPPED:
+                    self._settle(delivery, Outcome.DROPPED, now_ms)
+                case Fate.RECORDED:
+                    self._ports.orphaned(delivery, handout.left_by)
+                case Fate.PASSED_ON:
+                    whose = (delivery.entry.hour, delivery.origin.subject_id, delivery.subject)
+                    passed_on.setdefault(whose, []).append(delivery.row)
+        # What could not be read stays unsettled: its hour is kept.
+        self.orphans.remove(handout.unread(deliveries.settled["seq"]))
         for (hour, subject_id, subject), rows in passed_on.items():
             batch = Batch(hour, concatenate(rows, WHEEL_DTYPE))
             if matching := self._registry.matching(subject):
@@ -226,83 +190,14 @@ class Dispatcher:
                 queue.rows.push(batch)
                 self.pump(queue, now_ms)
             else:
-                self._parked.setdefault(subject_id, []).append(batch)
-
-    def _is_elsewhere(self, delivery: Delivery, changes: Mapping[int, Change]) -> bool:
-        """Whether another row of the message is on its way to a subscription that is gone too, or
-        is still to come.
-
-        Each of them was tried on its own; the last of the rows that is open is passed on. From then
-        on it is the only one, so it need not be looked for among those that wait for an heir."""
-        seq, message_seq = delivery.entry.seq, delivery.origin.message_seq
-        first_seq = changes[0].entry_seq if 0 in changes else message_seq
-        return first_seq in self._orphans or any(
-            subscription_id
-            and change.state == ChangeState.RETRYING
-            and change.entry_seq != seq
-            and (
-                change.entry_seq in self._orphans
-                or self._has_not_fired(Entry(change.entry_seq, change.due_ms))
-            )
-            for subscription_id, change in changes.items()
-        )
-
-    def _is_in_memory_alone(self, delivery: Delivery, changes: Mapping[int, Change]) -> bool:
-        """Whether a restart would not find the row again, since others have failed at it."""
-        of_others = [change for subscription_id, change in changes.items() if subscription_id]
-        return bool(of_others) and not any(
-            change.state == ChangeState.RETRYING and change.entry_seq == delivery.entry.seq
-            for change in of_others
-        )
-
-    def _forget_orphans(self, seqs: Iterable[int]) -> None:
-        orphans = self._orphans
-        for seq in seqs:
-            orphans[seq] -= 1
-            if orphans[seq] <= 0:
-                del orphans[seq]
-
-    def parked_count(self) -> int:
-        """Rows that are due and that no subscription matches."""
-        return sum(len(b.rows) for batches in self._parked.values() for b in batches)
-
-    def unpark(self, entry: Entry) -> Rows | None:
-        """Take a row that no subscription matched; None if it is not here."""
-        found = self._find_parked(entry)
-        if found is None:
-            return None
-        batches, position, hits = found
-        batch = batches[position]
-        if hits.all():
-            del batches[position]
-        else:
-            batches[position] = Batch(batch.hour, batch.rows[~hits])
-        rows: Rows = batch.rows[hits]
-        return rows
-
-    def is_parked(self, entry: Entry) -> bool:
-        """Whether the row is due and no subscription matched it yet."""
-        return self._find_parked(entry) is not None
-
-    def parked(self, entry: Entry) -> Rows | None:
-        """The row, if it is due and no subscription matched it yet."""
-        found = self._find_parked(entry)
-        if found is None:
-            return None
-        batches, position, hits = found
-        rows: Rows = batches[position].rows[hits]
-        return rows
+                self.parked.add(subject_id, batch)
 
     def oldest_due_ms(self) -> int | None:
         """When the oldest message was due that waits for a subscriber; None if none waits.
 
         Each queue is in due order, and what came back stands in front of it."""
         times = [queue.rows.first_ms() for queue in self._queues.values()]
-        times += [
-            batches[0].hour * HOUR_MS + int(batches[0].rows["due_offset_ms"][0])
-            for batches in self._parked.values()
-            if batches and len(batches[0].rows)
-        ]
+        times.append(self.parked.first_ms())
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
     def queued_count(self) -> int:
@@ -318,24 +213,10 @@ class Dispatcher:
         """Deliveries that arrived since the start."""
         return sum(self.delivered_by_subject.values())
 
-    def _find_parked(self, entry: Entry) -> tuple[list[Batch], int, np.ndarray] | None:
-        for batches in self._parked.values():
-            for position, batch in enumerate(batches):
-                if batch.may_hold(entry):
-                    hits = batch.rows["seq"] == entry.seq
-                    if hits.any():
-                        return batches, position, hits
-        return None
-
     def holds(self, entry: Entry) -> bool:
         """Whether the row waits in a queue or is on its way."""
-        return entry.seq in self._orphans or any(
-            entry.seq in queue.reserved
-            or any(
-                batch.may_hold(entry) and bool((batch.rows["seq"] == entry.seq).any())
-                for batch in queue.rows.batches()
-            )
-            for queue in self._queues.values()
+        return entry.seq in self.orphans or any(
+            queue.holds(entry) for queue in self._queues.values()
         )
 
     # ── subscriptions come and go ──────────────────────────────────────────────────────────────
@@ -350,9 +231,9 @@ class Dispatcher:
         if queue is not None:
             queue.rows.change(queue.subscription, subscription, now_ms)
             queue.subscription = subscription
-        for subject_id in list(self._parked):
+        for subject_id in self.parked.subject_ids():
             if subscription.matches(self._subject_names[subject_id]):
-                for batch in self._parked.pop(subject_id):
+                for batch in self.parked.remove_subject(subject_id):
                     self.queue(subscription).rows.push(batch)
         if subscription.id in self._queues:
             self.pump(self._queues[subscription.id], now_ms)
@@ -362,7 +243,7 @@ class Dispatcher:
         self._wakes.pop(queue.subscription.id, None)
         for fetch in self.fetches.waiting(queue.subscription.id):
             fetch.force_complete()
-        self._orphans.update(queue.reserved)
+        self.orphans.add(queue.reserved)
         for batch in queue.rows.batches():
             self._adopt(batch, queue.subscription.id)
 
@@ -410,68 +291,57 @@ class Dispatcher:
         return next_ms
 
     def _take(self, queue: Queue, rows_max: int, request: PullRequest | None, now_ms: int) -> bool:
-        batches = queue.rows.pop(rows_max, now_ms)
+        batches = queue.pop(rows_max, now_ms)
         if not batches:
             return False
-        for batch in batches:
-            queue.reserved.update(batch.rows["seq"].tolist())
-            queue.in_flight += len(batch.rows)
-        take = Take(queue.subscription, batches, queue.attempts, request)
+        handout = Handout(queue.subscription, batches, queue.attempts, request)
         if queue.subscription.type == "webhook":
             if queue.subscription.batch_max:
-                take.as_batch = True
-                queue.posts.add(take.first_seq)
+                handout.as_batch = True
+                queue.posts.add(handout.first_seq)
             else:
                 queue.is_reading = True
-        self._ports.read(take)
+        self._ports.read(handout)
         return True
 
     def _drop_outdated(self, queue: Queue, now_ms: int) -> bool:
         """Give up what is too old, a slice at a time: the next follows when this is recorded."""
-        free = READ_ROWS_MAX - len(queue.dropping)
-        batches = queue.rows.pop_outdated(free, now_ms) if free > 0 else []
+        batches = queue.pop_outdated(now_ms)
         if not batches:
             return False
         limit = format_duration(queue.subscription.drop_older_than_ms)
-        reason = f"older than {limit} when it could have been delivered"
-        for batch in batches:
-            seqs = batch.rows["seq"].tolist()
-            queue.reserved.update(seqs)
-            queue.dropping.update(seqs)
-        self._ports.read(Take(queue.subscription, batches, queue.attempts, give_up_reason=reason))
+        handout = Handout(queue.subscription, batches, queue.attempts)
+        handout.give_up_reason = f"older than {limit} when it could have been delivered"
+        self._ports.read(handout)
         return True
 
-    def on_read(self, take: Take, deliveries: Deliveries, now_ms: int) -> None:
+    def on_read(self, handout: Handout, deliveries: Deliveries, now_ms: int) -> None:
         """The payloads are here. Rows that could not be read were reported and are left out."""
-        if take.left_by:
-            self._on_adopted(take, deliveries, now_ms)
+        if handout.left_by:
+            self._on_orphans_read(handout, deliveries, now_ms)
             return
-        queue = self._queues.get(take.subscription.id)
+        queue = self._queues.get(handout.subscription.id)
         if queue is None:
             # Deleted meanwhile: the rows go where those in its queue went.
-            if take.request is not None:
-                take.request.answer(Pulled())
-            for batch in take.batches:
-                self._forget_orphans(batch.rows["seq"].tolist())
-                self._adopt(batch, take.subscription.id)
+            if handout.request is not None:
+                handout.request.answer(Pulled())
+            for batch in handout.batches:
+                self.orphans.remove(batch.rows["seq"].tolist())
+                self._adopt(batch, handout.subscription.id)
             return
-        if take.count != len(deliveries):
-            read = set(deliveries.settled["seq"].tolist())
-            for batch in take.batches:
-                for seq in batch.rows["seq"].tolist():
-                    if seq not in read:
-                        # It stays unsettled: its hour is kept, for the repair.
-                        queue.let_go(seq)
-        if take.request is not None:
-            self._ports.hand_out(take, deliveries)
-        elif take.give_up_reason:
+        for seq in handout.unread(deliveries.settled["seq"]):
+            # It stays unsettled: its hour is kept, for the repair.
+            queue.let_go(seq)
+        if handout.request is not None:
+            self._ports.hand_out(handout, deliveries)
+        elif handout.give_up_reason:
             for delivery in deliveries:
-                self._ports.outdated(delivery, take.give_up_reason)
-        elif take.as_batch and queue.subscription.batch_max:
-            queue.posts.discard(take.first_seq)
+                self._ports.outdated(delivery, handout.give_up_reason)
+        elif handout.as_batch and queue.subscription.batch_max:
+            queue.posts.discard(handout.first_seq)
             self._send_batch(queue, list(deliveries), now_ms)
         else:
-            queue.posts.discard(take.first_seq)
+            queue.posts.discard(handout.first_seq)
             queue.is_reading = False
             for delivery in deliveries:
                 self._ports.send(queue.subscription, [delivery])
@@ -531,14 +401,6 @@ class Dispatcher:
             for fetch in self.fetches.waiting(subscription_id):
                 fetch.force_complete()
 
-    def in_flight(self) -> int:
-        """Webhooks that were sent and not answered."""
-        return sum(
-            queue.in_flight
-            for queue in self._queues.values()
-            if queue.subscription.type == "webhook"
-        )
-
     # ── what came of a delivery ────────────────────────────────────────────────────────────────
 
     def delivered(self, delivery: Delivery, now_ms: int) -> None:
@@ -564,7 +426,7 @@ class Dispatcher:
     def _end_leases(self, subscription_id: int, seqs: list[int]) -> Queue | None:
         queue = self._queues.get(subscription_id)
         if queue is None:
-            self._forget_orphans(seqs)
+            self.orphans.remove(seqs)
         else:
             queue.end_leases(seqs)
         return queue
@@ -574,7 +436,7 @@ class Dispatcher:
         seq = delivery.entry.seq
         queue = self._queues.get(delivery.subscription_id)
         if queue is None:
-            self._forget_orphans((seq,))
+            self.orphans.remove((seq,))
         elif queue.let_go(seq):
             queue.attempts.pop(seq, None)
 
@@ -609,17 +471,7 @@ class Dispatcher:
                 queue.rows.push_front(batch)
 
     def _settle(self, delivery: Delivery, outcome: Outcome, now_ms: int) -> None:
-        row = DISPATCH_ROW.pack(
-            delivery.entry.seq,
-            delivery.origin.message_seq,
-            delivery.entry.due_ms,
-            now_ms,
-            delivery.subscription_id,
-            delivery.attempt,
-            outcome,
-            0,
-        )
-        self._ports.settle(delivery.entry.hour, row)
+        self._ports.settle(delivery.entry.hour, pack_settled(delivery, outcome, now_ms))
         self._hours.add(delivery.entry.hour, -1)
 
 
@@ -631,3 +483,24 @@ def _by_route(rows: Rows) -> Iterator[tuple[int, Rows]]:
         return
     for route in np.unique(routes).tolist():
         yield route, select(rows, routes == route)
+
+
+def _shares(batch: Batch, matching: Sequence[Subscription]) -> list[tuple[Subscription, Batch]]:
+    """Who gets which rows: those subscriptions that existed when a row fell due; if none did, the
+    first of them."""
+    hour, rows = batch.hour, batch.rows
+    first_ms = hour * HOUR_MS + int(rows["due_offset_ms"][0])
+    if all(first_ms >= subscription.exists_since_ms for subscription in matching):
+        # As nearly always: they existed, all of them.
+        return [(subscription, batch) for subscription in matching]
+    due_ms = rows["due_offset_ms"].astype(np.int64) + hour * HOUR_MS
+    unmatched = np.ones(len(rows), bool)
+    shares = []
+    for subscription in matching:
+        existed = subscription.existed_for(rows["seq"], due_ms)
+        unmatched &= ~existed
+        if existed.any():
+            shares.append((subscription, Batch(hour, select(rows, existed))))
+    if unmatched.any():
+        shares.append((matching[0], Batch(hour, select(rows, unmatched))))
+    return shares

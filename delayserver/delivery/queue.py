@@ -3,10 +3,15 @@
 Cost: O(1) per call. Threads: belongs to the event loop.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from delayserver.delivery.backlog import Backlog
 from delayserver.delivery.delayed_fetch import PullRequest
+from delayserver.records.message import Entry
 from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.wheel_rows import Batch
 
@@ -15,7 +20,7 @@ NOBODY = Subscription(id=0, name="", subject="", type="pull", created_ms=0)
 
 
 @dataclass(slots=True)
-class Take:
+class Handout:
     """Rows that left a queue, to be read: for a subscription, by hour."""
 
     subscription: Subscription
@@ -33,11 +38,21 @@ class Take:
 
     @property
     def first_seq(self) -> int:
+        """By which a request that carries them is known (`Queue.posts`)."""
         return int(self.batches[0].rows["seq"][0])
 
     @property
     def count(self) -> int:
+        """How many rows."""
         return sum(len(batch.rows) for batch in self.batches)
+
+    def unread(self, read_seqs: NDArray[np.uint64]) -> list[int]:
+        """The seqs of its rows that are not among those that could be read."""
+        if self.count == len(read_seqs):
+            return []
+        unread = Counter(seq for batch in self.batches for seq in batch.rows["seq"].tolist())
+        unread.subtract(read_seqs.tolist())
+        return list(unread.elements())
 
 
 @dataclass(slots=True)
@@ -63,6 +78,31 @@ class Queue:
     def count(self) -> int:
         """How many rows wait."""
         return self.rows.count
+
+    def holds(self, entry: Entry) -> bool:
+        """Whether the row waits here, or left and is not settled."""
+        return entry.seq in self.reserved or any(
+            batch.may_hold(entry) and bool((batch.rows["seq"] == entry.seq).any())
+            for batch in self.rows.batches()
+        )
+
+    def pop(self, rows_max: int, now_ms: int) -> list[Batch]:
+        """Up to `rows_max` rows that may leave now: they are in flight from here on."""
+        batches = self.rows.pop(rows_max, now_ms)
+        for batch in batches:
+            self.reserved.update(batch.rows["seq"].tolist())
+            self.in_flight += len(batch.rows)
+        return batches
+
+    def pop_outdated(self, now_ms: int) -> list[Batch]:
+        """Rows that are next and too old; no more while many of them are not recorded yet."""
+        free = READ_ROWS_MAX - len(self.dropping)
+        batches = self.rows.pop_outdated(free, now_ms) if free > 0 else []
+        for batch in batches:
+            seqs = batch.rows["seq"].tolist()
+            self.reserved.update(seqs)
+            self.dropping.update(seqs)
+        return batches
 
     def let_go(self, seq: int) -> bool:
         """A row that left is not on its way any more; False: it was not."""

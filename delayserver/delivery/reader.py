@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.delivery.deliveries import Deliveries
-from delayserver.delivery.queue import Take
+from delayserver.delivery.queue import Handout
 from delayserver.records.ids import IdCodec
 from delayserver.records.message import Entry, Payload, decode_payload, decode_payloads
 from delayserver.records.subscriptions import Registry
@@ -80,11 +80,11 @@ class Reader:
         self._subject_names = subject_names
         self._on_damage = on_damage
 
-    def deliveries(self, take: Take, unfiled: Mapping[int, bytes]) -> Deliveries:
+    def deliveries(self, take: Handout, unfiled: Mapping[int, bytes]) -> Deliveries:
         """The rows as deliveries, in order; waits for the disk. `unfiled` as for `fetch`."""
         return self.open(take, self.fetch(take, unfiled))
 
-    def fetch(self, take: Take, unfiled: Mapping[int, bytes]) -> Fetched:
+    def fetch(self, take: Handout, unfiled: Mapping[int, bytes]) -> Fetched:
         """Read the payloads of a take; waits for the disk. What is not there is named.
 
         `unfiled`: payloads that are in memory, by seq."""
@@ -105,7 +105,7 @@ class Reader:
                     found[first + index] = None
         return Fetched(found, subject_ids)
 
-    def fetch_now(self, take: Take, unfiled: Mapping[int, bytes]) -> Fetched | None:
+    def fetch_now(self, take: Handout, unfiled: Mapping[int, bytes]) -> Fetched | None:
         """As `fetch`, if everything is in memory, and not much; else None. Never waits."""
         found: list[bytes | None] = []
         total_bytes = 0
@@ -126,7 +126,7 @@ class Reader:
             found += payloads
         return Fetched(found, {})
 
-    def open(self, take: Take, fetched: Fetched) -> Deliveries:
+    def open(self, take: Handout, fetched: Fetched) -> Deliveries:
         """The rows as deliveries, in order; a payload that does not match its checksum is named
         and left out. Does not look at the disk."""
         rows, due_ms = _joined(take.batches)
@@ -150,7 +150,7 @@ class Reader:
         return deliveries
 
     def _decode_each(
-        self, take: Take, sealed: Sequence[bytes | None]
+        self, take: Handout, sealed: Sequence[bytes | None]
     ) -> tuple[list[int], list[Payload]]:
         """The payloads that can be read, and which they are; the others are named."""
         intact: list[int] = []

@@ -12,12 +12,27 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from delayserver.records.message import Delivery
 from storage.frame import Damage
 from storage.hour_log import HourLog
-from storage.rows import DISPATCH_DTYPE, FLAG_AFTER_SYNC
+from storage.rows import DISPATCH_DTYPE, FLAG_AFTER_SYNC, Outcome
 
 DISPATCH_ROW = struct.Struct("<QQqqIHBB")
 assert DISPATCH_ROW.size == DISPATCH_DTYPE.itemsize
+
+
+def pack_settled(delivery: Delivery, outcome: Outcome, settled_ms: int) -> bytes:
+    """The row of a delivery that has ended (DISPATCH_ROW)."""
+    return DISPATCH_ROW.pack(
+        delivery.entry.seq,
+        delivery.origin.message_seq,
+        delivery.entry.due_ms,
+        settled_ms,
+        delivery.subscription_id,
+        delivery.attempt,
+        outcome,
+        0,
+    )
 
 
 class Settler:

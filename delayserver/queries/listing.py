@@ -19,7 +19,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
 
-from delayserver.delivery.queue import Take
+from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Reader
 from delayserver.records.message import Payload, State
 from delayserver.records.subscriptions import Subscription
@@ -107,7 +107,7 @@ class Listing:
         return page
 
     async def _views(self, subject: str, batch: Batch) -> list[PendingView]:
-        take = Take(_NOBODY, [batch], {})
+        take = Handout(_NOBODY, [batch], {})
         deliveries = await self._server.call(partial(Reader.deliveries, take=take, unfiled={}))
         now_ms = self._server.clock()
         is_taken = bool(self._server.engine.registry.matching(subject))

@@ -113,7 +113,7 @@ class Queries:
             "queued": engine.dispatcher.queued_count(),
             "in_flight": engine.dispatcher.in_flight_count(),
             "oldest_due_at": None if oldest_due_ms is None else format_time(oldest_due_ms),
-            "unmatched": engine.dispatcher.parked_count(),
+            "unmatched": engine.dispatcher.parked.count(),
             "subjects": len(engine.sequencer.subjects),
             "subscriptions": len(engine.registry),
             "unfiled_bytes": engine.groups.unfiled_bytes,

@@ -77,14 +77,14 @@ def recover(
     # After the replay, which may have opened a settled hour again.
     damage += settler.recover(hour for hour in settler.hours() if not replay.is_retired(hour))
     for found in damage:
-        replay.note_damage(found, now_ms)
+        replay.effects.note_damage(found, now_ms)
     if damage:
-        replay.name_lost_subjects()
+        replay.effects.name_lost_subjects()
     # What has fired once was live, and stays so, also if the clock was set back since.
     through_hour = max((now_ms + lead_ms) // HOUR_MS, replay.live_once_through_hour)
     snapshots = replay.snapshot(through_hour)
     for hour in {*schedule.hours(), *settler.hours()} - replay.hours.keys():
-        replay.delete_files(hour)
+        replay.purging.delete_files(hour)
     replay.delete_adopted()
     registry = Registry(
         decode_subscription(value) for _, value in catalog.scan(Table.SUBSCRIPTIONS)
@@ -134,7 +134,7 @@ def file_message_log(
     known = len(damage)
     next_seq, replayed = _replay_tail(message_log, replay, damage, now_ms, progress)
     lost = [(found.first_seq, found.last_seq) for found in damage[known:]]
-    replay.forget_lost_keys(lost, next_seq)
+    replay.effects.remove_lost_keys(lost, next_seq)
     return next_seq, replayed
 
 

@@ -451,7 +451,7 @@ class _Repair:
                 next_seq, _ = file_message_log(
                     log, schedule, replay, damage, now_ms=self._now_ms, progress=self._progress
                 )
-                replay.name_lost_subjects()
+                replay.effects.name_lost_subjects()
                 replay.skip_to(next_seq - 1)
                 replay.checkpoint()
             for path in log.segments():

@@ -1,4 +1,4 @@
-"""Archives: what somebody has a copy of, so that the server may let it go.
+"""Archives: what somebody has a copy of, so that the server may delete it.
 
 A job (`delayserver.pipeline.archive.archive`) copies retired hours to a place of its own, and tells
 what the copy covers: how long the hour's two files were, and the last entry in them. An hour counts
@@ -7,22 +7,26 @@ into it, is longer then, and waits again. With the setting `archive` only archiv
 deleted.
 
 Cost: the list reads the table of hours, and the length of a file per hour that is retired.
-Threads: functions without state.
+Threads: `Archives` belongs to the replay thread; the functions have no state.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from delayserver.errors import ConflictError, NotFoundError
 from delayserver.records.tables import (
     Archived,
     Extent,
     HourState,
+    hour_key,
+    pack_archived,
     read_archived,
     read_hours,
 )
-from storage.catalog import Catalog
+from delayserver.schedule.effects import Effects
+from storage.catalog import Catalog, Table
 from storage.files import Files, size_of
-from storage.hour_log import hour_path
+from storage.hour_log import HourLog, hour_name, hour_path
 from storage.rows import LogKind
 
 
@@ -59,3 +63,59 @@ def retired_hours(catalog: Catalog, files: Files) -> Iterator[RetiredHour]:
         if known is not None and known.extent != extent:
             known = None
         yield RetiredHour(hour, state.retired_ms, state.entries, extent, known)
+
+
+class Archives:
+    """The archives that the catalog knows of."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        hours: Mapping[int, HourState],
+        dispatch: HourLog,
+        effects: Effects,
+        checkpoint: Callable[[], int],
+    ) -> None:
+        """`hours`: what is filed (`Replay.hours`); `checkpoint`: makes `effects` durable."""
+        self._hours = hours
+        self._dispatch = dispatch
+        self._effects = effects
+        self._checkpoint = checkpoint
+        self._archived = read_archived(catalog)
+
+    def confirm(self, hour: int, archived: Archived) -> None:
+        """Somebody has an archive of a retired hour; durable on return.
+
+        Raises NotFoundError; ConflictError where it does not cover what the hour holds now."""
+        state, name = self._hours.get(hour), hour_name(hour)
+        if state is None:
+            raise NotFoundError(f"no hour {name} is kept: it was deleted, or nothing was due in it")
+        if not state.retired_ms:
+            raise ConflictError(
+                f"messages of {name} wait or are on their way; archive it when all are settled",
+                "open",
+            )
+        extent = extent_of(state, self._dispatch.size(hour))
+        if (archived.extent, archived.count) != (extent, state.entries):
+            raise ConflictError(
+                f"{name} has changed since it was read: it holds {state.entries} entries up to "
+                f"{extent.last_seq} in {extent.schedule_bytes} and {extent.dispatch_bytes} bytes; "
+                "archive it again",
+                "changed",
+            )
+        self._effects.writes[Table.ARCHIVES].append((hour_key(hour), pack_archived(archived)))
+        # Whoever is answered may rely on it that the hour will be deleted.
+        self._checkpoint()
+        self._archived[hour] = archived
+
+    def cover(self, hour: int) -> bool:
+        """Whether there is an archive of all that the hour holds: it may have come back since."""
+        archived = self._archived.get(hour)
+        if archived is None or archived.schedule_bytes != self._hours[hour].length:
+            return False
+        return archived.extent == extent_of(self._hours[hour], self._dispatch.size(hour))
+
+    def remove(self, hour: int) -> None:
+        """The hour is deleted. If it comes back, it is another one, of which there is no copy."""
+        if self._archived.pop(hour, None) is not None:
+            self._effects.writes[Table.ARCHIVES].append((hour_key(hour), None))

@@ -37,7 +37,7 @@ from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.leases import Leases, Some
-from delayserver.delivery.queue import Take
+from delayserver.delivery.queue import Handout
 from delayserver.delivery.webhook import (
     DeadLetter,
     Delivered,
@@ -386,7 +386,7 @@ class Engine:
 
     # ── deliveries ─────────────────────────────────────────────────────────────────────────────
 
-    def on_read(self, take: Take, deliveries: Deliveries) -> None:
+    def on_read(self, take: Handout, deliveries: Deliveries) -> None:
         """Payloads have been read."""
         self.dispatcher.on_read(take, deliveries, self._advanced_ms)
 
@@ -395,7 +395,7 @@ class Engine:
         self.timeouts.look(now_ms)
         return self.dispatcher.request(self.dispatcher.queue(subscription), request)
 
-    def hand_out(self, take: Take, deliveries: Deliveries, now_ms: int) -> None:
+    def hand_out(self, take: Handout, deliveries: Deliveries, now_ms: int) -> None:
         """Lease deliveries to the consumer that asked for them."""
         request = take.request
         assert request is not None

@@ -29,7 +29,7 @@ from delayserver.decisions.watches import Watcher
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import NEVER_MS
-from delayserver.delivery.queue import READ_ROWS_MAX, Take
+from delayserver.delivery.queue import READ_ROWS_MAX, Handout
 from delayserver.delivery.reader import Found, Reader
 from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.webhook import (
@@ -177,7 +177,7 @@ class Server(Shard):
         gauge("pending_later_messages", "Waiting in later hours", lambda: self.pending_later)
         gauge("queued_deliveries", "Due, waiting for a subscriber", dispatcher.queued_count)
         gauge("in_flight_deliveries", "Being sent, or leased", dispatcher.in_flight_count)
-        gauge("unmatched_messages", "Due, without any subscription", dispatcher.parked_count)
+        gauge("unmatched_messages", "Due, without any subscription", dispatcher.parked.count)
         gauge(
             "oldest_due_age_seconds",
             "How long the oldest message waits that is due and not on its way",
@@ -330,7 +330,7 @@ class Server(Shard):
         self.metrics.commit_seconds.observe(time.perf_counter() - self._commit_began_at)
         super()._on_committed()
 
-    def hand_out(self, take: Take, deliveries: Deliveries) -> None:
+    def hand_out(self, take: Handout, deliveries: Deliveries) -> None:
         self._observe_lateness((self.clock() - deliveries.settled["due_ms"]).tolist())
         if self.telemetry is not None:
             for delivery in deliveries:

@@ -21,7 +21,7 @@ from delayserver.decisions.group import Group
 from delayserver.decisions.imports import Importer, VerifyRequest
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.delivery.deliveries import Deliveries
-from delayserver.delivery.queue import Take
+from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Fetched, Found, Reader
 from delayserver.delivery.settler import Settler
 from delayserver.records.ids import IdCodec, KeyHasher
@@ -324,7 +324,7 @@ class Shard(ABC):
         self._settle.forget += hours
         self.when_settled(recorded)
 
-    def read(self, take: Take) -> None:
+    def read(self, take: Handout) -> None:
         unfiled: dict[int, bytes] = {}
         for batch in take.batches:
             for seq in batch.rows["seq"][batch.rows["locator"] == 0].tolist():
@@ -337,10 +337,10 @@ class Shard(ABC):
         else:
             self.reading.put(TakeRequest(take, unfiled, self._on_fetched))
 
-    def _on_fetched(self, take: Take, fetched: Fetched) -> None:
+    def _on_fetched(self, take: Handout, fetched: Fetched) -> None:
         self.engine.on_read(take, self.reader_now.open(take, fetched))
 
-    def hand_out(self, take: Take, deliveries: Deliveries) -> None:
+    def hand_out(self, take: Handout, deliveries: Deliveries) -> None:
         self.engine.hand_out(take, deliveries, self.clock())
         self.tick_for_timeouts()
 

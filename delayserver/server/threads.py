@@ -25,7 +25,7 @@ import structlog
 
 from delayserver.decisions.group import Group
 from delayserver.decisions.imports import Importer, Verified, VerifyRequest
-from delayserver.delivery.queue import Take
+from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Fetched, Reader
 from delayserver.delivery.settler import Settler
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError
@@ -301,7 +301,7 @@ class ReplayThread(Worker[ReplayItem]):
             self._checkpoint()
         elif not 0 <= now_ms - self._filed_ms < self._file_ms:
             self._file()
-            if self._replay.has_new_names:
+            if self._replay.effects.has_new_names:
                 # Streams of the files look names up in the catalog only, and new ones are few.
                 self._checkpoint()
         elif self._more_to_purge:
@@ -343,7 +343,7 @@ class ReplayThread(Worker[ReplayItem]):
 
     def _confirm(self, request: ConfirmRequest) -> Exception | None:
         try:
-            self._replay.confirm(request.hour, request.archived)
+            self._replay.archives.confirm(request.hour, request.archived)
         except (ConflictError, NotFoundError) as refused:
             return refused  # told to whoever asked
         return None
@@ -375,8 +375,9 @@ class ReplayThread(Worker[ReplayItem]):
 
     def _report(self) -> None:
         replay = self._replay
-        if replay.deleted_hours:
-            deleted, replay.deleted_hours = replay.deleted_hours, []
+        purging = replay.purging
+        if purging.deleted_hours:
+            deleted, purging.deleted_hours = purging.deleted_hours, []
             self._post(self._on_deleted, deleted)
         if replay.checkpoint_seq != self._told_seq:
             self._told_seq = replay.checkpoint_seq
@@ -426,9 +427,9 @@ class LoaderThread(Worker[HourRequest]):
 class TakeRequest:
     """Read the bodies of rows that go out."""
 
-    take: Take
+    take: Handout
     unfiled: dict[int, bytes]
-    done: Callable[[Take, Fetched], None]
+    done: Callable[[Handout, Fetched], None]
 
 
 @dataclass(slots=True)

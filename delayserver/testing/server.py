@@ -20,7 +20,7 @@ from delayserver.decisions.messages import Located
 from delayserver.delivery.delayed_fetch import DelayedFetch, PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.leases import Some
-from delayserver.delivery.queue import Take
+from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Found
 from delayserver.delivery.settler import DISPATCH_ROW, Settler
 from delayserver.delivery.webhook import WebhookResponse
@@ -28,6 +28,7 @@ from delayserver.records.message import Delivery, Payload, encode_payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.committed import Records
 from delayserver.schedule.expansion import Staging
+from delayserver.schedule.purge import Purge
 from delayserver.schedule.replay import Filed, Replay
 from delayserver.schedule.wheel_rows import Batch
 from delayserver.server.shard import Shard, Surroundings
@@ -115,15 +116,20 @@ class _WatchedLog(MessageLog):
 
 
 class _WatchedReplay(Replay):
-    keys_slice = 1  # as with very many keys
-
     def __init__(self, watcher: Watcher, *rest: Any) -> None:
-        super().__init__(*rest)
+        super().__init__(*rest, purge=partial(_WatchedPurge, watcher))
+        self.effects.keys_slice = 1  # as with very many keys
         self._watcher = watcher
 
     def file(self, batch: Any, now_ms: int) -> Filed:
         self._watcher.filing(list(batch))
         return super().file(batch, now_ms)
+
+
+class _WatchedPurge(Purge):
+    def __init__(self, watcher: Watcher, *rest: Any) -> None:
+        super().__init__(*rest)
+        self._watcher = watcher
 
     def delete_files(self, hour: int) -> None:
         frames = [one for one in self._schedule.scan(hour) if isinstance(one, Frame)]
@@ -323,7 +329,7 @@ class SimulatedServer(Shard):
 
     # ── what is watched on its way out ─────────────────────────────────────────────────────────
 
-    def hand_out(self, take: Take, deliveries: Deliveries) -> None:
+    def hand_out(self, take: Handout, deliveries: Deliveries) -> None:
         for delivery in deliveries:
             self.watcher.sent(take.subscription, delivery)
         super().hand_out(take, deliveries)

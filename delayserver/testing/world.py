@@ -307,7 +307,7 @@ class World:
         return (
             f"unsettled {engine.hours._unsettled}, loading {engine.hours.loading}, "
             f"hours {self._running.replay.hours}, queues {queues}, "
-            f"parked {engine.dispatcher.parked_count()}"
+            f"parked {engine.dispatcher.parked.count()}"
         )
 
     def _purge(self) -> None:
@@ -353,8 +353,8 @@ class World:
                 for hour in log._open
                 if log.path(hour) not in files
             ],
-            "orphans": engine.dispatcher._orphans,
-            "parked": engine.dispatcher.parked_count(),
+            "orphans": len(engine.dispatcher.orphans),
+            "parked": engine.dispatcher.parked.count(),
             "unfiled": engine.groups.unfiled_bytes,
             "staged files": [
                 name

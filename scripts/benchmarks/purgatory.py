@@ -37,7 +37,7 @@ from delayserver.delivery.delayed_fetch import DelayedFetch, Fetches, Pulled, Pu
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.leases import Leases
-from delayserver.delivery.queue import Take
+from delayserver.delivery.queue import Handout
 from delayserver.records.ids import IdCodec
 from delayserver.records.message import Delivery, Payload
 from delayserver.records.subscriptions import Registry, Subscription
@@ -95,7 +95,7 @@ class Consumers:
 
     # ports
 
-    def read(self, take: Take) -> None:
+    def read(self, take: Handout) -> None:
         rows = np.concatenate([batch.rows for batch in take.batches])
         count = len(rows)
         dues_ms = np.full(count, NOW_MS)
@@ -103,7 +103,7 @@ class Consumers:
         deliveries = Deliveries(take.subscription.id, rows, dues_ms, payloads, self._names, IDS)
         self.dispatcher.on_read(take, deliveries, NOW_MS)
 
-    def hand_out(self, take: Take, deliveries: Deliveries) -> None:
+    def hand_out(self, take: Handout, deliveries: Deliveries) -> None:
         assert take.request is not None
         prefix = self.leases.grant(deliveries, take.request.lease_ms)
         take.request.answer(Pulled(deliveries, prefix))

@@ -32,10 +32,12 @@ from delayserver.records.message import Delivery, State
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import Archived
 from delayserver.recovery import recover as recovery
-from delayserver.schedule.archives import extent_of
+from delayserver.schedule.archives import Archives, extent_of
+from delayserver.schedule.effects import Effects
 from delayserver.schedule.expansion import Expansion
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.loader import Loader
+from delayserver.schedule.purge import Purge
 from delayserver.schedule.replay import Filed, Replay, Snapshot
 from delayserver.schedule.wheel import Wheel
 from delayserver.server import shard
@@ -400,13 +402,13 @@ def an_event_is_answered_before_its_cancels_are_durable(patch: Patch) -> None:
 @canary(Violation)
 def watch_keys_are_forgotten_at_a_checkpoint(patch: Patch) -> None:
     """I6"""
-    patch.setattr(Replay, "_note_watches", lambda self, *rest: None)
+    patch.setattr(Effects, "_note_watches", lambda self, *rest: None)
 
 
 @canary(Violation)
 def watch_keys_are_never_purged(patch: Patch) -> None:
     """Nothing may be left over."""
-    patch.setattr(Replay, "_purge_watches", lambda self, *rest: None)
+    patch.setattr(Purge, "_purge_watches", lambda self, *rest: None)
 
 
 @canary(Violation)
@@ -532,40 +534,40 @@ def raise_not_found() -> None:
 @canary(Violation)
 def an_hour_is_deleted_that_nobody_has_archived(patch: Patch) -> None:
     """Of the setting archive."""
-    patch.setattr(Replay, "_is_archived", lambda self, hour: True)
+    patch.setattr(Archives, "cover", lambda self, hour: True)
 
 
 @canary(Violation)
 def an_hour_that_came_back_counts_as_archived(patch: Patch) -> None:
     """Of the setting archive."""
-    patch.setattr(Replay, "_is_archived", lambda self, hour: hour in self._archived)
+    patch.setattr(Archives, "cover", lambda self, hour: hour in self._archived)
 
 
 @canary(Violation)
 def an_archive_counts_for_more_than_it_covers(patch: Patch) -> None:
     """Of the setting archive."""
-    original = Replay.confirm
+    original = Archives.confirm
 
     def confirm(self: Any, hour: int, archived: Archived) -> None:
-        if hour in self.hours:
-            extent = extent_of(self.hours[hour], self._dispatch.size(hour))
-            archived = Archived(*extent, self.hours[hour].entries, "", "", 0)
+        if hour in self._hours:
+            extent = extent_of(self._hours[hour], self._dispatch.size(hour))
+            archived = Archived(*extent, self._hours[hour].entries, "", "", 0)
         original(self, hour, archived)
 
-    patch.setattr(Replay, "confirm", confirm)
+    patch.setattr(Archives, "confirm", confirm)
 
 
 @canary(Violation)
 def an_archive_is_answered_before_it_is_durable(patch: Patch) -> None:
     """I6"""
-    original = Replay.confirm
+    original = Archives.confirm
 
     def confirm(self: Any, hour: int, archived: Archived) -> None:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(self, "checkpoint", lambda: None)
+            inner.setattr(self, "_checkpoint", lambda: None)
             original(self, hour, archived)
 
-    patch.setattr(Replay, "confirm", confirm)
+    patch.setattr(Archives, "confirm", confirm)
 
 
 def first_catch(seeds: Iterable[int], caught_by: tuple[Caught, ...]) -> str | None:

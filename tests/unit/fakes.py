@@ -17,7 +17,7 @@ from delayserver.decisions.publishing import NewMessage, Publishing
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
-from delayserver.delivery.queue import Take
+from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Reader
 from delayserver.delivery.settler import DISPATCH_ROW, Settler
 from delayserver.records.ids import IdCodec, KeyHasher
@@ -138,13 +138,13 @@ class NotingPorts:
         self.wakes = 0
         self.committing: list[Group] = []
         self.filing: list[Group] = []
-        self.taken: list[Take] = []
+        self.taken: list[Handout] = []
         self.sent: list[tuple[str, Delivery]] = []
         self.posts: list[list[Delivery]] = []
         self.dropped: list[tuple[Delivery, str]] = []
         self.orphans: list[tuple[Delivery, int]] = []
         self.ticks = 0
-        self.handed_out: list[tuple[Take, Deliveries]] = []
+        self.handed_out: list[tuple[Handout, Deliveries]] = []
         self.settled: list[tuple[int, bytes]] = []
 
     def wake(self) -> None:
@@ -159,7 +159,7 @@ class NotingPorts:
     def file(self, group: Group) -> None:
         self.filing.append(group)
 
-    def read(self, take: Take) -> None:
+    def read(self, take: Handout) -> None:
         self.taken.append(take)
 
     def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
@@ -175,7 +175,7 @@ class NotingPorts:
     def tick_soon(self) -> None:
         self.ticks += 1
 
-    def hand_out(self, take: Take, deliveries: Deliveries) -> None:
+    def hand_out(self, take: Handout, deliveries: Deliveries) -> None:
         self.handed_out.append((take, deliveries))
 
     def settle(self, hour: int, rows: bytes) -> None:

@@ -342,7 +342,7 @@ def test_a_message_that_no_subscription_matched_can_be_cancelled(parts: MessageP
     assert advance(parts, SOON_MS) == [seq]
     assert parts.messages.locate(seq, SOON_MS).state is State.SCHEDULED
     parts.messages.cancel(seq, SOON_MS)
-    assert parts.dispatcher.parked_count() == 0
+    assert parts.dispatcher.parked.count() == 0
     parts.commit()
     assert parts.hours.unsettled() == 0
 
@@ -387,7 +387,7 @@ def test_a_rolled_back_cancel_lets_a_parked_message_fire_again(parts: MessagePar
     parts.groups.flush(START_MS)
     parts.groups.on_commit_failed(FULL)
     assert advance(parts, SOON_MS) == [seq]
-    assert parts.dispatcher.parked_count() == 1
+    assert parts.dispatcher.parked.count() == 1
     assert parts.hours.unsettled() == 1
 
 

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
-from delayserver.delivery.dispatcher import Dispatcher
-from delayserver.delivery.queue import Take
 from delayserver.delivery.settler import DISPATCH_ROW
 from delayserver.records.horizon import Mark
-from delayserver.records.message import Delivery, Entry
-from delayserver.records.subscriptions import Registry, Subscription
-from delayserver.records.tables import Change, ChangeState
-from delayserver.schedule.hours import Hours
+from delayserver.records.message import Entry
+from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Batch
-from delayserver.timers.timeouts import Timeouts
-from storage.rows import DISPATCH_DTYPE, Outcome
+from storage.rows import Outcome
+from tests.unit.delivery.parts import NOW_MS, Parts, webhook
 from tests.unit.fakes import (
     HOUR,
     START_MS,
-    NotingPorts,
     deliveries,
     delivery,
     dispatch_row,
@@ -32,104 +24,7 @@ from tests.unit.fakes import (
     wheel_rows,
 )
 
-NAMES = {1: "order.unpaid", 2: "refund"}
-NOW_MS = START_MS + 1_000
-
-
-class Parts:
-    def __init__(self, *subscriptions: Subscription) -> None:
-        self.ports = NotingPorts()
-        self.hours = Hours(live_through_hour=HOUR)
-        self.registry = Registry(subscriptions)
-        self.timeouts = Timeouts(NOW_MS)
-        self.changes: dict[int, Change] = {}
-        """Of every message."""
-        self.ahead: list[Entry] = []
-        """Rows that have not fired."""
-        self.dispatcher = Dispatcher(
-            self.registry,
-            NAMES,
-            self.hours,
-            self.ports,
-            self.timeouts,
-            changes=lambda seq: self.changes,
-            has_not_fired=lambda entry: entry in self.ahead,
-        )
-        self.dispatcher.now_ms = NOW_MS
-        self.answers: list[list[tuple[Delivery, str]]] = []
-        """What consumers were told without a read: nothing."""
-
-    def fire(self, *rows: tuple[int, int], route: int = 1) -> None:
-        self.hours.add(HOUR, len(rows))
-        batch = Batch(HOUR, wheel_rows(HOUR, *rows, route=route))
-        self.dispatcher.fire([batch], NOW_MS)
-
-    def pull(
-        self, subscription: Subscription, count: int, wait_ms: int = 1000, least: int = 1
-    ) -> DelayedFetch:
-        def answer(pulled: Pulled) -> None:
-            self.answers.append(list(pulled))
-
-        request = PullRequest(count, 30_000, wait_ms, answer, least)
-        return self.dispatcher.request(self.dispatcher.queue(subscription), request)
-
-    def takes(self) -> list[list[int]]:
-        return [seqs(take.batches) for take in self.ports.taken]
-
-    def change(self, subscription: Subscription) -> None:
-        self.registry.put(subscription)
-        self.dispatcher.on_subscription(subscription, NOW_MS)
-
-    def read(self, *unreadable: int, attempt: int = 1, **origin: Any) -> list[Delivery]:
-        """Answer the oldest read; returns its deliveries."""
-        return list(self.read_columns(*unreadable, attempt=attempt, **origin))
-
-    def read_columns(self, *unreadable: int, attempt: int = 1, **origin: Any) -> Deliveries:
-        """Likewise, as columns."""
-        take = self.ports.taken.pop(0)
-        ones = [
-            delivery(
-                seq,
-                START_MS,
-                subscription_id=take.subscription.id,
-                attempt=take.attempts.get(seq, attempt),
-                **origin,
-            )
-            for seq in seqs(take.batches)
-            if seq not in unreadable
-        ]
-        for one in ones:
-            [row] = [
-                batch.rows[batch.rows["seq"] == one.entry.seq]
-                for batch in take.batches
-                if one.entry.seq in batch.rows["seq"]
-            ]
-            one.row["route"] = row["route"]
-        read = deliveries(*ones)
-        self.dispatcher.on_read(take, read, NOW_MS)
-        return read
-
-    def waiting(self, subscription: Subscription) -> list[int]:
-        return seqs(self.dispatcher.queue(subscription).rows.batches())
-
-    def settled(self) -> list[tuple[int, int, int]]:
-        """Seq, subscription and outcome of all rows for the dispatch log."""
-        rows = np.frombuffer(b"".join(row for _, row in self.ports.settled), DISPATCH_DTYPE)
-        return list(
-            zip(
-                rows["seq"].tolist(),
-                rows["subscription_id"].tolist(),
-                rows["outcome"].tolist(),
-                strict=True,
-            )
-        )
-
-
-def webhook(number: int = 1, **more: Any) -> Subscription:
-    return subscription(number, type="webhook", url="http://127.0.0.1/", **more)
-
-
-# ---- routing ---------------------------------------------------------------------------------
+# ---- routing -------------------------------------------------------------------------------------
 
 
 def test_a_message_goes_to_every_subscription_that_matches_and_each_counts() -> None:
@@ -205,207 +100,7 @@ def test_a_retry_goes_to_its_own_subscription_alone() -> None:
     assert parts.hours.unsettled() == 1
 
 
-# ---- parked ----------------------------------------------------------------------------------
-
-
-def test_a_message_without_subscription_waits_for_the_first_that_matches() -> None:
-    parts = Parts(subscription(1, subject="refund"))
-    parts.fire((5, START_MS), (6, START_MS))
-    assert parts.dispatcher.parked_count() == 2
-    assert parts.dispatcher.is_parked(Entry(5, START_MS))
-    assert not parts.dispatcher.is_parked(Entry(7, START_MS))
-    parts.change(subscription(2, subject="other.*", created_ms=NOW_MS))
-    assert parts.dispatcher.parked_count() == 2
-    late = subscription(3, subject="order.*", created_ms=NOW_MS)
-    parts.change(late)
-    assert parts.dispatcher.parked_count() == 0
-    assert parts.waiting(late) == [5, 6]
-    assert parts.hours.unsettled() == 2
-
-
-def test_a_parked_message_can_be_taken_out_once() -> None:
-    parts = Parts()
-    parts.fire((5, START_MS), (6, START_MS))
-    row = parts.dispatcher.unpark(Entry(5, START_MS))
-    assert row is not None
-    assert row["seq"].tolist() == [5]
-    assert parts.dispatcher.unpark(Entry(5, START_MS)) is None
-    assert parts.dispatcher.unpark(Entry(6, START_MS + 3_600_000)) is None
-    assert parts.dispatcher.parked_count() == 1
-    parts.dispatcher.unpark(Entry(6, START_MS))
-    late = subscription(3)
-    parts.change(late)
-    parts.pull(late, 10)
-    assert parts.waiting(late) == []
-    assert parts.ports.taken == []
-
-
-# ---- a subscription is deleted ---------------------------------------------------------------
-
-
-def test_what_waited_for_a_deleted_subscription_goes_to_another_that_matches() -> None:
-    gone, heir = subscription(1), subscription(2, created_ms=START_MS + 1)
-    parts = Parts(gone, heir)
-    parts.fire((5, START_MS))
-    parts.change(subscription(1, deleted=True))
-    assert parts.ports.taken[0].left_by == 1
-    parts.read()
-    assert parts.waiting(heir) == [5]
-    assert parts.hours.unsettled() == 1
-    assert parts.settled() == []
-
-
-def test_what_another_subscription_got_on_its_own_is_dropped() -> None:
-    gone, other = subscription(1), subscription(2)
-    parts = Parts(gone, other)
-    parts.fire((5, START_MS))
-    assert parts.hours.unsettled() == 2
-    parts.change(subscription(1, deleted=True))
-    parts.read()
-    assert parts.waiting(other) == [5]
-    assert parts.settled() == [(5, 0, Outcome.DROPPED)]
-    assert parts.hours.unsettled() == 1
-
-
-def test_what_no_other_subscription_matches_is_parked_again() -> None:
-    parts = Parts(subscription(1))
-    parts.fire((5, START_MS))
-    parts.change(subscription(1, deleted=True))
-    parts.read()
-    assert parts.dispatcher.parked_count() == 1
-    late = subscription(2)
-    parts.change(late)
-    assert parts.waiting(late) == [5]
-    assert parts.hours.unsettled() == 1
-
-
-def test_a_retry_for_a_deleted_subscription_is_adopted_when_it_fires() -> None:
-    heir = subscription(2, created_ms=NOW_MS)
-    parts = Parts(heir)
-    parts.fire((5, START_MS), route=1 | ROUTE_SUBSCRIPTION)
-    parts.read(attempt=3)
-    assert parts.waiting(heir) == [5]
-
-
-def retrying(seq: int, *, attempt: int = 2) -> Change:
-    return Change(ChangeState.RETRYING, seq, START_MS, attempt, 1)
-
-
-def test_of_retries_for_several_deleted_subscriptions_the_last_is_adopted() -> None:
-    heir = subscription(4, created_ms=NOW_MS)
-    parts = Parts(heir)
-    parts.changes = {
-        0: Change(ChangeState.MOVED, 9, START_MS, 1, 1),
-        1: retrying(5),
-        2: retrying(6),
-        3: Change(ChangeState.DEAD, 7, START_MS, 2, 1),
-    }
-    parts.ahead = [Entry(6, START_MS)]
-    parts.fire((5, START_MS), route=1 | ROUTE_SUBSCRIPTION)
-    parts.read(attempt=2)
-    assert parts.settled() == [(5, 0, Outcome.DROPPED)]
-    parts.ahead = []
-    parts.fire((6, START_MS), route=2 | ROUTE_SUBSCRIPTION)
-    parts.read(attempt=2)
-    assert parts.waiting(heir) == [6]
-    # It fails there, and the heir is deleted in its turn.
-    parts.changes[4] = retrying(8, attempt=3)
-    parts.change(subscription(4, deleted=True))
-    parts.read()
-    parts.fire((8, START_MS), route=4 | ROUTE_SUBSCRIPTION)
-    parts.read(attempt=3)
-    assert parts.dispatcher.is_parked(Entry(8, START_MS))
-
-
-def test_of_retries_that_are_adopted_together_one_is() -> None:
-    heir = subscription(3, created_ms=NOW_MS)
-    parts = Parts(heir)
-    parts.changes = {1: retrying(5), 2: retrying(6)}
-    parts.fire((5, START_MS), route=1 | ROUTE_SUBSCRIPTION)
-    parts.fire((6, START_MS), route=2 | ROUTE_SUBSCRIPTION)
-    parts.read(message_seq=1)
-    parts.read(message_seq=1)
-    assert parts.settled() == [(5, 0, Outcome.DROPPED)]
-    assert parts.waiting(heir) == [6]
-
-
-def test_as_long_as_one_that_is_gone_may_take_a_message_nobody_inherits_it() -> None:
-    gone, other, heir = webhook(1), webhook(2), subscription(3, created_ms=START_MS + 1)
-    parts = Parts(gone, other, heir)
-    parts.fire((5, START_MS))
-    [on_its_way] = parts.read()
-    parts.change(webhook(1, deleted=True))
-    parts.change(webhook(2, deleted=True))
-    parts.read()
-    assert parts.ports.taken != []
-    parts.read()
-    assert parts.settled() == [(5, 0, Outcome.DROPPED)]
-    assert parts.waiting(heir) == []
-    parts.dispatcher.give_back(on_its_way, 2)
-    parts.read()
-    assert parts.waiting(heir) == [5]
-
-
-def test_what_others_failed_at_gets_a_row_of_its_own() -> None:
-    gone, heir = subscription(2), subscription(3, created_ms=START_MS + 1)
-    parts = Parts(gone, heir)
-    parts.fire((5, START_MS))
-    # The retry of another was dropped, since this one had the message on its own.
-    parts.changes = {1: retrying(6)}
-    parts.change(subscription(2, deleted=True))
-    parts.read()
-    [(delivery, left_by)] = parts.ports.orphans
-    assert (delivery.entry.seq, left_by) == (5, 2)
-    assert parts.dispatcher.holds(Entry(5, START_MS))
-    assert parts.settled() == []
-    assert parts.waiting(heir) == []
-    # When that is recorded:
-    parts.dispatcher.leave(delivery)
-    assert not parts.dispatcher.holds(Entry(5, START_MS))
-
-
-def test_what_is_being_adopted_is_on_its_way() -> None:
-    parts = Parts(subscription(1))
-    parts.fire((5, START_MS), (6, START_MS))
-    parts.change(subscription(1, deleted=True))
-    assert parts.dispatcher.holds(Entry(5, START_MS))
-    parts.read(6)
-    assert not parts.dispatcher.holds(Entry(5, START_MS))
-    assert not parts.dispatcher.holds(Entry(6, START_MS))
-    assert parts.dispatcher.is_parked(Entry(5, START_MS))
-
-
-def test_a_deletion_during_the_read_adopts_the_rows_as_well() -> None:
-    gone, heir = webhook(1), subscription(2, created_ms=NOW_MS)
-    parts = Parts(gone, heir)
-    parts.fire((5, START_MS))
-    parts.change(webhook(1, deleted=True))
-    parts.read()
-    assert parts.ports.sent == []
-    parts.read()
-    assert parts.waiting(heir) == [5]
-    assert parts.hours.unsettled() == 1
-
-
-def test_what_comes_back_after_the_deletion_is_adopted() -> None:
-    gone, heir = webhook(1), subscription(2, created_ms=NOW_MS)
-    parts = Parts(gone, heir)
-    parts.fire((5, START_MS))
-    [one] = parts.read()
-    parts.change(webhook(1, deleted=True))
-    parts.dispatcher.give_back(one, 2)
-    parts.read()
-    assert parts.waiting(heir) == [5]
-
-
-def test_those_who_wait_at_a_deleted_subscription_are_answered() -> None:
-    parts = Parts(subscription(1))
-    parts.pull(subscription(1), 10)
-    parts.change(subscription(1, deleted=True))
-    assert parts.answers == [[]]
-
-
-# ---- handing out -----------------------------------------------------------------------------
+# ---- handing out ---------------------------------------------------------------------------------
 
 
 def test_a_webhook_has_no_more_in_flight_than_it_allows() -> None:
@@ -414,7 +109,7 @@ def test_a_webhook_has_no_more_in_flight_than_it_allows() -> None:
     parts.fire((5, START_MS), (6, START_MS), (7, START_MS))
     first, _ = parts.read()
     assert [sent.entry.seq for _, sent in parts.ports.sent] == [5, 6]
-    assert parts.dispatcher.in_flight() == 2
+    assert parts.dispatcher.in_flight_count() == 2
     assert parts.dispatcher.holds(Entry(5, START_MS))
     parts.dispatcher.pump(parts.dispatcher.queue(one), NOW_MS)
     assert parts.ports.taken == []
@@ -718,7 +413,7 @@ def test_a_message_that_cannot_be_read_keeps_its_hour_open_and_its_place_free() 
     parts.fire((5, START_MS), (6, START_MS))
     parts.read(5)
     assert [sent.entry.seq for _, sent in parts.ports.sent] == [6]
-    assert parts.dispatcher.in_flight() == 1
+    assert parts.dispatcher.in_flight_count() == 1
     assert not parts.dispatcher.holds(Entry(5, START_MS))
     assert parts.hours.unsettled() == 2
 
@@ -734,15 +429,7 @@ def test_a_delivery_is_settled_in_the_hour_of_its_row() -> None:
     assert len(row) == len(dispatch_row(5))
 
 
-# ---- a take ----------------------------------------------------------------------------------
-
-
-def test_a_take_counts_its_rows() -> None:
-    batch = Batch(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS)))
-    assert Take(subscription(), [batch, batch], {}).count == 4
-
-
-# ---- batches, rates and old rows ---------------------------------------------------------------
+# ---- batches, rates and old rows -----------------------------------------------------------------
 
 
 def posts(parts: Parts) -> list[list[int]]:
@@ -825,7 +512,7 @@ def test_a_subscription_that_stops_batching_while_one_is_read_sends_them_one_by_
 def test_old_rows_are_given_up_a_slice_at_a_time_and_new_ones_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("delayserver.delivery.dispatcher.READ_ROWS_MAX", 2)
+    monkeypatch.setattr("delayserver.delivery.queue.READ_ROWS_MAX", 2)
     hook = webhook(drop_older_than_ms=500, created_ms=START_MS)
     parts = Parts(hook)
     parts.fire(*((seq, START_MS) for seq in range(1, 6)), (6, START_MS + 600))

@@ -141,6 +141,6 @@ def test_an_hour_that_was_forgotten_may_be_deleted_and_begin_again() -> None:
     disk = Disk()
     disk.settle(HOUR, dispatch_row(1))
     disk.settler.forget(HOUR)
-    disk.replay.delete_files(HOUR)
+    disk.replay.purging.delete_files(HOUR)
     disk.settle(HOUR, dispatch_row(2))
     assert recorded(disk) == [2]

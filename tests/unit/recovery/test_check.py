@@ -267,7 +267,7 @@ def test_damage_that_was_noted_before(files: SimulatedFiles, catalog: MemoryCata
     replay = Replay(
         catalog, schedule_log(files), dispatch_log(files), message_log(files), Staging(files, STAMP)
     )
-    replay.note_damage(Damage("messages/x", 8, 16, "why", torn=False, first_seq=3), NOW_MS)
+    replay.effects.note_damage(Damage("messages/x", 8, 16, "why", torn=False, first_seq=3), NOW_MS)
     replay.checkpoint()
     report = check(files, catalog)
     (found,) = [found for found in report.findings if found.file == "messages/x"]

@@ -343,7 +343,7 @@ def interrupted_checkpoint(machine: Machine) -> None:
 
     machine.catalog = Interrupted()
     machine.disk = Disk(machine.files, machine.catalog)
-    machine.disk.replay.keys_slice = 1
+    machine.disk.replay.effects.keys_slice = 1
     machine.name_subject()
     machine.commit_and_file()
     machine.disk.replay.checkpoint()
@@ -395,14 +395,14 @@ def test_they_are_so_too_after_a_checkpoint_on_the_way(machine: Machine) -> None
     """As within a long import."""
     interrupted_checkpoint(machine)
     disk = machine.restart()
-    disk.replay.keys_slice = 1
+    disk.replay.effects.keys_slice = 1
     log = Log(2)
     for number in (0, 7):
         log.publish(START_MS, key_hash=bytes([number]) + KEY[1:])
     disk.file(log.close())
     disk.replay.checkpoint()
     assert read_keys_ahead(machine.catalog) == 0
-    disk.replay.forget_lost_keys([(3, 3)], 4)
+    disk.replay.effects.remove_lost_keys([(3, 3)], 4)
     disk.replay.checkpoint()
     assert keyed_seqs(machine.catalog) == [2]
 

@@ -232,7 +232,7 @@ def test_an_hour_that_was_deleted_and_began_again_is_read_anew(disk: Disk) -> No
     [snapshot] = disk.replay.snapshot(HOUR)
     assert waiting(disk.load(snapshot, subscription(1))) == []
     del disk.replay.hours[HOUR]
-    disk.replay.delete_files(HOUR)
+    disk.replay.purging.delete_files(HOUR)
     log.publish(START_MS)
     log.publish(START_MS)
     disk.file(log.close())

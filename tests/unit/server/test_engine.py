@@ -8,7 +8,7 @@ import pytest
 
 from delayserver.config import Settings
 from delayserver.decisions.publishing import NewMessage
-from delayserver.delivery.queue import Take
+from delayserver.delivery.queue import Handout
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Payload
 from delayserver.testing.server import SimulatedClock, SimulatedServer, Watcher
@@ -56,7 +56,7 @@ def test_answers_that_come_together_make_place_in_one_step(
     taken: list[int] = []
     read = server.read
 
-    def noted(take: Take) -> None:
+    def noted(take: Handout) -> None:
         taken.append(take.count)
         read(take)
 

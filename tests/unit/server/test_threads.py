@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from delayserver.decisions.group import Group
-from delayserver.delivery.queue import Take
+from delayserver.delivery.queue import Handout
 from delayserver.errors import ConflictError
 from delayserver.records.subscriptions import Registry
 from delayserver.records.tables import Archived
@@ -568,7 +568,7 @@ def test_bodies_and_answers_go_back_to_the_loop() -> None:
     disk.replay.snapshot(HOUR)
     log.publish(START_MS, body=b"body")
     [(hour, rows)] = disk.file(log.close()).live
-    take = Take(subscription(), [Batch(hour, rows)], {})
+    take = Handout(subscription(), [Batch(hour, rows)], {})
     thread = ReaderThread(disk.reader, loop.post, fatal)
     done, answered = (lambda *_: None), (lambda *_: None)
     error = ValueError("not today")
@@ -680,7 +680,7 @@ def test_a_settled_hour_is_forgotten_after_its_last_row_is_durable() -> None:
     assert not parts.disk.settler.unsynced
     parts.handle(row(2), SettleRequest(forget=[HOUR], done=[parts.done]))
     assert parts.loop.take() == [(parts.done,)]
-    parts.disk.replay.delete_files(HOUR)
+    parts.disk.replay.purging.delete_files(HOUR)
     parts.handle(row(3))
     assert parts.seqs() == [3]
 

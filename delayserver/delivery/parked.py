@@ -1,0 +1,81 @@
+"""Parked: rows that are due, and that no subscription matches.
+
+They stay, by subject, until a subscription comes that matches it, and still count in their hour, so
+that the hour is kept. A cancel or a move takes them out.
+
+Cost: O(1) to add; to look for a row is a comparison per slice that fired, and one search in those
+that may hold it. Threads: belongs to the event loop.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from delayserver.records.message import Entry
+from delayserver.schedule.wheel_rows import Batch
+from storage.frame import Rows
+from storage.rows import HOUR_MS
+
+
+class Parked:
+    """What waits for a subscription to come."""
+
+    def __init__(self) -> None:
+        self._by_subject: dict[int, list[Batch]] = {}
+
+    def add(self, subject_id: int, batch: Batch) -> None:
+        """Park rows of a subject."""
+        self._by_subject.setdefault(subject_id, []).append(batch)
+
+    def subject_ids(self) -> list[int]:
+        """The subjects that have rows here."""
+        return list(self._by_subject)
+
+    def remove_subject(self, subject_id: int) -> list[Batch]:
+        """Take out all rows of a subject, in the order in which they came."""
+        return self._by_subject.pop(subject_id)
+
+    def remove(self, entry: Entry) -> Rows | None:
+        """Take out a row (WHEEL_DTYPE, shape 1); None if it is not here."""
+        for batches, position, hits in self._find(entry):
+            batch = batches[position]
+            if hits.all():
+                del batches[position]
+            else:
+                batches[position] = Batch(batch.hour, batch.rows[~hits])
+            rows: Rows = batch.rows[hits]
+            return rows
+        return None
+
+    def contains(self, entry: Entry) -> bool:
+        """Whether the row is here."""
+        return any(True for _ in self._find(entry))
+
+    def get(self, entry: Entry) -> Rows | None:
+        """The row (WHEEL_DTYPE, shape 1), or None if it is not here."""
+        for batches, position, hits in self._find(entry):
+            rows: Rows = batches[position].rows[hits]
+            return rows
+        return None
+
+    def _find(self, entry: Entry) -> Iterator[tuple[list[Batch], int, np.ndarray]]:
+        """Where the row is: a list, the place in it, and which row of that slice."""
+        for batches in self._by_subject.values():
+            for position, batch in enumerate(batches):
+                if batch.may_hold(entry):
+                    hits = batch.rows["seq"] == entry.seq
+                    if hits.any():
+                        yield batches, position, hits
+
+    def count(self) -> int:
+        """How many rows wait."""
+        return sum(len(batch.rows) for batches in self._by_subject.values() for batch in batches)
+
+    def first_ms(self) -> int | None:
+        """When the oldest row fell due, as far as each subject's first slice tells."""
+        firsts = [
+            batches[0].hour * HOUR_MS + int(batches[0].rows["due_offset_ms"][0])
+            for batches in self._by_subject.values()
+            if batches and len(batches[0].rows)
+        ]
+        return min(firsts, default=None)

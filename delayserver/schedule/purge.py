@@ -1,0 +1,197 @@
+"""Purge: deletes hours that are settled and past their retention, a slice at a time.
+
+    index entries of its messages ──▶ its row in the table HOURS ──▶ checkpoint ──▶ its two files
+
+The order is what makes a crash harmless: until the checkpoint the hour is there as a whole, and is
+purged again; after it, a start deletes files that the catalog does not know.
+
+The index entries of a message go with the last hour that holds a row of it. A message that was
+moved has rows in two hours, and is known until both are gone.
+
+Cost: some 10 µs per message that has a key, was moved, or watches keys; the columns of the file are
+read twice. Threads: belongs to the replay thread.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from delayserver.records.message import Payload, decode_payload
+from delayserver.records.tables import (
+    HourState,
+    change_prefix,
+    parse_watch_key,
+    unpack_change,
+    unpack_key_entry,
+    watch_key,
+)
+from delayserver.schedule.archives import Archives
+from delayserver.schedule.committed import slices
+from delayserver.schedule.effects import Effects
+from storage.catalog import Catalog, Table
+from storage.errors import DamageError
+from storage.frame import Damage, Frame
+from storage.hour_log import HourLog
+from storage.rows import FLAG_REMOVAL, FLAG_WATCHES, HOUR_MS, NO_KEY, is_among, select
+
+PURGE_ROWS = 1_000
+"""Per step, so that neither filing nor the event loop waits for long."""
+
+
+class Purge:
+    """Deletes hours, one after the other."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        schedule: HourLog,
+        dispatch: HourLog,
+        hours: dict[int, HourState],
+        effects: Effects,
+        archives: Archives,
+        checkpoint: Callable[[], int],
+    ) -> None:
+        """`hours`: what is filed (`Replay.hours`), from which purged hours are taken;
+        `checkpoint`: makes `effects` durable."""
+        self._catalog = catalog
+        self._schedule = schedule
+        self._dispatch = dispatch
+        self._hours = hours
+        self._effects = effects
+        self._archives = archives
+        self._checkpoint = checkpoint
+        self._purging: tuple[int, Iterator[None]] | None = None
+        self._purged: list[int] = []
+        """Hours that are not in `hours` any more, and whose files are still there."""
+        self.deleted_hours: list[int] = []
+        """Hours whose files were deleted, for whoever has them open; the caller takes them out."""
+
+    def step(self, now_ms: int, retention_ms: int, *, archive: bool = False) -> bool:
+        """Purge the next slice; True: there is more to do.
+
+        `archive`: only what was archived. The catalog must be up to date with what is filed."""
+        if self._purging is None:
+            for hour in self._hours:
+                if self._is_over(hour, now_ms, retention_ms, archive):
+                    self._purging = (hour, self._purge_hour(hour, now_ms))
+                    break
+            else:
+                return False
+        hour, steps = self._purging
+        if not self._is_over(hour, now_ms, retention_ms, archive):
+            # The clock was set back, and the hour may have got a message: it would be deleted
+            # though its publish was answered (I3).
+            self._purging = None
+        elif next(steps, steps) is steps:
+            self._purging = None
+            del self._hours[hour]
+            self._effects.changed_hours.add(hour)
+            self._archives.remove(hour)
+            self._purged.append(hour)
+            self.finish()
+        return True
+
+    def finish(self) -> None:
+        """Delete the files of hours that are purged: before anything else is filed.
+
+        It may be due in one of these hours, and would be deleted with the old file."""
+        if self._purged:
+            self._checkpoint()
+        while self._purged:
+            self.delete_files(self._purged[0])
+            self.deleted_hours.append(self._purged.pop(0))
+
+    def delete_files(self, hour: int) -> None:
+        """Delete both files of an hour that the catalog does not know any more."""
+        self._schedule.delete(hour)
+        self._dispatch.delete(hour)
+
+    def _is_over(self, hour: int, now_ms: int, retention_ms: int, archive: bool) -> bool:
+        state = self._hours.get(hour)
+        if state is None or not state.is_over(hour, now_ms, retention_ms):
+            return False
+        return not archive or self._archives.cover(hour)
+
+    # ── index entries ──────────────────────────────────────────────────────────────────────────
+
+    def _purge_hour(self, hour: int, now_ms: int) -> Iterator[None]:
+        parts = [np.empty(0, np.uint64)]
+        for frame in self._frames(hour):
+            is_removal = (frame.rows["flags"] & FLAG_REMOVAL) != 0
+            parts.append(frame.rows["message_seq"][is_removal])
+        removed = np.concatenate(parts)
+        for frame in self._frames(hour):
+            entries = select(frame.rows, (frame.rows["flags"] & FLAG_REMOVAL) == 0)
+            # A row that was never removed is all there is of its message: only its key is indexed.
+            alone = (entries["seq"] == entries["message_seq"]) & ~is_among(entries["seq"], removed)
+            keyed = entries["key_hash"] != np.void(NO_KEY)
+            watching = (entries["flags"] & FLAG_WATCHES) != 0
+            for indexes in slices(np.flatnonzero(~alone | keyed | watching), PURGE_ROWS):
+                for index in indexes.tolist():
+                    row = entries[index]
+                    try:
+                        if alone[index] or not self._lives_elsewhere(
+                            hour, row, frame.payload_start
+                        ):
+                            self._purge_message(int(row["message_seq"]), bytes(row["key_hash"]))
+                            if watching[index]:
+                                self._purge_watches(hour, row, frame.payload_start)
+                    except DamageError as error:
+                        # What is left over of one message must not keep the server from going on.
+                        place = (error.path, error.offset, error.offset, error.reason)
+                        self._effects.note_damage(Damage(*place, torn=False), now_ms)
+                yield
+
+    def _frames(self, hour: int) -> Iterable[Frame]:
+        for found in self._schedule.scan(hour, end=self._hours[hour].length):
+            if isinstance(found, Frame):
+                yield found
+
+    def _lives_elsewhere(self, hour: int, row: np.void, payload_start: int) -> bool:
+        """Whether another hour that is still kept holds a row of the message.
+
+        The last of them takes the index entries with it: as long as there is one, the message may
+        be asked for, and must not be taken for what its id alone says."""
+        message_seq = int(row["message_seq"])
+        changes = self._catalog.scan(Table.CHANGES, prefix=change_prefix(message_seq))
+        rows = {
+            (change.due_ms // HOUR_MS, change.entry_seq)
+            for change in (unpack_change(value) for _, value in changes)
+        }
+        if row["seq"] != message_seq:
+            try:
+                payload = self._payload(hour, row, payload_start)
+            except DamageError:
+                return True
+            if payload.origin is not None:
+                rows.add((payload.origin.published_due_ms // HOUR_MS, message_seq))
+        return any(other != hour and self._holds(other, seq) for other, seq in rows)
+
+    def _holds(self, hour: int, seq: int) -> bool:
+        state = self._hours.get(hour)
+        return state is not None and state.first_seq <= seq
+
+    def _payload(self, hour: int, row: np.void, payload_start: int) -> Payload:
+        offset = payload_start + int(row["payload_offset"])
+        sealed = self._schedule.read(hour, offset, int(row["payload_length"]))
+        return decode_payload(sealed, self._schedule.path(hour), offset, int(row["seq"]))
+
+    def _purge_watches(self, hour: int, row: np.void, payload_start: int) -> None:
+        message_seq = int(row["message_seq"])
+        try:
+            watch = self._payload(hour, row, payload_start).watch
+            keys = [watch_key(key, message_seq) for key in watch.keys] if watch is not None else []
+        except DamageError:
+            # Its keys cannot be read; the index knows them.
+            names = (name for name, _ in self._catalog.scan(Table.WATCHES))
+            keys = [name for name in names if parse_watch_key(name)[1] == message_seq]
+        self._effects.writes[Table.WATCHES] += [(key, None) for key in keys]
+
+    def _purge_message(self, message_seq: int, key_hash: bytes) -> None:
+        writes = self._effects.writes
+        for key, _ in self._catalog.scan(Table.CHANGES, prefix=change_prefix(message_seq)):
+            writes[Table.CHANGES].append((key, None))
+        if key_hash != NO_KEY:
+            value = self._catalog.get(Table.KEYS, key_hash) or b""
+            if value and unpack_key_entry(value).seq == message_seq:
+                writes[Table.KEYS].append((key_hash, None))

@@ -1,0 +1,124 @@
+"""A dispatcher with its neighbours, on ports that take notes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
+from delayserver.delivery.deliveries import Deliveries
+from delayserver.delivery.dispatcher import Dispatcher
+from delayserver.records.message import Delivery, Entry
+from delayserver.records.subscriptions import Registry, Subscription
+from delayserver.records.tables import Change
+from delayserver.schedule.hours import Hours
+from delayserver.schedule.wheel_rows import Batch
+from delayserver.timers.timeouts import Timeouts
+from storage.rows import DISPATCH_DTYPE
+from tests.unit.fakes import (
+    HOUR,
+    START_MS,
+    NotingPorts,
+    deliveries,
+    delivery,
+    seqs,
+    subscription,
+    wheel_rows,
+)
+
+NAMES = {1: "order.unpaid", 2: "refund"}
+NOW_MS = START_MS + 1_000
+
+
+class Parts:
+    def __init__(self, *subscriptions: Subscription) -> None:
+        self.ports = NotingPorts()
+        self.hours = Hours(live_through_hour=HOUR)
+        self.registry = Registry(subscriptions)
+        self.timeouts = Timeouts(NOW_MS)
+        self.changes: dict[int, Change] = {}
+        """Of every message."""
+        self.ahead: list[Entry] = []
+        """Rows that have not fired."""
+        self.dispatcher = Dispatcher(
+            self.registry,
+            NAMES,
+            self.hours,
+            self.ports,
+            self.timeouts,
+            changes=lambda seq: self.changes,
+            has_not_fired=lambda entry: entry in self.ahead,
+        )
+        self.dispatcher.now_ms = NOW_MS
+        self.answers: list[list[tuple[Delivery, str]]] = []
+        """What consumers were told without a read: nothing."""
+
+    def fire(self, *rows: tuple[int, int], route: int = 1) -> None:
+        self.hours.add(HOUR, len(rows))
+        batch = Batch(HOUR, wheel_rows(HOUR, *rows, route=route))
+        self.dispatcher.fire([batch], NOW_MS)
+
+    def pull(
+        self, subscription: Subscription, count: int, wait_ms: int = 1000, least: int = 1
+    ) -> DelayedFetch:
+        def answer(pulled: Pulled) -> None:
+            self.answers.append(list(pulled))
+
+        request = PullRequest(count, 30_000, wait_ms, answer, least)
+        return self.dispatcher.request(self.dispatcher.queue(subscription), request)
+
+    def takes(self) -> list[list[int]]:
+        return [seqs(take.batches) for take in self.ports.taken]
+
+    def change(self, subscription: Subscription) -> None:
+        self.registry.put(subscription)
+        self.dispatcher.on_subscription(subscription, NOW_MS)
+
+    def read(self, *unreadable: int, attempt: int = 1, **origin: Any) -> list[Delivery]:
+        """Answer the oldest read; returns its deliveries."""
+        return list(self.read_columns(*unreadable, attempt=attempt, **origin))
+
+    def read_columns(self, *unreadable: int, attempt: int = 1, **origin: Any) -> Deliveries:
+        """Likewise, as columns."""
+        take = self.ports.taken.pop(0)
+        ones = [
+            delivery(
+                seq,
+                START_MS,
+                subscription_id=take.subscription.id,
+                attempt=take.attempts.get(seq, attempt),
+                **origin,
+            )
+            for seq in seqs(take.batches)
+            if seq not in unreadable
+        ]
+        for one in ones:
+            [row] = [
+                batch.rows[batch.rows["seq"] == one.entry.seq]
+                for batch in take.batches
+                if one.entry.seq in batch.rows["seq"]
+            ]
+            one.row["route"] = row["route"]
+        read = deliveries(*ones)
+        self.dispatcher.on_read(take, read, NOW_MS)
+        return read
+
+    def waiting(self, subscription: Subscription) -> list[int]:
+        return seqs(self.dispatcher.queue(subscription).rows.batches())
+
+    def settled(self) -> list[tuple[int, int, int]]:
+        """Seq, subscription and outcome of all rows for the dispatch log."""
+        rows = np.frombuffer(b"".join(row for _, row in self.ports.settled), DISPATCH_DTYPE)
+        return list(
+            zip(
+                rows["seq"].tolist(),
+                rows["subscription_id"].tolist(),
+                rows["outcome"].tolist(),
+                strict=True,
+            )
+        )
+
+
+def webhook(number: int = 1, **more: Any) -> Subscription:
+    return subscription(number, type="webhook", url="http://127.0.0.1/", **more)

@@ -1,0 +1,12 @@
+"""The queue of one subscription."""
+
+from __future__ import annotations
+
+from delayserver.delivery.queue import Handout
+from delayserver.schedule.wheel_rows import Batch
+from tests.unit.fakes import HOUR, START_MS, subscription, wheel_rows
+
+
+def test_a_take_counts_its_rows() -> None:
+    batch = Batch(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS)))
+    assert Handout(subscription(), [batch, batch], {}).count == 4
