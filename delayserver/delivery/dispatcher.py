@@ -52,16 +52,7 @@ class Ports(Protocol):
         ...
 
     def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
-        """POST a webhook, one message or a batch; answer with `Engine.on_sent`."""
-        ...
-
-    def outdated(self, delivery: Delivery, reason: str) -> None:
-        """It is too old to be delivered; answer with `Engine.on_outdated`."""
-        ...
-
-    def orphaned(self, delivery: Delivery, left_by: int) -> None:
-        """It was for a subscription that is gone, and is nothing that a restart would find; answer
-        with `Engine.on_orphaned`."""
+        """POST a webhook, one message or a batch; answer with `Outcomes.on_sent`."""
         ...
 
     def hand_out(self, take: Take, deliveries: Deliveries) -> None:
@@ -74,6 +65,18 @@ class Ports(Protocol):
 
     def tick_soon(self) -> None:
         """Call `wake`, through `Engine.advance`, earlier than it said last."""
+        ...
+
+
+class Undelivered(Protocol):
+    """What decides about deliveries that nobody is asked to take."""
+
+    def on_outdated(self, delivery: Delivery, reason: str, now_ms: int) -> None:
+        """It is too old to be delivered."""
+        ...
+
+    def on_orphaned(self, delivery: Delivery, left_by: int, now_ms: int) -> None:
+        """It was for a subscription that is gone, and is nothing that a restart would find."""
         ...
 
 
@@ -103,6 +106,8 @@ class Dispatcher:
         self._subject_names = subject_names
         self._hours = hours
         self._ports = ports
+        self.outcomes: Undelivered
+        """Set by who decides; nothing may fire before."""
         self.fetches = Fetches(timeouts)
         self._queues: dict[int, Queue] = {}
         self._wakes: dict[int, int] = {}
@@ -211,7 +216,7 @@ class Dispatcher:
                 self._settle(delivery, Outcome.DROPPED, now_ms)
             elif self._is_in_memory_alone(delivery, changes):
                 self._orphans[delivery.entry.seq] += 1  # until that is recorded
-                self._ports.orphaned(delivery, take.left_by)
+                self.outcomes.on_orphaned(delivery, take.left_by, now_ms)
             else:
                 whose = (delivery.entry.hour, origin.subject_id, delivery.subject)
                 passed_on.setdefault(whose, []).append(delivery.row)
@@ -466,7 +471,7 @@ class Dispatcher:
             self._ports.hand_out(take, deliveries)
         elif take.give_up_reason:
             for delivery in deliveries:
-                self._ports.outdated(delivery, take.give_up_reason)
+                self.outcomes.on_outdated(delivery, take.give_up_reason, now_ms)
         elif take.as_batch and queue.subscription.batch_max:
             queue.posts.discard(take.first_seq)
             self._send_batch(queue, list(deliveries), now_ms)

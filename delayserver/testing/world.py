@@ -515,7 +515,9 @@ class World:
         located = self._running.engine.messages.locate(*chosen)
         # Of a message that is being retried the others may have been delivered.
         is_retry = bool(located.subscription_id)
-        if self._running.engine.messages.is_known(located.entry) and not is_retry:
+        engine = self._running.engine
+        is_known = engine.whereabouts.is_known(located.entry, engine.messages.advanced_ms)
+        if is_known and not is_retry:
             self.ledger.located(chosen[0], located.state)
 
     def _move(self) -> None:
@@ -647,7 +649,7 @@ class World:
         if self._running.engine.registry.by_id(subscription.id) is None:
             self.ledger.made(subscription.id)
         try:
-            self._running.engine.put_subscription(subscription)
+            self._running.engine.subscribing.put_subscription(subscription)
         except DelayServerError:
             return
         self.counts["subscription changes"] += 1
@@ -697,9 +699,9 @@ class World:
         engine = server.engine
         try:
             if self.rng.random() < 0.7:
-                engine.redrive(subscription_id, entry_seq, payload, self.clock.now_ms)
+                engine.outcomes.redrive(subscription_id, entry_seq, payload, self.clock.now_ms)
             else:
-                engine.discard(subscription_id, entry_seq, payload.origin.message_seq)
+                engine.outcomes.discard(subscription_id, entry_seq, payload.origin.message_seq)
         except DelayServerError:
             return
 
@@ -739,7 +741,7 @@ class World:
             for delivery, token in got:
                 if gone:
                     self.ledger.returned(delivery, seen=False)
-                    server.engine.nack([token], 0, self.clock.now_ms)
+                    server.engine.outcomes.nack([token], 0, self.clock.now_ms)
                 else:
                     self.leases.append(Lease(token, delivery))
 
@@ -764,16 +766,18 @@ class World:
         dice = 0.0 if self._gentle else rng.random()
         if dice < 0.6:
             self.leases.remove(lease)
-            if server.engine.leases.get(lease.token) is not None:
+            if server.engine.outcomes.leases.get(lease.token) is not None:
                 self.ledger.returned(lease.delivery, seen=True)
             server.ack([lease.token], partial(self._acked, lease))
         elif dice < 0.75:
             self.leases.remove(lease)
-            if server.engine.leases.get(lease.token) is not None:
+            if server.engine.outcomes.leases.get(lease.token) is not None:
                 self.ledger.returned(lease.delivery, seen=False)
-            server.engine.nack([lease.token], rng.choice((0, 0, 20, 1000)), self.clock.now_ms)
+            server.engine.outcomes.nack(
+                [lease.token], rng.choice((0, 0, 20, 1000)), self.clock.now_ms
+            )
         elif dice < 0.9:
-            server.engine.extend([lease.token], rng.choice((1, 1000)), self.clock.now_ms)
+            server.engine.outcomes.extend([lease.token], rng.choice((1, 1000)), self.clock.now_ms)
         else:
             self.leases.remove(lease)  # It fell over.
 
@@ -812,7 +816,7 @@ class World:
                 self._pull_all(subscription)
         for lease in self.leases:  # Once more, before everybody takes everything.
             self.ledger.returned(lease.delivery, seen=False)
-            server.engine.nack([lease.token], 0, self.clock.now_ms)
+            server.engine.outcomes.nack([lease.token], 0, self.clock.now_ms)
         self.leases.clear()
         for _ in range(300):
             server.rest()
@@ -902,7 +906,7 @@ class World:
             "rows of the catalog about hours": list(server.catalog.scan(Table.HOURS)),
             "archives": list(server.catalog.scan(Table.ARCHIVES)),
             "counts": {h: n for h, n in engine.hours._unsettled.items() if n},
-            "leases": engine.leases.count() + len(engine.leases._pulls),
+            "leases": engine.outcomes.leases.count() + len(engine.outcomes.leases._pulls),
             "pulls that wait": engine.dispatcher.fetches.count(),
             "timeouts": engine.timeouts.size(),
             "in flight": [q.in_flight for q in queues if q.in_flight],
