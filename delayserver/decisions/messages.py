@@ -21,6 +21,7 @@ from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.watches import Watches
+from delayserver.decisions.whereabouts import Whereabouts, is_for_one
 from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.errors import (
     ConflictError,
@@ -31,7 +32,7 @@ from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import Entry, Origin, Payload, State, encode_payload, row_flags
 from delayserver.records.message_id import MessageId
 from delayserver.records.subscriptions import Registry
-from delayserver.records.tables import Change, ChangeState, KeyEntry, read_hour
+from delayserver.records.tables import Change, ChangeState, KeyEntry
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.wheel import Wheel
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
@@ -67,6 +68,7 @@ class Messages:
         groups: Groups,
         wheel: Wheel,
         hours: Hours,
+        whereabouts: Whereabouts,
         dispatcher: Dispatcher,
         registry: Registry,
         ids: IdCodec,
@@ -74,12 +76,11 @@ class Messages:
         *,
         now_ms: int,
     ) -> None:
-        self._settings = settings
-        self._catalog = catalog
         self._sequencer = sequencer
         self._groups = groups
         self._wheel = wheel
         self._hours = hours
+        self._whereabouts = whereabouts
         self._dispatcher = dispatcher
         self._registry = registry
         self._ids = ids
@@ -210,35 +211,12 @@ class Messages:
 
     def _waits(self, entry: Entry) -> bool:
         """Whether a schedule row has not fired, or fired and is parked."""
-        return self.has_not_fired(entry) or self._dispatcher.parked.contains(entry)
-
-    def has_not_fired(self, entry: Entry) -> bool:
-        """Whether a schedule row that was not removed is still to come."""
-        hour = entry.hour
-        if not self._hours.is_live(hour) or hour in self._hours.loading:
-            return True
-        if self._groups.is_in_memory(entry.seq):
-            return True
-        return self._wheel.contains(entry.seq, entry.due_ms)
+        return self._whereabouts.has_not_fired(entry) or self._dispatcher.parked.contains(entry)
 
     def _is_partly_settled(self, entry: Entry) -> bool:
         """Whether only some subscriptions still wait for the row: a restart leaves such rows."""
-        row = self._wheel.get(entry.seq, entry.due_ms)
-        if row is None:
-            row = self._dispatcher.parked.get(entry)
-        return row is not None and bool(row["route"][0] & ROUTE_SUBSCRIPTION)
-
-    def is_known(self, entry: Entry) -> bool:
-        """Whether the row is still kept in its hour. While that is being deleted, what is known of
-        its messages goes piece by piece, and must not be asked for."""
-        if entry.seq > self._groups.checkpoint_seq:
-            return True
-        state = read_hour(self._catalog, entry.hour)
-        return (
-            state is not None
-            and state.first_seq <= entry.seq
-            and not state.is_over(entry.hour, self.advanced_ms, self._settings.retention_ms)
-        )
+        row = self._whereabouts.in_wheel(entry)
+        return is_for_one(self._dispatcher.parked.get(entry) if row is None else row)
 
     # ── cancel and move ────────────────────────────────────────────────────────────────────────
 
@@ -314,7 +292,7 @@ class Messages:
 
     def _must_be_scheduled(self, located: Located) -> None:
         if located.state is not State.SCHEDULED:
-            if not self.is_known(located.entry):
+            if not self._whereabouts.is_known(located.entry, self.advanced_ms):
                 raise NotFoundError("the message was settled, and its hour is past its retention")
             raise ConflictError(f"the message is {located.state}", located.state)
         if located.subscription_id:

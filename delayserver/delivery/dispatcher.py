@@ -55,16 +55,7 @@ class Ports(Protocol):
         ...
 
     def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
-        """POST a webhook, one message or a batch; answer with `Engine.on_sent`."""
-        ...
-
-    def outdated(self, delivery: Delivery, reason: str) -> None:
-        """It is too old to be delivered; answer with `Engine.on_outdated`."""
-        ...
-
-    def orphaned(self, delivery: Delivery, left_by: int) -> None:
-        """It was for a subscription that is gone, and is nothing that a restart would find; answer
-        with `Engine.on_orphaned`."""
+        """POST a webhook, one message or a batch; answer with `Outcomes.on_sent`."""
         ...
 
     def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
@@ -77,6 +68,18 @@ class Ports(Protocol):
 
     def tick_soon(self) -> None:
         """Call `wake`, through `Engine.advance`, earlier than it said last."""
+        ...
+
+
+class Undelivered(Protocol):
+    """What decides about deliveries that nobody is asked to take."""
+
+    def on_outdated(self, delivery: Delivery, reason: str, now_ms: int) -> None:
+        """It is too old to be delivered."""
+        ...
+
+    def on_orphaned(self, delivery: Delivery, left_by: int, now_ms: int) -> None:
+        """It was for a subscription that is gone, and is nothing that a restart would find."""
         ...
 
 
@@ -103,6 +106,8 @@ class Dispatcher:
         self._subject_names = subject_names
         self._hours = hours
         self._ports = ports
+        self.outcomes: Undelivered
+        """Set by who decides; nothing may fire before."""
         self.fetches = Fetches(timeouts)
         self._queues: dict[int, Queue] = {}
         self._wakes: dict[int, int] = {}
@@ -177,7 +182,7 @@ class Dispatcher:
                 case Fate.DROPPED:
                     self._settle(delivery, Outcome.DROPPED, now_ms)
                 case Fate.RECORDED:
-                    self._ports.orphaned(delivery, handout.left_by)
+                    self.outcomes.on_orphaned(delivery, handout.left_by, now_ms)
                 case Fate.PASSED_ON:
                     whose = (delivery.entry.hour, delivery.origin.subject_id, delivery.subject)
                     passed_on.setdefault(whose, []).append(delivery.row)
@@ -336,7 +341,7 @@ class Dispatcher:
             self._ports.hand_out(handout, deliveries)
         elif handout.give_up_reason:
             for delivery in deliveries:
-                self._ports.outdated(delivery, handout.give_up_reason)
+                self.outcomes.on_outdated(delivery, handout.give_up_reason, now_ms)
         elif handout.as_batch and queue.subscription.batch_max:
             queue.posts.discard(handout.first_seq)
             self._send_batch(queue, list(deliveries), now_ms)

@@ -90,7 +90,7 @@ class DeadLetters:
                 if ids is None or letter.message_id in ids:
                     # Another call may have taken it since it was listed.
                     with contextlib.suppress(NotFoundError):
-                        self._server.engine.redrive(
+                        self._server.engine.outcomes.redrive(
                             subscription.id, letter.entry_seq, letter.payload, now_ms
                         )
                         count += 1
@@ -104,7 +104,7 @@ class DeadLetters:
         await self._server.checkpoint()
         entry_seq = await self._find(subscription, found.seq, message_id)
         engine = self._server.engine
-        await self._server.durable(engine.discard(subscription.id, entry_seq, found.seq))
+        await self._server.durable(engine.outcomes.discard(subscription.id, entry_seq, found.seq))
 
     async def _find(self, subscription: Subscription, message_seq: int, message_id: str) -> int:
         change = self._server.engine.sequencer.changes(message_seq).get(subscription.id)

@@ -25,6 +25,7 @@ from delayserver.decisions.events import EVENT_MESSAGES_MAX
 from delayserver.decisions.group import Group
 from delayserver.decisions.imports import Import
 from delayserver.decisions.messages import Located, Versions
+from delayserver.decisions.outcomes import Answer
 from delayserver.decisions.watches import Watcher
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
@@ -47,7 +48,6 @@ from delayserver.schedule.archives import RetiredHour, retired_hours
 from delayserver.security.targets import TargetPolicy
 from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.server.alarm import Alarm
-from delayserver.server.engine import Answer
 from delayserver.server.metrics import Metrics, TimedFiles
 from delayserver.server.shard import Shard, Surroundings
 from delayserver.server.threads import CallRequest, CheckpointRequest, ConfirmRequest
@@ -168,8 +168,8 @@ class Server(Shard):
         by_subject("accepted", "Messages accepted", engine.publishing.accepted_by_subject)
         by_subject("cancelled", "Messages cancelled", messages.cancelled_by_subject)
         by_subject("delivered", "Deliveries that arrived", dispatcher.delivered_by_subject)
-        by_subject("retried", "Deliveries tried again", engine.retried_by_subject)
-        by_subject("dead", "Deliveries given up", engine.dead_by_subject)
+        by_subject("retried", "Deliveries tried again", engine.outcomes.retried_by_subject)
+        by_subject("dead", "Deliveries given up", engine.outcomes.dead_by_subject)
         metrics.counter("imports", "Imports adopted", lambda: engine.imports.adopted_total)
         metrics.counter("commits", "Groups committed", lambda: groups.committed_total)
         gauge = metrics.gauge
@@ -194,7 +194,7 @@ class Server(Shard):
             "Accepted and not behind a checkpoint",
             lambda: engine.sequencer.next_seq - 1 - groups.checkpoint_seq,
         )
-        gauge("leases", "Messages that consumers hold", engine.leases.count)
+        gauge("leases", "Messages that consumers hold", engine.outcomes.leases.count)
         gauge("waiting_pulls", "Consumers that wait for messages", dispatcher.fetches.count)
         gauge("watched_pulls", "Waiting pulls and those not purged yet", dispatcher.fetches.watched)
         gauge("timeouts", "Leases, pulls and others that may expire", engine.timeouts.size)
@@ -388,7 +388,7 @@ class Server(Shard):
         """All that came in this turn of the loop."""
         answers, self._answers = self._answers, []
         try:
-            self.engine.on_sent(answers, self.clock())
+            self.engine.outcomes.on_sent(answers, self.clock())
         except Exception as error:
             self.on_fatal(error)  # a mistake of ours: they would stay on their way for good
 
@@ -523,7 +523,7 @@ class Server(Shard):
                 answer(pulled)
             else:
                 # What the consumer would have got is available again.
-                self.engine.nack(pulled.tokens, 0, self.clock())
+                self.engine.outcomes.nack(pulled.tokens, 0, self.clock())
 
         def cancel() -> None:
             nonlocal is_gone
@@ -531,7 +531,7 @@ class Server(Shard):
             fetch.cancel()  # The consumer is gone: nothing must be leased to it.
 
         request.answer = answer_unless_gone
-        fetch = self.engine.pull(subscription, request, self.clock())
+        fetch = self.engine.outcomes.pull(subscription, request, self.clock())
         if not fetch.is_completed:
             self.tick_for_timeouts()
         return cancel
@@ -540,7 +540,7 @@ class Server(Shard):
         self, subscription: Subscription, tokens: list[str], done: Callable[[list[str]], None]
     ) -> None:
         """Acknowledge leases; `done` gets those that were over, once the others are recorded."""
-        expired = self.engine.ack(tokens, self.clock(), subscription.id)
+        expired = self.engine.outcomes.ack(tokens, self.clock(), subscription.id)
         if len(expired) < len(tokens):
             self.when_settled(partial(done, expired))
         else:
@@ -551,13 +551,13 @@ class Server(Shard):
     ) -> tuple[list[str], Group | None]:
         """Give leased messages back. Returns the tokens that were over, and the group that has to
         be durable before that is told (None: none)."""
-        expired = self.engine.nack(tokens, delay_ms, self.clock(), subscription.id)
+        expired = self.engine.outcomes.nack(tokens, delay_ms, self.clock(), subscription.id)
         self.tick_soon()
         return expired, self.engine.groups.not_durable() if delay_ms else None
 
     def extend(self, subscription: Subscription, tokens: list[str], lease_ms: int) -> list[str]:
         """Give leases a new deadline. Returns those that were over."""
-        expired = self.engine.extend(tokens, lease_ms, self.clock(), subscription.id)
+        expired = self.engine.outcomes.extend(tokens, lease_ms, self.clock(), subscription.id)
         self.tick_soon()  # A lease may have been made shorter.
         return expired
 
@@ -606,7 +606,7 @@ class Server(Shard):
 
     async def put_subscription(self, subscription: Subscription) -> None:
         """Add, change or remove a subscription; durable and in force on return."""
-        await self.durable(self.engine.put_subscription(subscription))
+        await self.durable(self.engine.subscribing.put_subscription(subscription))
 
     async def settled(self) -> None:
         """Done when every delivery that ended so far is recorded."""

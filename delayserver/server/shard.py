@@ -237,7 +237,7 @@ class Shard(ABC):
 
     @abstractmethod
     def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
-        """POST a webhook, one message or a batch; answer with `Engine.on_sent`."""
+        """POST a webhook, one message or a batch; answer with `Outcomes.on_sent`."""
 
     @abstractmethod
     def on_fatal(self, error: BaseException) -> None:
@@ -337,11 +337,12 @@ class Shard(ABC):
         else:
             self.reading.put(TakeRequest(take, unfiled, self._on_fetched))
 
-    def _on_fetched(self, take: Handout, fetched: Fetched) -> None:
-        self.engine.on_read(take, self.reader_now.open(take, fetched))
+    def _on_fetched(self, handout: Handout, fetched: Fetched) -> None:
+        deliveries = self.reader_now.open(handout, fetched)
+        self.engine.dispatcher.on_read(handout, deliveries, self.clock())
 
-    def hand_out(self, take: Handout, deliveries: Deliveries) -> None:
-        self.engine.hand_out(take, deliveries, self.clock())
+    def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
+        self.engine.outcomes.hand_out(handout, deliveries, self.clock())
         self.tick_for_timeouts()
 
     def tick_for_timeouts(self) -> None:
@@ -349,12 +350,6 @@ class Shard(ABC):
         next_ms = self.engine.timeouts.next_ms()
         if next_ms is not None:
             self.tick_soon(next_ms)
-
-    def outdated(self, delivery: Delivery, reason: str) -> None:
-        self.engine.on_outdated(delivery, reason, self.clock())
-
-    def orphaned(self, delivery: Delivery, left_by: int) -> None:
-        self.engine.on_orphaned(delivery, left_by, self.clock())
 
     def settle(self, hour: int, rows: bytes) -> None:
         self._settle.rows_by_hour.setdefault(hour, []).append(rows)

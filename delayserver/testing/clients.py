@@ -262,7 +262,9 @@ class Clients(Actor):
         located = self._server.engine.messages.locate(*chosen)
         # Of a message that is being retried the others may have been delivered.
         is_retry = bool(located.subscription_id)
-        if self._server.engine.messages.is_known(located.entry) and not is_retry:
+        engine = self._server.engine
+        is_known = engine.whereabouts.is_known(located.entry, engine.messages.advanced_ms)
+        if is_known and not is_retry:
             self._ledger.located(chosen[0], located.state)
 
     def move(self) -> None:

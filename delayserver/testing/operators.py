@@ -99,7 +99,7 @@ class Operators(Actor):
         if self._server.engine.registry.by_id(subscription.id) is None:
             self._ledger.made(subscription.id)
         try:
-            self._server.engine.put_subscription(subscription)
+            self._server.engine.subscribing.put_subscription(subscription)
         except DelayServerError:
             return
         self._counts["subscription changes"] += 1
@@ -151,9 +151,9 @@ class Operators(Actor):
         engine = server.engine
         try:
             if self._rng.random() < 0.7:
-                engine.redrive(subscription_id, entry_seq, payload, self._clock.now_ms)
+                engine.outcomes.redrive(subscription_id, entry_seq, payload, self._clock.now_ms)
             else:
-                engine.discard(subscription_id, entry_seq, payload.origin.message_seq)
+                engine.outcomes.discard(subscription_id, entry_seq, payload.origin.message_seq)
         except DelayServerError:
             return
 

@@ -231,7 +231,7 @@ class SimulatedServer(Shard):
 
     def _watch(self) -> None:
         watcher = self.watcher
-        fire, give_back = self.engine.dispatcher.fire, self.engine.leases.on_expired
+        fire, give_back = self.engine.dispatcher.fire, self.engine.outcomes.leases.on_expired
 
         def watched(batches: list[Batch], now_ms: int) -> None:
             watcher.fired(batches, now_ms)
@@ -244,7 +244,7 @@ class SimulatedServer(Shard):
         # As with a million keys, much may happen while they are decided.
         self.engine.imports.decide_keys = 1
         self.engine.dispatcher.fire = watched  # type: ignore[method-assign]
-        self.engine.leases.on_expired = expired
+        self.engine.outcomes.leases.on_expired = expired
 
     # ── being moved ────────────────────────────────────────────────────────────────────────────
 
@@ -349,11 +349,11 @@ class SimulatedServer(Shard):
     def answer(self, deliveries: list[Delivery], response: WebhookResponse) -> None:
         """A webhook is answered, or was not."""
         self.sending.remove(deliveries)
-        self.engine.on_sent([(deliveries, response)], self.clock())
+        self.engine.outcomes.on_sent([(deliveries, response)], self.clock())
 
     def ack(self, tokens: list[str], answer: Callable[[list[str]], None]) -> None:
         """As `Server.ack`: `answer` is called with the leases that were over."""
-        expired = self.engine.ack(tokens, self.clock())
+        expired = self.engine.outcomes.ack(tokens, self.clock())
         if len(expired) < len(tokens):
             self.when_settled(partial(answer, expired))
         else:
@@ -372,4 +372,4 @@ class SimulatedServer(Shard):
 
     def pull(self, subscription: Subscription, request: PullRequest) -> DelayedFetch:
         """A consumer asks for messages."""
-        return self.engine.pull(subscription, request, self.clock())
+        return self.engine.outcomes.pull(subscription, request, self.clock())

@@ -85,7 +85,7 @@ class Subscribers(Actor):
             for delivery, token in got:
                 if gone:
                     self._ledger.returned(delivery, seen=False)
-                    server.engine.nack([token], 0, self._clock.now_ms)
+                    server.engine.outcomes.nack([token], 0, self._clock.now_ms)
                 else:
                     self.leases.append(Lease(token, delivery))
 
@@ -104,23 +104,23 @@ class Subscribers(Actor):
 
     def consume(self) -> None:
         """Acknowledge, give back, extend or forget a lease."""
-        rng, server = self._rng, self._server
+        rng, server, outcomes = self._rng, self._server, self._server.engine.outcomes
         if not self.leases:
             return
         lease = self.leases[rng.randrange(len(self.leases))]
         dice = 0.0 if self.is_patient else rng.random()
         if dice < 0.6:
             self.leases.remove(lease)
-            if server.engine.leases.get(lease.token) is not None:
+            if outcomes.leases.get(lease.token) is not None:
                 self._ledger.returned(lease.delivery, seen=True)
             server.ack([lease.token], partial(self._acked, lease))
         elif dice < 0.75:
             self.leases.remove(lease)
-            if server.engine.leases.get(lease.token) is not None:
+            if outcomes.leases.get(lease.token) is not None:
                 self._ledger.returned(lease.delivery, seen=False)
-            server.engine.nack([lease.token], rng.choice((0, 0, 20, 1000)), self._clock.now_ms)
+            outcomes.nack([lease.token], rng.choice((0, 0, 20, 1000)), self._clock.now_ms)
         elif dice < 0.9:
-            server.engine.extend([lease.token], rng.choice((1, 1000)), self._clock.now_ms)
+            outcomes.extend([lease.token], rng.choice((1, 1000)), self._clock.now_ms)
         else:
             self.leases.remove(lease)  # It fell over.
 
@@ -144,5 +144,5 @@ class Subscribers(Actor):
         """Give back every lease, without having looked."""
         for lease in self.leases:
             self._ledger.returned(lease.delivery, seen=False)
-            self._server.engine.nack([lease.token], 0, self._clock.now_ms)
+            self._server.engine.outcomes.nack([lease.token], 0, self._clock.now_ms)
         self.leases.clear()

@@ -340,7 +340,7 @@ class World:
             "rows of the catalog about hours": list(server.catalog.scan(Table.HOURS)),
             "archives": list(server.catalog.scan(Table.ARCHIVES)),
             "counts": {h: n for h, n in engine.hours._unsettled.items() if n},
-            "leases": engine.leases.count() + len(engine.leases._pulls),
+            "leases": engine.outcomes.leases.count() + len(engine.outcomes.leases._pulls),
             "pulls that wait": engine.dispatcher.fetches.count(),
             "timeouts": engine.timeouts.size(),
             "in flight": [q.in_flight for q in queues if q.in_flight],

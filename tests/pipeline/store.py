@@ -83,7 +83,7 @@ class Store:
     def change(self, subscription: Subscription, **changes: Any) -> Subscription:
         """Change or (deleted=True) delete a subscription."""
         changed = msgspec.structs.replace(subscription, **changes)
-        self.server.engine.put_subscription(changed)
+        self.server.engine.subscribing.put_subscription(changed)
         self.server.rest()
         return self.server.engine.registry.by_id(changed.id) or changed
 

@@ -121,7 +121,7 @@ def make_directory(directory: Path) -> None:
     server, now_ms = life.server, START_MS
     for subscription in (HOOK, OTHER):
         server.engine.registry.next_id()
-        server.engine.put_subscription(subscription)
+        server.engine.subscribing.put_subscription(subscription)
         life.work()
     next_ms = now_ms + HOUR_MS
     life.publish("a", now_ms + 1, now_ms + 2)

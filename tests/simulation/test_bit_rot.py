@@ -80,7 +80,7 @@ def make_directory() -> Directory:
     server = SimulatedServer(SETTINGS, disk, catalog, clock, random.Random(0), receiver)
     for subscription in (HOOK, OTHER):
         server.engine.registry.next_id()
-        server.engine.put_subscription(subscription)
+        server.engine.subscribing.put_subscription(subscription)
         work(server)
     now_ms = clock.now_ms
     publish(server, "a", now_ms + 1, now_ms + 2, now_ms + 100)

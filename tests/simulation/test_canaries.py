@@ -21,6 +21,7 @@ from delayserver.decisions.heartbeats import Heartbeats
 from delayserver.decisions.imported_keys import ImportedKeys
 from delayserver.decisions.imports import Importer, Imports
 from delayserver.decisions.messages import Messages
+from delayserver.decisions.outcomes import Outcomes
 from delayserver.decisions.overlay import Overlay
 from delayserver.decisions.publishing import Publishing
 from delayserver.decisions.sequencer import Sequencer
@@ -324,15 +325,15 @@ def a_load_does_not_make_its_hours_live(patch: Patch) -> None:
 @canary(Violation)
 def a_retry_is_settled_before_it_is_durable(patch: Patch) -> None:
     """I3"""
-    original = Engine._retry
+    original = Outcomes._retry
 
     def retry(self: Any, delivery: Delivery, *rest: Any) -> None:
         row = delivery.entry
-        self.dispatcher._settle(delivery, 1, rest[1])
-        self.hours.add(row.hour, 1)
+        self._dispatcher._settle(delivery, 1, rest[1])
+        self._hours.add(row.hour, 1)
         original(self, delivery, *rest)
 
-    patch.setattr(Engine, "_retry", retry)
+    patch.setattr(Outcomes, "_retry", retry)
 
 
 @canary(Violation)

@@ -74,7 +74,7 @@ class Machine:
             type="webhook",
             created_ms=self.clock.now_ms,
         )
-        self.server.engine.put_subscription(made)
+        self.server.engine.subscribing.put_subscription(made)
         self.server.rest()
 
     def wait(self, by_ms: int) -> None:
@@ -145,7 +145,9 @@ def test_a_change_of_a_subscription_does_not_change_what_it_is_for() -> None:
     [before] = registry
     assert before.horizon
     # As the API does: a definition of its own, which knows nothing of marks.
-    machine.server.engine.put_subscription(msgspec.structs.replace(before, horizon=(), paused=True))
+    machine.server.engine.subscribing.put_subscription(
+        msgspec.structs.replace(before, horizon=(), paused=True)
+    )
     machine.server.rest()
     [after] = registry
     assert after == msgspec.structs.replace(before, paused=True)

@@ -108,7 +108,7 @@ class FanOut(RuleBasedStateMachine):
             created_ms=self.clock.now_ms,
             max_in_flight=2,
         )
-        self.server.engine.put_subscription(made)
+        self.server.engine.subscribing.put_subscription(made)
         self.server.rest()
         self.ever[number] = self.exists()[number]
         self.look()
@@ -118,7 +118,7 @@ class FanOut(RuleBasedStateMachine):
     def unsubscribe(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.exists())), label="subscription")
         gone = msgspec.structs.replace(self.exists()[number], deleted=True)
-        self.server.engine.put_subscription(gone)
+        self.server.engine.subscribing.put_subscription(gone)
         self.look()
 
     @precondition(lambda self: self.server.sending)
@@ -201,7 +201,7 @@ class FanOut(RuleBasedStateMachine):
 def unsubscribe(machine: FanOut, *numbers: int) -> None:
     for number in numbers:
         gone = msgspec.structs.replace(machine.exists()[number], deleted=True)
-        machine.server.engine.put_subscription(gone)
+        machine.server.engine.subscribing.put_subscription(gone)
         machine.look()
 
 

@@ -141,7 +141,7 @@ class Scenario:
     def put(self, subscription: Subscription) -> None:
         if self.server.engine.registry.by_id(subscription.id) is None:
             self.server.engine.registry.next_id()
-            self.server.engine.put_subscription(subscription)
+            self.server.engine.subscribing.put_subscription(subscription)
         self.work()
         if self.server.engine.registry.by_id(subscription.id) is None:
             self.put(subscription)  # It was refused while the disk was full.
@@ -273,7 +273,7 @@ class Scenario:
             server.answer([delivery], WebhookResponse(500 if fail else 200))
             self.work()
             fail = False
-        queue = server.engine.subscription("queue")
+        queue = server.engine.subscribing.subscription("queue")
 
         def take(got: Pulled) -> None:
             for delivery, token in got:

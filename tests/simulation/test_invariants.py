@@ -70,7 +70,7 @@ def subscribe(server: SimulatedServer, name: str) -> Subscription:
         created_ms=0,
         max_in_flight=3,
     )
-    server.engine.put_subscription(subscription)
+    server.engine.subscribing.put_subscription(subscription)
     server.rest()
     return subscription
 

@@ -96,7 +96,7 @@ class Model(RuleBasedStateMachine):
         self.start()
         for subscription in (HOOK, QUEUE):
             self.server.engine.registry.next_id()
-            self.server.engine.put_subscription(subscription)
+            self.server.engine.subscribing.put_subscription(subscription)
         self.server.rest()
 
     def start(self) -> None:
@@ -281,7 +281,7 @@ class Model(RuleBasedStateMachine):
     @rule(target=leases)
     def pull(self) -> tuple[int, list[tuple[Delivery, str]]]:
         got: list[tuple[Delivery, str]] = []
-        subscription = self.server.engine.subscription("queue")
+        subscription = self.server.engine.subscribing.subscription("queue")
         request = PullRequest(2, 1_000_000_000, 0, got.extend)
         self.server.pull(subscription, request)
         self.server.rest()
@@ -296,7 +296,7 @@ class Model(RuleBasedStateMachine):
         life, got = pulled
         for delivery, token in got:
             if life != self.life:
-                assert self.server.engine.nack([token], 0, self.clock.now_ms) == [token]
+                assert self.server.engine.outcomes.nack([token], 0, self.clock.now_ms) == [token]
                 continue
             self.ledger.returned(delivery, seen=acks)
             if acks:
@@ -307,7 +307,7 @@ class Model(RuleBasedStateMachine):
                 self.ledger.acked(delivery)
                 self.known[delivery.origin.message_seq].state = State.DELIVERED
             else:
-                assert self.server.engine.nack([token], 0, self.clock.now_ms) == []
+                assert self.server.engine.outcomes.nack([token], 0, self.clock.now_ms) == []
                 self.server.rest()
 
     # ── the machine ────────────────────────────────────────────────────────────────────────────

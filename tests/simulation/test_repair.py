@@ -276,7 +276,7 @@ def test_a_catalog_that_is_gone(
         life.work()
         again = msgspec.structs.replace(OTHER, id=life.server.engine.registry.next_id())
         assert again.id > OTHER.id, "the number of a lost subscription was given again"
-        life.server.engine.put_subscription(again)
+        life.server.engine.subscribing.put_subscription(again)
         life.work()
         got = {body for _, body in life.receiver.receipts}
         assert {body for _, body in expected} <= got <= BODIES - CANCELLED

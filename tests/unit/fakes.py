@@ -15,6 +15,7 @@ from delayserver.decisions.groups import Groups
 from delayserver.decisions.messages import Messages
 from delayserver.decisions.publishing import NewMessage, Publishing
 from delayserver.decisions.sequencer import Sequencer
+from delayserver.decisions.whereabouts import Whereabouts
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.queue import Handout
@@ -166,10 +167,10 @@ class NotingPorts:
         self.posts.append(deliveries)
         self.sent += [(subscription.name, delivery) for delivery in deliveries]
 
-    def outdated(self, delivery: Delivery, reason: str) -> None:
+    def on_outdated(self, delivery: Delivery, reason: str, now_ms: int) -> None:
         self.dropped.append((delivery, reason))
 
-    def orphaned(self, delivery: Delivery, left_by: int) -> None:
+    def on_orphaned(self, delivery: Delivery, left_by: int, now_ms: int) -> None:
         self.orphans.append((delivery, left_by))
 
     def tick_soon(self) -> None:
@@ -211,6 +212,7 @@ class MessageParts:
             self.groups,
             self.wheel,
             self.hours,
+            Whereabouts(self.settings, self.catalog, self.groups, self.wheel, self.hours),
             self.dispatcher,
             self.registry,
             self.ids,

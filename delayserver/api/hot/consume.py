@@ -1,8 +1,8 @@
 """The calls of consumers: pull, ack, nack, extend. From request to answer.
 
-    pull   ─▶ Engine.pull ──▶ messages, at once or within `wait` ──▶ answered
-    ack    ─▶ Engine.ack  ──▶ the dispatch log is synced         ──▶ answered
-    nack   ─▶ Engine.nack ──▶ with a delay: the group is durable ──▶ answered
+    pull   ─▶ Outcomes.pull ──▶ messages, at once or within `wait` ──▶ answered
+    ack    ─▶ Outcomes.ack  ──▶ the dispatch log is synced         ──▶ answered
+    nack   ─▶ Outcomes.nack ──▶ with a delay: the group is durable ──▶ answered
     extend ─▶ answered
 
 An answer is given through a callback, when it may be: no task and no future waits for it. There are
@@ -96,7 +96,7 @@ class Consuming:
 
         Returns what to call if the client is gone before that."""
         try:
-            subscription = self._server.engine.subscription(call.subscription)
+            subscription = self._server.engine.subscribing.subscription(call.subscription)
             if caller is not None:
                 caller.require(_CONSUME, subscription.subject)
             match call.action:

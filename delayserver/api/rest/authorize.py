@@ -49,7 +49,9 @@ def make_authorize(server: Server) -> Callable[[Request], Awaitable[None]]:
                 found = server.engine.messages.message_id(request.path_params["message_id"])
                 subject = await server.subject_of(found.seq, found.due_ms)
             case Of.SUBSCRIPTION:
-                subject = server.engine.subscription(request.path_params["name"]).subject
+                subject = server.engine.subscribing.subscription(
+                    request.path_params["name"]
+                ).subject
         if rule is not PUBLIC:
             caller.require(rule.actions, subject)
 

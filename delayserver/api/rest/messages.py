@@ -365,7 +365,7 @@ def make_router(
     @router.get("/v1/subscriptions/{name}", tags=["subscriptions"], responses=MISSING)
     async def get_subscription(name: NamePath) -> models.SubscriptionViewModel:
         """One subscription."""
-        return _view(server, engine.subscription(name))
+        return _view(server, engine.subscribing.subscription(name))
 
     @router.delete(
         "/v1/subscriptions/{name}",
@@ -452,7 +452,7 @@ def make_router(
         cursor: Annotated[str | None, Query(pattern="^[0-9]{1,20}$")] = None,
     ) -> Response:
         """Messages that were given up, in the order of their last attempts."""
-        subscription = engine.subscription(name)
+        subscription = engine.subscribing.subscription(name)
         from_seq = min(int(cursor or 0), SEQ_MAX)
         letters = await dead_letters.page(subscription, from_seq, limit + 1)
         return _json(
@@ -473,7 +473,7 @@ def make_router(
         """Deliver dead letters again, all or those named by message id."""
         ids = None if which.ids is None else set(which.ids)
         return models.RedrivenModel(
-            redriven=await dead_letters.redrive(engine.subscription(name), ids)
+            redriven=await dead_letters.redrive(engine.subscribing.subscription(name), ids)
         )
 
     @router.delete(
@@ -484,7 +484,7 @@ def make_router(
     )
     async def discard(name: NamePath, message_id: str) -> None:
         """Delete a dead letter, by message id."""
-        await dead_letters.discard(engine.subscription(name), message_id)
+        await dead_letters.discard(engine.subscribing.subscription(name), message_id)
 
     # ── bulk ───────────────────────────────────────────────────────────────────────────────────
 
@@ -784,7 +784,7 @@ def _catch_up(subscription: Subscription) -> str | dict[str, str]:
 
 async def _change(server: Server, name: str, **changes: bool) -> Subscription:
     async with server.subscription_lock:
-        existing = server.engine.subscription(name)
+        existing = server.engine.subscribing.subscription(name)
         changed = msgspec.structs.replace(existing, **changes)
         await server.put_subscription(changed)
         return changed

@@ -58,7 +58,7 @@ class Machine:
         self.start()
         registry = self.server.engine.registry
         registry.next_id()
-        self.server.engine.put_subscription(HOOK)
+        self.server.engine.subscribing.put_subscription(HOOK)
         self.server.engine.imports.begin([SUBJECT])
         self.server.rest()
 

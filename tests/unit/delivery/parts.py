@@ -51,6 +51,7 @@ class Parts:
             has_not_fired=lambda entry: entry in self.ahead,
         )
         self.dispatcher.now_ms = NOW_MS
+        self.dispatcher.outcomes = self.ports
         self.answers: list[list[tuple[Delivery, str]]] = []
         """What consumers were told without a read: nothing."""
 

@@ -27,7 +27,7 @@ def server() -> SimulatedServer:
     receiver = subscription(
         1, subject="*", type="webhook", max_in_flight=2, created_ms=clock.now_ms
     )
-    server.engine.put_subscription(receiver)
+    server.engine.subscribing.put_subscription(receiver)
     server.rest()
     clock.move(1)
     messages = [NewMessage("orders", clock.now_ms, Payload(b"%d" % number)) for number in range(4)]
@@ -61,7 +61,7 @@ def test_answers_that_come_together_make_place_in_one_step(
         read(take)
 
     monkeypatch.setattr(server, "read", noted)
-    server.engine.on_sent(answers, server.clock())
+    server.engine.outcomes.on_sent(answers, server.clock())
     if statuses == (200, 200):
         assert taken == [2]
     server.rest()  # A failure makes place once it is recorded.
@@ -70,5 +70,5 @@ def test_answers_that_come_together_make_place_in_one_step(
 
 
 def test_no_answers_are_nothing(server: SimulatedServer) -> None:
-    server.engine.on_sent([], server.clock())
+    server.engine.outcomes.on_sent([], server.clock())
     assert bodies(server) == [b"0", b"1"]

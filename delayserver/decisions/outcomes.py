@@ -1,0 +1,420 @@
+"""Outcomes: what comes of deliveries, and the records that some of it takes.
+
+    pull ──▶ lease ──▶ ack ─────────────▶ settled
+                  ├──▶ nack, expired ──▶ first in its queue again, a RETRY later, or DEAD
+    webhook ──▶ 2xx ────────────────────▶ settled
+           ├──▶ 410 ────────────────────▶ subscription paused, first in its queue again
+           └──▶ anything else ──────────▶ a RETRY later, or DEAD after the last attempt
+    too old ──▶ DEAD                    DEAD ──▶ redriven (REDRIVE) or discarded (DISCARD)
+
+What arrived is settled in the dispatch log alone, by the `Dispatcher`: most deliveries end so, and
+no record is written. What failed becomes a record of the message log, and only when that is durable
+does the delivery leave its place: a crash before finds it unsettled, and it is delivered again. If
+the record cannot be written (the disk is full), the same is decided again a second later; until
+then the delivery counts as on its way, so its hour is kept and its place is taken.
+
+Cost: columns for what consumers take and acknowledge, about 10 µs for a webhook that arrived, 20 µs
+for a retry. Threads: belongs to the event loop.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from delayserver.decisions.group import Group
+from delayserver.decisions.groups import Groups
+from delayserver.decisions.messages import Messages
+from delayserver.decisions.sequencer import Sequencer
+from delayserver.decisions.subscribing import Subscribing
+from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
+from delayserver.delivery.deliveries import Deliveries
+from delayserver.delivery.dispatcher import Dispatcher
+from delayserver.delivery.leases import Leases, Some
+from delayserver.delivery.queue import Handout
+from delayserver.delivery.webhook import (
+    DeadLetter,
+    Delivered,
+    PauseSubscription,
+    RetryLater,
+    WebhookResponse,
+    outcome,
+)
+from delayserver.errors import NotFoundError, OverloadedError, StoppingError
+from delayserver.records.message import Delivery, Origin, Payload, encode_payload, row_flags
+from delayserver.records.subscriptions import Registry, RetryPolicy, Subscription
+from delayserver.records.tables import Change, ChangeState
+from delayserver.records.tables import DeadLetter as DeadLetterValue
+from delayserver.schedule.hours import Hours
+from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
+from delayserver.timers.timeouts import Timeouts
+from storage.frame import seal
+from storage.rows import RecordKind
+
+Answer = tuple[list[Delivery], WebhookResponse]
+"""To a webhook, with all that it carried."""
+RETRY_COMMIT_MS = 1000
+"""A record that could not be written (the disk is full) is tried again after this."""
+
+
+class Outcomes:
+    """Ends deliveries, or lets them begin again."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        sequencer: Sequencer,
+        groups: Groups,
+        hours: Hours,
+        messages: Messages,
+        dispatcher: Dispatcher,
+        subscribing: Subscribing,
+        timeouts: Timeouts,
+        *,
+        epoch: str,
+        random: Callable[[], float],
+        given_up: Callable[[Delivery, str], None],
+    ) -> None:
+        """`epoch`: what the tokens of this process's leases begin with; `random`: from 0 to 1;
+        `given_up`: told of each delivery that has no attempt left, and why."""
+        self._registry = registry
+        self._sequencer = sequencer
+        self._groups = groups
+        self._hours = hours
+        self._messages = messages
+        self._dispatcher = dispatcher
+        self._subscribing = subscribing
+        self._timeouts = timeouts
+        self._random = random
+        self._given_up = given_up
+        self._stalled: list[tuple[int, Callable[[int], None]]] = []
+        """What could not be recorded, and when to do it again."""
+        self.leases = Leases(epoch, timeouts, self._on_expired)
+        self.retried_by_subject: defaultdict[int, int] = defaultdict(int)
+        """How many deliveries were tried again since the start, by subject id."""
+        self.dead_by_subject: defaultdict[int, int] = defaultdict(int)
+        """How many deliveries were given up since the start, by subject id."""
+        dispatcher.outcomes = self
+
+    # ── consumers ──────────────────────────────────────────────────────────────────────────────
+
+    def pull(self, subscription: Subscription, request: PullRequest, now_ms: int) -> DelayedFetch:
+        """A consumer asks for messages; `cancel` what is returned if it is gone before."""
+        self._timeouts.look(now_ms)
+        return self._dispatcher.request(self._dispatcher.queue(subscription), request)
+
+    def hand_out(self, handout: Handout, deliveries: Deliveries, now_ms: int) -> None:
+        """Lease deliveries to the consumer that asked for them."""
+        request = handout.request
+        assert request is not None
+        self._timeouts.look(now_ms)
+        request.answer(Pulled(deliveries, self.leases.grant(deliveries, request.lease_ms)))
+
+    def ack(
+        self, tokens: Sequence[str], now_ms: int, subscription_id: int | None = None
+    ) -> list[str]:
+        """A consumer is done with messages; returns the tokens of leases that are over, or not of
+        the subscription (None: any)."""
+        ended, over = self.leases.end(tokens, subscription_id)
+        for deliveries, which in ended:
+            self._dispatcher.acknowledged(deliveries, which, now_ms)
+            deliveries.forget(which)
+        return over
+
+    def nack(
+        self,
+        tokens: Sequence[str],
+        delay_ms: int,
+        now_ms: int,
+        subscription_id: int | None = None,
+    ) -> list[str]:
+        """A consumer does not want messages now; returns tokens as `ack`."""
+        ended, over = self.leases.end(tokens, subscription_id)
+        for some in ended:
+            if delay_ms:
+                self._retry_leased(some, delay_ms, now_ms)
+            else:
+                self._return_leased(some, now_ms)
+        return over
+
+    def extend(
+        self,
+        tokens: Sequence[str],
+        lease_ms: int,
+        now_ms: int,
+        subscription_id: int | None = None,
+    ) -> list[str]:
+        """A consumer needs more time, counted from now; returns tokens as `ack`."""
+        self._timeouts.look(now_ms)
+        return self.leases.extend(tokens, lease_ms, subscription_id)
+
+    def _on_expired(self, some: Some) -> None:
+        self._return_leased(some, self._dispatcher.now_ms)
+
+    def _retry_leased(self, some: Some, delay_ms: int, now_ms: int) -> None:
+        subscription = self._registry.by_id(some.deliveries.subscription_id)
+        for delivery in some.each():
+            if subscription is not None and delivery.attempt >= subscription.max_attempts:
+                self._give_back(delivery, now_ms)
+            else:
+                self._retry(delivery, delay_ms, now_ms)
+
+    def _return_leased(self, some: Some, now_ms: int) -> None:
+        """Leased deliveries were not taken: they are available again, or dead after their last
+        attempt."""
+        deliveries, which = some
+        subscription = self._registry.by_id(deliveries.subscription_id)
+        if subscription is not None:
+            is_last = deliveries.settled["attempt"][which] >= subscription.max_attempts
+            for delivery in Some(deliveries, which[is_last]).each():
+                self._give_back(delivery, now_ms)
+            which = which[~is_last]
+        if len(which):
+            self._dispatcher.return_leased(deliveries, which)
+        if subscription is not None:
+            self._dispatcher.pump(self._dispatcher.queue(subscription), now_ms)
+
+    def _give_back(self, delivery: Delivery, now_ms: int) -> None:
+        """A delivery was not taken: it is available again, or dead after its last attempt."""
+        subscription = self._registry.by_id(delivery.subscription_id)
+        if subscription is not None and delivery.attempt >= subscription.max_attempts:
+            self._bury(delivery, "not acknowledged in any attempt", now_ms, delivery.attempt)
+            return
+        self._dispatcher.give_back(delivery, delivery.attempt + 1)
+        if subscription is not None:
+            self._dispatcher.pump(self._dispatcher.queue(subscription), now_ms)
+
+    # ── webhooks ───────────────────────────────────────────────────────────────────────────────
+
+    def on_sent(self, answers: Sequence[Answer], now_ms: int) -> None:
+        """Webhooks were answered, or were not; an answer counts for all that its request carried.
+
+        Of those that come together, since the places that get free are filled in one step."""
+        subscriptions: dict[int, Subscription] = {}
+        for deliveries, response in answers:
+            subscription = self._on_answer(deliveries, response, now_ms)
+            if subscription is not None:
+                subscriptions[subscription.id] = subscription
+        for subscription in subscriptions.values():
+            self._dispatcher.pump(self._dispatcher.queue(subscription), now_ms)
+
+    def _on_answer(
+        self, deliveries: list[Delivery], response: WebhookResponse, now_ms: int
+    ) -> Subscription | None:
+        """Returns the subscription, if it exists still."""
+        self._dispatcher.answered(deliveries)
+        subscription = self._registry.by_id(deliveries[0].subscription_id)
+        policy = RetryPolicy() if subscription is None else subscription.retry_policy
+        # One jitter for all of them, so that a batch that failed is a batch again.
+        jitter = self._random()
+        gone: list[Delivery] = []
+        for delivery in deliveries:
+            match outcome(response, delivery.attempt, policy, lambda: jitter):
+                case Delivered():
+                    self._dispatcher.delivered(delivery, now_ms)
+                case RetryLater(delay_ms=delay_ms):
+                    self._retry(delivery, delay_ms, now_ms)
+                case DeadLetter(reason=reason):
+                    self._bury(delivery, reason, now_ms, delivery.attempt)
+                case PauseSubscription():
+                    gone.append(delivery)
+        for delivery in reversed(gone):
+            self._dispatcher.give_back(delivery, delivery.attempt)
+        if subscription is not None and gone:
+            self._pause(subscription)
+        return subscription
+
+    def on_outdated(self, delivery: Delivery, reason: str, now_ms: int) -> None:
+        """A delivery is too old to be attempted: it is a dead letter."""
+        self._bury(delivery, reason, now_ms, delivery.attempt - 1)
+
+    def on_orphaned(self, delivery: Delivery, left_by: int, now_ms: int) -> None:
+        """A delivery is all that is left of a message, and its subscription `left_by` is gone.
+
+        The RETRY makes the delivery visible again after a crash. Without it the message would be
+        lost then, because no row of the hour's file says that anybody still waits for it."""
+        delivery = msgspec.structs.replace(delivery, subscription_id=left_by)
+        self._schedule_again(delivery, delivery.attempt, 0, now_ms)
+
+    # ── records ────────────────────────────────────────────────────────────────────────────────
+
+    def _pause(self, subscription: Subscription) -> None:
+        """The receiver is gone: send it nothing more, at once, and record it."""
+        queue = self._dispatcher.queue(subscription)
+        if queue.subscription.paused:
+            return
+        paused = msgspec.structs.replace(subscription, paused=True)
+        try:
+            group = self._subscribing.put_subscription(paused)
+        except (OverloadedError, StoppingError):
+            return  # The next delivery will be answered 410 as well.
+        # At once, and not when it is durable: a receiver that is gone gets nothing in between.
+        queue.subscription = paused
+
+        def unless_written(error: Exception | None) -> None:
+            # Rolled back: the registry never heard of the pause, so the queue must not either.
+            if error is not None and queue.subscription is paused:
+                queue.subscription = subscription
+
+        group.when_durable(unless_written)
+
+    def _retry(self, delivery: Delivery, delay_ms: int, now_ms: int) -> None:
+        """Schedule the next attempt. The record keeps it: memory alone would lose it in a crash,
+        and the attempts before it would be made again."""
+        self._schedule_again(delivery, delivery.attempt + 1, delay_ms, now_ms)
+        self.retried_by_subject[delivery.origin.subject_id] += 1
+
+    def _schedule_again(self, delivery: Delivery, attempt: int, delay_ms: int, now_ms: int) -> None:
+        origin = delivery.origin
+        next_origin = Origin(
+            origin.message_seq,
+            origin.published_due_ms,
+            origin.subject_id,
+            origin.due_ms,
+            attempt,
+        )
+        payload = msgspec.structs.replace(delivery.payload, origin=next_origin)
+        sealed = encode_payload(payload)
+        due_ms = now_ms + delay_ms
+        seq = self._sequencer.append(
+            RecordKind.RETRY,
+            due_ms=due_ms,
+            message_seq=origin.message_seq,
+            target_seq=delivery.entry.seq,
+            target_due_ms=delivery.entry.due_ms,
+            key_hash=self._messages.key_hash(origin.subject_id, payload.key),
+            subject_id=origin.subject_id,
+            subscription_id=delivery.subscription_id,
+            payload=sealed,
+            attempt=attempt,
+            flags=row_flags(payload),
+        )
+        change = Change(ChangeState.RETRYING, seq, due_ms, attempt, origin.subject_id)
+        again = partial(self._schedule_again, delivery, attempt, delay_ms)
+        self._conclude(delivery, seq, change, now_ms, again)
+        route = delivery.subscription_id | ROUTE_SUBSCRIPTION
+        self._messages.schedule(seq, due_ms, route)
+
+    def _bury(self, delivery: Delivery, reason: str, now_ms: int, attempts: int) -> None:
+        """No attempt is left after so many: it can be listed and redriven from now on."""
+        origin = msgspec.structs.replace(delivery.origin, attempt=attempts + 1)
+        payload = encode_payload(msgspec.structs.replace(delivery.payload, origin=origin))
+        value = DeadLetterValue(reason, now_ms, attempts, payload)
+        seq = self._sequencer.append(
+            RecordKind.DEAD,
+            message_seq=origin.message_seq,
+            target_seq=delivery.entry.seq,
+            target_due_ms=delivery.entry.due_ms,
+            subject_id=origin.subject_id,
+            subscription_id=delivery.subscription_id,
+            payload=seal(msgspec.msgpack.encode(value)),
+            attempt=attempts,
+        )
+        change = Change(
+            ChangeState.DEAD,
+            delivery.entry.seq,
+            delivery.entry.due_ms,
+            attempts,
+            origin.subject_id,
+        )
+
+        def again(now_ms: int) -> None:
+            self._bury(delivery, reason, now_ms, attempts)
+
+        self._conclude(delivery, seq, change, now_ms, again)
+        self._groups.wake()
+        self.dead_by_subject[origin.subject_id] += 1
+        self._given_up(delivery, reason)
+
+    def _conclude(
+        self,
+        delivery: Delivery,
+        seq: int,
+        change: Change,
+        now_ms: int,
+        again: Callable[[int], None],
+    ) -> None:
+        """Record `seq` ends this delivery, once it is durable; `again` if it cannot be written.
+
+        Not before: if the hour counted one delivery less at once, it could retire and be deleted
+        before the record is durable, and a crash then would lose the message (I3)."""
+        sequencer = self._sequencer
+        sequencer.put_change(seq, delivery.origin.message_seq, delivery.subscription_id, change)
+
+        def concluded() -> None:
+            self._hours.add(delivery.entry.hour, -1)
+            self._dispatcher.leave(delivery)
+            subscription = self._registry.by_id(delivery.subscription_id)
+            if subscription is not None:
+                self._dispatcher.pump(self._dispatcher.queue(subscription), self._dispatcher.now_ms)
+
+        sequencer.group.effects.append(concluded)
+
+        def unless_written(error: Exception | None) -> None:
+            # The roll-back has undone the record, and nobody asks for this delivery again: without
+            # another try it would stay on its way until the next restart.
+            if error is not None:
+                self._stalled.append((now_ms + RETRY_COMMIT_MS, again))
+
+        sequencer.group.when_durable(unless_written)
+
+    def settle_stalled(self, now_ms: int) -> None:
+        """Record what could not be recorded before, now that there may be space."""
+        ready = [item for item in self._stalled if item[0] <= now_ms]
+        if ready:
+            self._stalled = [item for item in self._stalled if item[0] > now_ms]
+            for _, again in ready:
+                again(now_ms)
+
+    def next_ms(self) -> int | None:
+        """When `settle_stalled` has something to do; None: nothing is stalled."""
+        return min((at_ms for at_ms, _ in self._stalled), default=None)
+
+    # ── dead letters ───────────────────────────────────────────────────────────────────────────
+
+    def redrive(self, subscription_id: int, entry_seq: int, payload: Payload, now_ms: int) -> Group:
+        """Deliver a dead letter again, counting its attempts from 1 again."""
+        origin = payload.origin
+        assert origin is not None
+        change = self._sequencer.changes(origin.message_seq).get(subscription_id)
+        # Without a change its hour was deleted long ago.
+        if change is not None and (change.state, change.entry_seq) != (ChangeState.DEAD, entry_seq):
+            raise NotFoundError("the dead letter was redriven or discarded already")
+        origin = msgspec.structs.replace(origin, attempt=1)
+        sealed = encode_payload(msgspec.structs.replace(payload, origin=origin))
+        self._groups.admit(len(sealed))
+        seq = self._sequencer.append(
+            RecordKind.REDRIVE,
+            due_ms=now_ms,
+            message_seq=origin.message_seq,
+            target_seq=entry_seq,
+            key_hash=self._messages.key_hash(origin.subject_id, payload.key),
+            subject_id=origin.subject_id,
+            subscription_id=subscription_id,
+            payload=sealed,
+            attempt=1,
+            flags=row_flags(payload),
+        )
+        change = Change(ChangeState.RETRYING, seq, now_ms, 1, origin.subject_id)
+        self._sequencer.put_change(seq, origin.message_seq, subscription_id, change)
+        self._messages.schedule(seq, now_ms, subscription_id | ROUTE_SUBSCRIPTION)
+        return self._sequencer.group
+
+    def discard(self, subscription_id: int, entry_seq: int, message_seq: int) -> Group:
+        """Delete a dead letter. Raises NotFoundError."""
+        change = self._sequencer.changes(message_seq).get(subscription_id)
+        if change is not None and (change.state, change.entry_seq) != (ChangeState.DEAD, entry_seq):
+            raise NotFoundError("the dead letter was redriven or discarded already")
+        self._groups.admit(0)
+        seq = self._sequencer.append(
+            RecordKind.DISCARD,
+            message_seq=message_seq,
+            target_seq=entry_seq,
+            subscription_id=subscription_id,
+        )
+        if change is not None:
+            change = msgspec.structs.replace(change, state=ChangeState.DISCARDED)
+            self._sequencer.put_change(seq, message_seq, subscription_id, change)
+        self._groups.wake()
+        return self._sequencer.group

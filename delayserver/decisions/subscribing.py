@@ -1,0 +1,88 @@
+"""Subscribing: a subscription is added, changed or removed, and who gets what follows from it.
+
+    put ──▶ record in the open group ──▶ durable ──▶ Registry and Dispatcher know it
+
+A new subscription gets what falls due from now on. What has fallen due already is for others, also
+if the clock was set back since: the record says so in marks (`Horizon`), so that a restart sends
+the same messages to the same subscriptions as the process before it.
+
+Cost: one record for each call, O(1) for each tick. Threads: belongs to the event loop.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+
+import msgspec
+
+from delayserver.decisions.group import Group
+from delayserver.decisions.groups import Groups
+from delayserver.decisions.sequencer import Sequencer
+from delayserver.delivery.dispatcher import Dispatcher
+from delayserver.errors import NotFoundError
+from delayserver.records.horizon import Horizon, Mark
+from delayserver.records.subscriptions import Registry, Subscription, encode_subscription
+from storage.frame import seal
+from storage.rows import RecordKind
+
+
+class Subscribing:
+    """Records subscriptions, and brings them into force."""
+
+    def __init__(
+        self, registry: Registry, sequencer: Sequencer, groups: Groups, dispatcher: Dispatcher
+    ) -> None:
+        self._registry = registry
+        self._sequencer = sequencer
+        self._groups = groups
+        self._dispatcher = dispatcher
+        self._horizon = Horizon()
+
+    def start(self, fired: Iterable[Mark]) -> None:
+        """Take over what has fired though it is not due yet, in the process before."""
+        self._horizon = Horizon(fired)
+
+    def advance(self, now_ms: int) -> None:
+        """Everything that was accepted and is due by `now_ms` has fallen due."""
+        self._horizon.advance(self._sequencer.next_seq - 1, now_ms + 1)
+
+    def on_rolled_back(self) -> None:
+        """Records were undone, and their seqs are given again: to messages that have not fallen
+        due."""
+        self._horizon.roll_back(self._sequencer.next_seq - 1)
+
+    def put_subscription(self, subscription: Subscription) -> Group:
+        """Add, change or (with `deleted`) remove a subscription; it counts once the group that is
+        returned is durable. Raises OverloadedError, StoppingError."""
+        self._groups.admit(0)
+        known = self._registry.by_id(subscription.id)
+        if known is None:
+            # What has fallen due is for others.
+            self._horizon.advance(self._sequencer.next_seq - 1, subscription.created_ms)
+            horizon, since_ms = self._horizon.marks, 0
+        else:
+            horizon, since_ms = known.horizon, known.subject_since_ms
+            if known.subject != subscription.subject:
+                since_ms = self._horizon.before_ms
+        subscription = msgspec.structs.replace(
+            subscription, horizon=horizon, subject_since_ms=since_ms
+        )
+        self._sequencer.append(
+            RecordKind.SUBSCRIPTION,
+            subscription_id=subscription.id,
+            payload=seal(encode_subscription(subscription)),
+        )
+        group = self._sequencer.group
+        group.effects.append(partial(self._on_durable, subscription))
+        self._groups.wake()
+        return group
+
+    def _on_durable(self, subscription: Subscription) -> None:
+        self._registry.put(subscription)
+        self._dispatcher.on_subscription(subscription, self._dispatcher.now_ms)
+
+    def subscription(self, name: str) -> Subscription:
+        """A subscription by name. Raises NotFoundError."""
+        found = self._registry.by_name(name)
+        if found is None:
+            raise NotFoundError(f"there is no subscription {name!r}")
+        return found
