@@ -7,6 +7,7 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -168,7 +169,7 @@ def test_every_module_that_is_named_exists() -> None:
         for module in {module for code in code_of(name) for module in MODULE.findall(code)}:
             parent, _, last = module.rpartition(".")
             try:
-                found = find_spec(module) is not None or hasattr(__import__(parent), last)
+                found = find_spec(module) is not None or hasattr(import_module(parent), last)
             except ModuleNotFoundError:
                 found = False
             if not found:
@@ -205,6 +206,10 @@ def test_every_script_exists() -> None:
     for name in NAMES:
         for script in set(re.findall(r"\bscripts/[a-z]+\b(?!/)(?:\.[a-z]+)?", text_of(name))):
             assert (ROOT / script).is_file(), (name, script)
+        for benchmark in re.findall(r"`scripts/bench ([a-z]+)", text_of(name)):
+            assert re.search(
+                rf"^#   scripts/bench \[?{benchmark}\b", text_of("scripts/bench"), re.M
+            )
 
 
 def command_lines(name: str) -> Iterator[list[str]]:
