@@ -214,7 +214,7 @@ def _errors(*, as_json: bool) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("pyspark", "pyarrow", "pandas", "py4j"):
             raise
-        text = f"The pipeline needs {error.name}: install the extra `spark` (see the README)"
+        text = f"The pipeline needs {error.name}: install the extra `spark` (see docs/spark.md)"
         _refuse(text, error, as_json=as_json)
     except (DelayServerError, StorageError, OSError) as error:
         _refuse(str(error), error, as_json=as_json)

@@ -1,0 +1,187 @@
+"""The documents as a new user follows them: their commands and programs, in order, as written.
+
+Only the two ports are others, since those may be in use here."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+from delayserver.cli import make_app
+from delayserver.cli.demo.process import free_port
+from tests.integration.api_support import ApiServer, wait_until
+
+ROOT = Path(__file__).parents[2]
+SERVER_PORT, RECEIVER_PORT, LEASE = "127.0.0.1:8080", "9000", "bebe260c-1-0"
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+
+
+def document(name: str) -> str:
+    """A document of the project."""
+    return (ROOT / name).read_text("utf-8")
+
+
+def blocks(text: str, language: str = "") -> list[str]:
+    """The blocks of code in a language."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [code for name, code in found if name == language]
+
+
+class Example(NamedTuple):
+    """A command of a document, and what it shows as its answer ("": nothing)."""
+
+    command: str
+    shown: str
+
+    @property
+    def words(self) -> list[str]:
+        return shlex.split(self.command.replace("\\\n", " "))
+
+
+def examples(text: str) -> Iterator[Example]:
+    """What follows a dollar sign, with the lines that go on, and the lines behind it."""
+    pattern = re.compile(r"^\$ (.*(?:\n    .*)*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
+    for block in blocks(text):
+        for command, shown in pattern.findall(block):
+            yield Example(command, shown.strip())
+
+
+def program(text: str, word: str) -> str:
+    """The Python block that has a word in it."""
+    (found,) = (one for one in blocks(text, "python") if word in one)
+    return found
+
+
+@pytest.fixture
+def here(api: ApiServer) -> Callable[[str], str]:
+    """A text with the ports of this test."""
+    receiver = str(free_port())
+    server = api.process.url.removeprefix("http://")
+    return lambda text: text.replace(SERVER_PORT, server).replace(RECEIVER_PORT, receiver)
+
+
+def run(words: list[str], **options: Any) -> str:
+    """What a program prints; it has to end well."""
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, **options)
+    assert done.returncode == 0, (words, done.stdout, done.stderr)
+    return done.stdout
+
+
+def command_line(words: list[str], **variables: str) -> str:
+    """What the command `delayserver` prints, in this process."""
+    assert words[0] == "delayserver"
+    done = CliRunner().invoke(make_app(), words[1:], env=variables, prog_name="delayserver")
+    assert done.exit_code == 0, (words, done.output)
+    return done.output
+
+
+def follow(text: str, here: Callable[[str], str]) -> dict[str, Any]:
+    """Run every `curl` of a document; the answers by command. Each is as the document shows it."""
+    lease = LEASE
+    answers = {}
+    for example in examples(text):
+        if example.words[0] != "curl":
+            continue
+        words = shlex.split(here(example.command).replace("\\\n", " ").replace(LEASE, lease))
+        answer = json.loads(run(words))
+        assert "title" not in answer, (example.command, answer)
+        if example.shown:
+            assert list(answer) == list(json.loads(example.shown)), (example, answer)
+        for message in answer.get("messages", ()):
+            lease = message.get("lease", lease)
+        answers[example.command] = answer
+    return answers
+
+
+def answer_to(answers: dict[str, Any], *parts: str) -> Any:
+    """The answer to the one command that has these parts."""
+    (found,) = (answer for command, answer in answers.items() if all(p in command for p in parts))
+    return found
+
+
+@needs_curl
+def test_the_readme(here):
+    answers = follow(document("README.md"), here)
+    assert len(answers) == 5
+    batch = answer_to(answers, "/messages/batch")
+    assert (batch["count"], batch["duplicates"]) == (2, 0)
+    cancelled = answer_to(answers, "-X DELETE")
+    assert cancelled == {"id": batch["ids"][1], "state": "cancelled"}
+    (message,) = answer_to(answers, "/pull")["messages"]
+    assert (message["id"], message["body"]) == (batch["ids"][0], {"order": 1001})
+    assert answer_to(answers, "/ack") == {"acked": 1, "expired": []}
+
+
+@needs_curl
+def test_the_tour(api, here, tmp_path):
+    tour = document("docs/tour.md")
+    receiver_file = tmp_path / "receiver.py"
+    receiver_file.write_text(here(program(tour, "verify_webhook")))
+    log = (tmp_path / "receiver.log").open("w+")
+    receiver = subprocess.Popen([sys.executable, str(receiver_file)], stdout=log, stderr=log)
+    try:
+        answers = follow(tour, here)
+        first = answer_to(answers, "order.unpaid", '"1001"', '"10s"')
+        (message,) = answer_to(answers, "/pull")["messages"]
+        assert message["id"] == first["id"]
+        assert answer_to(answers, "/ack") == {"acked": 1, "expired": []}
+        cancelled = answer_to(answers, "-X DELETE", "/keys/1002")
+        assert cancelled["state"] == "cancelled"
+        (again,) = answer_to(answers, "/messages/cancel")["results"]
+        assert (again["id"], again["state"]) == (cancelled["id"], "cancelled")
+        moved = answer_to(answers, "-X PATCH")
+        found = answers["curl -s 127.0.0.1:8080/v1/subjects/cart.idle/keys/7"]
+        listed = answer_to(answers, "limit=100")
+        assert found["deliver_at"] == moved["deliver_at"]
+        assert [one["key"] for one in listed["messages"]] == ["7", "8", "9"]
+        assert answer_to(answers, "/events/") == {"cancelled": 1, "fired": 0}
+        refund = answer_to(answers, "envelope.refund")
+        text = f'received {refund["id"]} {{"envelope": 88, "cents": 500}}'
+        wait_until(lambda: text in Path(log.name).read_text())
+        assert wait_until(lambda: api.look_up(refund["id"])["state"] == "delivered")
+    finally:
+        receiver.kill()
+        receiver.wait()
+        log.close()
+
+
+def test_the_command_line_of_the_tour(api):
+    api.ask("PUT", "/v1/subscriptions/refunds", 201, json={"subject": "envelope.*", "type": "pull"})
+    commands = [one.words for one in examples(document("docs/tour.md"))]
+    commands = [words for words in commands if words[0] == "delayserver"]
+    assert len(commands) == 7
+    for words in commands:
+        command_line(words, DELAYSERVER_URL=api.process.url)
+
+
+def test_the_client_library(here, tmp_path):
+    (tmp_path / "shop.py").write_text(here(program(document("docs/client.md"), "AsyncProducer")))
+    printed = run([sys.executable, str(tmp_path / "shop.py")])
+    assert printed == "not paid yet: 2002\n"
+    assert f"`{printed.strip()}`" in document("docs/client.md")
+
+
+def test_the_tokens(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = [command_line(one.words) for one in examples(document("docs/access.md"))]
+    assert len(shown) == 4
+    assert "shop" in shown[2] and "worker" in shown[2]
+
+
+@needs_curl
+def test_what_operators_ask(api, here):
+    operations = document("docs/operations.md")
+    shown = {one.words[-1]: run(shlex.split(here(one.command))) for one in examples(operations)}
+    assert len(shown) == 3
+    metrics = shown[f"{SERVER_PORT}/metrics"]
+    found = set(re.findall(r"^# TYPE (delayserver_\w+) (?:counter|gauge|histogram)", metrics, re.M))
+    named = set(re.findall(r"`(delayserver_\w+)`", operations))
+    assert named == found, "the table of metrics"
