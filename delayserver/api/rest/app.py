@@ -29,7 +29,7 @@ from delayserver.api.rest.openapi import complete
 from delayserver.api.rest.timers import make_timer_router
 from delayserver.errors import DelayServerError, InputError, InputErrors
 from delayserver.security.targets import TargetPolicy
-from delayserver.server.server import Server
+from delayserver.server.calls import Calls
 from storage.errors import StorageError
 
 DESCRIPTION = """
@@ -41,10 +41,10 @@ times: RFC 3339 with an offset, or integer milliseconds since the epoch.
 """
 
 
-def make_rest(server: Server, intake: Intake, path: HotPath) -> Asgi:
+def make_rest(calls: Calls, intake: Intake, path: HotPath) -> Asgi:
     """The application of a server, whose hot calls are those of `path`."""
     registry = CollectorRegistry()
-    registry.register(server.metrics)
+    registry.register(calls.gauges.metrics)
     ProcessCollector(registry=registry)
     Info("delayserver_build", "Version", registry=registry).info(
         {"version": delayserver.__version__}
@@ -52,9 +52,9 @@ def make_rest(server: Server, intake: Intake, path: HotPath) -> Asgi:
     fastapi = _FastAPI(
         title="Delay server", version=delayserver.__version__, description=DESCRIPTION
     )
-    targets = TargetPolicy(server.settings.webhook_targets)
-    fastapi.include_router(make_router(server, intake, path, targets, registry))
-    fastapi.include_router(make_timer_router(server, path))
+    targets = TargetPolicy(calls.settings.webhook_targets)
+    fastapi.include_router(make_router(calls, intake, path, targets, registry))
+    fastapi.include_router(make_timer_router(calls, path))
     fastapi.add_exception_handler(DelayServerError, _on_error)
     fastapi.add_exception_handler(StorageError, _on_error)
     fastapi.add_exception_handler(RequestValidationError, _on_invalid)

@@ -11,7 +11,7 @@ from fastapi import Depends, Request
 
 from delayserver.api.scopes import ADMIN, PUBLIC, RULES, Of
 from delayserver.security.tokens import Action, Caller
-from delayserver.server.server import Server
+from delayserver.server.calls import Calls
 
 
 def _caller(request: Request) -> Caller | None:
@@ -29,7 +29,7 @@ def require(caller: Caller | None, action: Action, subject: str) -> None:
         caller.require((action,), subject)
 
 
-def make_authorize(server: Server) -> Callable[[Request], Awaitable[None]]:
+def make_authorize(calls: Calls) -> Callable[[Request], Awaitable[None]]:
     """What every call on FastAPI depends on. Raises AccessError, NotFoundError, DamageError."""
 
     async def authorize(request: Request) -> None:
@@ -46,10 +46,10 @@ def make_authorize(server: Server) -> Callable[[Request], Awaitable[None]]:
             case Of.SUBJECT:
                 subject = request.path_params["subject"]
             case Of.MESSAGE:
-                found = server.engine.messages.message_id(request.path_params["message_id"])
-                subject = await server.subject_of(found.seq, found.due_ms)
+                found = calls.message_id(request.path_params["message_id"])
+                subject = await calls.subject_of(found.seq, found.due_ms)
             case Of.SUBSCRIPTION:
-                subject = server.engine.subscription(request.path_params["name"]).subject
+                subject = calls.subscription(request.path_params["name"]).subject
         if rule is not PUBLIC:
             caller.require(rule.actions, subject)
 

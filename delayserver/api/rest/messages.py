@@ -47,7 +47,7 @@ from delayserver.schedule.pending import Position
 from delayserver.security.signing import WebhookSecret
 from delayserver.security.targets import TargetPolicy
 from delayserver.security.tokens import Action
-from delayserver.server.server import Server
+from delayserver.server.calls import Calls
 from delayserver.times import (
     TIME_MS_MAX,
     format_duration,
@@ -114,16 +114,15 @@ NamePath = Annotated[str, Path(pattern=f"^{SUBJECT_PATTERN}$")]
 
 
 def make_router(
-    server: Server,
+    calls: Calls,
     intake: Intake,
     path: HotPath,
     targets: TargetPolicy,
     registry: CollectorRegistry,
 ) -> APIRouter:
     """All routes of one server."""
-    router = APIRouter(dependencies=[Depends(make_authorize(server))])
-    engine = server.engine
-    queries, dead_letters, listing = Queries(server), DeadLetters(server), Listing(server)
+    router = APIRouter(dependencies=[Depends(make_authorize(calls))])
+    queries, dead_letters, listing = Queries(calls), DeadLetters(calls), Listing(calls)
 
     # ── publish ────────────────────────────────────────────────────────────────────────────────
 
@@ -184,7 +183,7 @@ def make_router(
     )
     async def get_message(message_id: str) -> Response:
         """A message, its state, and what became of it."""
-        found = engine.messages.message_id(message_id)
+        found = calls.message_id(message_id)
         return _message(await queries.look_up(found.seq, found.due_ms))
 
     @router.delete(
@@ -206,8 +205,8 @@ def make_router(
         message_id: str, move: models.MoveModel, response: Response, if_match: IfMatch = None
     ) -> models.MovedModel:
         """Give a message a new due time; its id stays."""
-        found = engine.messages.message_id(message_id)
-        return await _move(server, intake, found, move, response, if_match)
+        found = calls.message_id(message_id)
+        return await _move(calls, intake, found, move, response, if_match)
 
     # ── one message, by key ────────────────────────────────────────────────────────────────────
 
@@ -219,7 +218,7 @@ def make_router(
     )
     async def get_by_key(subject: SubjectPath, key: KeyPath) -> Response:
         """The message that a key stands for."""
-        found = engine.messages.by_key(subject, key)
+        found = calls.by_key(subject, key)
         return _message(await queries.look_up(found.seq, found.due_ms))
 
     @router.delete(
@@ -247,8 +246,8 @@ def make_router(
         if_match: IfMatch = None,
     ) -> models.MovedModel:
         """Give the message that a key stands for a new due time."""
-        found = engine.messages.by_key(subject, key)
-        return await _move(server, intake, found, move, response, if_match)
+        found = calls.by_key(subject, key)
+        return await _move(calls, intake, found, move, response, if_match)
 
     @router.put(
         "/v1/subjects/{subject}/keys/{key:key}",
@@ -273,12 +272,12 @@ def make_router(
         check_key(key)
         expected, only_new = expected_versions(if_match), wants_new(if_none_match)
         data = await read_body(request.receive)
-        message = intake.under_key(data, subject, key, server.clock())
+        message = intake.under_key(data, subject, key, calls.clock())
         message.trace = trace_of(request.headers.raw)
-        published, replaced = engine.publishing.replace(
-            message, server.clock(), expected=expected, only_new=only_new
+        published, replaced = calls.replace(
+            message, calls.clock(), expected=expected, only_new=only_new
         )
-        await server.durable(published.group)
+        await calls.durable(published.group)
         document = models.PublishedModel(
             id=published.message_id,
             subject=subject,
@@ -342,22 +341,22 @@ def make_router(
         name: NamePath, wanted: models.SubscriptionModel, response: Response, caller: CallerOf
     ) -> models.SubscriptionViewModel:
         """Create or change a subscription."""
-        async with server.subscription_lock:
-            existing = engine.registry.by_name(name)
+        async with calls.subscription_lock:
+            existing = calls.registry.by_name(name)
             for subject in {wanted.subject, existing.subject if existing else wanted.subject}:
                 require(caller, Action.CONSUME, subject)
-            subscription = _subscription(server, targets, name, wanted, existing)
-            await server.put_subscription(subscription)
+            subscription = _subscription(calls, targets, name, wanted, existing)
+            await calls.put_subscription(subscription)
         response.status_code = 200 if existing else 201
-        return _view(server, subscription)
+        return _view(calls, subscription)
 
     @router.get("/v1/subscriptions", tags=["subscriptions"])
     async def list_subscriptions(caller: CallerOf) -> models.SubscriptionsModel:
         """All subscriptions that the token may consume, oldest first."""
         return models.SubscriptionsModel(
             subscriptions=[
-                _view(server, subscription)
-                for subscription in engine.registry
+                _view(calls, subscription)
+                for subscription in calls.registry
                 if caller is None or caller.may(Action.CONSUME, subscription.subject)
             ]
         )
@@ -365,7 +364,7 @@ def make_router(
     @router.get("/v1/subscriptions/{name}", tags=["subscriptions"], responses=MISSING)
     async def get_subscription(name: NamePath) -> models.SubscriptionViewModel:
         """One subscription."""
-        return _view(server, engine.subscription(name))
+        return _view(calls, calls.subscription(name))
 
     @router.delete(
         "/v1/subscriptions/{name}",
@@ -375,21 +374,21 @@ def make_router(
     )
     async def delete_subscription(name: NamePath) -> None:
         """Delete a subscription. What only it was to get waits for the next one that matches."""
-        await _change(server, name, deleted=True)
+        await _change(calls, name, deleted=True)
 
     @router.post(
         "/v1/subscriptions/{name}/pause", tags=["subscriptions"], responses=MISSING | LOGGED
     )
     async def pause(name: NamePath) -> models.SubscriptionViewModel:
         """Deliver nothing until it is resumed; what falls due waits."""
-        return _view(server, await _change(server, name, paused=True))
+        return _view(calls, await _change(calls, name, paused=True))
 
     @router.post(
         "/v1/subscriptions/{name}/resume", tags=["subscriptions"], responses=MISSING | LOGGED
     )
     async def resume(name: NamePath) -> models.SubscriptionViewModel:
         """Deliver again."""
-        return _view(server, await _change(server, name, paused=False))
+        return _view(calls, await _change(calls, name, paused=False))
 
     # ── pull ───────────────────────────────────────────────────────────────────────────────────
 
@@ -452,7 +451,7 @@ def make_router(
         cursor: Annotated[str | None, Query(pattern="^[0-9]{1,20}$")] = None,
     ) -> Response:
         """Messages that were given up, in the order of their last attempts."""
-        subscription = engine.subscription(name)
+        subscription = calls.subscription(name)
         from_seq = min(int(cursor or 0), SEQ_MAX)
         letters = await dead_letters.page(subscription, from_seq, limit + 1)
         return _json(
@@ -473,7 +472,7 @@ def make_router(
         """Deliver dead letters again, all or those named by message id."""
         ids = None if which.ids is None else set(which.ids)
         return models.RedrivenModel(
-            redriven=await dead_letters.redrive(engine.subscription(name), ids)
+            redriven=await dead_letters.redrive(calls.subscription(name), ids)
         )
 
     @router.delete(
@@ -484,7 +483,7 @@ def make_router(
     )
     async def discard(name: NamePath, message_id: str) -> None:
         """Delete a dead letter, by message id."""
-        await dead_letters.discard(engine.subscription(name), message_id)
+        await dead_letters.discard(calls.subscription(name), message_id)
 
     # ── bulk ───────────────────────────────────────────────────────────────────────────────────
 
@@ -494,31 +493,31 @@ def make_router(
     ) -> models.ImportBegunModel:
         """Begin a bulk load: the numbers of its subjects, and whether it was adopted before."""
         try:
-            state = str(engine.imports.find(import_id).stage)
+            state = str(calls.find_import(import_id).stage)
         except NotFoundError:
             state = "staging"
-        numbers, group = engine.imports.begin(wanted.subjects)
-        await server.durable(group)
+        numbers, group = calls.begin_import(wanted.subjects)
+        await calls.durable(group)
         return models.ImportBegunModel(
             id=import_id,
             state=state,
             subjects=numbers,
-            now=format_time(server.clock()),
-            delay_max_ms=server.settings.delay_max_ms,
-            body_max_bytes=server.settings.body_max_bytes,
+            now=format_time(calls.clock()),
+            delay_max_ms=calls.settings.delay_max_ms,
+            body_max_bytes=calls.settings.body_max_bytes,
         )
 
     @router.post("/v1/imports", tags=["bulk"], status_code=201, responses=CONFLICT | LOGGED)
     async def adopt_import(wanted: models.ImportModel) -> models.ImportViewModel:
         """Adopt what a bulk load has staged, all or nothing. It is durable when this answers; the
         same again is answered the same."""
-        path = _below(server.settings.data_dir, wanted.manifest)
-        return _import_view(await server.adopt(path))
+        path = _below(calls.settings.data_dir, wanted.manifest)
+        return _import_view(await calls.adopt(path))
 
     @router.get("/v1/imports/{import_id}", tags=["bulk"], responses=MISSING)
     async def get_import(import_id: ImportPath) -> models.ImportViewModel:
         """How far an import is."""
-        return _import_view(engine.imports.find(import_id))
+        return _import_view(calls.find_import(import_id))
 
     @router.get("/v1/imports/{import_id}/duplicates", tags=["bulk"], responses=MISSING)
     async def list_duplicates(
@@ -527,11 +526,11 @@ def make_router(
         cursor: Annotated[str | None, Query(pattern="^[0-9]{1,10}$")] = None,
     ) -> models.DuplicatesModel:
         """Rows of an adopted import that were left out, and the messages that hold their keys."""
-        rows = engine.imports.state(import_id).record.left_out()
+        rows = calls.import_state(import_id).record.left_out()
         first = int(np.searchsorted(rows["row"], int(cursor or 0)))
         page = rows[first : first + limit].tolist()
         rest = rows["row"][first + limit : first + limit + 1].tolist()
-        encode_id = engine.ids.encode
+        encode_id = calls.encode_id
         return models.DuplicatesModel(
             duplicates=[
                 models.DuplicateModel(row=row, id=encode_id(due_ms, seq))
@@ -551,11 +550,11 @@ def make_router(
         from_hour = 0 if cursor is None else _hour(cursor, "/cursor")
         found = [
             retired
-            for retired in await server.retired_hours()
+            for retired in await calls.retired_hours()
             if retired.hour >= from_hour and state in ("all", _archive_state(retired))
         ]
         return models.ArchivesModel(
-            archive=server.settings.archive,
+            archive=calls.settings.archive,
             hours=[_archive_view(retired) for retired in found[:limit]],
             cursor=hour_name(found[limit].hour) if len(found) > limit else None,
         )
@@ -567,8 +566,8 @@ def make_router(
         """An hour was archived: with the setting `archive` the server may delete it from now on,
         after its retention. Refused if the archive does not cover what the hour holds now. It is
         durable when this answers; the same again is answered the same."""
-        archived = Archived(**archive.model_dump(), archived_ms=server.clock())
-        await server.confirm_archive(_hour(hour, ""), archived)
+        archived = Archived(**archive.model_dump(), archived_ms=calls.clock())
+        await calls.confirm_archive(_hour(hour, ""), archived)
         return models.ArchiveConfirmedModel(
             hour=hour, state="archived", archived_at=format_time(archived.archived_ms)
         )
@@ -690,7 +689,7 @@ def _import_view(found: Import) -> models.ImportViewModel:
 
 
 async def _move(
-    server: Server,
+    calls: Calls,
     intake: Intake,
     found: MessageId,
     move: models.MoveModel,
@@ -699,25 +698,25 @@ async def _move(
 ) -> models.MovedModel:
     if move.delay is None and move.deliver_at is None:
         raise InputError("give delay or deliver_at", "/delay")
-    new_due_ms = intake.due_ms(move.delay, move.deliver_at, server.clock())
+    new_due_ms = intake.due_ms(move.delay, move.deliver_at, calls.clock())
     seq, due_ms = found.seq, found.due_ms
-    version = await server.move(seq, due_ms, new_due_ms, expected_versions(if_match))
+    version = await calls.move(seq, due_ms, new_due_ms, expected_versions(if_match))
     response.headers["etag"] = entity_tag(version)
     return models.MovedModel(
-        id=server.engine.ids.encode(due_ms, seq),
+        id=calls.encode_id(due_ms, seq),
         deliver_at=format_time(new_due_ms),
         state=State.SCHEDULED,
     )
 
 
 def _subscription(
-    server: Server,
+    calls: Calls,
     targets: TargetPolicy,
     name: str,
     wanted: models.SubscriptionModel,
     existing: Subscription | None,
 ) -> Subscription:
-    settings, registry = server.settings, server.engine.registry
+    settings, registry = calls.settings, calls.registry
     if existing is None and len(registry) >= settings.subscriptions_max:
         raise ConflictError(f"there are {len(registry)} subscriptions, the limit")
     if existing is not None and existing.type != wanted.type:
@@ -742,7 +741,7 @@ def _subscription(
         name=name,
         subject=wanted.subject,
         type=wanted.type,
-        created_ms=existing.created_ms if existing else server.clock(),
+        created_ms=existing.created_ms if existing else calls.clock(),
         url=wanted.url or "",
         secrets=secrets,
         timeout_ms=wanted.timeout,
@@ -782,16 +781,16 @@ def _catch_up(subscription: Subscription) -> str | dict[str, str]:
     return "all"
 
 
-async def _change(server: Server, name: str, **changes: bool) -> Subscription:
-    async with server.subscription_lock:
-        existing = server.engine.subscription(name)
+async def _change(calls: Calls, name: str, **changes: bool) -> Subscription:
+    async with calls.subscription_lock:
+        existing = calls.subscription(name)
         changed = msgspec.structs.replace(existing, **changes)
-        await server.put_subscription(changed)
+        await calls.put_subscription(changed)
         return changed
 
 
-def _view(server: Server, subscription: Subscription) -> models.SubscriptionViewModel:
-    queue = server.engine.dispatcher.queue(subscription)
+def _view(calls: Calls, subscription: Subscription) -> models.SubscriptionViewModel:
+    queued, in_flight = calls.waiting(subscription)
     policy = subscription.retry_policy
     webhook = subscription.type == "webhook"
     return models.SubscriptionViewModel(
@@ -800,8 +799,8 @@ def _view(server: Server, subscription: Subscription) -> models.SubscriptionView
         type=subscription.type,
         created_at=format_time(subscription.created_ms),
         paused=subscription.paused,
-        queued=queue.count,
-        in_flight=queue.in_flight,
+        queued=queued,
+        in_flight=in_flight,
         url=subscription.url or None,
         signed=bool(subscription.secrets) if webhook else None,
         timeout=format_duration(subscription.timeout_ms) if webhook else None,

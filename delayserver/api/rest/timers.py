@@ -18,16 +18,15 @@ from delayserver.api.rest.messages import INVALID, LOGGED, MISSING, PROBLEM, For
 from delayserver.api.rest.openapi import json_body
 from delayserver.records.message import check_key
 from delayserver.security.tokens import Action
-from delayserver.server.server import Server
+from delayserver.server.calls import Calls
 
 HeartbeatKey = Annotated[str, Path(description="1 to 256 bytes")]
 EventKey = Annotated[str, Path(description="the watch key that something happened to")]
 
 
-def make_timer_router(server: Server, path: HotPath) -> APIRouter:
+def make_timer_router(calls: Calls, path: HotPath) -> APIRouter:
     """The routes."""
-    router = APIRouter(dependencies=[Depends(make_authorize(server))])
-    heartbeats, names = server.engine.heartbeats, server.engine.sequencer.subject_names
+    router = APIRouter(dependencies=[Depends(make_authorize(calls))])
 
     @router.post(
         "/v1/events/{key:key}",
@@ -37,7 +36,7 @@ def make_timer_router(server: Server, path: HotPath) -> APIRouter:
     async def event(key: EventKey) -> models.EventModel:
         """Complete everything that watches a key, at once: durable when this answers."""
         check_key(key, "/path/key")
-        cancelled, fired = await server.event(key)
+        cancelled, fired = await calls.event(key)
         return models.EventModel(cancelled=cancelled, fired=fired)
 
     @router.put(
@@ -67,11 +66,11 @@ def make_timer_router(server: Server, path: HotPath) -> APIRouter:
     )
     async def get_heartbeat(key: HeartbeatKey, caller: CallerOf) -> Response:
         """A heartbeat, and when it expires."""
-        heartbeat, left_ms = heartbeats.get(key)
-        subject = names[heartbeat.subject_id]
+        heartbeat, left_ms = calls.heartbeat(key)
+        subject = calls.subject_names[heartbeat.subject_id]
         if caller is not None:
             caller.require((Action.PUBLISH, Action.CONSUME), subject)
-        document = heartbeat_document(heartbeat, subject, server.clock() + left_ms)
+        document = heartbeat_document(heartbeat, subject, calls.clock() + left_ms)
         return Response(encode(document), media_type="application/json")
 
     @router.delete(
@@ -82,8 +81,8 @@ def make_timer_router(server: Server, path: HotPath) -> APIRouter:
     )
     async def delete_heartbeat(key: HeartbeatKey, caller: CallerOf) -> None:
         """End a heartbeat: when this answers, it will never publish its message."""
-        heartbeat, _ = heartbeats.get(key)
-        require(caller, Action.PUBLISH, names[heartbeat.subject_id])
-        await server.durable(heartbeats.delete(key))
+        heartbeat, _ = calls.heartbeat(key)
+        require(caller, Action.PUBLISH, calls.subject_names[heartbeat.subject_id])
+        await calls.durable(calls.delete_heartbeat(key))
 
     return router
