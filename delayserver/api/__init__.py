@@ -1,19 +1,15 @@
-"""The HTTP API, version 1.
+"""The HTTP API, version 1. In the order to read it in:
 
-problems   errors as problem documents (RFC 9457)
-intake     what a client publishes, from JSON, NDJSON or MessagePack to checked messages
-documents  answers that hold messages
-openapi    the OpenAPI document
-answers    an answer, before it goes out
-hot        publish, batch and cancels: plain ASGI, in front of everything else
-hot_cancel the cancels among them
-protocol   the same calls without ASGI
-connection what a client may send, and how long it may take
-routes     everything else, on FastAPI
-timers     … heartbeats and events
-rest       … as one application
+process    from settings to a process that serves until it is told to stop
+app        what stands before what: access, the hot calls, the others
 access     who may call
 scopes     which call needs which scope
-authorize  … asked on FastAPI
-app        puts them together
+intake     what a client publishes, from JSON, NDJSON or MessagePack to checked messages
+conditions versions of a message: If-Match, ETag
+hot        the calls that are made for each message, without a framework
+documents  answers that hold messages
+problems   errors as problem documents (RFC 9457)
+rest       all other calls, on FastAPI, and the OpenAPI document
+
+Whatever a call asks for, it asks `delayserver.server.calls`.
 """

@@ -21,7 +21,7 @@ from delayserver.api.hot.asgi import Asgi, HotPath, Receive, Scope, Send
 from delayserver.api.hot.protocol import make_protocol
 from delayserver.api.hot.publish import Hot
 from delayserver.api.intake import Intake
-from delayserver.server.server import Server
+from delayserver.server.calls import Calls
 
 
 class Rest:
@@ -61,22 +61,22 @@ class Rest:
         await app(scope, receive, send)
 
 
-def make_app(server: Server) -> tuple[Asgi, type[HttpToolsProtocol], Rest]:
+def make_app(calls: Calls) -> tuple[Asgi, type[HttpToolsProtocol], Rest]:
     """The ASGI application of a server, the protocol that takes the hot path past it, and the part
     of the application that may be begun beforehand."""
-    intake = Intake(server.settings, server.engine.sequencer.subjects)
-    hot = Hot(server, intake)
+    intake = Intake(calls.settings, calls.subjects)
+    hot = Hot(calls, intake)
 
     def make() -> Asgi:
         from delayserver.api.rest.app import make_rest
 
-        return make_rest(server, intake, path)
+        return make_rest(calls, intake, path)
 
-    rest = Rest(make, server.on_fatal)
-    path = HotPath(server, hot, rest)
-    settings = server.settings
+    rest = Rest(make, calls.on_fatal)
+    path = HotPath(calls, hot, rest)
+    settings = calls.settings
     access = Access(
-        server.tokens,
+        calls.tokens,
         path,
         headers_max=settings.headers_max,
         head_max_bytes=settings.head_max_bytes,

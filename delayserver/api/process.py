@@ -120,7 +120,7 @@ async def _serve(
     settings: Settings, server: Server, listener: socket.socket, tls: ssl.SSLContext | None
 ) -> None:
     await server.start()
-    app, protocol, rest = make_app(server)
+    app, protocol, rest = make_app(server.calls)
     config = uvicorn.Config(
         app,
         http=protocol,

@@ -23,7 +23,7 @@ from delayserver.records.tables import (
     number_key,
     parse_dead_letter_key,
 )
-from delayserver.server.server import Server
+from delayserver.server.calls import Calls
 from storage.catalog import Table
 
 REDRIVE_PAGE = 500
@@ -45,20 +45,20 @@ class DeadLetterView:
 class DeadLetters:
     """The dead letters of one server."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
 
     async def page(
         self, subscription: Subscription, from_seq: int, limit: int
     ) -> list[DeadLetterView]:
         """Dead letters of a subscription from one schedule row on, in the order of their rows."""
-        await self._server.checkpoint()
+        await self._calls.checkpoint()
         return await asyncio.to_thread(self._scan, subscription, from_seq, limit)
 
     def _scan(self, subscription: Subscription, from_seq: int, limit: int) -> list[DeadLetterView]:
-        engine = self._server.engine
+        calls = self._calls
         prefix = number_key(subscription.id)
-        pairs = self._server.catalog.scan(
+        pairs = calls.catalog.scan(
             Table.DEAD_LETTERS, dead_letter_key(subscription.id, from_seq), prefix=prefix
         )
         letters = []
@@ -71,8 +71,8 @@ class DeadLetters:
             letters.append(
                 DeadLetterView(
                     entry_seq,
-                    engine.ids.encode(origin.published_due_ms, origin.message_seq),
-                    engine.sequencer.subject_names[origin.subject_id],
+                    calls.encode_id(origin.published_due_ms, origin.message_seq),
+                    calls.subject_names[origin.subject_id],
                     letter.reason,
                     letter.died_ms,
                     letter.attempts,
@@ -85,32 +85,32 @@ class DeadLetters:
         """Schedule dead letters again: those with these message ids, or all. Returns how many."""
         from_seq = count = 0
         while letters := await self.page(subscription, from_seq, REDRIVE_PAGE):
-            now_ms = self._server.clock()
+            now_ms = self._calls.clock()
             for letter in letters:
                 if ids is None or letter.message_id in ids:
                     # Another call may have taken it since it was listed.
                     with contextlib.suppress(NotFoundError):
-                        self._server.engine.outcomes.redrive(
+                        self._calls.redrive(
                             subscription.id, letter.entry_seq, letter.payload, now_ms
                         )
                         count += 1
             from_seq = letters[-1].entry_seq + 1
-        await self._server.durable(self._server.engine.groups.not_durable())
+        await self._calls.durable(self._calls.not_durable())
         return count
 
     async def discard(self, subscription: Subscription, message_id: str) -> None:
         """Delete the dead letter of a message. Raises NotFoundError."""
-        found = self._server.engine.messages.message_id(message_id)
-        await self._server.checkpoint()
+        calls = self._calls
+        found = calls.message_id(message_id)
+        await calls.checkpoint()
         entry_seq = await self._find(subscription, found.seq, message_id)
-        engine = self._server.engine
-        await self._server.durable(engine.outcomes.discard(subscription.id, entry_seq, found.seq))
+        await calls.durable(calls.discard(subscription.id, entry_seq, found.seq))
 
     async def _find(self, subscription: Subscription, message_seq: int, message_id: str) -> int:
-        change = self._server.engine.sequencer.changes(message_seq).get(subscription.id)
+        change = self._calls.changes(message_seq).get(subscription.id)
         if change is not None:
             key = dead_letter_key(subscription.id, change.entry_seq)
-            known = self._server.catalog.get(Table.DEAD_LETTERS, key)
+            known = self._calls.catalog.get(Table.DEAD_LETTERS, key)
             if change.state == ChangeState.DEAD and known:
                 return change.entry_seq
         else:

@@ -27,7 +27,7 @@ from delayserver.records.tables import read_hours
 from delayserver.schedule.pending import Page, Position, Wanted, position_of
 from delayserver.schedule.replay import Snapshot
 from delayserver.schedule.wheel_rows import Batch
-from delayserver.server.server import Server
+from delayserver.server.calls import Calls
 from storage.rows import HOUR_MS
 
 SCAN_ROWS_MAX = 4_000_000
@@ -50,19 +50,19 @@ class PendingView:
 class Listing:
     """The lists of one server."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
 
     async def page(
         self, subject: str, start: Position, until_ms: int, limit: int
     ) -> tuple[list[PendingView], Position | None]:
         """Up to `limit` messages from `start` on, due before `until_ms`; and where to go on."""
-        server = self._server
-        subject_id = server.engine.sequencer.subjects.get(subject)
+        calls = self._calls
+        subject_id = calls.subjects.get(subject)
         if subject_id is None:
             return [], None
-        await server.settled()
-        await server.checkpoint()
+        await calls.settled()
+        await calls.checkpoint()
         views: list[PendingView] = []
         scanned = 0
         for snapshot in await asyncio.to_thread(self._hours, start.due_ms, until_ms):
@@ -81,7 +81,7 @@ class Listing:
     def _hours(self, from_ms: int, until_ms: int) -> list[Snapshot]:
         return [
             Snapshot(hour, state.length)
-            for hour, state in sorted(read_hours(self._server.catalog).items())
+            for hour, state in sorted(read_hours(self._calls.catalog).items())
             if from_ms // HOUR_MS <= hour
             and hour * HOUR_MS < until_ms
             and state.length
@@ -89,7 +89,7 @@ class Listing:
         ]
 
     async def _find(self, snapshot: Snapshot, wanted: Wanted) -> Page:
-        registry = self._server.engine.registry.snapshot()
+        registry = self._calls.registry.snapshot()
         steps: Generator[None, None, Page] | None = None
 
         def step(reader: Reader) -> Page | None:
@@ -102,15 +102,15 @@ class Listing:
                 return page
             return None
 
-        while (page := await self._server.call(step)) is None:
+        while (page := await self._calls.read(step)) is None:
             pass
         return page
 
     async def _views(self, subject: str, batch: Batch) -> list[PendingView]:
         take = Handout(_NOBODY, [batch], {})
-        deliveries = await self._server.call(partial(Reader.deliveries, take=take, unfiled={}))
-        now_ms = self._server.clock()
-        is_taken = bool(self._server.engine.registry.matching(subject))
+        deliveries = await self._calls.read(partial(Reader.deliveries, take=take, unfiled={}))
+        now_ms = self._calls.clock()
+        is_taken = bool(self._calls.registry.matching(subject))
         return [
             PendingView(
                 delivery.message_id,

@@ -16,7 +16,7 @@ from delayserver.delivery.reader import Reader
 from delayserver.errors import InputError
 from delayserver.records.message import Entry, Payload, State
 from delayserver.records.tables import ChangeState, read_hours
-from delayserver.server.server import Server
+from delayserver.server.calls import Calls
 from delayserver.times import format_time
 from storage.frame import Rows
 from storage.rows import HOUR_MS, Outcome
@@ -51,30 +51,30 @@ class MessageView:
 class Queries:
     """Questions to one server."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
 
     async def look_up(self, seq: int, due_ms: int) -> MessageView:
         """A message, its state and what became of it so far. Raises NotFoundError, DamageError."""
-        engine = self._server.engine
-        messages, registry = engine.messages, engine.registry
-        located, version = messages.locate(seq, due_ms), messages.version(seq)
-        found = await self._server.find(located)
+        calls = self._calls
+        registry = calls.registry
+        located, version = calls.locate(seq, due_ms), calls.version(seq)
+        found = await calls.find(located)
         view = MessageView(
-            message_id=engine.ids.encode(due_ms, seq),
-            subject=engine.sequencer.subject_names[found.subject_id],
+            message_id=calls.encode_id(due_ms, seq),
+            subject=calls.subject_names[found.subject_id],
             due_ms=located.entry.due_ms,
             state=located.state,
             attempts=located.attempts,
             payload=found.payload,
             version=version,
         )
-        changes = {key: change for key, change in engine.sequencer.changes(seq).items() if key}
+        changes = {key: change for key, change in calls.changes(seq).items() if key}
         if located.state is State.SCHEDULED and not changes:
             return view
         again = (Entry(change.entry_seq, change.due_ms) for change in changes.values())
         for entry in (located.entry, *again):
-            rows = await self._server.call(partial(_settled, entry))
+            rows = await calls.read(partial(_settled, entry))
             for row in rows[rows["outcome"] == Outcome.DELIVERED]:
                 subscription = registry.by_id(int(row["subscription_id"]))
                 name = subscription.name if subscription else ""
@@ -95,55 +95,32 @@ class Queries:
 
     async def stats(self) -> dict[str, object]:
         """Counters since the start of this process, and what waits now."""
-        server, engine = self._server, self._server.engine
         await self.count_later()
-        oldest_due_ms = engine.dispatcher.oldest_due_ms()
-        return {
-            "version": delayserver.__version__,
-            "started_at": format_time(server.started_ms),
-            "accepted": engine.publishing.accepted_total,
-            "cancelled": engine.messages.cancelled_total,
-            "delivered": engine.dispatcher.delivered_total,
-            "retried": sum(engine.outcomes.retried_by_subject.values()),
-            "dead": sum(engine.outcomes.dead_by_subject.values()),
-            "last_seq": engine.sequencer.next_seq - 1,
-            "checkpoint_seq": engine.groups.checkpoint_seq,
-            "pending_loaded": engine.hours.unsettled(),
-            "pending_later": server.pending_later,
-            "queued": engine.dispatcher.queued_count(),
-            "in_flight": engine.dispatcher.in_flight_count(),
-            "oldest_due_at": None if oldest_due_ms is None else format_time(oldest_due_ms),
-            "unmatched": engine.dispatcher.parked.count(),
-            "subjects": len(engine.sequencer.subjects),
-            "subscriptions": len(engine.registry),
-            "unfiled_bytes": engine.groups.unfiled_bytes,
-            "archive_waiting_hours": len(server.archive_waiting),
-            "archive_waiting_bytes": sum(one.total_bytes for one in server.archive_waiting),
-            "disk_free_bytes": server.free_bytes,
-        }
+        return {"version": delayserver.__version__, **self._calls.gauges.stats()}
 
     async def count_later(self) -> None:
         """Count the messages of hours that are not loaded, and list what waits to be archived, as
         of the last checkpoint."""
-        through_hour = self._server.engine.hours.live_through_hour
+        calls = self._calls
+        through_hour = calls.live_through_hour()
         # There may be two years of hours.
-        hours = await asyncio.to_thread(read_hours, self._server.catalog)
-        self._server.pending_later = sum(
+        hours = await asyncio.to_thread(read_hours, calls.catalog)
+        calls.gauges.pending_later = sum(
             max(0, state.entries - state.removals)
             for hour, state in hours.items()
             if hour > through_hour
         )
-        if self._server.settings.archive:
-            retired = await self._server.retired_hours()
-            self._server.archive_waiting = [one for one in retired if one.archived is None]
+        if calls.settings.archive:
+            retired = await calls.retired_hours()
+            calls.gauges.archive_waiting = [one for one in retired if one.archived is None]
 
     async def forecast(self, bucket_ms: int) -> list[dict[str, object]]:
         """How many messages fall due per bucket, a whole number of hours. Raises InputError."""
         if bucket_ms < HOUR_MS or bucket_ms % HOUR_MS:
             raise InputError("a bucket is a whole number of hours, such as 1h or 1d", "/bucket")
-        await self._server.checkpoint()
+        await self._calls.checkpoint()
         counts: dict[int, int] = {}
-        for hour, state in read_hours(self._server.catalog).items():
+        for hour, state in read_hours(self._calls.catalog).items():
             if not state.retired_ms:
                 bucket = hour * HOUR_MS // bucket_ms * bucket_ms
                 counts[bucket] = counts.get(bucket, 0) + state.entries - state.removals

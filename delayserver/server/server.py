@@ -1,9 +1,9 @@
-"""The server: a shard moved by real threads, an event loop and a clock; the HTTP layer talks to it.
+"""The server: a shard moved by real threads, an event loop and a clock, from its start to its stop.
 
-This is the only place that starts threads, reads the clock, and turns callbacks into awaitables.
-Every call of the engine is on the event loop, also what comes back from a thread.
+This is the only place that starts threads and reads the clock. Every call of the engine is on the
+event loop, also what comes back from a thread. The HTTP layer asks through `server.calls`.
 
-Cost: one loop wake-up per commit group. Threads: all public coroutines belong to the event loop.
+Cost: one loop wake-up per commit group. Threads: everything belongs to the event loop but `post`.
 """
 
 import asyncio
@@ -14,43 +14,34 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from delayserver.config import Settings
-from delayserver.decisions.delayed_produce import Level
-from delayserver.decisions.events import EVENT_MESSAGES_MAX
 from delayserver.decisions.group import Group
-from delayserver.decisions.imports import Import
-from delayserver.decisions.messages import Located, Versions
 from delayserver.decisions.outcomes import Answer
-from delayserver.decisions.watches import Watcher
-from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import NEVER_MS
-from delayserver.delivery.queue import READ_ROWS_MAX, Handout
-from delayserver.delivery.reader import Found, Reader
+from delayserver.delivery.queue import Handout
 from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.webhook import (
     WebhookResponse,
     WebhookSender,
     webhook_request,
 )
-from delayserver.errors import AccessError, NotFoundError, StoppingError
-from delayserver.records.message import HEADERS_BYTES_MAX, Delivery, Entry, Payload
+from delayserver.errors import AccessError
+from delayserver.records.message import HEADERS_BYTES_MAX, Delivery
 from delayserver.records.subscriptions import Subscription
-from delayserver.records.tables import Archived, OnEvent
 from delayserver.records.tracecontext import in_trace
 from delayserver.recovery.recover import Progress, Recovered
-from delayserver.schedule.archives import RetiredHour, retired_hours
 from delayserver.security.targets import TargetPolicy
 from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.server.alarm import Alarm
-from delayserver.server.metrics import Metrics, TimedFiles
+from delayserver.server.calls import Calls
+from delayserver.server.gauges import Gauges
+from delayserver.server.metrics import TimedFiles
 from delayserver.server.shard import Shard, Surroundings
-from delayserver.server.threads import CallRequest, CheckpointRequest, ConfirmRequest
 from storage.catalog import Catalog, LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY
 from storage.errors import DamageError, StorageError
@@ -69,7 +60,6 @@ less adds up to this before it is noticed, and changes a lease by no more."""
 
 
 log = structlog.get_logger()
-T = TypeVar("T")
 
 
 def wall_clock_ms() -> int:
@@ -136,13 +126,10 @@ class Server(Shard):
             progress=progress,
         )
         super().__init__(settings, files, open_catalog, surroundings)
-        self.started_ms = self.clock()
-        self.pending_later = 0
-        """Messages of hours that are not loaded, when it was counted last (see Queries)."""
-        self.archive_waiting: list[RetiredHour] = []
-        """Retired hours that are kept until they are archived, when they were listed last."""
-        self.metrics = self._make_metrics()
+        self.gauges = Gauges(self.engine, settings, self.clock)
+        self.metrics = self.gauges.metrics
         files.on_sync = self.metrics.on_sync
+        self.calls = Calls(self, self.gauges, self.tokens, self.telemetry)
         self._report(self.recovered)
 
     def _report(self, recovered: Recovered) -> None:
@@ -159,72 +146,6 @@ class Server(Shard):
             waiting=sum(hour.count for hour in recovered.loaded),
         )
 
-    def _make_metrics(self) -> Metrics:
-        engine, settings = self.engine, self.settings
-        metrics = Metrics(engine.sequencer.subject_names, settings.metrics_subjects_max)
-        messages, groups, hours = engine.messages, engine.groups, engine.hours
-        dispatcher = engine.dispatcher
-        by_subject = metrics.counter_by_subject
-        by_subject("accepted", "Messages accepted", engine.publishing.accepted_by_subject)
-        by_subject("cancelled", "Messages cancelled", messages.cancelled_by_subject)
-        by_subject("delivered", "Deliveries that arrived", dispatcher.delivered_by_subject)
-        by_subject("retried", "Deliveries tried again", engine.outcomes.retried_by_subject)
-        by_subject("dead", "Deliveries given up", engine.outcomes.dead_by_subject)
-        metrics.counter("imports", "Imports adopted", lambda: engine.imports.adopted_total)
-        metrics.counter("commits", "Groups committed", lambda: groups.committed_total)
-        gauge = metrics.gauge
-        gauge("pending_deliveries", "Waiting in loaded hours, or on their way", hours.unsettled)
-        gauge("pending_later_messages", "Waiting in later hours", lambda: self.pending_later)
-        gauge("queued_deliveries", "Due, waiting for a subscriber", dispatcher.queued_count)
-        gauge("in_flight_deliveries", "Being sent, or leased", dispatcher.in_flight_count)
-        gauge("unmatched_messages", "Due, without any subscription", dispatcher.parked.count)
-        gauge(
-            "oldest_due_age_seconds",
-            "How long the oldest message waits that is due and not on its way",
-            lambda: self._age_s(dispatcher.oldest_due_ms()),
-        )
-        gauge("unfiled_bytes", "Accepted and not filed", lambda: groups.unfiled_bytes)
-        gauge(
-            "replay_lag_seconds",
-            "How long the oldest group waits that is not filed",
-            lambda: self._age_s(groups.oldest_unfiled_ms),
-        )
-        gauge(
-            "replay_lag_records",
-            "Accepted and not behind a checkpoint",
-            lambda: engine.sequencer.next_seq - 1 - groups.checkpoint_seq,
-        )
-        gauge("leases", "Messages that consumers hold", engine.outcomes.leases.count)
-        gauge("waiting_pulls", "Consumers that wait for messages", dispatcher.fetches.count)
-        gauge("watched_pulls", "Waiting pulls and those not purged yet", dispatcher.fetches.watched)
-        gauge("timeouts", "Leases, pulls and others that may expire", engine.timeouts.size)
-        gauge("subscriptions", "Subscriptions", lambda: len(engine.registry))
-        gauge("disk_free_bytes", "Free on the device", lambda: self.free_bytes)
-        gauge(
-            "archive_waiting_hours",
-            "Settled hours that are kept until they are archived (setting archive)",
-            lambda: len(self.archive_waiting),
-        )
-        gauge(
-            "archive_waiting_bytes",
-            "The length of their files",
-            lambda: sum(waiting.total_bytes for waiting in self.archive_waiting),
-        )
-        gauge("waiting_publishes", "Publishes that wait to be filed", engine.produces.count)
-        heartbeats, events = engine.heartbeats, engine.events
-        gauge("heartbeats", "Heartbeats that wait", heartbeats.__len__)
-        metrics.counter(
-            "heartbeats_renewed", "Renewals of heartbeats", lambda: heartbeats.renewed_total
-        )
-        metrics.counter(
-            "heartbeats_fired", "Heartbeats that were not renewed", lambda: heartbeats.fired_total
-        )
-        metrics.counter("events", "Events that completed messages", lambda: events.events_total)
-        return metrics
-
-    def _age_s(self, since_ms: int | None) -> float:
-        return 0.0 if since_ms is None else max(0, self.clock() - since_ms) / 1000
-
     # ── start and stop ─────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
@@ -236,7 +157,6 @@ class Server(Shard):
         self._clock_offset_ms = self.clock() - time.monotonic_ns() // 1_000_000
         self._sending: set[asyncio.Task[None]] = set()
         self._answers: list[Answer] = []
-        self.subscription_lock = asyncio.Lock()
         if self._sender is None:
             self._sender = HttpWebhookSender(TargetPolicy(self.settings.webhook_targets))
         for thread in self.workers:
@@ -414,15 +334,14 @@ class Server(Shard):
             self._clock_offset_ms = offset_ms
 
     def _check_disk(self) -> None:
-        free = self._files.free_bytes()
-        self.free_bytes = free
+        free = self.gauges.free_bytes = self.files.free_bytes()
         self.engine.publishing.disk_is_low = free < self.settings.disk_reserve_bytes
         self._refresh_tokens()
         self._release_when_idle()
         self._disk_timer = self._loop.call_later(DISK_CHECK_S, self._check_disk)
 
     def _refresh_tokens(self) -> None:
-        """Take over what `delayserver token` has changed."""
+        """Handout over what `delayserver token` has changed."""
         try:
             self.tokens.refresh(self.clock())
             self._tokens_error = ""
@@ -441,233 +360,6 @@ class Server(Shard):
             self._seq_at_release = seq
             self._loop.run_in_executor(None, self._release_memory)
         self._seq_at_last_look = seq
-
-    # ── what the HTTP layer asks for ───────────────────────────────────────────────────────────
-
-    async def acknowledged(
-        self, group: Group | None, seq: int, level: Level, timeout_ms: int
-    ) -> Level:
-        """How far a publish has come when it has reached `level`, or else after `timeout_ms`.
-
-        Raises what kept its group from being durable."""
-        future: asyncio.Future[Level] = self._loop.create_future()
-
-        def answer(reached: Level, error: Exception | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(reached)
-            else:
-                future.set_exception(error)
-
-        self.engine.timeouts.look(self.clock())
-        self.engine.produces.wait(group, seq, level, timeout_ms, answer)
-        self.tick_soon()
-        return await future
-
-    def durable(self, group: Group | None) -> asyncio.Future[None]:
-        """Done when the group is durable; raises what kept it from being so."""
-        future: asyncio.Future[None] = self._loop.create_future()
-        if group is None:
-            future.set_result(None)
-        else:
-            group.when_durable(_ending(future))
-        return future
-
-    async def subject_of(self, seq: int, due_ms: int) -> str:
-        """The subject of a message. Raises NotFoundError, DamageError."""
-        found = await self.find(self.engine.messages.locate(seq, due_ms))
-        return self.engine.sequencer.subject_names[found.subject_id]
-
-    async def move(self, seq: int, due_ms: int, new_due_ms: int, expected: Versions = None) -> str:
-        """Give a message a new due time; durable on return. Returns its new version."""
-        messages = self.engine.messages
-        found = await self.find(messages.locate(seq, due_ms))
-        group = messages.move(seq, due_ms, new_due_ms, found.payload, found.subject_id, expected)
-        version = messages.version(seq)
-        await self.durable(group)
-        return version
-
-    async def find(self, located: Located) -> Found:
-        """Payload and subject of a message."""
-        entry = located.entry
-        found = self.unfiled(entry) or await self.call(lambda reader: reader.find(entry))
-        if found is None:
-            raise NotFoundError("the message was settled, and its hour is past its retention")
-        return found
-
-    def call(self, function: Callable[[Reader], T]) -> "asyncio.Future[T]":
-        """Run something in the reader thread."""
-        future: asyncio.Future[T] = self._loop.create_future()
-
-        def done(result: object, error: Exception | None) -> None:
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)  # type: ignore[arg-type]
-
-        self.reading.put(CallRequest(function, done))
-        return future
-
-    def pull(self, subscription: Subscription, request: PullRequest) -> Callable[[], None]:
-        """Have `request` answered with messages and their leases, at once or later; returns what
-        to call if the consumer is gone before. Raises StoppingError."""
-        if self.engine.groups.stopping:
-            raise StoppingError("the server is stopping")
-        answer, is_gone = request.answer, False
-
-        def answer_unless_gone(pulled: Pulled) -> None:
-            if not is_gone:
-                answer(pulled)
-            else:
-                # What the consumer would have got is available again.
-                self.engine.outcomes.nack(pulled.tokens, 0, self.clock())
-
-        def cancel() -> None:
-            nonlocal is_gone
-            is_gone = True
-            fetch.cancel()  # The consumer is gone: nothing must be leased to it.
-
-        request.answer = answer_unless_gone
-        fetch = self.engine.outcomes.pull(subscription, request, self.clock())
-        if not fetch.is_completed:
-            self.tick_for_timeouts()
-        return cancel
-
-    def ack(
-        self, subscription: Subscription, tokens: list[str], done: Callable[[list[str]], None]
-    ) -> None:
-        """Acknowledge leases; `done` gets those that were over, once the others are recorded."""
-        expired = self.engine.outcomes.ack(tokens, self.clock(), subscription.id)
-        if len(expired) < len(tokens):
-            self.when_settled(partial(done, expired))
-        else:
-            done(expired)
-
-    def nack(
-        self, subscription: Subscription, tokens: list[str], delay_ms: int
-    ) -> tuple[list[str], Group | None]:
-        """Give leased messages back. Returns the tokens that were over, and the group that has to
-        be durable before that is told (None: none)."""
-        expired = self.engine.outcomes.nack(tokens, delay_ms, self.clock(), subscription.id)
-        self.tick_soon()
-        return expired, self.engine.groups.not_durable() if delay_ms else None
-
-    def extend(self, subscription: Subscription, tokens: list[str], lease_ms: int) -> list[str]:
-        """Give leases a new deadline. Returns those that were over."""
-        expired = self.engine.outcomes.extend(tokens, lease_ms, self.clock(), subscription.id)
-        self.tick_soon()  # A lease may have been made shorter.
-        return expired
-
-    async def event(self, key: str) -> tuple[int, int]:
-        """Complete what watches a key; durable on return. How many were cancelled and fired."""
-        events, before_seq = self.engine.events, self.engine.sequencer.next_seq
-        cancelled = fired = 0
-        while watchers := events.watchers(key, before_seq):
-            watchers = watchers[:EVENT_MESSAGES_MAX]
-            bodies = await self._bodies_to_fire(watchers)
-            done = events.complete(key, watchers, bodies, self.clock())
-            self.tick_soon()
-            await self.durable(done.group)
-            cancelled += len(done.cancelled)
-            fired += len(done.fired)
-            if not done.cancelled and not done.fired:
-                break  # What is left cannot be read.
-        # What another event has decided must be durable, too.
-        await self.durable(self.engine.groups.not_durable())
-        return cancelled, fired
-
-    async def _bodies_to_fire(self, watchers: list[Watcher]) -> dict[int, tuple[Payload, int]]:
-        bodies: dict[int, tuple[Payload, int]] = {}
-        on_disk: list[tuple[int, Entry]] = []
-        for watcher in watchers:
-            if watcher.on_event == OnEvent.FIRE:
-                entry = self.engine.events.entry(watcher)
-                if (found := self.unfiled(entry)) is not None:
-                    bodies[watcher.seq] = found.payload, found.subject_id
-                else:
-                    on_disk.append((watcher.seq, entry))
-
-        def read(entries: list[tuple[int, Entry]], reader: Reader) -> None:
-            for seq, entry in entries:
-                try:
-                    found = reader.find(entry)
-                except DamageError as error:
-                    self.on_damage(error)
-                    continue
-                if found is not None:
-                    bodies[seq] = found.payload, found.subject_id
-
-        for start in range(0, len(on_disk), READ_ROWS_MAX):
-            await self.call(partial(read, on_disk[start : start + READ_ROWS_MAX]))
-        return bodies
-
-    async def put_subscription(self, subscription: Subscription) -> None:
-        """Add, change or remove a subscription; durable and in force on return."""
-        await self.durable(self.engine.subscribing.put_subscription(subscription))
-
-    async def settled(self) -> None:
-        """Done when every delivery that ended so far is recorded."""
-        future: asyncio.Future[None] = self._loop.create_future()
-        self.when_settled(lambda: None if future.done() else future.set_result(None))
-        await future
-
-    async def adopt(self, path: str) -> Import:
-        """Adopt a staged import; on return it is durable. See Imports.adopt for the errors.
-
-        Besides: NotFoundError, StagingError, ConflictError, TooLargeError."""
-        future: asyncio.Future[Import] = self._loop.create_future()
-
-        def done(found: Import | None, error: Exception | None) -> None:
-            if future.done():
-                return
-            if found is not None:
-                future.set_result(found)
-            else:
-                assert error is not None
-                future.set_exception(error)
-
-        self.engine.imports.adopt(path, done)
-        return await future
-
-    async def retired_hours(self) -> list[RetiredHour]:
-        """Retired hours that are kept, in order, as of the last checkpoint."""
-        # There may be years of them.
-        return await asyncio.to_thread(lambda: list(retired_hours(self.catalog, self._files)))
-
-    async def confirm_archive(self, hour: int, archived: Archived) -> None:
-        """An hour was archived; durable on return.
-
-        Raises NotFoundError, ConflictError, OverloadedError, StoppingError."""
-        self.engine.groups.admit(0)
-        future: asyncio.Future[None] = self._loop.create_future()
-        self.replayer.put(ConfirmRequest(hour, archived, _ending(future)))
-        await future
-
-    async def checkpoint(self) -> None:
-        """File everything that was accepted so far, so that the catalog shows it."""
-        await self.durable(self.engine.groups.not_durable())
-        future: asyncio.Future[None] = self._loop.create_future()
-        self.replayer.put(
-            CheckpointRequest(lambda: None if future.done() else future.set_result(None))
-        )
-        await future
-
-
-def _ending(future: "asyncio.Future[None]") -> Callable[[Exception | None], None]:
-    """A callback that ends the future, unless nobody waits for it any more."""
-
-    def done(error: Exception | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
-
-    return done
 
 
 def _named(damage: Damage) -> dict[str, object]:

@@ -90,7 +90,7 @@ class Shard(ABC):
         Raises StorageError."""
         self.settings = settings
         self.clock = surroundings.clock
-        self._files = files
+        self.files = files
         self._settle = SettleRequest()
         self._settle_asked = False
         self._cleanup = contextlib.ExitStack()
@@ -101,7 +101,7 @@ class Shard(ABC):
             raise
 
     def _open(self, open_catalog: Callable[[], Catalog], surroundings: Surroundings) -> None:
-        settings, files = self.settings, self._files
+        settings, files = self.settings, self.files
         self._cleanup.enter_context(files.lock(LOCK_FILE))
         identity = open_identity(files, random_bytes=surroundings.random_bytes)
         catalog = self.catalog = open_catalog()
@@ -285,7 +285,7 @@ class Shard(ABC):
         self.importing.put(request)
 
     def space_bytes(self) -> int:
-        return self._files.free_bytes()
+        return self.files.free_bytes()
 
     def _on_filed(self, filed: Filed) -> None:
         for damage in filed.damage:

@@ -322,7 +322,7 @@ async def server_in_process(directory):
 def through_asgi(tmp_path_factory):
     async def ask():
         async with server_in_process(tmp_path_factory.mktemp("asgi")) as server:
-            transport = httpx.ASGITransport(make_app(server)[0], raise_app_exceptions=False)
+            transport = httpx.ASGITransport(make_app(server.calls)[0], raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 for request in subscriptions(client):
                     assert (await client.send(request)).status_code == 201
@@ -417,8 +417,8 @@ def test_each_of_many_cancels_has_its_result(through_protocol):
 def test_an_error_of_ours_is_a_500_and_no_exception(tmp_path, monkeypatch, capsys):
     async def ask():
         async with server_in_process(tmp_path) as server:
-            app, *_ = make_app(server)
-            monkeypatch.setattr(server.engine.publishing, "publish_one", lambda *arguments: 1 / 0)
+            app, *_ = make_app(server.calls)
+            monkeypatch.setattr(server.calls, "publish_one", lambda *arguments: 1 / 0)
             monkeypatch.setattr(Queries, "stats", lambda self: 1 / 0)
             transport = httpx.ASGITransport(app, raise_app_exceptions=False)
             headers = {"authorization": f"Bearer {TOKEN}"}

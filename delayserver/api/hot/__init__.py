@@ -1,2 +1,13 @@
 """The calls that are made for each message (publish, cancel, pull, acknowledge, renew), without a
-framework: decoded once, decided with all that came in the same turn, answered together."""
+framework: decoded once, decided with all that came in the same turn, answered together. In the
+order to read it in:
+
+paths      which calls these are
+publish    publish, batch, heartbeats: from request to answer
+cancel     … by id, by key, many
+consume    … pull, ack, nack, extend
+answers    an answer, before it goes out
+protocol   the way in over the wire, past ASGI
+connection … what a client may send there, and how long it may take
+asgi       the way in for any ASGI server
+"""

@@ -24,7 +24,7 @@ from delayserver.api.problems import pointer_to
 from delayserver.decisions.delayed_produce import Level
 from delayserver.errors import AckTimeoutError, DelayServerError, InputError, TooLargeError
 from delayserver.records.tracecontext import trace_of
-from delayserver.server.server import Server
+from delayserver.server.calls import Calls
 from delayserver.times import format_duration, parse_duration_ms
 from storage.errors import StorageError
 
@@ -43,8 +43,8 @@ class GoneError(Exception):
 class HotPath:
     """The ASGI way in: serves these calls, and passes everything else on."""
 
-    def __init__(self, server: Server, hot: Hot, rest: Asgi) -> None:
-        self._server = server
+    def __init__(self, calls: Calls, hot: Hot, rest: Asgi) -> None:
+        self._calls = calls
         self._hot = hot
         self._rest = rest
 
@@ -78,7 +78,7 @@ class HotPath:
             if ack is not None and answer.status < 400:
                 answer = await self._acknowledged(answer, ack)
             elif answer.group is not None:
-                await self._server.durable(answer.group)
+                await self._calls.durable(answer.group)
         except GoneError:
             return
         except (DelayServerError, StorageError) as error:
@@ -120,7 +120,7 @@ class HotPath:
     async def _acknowledged(self, answer: Answer, ack: "Ack") -> Answer:
         """The answer to a publish that says what it waits for, and how long."""
         level, timeout_ms = ack
-        reached = await self._server.acknowledged(answer.group, answer.seq, level, timeout_ms)
+        reached = await self._calls.acknowledged(answer.group, answer.seq, level, timeout_ms)
         if reached is Level.ACCEPTED:
             waited, what = format_duration(timeout_ms), answer.body.decode()
             raise AckTimeoutError(

@@ -41,7 +41,7 @@ from delayserver.records.message import State
 from delayserver.records.message_id import ID_DIGITS
 from delayserver.records.subjects import SUBJECT_PATTERN, is_subject
 from delayserver.security.tokens import Action, Caller
-from delayserver.server.server import Server
+from delayserver.server.calls import Calls
 from storage.errors import DamageError, StorageError
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ _decode = msgspec.json.Decoder(_Cancel).decode
 class HotCancel:
     """The calls, apart from how they came in."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
         self._gathered: list[_Gathered] = []
 
     def answer(
@@ -116,13 +116,13 @@ class HotCancel:
         """The subjects of the messages that a call names by their ids.
 
         Raises InputError for a call that cannot be read."""
-        server, messages = self._server, self._server.engine.messages
+        calls = self._calls
         subjects: dict[str, str | Refusal] = {}
         texts = _read(data).ids if path == CANCEL_PATH else [path.removeprefix(MESSAGE_PATH)]
         for text in texts:
             try:
-                found = messages.message_id(text)
-                subjects[text] = await server.subject_of(found.seq, found.due_ms)
+                found = calls.message_id(text)
+                subjects[text] = await calls.subject_of(found.seq, found.due_ms)
             except (DamageError, NotFoundError) as error:
                 subjects[text] = error
         return subjects
@@ -139,7 +139,7 @@ class HotCancel:
         administrator for."""
         assert subject is not None or caller is None or caller.is_admin
         if not self._gathered:
-            self._server.engine.groups.this_turn(self.decide)
+            self._calls.this_turn(self.decide)
         self._gathered.append((responder, subject, text, caller))
 
     def decide(self) -> None:
@@ -181,7 +181,7 @@ class HotCancel:
             return False
         except Exception as error:
             refusals, texts = dict.fromkeys(range(len(gathered)), error), [""] * len(gathered)
-        group = self._server.engine.groups.not_durable()
+        group = self._calls.not_durable()
         for index, (responder, subject, text, _) in enumerate(gathered):
             if index in refusals:
                 responder.respond(wire_of(problem_answer(refusals[index])), None)
@@ -195,14 +195,13 @@ class HotCancel:
     def _by_id(
         self, text: str, if_match: str | None, caller: Caller | None, subjects: Subjects
     ) -> Answer:
-        messages = self._server.engine.messages
-        found = messages.message_id(text)
+        found = self._calls.message_id(text)
         if caller is not None and not caller.is_admin:
             subject = subjects[text]
             if not isinstance(subject, str):
                 raise subject
             caller.require(_PUBLISH, subject)
-        group = messages.cancel(found.seq, found.due_ms, expected_versions(if_match))
+        group = self._calls.cancel(found.seq, found.due_ms, expected_versions(if_match))
         return Answer(200, encode(StateDocument(text, State.CANCELLED)), group=group)
 
     def _by_key(
@@ -212,10 +211,10 @@ class HotCancel:
             caller.require(_PUBLISH, subject)
         if not is_subject(subject):
             raise _not_a_subject()
-        messages = self._server.engine.messages
-        found = messages.by_key(subject, key)
-        group = messages.cancel(found.seq, found.due_ms, expected_versions(if_match), subject)
-        text = messages.message_id_text(found.seq, found.due_ms)
+        calls = self._calls
+        found = calls.by_key(subject, key)
+        group = calls.cancel(found.seq, found.due_ms, expected_versions(if_match), subject)
+        text = calls.encode_id(found.due_ms, found.seq)
         return Answer(200, encode(StateDocument(text, State.CANCELLED)), group=group)
 
     # ── many ───────────────────────────────────────────────────────────────────────────────────
@@ -240,7 +239,7 @@ class HotCancel:
             result = results[index]
             result.error = str(error)
             result.state = error.state if isinstance(error, ConflictError) else None
-        group = self._server.engine.groups.not_durable()
+        group = self._calls.not_durable()
         return Answer(200, encode(CancelledDocument(results)), group=group)
 
     def _cancel(
@@ -255,8 +254,8 @@ class HotCancel:
         asked for where there is no such message, and None under a key that stands for none.
 
         Raises OverloadedError, StoppingError, StorageError."""
-        engine = self._server.engine
-        by_ids, by_keys = engine.cancels.by_ids(ids), engine.cancels.by_keys(names, keys)
+        calls = self._calls
+        by_ids, by_keys = calls.find_by_ids(ids), calls.find_by_keys(names, keys)
         seqs = np.concatenate([by_ids.seqs, by_keys.seqs])
         dues_ms = np.concatenate([by_ids.dues_ms, by_keys.dues_ms])
         for found, first in (by_ids, 0), (by_keys, len(ids)):
@@ -266,11 +265,11 @@ class HotCancel:
         is_wanted[list(refusals)] = False
         wanted = np.flatnonzero(is_wanted)
         seqs, dues_ms = seqs[wanted], dues_ms[wanted]
-        numbers = engine.sequencer.subjects
+        numbers = calls.subjects
         subject_ids = np.zeros(len(is_wanted), np.uint32)
         subject_ids[len(ids) :] = [numbers.get(name, 0) for name in names]
-        refused = engine.cancels.cancel(seqs, dues_ms, subject_ids[wanted])
-        made = engine.ids.texts(engine.ids.encode_many(dues_ms, seqs))
+        refused = calls.cancel_many(seqs, dues_ms, subject_ids[wanted])
+        made = calls.encode_ids(dues_ms, seqs)
         if not refusals and not refused:
             return made
         texts = [*ids, *repeat(None, len(names))]

@@ -26,7 +26,7 @@ from delayserver.errors import ConflictError, InputError
 from delayserver.records.subjects import SUBJECT_PATTERN
 from delayserver.records.subscriptions import Subscription
 from delayserver.security.tokens import Action, Caller
-from delayserver.server.server import Server
+from delayserver.server.calls import Calls
 from delayserver.times import format_duration, parse_duration_ms
 
 PULL_MESSAGES_MAX = 10_000
@@ -87,8 +87,8 @@ _decode_extend = msgspec.json.Decoder(_Extend).decode
 class Consuming:
     """The calls, apart from how they came in."""
 
-    def __init__(self, server: Server, intake: Intake) -> None:
-        self._server = server
+    def __init__(self, calls: Calls, intake: Intake) -> None:
+        self._calls = calls
         self._intake = intake
 
     def serve(self, call: Call, data: bytes, caller: Caller | None, told: Told) -> Cancel:
@@ -96,7 +96,7 @@ class Consuming:
 
         Returns what to call if the client is gone before that."""
         try:
-            subscription = self._server.engine.subscribing.subscription(call.subscription)
+            subscription = self._calls.subscription(call.subscription)
             if caller is not None:
                 caller.require(_CONSUME, subscription.subject)
             match call.action:
@@ -131,18 +131,18 @@ class Consuming:
             told(document)
 
         request = PullRequest(wanted.max, lease_ms, wait_ms, answer, wanted.min_messages)
-        return self._server.pull(subscription, request)
+        return self._calls.pull(subscription, request)
 
     def _ack(self, subscription: Subscription, data: bytes, told: Told) -> None:
         leases = _decode(_decode_leased, data).leases
-        self._server.ack(subscription, leases, partial(_tell, told, "acked", len(leases)))
+        self._calls.ack(subscription, leases, partial(_tell, told, "acked", len(leases)))
 
     def _nack(self, subscription: Subscription, data: bytes, told: Told) -> None:
         wanted = _decode(_decode_nack, data)
         delay_ms = parse_duration_ms(wanted.delay, "/delay")
         self._intake.check_wait(delay_ms, "/delay")
         leases = wanted.leases
-        expired, group = self._server.nack(subscription, leases, delay_ms)
+        expired, group = self._calls.nack(subscription, leases, delay_ms)
 
         def durable(error: Exception | None) -> None:
             if error is None:
@@ -158,7 +158,7 @@ class Consuming:
     def _extend(self, subscription: Subscription, data: bytes, told: Told) -> None:
         wanted = _decode(_decode_extend, data)
         lease_ms = _duration_ms(wanted.lease, "/lease", 1, LEASE_MAX_MS)
-        expired = self._server.extend(subscription, wanted.leases, lease_ms)
+        expired = self._calls.extend(subscription, wanted.leases, lease_ms)
         _tell(told, "extended", len(wanted.leases), expired)
 
 

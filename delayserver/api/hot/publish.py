@@ -15,8 +15,8 @@ Cost: 3 µs for a publish that is decided together with others, 8 µs for one al
 message of a batch. Threads: belongs to the event loop.
 """
 
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -46,13 +46,9 @@ from delayserver.records.message import check_key
 from delayserver.records.message_id import ID_BYTES, ID_DIGITS
 from delayserver.records.tracecontext import Trace
 from delayserver.security.tokens import Action, Caller
-from delayserver.server.server import Server
+from delayserver.server.calls import Calls
 from delayserver.times import format_duration, format_time
 from storage.errors import StorageError
-
-if TYPE_CHECKING:
-    from delayserver.server.telemetry import Span
-
 
 ENVELOPE_BYTES = 64 * 1024
 """A request may be longer than its body by this much."""
@@ -80,7 +76,8 @@ TOGETHER_MIN = 16
 """Fewer publishes are decided one by one, since columns of a few cost more than they save."""
 _encode = msgspec.json.Encoder().encode
 
-
+_EndSpan = Callable[[Mapping[str, str | int], str | None], None]
+"""Ends the span of a publish: its attributes, and why it was in vain (None: it was not)."""
 _Gathered = tuple[Responder, bytes, Caller | None]
 """A publish that waits to be decided together with others: who asked, and the request."""
 
@@ -88,17 +85,17 @@ _Gathered = tuple[Responder, bytes, Caller | None]
 class Hot:
     """The calls, apart from how they came in."""
 
-    def __init__(self, server: Server, intake: Intake) -> None:
-        self.consuming = Consuming(server, intake)
-        self._server = server
+    def __init__(self, calls: Calls, intake: Intake) -> None:
+        self.consuming = Consuming(calls, intake)
+        self._calls = calls
         self._intake = intake
-        self.cancels = HotCancel(server)
+        self.cancels = HotCancel(calls)
         self._gathered: list[_Gathered] = []
-        self.gathers = server.telemetry is None
+        self.gathers = calls.telemetry is None
         """Whether publishes may be decided together: a span is for one of them."""
         # Base64 makes a third more of a body.
-        self.one_max_bytes = server.settings.body_max_bytes * 4 // 3 + ENVELOPE_BYTES
-        self.batch_max_bytes = server.settings.batch_max_bytes
+        self.one_max_bytes = calls.settings.body_max_bytes * 4 // 3 + ENVELOPE_BYTES
+        self.batch_max_bytes = calls.settings.batch_max_bytes
 
     def answer(
         self,
@@ -111,7 +108,7 @@ class Hot:
         """Accept what `data` says, or tell why not. Without a `caller`, nobody is asked."""
         if path.startswith(HEARTBEATS_PATH):
             return self._answer_heartbeat(path.removeprefix(HEARTBEATS_PATH), data, caller)
-        telemetry = self._server.telemetry
+        telemetry = self._calls.telemetry
         span = None if telemetry is None else telemetry.publish(trace)
         if span is not None:
             trace = span.trace
@@ -124,7 +121,7 @@ class Hot:
         except Exception as error:
             answer = problem_answer(error)
         if span is not None:
-            _end_with(span, path, answer)
+            _end_with(span.end, path, answer)
         return answer
 
     def health(self, path: str) -> Answer:
@@ -132,7 +129,7 @@ class Hot:
         if path == ALIVE_PATH:
             return Answer(200, _encode(HealthDocument("ok")))
         try:
-            self._server.engine.groups.admit(0)
+            self._calls.admit(0)
         except DelayServerError as error:
             return problem_answer(error)
         return Answer(200, _encode(HealthDocument("ready")))
@@ -148,7 +145,7 @@ class Hot:
     def gather(self, responder: Responder, data: bytes, caller: Caller | None) -> None:
         """As `answer` to a publish, together with others that come before the committer is free."""
         if not self._gathered:
-            self._server.engine.groups.when_free(self.decide)
+            self._calls.when_free(self.decide)
         self._gathered.append((responder, data, caller))
 
     def decide(self) -> None:
@@ -162,8 +159,8 @@ class Hot:
 
     def _decide_together(self, gathered: list[_Gathered]) -> bool:
         """Column by column; False: there is something about one of them, and nothing was done."""
-        server = self._server
-        now_ms = server.clock()
+        calls = self._calls
+        now_ms = calls.clock()
         responders, bodies, callers = zip(*gathered, strict=True)
         try:
             batch = self._intake.many(bodies, now_ms)
@@ -171,7 +168,7 @@ class Hot:
                 for subject, caller in zip(batch.subjects, callers, strict=True):
                     if caller is not None:
                         caller.require(_PUBLISH, subject)
-            done = server.engine.publishing.publish_new(batch, now_ms)
+            done = calls.publish_new(batch, now_ms)
         except (DelayServerError, StorageError):
             return False
         except Exception as error:
@@ -202,13 +199,13 @@ class Hot:
 
     def _publish(self, data: bytes, caller: Caller | None, trace: Trace | None) -> Answer:
         """POST /v1/messages"""
-        server = self._server
-        now_ms = server.clock()
+        calls = self._calls
+        now_ms = calls.clock()
         message = self._intake.one(data, now_ms)
         if caller is not None:
             caller.require(_PUBLISH, message.subject)
         message.trace = trace
-        published = server.engine.publishing.publish_one(message, now_ms)
+        published = calls.publish_one(message, now_ms)
         document = PublishedDocument(
             published.message_id,
             message.subject,
@@ -218,7 +215,7 @@ class Hot:
             published.duplicate,
         )
         if published.duplicate:
-            status, version = 200, server.engine.messages.version(published.seq)
+            status, version = 200, calls.version(published.seq)
         else:
             status, version = 201, str(published.seq)
         location = f"/v1/messages/{published.message_id}"
@@ -228,16 +225,15 @@ class Hot:
 
     def _state(self, published: Published) -> str:
         """The first message with that key may have been delivered meanwhile."""
-        messages = self._server.engine.messages
-        found = messages.message_id(published.message_id)
-        return messages.locate(found.seq, found.due_ms).state
+        found = self._calls.message_id(published.message_id)
+        return self._calls.locate(found.seq, found.due_ms).state
 
     def _publish_batch(
         self, data: bytes, content_type: str, caller: Caller | None, trace: Trace | None
     ) -> Answer:
         """POST /v1/messages/batch"""
-        server = self._server
-        now_ms = server.clock()
+        calls = self._calls
+        now_ms = calls.clock()
         batch = self._intake.batch(data, content_type, now_ms)
         if caller is not None:
             for subject in set(batch.subjects):
@@ -245,7 +241,7 @@ class Hot:
             caller.count(len(batch))
         if trace is not None:
             batch.traces = [trace] * len(batch)
-        done = server.engine.publishing.publish_batch(batch, now_ms)
+        done = calls.publish_batch(batch, now_ms)
         ids = done.ids.hex(",", ID_BYTES).replace(",", '","')
         ids = f'"{ids}"' if ids else ""
         document = f'{{"count":{len(batch)},"duplicates":{len(done.duplicates)},"ids":[{ids}]}}'
@@ -260,16 +256,16 @@ class Hot:
     def _put_heartbeat(self, key: str, data: bytes, caller: Caller | None) -> Answer:
         """PUT /v1/heartbeats/{key}"""
         check_key(key, "/path/key")
-        server = self._server
-        now_ms = server.clock()
+        calls = self._calls
+        now_ms = calls.clock()
         timeout_ms, message = self._intake.heartbeat(data, now_ms)
         if caller is not None:
             caller.require(_PUBLISH, message.subject)
-        is_new, expires_ms, group = server.engine.heartbeats.put(
+        is_new, expires_ms, group = calls.put_heartbeat(
             key, timeout_ms, message.subject, message.payload, now_ms
         )
         if group is not None:
-            server.tick_soon()  # It may expire before anything else is due.
+            calls.tick_soon()  # It may expire before anything else is due.
         document = HeartbeatDocument(
             key, format_duration(timeout_ms), message.subject, format_time(expires_ms)
         )
@@ -294,7 +290,7 @@ def _tell_all(answers: list[tuple[Responder, bytes]], error: Exception | None) -
         responder.tell(wire, error)
 
 
-def _end_with(span: "Span", path: str, answer: Answer) -> None:
+def _end_with(end_span: _EndSpan, path: str, answer: Answer) -> None:
     """End the span of a publish when its answer may be given."""
     attributes: dict[str, str | int] = {"http.response.status_code": answer.status}
     if answer.status < 400:
@@ -306,9 +302,9 @@ def _end_with(span: "Span", path: str, answer: Answer) -> None:
             attributes["messaging.destination.name"] = document["subject"]
 
     def end(error: Exception | None) -> None:
-        span.end(attributes, None if error is None else str(error))
+        end_span(attributes, None if error is None else str(error))
 
     if answer.group is not None:
         answer.group.when_durable(end)
     else:
-        span.end(attributes, None if answer.status < 400 else answer.body.decode())
+        end_span(attributes, None if answer.status < 400 else answer.body.decode())

@@ -1,1 +1,13 @@
-"""All other calls, on FastAPI, and the OpenAPI document that describes both."""
+"""Every call that is not hot, on FastAPI, imported behind the start. In the order to read it in:
+
+app           the application: its parts, its routes, its errors
+common        what all routes share: the parts that answer, statuses, types of parameters
+authorize     whether the caller has the scope that the call needs
+messages      publish, look up, move, cancel; the list of what waits
+subscriptions who gets the messages; pull; dead letters
+timers        heartbeats and events
+bulk          imports and archives
+operations    health, metrics, stats, forecast
+models        what comes in, checked, and what goes out, as OpenAPI shows it
+openapi       … what FastAPI cannot know of it
+"""

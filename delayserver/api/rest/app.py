@@ -6,7 +6,7 @@ start. Threads: made in any thread; what it makes belongs to the event loop.
 
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry, Info, ProcessCollector
@@ -24,12 +24,16 @@ from delayserver.api.problems import (
     pointer_to,
     problem_of,
 )
-from delayserver.api.rest.messages import make_router
+from delayserver.api.rest import bulk, messages, operations, subscriptions, timers
+from delayserver.api.rest.authorize import authorize
+from delayserver.api.rest.common import Parts
 from delayserver.api.rest.openapi import complete
-from delayserver.api.rest.timers import make_timer_router
 from delayserver.errors import DelayServerError, InputError, InputErrors
+from delayserver.queries.dead_letters import DeadLetters
+from delayserver.queries.listing import Listing
+from delayserver.queries.look_up import Queries
 from delayserver.security.targets import TargetPolicy
-from delayserver.server.server import Server
+from delayserver.server.calls import Calls
 from storage.errors import StorageError
 
 DESCRIPTION = """
@@ -41,10 +45,10 @@ times: RFC 3339 with an offset, or integer milliseconds since the epoch.
 """
 
 
-def make_rest(server: Server, intake: Intake, path: HotPath) -> Asgi:
+def make_rest(calls: Calls, intake: Intake, path: HotPath) -> Asgi:
     """The application of a server, whose hot calls are those of `path`."""
     registry = CollectorRegistry()
-    registry.register(server.metrics)
+    registry.register(calls.gauges.metrics)
     ProcessCollector(registry=registry)
     Info("delayserver_build", "Version", registry=registry).info(
         {"version": delayserver.__version__}
@@ -52,9 +56,18 @@ def make_rest(server: Server, intake: Intake, path: HotPath) -> Asgi:
     fastapi = _FastAPI(
         title="Delay server", version=delayserver.__version__, description=DESCRIPTION
     )
-    targets = TargetPolicy(server.settings.webhook_targets)
-    fastapi.include_router(make_router(server, intake, path, targets, registry))
-    fastapi.include_router(make_timer_router(server, path))
+    fastapi.state.parts = Parts(
+        calls=calls,
+        intake=intake,
+        path=path,
+        queries=Queries(calls),
+        dead_letters=DeadLetters(calls),
+        listing=Listing(calls),
+        targets=TargetPolicy(calls.settings.webhook_targets),
+        registry=registry,
+    )
+    for routes in (messages, subscriptions, bulk, operations, timers):
+        fastapi.include_router(routes.router, dependencies=[Depends(authorize)])
     fastapi.add_exception_handler(DelayServerError, _on_error)
     fastapi.add_exception_handler(StorageError, _on_error)
     fastapi.add_exception_handler(RequestValidationError, _on_invalid)

@@ -4,17 +4,16 @@ Cost: a dictionary access; by message id, a look-up of the message, for callers 
 Threads: belongs to the event loop.
 """
 
-from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import Depends, Request
 
+from delayserver.api.rest.common import PartsOf
 from delayserver.api.scopes import ADMIN, PUBLIC, RULES, Of
 from delayserver.security.tokens import Action, Caller
-from delayserver.server.server import Server
 
 
-def _caller(request: Request) -> Caller | None:
+async def _caller(request: Request) -> Caller | None:
     caller: Caller | None = request.scope.get("caller")
     return caller
 
@@ -29,30 +28,24 @@ def require(caller: Caller | None, action: Action, subject: str) -> None:
         caller.require((action,), subject)
 
 
-def make_authorize(server: Server) -> Callable[[Request], Awaitable[None]]:
+async def authorize(request: Request, caller: CallerOf, parts: PartsOf) -> None:
     """What every call on FastAPI depends on. Raises AccessError, NotFoundError, DamageError."""
-
-    async def authorize(request: Request) -> None:
-        caller = _caller(request)
-        if caller is None or caller.is_admin:
+    calls = parts.calls
+    if caller is None or caller.is_admin:
+        return
+    rule = RULES.get((request.method, request.scope["route"].path_format), ADMIN)
+    subject = ""
+    match rule.of:
+        case Of.BODY:
             return
-        rule = RULES.get((request.method, request.scope["route"].path_format), ADMIN)
-        subject = ""
-        match rule.of:
-            case Of.BODY:
-                return
-            case Of.EVERYTHING:
-                subject = "*"
-            case Of.SUBJECT:
-                subject = request.path_params["subject"]
-            case Of.MESSAGE:
-                found = server.engine.messages.message_id(request.path_params["message_id"])
-                subject = await server.subject_of(found.seq, found.due_ms)
-            case Of.SUBSCRIPTION:
-                subject = server.engine.subscribing.subscription(
-                    request.path_params["name"]
-                ).subject
-        if rule is not PUBLIC:
-            caller.require(rule.actions, subject)
-
-    return authorize
+        case Of.EVERYTHING:
+            subject = "*"
+        case Of.SUBJECT:
+            subject = request.path_params["subject"]
+        case Of.MESSAGE:
+            found = calls.message_id(request.path_params["message_id"])
+            subject = await calls.subject_of(found.seq, found.due_ms)
+        case Of.SUBSCRIPTION:
+            subject = calls.subscription(request.path_params["name"]).subject
+    if rule is not PUBLIC:
+        caller.require(rule.actions, subject)

@@ -8,82 +8,86 @@ Cost: about 100 µs per call. Threads: belongs to the event loop.
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi import APIRouter, Path, Request, Response
 
-from delayserver.api.documents import encode, heartbeat_document
-from delayserver.api.hot.asgi import HotPath
+from delayserver.api.documents import heartbeat_document
 from delayserver.api.rest import models
-from delayserver.api.rest.authorize import CallerOf, make_authorize, require
-from delayserver.api.rest.messages import INVALID, LOGGED, MISSING, PROBLEM, Forward
+from delayserver.api.rest.authorize import CallerOf, require
+from delayserver.api.rest.common import (
+    INVALID,
+    LOGGED,
+    MISSING,
+    PROBLEM,
+    Forward,
+    PartsOf,
+    json_answer,
+)
 from delayserver.api.rest.openapi import json_body
 from delayserver.records.message import check_key
 from delayserver.security.tokens import Action
-from delayserver.server.server import Server
 
 HeartbeatKey = Annotated[str, Path(description="1 to 256 bytes")]
 EventKey = Annotated[str, Path(description="the watch key that something happened to")]
 
+router = APIRouter()
 
-def make_timer_router(server: Server, path: HotPath) -> APIRouter:
-    """The routes."""
-    router = APIRouter(dependencies=[Depends(make_authorize(server))])
-    heartbeats, names = server.engine.heartbeats, server.engine.sequencer.subject_names
 
-    @router.post(
-        "/v1/events/{key:key}",
-        tags=["timers"],
-        responses=INVALID | LOGGED,
-    )
-    async def event(key: EventKey) -> models.EventModel:
-        """Complete everything that watches a key, at once: durable when this answers."""
-        check_key(key, "/path/key")
-        cancelled, fired = await server.event(key)
-        return models.EventModel(cancelled=cancelled, fired=fired)
+@router.post(
+    "/v1/events/{key:key}",
+    tags=["timers"],
+    responses=INVALID | LOGGED,
+)
+async def event(key: EventKey, parts: PartsOf) -> models.EventModel:
+    """Complete everything that watches a key, at once: durable when this answers."""
+    check_key(key, "/path/key")
+    cancelled, fired = await parts.calls.event(key)
+    return models.EventModel(cancelled=cancelled, fired=fired)
 
-    @router.put(
-        "/v1/heartbeats/{key:key}",
-        tags=["timers"],
-        status_code=201,
-        response_model=models.HeartbeatViewModel,
-        responses={
-            200: {"model": models.HeartbeatViewModel, "description": "Renewed"},
-            507: PROBLEM,
-            **INVALID,
-        },
-        openapi_extra=json_body(models.HeartbeatModel),
-    )
-    async def put_heartbeat(key: HeartbeatKey, request: Request) -> Response:
-        """Publish a message unless this call is made again within `timeout`.
 
-        A renewal with the same content costs no write; another content replaces it. After a
-        restart of the server every heartbeat begins its whole timeout anew."""
-        return Forward(path.publish, request)
+@router.put(
+    "/v1/heartbeats/{key:key}",
+    tags=["timers"],
+    status_code=201,
+    response_model=models.HeartbeatViewModel,
+    responses={
+        200: {"model": models.HeartbeatViewModel, "description": "Renewed"},
+        507: PROBLEM,
+        **INVALID,
+    },
+    openapi_extra=json_body(models.HeartbeatModel),
+)
+async def put_heartbeat(key: HeartbeatKey, request: Request, parts: PartsOf) -> Response:
+    """Publish a message unless this call is made again within `timeout`.
 
-    @router.get(
-        "/v1/heartbeats/{key:key}",
-        tags=["timers"],
-        response_model=models.HeartbeatViewModel,
-        responses=MISSING,
-    )
-    async def get_heartbeat(key: HeartbeatKey, caller: CallerOf) -> Response:
-        """A heartbeat, and when it expires."""
-        heartbeat, left_ms = heartbeats.get(key)
-        subject = names[heartbeat.subject_id]
-        if caller is not None:
-            caller.require((Action.PUBLISH, Action.CONSUME), subject)
-        document = heartbeat_document(heartbeat, subject, server.clock() + left_ms)
-        return Response(encode(document), media_type="application/json")
+    A renewal with the same content costs no write; another content replaces it. After a
+    restart of the server every heartbeat begins its whole timeout anew."""
+    return Forward(parts.path.publish, request)
 
-    @router.delete(
-        "/v1/heartbeats/{key:key}",
-        tags=["timers"],
-        status_code=204,
-        responses=MISSING | LOGGED,
-    )
-    async def delete_heartbeat(key: HeartbeatKey, caller: CallerOf) -> None:
-        """End a heartbeat: when this answers, it will never publish its message."""
-        heartbeat, _ = heartbeats.get(key)
-        require(caller, Action.PUBLISH, names[heartbeat.subject_id])
-        await server.durable(heartbeats.delete(key))
 
-    return router
+@router.get(
+    "/v1/heartbeats/{key:key}",
+    tags=["timers"],
+    response_model=models.HeartbeatViewModel,
+    responses=MISSING,
+)
+async def get_heartbeat(key: HeartbeatKey, caller: CallerOf, parts: PartsOf) -> Response:
+    """A heartbeat, and when it expires."""
+    heartbeat, left_ms = parts.calls.heartbeat(key)
+    subject = parts.calls.subject_names[heartbeat.subject_id]
+    if caller is not None:
+        caller.require((Action.PUBLISH, Action.CONSUME), subject)
+    document = heartbeat_document(heartbeat, subject, parts.calls.clock() + left_ms)
+    return json_answer(document)
+
+
+@router.delete(
+    "/v1/heartbeats/{key:key}",
+    tags=["timers"],
+    status_code=204,
+    responses=MISSING | LOGGED,
+)
+async def delete_heartbeat(key: HeartbeatKey, caller: CallerOf, parts: PartsOf) -> None:
+    """End a heartbeat: when this answers, it will never publish its message."""
+    heartbeat, _ = parts.calls.heartbeat(key)
+    require(caller, Action.PUBLISH, parts.calls.subject_names[heartbeat.subject_id])
+    await parts.calls.durable(parts.calls.delete_heartbeat(key))

@@ -16,7 +16,7 @@ from delayserver.decisions.group import Group
 from delayserver.errors import AccessError
 from delayserver.records.message_id import MessageId
 from delayserver.security.tokens import Caller
-from delayserver.server.server import Server
+from delayserver.server.calls import Calls
 from storage.errors import CatalogError, DamageError, DiskFullError
 from storage.rows import HOUR_MS
 from tests.unit.fakes import MINUTE_MS, START_MS, SUBJECT, MessageParts, message
@@ -31,14 +31,21 @@ class Machine(MessageParts):
 
     def __init__(self) -> None:
         super().__init__(now_ms=START_MS)
-        engine = SimpleNamespace(
-            cancels=self.cancels,
-            messages=self.messages,
-            groups=self.groups,
-            sequencer=self.sequencer,
-            ids=self.ids,
+        calls = SimpleNamespace(
+            find_by_ids=self.cancels.by_ids,
+            find_by_keys=self.cancels.by_keys,
+            cancel_many=self.cancels.cancel,
+            message_id=self.messages.message_id,
+            by_key=self.messages.by_key,
+            cancel=self.messages.cancel,
+            this_turn=self.groups.this_turn,
+            not_durable=self.groups.not_durable,
+            subjects=self.sequencer.subjects,
+            encode_id=self.ids.encode,
+            encode_ids=lambda dues_ms, seqs: self.ids.texts(self.ids.encode_many(dues_ms, seqs)),
         )
-        self.hot = HotCancel(cast(Server, SimpleNamespace(engine=engine)))
+        self.calls = calls
+        self.hot = HotCancel(cast(Calls, calls))
         dues_ms = [LATER_MS if number % 3 else TOMORROW_MS for number in range(COUNT)]
         new = [message(due_ms, key=f"k{number}") for number, due_ms in enumerate(dues_ms)]
         seqs = self.publish(*new, message(START_MS - 1, key="fired"))
@@ -204,7 +211,7 @@ def test_few_are_decided_one_by_one(monkeypatch: pytest.MonkeyPatch, count: int)
         in_columns.append(len(columns[0]))
         return cancel(*columns)
 
-    monkeypatch.setattr(machine.cancels, "cancel", noting)
+    monkeypatch.setattr(machine.calls, "cancel_many", noting)
     clients = machine.ask_together(paths)
     machine.end()
     assert all(client.told[0].startswith(b"HTTP/1.1 200 ") for client in clients)
@@ -270,7 +277,7 @@ def test_what_cannot_be_looked_up_is_an_error_of_its_own(
 
 def test_a_mistake_of_ours_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine()
-    monkeypatch.setattr(machine.cancels, "cancel", lambda *columns: 1 / 0)
+    monkeypatch.setattr(machine.calls, "cancel_many", lambda *columns: 1 / 0)
     for client in machine.ask_together(PLAIN):
         assert client.told[0].startswith(b"HTTP/1.1 500 ")
 

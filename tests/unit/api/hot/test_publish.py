@@ -17,7 +17,7 @@ from delayserver.api.rest import models
 from delayserver.decisions.group import Group
 from delayserver.errors import DelayServerError
 from delayserver.security.tokens import Caller
-from delayserver.server.server import Server
+from delayserver.server.calls import Calls
 from storage.errors import DiskFullError
 from tests.unit.fakes import START_MS, MessageParts
 
@@ -28,17 +28,21 @@ class Machine(MessageParts):
     def __init__(self) -> None:
         super().__init__(now_ms=START_MS)
         self.sequencer.subject_id("orders")
-        engine = SimpleNamespace(
-            publishing=self.publishing, messages=self.messages, groups=self.groups
-        )
-        server = SimpleNamespace(
+        calls = SimpleNamespace(
             settings=self.settings,
-            engine=engine,
             telemetry=None,
             clock=lambda: START_MS,
+            publish_one=self.publishing.publish_one,
+            publish_new=self.publishing.publish_new,
+            publish_batch=self.publishing.publish_batch,
+            message_id=self.messages.message_id,
+            locate=self.messages.locate,
+            version=self.messages.version,
+            when_free=self.groups.when_free,
         )
+        self.calls = calls
         intake = Intake(self.settings, self.sequencer.subjects)
-        self.hot = Hot(cast(Server, server), intake)
+        self.hot = Hot(cast(Calls, calls), intake)
 
     def ask_together(self, bodies: list[bytes], caller: Caller | None = None) -> list[Client]:
         clients = [Client() for _ in bodies]
@@ -144,7 +148,7 @@ def test_a_full_disk_is_told_to_all() -> None:
 
 def test_a_mistake_of_ours_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine()
-    monkeypatch.setattr(machine.publishing, "publish_new", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(machine.calls, "publish_new", lambda *arguments: 1 / 0)
     for client in machine.ask_together(MANY):
         assert client.told[0].startswith(b"HTTP/1.1 500 ")
 

@@ -1,0 +1,99 @@
+"""What the routes have in common: who answers, the statuses that may come, types of parameters.
+
+Cost: none. Threads: belongs to the event loop.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import Depends, Path, Request
+from fastapi.responses import Response
+from prometheus_client import CollectorRegistry
+from starlette.convertors import Convertor, register_url_convertor
+
+from delayserver.api.documents import encode
+from delayserver.api.hot.asgi import HotPath
+from delayserver.api.intake import Intake
+from delayserver.api.rest import models
+from delayserver.queries.dead_letters import DeadLetters
+from delayserver.queries.listing import Listing
+from delayserver.queries.look_up import Queries
+from delayserver.records.subjects import SUBJECT_PATTERN
+from delayserver.security.targets import TargetPolicy
+from delayserver.server.calls import Calls
+
+PAGE_MAX = 1000
+SEQ_MAX = 2**64 - 1
+
+Responses = dict[int | str, dict[str, Any]]
+
+PROBLEM: dict[str, Any] = {"model": models.ProblemModel}
+INVALID: Responses = {422: PROBLEM, 503: PROBLEM}
+MISSING: Responses = {404: PROBLEM, **INVALID}
+CONFLICT: Responses = {409: PROBLEM, **MISSING}
+CONDITIONAL: Responses = {412: PROBLEM, **CONFLICT}
+PUBLISH: Responses = {409: PROBLEM, 507: PROBLEM, **INVALID}
+STORED: Responses = {500: PROBLEM}
+"""What is read from the disk may turn out to be damaged."""
+LOGGED: Responses = {507: PROBLEM}
+"""What is recorded may find the disk full."""
+
+
+class _KeyConvertor(Convertor[str]):
+    """`{key:key}`: the rest of the path, slashes and line breaks included."""
+
+    regex = "(?s:.*)"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("key", _KeyConvertor())
+
+SubjectPath = Annotated[str, Path(pattern=f"^{SUBJECT_PATTERN}$")]
+NamePath = Annotated[str, Path(pattern=f"^{SUBJECT_PATTERN}$")]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What answers the calls of one server."""
+
+    calls: Calls
+    intake: Intake
+    path: HotPath
+    """Answers the calls that are hot, also where they come through FastAPI."""
+    queries: Queries
+    dead_letters: DeadLetters
+    listing: Listing
+    targets: TargetPolicy
+    registry: CollectorRegistry
+
+
+async def _parts(request: Request) -> Parts:
+    parts: Parts = request.app.state.parts
+    return parts
+
+
+PartsOf = Annotated[Parts, Depends(_parts)]
+"""Those of the server that is asked."""
+
+
+class Forward(Response):
+    """An answer that a plain ASGI function gives."""
+
+    def __init__(self, handler: Any, request: Request) -> None:
+        super().__init__()
+        self._handler = handler
+        self._request = request
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._handler(scope, self._request.receive, send)
+
+
+def json_answer(document: msgspec.Struct) -> Response:
+    """A document, with status 200."""
+    return Response(encode(document), media_type="application/json")

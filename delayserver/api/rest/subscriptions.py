@@ -1,0 +1,328 @@
+"""Subscriptions: who gets the messages of a subject; pull; dead letters.
+
+The calls of consumers are hot: `delayserver.api.hot` serves them, and they stand here for the
+OpenAPI document and for whoever reaches FastAPI by another way.
+
+Cost: about 100 µs per call; a change waits for the disk, and dead letters for a checkpoint.
+Threads: belongs to the event loop.
+"""
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Body, Query, Request, Response
+
+from delayserver.api.documents import DeadLettersDocument, dead_letter_document
+from delayserver.api.rest import models
+from delayserver.api.rest.authorize import CallerOf, require
+from delayserver.api.rest.common import (
+    CONFLICT,
+    INVALID,
+    LOGGED,
+    MISSING,
+    PAGE_MAX,
+    PROBLEM,
+    SEQ_MAX,
+    STORED,
+    Forward,
+    NamePath,
+    PartsOf,
+    json_answer,
+)
+from delayserver.api.rest.openapi import json_body
+from delayserver.errors import ConflictError, InputError
+from delayserver.records.subscriptions import RetryPolicy, Subscription
+from delayserver.security.signing import WebhookSecret
+from delayserver.security.targets import TargetPolicy
+from delayserver.security.tokens import Action
+from delayserver.server.calls import Calls
+from delayserver.times import format_duration, format_time
+
+_REDRIVE_ALL = models.RedriveModel()
+
+router = APIRouter()
+
+
+@router.put(
+    "/v1/subscriptions/{name}",
+    tags=["subscriptions"],
+    responses={
+        201: {"model": models.SubscriptionViewModel, "description": "Created"},
+        409: PROBLEM,
+        **INVALID,
+        **LOGGED,
+    },
+)
+async def put_subscription(
+    name: NamePath,
+    wanted: models.SubscriptionModel,
+    response: Response,
+    caller: CallerOf,
+    parts: PartsOf,
+) -> models.SubscriptionViewModel:
+    """Create or change a subscription."""
+    async with parts.calls.subscription_lock:
+        existing = parts.calls.registry.by_name(name)
+        for subject in {wanted.subject, existing.subject if existing else wanted.subject}:
+            require(caller, Action.CONSUME, subject)
+        subscription = _subscription(parts.calls, parts.targets, name, wanted, existing)
+        await parts.calls.put_subscription(subscription)
+    response.status_code = 200 if existing else 201
+    return _view(parts.calls, subscription)
+
+
+@router.get("/v1/subscriptions", tags=["subscriptions"])
+async def list_subscriptions(caller: CallerOf, parts: PartsOf) -> models.SubscriptionsModel:
+    """All subscriptions that the token may consume, oldest first."""
+    return models.SubscriptionsModel(
+        subscriptions=[
+            _view(parts.calls, subscription)
+            for subscription in parts.calls.registry
+            if caller is None or caller.may(Action.CONSUME, subscription.subject)
+        ]
+    )
+
+
+@router.get("/v1/subscriptions/{name}", tags=["subscriptions"], responses=MISSING)
+async def get_subscription(name: NamePath, parts: PartsOf) -> models.SubscriptionViewModel:
+    """One subscription."""
+    return _view(parts.calls, parts.calls.subscription(name))
+
+
+@router.delete(
+    "/v1/subscriptions/{name}",
+    tags=["subscriptions"],
+    status_code=204,
+    responses=MISSING | LOGGED,
+)
+async def delete_subscription(name: NamePath, parts: PartsOf) -> None:
+    """Delete a subscription. What only it was to get waits for the next one that matches."""
+    await _change(parts.calls, name, deleted=True)
+
+
+@router.post("/v1/subscriptions/{name}/pause", tags=["subscriptions"], responses=MISSING | LOGGED)
+async def pause(name: NamePath, parts: PartsOf) -> models.SubscriptionViewModel:
+    """Deliver nothing until it is resumed; what falls due waits."""
+    return _view(parts.calls, await _change(parts.calls, name, paused=True))
+
+
+@router.post("/v1/subscriptions/{name}/resume", tags=["subscriptions"], responses=MISSING | LOGGED)
+async def resume(name: NamePath, parts: PartsOf) -> models.SubscriptionViewModel:
+    """Deliver again."""
+    return _view(parts.calls, await _change(parts.calls, name, paused=False))
+
+
+# ── pull ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@router.post(
+    "/v1/subscriptions/{name}/pull",
+    tags=["pull"],
+    response_model=models.PulledListModel,
+    responses=CONFLICT,
+    openapi_extra=json_body(models.PullModel, required=False),
+)
+async def pull(name: NamePath, request: Request, parts: PartsOf) -> Response:
+    """Messages that are due, each with a lease; waits for `min_messages` up to `wait`, and
+    then answers with what there is."""
+    return Forward(parts.path.consume, request)
+
+
+@router.post(
+    "/v1/subscriptions/{name}/ack",
+    tags=["pull"],
+    response_model=models.AckedModel,
+    responses=MISSING,
+    openapi_extra=json_body(models.LeasesModel),
+)
+async def ack(name: NamePath, request: Request, parts: PartsOf) -> Response:
+    """These are done; when this answers it is recorded, and they never come again."""
+    return Forward(parts.path.consume, request)
+
+
+@router.post(
+    "/v1/subscriptions/{name}/nack",
+    tags=["pull"],
+    response_model=models.NackedModel,
+    responses=MISSING | LOGGED,
+    openapi_extra=json_body(models.NackModel),
+)
+async def nack(name: NamePath, request: Request, parts: PartsOf) -> Response:
+    """These are not done: deliver them again, now or after `delay`."""
+    return Forward(parts.path.consume, request)
+
+
+@router.post(
+    "/v1/subscriptions/{name}/extend",
+    tags=["pull"],
+    response_model=models.ExtendedModel,
+    responses=MISSING,
+    openapi_extra=json_body(models.ExtendModel),
+)
+async def extend(name: NamePath, request: Request, parts: PartsOf) -> Response:
+    """These need more time: `lease` from now."""
+    return Forward(parts.path.consume, request)
+
+
+# ── dead letters ──────────────────────────────────────────────────────────────────────────────────
+
+
+@router.get(
+    "/v1/subscriptions/{name}/dead-letters",
+    tags=["dead letters"],
+    response_model=models.DeadLettersModel,
+    responses=MISSING | STORED,
+)
+async def list_dead_letters(
+    name: NamePath,
+    parts: PartsOf,
+    limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
+    cursor: Annotated[str | None, Query(pattern="^[0-9]{1,20}$")] = None,
+) -> Response:
+    """Messages that were given up, in the order of their last attempts."""
+    subscription = parts.calls.subscription(name)
+    from_seq = min(int(cursor or 0), SEQ_MAX)
+    letters = await parts.dead_letters.page(subscription, from_seq, limit + 1)
+    return json_answer(
+        DeadLettersDocument(
+            [dead_letter_document(letter) for letter in letters[:limit]],
+            cursor=str(letters[limit].entry_seq) if len(letters) > limit else None,
+        )
+    )
+
+
+@router.post(
+    "/v1/subscriptions/{name}/dead-letters/redrive",
+    tags=["dead letters"],
+    responses=MISSING | STORED | LOGGED,
+)
+async def redrive(
+    name: NamePath, parts: PartsOf, which: Annotated[models.RedriveModel, Body()] = _REDRIVE_ALL
+) -> models.RedrivenModel:
+    """Deliver dead letters again, all or those named by message id."""
+    ids = None if which.ids is None else set(which.ids)
+    return models.RedrivenModel(
+        redriven=await parts.dead_letters.redrive(parts.calls.subscription(name), ids)
+    )
+
+
+@router.delete(
+    "/v1/subscriptions/{name}/dead-letters/{message_id}",
+    tags=["dead letters"],
+    status_code=204,
+    responses=MISSING | LOGGED,
+)
+async def discard(name: NamePath, message_id: str, parts: PartsOf) -> None:
+    """Delete a dead letter, by message id."""
+    await parts.dead_letters.discard(parts.calls.subscription(name), message_id)
+
+
+def _subscription(
+    calls: Calls,
+    targets: TargetPolicy,
+    name: str,
+    wanted: models.SubscriptionModel,
+    existing: Subscription | None,
+) -> Subscription:
+    settings, registry = calls.settings, calls.registry
+    if existing is None and len(registry) >= settings.subscriptions_max:
+        raise ConflictError(f"there are {len(registry)} subscriptions, the limit")
+    if existing is not None and existing.type != wanted.type:
+        raise ConflictError(f"the subscription is of type {existing.type}; delete it first")
+    webhook = wanted.type == "webhook"
+    if webhook != (wanted.url is not None):
+        raise InputError("a webhook needs a url, and only a webhook has one", "/url")
+    if wanted.url is not None:
+        targets.check_url(wanted.url)
+    if not webhook and (wanted.rate or wanted.batch):
+        pointer = "/rate" if wanted.rate else "/batch"
+        raise InputError("only a webhook has it; who pulls says how many, and when", pointer)
+    secrets = _secrets(wanted)
+    rate, catch_up = wanted.rate, wanted.catch_up
+    backoff_ms = tuple(wanted.retry.backoff)
+    try:
+        RetryPolicy(wanted.retry.max_attempts, *([backoff_ms] if backoff_ms else []))
+    except InputError as error:
+        raise error.below("/retry") from error
+    return Subscription(
+        id=existing.id if existing else registry.next_id(),
+        name=name,
+        subject=wanted.subject,
+        type=wanted.type,
+        created_ms=existing.created_ms if existing else calls.clock(),
+        url=wanted.url or "",
+        secrets=secrets,
+        timeout_ms=wanted.timeout,
+        max_in_flight=wanted.max_in_flight or settings.in_flight_max,
+        max_attempts=wanted.retry.max_attempts,
+        backoff_ms=backoff_ms,
+        lease_ms=wanted.lease,
+        rate_per_s=rate.per_second if rate else 0.0,
+        rate_burst=(rate.burst or max(1, int(rate.per_second))) if rate else 0,
+        batch_max=wanted.batch.max if wanted.batch else 0,
+        linger_ms=wanted.batch.linger if wanted.batch else 0,
+        spread_ms=catch_up.spread if isinstance(catch_up, models.SpreadModel) else 0,
+        drop_older_than_ms=(
+            catch_up.drop_older_than if isinstance(catch_up, models.DropModel) else 0
+        ),
+        paused=existing.paused if existing else False,
+    )
+
+
+def _secrets(wanted: models.SubscriptionModel) -> tuple[str, ...]:
+    """Newest first. Raises InputError."""
+    if wanted.secret is not None and wanted.secrets is not None:
+        raise InputError("give either secret or secrets, not both", "/secrets")
+    if wanted.secret is not None:
+        WebhookSecret.parse(wanted.secret, "/secret")
+        return (wanted.secret,)
+    for index, secret in enumerate(wanted.secrets or ()):
+        WebhookSecret.parse(secret, f"/secrets/{index}")
+    return tuple(wanted.secrets or ())
+
+
+def _catch_up(subscription: Subscription) -> str | dict[str, str]:
+    if subscription.spread_ms:
+        return {"spread": format_duration(subscription.spread_ms)}
+    if subscription.drop_older_than_ms:
+        return {"drop_older_than": format_duration(subscription.drop_older_than_ms)}
+    return "all"
+
+
+async def _change(calls: Calls, name: str, **changes: bool) -> Subscription:
+    async with calls.subscription_lock:
+        existing = calls.subscription(name)
+        changed = msgspec.structs.replace(existing, **changes)
+        await calls.put_subscription(changed)
+        return changed
+
+
+def _view(calls: Calls, subscription: Subscription) -> models.SubscriptionViewModel:
+    queued, in_flight = calls.waiting(subscription)
+    policy = subscription.retry_policy
+    webhook = subscription.type == "webhook"
+    return models.SubscriptionViewModel(
+        name=subscription.name,
+        subject=subscription.subject,
+        type=subscription.type,
+        created_at=format_time(subscription.created_ms),
+        paused=subscription.paused,
+        queued=queued,
+        in_flight=in_flight,
+        url=subscription.url or None,
+        signed=bool(subscription.secrets) if webhook else None,
+        timeout=format_duration(subscription.timeout_ms) if webhook else None,
+        max_in_flight=subscription.max_in_flight if webhook else None,
+        retry={
+            "max_attempts": policy.max_attempts,
+            "backoff": [format_duration(wait_ms) for wait_ms in policy.backoff_ms],
+        },
+        rate={"per_second": subscription.rate_per_s, "burst": subscription.rate_burst}
+        if subscription.rate_per_s
+        else None,
+        batch={"max": subscription.batch_max, "linger": format_duration(subscription.linger_ms)}
+        if subscription.batch_max
+        else None,
+        catch_up=_catch_up(subscription),
+        lease=None if webhook else format_duration(subscription.lease_ms),
+    )

@@ -1,0 +1,343 @@
+"""The calls: all that the API and the queries may ask of a server, and the one place where they do.
+
+    api, queries ──▶ Calls ──▶ publishing, messages, cancels, … as they are (bound once)
+                           ──▶ what has to be waited for, as an awaitable
+
+What is decided at once is a method of a part, bound here under a name that says it; so a publish
+costs no more than by the part itself. What comes back from a thread, or once a group is durable, is
+a coroutine or a future here.
+
+Cost: nothing more than the part's own for what is bound; a future for what is waited for. Threads:
+belongs to the event loop.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from delayserver.decisions.delayed_produce import Level
+from delayserver.decisions.events import EVENT_MESSAGES_MAX
+from delayserver.decisions.group import Group
+from delayserver.decisions.imports import Import
+from delayserver.decisions.messages import Located, Versions
+from delayserver.decisions.watches import Watcher
+from delayserver.delivery.delayed_fetch import Pulled, PullRequest
+from delayserver.delivery.queue import READ_ROWS_MAX
+from delayserver.delivery.reader import Found, Reader
+from delayserver.errors import NotFoundError, StoppingError
+from delayserver.records.message import Entry, Payload
+from delayserver.records.subscriptions import Subscription
+from delayserver.records.tables import Archived, OnEvent
+from delayserver.schedule.archives import RetiredHour, retired_hours
+from delayserver.security.tokens import TokenTable
+from delayserver.server.gauges import Gauges
+from delayserver.server.shard import Shard
+from delayserver.server.threads import CallRequest, CheckpointRequest, ConfirmRequest
+from storage.errors import DamageError
+
+if TYPE_CHECKING:
+    from delayserver.server.telemetry import Telemetry
+
+T = TypeVar("T")
+
+
+class Calls:
+    """What one server can be asked. Reads see everything that was answered before."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        gauges: Gauges,
+        tokens: TokenTable,
+        telemetry: "Telemetry | None" = None,
+    ) -> None:
+        self._shard = shard
+        engine = self._engine = shard.engine
+        self.settings = shard.settings
+        self.clock = shard.clock
+        self.tick_soon = shard.tick_soon
+        self.on_fatal = shard.on_fatal
+        self.gauges = gauges
+        self.tokens = tokens
+        self.telemetry = telemetry
+        self.catalog = shard.catalog
+        """As of the last checkpoint; see `checkpoint`."""
+        self.subscription_lock = asyncio.Lock()
+        """Held by whoever changes a subscription by what it was."""
+
+        sequencer, groups, ids = engine.sequencer, engine.groups, engine.ids
+        self.subjects = sequencer.subjects
+        self.subject_names = sequencer.subject_names
+        self.changes = sequencer.changes
+        self.admit = groups.admit
+        self.when_free = groups.when_free
+        self.this_turn = groups.this_turn
+        self.not_durable = groups.not_durable
+
+        publishing, messages, cancels = engine.publishing, engine.messages, engine.cancels
+        self.publish_one = publishing.publish_one
+        self.publish_new = publishing.publish_new
+        self.publish_batch = publishing.publish_batch
+        self.replace = publishing.replace
+        self.encode_id = ids.encode
+        self.message_id = messages.message_id
+        self.by_key = messages.by_key
+        self.locate = messages.locate
+        self.version = messages.version
+        self.cancel = messages.cancel
+        self.find_by_ids = cancels.by_ids
+        self.find_by_keys = cancels.by_keys
+        self.cancel_many = cancels.cancel
+
+        self.registry = engine.registry
+        self.subscription = engine.subscribing.subscription
+        self.redrive = engine.outcomes.redrive
+        self.discard = engine.outcomes.discard
+        self.put_heartbeat = engine.heartbeats.put
+        self.heartbeat = engine.heartbeats.get
+        self.delete_heartbeat = engine.heartbeats.delete
+        self.begin_import = engine.imports.begin
+        self.find_import = engine.imports.find
+        self.import_state = engine.imports.state
+
+    def encode_ids(self, dues_ms: np.ndarray, seqs: np.ndarray) -> Sequence[str]:
+        """The ids of messages, from columns of int64 and uint64."""
+        ids = self._engine.ids
+        return ids.texts(ids.encode_many(dues_ms, seqs))
+
+    def waiting(self, subscription: Subscription) -> tuple[int, int]:
+        """How many messages are due and wait for a subscriber, and how many it holds."""
+        queue = self._engine.dispatcher.queue(subscription)
+        return queue.count, queue.in_flight
+
+    def live_through_hour(self) -> int:
+        """The last hour that is in memory."""
+        return self._engine.hours.live_through_hour
+
+    async def acknowledged(
+        self, group: Group | None, seq: int, level: Level, timeout_ms: int
+    ) -> Level:
+        """How far a publish has come when it has reached `level`, or else after `timeout_ms`.
+
+        Raises what kept its group from being durable."""
+        future: asyncio.Future[Level] = asyncio.get_running_loop().create_future()
+
+        def answer(reached: Level, error: Exception | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(reached)
+            else:
+                future.set_exception(error)
+
+        self._engine.timeouts.look(self.clock())
+        self._engine.produces.wait(group, seq, level, timeout_ms, answer)
+        self._shard.tick_soon()
+        return await future
+
+    def durable(self, group: Group | None) -> asyncio.Future[None]:
+        """Done when the group is durable; raises what kept it from being so."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if group is None:
+            future.set_result(None)
+        else:
+            group.when_durable(_ending(future))
+        return future
+
+    async def subject_of(self, seq: int, due_ms: int) -> str:
+        """The subject of a message. Raises NotFoundError, DamageError."""
+        found = await self.find(self._engine.messages.locate(seq, due_ms))
+        return self._engine.sequencer.subject_names[found.subject_id]
+
+    async def move(self, seq: int, due_ms: int, new_due_ms: int, expected: Versions = None) -> str:
+        """Give a message a new due time; durable on return. Returns its new version."""
+        messages = self._engine.messages
+        found = await self.find(messages.locate(seq, due_ms))
+        group = messages.move(seq, due_ms, new_due_ms, found.payload, found.subject_id, expected)
+        version = messages.version(seq)
+        await self.durable(group)
+        return version
+
+    async def find(self, located: Located) -> Found:
+        """Payload and subject of a message."""
+        entry = located.entry
+        found = self._shard.unfiled(entry) or await self.read(lambda reader: reader.find(entry))
+        if found is None:
+            raise NotFoundError("the message was settled, and its hour is past its retention")
+        return found
+
+    def read(self, function: Callable[[Reader], T]) -> "asyncio.Future[T]":
+        """Run something in the reader thread."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def done(result: object, error: Exception | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]
+
+        self._shard.reading.put(CallRequest(function, done))
+        return future
+
+    def pull(self, subscription: Subscription, request: PullRequest) -> Callable[[], None]:
+        """Have `request` answered with messages and their leases, at once or later; returns what
+        to call if the consumer is gone before. Raises StoppingError."""
+        if self._engine.groups.stopping:
+            raise StoppingError("the server is stopping")
+        answer, is_gone = request.answer, False
+
+        def answer_unless_gone(pulled: Pulled) -> None:
+            if not is_gone:
+                answer(pulled)
+            else:
+                # What the consumer would have got is available again.
+                self._engine.outcomes.nack(pulled.tokens, 0, self.clock())
+
+        def cancel() -> None:
+            nonlocal is_gone
+            is_gone = True
+            fetch.cancel()  # The consumer is gone: nothing must be leased to it.
+
+        request.answer = answer_unless_gone
+        fetch = self._engine.outcomes.pull(subscription, request, self.clock())
+        if not fetch.is_completed:
+            self._shard.tick_for_timeouts()
+        return cancel
+
+    def ack(
+        self, subscription: Subscription, tokens: list[str], done: Callable[[list[str]], None]
+    ) -> None:
+        """Acknowledge leases; `done` gets those that were over, once the others are recorded."""
+        expired = self._engine.outcomes.ack(tokens, self.clock(), subscription.id)
+        if len(expired) < len(tokens):
+            self._shard.when_settled(partial(done, expired))
+        else:
+            done(expired)
+
+    def nack(
+        self, subscription: Subscription, tokens: list[str], delay_ms: int
+    ) -> tuple[list[str], Group | None]:
+        """Give leased messages back. Returns the tokens that were over, and the group that has to
+        be durable before that is told (None: none)."""
+        expired = self._engine.outcomes.nack(tokens, delay_ms, self.clock(), subscription.id)
+        self._shard.tick_soon()
+        return expired, self._engine.groups.not_durable() if delay_ms else None
+
+    def extend(self, subscription: Subscription, tokens: list[str], lease_ms: int) -> list[str]:
+        """Give leases a new deadline. Returns those that were over."""
+        expired = self._engine.outcomes.extend(tokens, lease_ms, self.clock(), subscription.id)
+        self._shard.tick_soon()  # A lease may have been made shorter.
+        return expired
+
+    async def event(self, key: str) -> tuple[int, int]:
+        """Complete what watches a key; durable on return. How many were cancelled and fired."""
+        events, before_seq = self._engine.events, self._engine.sequencer.next_seq
+        cancelled = fired = 0
+        while watchers := events.watchers(key, before_seq):
+            watchers = watchers[:EVENT_MESSAGES_MAX]
+            bodies = await self._bodies_to_fire(watchers)
+            done = events.complete(key, watchers, bodies, self.clock())
+            self._shard.tick_soon()
+            await self.durable(done.group)
+            cancelled += len(done.cancelled)
+            fired += len(done.fired)
+            if not done.cancelled and not done.fired:
+                break  # What is left cannot be read.
+        # What another event has decided must be durable, too.
+        await self.durable(self._engine.groups.not_durable())
+        return cancelled, fired
+
+    async def _bodies_to_fire(self, watchers: list[Watcher]) -> dict[int, tuple[Payload, int]]:
+        bodies: dict[int, tuple[Payload, int]] = {}
+        on_disk: list[tuple[int, Entry]] = []
+        for watcher in watchers:
+            if watcher.on_event == OnEvent.FIRE:
+                entry = self._engine.events.entry(watcher)
+                if (found := self._shard.unfiled(entry)) is not None:
+                    bodies[watcher.seq] = found.payload, found.subject_id
+                else:
+                    on_disk.append((watcher.seq, entry))
+
+        def read(entries: list[tuple[int, Entry]], reader: Reader) -> None:
+            for seq, entry in entries:
+                try:
+                    found = reader.find(entry)
+                except DamageError as error:
+                    self._shard.on_damage(error)
+                    continue
+                if found is not None:
+                    bodies[seq] = found.payload, found.subject_id
+
+        for start in range(0, len(on_disk), READ_ROWS_MAX):
+            await self.read(partial(read, on_disk[start : start + READ_ROWS_MAX]))
+        return bodies
+
+    async def put_subscription(self, subscription: Subscription) -> None:
+        """Add, change or remove a subscription; durable and in force on return."""
+        await self.durable(self._engine.subscribing.put_subscription(subscription))
+
+    async def settled(self) -> None:
+        """Done when every delivery that ended so far is recorded."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._shard.when_settled(lambda: None if future.done() else future.set_result(None))
+        await future
+
+    async def adopt(self, path: str) -> Import:
+        """Adopt a staged import; on return it is durable. See Imports.adopt for the errors.
+
+        Besides: NotFoundError, StagingError, ConflictError, TooLargeError."""
+        future: asyncio.Future[Import] = asyncio.get_running_loop().create_future()
+
+        def done(found: Import | None, error: Exception | None) -> None:
+            if future.done():
+                return
+            if found is not None:
+                future.set_result(found)
+            else:
+                assert error is not None
+                future.set_exception(error)
+
+        self._engine.imports.adopt(path, done)
+        return await future
+
+    async def retired_hours(self) -> list[RetiredHour]:
+        """Retired hours that are kept, in order, as of the last checkpoint."""
+        # There may be years of them.
+        return await asyncio.to_thread(lambda: list(retired_hours(self.catalog, self._shard.files)))
+
+    async def confirm_archive(self, hour: int, archived: Archived) -> None:
+        """An hour was archived; durable on return.
+
+        Raises NotFoundError, ConflictError, OverloadedError, StoppingError."""
+        self._engine.groups.admit(0)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._shard.replayer.put(ConfirmRequest(hour, archived, _ending(future)))
+        await future
+
+    async def checkpoint(self) -> None:
+        """File everything that was accepted so far, so that the catalog shows it."""
+        await self.durable(self._engine.groups.not_durable())
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._shard.replayer.put(
+            CheckpointRequest(lambda: None if future.done() else future.set_result(None))
+        )
+        await future
+
+
+def _ending(future: "asyncio.Future[None]") -> Callable[[Exception | None], None]:
+    """A callback that ends the future, unless nobody waits for it any more."""
+
+    def done(error: Exception | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    return done

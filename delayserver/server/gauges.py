@@ -1,0 +1,131 @@
+"""What a server counts, read when somebody asks: as metrics for Prometheus, and as `/v1/stats`.
+
+The parts count for themselves and know nothing of either form; here stands which number of which
+part has which name.
+
+Cost: nothing until somebody asks, then some µs. Threads: belongs to the event loop.
+"""
+
+from collections.abc import Callable
+
+from delayserver.config import Settings
+from delayserver.schedule.archives import RetiredHour
+from delayserver.server.engine import Engine
+from delayserver.server.metrics import Metrics
+from delayserver.times import format_time
+
+
+class Gauges:
+    """The numbers of one server."""
+
+    def __init__(self, engine: Engine, settings: Settings, clock: Callable[[], int]) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._started_ms = clock()
+        self.free_bytes = 0
+        """On the device, when it was looked at last."""
+        self.pending_later = 0
+        """Messages of hours that are not loaded, when it was counted last (see Queries)."""
+        self.archive_waiting: list[RetiredHour] = []
+        """Retired hours that are kept until they are archived, when they were listed last."""
+        self.metrics = Metrics(engine.sequencer.subject_names, settings.metrics_subjects_max)
+        self._add_counters()
+        self._add_deliveries()
+        self._add_backlogs()
+
+    def _add_counters(self) -> None:
+        engine = self._engine
+        by_subject, counter = self.metrics.counter_by_subject, self.metrics.counter
+        messages, dispatcher = engine.messages, engine.dispatcher
+        heartbeats, events = engine.heartbeats, engine.events
+        by_subject("accepted", "Messages accepted", engine.publishing.accepted_by_subject)
+        by_subject("cancelled", "Messages cancelled", messages.cancelled_by_subject)
+        by_subject("delivered", "Deliveries that arrived", dispatcher.delivered_by_subject)
+        by_subject("retried", "Deliveries tried again", engine.outcomes.retried_by_subject)
+        by_subject("dead", "Deliveries given up", engine.outcomes.dead_by_subject)
+        counter("imports", "Imports adopted", lambda: engine.imports.adopted_total)
+        counter("commits", "Groups committed", lambda: engine.groups.committed_total)
+        counter("heartbeats_renewed", "Renewals of heartbeats", lambda: heartbeats.renewed_total)
+        counter(
+            "heartbeats_fired", "Heartbeats that were not renewed", lambda: heartbeats.fired_total
+        )
+        counter("events", "Events that completed messages", lambda: events.events_total)
+
+    def _add_deliveries(self) -> None:
+        """What waits for its time or for a subscriber."""
+        engine, gauge = self._engine, self.metrics.gauge
+        hours, dispatcher = engine.hours, engine.dispatcher
+        gauge("pending_deliveries", "Waiting in loaded hours, or on their way", hours.unsettled)
+        gauge("pending_later_messages", "Waiting in later hours", lambda: self.pending_later)
+        gauge("queued_deliveries", "Due, waiting for a subscriber", dispatcher.queued_count)
+        gauge("in_flight_deliveries", "Being sent, or leased", dispatcher.in_flight_count)
+        gauge("unmatched_messages", "Due, without any subscription", dispatcher.parked.count)
+        gauge(
+            "oldest_due_age_seconds",
+            "How long the oldest message waits that is due and not on its way",
+            lambda: self._age_s(dispatcher.oldest_due_ms()),
+        )
+        gauge("leases", "Messages that consumers hold", engine.outcomes.leases.count)
+        gauge("waiting_pulls", "Consumers that wait for messages", dispatcher.fetches.count)
+        gauge("watched_pulls", "Waiting pulls and those not purged yet", dispatcher.fetches.watched)
+        gauge("timeouts", "Leases, pulls and others that may expire", engine.timeouts.size)
+        gauge("subscriptions", "Subscriptions", lambda: len(engine.registry))
+        gauge("heartbeats", "Heartbeats that wait", engine.heartbeats.__len__)
+
+    def _add_backlogs(self) -> None:
+        """What the server itself has still to do, and the space for it."""
+        engine, gauge = self._engine, self.metrics.gauge
+        groups = engine.groups
+        gauge("unfiled_bytes", "Accepted and not filed", lambda: groups.unfiled_bytes)
+        gauge(
+            "replay_lag_seconds",
+            "How long the oldest group waits that is not filed",
+            lambda: self._age_s(groups.oldest_unfiled_ms),
+        )
+        gauge(
+            "replay_lag_records",
+            "Accepted and not behind a checkpoint",
+            lambda: engine.sequencer.next_seq - 1 - groups.checkpoint_seq,
+        )
+        gauge("waiting_publishes", "Publishes that wait to be filed", engine.produces.count)
+        gauge("disk_free_bytes", "Free on the device", lambda: self.free_bytes)
+        gauge(
+            "archive_waiting_hours",
+            "Settled hours that are kept until they are archived (setting archive)",
+            lambda: len(self.archive_waiting),
+        )
+        gauge("archive_waiting_bytes", "The length of their files", self._archive_waiting_bytes)
+
+    def _archive_waiting_bytes(self) -> int:
+        return sum(waiting.total_bytes for waiting in self.archive_waiting)
+
+    def _age_s(self, since_ms: int | None) -> float:
+        return 0.0 if since_ms is None else max(0, self._clock() - since_ms) / 1000
+
+    def stats(self) -> dict[str, object]:
+        """Counters since the start of this process, and what waits now."""
+        engine = self._engine
+        dispatcher = engine.dispatcher
+        oldest_due_ms = dispatcher.oldest_due_ms()
+        return {
+            "started_at": format_time(self._started_ms),
+            "accepted": engine.publishing.accepted_total,
+            "cancelled": engine.messages.cancelled_total,
+            "delivered": dispatcher.delivered_total,
+            "retried": sum(engine.outcomes.retried_by_subject.values()),
+            "dead": sum(engine.outcomes.dead_by_subject.values()),
+            "last_seq": engine.sequencer.next_seq - 1,
+            "checkpoint_seq": engine.groups.checkpoint_seq,
+            "pending_loaded": engine.hours.unsettled(),
+            "pending_later": self.pending_later,
+            "queued": dispatcher.queued_count(),
+            "in_flight": dispatcher.in_flight_count(),
+            "oldest_due_at": None if oldest_due_ms is None else format_time(oldest_due_ms),
+            "unmatched": dispatcher.parked.count(),
+            "subjects": len(engine.sequencer.subjects),
+            "subscriptions": len(engine.registry),
+            "unfiled_bytes": engine.groups.unfiled_bytes,
+            "archive_waiting_hours": len(self.archive_waiting),
+            "archive_waiting_bytes": self._archive_waiting_bytes(),
+            "disk_free_bytes": self.free_bytes,
+        }

@@ -1,0 +1,183 @@
+"""The calls: what comes back from threads and groups, as awaitables; and who asks and goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+
+from delayserver.config import Settings
+from delayserver.decisions.delayed_produce import Level
+from delayserver.decisions.publishing import NewMessage
+from delayserver.delivery.delayed_fetch import Pulled, PullRequest
+from delayserver.errors import NotFoundError, StoppingError
+from delayserver.records.message import Payload
+from delayserver.records.message_id import MessageId
+from delayserver.security.tokens import TokenFile, TokenTable
+from delayserver.server.calls import Calls
+from delayserver.server.gauges import Gauges
+from delayserver.testing.server import SimulatedClock, SimulatedServer, Watcher
+from storage.errors import DamageError, DiskFullError
+from storage.testing.catalog import MemoryCatalog
+from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
+from storage.testing.files import SimulatedFiles
+from tests.unit.fakes import subscription
+
+DAY_MS = 86_400_000
+T = TypeVar("T")
+
+
+class Machine:
+    """The calls of a server whose threads and loop are moved by hand."""
+
+    def __init__(self) -> None:
+        self.clock, self.faults = SimulatedClock(), Faults()
+        files = FaultyFiles(SimulatedFiles(), self.faults)
+        catalog, chance = MemoryCatalog(), random.Random(0)
+        self.server = SimulatedServer(
+            Settings(), files, catalog, self.clock, chance, Watcher(), quick=lambda: False
+        )
+        gauges = Gauges(self.server.engine, self.server.settings, self.clock)
+        tokens = TokenTable(TokenFile(files), None, self.clock.monotonic_s)
+        self.calls = Calls(self.server, gauges, tokens)
+
+    def wait(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The answer, with everything else moving meanwhile."""
+
+        async def answer() -> T:
+            asked = asyncio.ensure_future(ask())
+            while not asked.done():
+                await asyncio.sleep(0)
+                self.server.rest()
+                self.server.tick()
+                self.clock.move(100)
+            return await asked
+
+        return asyncio.run(answer())
+
+    def publish(self, *, due_in_ms: int = DAY_MS, key: str | None = None) -> MessageId:
+        message = NewMessage("orders", self.clock() + due_in_ms, Payload(b"1", key=key))
+        published = self.calls.publish_one(message, self.clock())
+        return self.calls.message_id(published.message_id)
+
+    def subscribe(self) -> None:
+        one = subscription(1, subject="*", type="pull", created_ms=self.clock())
+        self.wait(lambda: self.calls.put_subscription(one))
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+def test_what_is_durable_is_told_and_so_is_why_it_is_not(machine: Machine) -> None:
+    calls = machine.calls
+    machine.publish()
+    group = calls.not_durable()
+    assert group is not None
+    machine.wait(lambda: calls.durable(group))
+    assert calls.not_durable() is None
+    machine.wait(lambda: calls.durable(None))
+    machine.publish()
+    count = machine.faults.call_count
+    machine.faults.faults.append(Fault(count + 1, FaultKind.NO_SPACE, Moment.BEFORE))
+    with pytest.raises(DiskFullError):
+        machine.wait(lambda: calls.durable(calls.not_durable()))
+
+
+@pytest.mark.parametrize("level", [Level.DURABLE, Level.FILED])
+def test_a_publish_is_acknowledged_at_the_level_that_it_asks_for(
+    machine: Machine, level: Level
+) -> None:
+    seq = machine.publish().seq
+    group = machine.calls.not_durable()
+    assert machine.wait(lambda: machine.calls.acknowledged(group, seq, level, 1000)) is level
+
+
+def test_a_message_is_found_before_and_after_it_is_filed_and_is_moved(machine: Machine) -> None:
+    calls = machine.calls
+    found = machine.publish()
+    assert machine.wait(lambda: calls.subject_of(found.seq, found.due_ms)) == "orders"
+    machine.wait(calls.checkpoint)
+    assert machine.wait(lambda: calls.find(calls.locate(found.seq, found.due_ms))).subject_id == 1
+    later_ms = found.due_ms + 1
+    before = calls.version(found.seq)
+    version = machine.wait(lambda: calls.move(found.seq, found.due_ms, later_ms))
+    assert version != before
+    assert version == calls.version(found.seq)
+    assert calls.locate(found.seq, found.due_ms).entry.due_ms == later_ms
+
+
+def test_an_error_of_the_reader_is_that_of_the_call(machine: Machine) -> None:
+    def fail(reader: object) -> None:
+        raise DamageError("a file", 0, "rotten")
+
+    with pytest.raises(DamageError):
+        machine.wait(lambda: machine.calls.read(fail))
+
+
+def test_what_a_consumer_that_is_gone_would_get_is_for_the_next(machine: Machine) -> None:
+    calls = machine.calls
+    machine.subscribe()
+    consumer = calls.registry.by_id(1)
+    assert consumer is not None
+    answers: list[Pulled] = []
+    cancel = calls.pull(consumer, PullRequest(10, 60_000, 60_000, answers.append))
+    machine.publish(due_in_ms=0)
+    cancel()
+    machine.wait(calls.settled)
+    assert not answers
+    calls.pull(consumer, PullRequest(10, 60_000, 60_000, answers.append))
+    machine.wait(calls.settled)
+    [pulled] = answers
+    assert calls.waiting(consumer) == (0, 1)
+    done: list[list[str]] = []
+    calls.ack(consumer, ["nobody's"], done.append)
+    assert done == [["nobody's"]]
+    calls.ack(consumer, pulled.tokens, done.append)
+    assert len(done) == 1  # not before it is recorded
+    machine.wait(calls.settled)
+    assert done[1:] == [[]]
+    assert calls.waiting(consumer) == (0, 0)
+
+
+def test_a_server_that_stops_hands_out_nothing(machine: Machine) -> None:
+    machine.subscribe()
+    consumer = machine.calls.subscription(machine.calls.registry.by_id(1).name)  # type: ignore[union-attr]
+    machine.server.engine.groups.stopping = True
+    with pytest.raises(StoppingError):
+        machine.calls.pull(consumer, PullRequest(10, 60_000, 0, lambda pulled: None))
+
+
+def test_many_ids_are_those_of_one_at_a_time(machine: Machine) -> None:
+    found = [machine.publish(due_in_ms=number) for number in range(3)]
+    columns = machine.calls.find_by_ids([machine.calls.encode_id(o.due_ms, o.seq) for o in found])
+    texts = machine.calls.encode_ids(columns.dues_ms, columns.seqs)
+    assert list(texts) == [machine.calls.encode_id(one.due_ms, one.seq) for one in found]
+    with pytest.raises(NotFoundError):
+        machine.calls.message_id("x")
+
+
+def test_the_numbers_are_the_same_in_both_forms(machine: Machine) -> None:
+    machine.subscribe()
+    machine.publish()
+    machine.publish(key="k")
+    stats = machine.calls.gauges.stats()
+    metrics = {
+        sample.name: sample.value
+        for family in machine.calls.gauges.metrics.collect()
+        for sample in family.samples
+    }
+    names = {
+        "accepted": "accepted_total",
+        "unfiled_bytes": "unfiled_bytes",
+        "queued": "queued_deliveries",
+        "subscriptions": "subscriptions",
+        "pending_loaded": "pending_deliveries",
+    }
+    assert {one: stats[one] for one in names} == {
+        one: metrics[f"delayserver_{name}"] for one, name in names.items()
+    }
