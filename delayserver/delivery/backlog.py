@@ -26,7 +26,7 @@ from delayserver.delivery.catch_up import Pace
 from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.wheel_rows import Batch
 from delayserver.timers.rates import TokenBucket
-from storage.rows import HOUR_MS, select
+from storage.rows import select
 
 
 class Lane:
@@ -50,9 +50,7 @@ class Lane:
 
     def first_ms(self) -> int | None:
         """When the first row fell due."""
-        if not self.batches:
-            return None
-        return int(_due_ms(self.batches[0], 1)[0])
+        return self.batches[0].first_ms() if self.batches else None
 
     def is_before(self, time_ms: int) -> bool:
         """Whether the first row fell due before that."""
@@ -67,7 +65,7 @@ class Lane:
             count = min(rows_max, len(batch.rows))
             stopped = False
             if since_ms is not None or until_ms is not None:
-                due_ms = _due_ms(batch, count)
+                due_ms: np.ndarray = batch.due_ms(count)
                 fits = due_ms >= since_ms if since_ms is not None else due_ms < until_ms
                 stopped = not fits.all()
                 count = int(np.argmin(fits)) if stopped else count
@@ -81,11 +79,6 @@ class Lane:
             if stopped:
                 break
         return taken
-
-
-def _due_ms(batch: Batch, count: int) -> np.ndarray:
-    offsets: np.ndarray = batch.rows["due_offset_ms"][:count].astype(np.int64)
-    return offsets + batch.hour * HOUR_MS
 
 
 class Backlog:
@@ -154,7 +147,7 @@ class Backlog:
         if not (self._spread_ms or self._drop_older_than_ms):
             self._fresh.push(batch)
             return
-        late = _due_ms(batch, len(batch.rows)) < self._behind_ms
+        late = batch.due_ms() < self._behind_ms
         if late.any():
             self._late.push(batch if late.all() else Batch(batch.hour, select(batch.rows, late)))
             if self._pace is not None:

@@ -160,14 +160,14 @@ class Dispatcher:
                 self.parked.add(route, batch)
                 return []
             shares = _shares(batch, matching)
-        queues = []
+        queues, more = [], -len(batch.rows)
         for subscription, share in shares:
             queue = self.queue(subscription)
             queue.rows.push(share)
             queues.append(queue)
+            more += len(share.rows)
         # A row counted once while it waited; now each of its deliveries does.
-        count = sum(len(share.rows) for _, share in shares)
-        self._hours.add(batch.hour, count - len(batch.rows))
+        self._hours.add(batch.hour, more)
         return queues
 
     def _adopt(self, batch: Batch, left_by: int) -> None:
@@ -494,11 +494,11 @@ def _shares(batch: Batch, matching: Sequence[Subscription]) -> list[tuple[Subscr
     """Who gets which rows: those subscriptions that existed when a row fell due; if none did, the
     first of them."""
     hour, rows = batch.hour, batch.rows
-    first_ms = hour * HOUR_MS + int(rows["due_offset_ms"][0])
+    first_ms = batch.first_ms()
     if all(first_ms >= subscription.exists_since_ms for subscription in matching):
         # As nearly always: they existed, all of them.
         return [(subscription, batch) for subscription in matching]
-    due_ms = rows["due_offset_ms"].astype(np.int64) + hour * HOUR_MS
+    due_ms = batch.due_ms()
     unmatched = np.ones(len(rows), bool)
     shares = []
     for subscription in matching:

@@ -14,7 +14,6 @@ import numpy as np
 from delayserver.records.message import Entry
 from delayserver.schedule.wheel_rows import Batch
 from storage.frame import Rows
-from storage.rows import HOUR_MS
 
 
 class Parked:
@@ -73,9 +72,5 @@ class Parked:
 
     def first_ms(self) -> int | None:
         """When the oldest row fell due, as far as each subject's first slice tells."""
-        firsts = [
-            batches[0].hour * HOUR_MS + int(batches[0].rows["due_offset_ms"][0])
-            for batches in self._by_subject.values()
-            if batches and len(batches[0].rows)
-        ]
-        return min(firsts, default=None)
+        slices = self._by_subject.values()
+        return min((batches[0].first_ms() for batches in slices if batches), default=None)

@@ -27,6 +27,7 @@ from delayserver.records.subscriptions import Registry
 from delayserver.schedule.pending import Page, Wanted, pending_rows
 from delayserver.schedule.replay import Snapshot
 from delayserver.schedule.wheel_rows import (
+    LOCATOR_LENGTH_BITS,
     PAYLOAD_MAX_BYTES,
     ROUTE_SUBSCRIPTION,
     WHEEL_DTYPE,
@@ -35,7 +36,7 @@ from delayserver.schedule.wheel_rows import (
 from storage.errors import DamageError
 from storage.frame import Frame, Rows
 from storage.hour_log import HourLog
-from storage.rows import DISPATCH_DTYPE, HOUR_MS, concatenate, select
+from storage.rows import DISPATCH_DTYPE, concatenate, select
 
 _SPAN_BYTES_MAX = 1 << 20
 _GAP_BYTES_MAX = 4096
@@ -171,7 +172,9 @@ class Reader:
 
     def _decode(self, batch: Batch, index: int, sealed: bytes) -> Payload:
         seq, locator, _, _ = batch.rows[index].item()
-        return decode_payload(sealed, self._schedule.path(batch.hour), locator >> 24, seq)
+        return decode_payload(
+            sealed, self._schedule.path(batch.hour), locator >> LOCATOR_LENGTH_BITS, seq
+        )
 
     def _subject_id(self, hour: int, seq: int) -> int:
         found = self._schedule.find(hour, seq)
@@ -196,7 +199,7 @@ class Reader:
             offsets, lengths, damage = self._schedule.find_payloads(
                 batch.hour, batch.rows["seq"][missing]
             )
-            found = (offsets << np.uint64(24) | lengths).tolist()
+            found = (offsets << np.uint64(LOCATOR_LENGTH_BITS) | lengths).tolist()
             for index, locator in zip(missing, found, strict=True):
                 locators[index] = locator
             for error in damage:
@@ -205,7 +208,7 @@ class Reader:
         path = self._schedule.path(batch.hour)
         for index, data in enumerate(payloads):
             if data is None:
-                seq, offset = seqs[index], locators[index] >> 24
+                seq, offset = seqs[index], locators[index] >> LOCATOR_LENGTH_BITS
                 self._on_damage(DamageError(path, offset, "a row is missing", seq, seq))
         return payloads
 
@@ -220,7 +223,7 @@ class Reader:
                 return False
             for index in indexes:
                 locator = locators[index]
-                offset = (locator >> 24) - start
+                offset = (locator >> LOCATOR_LENGTH_BITS) - start
                 payloads[index] = span[offset : offset + (locator & PAYLOAD_MAX_BYTES)]
         return True
 
@@ -262,9 +265,7 @@ class Reader:
 
 def _joined(batches: list[Batch]) -> tuple[Rows, NDArray[np.int64]]:
     """All rows, and when they are due."""
-    dues_ms = [
-        batch.rows["due_offset_ms"].astype(np.int64) + batch.hour * HOUR_MS for batch in batches
-    ]
+    dues_ms = [batch.due_ms() for batch in batches]
     if len(batches) == 1:
         return batches[0].rows, dues_ms[0]
     return concatenate([batch.rows for batch in batches], WHEEL_DTYPE), np.concatenate(dues_ms)
@@ -278,7 +279,7 @@ def _spans(locators: list[int]) -> Iterator[tuple[list[int], int, int]]:
         locator = locators[index]
         if not locator:
             continue
-        offset = locator >> 24
+        offset = locator >> LOCATOR_LENGTH_BITS
         until = offset + (locator & PAYLOAD_MAX_BYTES)
         if indexes and (offset - end > _GAP_BYTES_MAX or until - start > _SPAN_BYTES_MAX):
             yield indexes, start, end

@@ -52,10 +52,6 @@ class Hours:
         """Deliveries of all live hours that are not settled."""
         return sum(self._unsettled.values())
 
-    def oldest_unsettled_hour(self) -> int | None:
-        """The first hour that has any."""
-        return min((hour for hour, count in self._unsettled.items() if count), default=None)
-
     def take_settled(self, now_ms: int, next_seq: int, filed_seq: int) -> list[int]:
         """Hours that are over and done; each is reported once.
 

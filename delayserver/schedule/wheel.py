@@ -240,11 +240,7 @@ class Wheel:
         self._hours: dict[int, _HourWheel] = {}
         self._open = _OpenRows()
         self._opened_until_ms = now_ms // slot_ms * slot_ms
-
-    @property
-    def opened_until_ms(self) -> int:
         """Every slot that begins before this moment has been opened."""
-        return self._opened_until_ms
 
     def load(self, hour: int, run: Run) -> None:
         """Take over the run of a whole hour, as `build_run` made it."""

@@ -31,7 +31,12 @@ from delayserver.schedule.hours import Hours
 from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Filed, Replay, Snapshot
 from delayserver.schedule.wheel import Wheel
-from delayserver.schedule.wheel_rows import WHEEL_DTYPE, Batch
+from delayserver.schedule.wheel_rows import (
+    LOCATOR_LENGTH_BITS,
+    PAYLOAD_MAX_BYTES,
+    WHEEL_DTYPE,
+    Batch,
+)
 from delayserver.timers.timeouts import Timeouts
 from storage.errors import DamageError
 from storage.files import Files
@@ -130,6 +135,11 @@ def dispatch_row(
     """A delivery; without a subscription (0) what one that is gone left behind."""
     outcome = Outcome.DELIVERED if subscription_id else Outcome.DROPPED
     return DISPATCH_ROW.pack(seq, seq, due_ms, settled_ms, subscription_id, 1, outcome, 0)
+
+
+def place_of(locator: int) -> tuple[int, int]:
+    """Where in the hour's file a payload is, and how long."""
+    return locator >> LOCATOR_LENGTH_BITS, locator & PAYLOAD_MAX_BYTES
 
 
 class NotingPorts:

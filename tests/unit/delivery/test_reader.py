@@ -10,13 +10,22 @@ import pytest
 from delayserver.delivery import reader as reader_module
 from delayserver.delivery.queue import Handout
 from delayserver.records.message import Delivery, Entry, Payload, encode_payload
-from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, Batch, unpack_locator
+from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, Batch
 from storage.errors import DamageError
 from storage.frame import Rows
 from storage.hour_log import HourLog
 from storage.rows import HOUR_MS
 from storage.testing.files import SimulatedFiles
-from tests.unit.fakes import HOUR, START_MS, SUBJECT, Disk, Log, dispatch_row, subscription
+from tests.unit.fakes import (
+    HOUR,
+    START_MS,
+    SUBJECT,
+    Disk,
+    Log,
+    dispatch_row,
+    place_of,
+    subscription,
+)
 
 ONE = subscription(3)
 
@@ -102,7 +111,7 @@ def test_much_is_not_read_at_once(disk: Disk, log: Log, monkeypatch: pytest.Monk
     rows = file(disk, log)
     monkeypatch.setattr(SimulatedFiles, "is_in_memory", lambda self: True)
     take = Handout(ONE, [Batch(HOUR, rows[:2]), Batch(HOUR, rows[2:])], {})
-    total_bytes = sum(unpack_locator(locator)[1] for locator in rows["locator"].tolist())
+    total_bytes = sum(place_of(locator)[1] for locator in rows["locator"].tolist())
     monkeypatch.setattr(reader_module, "_NOW_BYTES_MAX", total_bytes)
     assert disk.reader.fetch_now(take, {}) is not None
     monkeypatch.setattr(reader_module, "_NOW_BYTES_MAX", total_bytes - 1)
@@ -123,7 +132,7 @@ def test_what_is_cut_off_or_of_no_file_is_not_read_at_once(
 ) -> None:
     rows = file(disk, log)
     monkeypatch.setattr(SimulatedFiles, "is_in_memory", lambda self: True)
-    offset, length = unpack_locator(int(rows["locator"][2]))
+    offset, length = place_of(int(rows["locator"][2]))
     disk.files.open(disk.schedule.path(HOUR)).truncate(offset + length - 1)
     assert disk.reader.fetch_now(Handout(ONE, [Batch(HOUR, rows)], {}), {}) is None
     assert disk.reader.fetch_now(Handout(ONE, [Batch(HOUR + 1, rows)], {}), {}) is None
@@ -166,7 +175,7 @@ def test_a_row_that_is_nowhere_is_named(disk: Disk, log: Log) -> None:
 
 def test_a_damaged_body_is_named_and_the_rest_is_delivered(disk: Disk, log: Log) -> None:
     rows = file(disk, log)
-    offset, length = unpack_locator(int(rows["locator"][1]))
+    offset, length = place_of(int(rows["locator"][1]))
     disk.files.open(disk.schedule.path(HOUR)).pwrite([b"\xff"], offset + length - 1)
     assert bodies(read(disk, rows)) == [(1, b"body 1"), (3, b"body 3")]
     [error] = disk.damage
@@ -180,7 +189,7 @@ def test_a_damaged_body_is_named_and_the_rest_is_delivered(disk: Disk, log: Log)
 
 def test_a_body_that_is_cut_off_is_named(disk: Disk, log: Log) -> None:
     rows = file(disk, log)
-    offset, length = unpack_locator(int(rows["locator"][2]))
+    offset, length = place_of(int(rows["locator"][2]))
     disk.files.open(disk.schedule.path(HOUR)).truncate(offset + length - 1)
     assert bodies(read(disk, rows)) == [(1, b"body 1"), (2, b"body 2")]
     assert [error.first_seq for error in disk.damage] == [3]
@@ -262,7 +271,7 @@ def test_a_message_is_looked_up_by_its_row(disk: Disk, log: Log) -> None:
 
 def test_looking_up_what_is_damaged_is_an_error(disk: Disk, log: Log) -> None:
     rows = file(disk, log)
-    offset, _ = unpack_locator(int(rows["locator"][1]))
+    offset, _ = place_of(int(rows["locator"][1]))
     disk.files.open(disk.schedule.path(HOUR)).pwrite([b"\xff"], offset)
     with pytest.raises(DamageError):
         disk.reader.find(Entry(2, START_MS + 2))

@@ -28,15 +28,13 @@ def test_an_hour_that_is_being_loaded_holds_the_wheel_back(hours: Hours) -> None
 
 
 def test_unsettled_deliveries_are_counted_by_hour(hours: Hours) -> None:
-    assert hours.oldest_unsettled_hour() is None
     hours.add(9, 2)
     hours.add(7, 1)
     hours.add(9, 1)
     assert hours.unsettled() == 4
-    assert hours.oldest_unsettled_hour() == 7
     hours.add(7, -1)
     assert hours.unsettled() == 3
-    assert hours.oldest_unsettled_hour() == 9
+    assert hours.take_settled(10 * HOUR_MS, next_seq=1, filed_seq=0) == [7]
 
 
 def test_no_more_can_be_settled_than_there_was(hours: Hours) -> None:

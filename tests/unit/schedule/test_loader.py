@@ -9,7 +9,7 @@ from delayserver.records.horizon import Mark
 from delayserver.records.subscriptions import Registry
 from delayserver.schedule import loader as loader_module
 from delayserver.schedule.loader import LoadedHour
-from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, unpack_locator
+from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
 from storage.frame import unseal
 from storage.rows import HOUR_MS, RecordKind
 from tests.unit.fakes import (
@@ -19,6 +19,7 @@ from tests.unit.fakes import (
     Disk,
     Log,
     dispatch_row,
+    place_of,
     subscription,
 )
 
@@ -63,7 +64,7 @@ def test_rows_come_sorted_by_slot_with_the_place_of_their_payload(disk: Disk) ->
     assert loaded.run.rows["due_offset_ms"].tolist() == [10, 1_000, 2_000]
     assert routes(loaded) == {(1, 0), (2, 0), (3, 0)}
     for row, text in zip(loaded.run.rows, (b"early", b"between", b"late"), strict=True):
-        offset, length = unpack_locator(int(row["locator"]))
+        offset, length = place_of(int(row["locator"]))
         data = unseal(disk.schedule.read(HOUR, offset, length))
         assert data is not None
         assert text in data

@@ -8,7 +8,7 @@ from delayserver.records.message import Payload, encode_payload
 from delayserver.records.tables import HourState, read_checkpoint, read_hours
 from delayserver.schedule.committed import Records
 from delayserver.schedule.replay import Snapshot
-from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, unpack_locator
+from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
 from storage.catalog import Table
 from storage.errors import DiskFullError
 from storage.frame import Rows
@@ -16,7 +16,7 @@ from storage.rows import HOUR_MS, NO_KEY
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles
 from storage.testing.files import SimulatedFiles
-from tests.unit.fakes import HOUR, START_MS, Disk, Log, records
+from tests.unit.fakes import HOUR, START_MS, Disk, Log, place_of, records
 from tests.unit.schedule.samples import END_MS, KEY, NEXT_MS, frames, retired, rows_of
 
 # ---- filing ----------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_only_rows_of_live_hours_that_are_not_in_the_wheel_are_handed_over(
     assert rows["seq"].tolist() == [1, retry]
     assert rows["due_offset_ms"].tolist() == [7, 9]
     assert rows["route"].tolist() == [1, 6 | ROUTE_SUBSCRIPTION]
-    offset, length = unpack_locator(int(rows["locator"][0]))
+    offset, length = place_of(int(rows["locator"][0]))
     assert disk.schedule.read(HOUR, offset, length) == encode_payload(Payload(b"live"))
 
 

@@ -6,12 +6,6 @@ import pytest
 
 from delayserver.schedule import wheel as wheel_module
 from delayserver.schedule.wheel import FRESH_ROWS, Wheel, build_run
-from delayserver.schedule.wheel_rows import (
-    PAYLOAD_MAX_BYTES,
-    WHEEL_DTYPE,
-    pack_locator,
-    unpack_locator,
-)
 from storage.rows import HOUR_MS
 from tests.unit.fakes import seqs, wheel_rows
 
@@ -133,7 +127,7 @@ def test_a_clock_that_is_set_back_fires_nothing_twice_and_nothing_early() -> Non
 def test_no_slot_that_is_not_loaded_is_opened() -> None:
     wheel = Wheel(0)
     assert fire(wheel, HOUR_MS + 5_000, loaded_until_ms=HOUR_MS) == []
-    assert wheel.opened_until_ms == HOUR_MS
+    assert wheel.next_ms() == HOUR_MS
     wheel.load(1, build_run(wheel_rows(1, (1, HOUR_MS + 10))))
     assert fire(wheel, HOUR_MS + 5_000) == [1]
 
@@ -159,7 +153,7 @@ def test_empty_hours_are_passed_over_without_opening_their_slots(
 def test_passing_over_an_empty_hour_stops_at_the_moment_asked_for() -> None:
     wheel = Wheel(0)
     assert fire(wheel, 90_200) == []
-    assert wheel.opened_until_ms == 90_500
+    assert wheel.next_ms() == 90_500
     wheel.insert(0, wheel_rows(0, (1, 90_700)))
     assert fire(wheel, 90_699) == []
     assert fire(wheel, 90_700) == [1]
@@ -214,14 +208,3 @@ def test_a_run_is_sorted_by_slot_and_keeps_the_order_within_one() -> None:
     assert run.pointers[[0, 1, 2, 3]].tolist() == [0, 1, 1, 3]
     assert run.pointers[[SLOTS - 1, SLOTS]].tolist() == [3, 4]
     assert (run.first_seq, run.last_seq) == (1, 4)
-
-
-def test_a_waiting_row_is_24_bytes() -> None:
-    assert WHEEL_DTYPE.itemsize == 24
-
-
-@pytest.mark.parametrize("place", [(0, 1), (64, PAYLOAD_MAX_BYTES), ((1 << 40) - 1, 7)])
-def test_a_locator_holds_offset_and_length(place: tuple[int, int]) -> None:
-    locator = pack_locator(*place)
-    assert locator < 1 << 64
-    assert unpack_locator(locator) == place
