@@ -187,7 +187,7 @@ class Dispatcher:
                     whose = (delivery.entry.hour, delivery.origin.subject_id, delivery.subject)
                     passed_on.setdefault(whose, []).append(delivery.row)
         # What could not be read stays unsettled: its hour is kept.
-        self.orphans.remove(handout.unread(deliveries.settled["seq"]))
+        self.orphans.remove(handout.unread(deliveries))
         for (hour, subject_id, subject), rows in passed_on.items():
             batch = Batch(hour, concatenate(rows, WHEEL_DTYPE))
             if matching := self._registry.matching(subject):
@@ -334,7 +334,7 @@ class Dispatcher:
                 self.orphans.remove(batch.rows["seq"].tolist())
                 self._adopt(batch, handout.subscription.id)
             return
-        for seq in handout.unread(deliveries.settled["seq"]):
+        for seq in handout.unread(deliveries):
             # It stays unsettled: its hour is kept, for the repair.
             queue.let_go(seq)
         if handout.request is not None:
@@ -495,7 +495,10 @@ def _shares(batch: Batch, matching: Sequence[Subscription]) -> list[tuple[Subscr
     first of them."""
     hour, rows = batch.hour, batch.rows
     first_ms = batch.first_ms()
-    if all(first_ms >= subscription.exists_since_ms for subscription in matching):
+    for subscription in matching:
+        if first_ms < subscription.exists_since_ms:
+            break
+    else:
         # As nearly always: they existed, all of them.
         return [(subscription, batch) for subscription in matching]
     due_ms = batch.due_ms()

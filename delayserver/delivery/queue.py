@@ -6,11 +6,9 @@ Cost: O(1) per call. Threads: belongs to the event loop.
 from collections import Counter
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from delayserver.delivery.backlog import Backlog
 from delayserver.delivery.delayed_fetch import PullRequest
+from delayserver.delivery.deliveries import Deliveries
 from delayserver.records.message import Entry
 from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.wheel_rows import Batch
@@ -46,12 +44,12 @@ class Handout:
         """How many rows."""
         return sum(len(batch.rows) for batch in self.batches)
 
-    def unread(self, read_seqs: NDArray[np.uint64]) -> list[int]:
-        """The seqs of its rows that are not among those that could be read."""
-        if self.count == len(read_seqs):
+    def unread(self, deliveries: Deliveries) -> list[int]:
+        """The seqs of its rows that could not be read, since `deliveries` are what could."""
+        if self.count == len(deliveries):
             return []
         unread = Counter(seq for batch in self.batches for seq in batch.rows["seq"].tolist())
-        unread.subtract(read_seqs.tolist())
+        unread.subtract(deliveries.settled["seq"].tolist())
         return list(unread.elements())
 
 
