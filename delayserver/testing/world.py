@@ -17,7 +17,8 @@ import numpy as np
 
 from delayserver.config import Settings
 from delayserver.decisions.imports import Import
-from delayserver.decisions.publishing import NewMessage, Published
+from delayserver.decisions.new_messages import NewMessage
+from delayserver.decisions.publishing import Published
 from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.reader import Found
 from delayserver.delivery.webhook import WebhookResponse
@@ -29,6 +30,7 @@ from delayserver.records.tables import Archived, ChangeState, DeadLetter, parse_
 from delayserver.schedule.archives import retired_hours
 from delayserver.server.threads import ConfirmRequest
 from delayserver.testing.ledger import Ledger, StagedRow, Violation
+from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import SimulatedClock, SimulatedServer, stage
 from storage import staging
 from storage.catalog import Table
@@ -343,7 +345,7 @@ class World:
             for _ in range(count)
         ]
         try:
-            published = self._running.engine.publishing.publish(messages, self.clock.now_ms)
+            published = publish_all(self._running.engine.publishing, messages, self.clock.now_ms)
         except DelayServerError:
             return
         for message, one in zip(messages, published, strict=True):

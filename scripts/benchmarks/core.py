@@ -47,7 +47,8 @@ from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.messages import Messages
-from delayserver.decisions.publishing import NewMessage, Publishing
+from delayserver.decisions.new_messages import NewMessage
+from delayserver.decisions.publishing import Publishing
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher

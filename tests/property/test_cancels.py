@@ -207,7 +207,7 @@ EVERYWHERE = [Publish([*DUES_MS, *DUES_MS]), Commit(), File()]
 @example([Publish([*DUES_MS]), Cancel([0, 2, 4], True), Commit(), File(), Cancel([0, 1, 5], True)])
 def test_many_cancels_are_the_same_as_each_of_them(subscribed: bool, steps: list[Step]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cancels_module, "PLAIN_MIN", 1)
+        patch.setattr(cancels_module, "COLUMNS_MIN", 1)
         compare(subscribed, steps)
 
 

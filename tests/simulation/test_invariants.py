@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from delayserver.config import Settings
-from delayserver.decisions.publishing import NewMessage
+from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Payload
@@ -23,6 +23,7 @@ from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.replay import Replay
 from delayserver.server.threads import CheckpointRequest
 from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
+from delayserver.testing.publishes import publish_all
 from storage.errors import DirectoryLockedError
 from storage.files import OsFiles
 from storage.rows import HOUR_MS
@@ -52,7 +53,8 @@ class Machine:
         self.faults = Faults()
 
     def publish(self, server: SimulatedServer, *due_times: int) -> None:
-        server.engine.publishing.publish(
+        publish_all(
+            server.engine.publishing,
             [NewMessage("orders", due_ms, Payload(b"{}")) for due_ms in due_times],
             self.clock.now_ms,
         )
