@@ -71,6 +71,7 @@ class Cancels:
         self._messages = messages
         self._ids = ids
         self._key_hasher = key_hasher
+        self.columns_min = COLUMNS_MIN
 
     def by_ids(self, texts: Sequence[str]) -> Found:
         """The messages that ids name."""
@@ -116,7 +117,7 @@ class Cancels:
         `subject_ids`: for each its subject, 0 where the caller does not know it. Raises
         OverloadedError, StoppingError: then none that is plain was cancelled."""
         refusals: dict[int, Refusal] = {}
-        if len(seqs) < COLUMNS_MIN:
+        if len(seqs) < self.columns_min:
             others = list(range(len(seqs)))
         else:
             is_done = self._cancel_plain(seqs, dues_ms, subject_ids)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delayserver.decisions import cancels
 from delayserver.decisions.cancels import Found, Refusal
 from delayserver.decisions.packing import MESSAGE_ROW
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
@@ -27,9 +26,10 @@ TOMORROW_MS = START_MS + 24 * HOUR_MS
 
 
 @pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> MessageParts:
-    monkeypatch.setattr(cancels, "COLUMNS_MIN", 1)
-    return MessageParts()
+def parts() -> MessageParts:
+    parts = MessageParts()
+    parts.cancels.columns_min = 1
+    return parts
 
 
 def published(parts: MessageParts, *dues_ms: int) -> list[MessageId]:
