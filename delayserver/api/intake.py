@@ -9,15 +9,15 @@ argument.
 """
 
 import base64
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from functools import lru_cache
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
 from delayserver.api.problems import UNREADABLE, input_error
 from delayserver.config import Settings
-from delayserver.decisions.publishing import Batch, NewMessage
+from delayserver.decisions.new_messages import NewMessage, PublishBatch
 from delayserver.decisions.watches import WATCHES_MAX
 from delayserver.errors import InputError, InputErrors, TooLargeError
 from delayserver.records.message import (
@@ -30,9 +30,9 @@ from delayserver.records.message import (
 )
 from delayserver.records.subjects import SUBJECT_PATTERN, is_subject
 from delayserver.records.tables import OnEvent
+from delayserver.records.tracecontext import Trace
 from delayserver.times import format_duration, parse_duration_ms, parse_time_ms
 
-D = TypeVar("D")
 _UNSET = msgspec.UNSET
 _Unset = msgspec.UnsetType
 
@@ -55,23 +55,6 @@ class _PackedPublish(_Publish, forbid_unknown_fields=True, gc=False):
     body: Any = _UNSET
 
 
-class _Plain(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """A publish as nearly all are: fewer fields to fill in and to look at. Whatever has another, or
-    no body, is decoded as `_Publish`."""
-
-    subject: str
-    body: msgspec.Raw
-    delay: int | str | None = None
-    deliver_at: int | str | None = None
-    key: str | None = None
-
-
-class _PackedPlain(_Plain, forbid_unknown_fields=True, gc=False):
-    """Likewise, as it comes as MessagePack."""
-
-    body: Any
-
-
 class _PublishUnderKey(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """As `_Publish`; subject and key stand in the path."""
 
@@ -84,16 +67,12 @@ class _PublishUnderKey(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     on_event: Literal["cancel", "fire"] | None = None
 
 
-_Items = Sequence[_Publish] | Sequence[_Plain]
 _decode_json = msgspec.json.Decoder(_Publish).decode
 _decode_json_under_key = msgspec.json.Decoder(_PublishUnderKey).decode
-_decode_json_plain = msgspec.json.Decoder(_Plain).decode
 _decode_json_list = msgspec.json.Decoder(list[_Publish]).decode
-_decode_json_plain_list = msgspec.json.Decoder(list[_Plain]).decode
 _decode_json_raw_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_msgpack = msgspec.msgpack.Decoder(_PackedPublish).decode
 _decode_msgpack_list = msgspec.msgpack.Decoder(list[_PackedPublish]).decode
-_decode_msgpack_plain_list = msgspec.msgpack.Decoder(list[_PackedPlain]).decode
 _encode_json_value = msgspec.json.Encoder().encode
 _decode_msgpack_raw_list = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
@@ -125,13 +104,13 @@ class Intake:
             raise input_error(error) from error
         return self._message(publish, now_ms)
 
-    def many(self, bodies: Sequence[bytes], now_ms: int) -> Batch:
+    def many(self, bodies: Sequence[bytes], now_ms: int) -> PublishBatch:
         """Single messages of several requests. Raises for the first that `one` would refuse."""
         try:
             if not all(map(bytes.isascii, bodies)):
                 for data in bodies:
                     check_utf8(data)
-            items = _decoded(_all_plain, _all_full, bodies)
+            items = list(map(_decode_json, bodies))
         except UNREADABLE as error:
             raise input_error(error) from error
         return self._batch(items, now_ms)
@@ -170,18 +149,18 @@ class Intake:
         publish = _Publish(found.subject, found.body, found.body_base64, headers=found.headers)
         return timeout_ms, self._message(publish, now_ms)
 
-    def batch(self, data: bytes, content_type: str, now_ms: int) -> Batch:
+    def batch(self, data: bytes, content_type: str, now_ms: int) -> PublishBatch:
         """A batch. Raises InputErrors that name every bad item by its index, TooLargeError."""
-        items: _Items
+        items: Sequence[_Publish]
         try:
             if "msgpack" in content_type:
-                items = _decoded(_decode_msgpack_plain_list, _decode_msgpack_list, data)
+                items = _decode_msgpack_list(data)
             else:
                 check_utf8(data)
                 if _is_ndjson(content_type):
-                    items = _decoded(_all_plain, _all_full, _lines(data))
+                    items = list(map(_decode_json, _lines(data)))
                 else:
-                    items = _decoded(_decode_json_plain_list, _decode_json_list, data)
+                    items = _decode_json_list(data)
             self._check_count(len(items))
             return self._batch(items, now_ms)
         except (*UNREADABLE, InputError) as error:
@@ -189,36 +168,37 @@ class Intake:
                 raise
         return self._refuse(data, content_type, now_ms)
 
-    def _batch(self, items: _Items, now_ms: int) -> Batch:
-        """As `_message` of each, column by column. Raises the first error that it comes upon."""
+    def _batch(self, items: Sequence[_Publish], now_ms: int) -> PublishBatch:
+        """The columns of checked messages. Raises the first error that it comes upon."""
         count = len(items)
-        nothing: list[Any] = [None] * count
         subjects = [one.subject for one in items]
         for subject in set(subjects):
             self._check_subject(subject)
         keys = [one.key for one in items]
         if keys.count(None) < count:
             check_keys([one for one in keys if one is not None])
-        raws: list[Any] = [one.body for one in items]
-        base64s, headers, watches = nothing, nothing, nothing
-        if items and isinstance(items[0], _Publish):
-            full = cast(Sequence[_Publish], items)
-            base64s = [one.body_base64 for one in full]
-            headers = [one.headers or None for one in full]
+        headers = [one.headers or None for one in items]
+        if headers.count(None) < count:
             for found in headers:
                 if found is not None:
                     check_headers(found)
-            watches = [_watch(one.watch, one.on_event) for one in full]
-        bodies, contents = self._bodies(raws, base64s)
+        watch_keys, on_events = [one.watch for one in items], [one.on_event for one in items]
+        watches: list[Watch | None] = [None] * count
+        if watch_keys.count(None) < count or on_events.count(None) < count:
+            watches = list(map(_watch, watch_keys, on_events))
+        bodies, contents = self._bodies(
+            [one.body for one in items], [one.body_base64 for one in items]
+        )
         dues_ms = self._dues_ms(
             [one.delay for one in items], [one.deliver_at for one in items], now_ms
         )
-        return Batch(subjects, dues_ms, bodies, contents, keys, headers, watches, nothing)
+        traces: list[Trace | None] = [None] * count
+        return PublishBatch(subjects, dues_ms, bodies, contents, keys, headers, watches, traces)
 
     def _bodies(
         self, raws: Sequence[Any], base64s: Sequence[str | None]
     ) -> tuple[list[bytes], list[Content]]:
-        """As `_body`, of each."""
+        """The bodies, and of what kind they are: `_body` of each, in columns where it can be."""
         types = set(map(type, raws))
         if base64s.count(None) < len(base64s) or _Unset in types or bytes in types:
             pairs = list(map(self._body, raws, base64s))
@@ -237,7 +217,7 @@ class Intake:
     def _dues_ms(
         self, delays: Sequence[int | str | None], times: Sequence[int | str | None], now_ms: int
     ) -> list[int]:
-        """As `due_ms`, of each."""
+        """When each is due: `due_ms` of each, but once for what comes again and again."""
         count = len(delays)
         if times.count(None) == count:
             # Most are the same few.
@@ -256,7 +236,7 @@ class Intake:
         dues_ms = {pair: self.due_ms(*pair, now_ms) for pair in set(pairs)}
         return [dues_ms[pair] for pair in pairs]
 
-    def _refuse(self, data: bytes, content_type: str, now_ms: int) -> Batch:
+    def _refuse(self, data: bytes, content_type: str, now_ms: int) -> PublishBatch:
         """Go through a bad batch again, item by item, and raise all that is wrong with it."""
         msgpack = "msgpack" in content_type
         try:
@@ -395,23 +375,6 @@ def check_utf8(data: bytes) -> None:
     """Raises UnicodeDecodeError; the decoder does not look into what it passes on as it is."""
     if not data.isascii():
         data.decode()
-
-
-def _decoded(
-    plain: Callable[[D], Sequence[_Plain]], full: Callable[[D], Sequence[_Publish]], data: D
-) -> _Items:
-    try:
-        return plain(data)
-    except msgspec.ValidationError:
-        return full(data)
-
-
-def _all_plain(bodies: Sequence[bytes]) -> list[_Plain]:
-    return list(map(_decode_json_plain, bodies))
-
-
-def _all_full(bodies: Sequence[bytes]) -> list[_Publish]:
-    return list(map(_decode_json, bodies))
 
 
 def _is_ndjson(content_type: str) -> bool:

@@ -21,19 +21,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.decisions.group import MESSAGE_ROW
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.messages import Messages
+from delayserver.decisions.packing import MESSAGE_ROW
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.errors import ConflictError, NotFoundError
-from delayserver.records.ids import IdCodec, KeyHasher
+from delayserver.records.ids import COLUMNS_MIN, IdCodec, KeyHasher
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.wheel import Wheel
 from storage.errors import DamageError
 from storage.rows import HOUR_MS
-
-PLAIN_MIN = 4
-"""Fewer are decided one by one in less time."""
 
 Refusal = ConflictError | DamageError | NotFoundError
 """Why one of many messages was not cancelled."""
@@ -74,6 +71,7 @@ class Cancels:
         self._messages = messages
         self._ids = ids
         self._key_hasher = key_hasher
+        self.columns_min = COLUMNS_MIN
 
     def by_ids(self, texts: Sequence[str]) -> Found:
         """The messages that ids name."""
@@ -119,7 +117,7 @@ class Cancels:
         `subject_ids`: for each its subject, 0 where the caller does not know it. Raises
         OverloadedError, StoppingError: then none that is plain was cancelled."""
         refusals: dict[int, Refusal] = {}
-        if len(seqs) < PLAIN_MIN:
+        if len(seqs) < self.columns_min:
             others = list(range(len(seqs)))
         else:
             is_done = self._cancel_plain(seqs, dues_ms, subject_ids)

@@ -1,17 +1,23 @@
 """A group: records that are written and synced together, and answered together.
 
-Cost: none but the lists. Threads: belongs to the event loop until it is closed; nobody touches it
-then but the committer.
+It holds what each stage of its way needs: rows and payloads for the committer, the waiters to tell
+when it is durable, what happens on the event loop then (`effects`, `express`), and what undoes its
+decisions if it cannot be written (`undo`). After `end` only rows and payloads are left, from which
+bodies are read until the group is filed.
+
+Rejected: one object per record. A group of 1,000 publishes is two lists of bytes, which become one
+write; objects would be walked by the garbage collector until the group is filed.
+
+Cost: none but the lists. Threads: belongs to the event loop until it is closed; from then until it
+is durable the committer reads rows and payloads, and nobody changes them.
 """
 
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from delayserver.decisions.packing import MESSAGE_ROW
 from delayserver.errors import OverloadedError
 
-MESSAGE_ROW = struct.Struct("<QqQQq16sIIIIIHBB")
-"""One row of MESSAGE_DTYPE; packing one is five times faster than filling an array of one."""
 Waiter = Callable[[Exception | None], None]
 
 

@@ -1,6 +1,14 @@
 """Overlays: what changed since the last checkpoint, and is therefore not in the catalog yet.
 
-Cost: O(1) per change and look-up. Threads: belongs to the event loop.
+    look-up ──▶ newest generation ──▶ … ──▶ oldest ──▶ not here: the caller asks the catalog
+
+A checkpoint makes a part of it superfluous, and records that were accepted meanwhile belong to the
+next one. So changes stand in generations, one per checkpoint, and a generation is forgotten as a
+whole once a checkpoint covers its last record: freed one by one, 50,000 keys would stop the event
+loop for longer than a message may be late. Every change returns how to undo it, for a roll-back.
+
+Cost: O(1) per change, O(generations) per look-up, of which there are one to three.
+Threads: belongs to the event loop.
 """
 
 from collections import deque

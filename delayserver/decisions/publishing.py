@@ -1,14 +1,20 @@
 """Publishing: what becomes a record of the message log, and which number and key it gets.
 
+    admit ──▶ is its key taken? ──no──▶ record, key, express way ──▶ the open group
+                     └──yes──▶ the same content: its first answer again; else ConflictError
+
 All of a request is accepted or none of it, in order. What a key stands for already is answered
 again, or refused where the content differs; both leave no trace.
+
+There are two ways, with the same effect: one message as an object (`publish_one`), many as columns
+(`publish_batch`; `publish_new` for what several connections sent, where all keys are new). Columns
+cost more for up to four messages and a fifth for a thousand: docs/decisions/lanes.md.
 
 Cost: 3 µs, with a key 6 µs; as one of many 1 µs and 2 µs. Threads: belongs to the event loop.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
 
 import msgspec
 
@@ -16,7 +22,16 @@ from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.messages import Messages, Versions
-from delayserver.decisions.sequencer import Publishes, Sequencer
+from delayserver.decisions.new_messages import (
+    NewMessage,
+    PublishBatch,
+    SealedBatch,
+    content_digest,
+    stored,
+    with_traces,
+)
+from delayserver.decisions.packing import Publishes
+from delayserver.decisions.sequencer import Sequencer
 from delayserver.errors import (
     ConflictError,
     DiskReserveError,
@@ -26,77 +41,14 @@ from delayserver.errors import (
 )
 from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import (
-    HEADERS_BYTES_MAX,
-    Content,
     Payload,
     State,
-    Watch,
     encode_payload,
-    encode_payloads,
     row_flags,
 )
-from delayserver.records.message_id import ID_BYTES, read_id
+from delayserver.records.message_id import ID_BYTES
 from delayserver.records.tables import ChangeState, KeyEntry, pack_key_values
-from delayserver.records.tracecontext import Trace, with_trace
-from storage.frame import CRC_BYTES, crcs_of, seal, sealed_crc
 from storage.rows import FLAG_WATCHES, NO_KEY, RecordKind
-
-
-class NewMessage(msgspec.Struct):
-    """A message that somebody wants to publish, checked and with an absolute due time."""
-
-    subject: str
-    due_ms: int
-    payload: Payload
-    trace: Trace | None = None
-    """Goes along with it, and is no part of its content."""
-
-
-class Batch(msgspec.Struct):
-    """The same, of many messages, as columns of one length."""
-
-    subjects: list[str]
-    dues_ms: list[int]
-    bodies: list[bytes]
-    contents: list[Content]
-    keys: list[str | None]
-    headers: list[dict[str, str] | None]
-    watches: list[Watch | None]
-    traces: list[Trace | None]
-
-    def __len__(self) -> int:
-        return len(self.subjects)
-
-    @classmethod
-    def of(cls, messages: Sequence[NewMessage]) -> "Batch":
-        """The columns of messages."""
-        payloads = [message.payload for message in messages]
-        return cls(
-            [message.subject for message in messages],
-            [message.due_ms for message in messages],
-            [payload.body for payload in payloads],
-            [Content(payload.content) for payload in payloads],
-            [payload.key for payload in payloads],
-            [payload.headers for payload in payloads],
-            [payload.watch for payload in payloads],
-            [message.trace for message in messages],
-        )
-
-    def message(self, index: int) -> NewMessage:
-        """One of the messages."""
-        payload = Payload(
-            self.bodies[index],
-            self.contents[index],
-            self.keys[index],
-            self.headers[index],
-            watch=self.watches[index],
-        )
-        return NewMessage(self.subjects[index], self.dues_ms[index], payload, self.traces[index])
-
-    def select(self, indexes: Sequence[int]) -> "Batch":
-        """Some of the messages."""
-        columns = (getattr(self, name) for name in self.__struct_fields__)
-        return Batch(*([column[index] for index in indexes] for column in columns))
 
 
 class Published(msgspec.Struct):
@@ -149,7 +101,10 @@ class Publishing:
         return sum(self.accepted_by_subject.values())
 
     def publish_one(self, message: NewMessage, now_ms: int) -> Published:
-        """Accept a message. Raises as `publish`."""
+        """Accept a message.
+
+        Raises ConflictError with the state of the message that holds its key, OverloadedError,
+        DiskReserveError, StoppingError."""
         self.refuse_when_disk_is_low()
         sealed = encode_payload(message.payload)
         self._groups.admit(len(sealed))
@@ -165,25 +120,12 @@ class Publishing:
         known = self.taken(key_hash, now_ms)
         if known is None:
             return self._accept(message, subject_id, key_hash, sealed)
-        if known.digest != _digest(sealed):
+        if known.digest != content_digest(sealed):
             state = self._messages.locate(known.seq, known.due_ms).state
             raise ConflictError(_conflict(message.subject, key), state)
         return self._duplicate(known)
 
-    def publish(self, messages: Sequence[NewMessage], now_ms: int) -> list[Published]:
-        """As `publish_batch`, for callers that have objects and want such."""
-        batch = Batch.of(messages)
-        if len(messages) == 1:
-            return [self.publish_one(messages[0], now_ms)]
-        done = self.publish_batch(batch, now_ms)
-        ids = self._ids.texts(done.ids)
-        return [
-            done.duplicates.get(index)
-            or Published(ids[index], message.due_ms, False, done.group, read_id(ids[index]).seq)
-            for index, message in enumerate(messages)
-        ]
-
-    def publish_batch(self, batch: Batch, now_ms: int) -> PublishedBatch:
+    def publish_batch(self, batch: PublishBatch, now_ms: int) -> PublishedBatch:
         """Accept all messages or none, in order.
 
         Raises ConflictError (one message) or InputErrors (several) for keys that stand for other
@@ -193,16 +135,26 @@ class Publishing:
             one = self.publish_one(batch.message(0), now_ms)
             duplicates = {0: one} if one.duplicate else {}
             return PublishedBatch(bytes.fromhex(one.message_id), duplicates, one.group, one.seq)
+        new = self._admitted(batch)
+        if self._are_new_keys(new):
+            return self._accept_all(new)
+        return self._accept_some(new, self._look_up_keys(batch, new, now_ms))
+
+    def publish_new(self, batch: PublishBatch) -> PublishedBatch | None:
+        """Accept messages of several requests, whose keys are all new; None if one may be taken:
+        then nothing was decided. Each is asked for alone, and none is refused for another's sake.
+
+        Raises OverloadedError, DiskReserveError, StoppingError: nothing was decided either."""
+        new = self._admitted(batch)
+        return self._accept_all(new) if self._are_new_keys(new) else None
+
+    def _admitted(self, batch: PublishBatch) -> SealedBatch:
+        """The messages, sealed, where nothing but their keys may speak against them."""
         self.refuse_when_disk_is_low()
-        new = _Sealable(batch)
+        new = SealedBatch(batch)
         self._groups.admit(new.total_bytes)
         self.admit_subjects(set(batch.subjects))
-        taken: dict[int, KeyEntry | int] = {}
-        if any(batch.keys) and not self._are_new_keys(new):
-            taken = self._look_up_keys(batch, new, now_ms)
-        if not taken:
-            return self._accept_all(new)
-        return self._accept_some(new, taken)
+        return new
 
     def admit(self, subject: str, total_bytes: int) -> int:
         """Whether something of a subject may be accepted; returns the subject's number.
@@ -238,22 +190,11 @@ class Publishing:
                 60_000,
             )
 
-    def publish_new(self, batch: Batch, now_ms: int) -> PublishedBatch | None:
-        """Accept messages of several requests; None, if anything speaks against any of them: then
-        nothing was decided, and each has to be asked for alone.
-
-        Raises OverloadedError, DiskReserveError, StoppingError: likewise."""
-        self.refuse_when_disk_is_low()
-        new = _Sealable(batch)
-        self._groups.admit(new.total_bytes)
-        self.admit_subjects(set(batch.subjects))
-        if any(batch.keys) and not self._are_new_keys(new):
-            return None
-        return self._accept_all(new)
-
-    def _are_new_keys(self, new: "_Sealable") -> bool:
-        """Whether it is plain that no key of a batch is taken."""
+    def _are_new_keys(self, new: "SealedBatch") -> bool:
+        """Whether it is plain that no key of a batch is taken, or that there are no keys."""
         subjects, batch = self._sequencer.subjects, new.batch
+        if not any(batch.keys):
+            return True
         numbers = {name: subjects.get(name, 0) for name in set(batch.subjects)}
         if not all(numbers.values()):
             return False
@@ -263,7 +204,7 @@ class Publishing:
         return len(set(keyed)) == len(keyed) and not self._sequencer.has_any_key(keyed)
 
     def _look_up_keys(
-        self, batch: Batch, new: "_Sealable", now_ms: int
+        self, batch: PublishBatch, new: "SealedBatch", now_ms: int
     ) -> dict[int, KeyEntry | int]:
         """The messages of a batch whose keys are taken, by index: by a message that is there, or
         by an earlier one of the batch (its index).
@@ -294,7 +235,7 @@ class Publishing:
             raise InputErrors(f"{len(conflicts)} keys stand for other content", conflicts)
         return taken
 
-    def _accept_some(self, new: "_Sealable", taken: dict[int, KeyEntry | int]) -> PublishedBatch:
+    def _accept_some(self, new: "SealedBatch", taken: dict[int, KeyEntry | int]) -> PublishedBatch:
         """Accept what is not there yet of a batch, and answer for the rest what is."""
         count = len(new.batch)
         fresh = [index for index in range(count) if index not in taken]
@@ -322,8 +263,8 @@ class Publishing:
         last = max(groups, key=lambda group: group.first_seq, default=None)
         return PublishedBatch(b"".join(ids), duplicates, last, last_seq)
 
-    def _accept_all(self, new: "_Sealable") -> PublishedBatch:
-        """As `_accept`, for many."""
+    def _accept_all(self, new: "SealedBatch") -> PublishedBatch:
+        """Put records of all messages, which are new, into the open group."""
         sequencer, batch = self._sequencer, new.batch
         dues_ms, keys = batch.dues_ms, batch.keys
         if not dues_ms:
@@ -346,7 +287,7 @@ class Publishing:
             flags=[FLAG_WATCHES * (w is not None) for w in batch.watches] if has_watches else 0,
         )
         if any(batch.traces):
-            publishes = _traced(new, publishes)
+            publishes = with_traces(new, publishes)
         first_seq = sequencer.append_publishes(publishes)
         last_seq = first_seq + count - 1
         seqs = range(first_seq, last_seq + 1)
@@ -375,8 +316,9 @@ class Publishing:
     def _accept(
         self, message: NewMessage, subject_id: int, key_hash: bytes, sealed: bytes
     ) -> Published:
+        """Put the record of a message, which is new, into the open group."""
         sequencer, due_ms, watch = self._sequencer, message.due_ms, message.payload.watch
-        sealed, digest = _stored(message, sealed)
+        sealed, digest = stored(message, sealed)
         seq = sequencer.append(
             RecordKind.PUBLISH,
             due_ms=due_ms,
@@ -389,7 +331,9 @@ class Publishing:
         if watch is not None:
             self._messages.watches.add(sequencer.group, seq, due_ms, watch)
         if key_hash is not NO_KEY:
-            sequencer.put_key(seq, key_hash, KeyEntry(seq, due_ms, digest or _digest(sealed)))
+            sequencer.put_key(
+                seq, key_hash, KeyEntry(seq, due_ms, digest or content_digest(sealed))
+            )
         self._messages.schedule(seq, due_ms, subject_id)
         self.accepted_by_subject[subject_id] += 1
         return Published(self._ids.encode(due_ms, seq), due_ms, False, sequencer.group, seq)
@@ -440,50 +384,6 @@ class Publishing:
         return self._accept(message, subject_id, key_hash, sealed), replaced
 
 
-class _Sealable:
-    """A batch with its payloads as they will be logged: encoded, and their checksums."""
-
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
-        self.payloads = encode_payloads(
-            batch.bodies, batch.contents, batch.keys, batch.headers, batch.watches
-        )
-        self.crcs = crcs_of(self.payloads)
-        self.key_hashes: list[bytes] = []
-        """Empty: not known, or there are none."""
-
-    @property
-    def total_bytes(self) -> int:
-        """Of the sealed payloads."""
-        return sum(map(len, self.payloads)) + CRC_BYTES * len(self.payloads)
-
-    def digests(self) -> list[int]:
-        """As `_digest`, of each."""
-        return [
-            len(data) + CRC_BYTES << 32 | crc
-            for data, crc in zip(self.payloads, self.crcs, strict=True)
-        ]
-
-    def select(self, indexes: Sequence[int]) -> "_Sealable":
-        """Some of the messages."""
-        chosen = copy(self)
-        chosen.batch = self.batch.select(indexes)
-        chosen.payloads = [self.payloads[index] for index in indexes]
-        chosen.crcs = [self.crcs[index] for index in indexes]
-        chosen.key_hashes = []
-        return chosen
-
-
-def _traced(new: _Sealable, publishes: Publishes) -> Publishes:
-    """The same, with the trace contexts of its messages. See `_stored`."""
-    payloads, digests = [], []
-    for index, data in enumerate(new.payloads):
-        sealed, digest = _stored(new.batch.message(index), seal(data))
-        payloads.append(sealed[CRC_BYTES:])
-        digests.append(digest)
-    return publishes._replace(payloads=payloads, crcs=crcs_of(payloads), digests=digests)
-
-
 def _numbers(numbers: Mapping[str, int], names: Sequence[str]) -> list[int]:
     """The number of each name; most batches are of one subject."""
     if len(numbers) == 1:
@@ -497,21 +397,3 @@ def _split(ids: bytes) -> Iterable[bytes]:
 
 def _conflict(subject: str, key: str) -> str:
     return f"the key {key!r} of subject {subject} stands for a message with other content"
-
-
-def _digest(sealed: bytes) -> int:
-    """64 bits that tell whether two messages have the same content: checksum and length."""
-    return len(sealed) << 32 | sealed_crc(sealed)
-
-
-def _stored(message: NewMessage, sealed: bytes) -> tuple[bytes, int]:
-    """What is logged of a message: its payload, with the trace context if there is one and room
-    for it; and with a key the digest of the content, where the payload holds more (else 0)."""
-    if message.trace is None:
-        return sealed, 0
-    payload = message.payload
-    headers = with_trace(payload.headers, message.trace, max_bytes=HEADERS_BYTES_MAX)
-    if headers is None:
-        return sealed, 0
-    stored = encode_payload(msgspec.structs.replace(payload, headers=headers))
-    return stored, 0 if payload.key is None else _digest(sealed)

@@ -1,28 +1,32 @@
 """The sequencer: decisions are taken once, here, in one order, and then logged.
 
-It gives every record its `seq`, keeps the open group that the committer will write next, and the
-overlays: what changed since the last checkpoint, and is therefore not in the catalog yet. A lookup
-goes overlay, then catalog.
+    append ──▶ the next seq ──▶ a row in the open group ──▶ (committer)
+                          └───▶ overlays: keys, changes, removed rows ──▶ catalog, at a checkpoint
 
-A decision shows in the overlays at once, so that the next request sees it, but nobody is answered
-before its group is durable. When the disk is full, the groups that were not written are rolled back
-in reverse order, as if they had never been asked for; a failed sync is never rolled back (I9).
+It gives every record its `seq`, the one total order of the shard, and keeps the open group that the
+committer will write next. What the record changes shows in an overlay at once, so that the next
+request is decided on top of it; a look-up goes overlay, then catalog. Nobody is answered before the
+group is durable.
+
+Each change leaves in its group how to undo it. When the disk is full, the groups that were not
+written are rolled back in reverse order, as if they had never been asked for: else a publish that
+was refused would go on holding its key. A failed sync is never rolled back (I9), since nobody knows
+what of it a restart will find.
 
 Cost: about 2 µs per record, 0.2 µs where many publishes are appended together.
 Threads: belongs to the event loop. A closed group is handed over and not touched again.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, repeat
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.decisions.group import MESSAGE_ROW, Group
+from delayserver.decisions.group import Group
 from delayserver.decisions.imported_keys import ImportedKeys
 from delayserver.decisions.overlay import Overlay
+from delayserver.decisions.packing import MESSAGE_ROW, Publishes, pack_cancels, pack_publishes
 from delayserver.records.tables import (
     CHANGE_KEY,
     NO_ENTRY,
@@ -37,75 +41,9 @@ from delayserver.records.tables import (
 )
 from storage.catalog import Catalog, Table
 from storage.frame import CRC_BYTES, seal, seal_many, sealed_crc
-from storage.rows import MESSAGE_DTYPE, NO_KEY, RecordKind, is_among
+from storage.rows import NO_KEY, RecordKind, is_among
 
-assert MESSAGE_ROW.size == MESSAGE_DTYPE.itemsize
 _TAKES_OUT = frozenset((RecordKind.CANCEL, RecordKind.MOVE, RecordKind.FIRE))
-
-
-class Publishes(NamedTuple):
-    """Records of kind PUBLISH, as columns."""
-
-    dues_ms: Sequence[int]
-    subject_ids: Sequence[int]
-    payloads: list[bytes]
-    """Not sealed."""
-    crcs: list[int]
-    """Of the payloads."""
-    key_hashes: Sequence[bytes] = ()
-    """Empty: there are no keys."""
-    digests: Sequence[int] | int = 0
-    """Of the content, where there is a key and the payload holds more."""
-    flags: Sequence[int] | int = 0
-
-
-FEW = 64
-"""So many rows cost as much packed one by one as column by column."""
-
-
-def _pack_few(publishes: Publishes, first_seq: int, payload_bytes: int) -> bytes:
-    """The rows of publishes, whose payloads begin `payload_bytes` into the blob of their group."""
-    lengths = [len(payload) + CRC_BYTES for payload in publishes.payloads]
-    seqs, none = range(first_seq, first_seq + len(lengths)), repeat(0)
-    digests, flags = publishes.digests, publishes.flags
-    return b"".join(
-        map(
-            MESSAGE_ROW.pack,
-            seqs,
-            publishes.dues_ms,
-            seqs,
-            none,
-            repeat(digests) if isinstance(digests, int) else digests,
-            publishes.key_hashes or repeat(NO_KEY),
-            publishes.subject_ids,
-            none,
-            accumulate(lengths, initial=payload_bytes),
-            lengths,
-            publishes.crcs,
-            none,
-            repeat(RecordKind.PUBLISH),
-            repeat(flags) if isinstance(flags, int) else flags,
-        )
-    )
-
-
-def _pack_many(publishes: Publishes, first_seq: int, payload_bytes: int) -> bytes:
-    """As `_pack_few`, in arrays."""
-    count = len(publishes.payloads)
-    rows = np.zeros(count, MESSAGE_DTYPE)
-    rows["seq"] = rows["message_seq"] = np.arange(first_seq, first_seq + count)
-    rows["due_ms"] = publishes.dues_ms
-    rows["target_due_ms"] = publishes.digests
-    if publishes.key_hashes:
-        rows["key_hash"] = np.frombuffer(b"".join(publishes.key_hashes), "V16")
-    rows["subject_id"] = publishes.subject_ids
-    lengths = np.fromiter(map(len, publishes.payloads), np.int64, count) + CRC_BYTES
-    rows["payload_offset"] = np.cumsum(lengths) + payload_bytes - lengths
-    rows["payload_length"] = lengths
-    rows["payload_crc"] = publishes.crcs
-    rows["kind"] = RecordKind.PUBLISH
-    rows["flags"] = publishes.flags
-    return rows.tobytes()
 
 
 class Sequencer:
@@ -176,8 +114,7 @@ class Sequencer:
         """Put many records of kind PUBLISH into the open group; returns the seq of the first."""
         group, first_seq, payloads = self.group, self.next_seq, publishes.payloads
         count = len(payloads)
-        pack = _pack_few if count < FEW else _pack_many
-        group.rows.append(pack(publishes, first_seq, group.payload_bytes))
+        group.rows.append(pack_publishes(publishes, first_seq, group.payload_bytes))
         group.payloads += seal_many(payloads, publishes.crcs)
         group.payload_bytes += sum(map(len, payloads)) + CRC_BYTES * count
         group.count += count
@@ -189,13 +126,7 @@ class Sequencer:
         id says and has not changed before; the overlays show it."""
         group, count = self.group, len(message_seqs)
         first_seq, last_seq = self.next_seq, self.next_seq + count - 1
-        rows = np.zeros(count, MESSAGE_DTYPE)
-        rows["seq"] = np.arange(first_seq, last_seq + 1, dtype=np.uint64)
-        rows["message_seq"] = rows["target_seq"] = message_seqs
-        rows["target_due_ms"] = dues_ms
-        rows["payload_offset"] = group.payload_bytes
-        rows["kind"] = RecordKind.CANCEL
-        group.rows.append(rows.tobytes())
+        group.rows.append(pack_cancels(message_seqs, dues_ms, first_seq, group.payload_bytes))
         group.count += count
         self.next_seq = last_seq + 1
         seqs = message_seqs.tolist()
@@ -231,7 +162,9 @@ class Sequencer:
         return group
 
     def roll_back(self, groups: list[Group]) -> None:
-        """Undo groups that could not be written, the newest last in `groups`."""
+        """Undo groups that could not be written, the newest last in `groups`.
+
+        In reverse order: what was put last hides what stood there before, and gives it back."""
         for group in reversed(groups):
             for undo in reversed(group.undo):
                 undo()

@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 
 from delayserver.decisions.imports import Import
-from delayserver.decisions.publishing import NewMessage, Published
+from delayserver.decisions.new_messages import NewMessage
+from delayserver.decisions.publishing import Published
 from delayserver.delivery.reader import Found
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError, OverloadedError
 from delayserver.records.message import Payload, State, Watch, decode_payload
@@ -23,6 +24,7 @@ from delayserver.records.message_id import MessageId
 from delayserver.records.tables import ChangeState
 from delayserver.testing.actor import Actor
 from delayserver.testing.ledger import Ledger, StagedRow, Violation
+from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import SimulatedClock, stage
 from storage.errors import StagingError
 from storage.rows import HOUR_MS
@@ -84,7 +86,7 @@ class Clients(Actor):
             for _ in range(count)
         ]
         try:
-            published = self._server.engine.publishing.publish(messages, self._clock.now_ms)
+            published = publish_all(self._server.engine.publishing, messages, self._clock.now_ms)
         except DelayServerError:
             return
         for message, one in zip(messages, published, strict=True):

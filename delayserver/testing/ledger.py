@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from delayserver.decisions.group import MESSAGE_ROW
+from delayserver.decisions.packing import MESSAGE_ROW
 from delayserver.delivery.settler import DISPATCH_ROW
 from delayserver.records.message import Delivery, Payload, State, decode_payload
 from delayserver.records.subscriptions import Subscription, decode_subscription

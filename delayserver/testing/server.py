@@ -243,6 +243,8 @@ class SimulatedServer(Shard):
 
         # As with a million keys, much may happen while they are decided.
         self.engine.imports.decide_keys = 1
+        # What cancels many is short here, and has to be decided as a thousand are.
+        self.engine.cancels.columns_min = 2
         self.engine.dispatcher.fire = watched  # type: ignore[method-assign]
         self.engine.outcomes.leases.on_expired = expired
 

@@ -9,11 +9,12 @@ import msgspec
 
 from delayserver.config import Settings
 from delayserver.decisions.group import Group
-from delayserver.decisions.publishing import NewMessage
+from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
+from delayserver.testing.publishes import publish_all
 from storage.catalog import LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY
 from storage.files import OsFiles
@@ -93,7 +94,7 @@ class Store:
             NewMessage(subject, START_MS + due_ms, Payload(b'{"n": %d}' % due_ms, **payload))
             for due_ms in due_in_ms
         ]
-        published = self.server.engine.publishing.publish(messages, self.clock.now_ms)
+        published = publish_all(self.server.engine.publishing, messages, self.clock.now_ms)
         self.server.rest()
         return [self.server.engine.ids.decode(one.message_id).seq for one in published]
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from delayserver.decisions import cancels as cancels_module
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError
 from delayserver.records.message import Payload
 from delayserver.records.message_id import MessageId
@@ -206,14 +205,9 @@ EVERYWHERE = [Publish([*DUES_MS, *DUES_MS]), Commit(), File()]
 )
 @example([Publish([*DUES_MS]), Cancel([0, 2, 4], True), Commit(), File(), Cancel([0, 1, 5], True)])
 def test_many_cancels_are_the_same_as_each_of_them(subscribed: bool, steps: list[Step]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cancels_module, "PLAIN_MIN", 1)
-        compare(subscribed, steps)
-
-
-def compare(subscribed: bool, steps: list[Step]) -> None:
     subscriptions = [subscription()] if subscribed else []
     one_by_one, at_once = (Side(MessageParts(*subscriptions)) for _ in range(2))
+    at_once.parts.cancels.columns_min = 1
     for step in steps:
         apply(one_by_one, step, many=False)
         apply(at_once, step, many=True)

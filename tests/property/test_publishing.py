@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delayserver.api.intake import Intake
-from delayserver.decisions.publishing import Batch, NewMessage, Published
+from delayserver.decisions.new_messages import NewMessage
+from delayserver.decisions.publishing import Published
 from delayserver.errors import ConflictError, InputError, InputErrors
 from delayserver.records.ids import KeyHasher
+from delayserver.testing.publishes import columns_of
 from tests.unit.fakes import SECRET, START_MS, MessageParts
 
 SUBJECTS = ("order.unpaid", "envelope")
@@ -141,7 +143,7 @@ def test_a_batch_is_accepted_as_its_messages_are(
         for message in messages:
             message.trace = TRACE
     assert [columns.message(index) for index in range(len(data))] == messages
-    assert Batch.of(messages) == columns
+    assert columns_of(messages) == columns
     untouched = batch.outcome()
     expected = singly.one_by_one(messages)
     if expected is None:
@@ -175,7 +177,7 @@ def test_what_is_decided_together_is_accepted_as_if_alone(
         parts.one_by_one(read(parts.intake, before))
     untouched = together.outcome()
     expected = singly.one_by_one(read(singly.intake, data))
-    done = together.publishing.publish_new(together.intake.many(data, START_MS), START_MS)
+    done = together.publishing.publish_new(together.intake.many(data, START_MS))
     if done is None:
         assert together.outcome() == untouched
         return

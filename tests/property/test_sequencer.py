@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delayserver.decisions.group import Group
-from delayserver.decisions.sequencer import Publishes, Sequencer
+from delayserver.decisions.packing import Publishes
+from delayserver.decisions.sequencer import Sequencer
 from delayserver.records.tables import (
     Change,
     ChangeState,

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from delayserver.config import Settings
-from delayserver.decisions.publishing import NewMessage
+from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Delivery, Payload, Watch
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.threads import CheckpointRequest
 from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
+from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import START_MS
 from storage.catalog import LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY
@@ -85,7 +86,8 @@ class Life:
         self, subject: str, *due_times: int, key: str | None = None, watch: Watch | None = None
     ) -> list[int]:
         payloads = [Payload(body(subject, due), key=key, watch=watch) for due in due_times]
-        published = self.server.engine.publishing.publish(
+        published = publish_all(
+            self.server.engine.publishing,
             [NewMessage(subject, *one) for one in zip(due_times, payloads, strict=True)],
             self.clock.now_ms,
         )

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from delayserver.config import Settings
-from delayserver.decisions.publishing import NewMessage
+from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Delivery, Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.threads import CheckpointRequest
 from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
+from delayserver.testing.publishes import publish_all
 from storage.errors import DamageError
 from storage.rows import HOUR_MS
 from storage.testing.catalog import MemoryCatalog
@@ -67,7 +68,8 @@ def work(server: SimulatedServer, *, answer: bool = True) -> None:
 
 
 def publish(server: SimulatedServer, subject: str, *due_times: int) -> None:
-    server.engine.publishing.publish(
+    publish_all(
+        server.engine.publishing,
         [NewMessage(subject, due, Payload(f'"{subject}{due}"'.encode())) for due in due_times],
         server.clock(),
     )

@@ -7,12 +7,13 @@ import msgspec
 import pytest
 
 from delayserver.config import Settings
-from delayserver.decisions.publishing import NewMessage
+from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import ConflictError, NotFoundError
 from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
+from delayserver.testing.publishes import publish_all
 from storage.rows import HOUR_MS
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.files import SimulatedFiles
@@ -62,7 +63,7 @@ class Machine:
         """Returns seq and due time."""
         now_ms = self.clock.now_ms
         message = NewMessage("orders", now_ms + delay_ms, Payload(str(body).encode()))
-        [published] = self.server.engine.publishing.publish([message], now_ms)
+        [published] = publish_all(self.server.engine.publishing, [message], now_ms)
         self.server.rest()
         return published.seq, published.due_ms
 

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from delayserver.config import Settings
-from delayserver.decisions.publishing import NewMessage
+from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
+from delayserver.testing.publishes import publish_all
 from storage.rows import HOUR_MS
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.files import SimulatedFiles
@@ -86,7 +87,7 @@ class FanOut(RuleBasedStateMachine):
     def publish(self, subject: str, delay_ms: int) -> None:
         due_ms = self.clock.now_ms + delay_ms
         message = NewMessage(subject, due_ms, Payload(b"1"))
-        [published] = self.server.engine.publishing.publish([message], self.clock.now_ms)
+        [published] = publish_all(self.server.engine.publishing, [message], self.clock.now_ms)
         self.known[self.server.engine.ids.decode(published.message_id).seq] = Known(subject, due_ms)
         self.look()
 

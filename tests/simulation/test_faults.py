@@ -13,7 +13,8 @@ import pytest
 
 from delayserver.config import Settings
 from delayserver.decisions.imports import Import
-from delayserver.decisions.publishing import NewMessage, Published
+from delayserver.decisions.new_messages import NewMessage
+from delayserver.decisions.publishing import Published
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Payload, Watch
@@ -24,6 +25,7 @@ from delayserver.server.threads import ConfirmRequest
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
 from delayserver.testing.ledger import StagedRow
 from delayserver.testing.operators import FAITHFUL, filed_rows
+from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import stage
 from storage.errors import StorageError
 from storage.rows import HOUR_MS
@@ -161,7 +163,7 @@ class Scenario:
             )
             for due_ms in due_times
         ]
-        published = self.server.engine.publishing.publish(messages, self.clock.now_ms)
+        published = publish_all(self.server.engine.publishing, messages, self.clock.now_ms)
         for one in published:
             seq = self.server.engine.ids.decode(one.message_id).seq
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from delayserver.config import Settings
-from delayserver.decisions.publishing import NewMessage
+from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Payload
@@ -23,6 +23,7 @@ from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.replay import Replay
 from delayserver.server.threads import CheckpointRequest
 from delayserver.testing import SimulatedClock, SimulatedServer, Violation, Watcher
+from delayserver.testing.publishes import publish_all
 from storage import frame
 from storage.errors import DirectoryLockedError
 from storage.files import OsFiles
@@ -54,7 +55,8 @@ class Machine:
         self.faults = Faults()
 
     def publish(self, server: SimulatedServer, *due_times: int) -> None:
-        server.engine.publishing.publish(
+        publish_all(
+            server.engine.publishing,
             [NewMessage("orders", due_ms, Payload(BODY)) for due_ms in due_times],
             self.clock.now_ms,
         )

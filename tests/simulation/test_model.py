@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 from delayserver.config import Settings
-from delayserver.decisions.publishing import NewMessage
+from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.delayed_fetch import PullRequest
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import ConflictError
@@ -27,6 +27,7 @@ from delayserver.records.message import Delivery, Payload, State
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.threads import CheckpointRequest
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
+from delayserver.testing.publishes import publish_all
 from storage.rows import HOUR_MS
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.files import SimulatedFiles
@@ -163,7 +164,7 @@ class Model(RuleBasedStateMachine):
         due_ms = self.clock.now_ms + delay_ms
         body = b'"%d"' % len(self.known)
         message = NewMessage(subject, due_ms, Payload(body))
-        (one,) = self.server.engine.publishing.publish([message], self.clock.now_ms)
+        (one,) = publish_all(self.server.engine.publishing, [message], self.clock.now_ms)
         assert not one.duplicate
         return self.remember(
             self.server.engine.ids.decode(one.message_id).seq, subject, due_ms, body
@@ -183,12 +184,12 @@ class Model(RuleBasedStateMachine):
         due_ms, text = self.clock.now_ms + delay_ms, f'"{body}"'.encode()
         message = NewMessage(subject, due_ms, Payload(text, key=key))
         holder = self.holds_key(subject, key)
-        publish = self.server.engine.publishing.publish
+        publishing, now_ms = self.server.engine.publishing, self.clock.now_ms
         if holder is not None and self.known[holder].body != text:
             with pytest.raises(ConflictError):
-                publish([message], self.clock.now_ms)
+                publishing.publish_one(message, now_ms)
             return holder
-        (one,) = publish([message], self.clock.now_ms)
+        one = publishing.publish_one(message, now_ms)
         seq = self.server.engine.ids.decode(one.message_id).seq
         if holder is not None:
             assert one.duplicate and seq == holder

@@ -13,7 +13,8 @@ from delayserver.decisions.cancels import Cancels
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.messages import Messages
-from delayserver.decisions.publishing import NewMessage, Publishing
+from delayserver.decisions.new_messages import NewMessage
+from delayserver.decisions.publishing import Publishing
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.whereabouts import Whereabouts
 from delayserver.delivery.deliveries import Deliveries
@@ -37,6 +38,7 @@ from delayserver.schedule.wheel_rows import (
     WHEEL_DTYPE,
     Batch,
 )
+from delayserver.testing.publishes import publish_all
 from delayserver.timers.timeouts import Timeouts
 from storage.errors import DamageError
 from storage.files import Files
@@ -243,7 +245,7 @@ class MessageParts:
 
     def publish(self, *messages: NewMessage, now_ms: int = START_MS) -> list[int]:
         """Publish; returns the seqs."""
-        published = self.publishing.publish(messages, now_ms)
+        published = publish_all(self.publishing, messages, now_ms)
         return [self.ids.decode(one.message_id).seq for one in published]
 
     def commit(self) -> Group:

@@ -37,6 +37,7 @@ from delayserver.errors import (
     NotFoundError,
     OverloadedError,
 )
+from delayserver.records.ids import COLUMNS_MIN
 from delayserver.records.message import State
 from delayserver.records.message_id import ID_DIGITS
 from delayserver.records.subjects import SUBJECT_PATTERN, is_subject
@@ -64,8 +65,6 @@ class _Cancel(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     keys: Annotated[list[_Key], msgspec.Meta(max_length=CANCELS_MAX)] = []
 
 
-TOGETHER_MIN = 12
-"""Fewer cancels are decided one by one, since columns of a few cost more than they save."""
 _CANCELLED_BODY = b'{"id":"%b","state":"cancelled"}'
 _CANCELLED = (
     b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -145,7 +144,7 @@ class HotCancel:
     def decide(self) -> None:
         """Answer what has been gathered."""
         gathered, self._gathered = self._gathered, []
-        if len(gathered) >= TOGETHER_MIN and self._decide_together(gathered):
+        if len(gathered) >= COLUMNS_MIN and self._decide_together(gathered):
             return
         for responder, subject, text, caller in gathered:
             try:

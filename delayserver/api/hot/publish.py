@@ -42,6 +42,7 @@ from delayserver.api.hot.paths import (
 from delayserver.api.intake import Intake
 from delayserver.decisions.publishing import Published
 from delayserver.errors import DelayServerError
+from delayserver.records.ids import COLUMNS_MIN
 from delayserver.records.message import check_key
 from delayserver.records.message_id import ID_BYTES, ID_DIGITS
 from delayserver.records.tracecontext import Trace
@@ -72,8 +73,6 @@ class HealthDocument(msgspec.Struct):
 
 
 _PUBLISH = (Action.PUBLISH,)
-TOGETHER_MIN = 16
-"""Fewer publishes are decided one by one, since columns of a few cost more than they save."""
 _encode = msgspec.json.Encoder().encode
 
 _EndSpan = Callable[[Mapping[str, str | int], str | None], None]
@@ -151,7 +150,7 @@ class Hot:
     def decide(self) -> None:
         """Answer what has been gathered."""
         gathered, self._gathered = self._gathered, []
-        if len(gathered) >= TOGETHER_MIN and self._decide_together(gathered):
+        if len(gathered) >= COLUMNS_MIN and self._decide_together(gathered):
             return
         for responder, data, caller in gathered:
             answer = self.answer(MESSAGES_PATH, data, JSON, caller, None)
@@ -168,7 +167,7 @@ class Hot:
                 for subject, caller in zip(batch.subjects, callers, strict=True):
                     if caller is not None:
                         caller.require(_PUBLISH, subject)
-            done = calls.publish_new(batch, now_ms)
+            done = calls.publish_new(batch)
         except (DelayServerError, StorageError):
             return False
         except Exception as error:

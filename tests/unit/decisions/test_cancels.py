@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delayserver.decisions import cancels
-from delayserver.decisions.cancels import PLAIN_MIN, Found, Refusal
-from delayserver.decisions.group import MESSAGE_ROW
+from delayserver.decisions.cancels import Found, Refusal
+from delayserver.decisions.packing import MESSAGE_ROW
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
+from delayserver.records.ids import COLUMNS_MIN
 from delayserver.records.message import State
 from delayserver.records.message_id import MessageId
 from delayserver.records.tables import Change, ChangeState, change_key, pack_change, pack_key_entry
@@ -26,9 +26,10 @@ TOMORROW_MS = START_MS + 24 * HOUR_MS
 
 
 @pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> MessageParts:
-    monkeypatch.setattr(cancels, "PLAIN_MIN", 1)
-    return MessageParts()
+def parts() -> MessageParts:
+    parts = MessageParts()
+    parts.cancels.columns_min = 1
+    return parts
 
 
 def published(parts: MessageParts, *dues_ms: int) -> list[MessageId]:
@@ -169,7 +170,7 @@ def test_many_are_counted_for_their_subjects(parts: MessageParts) -> None:
     assert parts.messages.cancelled_by_subject == {1: 2, 0: 1}
 
 
-@pytest.mark.parametrize("count", [PLAIN_MIN - 1, PLAIN_MIN])
+@pytest.mark.parametrize("count", [COLUMNS_MIN - 1, COLUMNS_MIN])
 def test_a_few_are_decided_one_by_one(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     parts = MessageParts()
     found = published(parts, *[TOMORROW_MS] * count)
@@ -182,7 +183,7 @@ def test_a_few_are_decided_one_by_one(monkeypatch: pytest.MonkeyPatch, count: in
 
     monkeypatch.setattr(parts.messages, "cancel", noting)
     assert cancel(parts, found, [1] * count) == {}
-    assert len(one_by_one) == (count if count < PLAIN_MIN else 0)
+    assert len(one_by_one) == (count if count < COLUMNS_MIN else 0)
     assert parts.messages.cancelled_total == count
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from delayserver.config import Settings
 from delayserver.decisions.imports import Import, Stage
-from delayserver.decisions.publishing import NewMessage
+from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import (
     ConflictError,
@@ -27,6 +27,7 @@ from delayserver.records.tables import read_checkpoint
 from delayserver.recovery.check import check
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
 from delayserver.testing.ledger import StagedRow
+from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import stage
 from storage import staging
 from storage.catalog import Table
@@ -137,7 +138,7 @@ class Machine:
     def publish(self, key: str, body: str = "1", *, in_ms: int = 10 * HOUR_MS) -> tuple[int, bool]:
         """Seq, and whether it is a duplicate."""
         message = NewMessage(SUBJECT, self.clock.now_ms + in_ms, Payload(body.encode(), key=key))
-        (published,) = self.server.engine.publishing.publish([message], self.clock.now_ms)
+        (published,) = publish_all(self.server.engine.publishing, [message], self.clock.now_ms)
         return self.server.engine.ids.decode(published.message_id).seq, published.duplicate
 
     def state(self, seq: int) -> State:

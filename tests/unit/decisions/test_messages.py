@@ -18,6 +18,7 @@ from delayserver.errors import (
 from delayserver.records.message import Entry, Payload, State, decode_payload
 from delayserver.records.tables import Change, ChangeState, HourState, hour_key
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
+from delayserver.testing.publishes import publish_all
 from storage.catalog import Table
 from storage.errors import DiskFullError
 from storage.rows import HOUR_MS, NO_KEY, RecordKind
@@ -62,8 +63,8 @@ def advance(parts: MessageParts, now_ms: int) -> list[int]:
 
 
 def test_publishing_names_the_subject_first_and_answers_with_the_id(parts: MessageParts) -> None:
-    first, second = parts.publishing.publish(
-        [message(LATER_MS, body=b"1"), message(NEXT_HOUR_MS, body=b"2")], START_MS
+    first, second = publish_all(
+        parts.publishing, [message(LATER_MS, body=b"1"), message(NEXT_HOUR_MS, body=b"2")], START_MS
     )
     assert parts.ids.decode(first.message_id) == (0, LATER_MS, 2)
     assert parts.ids.decode(second.message_id) == (0, NEXT_HOUR_MS, 3)
@@ -109,7 +110,7 @@ def test_the_express_way_begins_at_the_time_that_the_wheel_has_reached() -> None
 def test_the_same_key_and_content_again_is_the_first_message(parts: MessageParts) -> None:
     seq = published(parts, key="1001")
     parts.sequencer.prune(seq - 1)
-    [again] = parts.publishing.publish([message(NEXT_HOUR_MS, key="1001")], START_MS)
+    [again] = publish_all(parts.publishing, [message(NEXT_HOUR_MS, key="1001")], START_MS)
     assert (parts.ids.decode(again.message_id).seq, again.due_ms) == (seq, LATER_MS)
     assert again.duplicate
     assert again.group is None
@@ -118,8 +119,8 @@ def test_the_same_key_and_content_again_is_the_first_message(parts: MessageParts
 
 
 def test_a_duplicate_is_not_told_before_the_first_one_is_durable(parts: MessageParts) -> None:
-    [first] = parts.publishing.publish([message(LATER_MS, key="1001")], START_MS)
-    [again] = parts.publishing.publish([message(LATER_MS, key="1001")], START_MS)
+    [first] = publish_all(parts.publishing, [message(LATER_MS, key="1001")], START_MS)
+    [again] = publish_all(parts.publishing, [message(LATER_MS, key="1001")], START_MS)
     assert again.duplicate
     assert again.group is first.group is not None
 
@@ -163,7 +164,8 @@ def test_a_batch_with_conflicts_names_them_all_and_leaves_no_trace(
 
 
 def test_a_key_twice_in_a_batch_is_one_message(parts: MessageParts) -> None:
-    first, other, again = parts.publishing.publish(
+    first, other, again = publish_all(
+        parts.publishing,
         [message(LATER_MS, key="a"), message(LATER_MS, key="b"), message(LATER_MS, key="a")],
         START_MS,
     )
@@ -182,7 +184,7 @@ def test_a_key_stays_taken_for_the_dedupe_window(after_ms: int, duplicate: bool)
     [fired] = parts.dispatcher.queue(subscription()).rows.pop(10, SOON_MS)
     assert fired.rows["seq"].tolist() == [seq]
     now_ms = SOON_MS + after_ms
-    [again] = parts.publishing.publish([message(now_ms, key="1001", body=b"{}")], now_ms)
+    [again] = publish_all(parts.publishing, [message(now_ms, key="1001", body=b"{}")], now_ms)
     assert again.duplicate is duplicate
 
 
@@ -190,7 +192,7 @@ def test_a_key_stays_taken_while_its_message_waits_however_late_it_is() -> None:
     parts = MessageParts(dedupe_window_ms=0)
     published(parts, SOON_MS, key="1001")
     advance(parts, SOON_MS)  # no subscription: it is parked
-    [again] = parts.publishing.publish([message(LATER_MS, key="1001")], LATER_MS)
+    [again] = publish_all(parts.publishing, [message(LATER_MS, key="1001")], LATER_MS)
     assert again.duplicate
 
 
@@ -205,7 +207,7 @@ def test_the_key_of_a_cancelled_message_is_free(parts: MessageParts) -> None:
 def test_a_duplicate_of_a_moved_message_has_its_new_time(parts: MessageParts) -> None:
     seq = published(parts, key="1001")
     parts.messages.move(seq, LATER_MS, NEXT_HOUR_MS, Payload(b"{}", key="1001"), 1)
-    [again] = parts.publishing.publish([message(LATER_MS, key="1001")], START_MS)
+    [again] = publish_all(parts.publishing, [message(LATER_MS, key="1001")], START_MS)
     assert (parts.ids.decode(again.message_id).seq, again.due_ms) == (seq, NEXT_HOUR_MS)
 
 

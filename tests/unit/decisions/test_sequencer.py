@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from delayserver.decisions.group import MESSAGE_ROW, Group
+from delayserver.decisions.group import Group
 from delayserver.decisions.imported_keys import sort_keys
-from delayserver.decisions.overlay import Overlay
-from delayserver.decisions.sequencer import FEW, Publishes, Sequencer
+from delayserver.decisions.packing import ARRAYS_MIN, Publishes
+from delayserver.decisions.sequencer import Sequencer
 from delayserver.records.tables import (
     Change,
     ChangeState,
@@ -21,7 +21,6 @@ from delayserver.records.tables import (
     unpack_key_entry,
 )
 from storage.catalog import Table
-from storage.errors import DiskFullError
 from storage.frame import crcs_of, seal, unseal
 from storage.rows import MESSAGE_DTYPE, NO_KEY, RecordKind
 from storage.staging import Keys
@@ -47,7 +46,7 @@ def rows_of(group: Group) -> np.ndarray:
     return np.frombuffer(b"".join(group.rows), MESSAGE_DTYPE)
 
 
-@pytest.mark.parametrize("count", [1, 2, FEW - 1, FEW, 3 * FEW])
+@pytest.mark.parametrize("count", [1, 2, ARRAYS_MIN - 1, ARRAYS_MIN, 3 * ARRAYS_MIN])
 @pytest.mark.parametrize("keyed", [False, True])
 def test_many_publishes_stand_in_the_group_as_one_does(
     catalog: MemoryCatalog, sequencer: Sequencer, count: int, keyed: bool
@@ -262,30 +261,6 @@ def test_a_rollback_leaves_no_trace(catalog: MemoryCatalog, sequencer: Sequencer
     assert sequencer.key(KEY) == KeyEntry(11, 3_000, 3)
 
 
-def test_a_group_tells_its_waiters_once_and_late_ones_at_once() -> None:
-    group = Group(1)
-    heard: list[object] = []
-    group.when_durable(heard.append)
-    assert heard == []
-    error = DiskFullError("pwrite", "messages", "no space")
-    group.end(error)
-    assert heard == [error]
-    group.when_durable(heard.append)
-    assert heard == [error, error]
-
-
-def test_an_overlay_can_undo_in_reverse_order() -> None:
-    overlay: Overlay[str, int] = Overlay()
-    undo_first = overlay.put(1, "a", 10)
-    undo_second = overlay.put(2, "a", 20)
-    assert overlay.get("a") == 20
-    undo_second()
-    assert overlay.get("a") == 10
-    undo_first()
-    assert overlay.get("a") is None
-    assert len(overlay) == 0
-
-
 def test_values_of_the_catalog_come_back_as_they_were() -> None:
     entry = KeyEntry(1 << 40, 1 << 45, (1 << 64) - 1)
     change = Change(ChangeState.RETRYING, 1 << 40, 1 << 45, 65_535, (1 << 32) - 1)
@@ -297,10 +272,6 @@ def test_values_of_the_catalog_come_back_as_they_were() -> None:
     assert many.tolist() == [pack_key_entry(1, 2, 3), packed]
     assert unpack_change(pack_change(change)) == change
     assert change_key(1, 2) < change_key(1, 3) < change_key(2, 0) < change_key(256, 0)
-
-
-def test_the_packed_row_is_the_dtype() -> None:
-    assert MESSAGE_ROW.size == MESSAGE_DTYPE.itemsize
 
 
 @pytest.mark.parametrize("imports", [False, True])

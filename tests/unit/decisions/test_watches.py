@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from delayserver.decisions.events import Events
-from delayserver.decisions.publishing import NewMessage
+from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.watches import Watches
 from delayserver.records.message import Payload, Watch
 from delayserver.records.tables import OnEvent, pack_watch, parse_watch_key, unpack_watch, watch_key

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from delayserver.decisions.publishing import NewMessage
+from delayserver.decisions.new_messages import NewMessage
 from delayserver.errors import ConflictError
 from delayserver.records.message import Payload
 from delayserver.records.tables import KeyEntry
 from delayserver.records.tracecontext import trace_of, with_trace
 from delayserver.schedule.effects import content_digests
+from delayserver.testing.publishes import publish_all
 from storage.rows import MESSAGE_DTYPE
 from tests.unit.fakes import MessageParts
 
@@ -98,8 +99,8 @@ def test_a_retry_in_another_span_is_the_same_message() -> None:
     first = parts.publishing.publish_one(traced("k", VALID), 0)
     assert parts.publishing.publish_one(traced("k", other), 0).message_id == first.message_id
     assert parts.publishing.publish_one(traced("k", b""), 0).duplicate
-    batch = parts.publishing.publish(
-        [traced("k", other), traced("l", other), traced("l", VALID)], 0
+    batch = publish_all(
+        parts.publishing, [traced("k", other), traced("l", other), traced("l", VALID)], 0
     )
     assert [one.duplicate for one in batch] == [True, False, True]
     with pytest.raises(ConflictError):

@@ -11,7 +11,7 @@ import pytest
 
 from delayserver.config import Settings
 from delayserver.decisions.delayed_produce import Level
-from delayserver.decisions.publishing import NewMessage
+from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.errors import NotFoundError, StoppingError
 from delayserver.records.message import Payload

@@ -7,10 +7,11 @@ import random
 import pytest
 
 from delayserver.config import Settings
-from delayserver.decisions.publishing import NewMessage
+from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Payload
+from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import SimulatedClock, SimulatedServer, Watcher
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.files import SimulatedFiles
@@ -31,7 +32,7 @@ def server() -> SimulatedServer:
     server.rest()
     clock.move(1)
     messages = [NewMessage("orders", clock.now_ms, Payload(b"%d" % number)) for number in range(4)]
-    server.engine.publishing.publish(messages, clock.now_ms)
+    publish_all(server.engine.publishing, messages, clock.now_ms)
     for _ in range(2):
         server.rest()
         server.tick()

@@ -10,7 +10,7 @@ import pytest
 
 from delayserver.config import Settings
 from delayserver.decisions.group import Group
-from delayserver.decisions.publishing import NewMessage
+from delayserver.decisions.new_messages import NewMessage
 from delayserver.records.message import Payload
 from delayserver.server.threads import QUICK_BYTES
 from delayserver.testing.server import SimulatedClock, SimulatedServer, Watcher

@@ -8,12 +8,13 @@ from typing import Any, cast
 import pytest
 
 from delayserver.api.hot.answers import wire_of
-from delayserver.api.hot.cancel import TOGETHER_MIN, HotCancel
+from delayserver.api.hot.cancel import HotCancel
 from delayserver.api.hot.paths import CANCEL_PATH, MESSAGE_PATH, one_of
 from delayserver.api.hot.protocol import read_head_of_one
 from delayserver.api.rest import models
 from delayserver.decisions.group import Group
 from delayserver.errors import AccessError
+from delayserver.records.ids import COLUMNS_MIN
 from delayserver.records.message_id import MessageId
 from delayserver.security.tokens import Caller
 from delayserver.server.calls import Calls
@@ -23,7 +24,7 @@ from tests.unit.fakes import MINUTE_MS, START_MS, SUBJECT, MessageParts, message
 
 LATER_MS = START_MS + 30 * MINUTE_MS
 TOMORROW_MS = START_MS + 24 * HOUR_MS
-COUNT = 2 * TOGETHER_MIN
+COUNT = 2 * COLUMNS_MIN
 
 
 class Machine(MessageParts):
@@ -121,12 +122,12 @@ def key_path(key: str, subject: str = SUBJECT) -> str:
     return f"/v1/subjects/{subject}/keys/{key}"
 
 
-PLAIN = [key_path(f"k{number}") for number in range(TOGETHER_MIN)]
+PLAIN = [key_path(f"k{number}") for number in range(COLUMNS_MIN)]
 
 
 def test_they_are_answered_as_if_alone_and_only_once_they_are_durable() -> None:
     together, alone = Machine(), Machine()
-    paths = [*PLAIN, together.id_path(TOGETHER_MIN)]
+    paths = [*PLAIN, together.id_path(COLUMNS_MIN)]
     clients = together.ask_together(paths)
     assert [client.told for client in clients] == [[]] * len(paths)
     together.end()
@@ -160,7 +161,7 @@ def test_they_are_decided_while_another_group_is_being_written() -> None:
         [key_path("k0", "nothing.there")],
         [key_path("k0", "no subject")],
         [key_path("fired")],
-        [PLAIN[0], PLAIN[0], key_path(f"k{TOGETHER_MIN}")],
+        [PLAIN[0], PLAIN[0], key_path(f"k{COLUMNS_MIN}")],
         [MESSAGE_PATH + "x"],
         [MESSAGE_PATH + "0" * 36],
     ],
@@ -200,7 +201,7 @@ def test_a_caller_is_asked_for_each() -> None:
     assert [wire[9:12] for [wire] in told] == [b"200"] * len(PLAIN) + [b"403"] * 2
 
 
-@pytest.mark.parametrize("count", [1, TOGETHER_MIN - 1, TOGETHER_MIN])
+@pytest.mark.parametrize("count", [1, COLUMNS_MIN - 1, COLUMNS_MIN])
 def test_few_are_decided_one_by_one(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     machine = Machine()
     paths = [key_path(f"k{number}") for number in range(count)]
@@ -215,7 +216,7 @@ def test_few_are_decided_one_by_one(monkeypatch: pytest.MonkeyPatch, count: int)
     clients = machine.ask_together(paths)
     machine.end()
     assert all(client.told[0].startswith(b"HTTP/1.1 200 ") for client in clients)
-    assert in_columns == ([count] if count == TOGETHER_MIN else [])
+    assert in_columns == ([count] if count == COLUMNS_MIN else [])
 
 
 def test_a_group_that_is_nearly_full_takes_as_many_as_one_by_one() -> None:

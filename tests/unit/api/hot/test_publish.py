@@ -11,11 +11,12 @@ import pytest
 from delayserver.api.hot.answers import JSON, wire_of
 from delayserver.api.hot.paths import MESSAGES_PATH
 from delayserver.api.hot.protocol import read_head
-from delayserver.api.hot.publish import TOGETHER_MIN, Hot
+from delayserver.api.hot.publish import Hot
 from delayserver.api.intake import Intake
 from delayserver.api.rest import models
 from delayserver.decisions.group import Group
 from delayserver.errors import DelayServerError
+from delayserver.records.ids import COLUMNS_MIN
 from delayserver.security.tokens import Caller
 from delayserver.server.calls import Calls
 from storage.errors import DiskFullError
@@ -91,7 +92,7 @@ PLAIN = [
     message(key='"é"', delay=1),
     message(deliver_at=1, delay=None),
 ]
-MANY = [*PLAIN, *(message(body=n) for n in range(TOGETHER_MIN))]
+MANY = [*PLAIN, *(message(body=n) for n in range(COLUMNS_MIN))]
 
 
 def test_new_messages_are_answered_as_if_alone_and_only_once_they_are_durable() -> None:

@@ -1,0 +1,133 @@
+"""New messages: what somebody wants to publish, checked, and as it will be logged.
+
+One message is an object (`NewMessage`), many are columns (`PublishBatch`): lists of one length, so
+that each step of publishing goes over all messages once and makes no object for each. Both become
+the same bytes; a property test publishes either way and compares.
+
+The digest tells whether two messages under one key have the same content. A trace context goes
+along with a message and is no part of its content: publishing again with another one is the same
+message, so the digest is taken before the context is added.
+
+Cost: 1 µs to encode one of many. Threads: pure.
+"""
+
+from collections.abc import Sequence
+from copy import copy
+
+import msgspec
+
+from delayserver.decisions.packing import Publishes
+from delayserver.records.message import (
+    HEADERS_BYTES_MAX,
+    Content,
+    Payload,
+    Watch,
+    encode_payload,
+    encode_payloads,
+)
+from delayserver.records.tracecontext import Trace, with_trace
+from storage.frame import CRC_BYTES, crcs_of, seal, sealed_crc
+
+
+class NewMessage(msgspec.Struct):
+    """A message that somebody wants to publish, checked and with an absolute due time."""
+
+    subject: str
+    due_ms: int
+    payload: Payload
+    trace: Trace | None = None
+    """Goes along with it, and is no part of its content."""
+
+
+class PublishBatch(msgspec.Struct):
+    """The same, of many messages, as columns of one length."""
+
+    subjects: list[str]
+    dues_ms: list[int]
+    bodies: list[bytes]
+    contents: list[Content]
+    keys: list[str | None]
+    headers: list[dict[str, str] | None]
+    watches: list[Watch | None]
+    traces: list[Trace | None]
+
+    def __len__(self) -> int:
+        return len(self.subjects)
+
+    def message(self, index: int) -> NewMessage:
+        """One of the messages."""
+        payload = Payload(
+            self.bodies[index],
+            self.contents[index],
+            self.keys[index],
+            self.headers[index],
+            watch=self.watches[index],
+        )
+        return NewMessage(self.subjects[index], self.dues_ms[index], payload, self.traces[index])
+
+    def select(self, indexes: Sequence[int]) -> "PublishBatch":
+        """Some of the messages."""
+        columns = (getattr(self, name) for name in self.__struct_fields__)
+        return PublishBatch(*([column[index] for index in indexes] for column in columns))
+
+
+class SealedBatch:
+    """A batch with its payloads as they will be logged: encoded, and their checksums."""
+
+    def __init__(self, batch: PublishBatch) -> None:
+        self.batch = batch
+        self.payloads = encode_payloads(
+            batch.bodies, batch.contents, batch.keys, batch.headers, batch.watches
+        )
+        self.crcs = crcs_of(self.payloads)
+        self.key_hashes: list[bytes] = []
+        """Empty: not known, or there are none."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Of the sealed payloads."""
+        return sum(map(len, self.payloads)) + CRC_BYTES * len(self.payloads)
+
+    def digests(self) -> list[int]:
+        """The `content_digest` of each message."""
+        return [
+            len(data) + CRC_BYTES << 32 | crc
+            for data, crc in zip(self.payloads, self.crcs, strict=True)
+        ]
+
+    def select(self, indexes: Sequence[int]) -> "SealedBatch":
+        """Some of the messages."""
+        chosen = copy(self)
+        chosen.batch = self.batch.select(indexes)
+        chosen.payloads = [self.payloads[index] for index in indexes]
+        chosen.crcs = [self.crcs[index] for index in indexes]
+        chosen.key_hashes = []
+        return chosen
+
+
+def content_digest(sealed: bytes) -> int:
+    """64 bits that tell whether two messages have the same content: checksum and length."""
+    return len(sealed) << 32 | sealed_crc(sealed)
+
+
+def stored(message: NewMessage, sealed: bytes) -> tuple[bytes, int]:
+    """What is logged of a message: its payload, with the trace context if there is one and room
+    for it; and with a key the digest of the content, where the payload holds more (else 0)."""
+    if message.trace is None:
+        return sealed, 0
+    payload = message.payload
+    headers = with_trace(payload.headers, message.trace, max_bytes=HEADERS_BYTES_MAX)
+    if headers is None:
+        return sealed, 0
+    stored = encode_payload(msgspec.structs.replace(payload, headers=headers))
+    return stored, 0 if payload.key is None else content_digest(sealed)
+
+
+def with_traces(new: SealedBatch, publishes: Publishes) -> Publishes:
+    """The same, with the trace contexts of its messages. See `stored`."""
+    payloads, digests = [], []
+    for index, data in enumerate(new.payloads):
+        sealed, digest = stored(new.batch.message(index), seal(data))
+        payloads.append(sealed[CRC_BYTES:])
+        digests.append(digest)
+    return publishes._replace(payloads=payloads, crcs=crcs_of(payloads), digests=digests)

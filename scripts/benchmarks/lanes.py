@@ -1,0 +1,275 @@
+"""One, few, many: what each lane of publish and cancel saves beside the path in its place.
+
+    scripts/bench lanes [--quick] [--only NAME] [--json FILE]
+
+A lane is a second way of doing the same, for some sizes. It stays if it takes the time of the other
+way divided by at least 1.15, at the sizes at which it is used. Both ways are measured in turn in
+one process, and of each its best round counts; docs/decisions/lanes.md says what became of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from report import Figure, add_json, as_documents, make_console, show_figures, write_json
+
+from delayserver.api.intake import Intake
+from delayserver.config import Settings
+from delayserver.decisions.new_messages import PublishBatch
+from delayserver.decisions.sequencer import Sequencer
+from delayserver.records.ids import IdCodec, KeyHasher
+from delayserver.records.subscriptions import Registry
+from delayserver.server.engine import Engine
+from storage.catalog import LmdbCatalog
+from storage.rows import HOUR_MS
+
+RATIO_MIN = 1.15
+MESSAGES = 2_000
+"""In one round, in calls of the size that is measured."""
+ROUNDS = 15
+NOW_MS = 500_000 * HOUR_MS
+SUBJECT = "order.unpaid"
+BODY = b'{"order": 1001, "user": "u-77120", "amount_cents": 2999, "note": "' + b"x" * 60 + b'"}'
+
+
+class NoPorts:
+    """What the engine needs done elsewhere is not done."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *arguments, **named: None
+
+
+class Parts:
+    """An engine that accepts, and writes nothing."""
+
+    def __init__(self, catalog: LmdbCatalog) -> None:
+        settings, secret = Settings(), bytes(16)
+        sequencer = Sequencer(catalog, next_seq=1, subjects={})
+        self.ids, self.hasher = IdCodec(0, secret), KeyHasher(secret)
+        ports: Any = NoPorts()
+        self.engine = Engine(
+            settings,
+            catalog,
+            sequencer,
+            Registry(()),
+            self.ids,
+            self.hasher,
+            ports,
+            first_hour=NOW_MS // HOUR_MS,
+            now_ms=NOW_MS,
+            epoch="",
+            random=lambda: 0.5,
+        )
+        self.intake = Intake(settings, sequencer.subjects)
+        sequencer.subject_id(SUBJECT)
+        self.engine.start(NOW_MS // HOUR_MS, ())
+
+
+@contextmanager
+def new_parts() -> Iterator[Callable[[], Parts]]:
+    """Parts on an empty catalog, as often as they are asked for."""
+    with tempfile.TemporaryDirectory() as directory:
+        catalog = LmdbCatalog(directory, max_bytes=1 << 26)
+        try:
+            yield lambda: Parts(catalog)
+        finally:
+            catalog.close()
+
+
+Way = Callable[[Parts, Any], object]
+"""One call of the size, with what was prepared for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A way beside another one."""
+
+    name: str
+    beside: str
+    sizes: Sequence[int]
+    prepare: Callable[[Parts, int, int], Any]
+    """For the call of that number, of so many messages. Not timed."""
+    lane: Way
+    other: Way
+
+
+# ── what is prepared ───────────────────────────────────────────────────────────────────────────
+
+
+def documents(parts: Parts, number: int, size: int, *, keyed: bool = False) -> list[bytes]:
+    """Requests that each publish a message."""
+    start = b'{"subject": "%b", "delay": 86400000, ' % SUBJECT.encode()
+    return [
+        start
+        + (b'"key": "order-%d", ' % (number * size + index) if keyed else b"")
+        + b'"body": %b}' % BODY
+        for index in range(size)
+    ]
+
+
+def keyed_documents(parts: Parts, number: int, size: int) -> list[bytes]:
+    return documents(parts, number, size, keyed=True)
+
+
+def batch(parts: Parts, number: int, size: int) -> PublishBatch:
+    return parts.intake.many(documents(parts, number, size), NOW_MS)
+
+
+def keyed_batch(parts: Parts, number: int, size: int) -> PublishBatch:
+    return parts.intake.many(keyed_documents(parts, number, size), NOW_MS)
+
+
+def array(parts: Parts, number: int, size: int) -> bytes:
+    return b"[" + b",".join(documents(parts, number, size)) + b"]"
+
+
+def seqs_and_dues(parts: Parts, number: int, size: int) -> tuple[range, list[int]]:
+    first_seq = 1 + number * size
+    return range(first_seq, first_seq + size), [NOW_MS + seq for seq in range(size)]
+
+
+def published(parts: Parts, number: int, size: int) -> Any:
+    """Seqs, due times and subjects of messages of the next day."""
+    done = parts.engine.publishing.publish_new(batch(parts, number, size))
+    assert done is not None
+    seqs = np.arange(done.last_seq - size + 1, done.last_seq + 1, dtype=np.uint64)
+    dues_ms = np.full(size, NOW_MS + 24 * HOUR_MS, np.int64)
+    return seqs, dues_ms, np.ones(size, np.uint32)
+
+
+# ── the ways ───────────────────────────────────────────────────────────────────────────────────
+
+
+def each_alone(parts: Parts, requests: list[bytes]) -> None:
+    """As the door asks for each."""
+    for data in requests:
+        parts.engine.publishing.publish_one(parts.intake.one(data, NOW_MS), NOW_MS)
+
+
+def together(parts: Parts, requests: list[bytes]) -> None:
+    """As the door asks for several that came in together."""
+    parts.engine.publishing.publish_new(parts.intake.many(requests, NOW_MS))
+
+
+def look_up_keys(parts: Parts, one: PublishBatch) -> None:
+    """A batch whose keys are looked at one by one."""
+    publishing: Any = parts.engine.publishing
+    publishing._are_new_keys = lambda new: False
+    publishing.publish_batch(one, NOW_MS)
+
+
+def cancel_columns(parts: Parts, found: Any) -> None:
+    cancels: Any = parts.engine.cancels
+    assert cancels._cancel_plain(*found).all()
+
+
+def cancel_each(parts: Parts, found: Any) -> None:
+    seqs, dues_ms, _ = found
+    for seq, due_ms in zip(seqs, dues_ms, strict=True):
+        parts.engine.messages.cancel(int(seq), int(due_ms), subject=SUBJECT)
+
+
+LANES = [
+    Lane(
+        "publish: one message alone",
+        "columns of one",
+        (1,),
+        documents,
+        each_alone,
+        together,
+    ),
+    Lane(
+        "publish: several requests together",
+        "each alone",
+        (16, 64, 128),
+        documents,
+        together,
+        each_alone,
+    ),
+    Lane(
+        "publish: several requests together, keys",
+        "each alone",
+        (16, 64, 128),
+        keyed_documents,
+        together,
+        each_alone,
+    ),
+    Lane(
+        "publish: all keys of a batch in one look",
+        "key by key",
+        (2, 16, 100),
+        keyed_batch,
+        lambda parts, one: parts.engine.publishing.publish_batch(one, NOW_MS),
+        look_up_keys,
+    ),
+    Lane(
+        "cancel: columns",
+        "each alone",
+        (2, 4, 8, 12, 64, 500),
+        published,
+        cancel_columns,
+        cancel_each,
+    ),
+]
+
+
+# ── measuring ──────────────────────────────────────────────────────────────────────────────────
+
+
+def measure(lane: Lane, size: int, messages: int, rounds: int) -> Figure:
+    """The best round of both ways, in turn."""
+    calls = max(1, messages // size)
+    best_s = {"lane": float("inf"), "other": float("inf")}
+    ways = {"lane": lane.lane, "other": lane.other}
+    with new_parts() as make_parts:
+        for number in range(rounds):
+            for name in sorted(ways, reverse=bool(number % 2)):
+                parts, way = make_parts(), ways[name]
+                prepared = [lane.prepare(parts, call, size) for call in range(calls)]
+                begun = time.thread_time()
+                for one in prepared:
+                    way(parts, one)
+                best_s[name] = min(best_s[name], time.thread_time() - begun)
+    taken_s = best_s["lane"]
+    ratio = best_s["other"] / taken_s
+    figure = Figure(
+        case=f"{lane.name}, {size}",
+        value=taken_s / (calls * size) * 1e6,
+        unit="µs",
+        ratios={"the time of the lane": ratio},
+        note=f"beside: {lane.beside}",
+    )
+    figure.demand(f"≥ {RATIO_MIN}", ratio >= RATIO_MIN)
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add_json(parser)
+    parser.add_argument("--quick", action="store_true", help="few rounds: does it run at all?")
+    parser.add_argument("--only", default="", metavar="TEXT", help="lanes with this in their name")
+    options = parser.parse_args()
+    messages, rounds = (200, 1) if options.quick else (MESSAGES, ROUNDS)
+    console = make_console()
+    figures = []
+    gc.disable()
+    for lane in LANES:
+        if options.only in lane.name:
+            with console.status(lane.name):
+                figures += [measure(lane, size, messages, rounds) for size in lane.sizes]
+        gc.collect()
+    show_figures("Lanes beside the path in their place, µs per message", figures, console)
+    if options.json:
+        write_json(options.json, "lanes", figures=as_documents(figures))
+
+
+if __name__ == "__main__":
+    main()
