@@ -54,14 +54,18 @@ Subjects = Mapping[str, str | Refusal]
 """Of messages, by id; or why it is not known."""
 
 
-class _Key(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class CancelKeyBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A message by its key."""
+
     subject: str
     key: str
 
 
-class _Cancel(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class CancelBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """What to cancel."""
+
     ids: Annotated[list[str], msgspec.Meta(max_length=CANCELS_MAX)] = []
-    keys: Annotated[list[_Key], msgspec.Meta(max_length=CANCELS_MAX)] = []
+    keys: Annotated[list[CancelKeyBody], msgspec.Meta(max_length=CANCELS_MAX)] = []
 
 
 TOGETHER_MIN = 12
@@ -75,7 +79,7 @@ _CANCELLED = (
 _Gathered = tuple["Responder", str | None, str, Caller | None]
 """A cancel that waits to be decided together with others: who asked; subject and key, or None and
 the id."""
-_decode = msgspec.json.Decoder(_Cancel).decode
+_decode = msgspec.json.Decoder(CancelBody).decode
 
 
 class HotCancel:
@@ -219,7 +223,7 @@ class HotCancel:
 
     # ── many ───────────────────────────────────────────────────────────────────────────────────
 
-    def _many(self, request: _Cancel, caller: Caller | None, subjects: Subjects) -> Answer:
+    def _many(self, request: CancelBody, caller: Caller | None, subjects: Subjects) -> Answer:
         names, keys = [one.subject for one in request.keys], [one.key for one in request.keys]
         refusals: dict[int, Exception] = {}
         if caller is not None and not caller.is_admin:
@@ -287,7 +291,7 @@ def _not_a_subject() -> InputError:
     return InputError(f"a subject looks like {SUBJECT_PATTERN}", "/path/subject")
 
 
-def _read(data: bytes) -> _Cancel:
+def _read(data: bytes) -> CancelBody:
     """The body of a call that cancels many. Raises InputError."""
     try:
         check_utf8(data)
@@ -296,7 +300,7 @@ def _read(data: bytes) -> _Cancel:
         raise input_error(error) from error
 
 
-def _refusals(caller: Caller, request: _Cancel, subjects: Subjects) -> dict[int, Exception]:
+def _refusals(caller: Caller, request: CancelBody, subjects: Subjects) -> dict[int, Exception]:
     """The reason for each that the caller may not cancel, by index."""
     refusals: dict[int, Exception] = {}
     names: list[str | Refusal] = [subjects[text] for text in request.ids]

@@ -17,8 +17,16 @@ from functools import partial
 from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
+from msgspec import Meta
 
-from delayserver.api.documents import encode, encode_pulled
+from delayserver.api.documents import (
+    AckedDocument,
+    ExtendedDocument,
+    NackedDocument,
+    encode,
+    encode_pulled,
+)
+from delayserver.api.fields import Duration
 from delayserver.api.intake import Intake
 from delayserver.api.problems import UNREADABLE, input_error
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
@@ -40,6 +48,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 Told = Callable[[bytes | Exception], None]
 """Gets the answer (status 200, JSON), or why there is none."""
 Cancel = Callable[[], None]
+_Done = type[AckedDocument] | type[NackedDocument] | type[ExtendedDocument]
 
 
 class Call(NamedTuple):
@@ -55,33 +64,43 @@ def parse_call(method: str, path: str) -> Call | None:
     return None if found is None else Call(found[1], found[2])
 
 
-_Number = Annotated[int, msgspec.Meta(ge=1, le=PULL_MESSAGES_MAX)]
-_Leases = Annotated[list[str], msgspec.Meta(max_length=10_000)]
+_Number = Annotated[int, Meta(ge=1, le=PULL_MESSAGES_MAX)]
+_Leases = Annotated[list[str], Meta(max_length=10_000)]
 
 
-class _Pull(msgspec.Struct, forbid_unknown_fields=True):
+class PullBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What a consumer wants."""
+
     max: _Number = 100
-    wait: int | str = 0
-    min_messages: _Number = 1
-    lease: int | str | None = None
+    wait: Annotated[Duration, Meta(description="how long to wait for `min_messages`")] = 0
+    min_messages: Annotated[
+        _Number, Meta(description="answer when so many are there; at most `max`")
+    ] = 1
+    lease: Annotated[Duration | None, Meta(description="default: that of the subscription")] = None
 
 
-class _Leased(msgspec.Struct, forbid_unknown_fields=True):
+class LeasesBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Messages that were pulled."""
+
     leases: _Leases
 
 
-class _Nack(_Leased, forbid_unknown_fields=True):
-    delay: int | str = 0
+class NackBody(LeasesBody, forbid_unknown_fields=True):
+    """Messages to be delivered again."""
+
+    delay: Duration = 0
 
 
-class _Extend(_Leased, forbid_unknown_fields=True, kw_only=True):
-    lease: int | str
+class ExtendBody(LeasesBody, forbid_unknown_fields=True, kw_only=True):
+    """Messages that need more time."""
+
+    lease: Duration
 
 
-_decode_pull = msgspec.json.Decoder(_Pull).decode
-_decode_leased = msgspec.json.Decoder(_Leased).decode
-_decode_nack = msgspec.json.Decoder(_Nack).decode
-_decode_extend = msgspec.json.Decoder(_Extend).decode
+_decode_pull = msgspec.json.Decoder(PullBody).decode
+_decode_leased = msgspec.json.Decoder(LeasesBody).decode
+_decode_nack = msgspec.json.Decoder(NackBody).decode
+_decode_extend = msgspec.json.Decoder(ExtendBody).decode
 
 
 class Consuming:
@@ -135,7 +154,7 @@ class Consuming:
 
     def _ack(self, subscription: Subscription, data: bytes, told: Told) -> None:
         leases = _decode(_decode_leased, data).leases
-        self._calls.ack(subscription, leases, partial(_tell, told, "acked", len(leases)))
+        self._calls.ack(subscription, leases, partial(_tell, told, AckedDocument, len(leases)))
 
     def _nack(self, subscription: Subscription, data: bytes, told: Told) -> None:
         wanted = _decode(_decode_nack, data)
@@ -146,7 +165,7 @@ class Consuming:
 
         def durable(error: Exception | None) -> None:
             if error is None:
-                _tell(told, "nacked", len(leases), expired)
+                _tell(told, NackedDocument, len(leases), expired)
             else:
                 told(error)
 
@@ -159,15 +178,15 @@ class Consuming:
         wanted = _decode(_decode_extend, data)
         lease_ms = _duration_ms(wanted.lease, "/lease", 1, LEASE_MAX_MS)
         expired = self._calls.extend(subscription, wanted.leases, lease_ms)
-        _tell(told, "extended", len(wanted.leases), expired)
+        _tell(told, ExtendedDocument, len(wanted.leases), expired)
 
 
 def _nothing() -> None:
     """What was asked for happens, whoever waits for the answer."""
 
 
-def _tell(told: Told, done: str, count: int, expired: list[str]) -> None:
-    told(encode({done: count - len(expired), "expired": expired}))
+def _tell(told: Told, document: _Done, count: int, expired: list[str]) -> None:
+    told(encode(document(count - len(expired), expired)))
 
 
 def _decode(decode: Callable[[bytes], T], data: bytes) -> T:

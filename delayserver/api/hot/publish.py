@@ -21,7 +21,7 @@ from functools import lru_cache, partial
 import msgspec
 
 from delayserver.api.conditions import entity_tag
-from delayserver.api.documents import HeartbeatDocument
+from delayserver.api.documents import HealthDocument, HeartbeatDocument, PublishedDocument
 from delayserver.api.hot.answers import (
     JSON,
     Answer,
@@ -52,23 +52,6 @@ from storage.errors import StorageError
 
 ENVELOPE_BYTES = 64 * 1024
 """A request may be longer than its body by this much."""
-
-
-class PublishedDocument(msgspec.Struct):
-    """The answer to a publish."""
-
-    id: str
-    subject: str
-    key: str | None
-    deliver_at: str
-    state: str
-    duplicate: bool
-
-
-class HealthDocument(msgspec.Struct):
-    """The answer to /healthz and /readyz."""
-
-    status: str
 
 
 _PUBLISH = (Action.PUBLISH,)
