@@ -17,14 +17,14 @@ Threads: belongs to the event loop.
 
 from collections.abc import Mapping, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
 from delayserver.api.conditions import expected_versions
 from delayserver.api.documents import CancelledDocument, CancelResultDocument, StateDocument, encode
-from delayserver.api.hot.answers import Answer, Headers, problem_answer, wire_of
+from delayserver.api.hot.answers import Answer, Headers, Responder, problem_answer, wire_of
 from delayserver.api.hot.paths import CANCEL_PATH, MESSAGE_PATH, asks_disk, one_of
 from delayserver.api.intake import check_utf8
 from delayserver.api.problems import UNREADABLE, input_error
@@ -43,9 +43,6 @@ from delayserver.records.subjects import SUBJECT_PATTERN, is_subject
 from delayserver.security.tokens import Action, Caller
 from delayserver.server.calls import Calls
 from storage.errors import DamageError, StorageError
-
-if TYPE_CHECKING:
-    from delayserver.api.hot.answers import Responder
 
 CANCELS_MAX = 10_000
 _PUBLISH = (Action.PUBLISH,)
@@ -76,7 +73,7 @@ _CANCELLED = (
     % (len(_CANCELLED_BODY % bytes(ID_DIGITS)))
 ) + _CANCELLED_BODY
 """What `_by_id` and `_by_key` answer. (A test compares the two.)"""
-_Gathered = tuple["Responder", str | None, str, Caller | None]
+_Gathered = tuple[Responder, str | None, str, Caller | None]
 """A cancel that waits to be decided together with others: who asked; subject and key, or None and
 the id."""
 _decode = msgspec.json.Decoder(CancelBody).decode
@@ -134,10 +131,11 @@ class HotCancel:
     # ── cancels of one that come in together ───────────────────────────────────────────────────
 
     def gather(
-        self, responder: "Responder", subject: str | None, text: str, caller: Caller | None
+        self, responder: Responder, subject: str | None, text: str, caller: Caller | None
     ) -> None:
-        """As `answer` to a cancel of one without a condition, together with others of this turn of
-        the event loop: a cancel that waits for longer may come too late.
+        """Cancel one message, without a condition, together with others that come in this turn of
+        the event loop: a cancel that waits for longer may come too late. `responder` is given what
+        `answer` would return.
 
         `text`: the key, where there is a `subject`; else the id, which a `caller` has to be an
         administrator for."""

@@ -1,9 +1,9 @@
 """The calls of consumers: pull, ack, nack, extend. From request to answer.
 
-    pull   ─▶ Engine.pull ──▶ messages, at once or within `wait` ──▶ answered
-    ack    ─▶ Engine.ack  ──▶ the dispatch log is synced         ──▶ answered
-    nack   ─▶ Engine.nack ──▶ with a delay: the group is durable ──▶ answered
-    extend ─▶ answered
+    pull   ─▶ Calls.pull   ──▶ messages, at once or within `wait` ──▶ answered
+    ack    ─▶ Calls.ack    ──▶ the dispatch log is synced         ──▶ answered
+    nack   ─▶ Calls.nack   ──▶ with a delay: the group is durable ──▶ answered
+    extend ─▶ Calls.extend ──▶ answered
 
 An answer is given through a callback, when it may be: no task and no future waits for it. There are
 two ways in, as for publishing (`delayserver.api.hot.publish`).
@@ -11,10 +11,9 @@ two ways in, as for publishing (`delayserver.api.hot.publish`).
 Cost: some 50 µs per call, and 1 µs for each message. Threads: belongs to the event loop.
 """
 
-import re
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -27,11 +26,11 @@ from delayserver.api.documents import (
     encode_pulled,
 )
 from delayserver.api.fields import Duration
+from delayserver.api.hot.paths import ConsumerCall
 from delayserver.api.intake import Intake
 from delayserver.api.problems import UNREADABLE, input_error
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.errors import ConflictError, InputError
-from delayserver.records.subjects import SUBJECT_PATTERN
 from delayserver.records.subscriptions import Subscription
 from delayserver.security.tokens import Action, Caller
 from delayserver.server.calls import Calls
@@ -42,26 +41,12 @@ PULL_WAIT_MAX_MS = 60_000
 LEASE_MAX_MS = 7 * 24 * 3_600_000
 
 _CONSUME = (Action.CONSUME,)
-_PATH = re.compile(rf"/v1/subscriptions/({SUBJECT_PATTERN})/(pull|ack|nack|extend)")
 
 T = TypeVar("T", bound=msgspec.Struct)
 Told = Callable[[bytes | Exception], None]
 """Gets the answer (status 200, JSON), or why there is none."""
 Cancel = Callable[[], None]
 _Done = type[AckedDocument] | type[NackedDocument] | type[ExtendedDocument]
-
-
-class Call(NamedTuple):
-    """What a path asks for."""
-
-    subscription: str
-    action: str
-
-
-def parse_call(method: str, path: str) -> Call | None:
-    """The call that is served here; None: it is another one."""
-    found = _PATH.fullmatch(path) if method == "POST" else None
-    return None if found is None else Call(found[1], found[2])
 
 
 _Number = Annotated[int, Meta(ge=1, le=PULL_MESSAGES_MAX)]
@@ -110,7 +95,7 @@ class Consuming:
         self._calls = calls
         self._intake = intake
 
-    def serve(self, call: Call, data: bytes, caller: Caller | None, told: Told) -> Cancel:
+    def serve(self, call: ConsumerCall, data: bytes, caller: Caller | None, told: Told) -> Cancel:
         """Do what a call says; `told` is called once, before this returns or later.
 
         Returns what to call if the client is gone before that."""

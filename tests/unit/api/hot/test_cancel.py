@@ -11,8 +11,8 @@ import pytest
 from delayserver.api.documents import CancelledDocument, StateDocument
 from delayserver.api.hot.answers import wire_of
 from delayserver.api.hot.cancel import TOGETHER_MIN, HotCancel
+from delayserver.api.hot.heads import read_head_of_one
 from delayserver.api.hot.paths import CANCEL_PATH, MESSAGE_PATH, one_of
-from delayserver.api.hot.protocol import read_head_of_one
 from delayserver.decisions.group import Group
 from delayserver.errors import AccessError
 from delayserver.records.message_id import MessageId

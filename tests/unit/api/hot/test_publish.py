@@ -11,8 +11,8 @@ import pytest
 
 from delayserver.api.documents import BatchDocument, PublishedDocument
 from delayserver.api.hot.answers import JSON, wire_of
+from delayserver.api.hot.heads import read_head
 from delayserver.api.hot.paths import MESSAGES_PATH
-from delayserver.api.hot.protocol import read_head
 from delayserver.api.hot.publish import TOGETHER_MIN, Hot
 from delayserver.api.intake import Intake
 from delayserver.decisions.group import Group
