@@ -1,16 +1,19 @@
 """Answers that hold messages: their bodies go out byte for byte as they were published.
 
 A body is JSON that nobody decodes: neither a number that is too long for a float nor the order of
-the fields changes on its way. The models of the same names describe these documents in OpenAPI.
+the fields changes on its way. OpenAPI describes the answers by these structs.
 
 Cost: 1 µs per message. Threads: values.
 """
 
 import base64
 from functools import lru_cache
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
+from delayserver.api.fields import MessageState, OnEventName, PendingState
 from delayserver.delivery.batch import body_fields
 from delayserver.delivery.delayed_fetch import Pulled
 from delayserver.queries.dead_letters import DeadLetterView
@@ -24,6 +27,31 @@ _UNSET = msgspec.UNSET
 _Unset = msgspec.UnsetType
 
 encode = msgspec.json.Encoder().encode
+
+
+class HealthDocument(msgspec.Struct):
+    """The answer to /healthz and /readyz."""
+
+    status: str
+
+
+class PublishedDocument(msgspec.Struct):
+    """A message that is stored durably."""
+
+    id: str
+    subject: str
+    key: str | None
+    deliver_at: str
+    state: str
+    duplicate: Annotated[bool, Meta(description="the key stood for the same message already")]
+
+
+class BatchDocument(msgspec.Struct):
+    """A batch that is stored durably, whole."""
+
+    count: int
+    duplicates: int
+    ids: Annotated[list[str], Meta(description="in the order of the batch")]
 
 
 class DeliveryDocument(msgspec.Struct):
@@ -42,23 +70,25 @@ class MessageDocument(msgspec.Struct):
     subject: str
     key: str | None
     deliver_at: str
-    state: str
+    state: MessageState
     attempts: int
     headers: dict[str, str]
     deliveries: list[DeliveryDocument]
     body: msgspec.Raw | _Unset = _UNSET
     body_base64: str | _Unset = _UNSET
     watch: tuple[str, ...] | _Unset = _UNSET
-    on_event: str | _Unset = _UNSET
+    on_event: OnEventName | _Unset = _UNSET
 
 
 class HeartbeatDocument(msgspec.Struct):
-    """A heartbeat, and when it will publish its message unless it is renewed."""
+    """A heartbeat as it is."""
 
     key: str
     timeout: str
     subject: str
-    expires_at: str
+    expires_at: Annotated[
+        str, Meta(description="when the message is published unless it is renewed")
+    ]
     headers: dict[str, str] | _Unset = _UNSET
     body: msgspec.Raw | _Unset = _UNSET
     body_base64: str | _Unset = _UNSET
@@ -70,19 +100,62 @@ class PendingDocument(msgspec.Struct):
     id: str
     subject: str
     key: str | None
-    deliver_at: str
-    state: str
-    attempts: int
+    deliver_at: Annotated[str, Meta(description="of the next attempt, when it is being retried")]
+    state: PendingState
+    attempts: Annotated[int, Meta(description="that were made")]
     headers: dict[str, str]
     body: msgspec.Raw | _Unset = _UNSET
     body_base64: str | _Unset = _UNSET
 
 
 class PendingListDocument(msgspec.Struct):
-    """A page of messages that wait."""
+    """A page of pending messages, in due order; it may hold fewer than there is room for."""
 
     messages: list[PendingDocument]
-    cursor: str | None
+    cursor: Annotated[
+        str | None, Meta(description="for the next page; null: there is nothing more")
+    ]
+
+
+class PulledDocument(msgspec.Struct):
+    """A message that is leased to the consumer that pulled it."""
+
+    id: str
+    subject: str
+    key: str | None
+    headers: dict[str, str]
+    deliver_at: str
+    attempt: int
+    lease: Annotated[str, Meta(description="to be named in ack, nack and extend")]
+    body: msgspec.Raw | _Unset = _UNSET
+    body_base64: str | _Unset = _UNSET
+
+
+class PulledListDocument(msgspec.Struct):
+    """What is due; empty when nothing fell due in time."""
+
+    messages: list[PulledDocument]
+
+
+class AckedDocument(msgspec.Struct):
+    """Answer to ack."""
+
+    acked: int
+    expired: list[str]
+
+
+class NackedDocument(msgspec.Struct):
+    """Answer to nack."""
+
+    nacked: int
+    expired: list[str]
+
+
+class ExtendedDocument(msgspec.Struct):
+    """Answer to extend."""
+
+    extended: int
+    expired: list[str]
 
 
 class StateDocument(msgspec.Struct, gc=False):
@@ -93,7 +166,7 @@ class StateDocument(msgspec.Struct, gc=False):
 
 
 class CancelResultDocument(msgspec.Struct, gc=False):
-    """What became of one of many cancels."""
+    """What became of one of them; `state` is missing where there is no such message."""
 
     id: str | None = None
     subject: str | None = None
@@ -103,7 +176,7 @@ class CancelResultDocument(msgspec.Struct, gc=False):
 
 
 class CancelledDocument(msgspec.Struct):
-    """The answer to many cancels."""
+    """One result for each, ids first."""
 
     results: list[CancelResultDocument]
 
@@ -178,7 +251,7 @@ def pending_document(view: PendingView) -> PendingDocument:
 
 
 def encode_pulled(pulled: Pulled) -> bytes:
-    """What a consumer gets (PulledListModel): each message with its lease.
+    """What a consumer gets (PulledListDocument): each message with its lease.
 
     Nine pieces for each, most of them the same for all, joined once."""
     deliveries = pulled.deliveries

@@ -5,6 +5,7 @@ Cost: only when something is wrong. Threads: pure.
 
 import re
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import msgspec
 
@@ -37,20 +38,23 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 class FieldError(msgspec.Struct, omit_defaults=True):
     """One bad field."""
 
-    pointer: str
+    pointer: Annotated[
+        str, msgspec.Meta(description="a JSON pointer (RFC 6901); empty: the whole document")
+    ]
     detail: str
 
 
 class ProblemDocument(msgspec.Struct, omit_defaults=True):
-    """The body of every error answer."""
+    """What went wrong, where, and what to do (RFC 9457)."""
 
     type: str
     title: str
     status: int
     detail: str
     errors: list[FieldError] | None = None
-    state: str = ""
-    """With a conflict: the state that the message is in."""
+    state: Annotated[
+        str, msgspec.Meta(description="with 409: the state that the message is in")
+    ] = ""
 
 
 @dataclass(slots=True)

@@ -3,6 +3,9 @@
 Schemathesis makes calls from the document, good ones and bad ones; no answer may be a 5xx, have a
 status that is not documented for the call, or a body of another form."""
 
+import json
+import re
+
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -94,6 +97,12 @@ def test_the_hot_calls_are_described_with_examples_that_work(shared_api, documen
         "application/x-ndjson",
         "application/msgpack",
     }
+
+
+def test_what_the_document_refers_to_is_in_it_and_is_used(document):
+    names = set(re.findall(r'"\$ref": "#/components/schemas/(\w+)"', json.dumps(document)))
+    assert names == document["components"]["schemas"].keys()
+    assert "#/$defs" not in json.dumps(document)  # it would be looked for at the root
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)

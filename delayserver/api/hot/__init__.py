@@ -8,6 +8,7 @@ cancel     … by id, by key, many
 consume    … pull, ack, nack, extend
 answers    an answer, before it goes out
 protocol   the way in over the wire, past ASGI
+heads      … what the head of a request says
 connection … what a client may send there, and how long it may take
 asgi       the way in for any ASGI server
 """

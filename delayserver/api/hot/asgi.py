@@ -1,5 +1,13 @@
 """The hot path as plain ASGI, in front of FastAPI, for any ASGI server.
 
+    call ──▶ of a consumer? ──▶ Consuming ──▶ answered when it is told, or the client is gone
+         ──▶ hot?           ──▶ Hot       ──▶ answered when its group is durable, or filed
+         ──▶ health?        ──▶ answered
+         ──▶ else           ──▶ FastAPI, its body limited
+
+What `protocol` does not serve comes this way: a publish that says with `ack` what it waits for, a
+cancel whose subject has to be read, a head that is not as plain as most.
+
 Cost: 100 µs per call more than without ASGI. Threads: belongs to the event loop.
 """
 
@@ -9,7 +17,6 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from delayserver.api.hot.answers import Answer, Headers, consumer_answer, header, problem_answer
-from delayserver.api.hot.consume import parse_call
 from delayserver.api.hot.paths import (
     BATCH_PATH,
     MESSAGES_PATH,
@@ -18,6 +25,7 @@ from delayserver.api.hot.paths import (
     is_cancel,
     is_health,
     is_hot,
+    parse_call,
 )
 from delayserver.api.hot.publish import Hot
 from delayserver.api.problems import pointer_to

@@ -17,14 +17,14 @@ Threads: belongs to the event loop.
 
 from collections.abc import Mapping, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
 from delayserver.api.conditions import expected_versions
 from delayserver.api.documents import CancelledDocument, CancelResultDocument, StateDocument, encode
-from delayserver.api.hot.answers import Answer, Headers, problem_answer, wire_of
+from delayserver.api.hot.answers import Answer, Headers, Responder, problem_answer, wire_of
 from delayserver.api.hot.paths import CANCEL_PATH, MESSAGE_PATH, asks_disk, one_of
 from delayserver.api.intake import check_utf8
 from delayserver.api.problems import UNREADABLE, input_error
@@ -45,9 +45,6 @@ from delayserver.security.tokens import Action, Caller
 from delayserver.server.calls import Calls
 from storage.errors import DamageError, StorageError
 
-if TYPE_CHECKING:
-    from delayserver.api.hot.answers import Responder
-
 CANCELS_MAX = 10_000
 _PUBLISH = (Action.PUBLISH,)
 
@@ -55,14 +52,18 @@ Subjects = Mapping[str, str | Refusal]
 """Of messages, by id; or why it is not known."""
 
 
-class _Key(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class CancelKeyBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A message by its key."""
+
     subject: str
     key: str
 
 
-class _Cancel(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class CancelBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """What to cancel."""
+
     ids: Annotated[list[str], msgspec.Meta(max_length=CANCELS_MAX)] = []
-    keys: Annotated[list[_Key], msgspec.Meta(max_length=CANCELS_MAX)] = []
+    keys: Annotated[list[CancelKeyBody], msgspec.Meta(max_length=CANCELS_MAX)] = []
 
 
 _CANCELLED_BODY = b'{"id":"%b","state":"cancelled"}'
@@ -71,10 +72,10 @@ _CANCELLED = (
     % (len(_CANCELLED_BODY % bytes(ID_DIGITS)))
 ) + _CANCELLED_BODY
 """What `_by_id` and `_by_key` answer. (A test compares the two.)"""
-_Gathered = tuple["Responder", str | None, str, Caller | None]
+_Gathered = tuple[Responder, str | None, str, Caller | None]
 """A cancel that waits to be decided together with others: who asked; subject and key, or None and
 the id."""
-_decode = msgspec.json.Decoder(_Cancel).decode
+_decode = msgspec.json.Decoder(CancelBody).decode
 
 
 class HotCancel:
@@ -129,10 +130,11 @@ class HotCancel:
     # ── cancels of one that come in together ───────────────────────────────────────────────────
 
     def gather(
-        self, responder: "Responder", subject: str | None, text: str, caller: Caller | None
+        self, responder: Responder, subject: str | None, text: str, caller: Caller | None
     ) -> None:
-        """As `answer` to a cancel of one without a condition, together with others of this turn of
-        the event loop: a cancel that waits for longer may come too late.
+        """Cancel one message, without a condition, together with others that come in this turn of
+        the event loop: a cancel that waits for longer may come too late. `responder` is given what
+        `answer` would return.
 
         `text`: the key, where there is a `subject`; else the id, which a `caller` has to be an
         administrator for."""
@@ -218,7 +220,7 @@ class HotCancel:
 
     # ── many ───────────────────────────────────────────────────────────────────────────────────
 
-    def _many(self, request: _Cancel, caller: Caller | None, subjects: Subjects) -> Answer:
+    def _many(self, request: CancelBody, caller: Caller | None, subjects: Subjects) -> Answer:
         names, keys = [one.subject for one in request.keys], [one.key for one in request.keys]
         refusals: dict[int, Exception] = {}
         if caller is not None and not caller.is_admin:
@@ -286,7 +288,7 @@ def _not_a_subject() -> InputError:
     return InputError(f"a subject looks like {SUBJECT_PATTERN}", "/path/subject")
 
 
-def _read(data: bytes) -> _Cancel:
+def _read(data: bytes) -> CancelBody:
     """The body of a call that cancels many. Raises InputError."""
     try:
         check_utf8(data)
@@ -295,7 +297,7 @@ def _read(data: bytes) -> _Cancel:
         raise input_error(error) from error
 
 
-def _refusals(caller: Caller, request: _Cancel, subjects: Subjects) -> dict[int, Exception]:
+def _refusals(caller: Caller, request: CancelBody, subjects: Subjects) -> dict[int, Exception]:
     """The reason for each that the caller may not cancel, by index."""
     refusals: dict[int, Exception] = {}
     names: list[str | Refusal] = [subjects[text] for text in request.ids]

@@ -1,9 +1,9 @@
 """The calls of consumers: pull, ack, nack, extend. From request to answer.
 
-    pull   ─▶ Outcomes.pull ──▶ messages, at once or within `wait` ──▶ answered
-    ack    ─▶ Outcomes.ack  ──▶ the dispatch log is synced         ──▶ answered
-    nack   ─▶ Outcomes.nack ──▶ with a delay: the group is durable ──▶ answered
-    extend ─▶ answered
+    pull   ─▶ Calls.pull   ──▶ messages, at once or within `wait` ──▶ answered
+    ack    ─▶ Calls.ack    ──▶ the dispatch log is synced         ──▶ answered
+    nack   ─▶ Calls.nack   ──▶ with a delay: the group is durable ──▶ answered
+    extend ─▶ Calls.extend ──▶ answered
 
 An answer is given through a callback, when it may be: no task and no future waits for it. There are
 two ways in, as for publishing (`delayserver.api.hot.publish`).
@@ -11,19 +11,26 @@ two ways in, as for publishing (`delayserver.api.hot.publish`).
 Cost: some 50 µs per call, and 1 µs for each message. Threads: belongs to the event loop.
 """
 
-import re
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta
 
-from delayserver.api.documents import encode, encode_pulled
+from delayserver.api.documents import (
+    AckedDocument,
+    ExtendedDocument,
+    NackedDocument,
+    encode,
+    encode_pulled,
+)
+from delayserver.api.fields import Duration
+from delayserver.api.hot.paths import ConsumerCall
 from delayserver.api.intake import Intake
 from delayserver.api.problems import UNREADABLE, input_error
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.errors import ConflictError, InputError
-from delayserver.records.subjects import SUBJECT_PATTERN
 from delayserver.records.subscriptions import Subscription
 from delayserver.security.tokens import Action, Caller
 from delayserver.server.calls import Calls
@@ -34,54 +41,51 @@ PULL_WAIT_MAX_MS = 60_000
 LEASE_MAX_MS = 7 * 24 * 3_600_000
 
 _CONSUME = (Action.CONSUME,)
-_PATH = re.compile(rf"/v1/subscriptions/({SUBJECT_PATTERN})/(pull|ack|nack|extend)")
 
 T = TypeVar("T", bound=msgspec.Struct)
 Told = Callable[[bytes | Exception], None]
 """Gets the answer (status 200, JSON), or why there is none."""
 Cancel = Callable[[], None]
+_Done = type[AckedDocument] | type[NackedDocument] | type[ExtendedDocument]
 
 
-class Call(NamedTuple):
-    """What a path asks for."""
-
-    subscription: str
-    action: str
+_Number = Annotated[int, Meta(ge=1, le=PULL_MESSAGES_MAX)]
+_Leases = Annotated[list[str], Meta(max_length=10_000)]
 
 
-def parse_call(method: str, path: str) -> Call | None:
-    """The call that is served here; None: it is another one."""
-    found = _PATH.fullmatch(path) if method == "POST" else None
-    return None if found is None else Call(found[1], found[2])
+class PullBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What a consumer wants."""
 
-
-_Number = Annotated[int, msgspec.Meta(ge=1, le=PULL_MESSAGES_MAX)]
-_Leases = Annotated[list[str], msgspec.Meta(max_length=10_000)]
-
-
-class _Pull(msgspec.Struct, forbid_unknown_fields=True):
     max: _Number = 100
-    wait: int | str = 0
-    min_messages: _Number = 1
-    lease: int | str | None = None
+    wait: Annotated[Duration, Meta(description="how long to wait for `min_messages`")] = 0
+    min_messages: Annotated[
+        _Number, Meta(description="answer when so many are there; at most `max`")
+    ] = 1
+    lease: Annotated[Duration | None, Meta(description="default: that of the subscription")] = None
 
 
-class _Leased(msgspec.Struct, forbid_unknown_fields=True):
+class LeasesBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Messages that were pulled."""
+
     leases: _Leases
 
 
-class _Nack(_Leased, forbid_unknown_fields=True):
-    delay: int | str = 0
+class NackBody(LeasesBody, forbid_unknown_fields=True):
+    """Messages to be delivered again."""
+
+    delay: Duration = 0
 
 
-class _Extend(_Leased, forbid_unknown_fields=True, kw_only=True):
-    lease: int | str
+class ExtendBody(LeasesBody, forbid_unknown_fields=True, kw_only=True):
+    """Messages that need more time."""
+
+    lease: Duration
 
 
-_decode_pull = msgspec.json.Decoder(_Pull).decode
-_decode_leased = msgspec.json.Decoder(_Leased).decode
-_decode_nack = msgspec.json.Decoder(_Nack).decode
-_decode_extend = msgspec.json.Decoder(_Extend).decode
+_decode_pull = msgspec.json.Decoder(PullBody).decode
+_decode_leased = msgspec.json.Decoder(LeasesBody).decode
+_decode_nack = msgspec.json.Decoder(NackBody).decode
+_decode_extend = msgspec.json.Decoder(ExtendBody).decode
 
 
 class Consuming:
@@ -91,7 +95,7 @@ class Consuming:
         self._calls = calls
         self._intake = intake
 
-    def serve(self, call: Call, data: bytes, caller: Caller | None, told: Told) -> Cancel:
+    def serve(self, call: ConsumerCall, data: bytes, caller: Caller | None, told: Told) -> Cancel:
         """Do what a call says; `told` is called once, before this returns or later.
 
         Returns what to call if the client is gone before that."""
@@ -135,7 +139,7 @@ class Consuming:
 
     def _ack(self, subscription: Subscription, data: bytes, told: Told) -> None:
         leases = _decode(_decode_leased, data).leases
-        self._calls.ack(subscription, leases, partial(_tell, told, "acked", len(leases)))
+        self._calls.ack(subscription, leases, partial(_tell, told, AckedDocument, len(leases)))
 
     def _nack(self, subscription: Subscription, data: bytes, told: Told) -> None:
         wanted = _decode(_decode_nack, data)
@@ -146,7 +150,7 @@ class Consuming:
 
         def durable(error: Exception | None) -> None:
             if error is None:
-                _tell(told, "nacked", len(leases), expired)
+                _tell(told, NackedDocument, len(leases), expired)
             else:
                 told(error)
 
@@ -159,15 +163,15 @@ class Consuming:
         wanted = _decode(_decode_extend, data)
         lease_ms = _duration_ms(wanted.lease, "/lease", 1, LEASE_MAX_MS)
         expired = self._calls.extend(subscription, wanted.leases, lease_ms)
-        _tell(told, "extended", len(wanted.leases), expired)
+        _tell(told, ExtendedDocument, len(wanted.leases), expired)
 
 
 def _nothing() -> None:
     """What was asked for happens, whoever waits for the answer."""
 
 
-def _tell(told: Told, done: str, count: int, expired: list[str]) -> None:
-    told(encode({done: count - len(expired), "expired": expired}))
+def _tell(told: Told, document: _Done, count: int, expired: list[str]) -> None:
+    told(encode(document(count - len(expired), expired)))
 
 
 def _decode(decode: Callable[[bytes], T], data: bytes) -> T:

@@ -4,8 +4,9 @@ Cost: below a microsecond. Threads: pure functions.
 """
 
 import re
+from typing import NamedTuple
 
-from delayserver.api.hot.consume import parse_call
+from delayserver.records.subjects import SUBJECT_PATTERN
 
 MESSAGES_PATH = "/v1/messages"
 BATCH_PATH = "/v1/messages/batch"
@@ -15,6 +16,12 @@ ALIVE_PATH = "/healthz"
 READY_PATH = "/readyz"
 REST_MAX_BYTES = 8 * 1024 * 1024
 """Longest request of the other calls, such as 10,000 keys to cancel."""
+CANCEL_PATH = "/v1/messages/cancel"
+MESSAGE_PATH = "/v1/messages/"
+"""Before the id."""
+_BY_ID = re.compile(r"/v1/messages/([^/]+)")
+_BY_KEY = re.compile(r"/v1/subjects/([^/]+)/keys/(.*)", re.DOTALL)
+_OF_CONSUMER = re.compile(rf"/v1/subscriptions/({SUBJECT_PATTERN})/(pull|ack|nack|extend)")
 
 
 def is_hot(method: str, path: str) -> bool:
@@ -27,13 +34,6 @@ def is_hot(method: str, path: str) -> bool:
 def is_health(method: str, path: str) -> bool:
     """Whether the call asks how the server is."""
     return method == "GET" and path in (ALIVE_PATH, READY_PATH)
-
-
-CANCEL_PATH = "/v1/messages/cancel"
-MESSAGE_PATH = "/v1/messages/"
-"""Before the id."""
-_BY_ID = re.compile(r"/v1/messages/([^/]+)")
-_BY_KEY = re.compile(r"/v1/subjects/([^/]+)/keys/(.*)", re.DOTALL)
 
 
 def is_cancel(method: str, path: str) -> bool:
@@ -52,3 +52,16 @@ def one_of(path: str) -> tuple[str | None, str]:
     """Which message a cancel of one is for: subject and key, or None and the id."""
     by_key = _BY_KEY.fullmatch(path)
     return (by_key[1], by_key[2]) if by_key else (None, path.removeprefix(MESSAGE_PATH))
+
+
+class ConsumerCall(NamedTuple):
+    """What a path asks for."""
+
+    subscription: str
+    action: str
+
+
+def parse_call(method: str, path: str) -> ConsumerCall | None:
+    """The call of a consumer; None: it is another one."""
+    found = _OF_CONSUMER.fullmatch(path) if method == "POST" else None
+    return None if found is None else ConsumerCall(found[1], found[2])

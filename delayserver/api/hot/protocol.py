@@ -12,46 +12,34 @@ the one before it; what goes uvicorn's way waits until all that came before is a
 a consumer may wait for long: what comes behind it is looked at when it is answered, and when
 something before it has no answer yet, it goes uvicorn's way.
 
-What a head says is found out by httptools, once: clients send the same few heads again and again,
-so the last ones are remembered by their bytes. No task, no future, no ASGI message and no callback
-of a parser exists for a request that is served here. Publishes that come while a group
-is being synced are decided together (`Hot.gather`), and so are cancels that come in one turn.
+What a head says is remembered (`heads`). No task, no future, no ASGI message and no callback of a
+parser exists for a request that is served here. Publishes that come while a group is being synced
+are decided together (`Hot.gather`), and so are cancels that come in one turn.
 
 Cost: 5 µs per durable publish, besides 10 µs of system calls (`scripts/bench`). Threads: belongs to
 the event loop.
 """
 
 import re
-from functools import lru_cache, partial
-from typing import NamedTuple, TypeAlias, cast
-from urllib.parse import unquote
+from functools import partial
+from typing import TypeAlias, cast
 
-import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from delayserver.api.access import Access
-from delayserver.api.hot.answers import Answer, consumer_answer, header, problem_answer, wire_of
+from delayserver.api.hot.answers import Answer, consumer_answer, problem_answer, wire_of
 from delayserver.api.hot.connection import Connection, Phase
-from delayserver.api.hot.consume import Call, Cancel, parse_call
-from delayserver.api.hot.paths import (
-    HEARTBEATS_PATH,
-    MESSAGE_PATH,
-    MESSAGES_PATH,
-    asks_disk,
-    is_cancel,
-    is_hot,
-    one_of,
-)
+from delayserver.api.hot.consume import Cancel
+from delayserver.api.hot.heads import HEADS_KEPT, OF_ONE, Head, read_head, read_head_of_one
+from delayserver.api.hot.paths import ConsumerCall, asks_disk, one_of
 from delayserver.api.hot.publish import Hot
 from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.errors import DelayServerError
-from delayserver.records.tracecontext import Trace, trace_of
 from delayserver.security.tokens import Caller, TokenTable
 
 HEAD_MAX_BYTES = 4096
 """Longer heads go uvicorn's way."""
-HEADS_KEPT = 1024
 HELD_MAX_BYTES = 64 * 1024
 """What is read at most behind a call that waits; as long as less comes, it is noticed when the
 client goes away."""
@@ -60,13 +48,6 @@ LINGER_S = 1.0
 PIPELINED_MAX = 1024
 """A connection with so many unanswered requests is not read from."""
 
-_OF_ONE = (b"PUT " + HEARTBEATS_PATH.encode(), b"DELETE /v1/")
-"""How calls begin of which each has an address of its own."""
-_PLACES = {b"PUT": HEARTBEATS_PATH.encode() + b"x", b"DELETE": MESSAGE_PATH.encode() + b"x"}
-_REQUEST_LINE = re.compile(
-    rb"(?P<method>PUT|DELETE) (?P<target>/[A-Za-z0-9%/:@!$&'()*+,;=._~-]+) HTTP/1\.1\r\n"
-)
-"""One that every parser reads in the same way."""
 _CANCEL_LINE = re.compile(
     rb"DELETE /v1/subjects/([A-Za-z0-9._-]+)/keys/([A-Za-z0-9:@!$&'()*+,;=._~-]+)(?= HTTP/1\.1\r\n)"
 )
@@ -89,130 +70,6 @@ def make_protocol(hot: Hot, access: Access, settings: Settings) -> type[HttpTool
         "common_of_cancels": set[bytes](),
     }
     return type("HotProtocol", (_HotProtocol,), attributes)
-
-
-class Head(NamedTuple):
-    """What the head of a request says that is served here."""
-
-    path: str
-    length: int
-    """Of its body, in bytes."""
-    headers: list[tuple[bytes, bytes]]
-    content_type: bytes
-    keep_alive: bool
-    trace: Trace | None
-    is_cancel: bool = False
-    may_gather: bool = False
-    """Whether it is that of a publish as most clients send it, which may be gathered."""
-    data: bytes = b""
-    """If so, all of it, as it came; of a cancel that may be gathered all behind its address."""
-    may_gather_cancel: bool = False
-    """Whether it is that of a cancel of one message, whatever its version, without a body."""
-    call: Call | None = None
-    """Of a consumer."""
-
-
-@lru_cache(maxsize=HEADS_KEPT)
-def read_head(data: bytes) -> Head | None:
-    """Read a head, which ends with an empty line; None: it goes uvicorn's way."""
-    return _HeadParser().read(data)
-
-
-def read_head_of_one(data: bytes) -> Head | None:
-    """As `read_head`, for calls whose address nobody else asks for: only what follows the first
-    line is the same again and again, so that is what is remembered."""
-    line = _REQUEST_LINE.match(data)
-    if line is None:
-        return read_head.__wrapped__(data)
-    path = _plain_path(line["target"])
-    method = line["method"]
-    if path is None or not is_hot(method.decode(), path):
-        return None
-    rest = data[line.end("target") :]
-    # A version is another one each time, too.
-    read = read_head.__wrapped__ if b"if-match:" in rest.lower() else read_head
-    head = read(b"%b %b%b" % (method, _PLACES[method], rest))
-    if head is None:
-        return None
-    return head._replace(path=path, data=rest if head.may_gather_cancel else b"")
-
-
-class _HeadParser:
-    """Callbacks of httptools for one head."""
-
-    _parser: httptools.HttpRequestParser
-
-    def __init__(self) -> None:
-        self._url = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._heads = self._bodies = 0
-        self._keep_alive = False
-
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        self._heads += 1
-        # Once the whole request is read, which may be at once, the parser has forgotten it.
-        self._keep_alive = self._parser.should_keep_alive()
-
-    def on_body(self, body: bytes) -> None:
-        self._bodies += 1
-
-    def read(self, data: bytes) -> Head | None:
-        """See `read_head`."""
-        parser = self._parser = httptools.HttpRequestParser(self)
-        try:
-            parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            return None
-        finally:
-            del self._parser  # it knows this object
-        path = _plain_path(self._url)
-        method = parser.get_method().decode()
-        # An empty line that only some take for one must not hide a second request.
-        is_one = self._heads == 1 and not self._bodies
-        if path is None or not is_one or not is_hot(method, path):
-            return None
-        if parser.get_http_version() != "1.1" or header(self._headers, b"expect"):
-            return None
-        length = header(self._headers, b"content-length")
-        if not length and method == "DELETE":
-            length = b"0"
-        if not length.isdigit() or header(self._headers, b"transfer-encoding"):
-            return None
-        keep_alive, trace = self._keep_alive, trace_of(self._headers)
-        may_gather = path == MESSAGES_PATH and keep_alive and trace is None
-        may_gather_cancel = (
-            method == "DELETE"
-            and keep_alive
-            and length == b"0"
-            and all(name != b"if-match" for name, _ in self._headers)
-        )
-        return Head(
-            path,
-            int(length),
-            self._headers,
-            header(self._headers, b"content-type"),
-            keep_alive,
-            trace,
-            is_cancel(method, path),
-            may_gather,
-            data if may_gather else b"",
-            may_gather_cancel,
-            parse_call(method, path),
-        )
-
-
-def _plain_path(url: bytes) -> str | None:
-    """The path of a URL that is nothing but a path, without its escapes, as uvicorn does it."""
-    if b"?" in url or b"#" in url or not url.isascii():
-        return None
-    path = url.decode()
-    return unquote(path) if "%" in path else path
 
 
 class _Unanswered:
@@ -317,7 +174,7 @@ class _HotProtocol(Connection):
             body_start = end + len(_END)
             if end < 0:
                 head = None
-            elif data.startswith(_OF_ONE, start):
+            elif data.startswith(OF_ONE, start):
                 head = read_head_of_one(data[start:body_start])
             else:
                 head = read_head(data[start:body_start])
@@ -442,7 +299,7 @@ class _HotProtocol(Connection):
             self.last_group = group
             group.when_durable(partial(tell, wire))
 
-    def _consume(self, head: Head, call: Call, body: bytes, caller: Caller | None) -> None:
+    def _consume(self, head: Head, call: ConsumerCall, body: bytes, caller: Caller | None) -> None:
         """Serve a call of a consumer. Nothing else waits for an answer on the connection."""
         if not head.keep_alive:
             self._unanswered.keep_alive = False

@@ -1,6 +1,6 @@
 """The hot path: publish a message or a batch, renew a heartbeat, cancel. From request to answer.
 
-    body ──▶ Intake ──▶ Messages.publish ──▶ answer, made at once ──▶ told when its group is durable
+    body ──▶ Intake ──▶ Calls.publish_… ──▶ answer, made at once ──▶ told when its group is durable
 
 There are two ways in, with the same answers: `HotPath`, plain ASGI in front of FastAPI, for any
 ASGI server, and `delayserver.api.hot.protocol`, which never enters ASGI. The calls stand in the
@@ -21,7 +21,7 @@ from functools import lru_cache, partial
 import msgspec
 
 from delayserver.api.conditions import entity_tag
-from delayserver.api.documents import HeartbeatDocument
+from delayserver.api.documents import HealthDocument, HeartbeatDocument, PublishedDocument
 from delayserver.api.hot.answers import (
     JSON,
     Answer,
@@ -53,23 +53,6 @@ from storage.errors import StorageError
 
 ENVELOPE_BYTES = 64 * 1024
 """A request may be longer than its body by this much."""
-
-
-class PublishedDocument(msgspec.Struct):
-    """The answer to a publish."""
-
-    id: str
-    subject: str
-    key: str | None
-    deliver_at: str
-    state: str
-    duplicate: bool
-
-
-class HealthDocument(msgspec.Struct):
-    """The answer to /healthz and /readyz."""
-
-    status: str
 
 
 _PUBLISH = (Action.PUBLISH,)
@@ -142,7 +125,9 @@ class Hot:
     # ── publishes that come in together ────────────────────────────────────────────────────────
 
     def gather(self, responder: Responder, data: bytes, caller: Caller | None) -> None:
-        """As `answer` to a publish, together with others that come before the committer is free."""
+        """Publish what `data` says together with others that come before the committer is free.
+
+        `responder` is given what `answer` would return, once it may be told."""
         if not self._gathered:
             self._calls.when_free(self.decide)
         self._gathered.append((responder, data, caller))

@@ -15,7 +15,6 @@ from starlette.convertors import Convertor, register_url_convertor
 from delayserver.api.documents import encode
 from delayserver.api.hot.asgi import HotPath
 from delayserver.api.intake import Intake
-from delayserver.api.rest import models
 from delayserver.queries.dead_letters import DeadLetters
 from delayserver.queries.listing import Listing
 from delayserver.queries.look_up import Queries
@@ -28,7 +27,8 @@ SEQ_MAX = 2**64 - 1
 
 Responses = dict[int | str, dict[str, Any]]
 
-PROBLEM: dict[str, Any] = {"model": models.ProblemModel}
+PROBLEM: dict[str, Any] = {}
+"""A problem document, as `openapi` completes it."""
 INVALID: Responses = {422: PROBLEM, 503: PROBLEM}
 MISSING: Responses = {404: PROBLEM, **INVALID}
 CONFLICT: Responses = {409: PROBLEM, **MISSING}
@@ -94,6 +94,6 @@ class Forward(Response):
         await self._handler(scope, self._request.receive, send)
 
 
-def json_answer(document: msgspec.Struct) -> Response:
-    """A document, with status 200."""
-    return Response(encode(document), media_type="application/json")
+def json_answer(document: msgspec.Struct, status: int = 200) -> Response:
+    """A document as JSON."""
+    return Response(encode(document), status, media_type="application/json")

@@ -10,11 +10,20 @@ Cost: about 100 µs per call. Threads: belongs to the event loop.
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
-from fastapi.responses import JSONResponse
 
 from delayserver.api.conditions import entity_tag, expected_versions, wants_new
-from delayserver.api.documents import PendingListDocument, message_document, pending_document
+from delayserver.api.documents import (
+    BatchDocument,
+    CancelledDocument,
+    MessageDocument,
+    PendingListDocument,
+    PublishedDocument,
+    StateDocument,
+    message_document,
+    pending_document,
+)
 from delayserver.api.hot.asgi import read_body
+from delayserver.api.hot.cancel import CancelBody
 from delayserver.api.rest import models
 from delayserver.api.rest.common import (
     CONDITIONAL,
@@ -32,7 +41,7 @@ from delayserver.api.rest.common import (
     SubjectPath,
     json_answer,
 )
-from delayserver.api.rest.openapi import batch_body, json_body
+from delayserver.api.rest.openapi import answer, batch_body, json_body
 from delayserver.errors import InputError
 from delayserver.queries.look_up import MessageView
 from delayserver.records.message import State, check_key
@@ -67,10 +76,10 @@ router = APIRouter()
     "/v1/messages",
     tags=["messages"],
     status_code=201,
-    response_model=models.PublishedModel,
     responses={
-        200: {"model": models.PublishedModel, "description": "the key was published before"},
-        202: {"model": models.PublishedModel, "description": "durable, not yet filed"},
+        201: answer(PublishedDocument),
+        200: answer(PublishedDocument, "the key was published before"),
+        202: answer(PublishedDocument, "durable, not yet filed"),
         504: PROBLEM,
         **PUBLISH,
     },
@@ -86,9 +95,9 @@ async def publish(
 @router.post(
     "/v1/messages/batch",
     tags=["messages"],
-    response_model=models.BatchModel,
     responses={
-        202: {"model": models.BatchModel, "description": "durable, not yet filed"},
+        200: answer(BatchDocument),
+        202: answer(BatchDocument, "durable, not yet filed"),
         504: PROBLEM,
         **PUBLISH,
     },
@@ -104,9 +113,8 @@ async def publish_batch(
 @router.post(
     "/v1/messages/cancel",
     tags=["messages"],
-    response_model=models.CancelledModel,
-    responses=INVALID | LOGGED,
-    openapi_extra=json_body(models.CancelModel),
+    responses=INVALID | LOGGED | {200: answer(CancelledDocument)},
+    openapi_extra=json_body(CancelBody),
 )
 async def cancel_many(request: Request, parts: PartsOf) -> Response:
     """Cancel many messages by id and by key; one result for each."""
@@ -119,8 +127,7 @@ async def cancel_many(request: Request, parts: PartsOf) -> Response:
 @router.get(
     "/v1/messages/{message_id}",
     tags=["messages"],
-    response_model=models.MessageModel,
-    responses=MISSING | STORED,
+    responses=MISSING | STORED | {200: answer(MessageDocument)},
 )
 async def get_message(message_id: str, parts: PartsOf) -> Response:
     """A message, its state, and what became of it."""
@@ -131,8 +138,7 @@ async def get_message(message_id: str, parts: PartsOf) -> Response:
 @router.delete(
     "/v1/messages/{message_id}",
     tags=["messages"],
-    response_model=models.StateModel,
-    responses=CONDITIONAL | STORED | LOGGED,
+    responses=CONDITIONAL | STORED | LOGGED | {200: answer(StateDocument)},
 )
 async def cancel_message(
     message_id: str, request: Request, parts: PartsOf, if_match: IfMatch = None
@@ -162,8 +168,7 @@ async def move_message(
 @router.get(
     "/v1/subjects/{subject}/keys/{key:key}",
     tags=["keys"],
-    response_model=models.MessageModel,
-    responses=MISSING | STORED,
+    responses=MISSING | STORED | {200: answer(MessageDocument)},
 )
 async def get_by_key(subject: SubjectPath, key: KeyPath, parts: PartsOf) -> Response:
     """The message that a key stands for."""
@@ -174,8 +179,7 @@ async def get_by_key(subject: SubjectPath, key: KeyPath, parts: PartsOf) -> Resp
 @router.delete(
     "/v1/subjects/{subject}/keys/{key:key}",
     tags=["keys"],
-    response_model=models.StateModel,
-    responses=CONDITIONAL | LOGGED,
+    responses=CONDITIONAL | LOGGED | {200: answer(StateDocument)},
 )
 async def cancel_by_key(
     subject: SubjectPath, key: KeyPath, request: Request, parts: PartsOf, if_match: IfMatch = None
@@ -206,9 +210,9 @@ async def move_by_key(
     "/v1/subjects/{subject}/keys/{key:key}",
     tags=["keys"],
     status_code=201,
-    response_model=models.PublishedModel,
     responses={
-        200: {"model": models.PublishedModel, "description": "a message was replaced"},
+        201: answer(PublishedDocument),
+        200: answer(PublishedDocument, "a message was replaced"),
         412: PROBLEM,
         **PUBLISH,
     },
@@ -232,7 +236,7 @@ async def put_by_key(
         message, parts.calls.clock(), expected=expected, only_new=only_new
     )
     await parts.calls.durable(published.group)
-    document = models.PublishedModel(
+    document = PublishedDocument(
         id=published.message_id,
         subject=subject,
         key=key,
@@ -240,14 +244,10 @@ async def put_by_key(
         state=State.SCHEDULED,
         duplicate=False,
     )
-    return JSONResponse(
-        document.model_dump(),
-        200 if replaced else 201,
-        {
-            "location": f"/v1/messages/{published.message_id}",
-            "etag": entity_tag(str(published.seq)),
-        },
-    )
+    response = json_answer(document, 200 if replaced else 201)
+    response.headers["location"] = f"/v1/messages/{published.message_id}"
+    response.headers["etag"] = entity_tag(str(published.seq))
+    return response
 
 
 # ── what is pending ───────────────────────────────────────────────────────────────────────────────
@@ -256,8 +256,7 @@ async def put_by_key(
 @router.get(
     "/v1/subjects/{subject}/messages",
     tags=["messages"],
-    response_model=models.PendingListModel,
-    responses=INVALID | STORED,
+    responses=INVALID | STORED | {200: answer(PendingListDocument)},
 )
 async def list_pending(
     subject: SubjectPath,
@@ -290,9 +289,9 @@ def _time_ms(text: str, pointer: str) -> int:
 
 
 def _message(view: MessageView) -> Response:
-    answer = json_answer(message_document(view))
-    answer.headers["etag"] = entity_tag(view.version)
-    return answer
+    response = json_answer(message_document(view))
+    response.headers["etag"] = entity_tag(view.version)
+    return response
 
 
 async def _move(

@@ -1,4 +1,6 @@
-"""What goes in and out of the calls on FastAPI, as pydantic models; OpenAPI is made from them.
+"""What goes in and out of the calls that FastAPI decodes and writes, as pydantic models.
+
+All others have structs (`openapi`), but what the intake decodes is described here too.
 
 Unknown fields are errors. Durations: integer milliseconds, or text such as `30s`; times: RFC 3339,
 or integer milliseconds since the epoch. Threads: values.
@@ -16,6 +18,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from delayserver.api.fields import DURATION_HELP, DURATION_PATTERN
 from delayserver.errors import InputError
 from delayserver.records.subjects import ANY_PATTERN, SUBJECT_PATTERN
 from delayserver.times import parse_duration_ms
@@ -40,10 +43,10 @@ _DURATION: dict[str, Any] = {
         {"type": "integer", "minimum": 0},
         {
             "type": "string",
-            "pattern": r"^(?=.)([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?$",
+            "pattern": DURATION_PATTERN,
         },
     ],
-    "description": "milliseconds, or text such as 500ms, 30s, 1h30m, 2d",
+    "description": DURATION_HELP,
 }
 _TIME: dict[str, Any] = {
     "anyOf": [{"type": "integer"}, {"type": "string", "format": "date-time"}],
@@ -121,51 +124,6 @@ class PublishUnderKeyModel(Strict):
     on_event: Literal["cancel", "fire"] | None = None
 
 
-class PublishedModel(BaseModel):
-    """A message that is stored durably."""
-
-    id: str
-    subject: str
-    key: str | None
-    deliver_at: str
-    state: str
-    duplicate: bool = Field(description="the key stood for the same message already")
-
-
-class BatchModel(BaseModel):
-    """A batch that is stored durably, whole."""
-
-    count: int
-    duplicates: int
-    ids: list[str] = Field(description="in the order of the batch")
-
-
-class DeliveryModel(BaseModel):
-    """What became of a message at one subscription."""
-
-    subscription: str
-    state: str
-    attempt: int
-    at: str
-
-
-class MessageModel(BaseModel):
-    """A message and its state."""
-
-    id: str
-    subject: str
-    key: str | None
-    deliver_at: str
-    state: Literal["scheduled", "delivering", "delivered", "cancelled", "dead"]
-    attempts: int
-    headers: dict[str, str]
-    deliveries: list[DeliveryModel]
-    body: Any = None
-    body_base64: str | None = None
-    watch: list[str] | None = None
-    on_event: Literal["cancel", "fire"] | None = None
-
-
 class EventModel(BaseModel):
     """What an event completed."""
 
@@ -189,46 +147,6 @@ class HeartbeatModel(Strict):
     headers: dict[str, str] | None = None
 
 
-class HeartbeatViewModel(BaseModel):
-    """A heartbeat as it is."""
-
-    key: str
-    timeout: str
-    subject: str
-    expires_at: str = Field(description="when the message is published unless it is renewed")
-    headers: dict[str, str] | None = None
-    body: Any = None
-    body_base64: str | None = None
-
-
-class PendingModel(BaseModel):
-    """A message that waits."""
-
-    id: str
-    subject: str
-    key: str | None
-    deliver_at: str = Field(description="of the next attempt, when it is being retried")
-    state: Literal["scheduled", "delivering"]
-    attempts: int = Field(description="that were made")
-    headers: dict[str, str]
-    body: Any = None
-    body_base64: str | None = None
-
-
-class PendingListModel(BaseModel):
-    """A page of pending messages, in due order; it may hold fewer than there is room for."""
-
-    messages: list[PendingModel]
-    cursor: str | None = Field(description="for the next page; null: there is nothing more")
-
-
-class StateModel(BaseModel):
-    """The answer to a cancel."""
-
-    id: str
-    state: str
-
-
 class MoveModel(Strict):
     """A new due time: give one of the two."""
 
@@ -244,36 +162,6 @@ class MovedModel(BaseModel):
     id: str
     deliver_at: str
     state: str
-
-
-class KeyModel(Strict):
-    """A message by its key."""
-
-    subject: str
-    key: str
-
-
-class CancelModel(Strict):
-    """What to cancel."""
-
-    ids: list[str] = Field(default=[], max_length=10_000)
-    keys: list[KeyModel] = Field(default=[], max_length=10_000)
-
-
-class CancelResultModel(BaseModel):
-    """What became of one of them; `state` is missing where there is no such message."""
-
-    id: str | None = None
-    subject: str | None = None
-    key: str | None = None
-    state: str | None = None
-    error: str | None = None
-
-
-class CancelledModel(BaseModel):
-    """One result for each, ids first."""
-
-    results: list[CancelResultModel]
 
 
 class RetryModel(Strict):
@@ -385,98 +273,6 @@ class SubscriptionsModel(BaseModel):
     """All subscriptions, oldest first."""
 
     subscriptions: list[SubscriptionViewModel]
-
-
-class PullModel(Strict):
-    """What a consumer wants."""
-
-    max: int = Field(100, strict=True, ge=1, le=10_000)
-    wait: DurationMs = Field(0, le=60_000, description="how long to wait for `min_messages`")
-    min_messages: int = Field(
-        1, strict=True, ge=1, le=10_000, description="answer when so many are there; at most `max`"
-    )
-    lease: LeaseMs | None = Field(None, description="default: that of the subscription")
-
-
-class LeasesModel(Strict):
-    """Messages that were pulled."""
-
-    leases: list[str] = Field(max_length=10_000)
-
-
-class NackModel(LeasesModel):
-    """Messages to be delivered again."""
-
-    delay: DurationMs = Field(0)
-
-
-class ExtendModel(LeasesModel):
-    """Messages that need more time."""
-
-    lease: LeaseMs
-
-
-class PulledModel(BaseModel):
-    """A message that is leased to the consumer that pulled it."""
-
-    id: str
-    subject: str
-    key: str | None
-    headers: dict[str, str]
-    deliver_at: str
-    attempt: int
-    lease: str = Field(description="to be named in ack, nack and extend")
-    body: Any = None
-    body_base64: str | None = None
-
-
-class PulledListModel(BaseModel):
-    """What is due; empty when nothing fell due in time."""
-
-    messages: list[PulledModel]
-
-
-class AckedModel(BaseModel):
-    """Answer to ack."""
-
-    acked: int
-    expired: list[str]
-
-
-class NackedModel(BaseModel):
-    """Answer to nack."""
-
-    nacked: int
-    expired: list[str]
-
-
-class ExtendedModel(BaseModel):
-    """Answer to extend."""
-
-    extended: int
-    expired: list[str]
-
-
-class DeadLetterModel(BaseModel):
-    """A message that no attempt delivered."""
-
-    dead_letter: str
-    id: str
-    subject: str
-    key: str | None
-    reason: str
-    attempts: int
-    died_at: str
-    headers: dict[str, str]
-    body: Any = None
-    body_base64: str | None = None
-
-
-class DeadLettersModel(BaseModel):
-    """A page of dead letters."""
-
-    dead_letters: list[DeadLetterModel]
-    cursor: str | None
 
 
 class RedriveModel(Strict):
@@ -604,21 +400,3 @@ class ArchivesModel(BaseModel):
     archive: bool = Field(description="the setting: whether an hour is kept until it was archived")
     hours: list[ArchiveViewModel]
     cursor: str | None
-
-
-class FieldErrorModel(BaseModel):
-    """One bad field."""
-
-    pointer: str = Field(description="a JSON pointer (RFC 6901); empty: the whole document")
-    detail: str
-
-
-class ProblemModel(BaseModel):
-    """What went wrong, where, and what to do (RFC 9457)."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    errors: list[FieldErrorModel] | None = None
-    state: str | None = Field(None, description="with 409: the state that the message is in")

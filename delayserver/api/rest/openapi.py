@@ -1,19 +1,48 @@
 """The OpenAPI document: what FastAPI finds out by itself, and what it cannot know.
 
-That is: errors are problem documents, with a media type of their own; some of them may come with
-every call; who calls, shows a token; and the hot calls, which FastAPI never sees, have examples.
+That is: what msgspec decodes and writes has a schema made from its struct; errors are problem
+documents, with a media type of their own, and some of them may come with every call; who calls,
+shows a token; and the hot calls, which FastAPI never sees, have examples.
 
 Cost: made once, at the first request. Threads: pure.
 """
 
 import json
-from typing import Any
+from typing import Any, Final
 
-from delayserver.api.problems import MEDIA_TYPE
+import msgspec
+
+from delayserver.api import documents
+from delayserver.api.hot.cancel import CancelBody
+from delayserver.api.hot.consume import ExtendBody, LeasesBody, NackBody, PullBody
+from delayserver.api.problems import MEDIA_TYPE, ProblemDocument
 from delayserver.api.rest import models
 from delayserver.api.scopes import ADMIN, PUBLIC_PATHS, RULES
 from delayserver.security.tokens import SCOPE_HELP
 
+_REF: Final = "#/components/schemas/{name}"
+_STRUCTS: Final[tuple[type[msgspec.Struct], ...]] = (
+    ProblemDocument,
+    documents.HealthDocument,
+    documents.PublishedDocument,
+    documents.BatchDocument,
+    documents.MessageDocument,
+    documents.PendingListDocument,
+    documents.StateDocument,
+    documents.CancelledDocument,
+    documents.HeartbeatDocument,
+    documents.PulledListDocument,
+    documents.AckedDocument,
+    documents.NackedDocument,
+    documents.ExtendedDocument,
+    documents.DeadLettersDocument,
+    CancelBody,
+    PullBody,
+    LeasesBody,
+    NackBody,
+    ExtendBody,
+)
+"""What goes in and out past FastAPI; what these hold is described with them."""
 _MESSAGE = {
     "subject": "order.unpaid",
     "body": {"order": 1001},
@@ -56,10 +85,27 @@ _LOCATION = {"Location": {"description": "path of the message", "schema": {"type
 _ETAG = {"ETag": {"description": "the version, for `If-Match`", "schema": {"type": "string"}}}
 
 
-def json_body(model: type[models.Strict], *, required: bool = True) -> dict[str, Any]:
+def answer(document: type[msgspec.Struct], description: str = "") -> dict[str, Any]:
+    """A response with a document that FastAPI does not write."""
+    response: dict[str, Any] = {"content": {"application/json": {"schema": _schema(document)}}}
+    if description:
+        response["description"] = description
+    return response
+
+
+def json_body(
+    form: type[models.Strict] | type[msgspec.Struct], *, required: bool = True
+) -> dict[str, Any]:
     """The request body of a call that FastAPI does not decode."""
-    content = {"application/json": {"schema": model.model_json_schema()}}
+    content = {"application/json": {"schema": _schema(form)}}
     return {"requestBody": {"required": required, "content": content}}
+
+
+def _schema(form: type[models.Strict] | type[msgspec.Struct]) -> dict[str, Any]:
+    if issubclass(form, models.Strict):
+        return form.model_json_schema()
+    assert form in _STRUCTS, form
+    return {"$ref": _REF.format(name=form.__name__)}
 
 
 def batch_body() -> dict[str, Any]:
@@ -88,7 +134,7 @@ def batch_body() -> dict[str, Any]:
 
 def complete(document: dict[str, Any]) -> None:
     """Add to FastAPI's document what it does not know."""
-    problem = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemModel"}}}
+    problem = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             responses = operation["responses"]
@@ -107,6 +153,8 @@ def complete(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
+    _, components = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)
+    schemas.update(components)
     document["components"]["securitySchemes"] = {
         "token": {
             "type": "http",

@@ -9,14 +9,16 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from delayserver.api.documents import HealthDocument
 from delayserver.api.hot.paths import ALIVE_PATH, READY_PATH
 from delayserver.api.rest.common import INVALID, PROBLEM, Forward, PartsOf
+from delayserver.api.rest.openapi import answer
 from delayserver.times import format_duration, parse_duration_ms
 
 router = APIRouter()
 
 
-@router.get(ALIVE_PATH, tags=["operations"], response_model=dict[str, str])
+@router.get(ALIVE_PATH, tags=["operations"], responses={200: answer(HealthDocument)})
 async def healthz(request: Request, parts: PartsOf) -> Response:
     """The process is alive."""
     return Forward(parts.path.health, request)
@@ -25,8 +27,7 @@ async def healthz(request: Request, parts: PartsOf) -> Response:
 @router.get(
     READY_PATH,
     tags=["operations"],
-    response_model=dict[str, str],
-    responses={503: PROBLEM},
+    responses={200: answer(HealthDocument), 503: PROBLEM},
 )
 async def readyz(request: Request, parts: PartsOf) -> Response:
     """The server has recovered and accepts messages."""

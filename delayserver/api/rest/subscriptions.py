@@ -12,7 +12,15 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Body, Query, Request, Response
 
-from delayserver.api.documents import DeadLettersDocument, dead_letter_document
+from delayserver.api.documents import (
+    AckedDocument,
+    DeadLettersDocument,
+    ExtendedDocument,
+    NackedDocument,
+    PulledListDocument,
+    dead_letter_document,
+)
+from delayserver.api.hot.consume import ExtendBody, LeasesBody, NackBody, PullBody
 from delayserver.api.rest import models
 from delayserver.api.rest.authorize import CallerOf, require
 from delayserver.api.rest.common import (
@@ -29,7 +37,7 @@ from delayserver.api.rest.common import (
     PartsOf,
     json_answer,
 )
-from delayserver.api.rest.openapi import json_body
+from delayserver.api.rest.openapi import answer, json_body
 from delayserver.errors import ConflictError, InputError
 from delayserver.records.subscriptions import RetryPolicy, Subscription
 from delayserver.security.signing import WebhookSecret
@@ -118,9 +126,8 @@ async def resume(name: NamePath, parts: PartsOf) -> models.SubscriptionViewModel
 @router.post(
     "/v1/subscriptions/{name}/pull",
     tags=["pull"],
-    response_model=models.PulledListModel,
-    responses=CONFLICT,
-    openapi_extra=json_body(models.PullModel, required=False),
+    responses=CONFLICT | {200: answer(PulledListDocument)},
+    openapi_extra=json_body(PullBody, required=False),
 )
 async def pull(name: NamePath, request: Request, parts: PartsOf) -> Response:
     """Messages that are due, each with a lease; waits for `min_messages` up to `wait`, and
@@ -131,9 +138,8 @@ async def pull(name: NamePath, request: Request, parts: PartsOf) -> Response:
 @router.post(
     "/v1/subscriptions/{name}/ack",
     tags=["pull"],
-    response_model=models.AckedModel,
-    responses=MISSING,
-    openapi_extra=json_body(models.LeasesModel),
+    responses=MISSING | {200: answer(AckedDocument)},
+    openapi_extra=json_body(LeasesBody),
 )
 async def ack(name: NamePath, request: Request, parts: PartsOf) -> Response:
     """These are done; when this answers it is recorded, and they never come again."""
@@ -143,9 +149,8 @@ async def ack(name: NamePath, request: Request, parts: PartsOf) -> Response:
 @router.post(
     "/v1/subscriptions/{name}/nack",
     tags=["pull"],
-    response_model=models.NackedModel,
-    responses=MISSING | LOGGED,
-    openapi_extra=json_body(models.NackModel),
+    responses=MISSING | LOGGED | {200: answer(NackedDocument)},
+    openapi_extra=json_body(NackBody),
 )
 async def nack(name: NamePath, request: Request, parts: PartsOf) -> Response:
     """These are not done: deliver them again, now or after `delay`."""
@@ -155,9 +160,8 @@ async def nack(name: NamePath, request: Request, parts: PartsOf) -> Response:
 @router.post(
     "/v1/subscriptions/{name}/extend",
     tags=["pull"],
-    response_model=models.ExtendedModel,
-    responses=MISSING,
-    openapi_extra=json_body(models.ExtendModel),
+    responses=MISSING | {200: answer(ExtendedDocument)},
+    openapi_extra=json_body(ExtendBody),
 )
 async def extend(name: NamePath, request: Request, parts: PartsOf) -> Response:
     """These need more time: `lease` from now."""
@@ -170,8 +174,7 @@ async def extend(name: NamePath, request: Request, parts: PartsOf) -> Response:
 @router.get(
     "/v1/subscriptions/{name}/dead-letters",
     tags=["dead letters"],
-    response_model=models.DeadLettersModel,
-    responses=MISSING | STORED,
+    responses=MISSING | STORED | {200: answer(DeadLettersDocument)},
 )
 async def list_dead_letters(
     name: NamePath,

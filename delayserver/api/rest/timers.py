@@ -10,7 +10,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from delayserver.api.documents import heartbeat_document
+from delayserver.api.documents import HeartbeatDocument, heartbeat_document
 from delayserver.api.rest import models
 from delayserver.api.rest.authorize import CallerOf, require
 from delayserver.api.rest.common import (
@@ -22,7 +22,7 @@ from delayserver.api.rest.common import (
     PartsOf,
     json_answer,
 )
-from delayserver.api.rest.openapi import json_body
+from delayserver.api.rest.openapi import answer, json_body
 from delayserver.records.message import check_key
 from delayserver.security.tokens import Action
 
@@ -48,9 +48,9 @@ async def event(key: EventKey, parts: PartsOf) -> models.EventModel:
     "/v1/heartbeats/{key:key}",
     tags=["timers"],
     status_code=201,
-    response_model=models.HeartbeatViewModel,
     responses={
-        200: {"model": models.HeartbeatViewModel, "description": "Renewed"},
+        201: answer(HeartbeatDocument),
+        200: answer(HeartbeatDocument, "Renewed"),
         507: PROBLEM,
         **INVALID,
     },
@@ -67,8 +67,7 @@ async def put_heartbeat(key: HeartbeatKey, request: Request, parts: PartsOf) -> 
 @router.get(
     "/v1/heartbeats/{key:key}",
     tags=["timers"],
-    response_model=models.HeartbeatViewModel,
-    responses=MISSING,
+    responses=MISSING | {200: answer(HeartbeatDocument)},
 )
 async def get_heartbeat(key: HeartbeatKey, caller: CallerOf, parts: PartsOf) -> Response:
     """A heartbeat, and when it expires."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
+from delayserver.api.documents import CancelledDocument, StateDocument
 from delayserver.api.hot.answers import wire_of
 from delayserver.api.hot.cancel import HotCancel
+from delayserver.api.hot.heads import read_head_of_one
 from delayserver.api.hot.paths import CANCEL_PATH, MESSAGE_PATH, one_of
-from delayserver.api.hot.protocol import read_head_of_one
-from delayserver.api.rest import models
 from delayserver.decisions.group import Group
 from delayserver.errors import AccessError
 from delayserver.records.ids import COLUMNS_MIN
@@ -133,7 +134,8 @@ def test_they_are_answered_as_if_alone_and_only_once_they_are_durable() -> None:
     together.end()
     assert [client.told for client in clients] == [[wire] for wire in alone.ask_alone(paths)]
     for client in clients:
-        models.StateModel.model_validate_json(client.told[0].partition(b"\r\n\r\n")[2])
+        document = client.told[0].partition(b"\r\n\r\n")[2]
+        msgspec.json.decode(document, type=StateDocument)
     alone.commit()
     assert together.sequencer.next_seq == alone.sequencer.next_seq
     assert together.messages.cancelled_total == alone.messages.cancelled_total == len(paths)
@@ -301,7 +303,7 @@ def test_each_of_many_in_one_call_has_its_result() -> None:
         b'{"subject":"no subject","key":"k0"},{"subject":"%b","key":"fired"}]}'
     ) % (text.upper().encode(), *[SUBJECT.encode()] * 3)
     answer = machine.hot.answer(CANCEL_PATH, body, (), None)
-    found = models.CancelledModel.model_validate_json(answer.body)
+    found = msgspec.json.decode(answer.body, type=CancelledDocument)
     states = ["cancelled", None, "cancelled", None, None, "delivered"]
     assert [one.state for one in found.results] == states
     expected = [text, "x", machine.id_path(2), None, None, machine.id_path(-1)]

@@ -6,14 +6,15 @@ import json
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
+from delayserver.api.documents import BatchDocument, PublishedDocument
 from delayserver.api.hot.answers import JSON, wire_of
+from delayserver.api.hot.heads import read_head
 from delayserver.api.hot.paths import MESSAGES_PATH
-from delayserver.api.hot.protocol import read_head
 from delayserver.api.hot.publish import Hot
 from delayserver.api.intake import Intake
-from delayserver.api.rest import models
 from delayserver.decisions.group import Group
 from delayserver.errors import DelayServerError
 from delayserver.records.ids import COLUMNS_MIN
@@ -103,7 +104,8 @@ def test_new_messages_are_answered_as_if_alone_and_only_once_they_are_durable() 
     together.commit()
     assert [client.told for client in clients] == [[wire] for wire in alone.ask_alone(MANY)]
     for client in clients:
-        models.PublishedModel.model_validate_json(client.told[0].partition(b"\r\n\r\n")[2])
+        document = client.told[0].partition(b"\r\n\r\n")[2]
+        msgspec.json.decode(document, type=PublishedDocument)
 
 
 @pytest.mark.parametrize(
@@ -154,12 +156,12 @@ def test_a_mistake_of_ours_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> No
         assert client.told[0].startswith(b"HTTP/1.1 500 ")
 
 
-def test_the_answer_to_a_batch_has_the_form_that_its_model_describes() -> None:
+def test_the_answer_to_a_batch_has_the_form_that_its_struct_describes() -> None:
     machine = Machine()
     for items in (b"[]", b"[%b]" % MANY[0], b"[%b]" % b",".join(MANY), b"[%b]" % b",".join(MANY)):
         answer = machine.hot.answer("/v1/messages/batch", items, JSON, None, None)
-        found = models.BatchModel.model_validate_json(answer.body)
-        assert list(json.loads(answer.body)) == list(models.BatchModel.model_fields)
+        found = msgspec.json.decode(answer.body, type=BatchDocument)
+        assert list(json.loads(answer.body)) == list(BatchDocument.__struct_fields__)
         assert found.count == len(found.ids) == len(json.loads(items))
         for text in found.ids:
             machine.ids.decode(text)

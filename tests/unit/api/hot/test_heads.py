@@ -2,7 +2,7 @@
 
 import pytest
 
-from delayserver.api.hot.protocol import Head, read_head, read_head_of_one
+from delayserver.api.hot.heads import Head, read_head, read_head_of_one
 
 REST = b"host: 127.0.0.1\r\nauthorization: Bearer a\r\n"
 ID = b"0" * 36
