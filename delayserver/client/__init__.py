@@ -17,7 +17,8 @@ In reading order:
     blocking    producer and consumer without asyncio
     webhooks    is this webhook from our server?
 
-It needs nothing of the server but a few modules without state (times, ids, signing).
+It needs nothing of the server but a few modules without state (times, ids, signing) and the HTTP
+connection that webhooks leave on, too.
 """
 
 from delayserver.client.blocking import Consumer, Producer

@@ -2,7 +2,7 @@
 
     Transport       what producers and consumers ask through; a test has one that never leaves the
                     process
-    HttpTransport   the real one, on asyncio and the parser that the server uses too
+    HttpTransport   the real one, over the connections that the server's webhooks use too
 
 No redirects, proxies, cookies or compression: the other end is one known server. Whether a request
 whose connection broke may have been served is never hidden: `UnreachableError` says that nothing
@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar
 from urllib.parse import quote, urlsplit
+from weakref import WeakSet
 
-import httptools
 import msgspec
 
 from delayserver.client.errors import (
@@ -33,6 +33,7 @@ from delayserver.client.errors import (
     UnreachableError,
     refusal,
 )
+from delayserver.http.connection import HttpConnection
 
 TIMEOUT_S = 30.0
 CONNECT_S = 5.0
@@ -155,8 +156,8 @@ class HttpTransport:
         if token is not None:
             head += f"authorization: Bearer {token}\r\n"
         self._head = head.encode("latin-1")
-        self._idle: deque[_Connection] = deque()
-        self._open: set[_Connection] = set()
+        self._idle: deque[HttpConnection] = deque()
+        self._open: WeakSet[HttpConnection] = WeakSet()
         self._closed = False
 
     async def request(
@@ -180,8 +181,8 @@ class HttpTransport:
             )
         connection = await self._connection()
         try:
-            async with asyncio.timeout(timeout_s):
-                answer = await connection.exchange(data)
+            deadline_s = asyncio.get_running_loop().time() + timeout_s
+            await connection.exchange(data, deadline_s)
         except BaseException as error:
             connection.abort()
             if isinstance(error, TimeoutError):
@@ -191,6 +192,12 @@ class HttpTransport:
             if isinstance(error, OSError):
                 raise UnansweredError(f"{method} {path} at {self.url}: {error}") from error
             raise
+        answered = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in connection.headers
+        }
+        assert connection.status is not None
+        answer = Answer(connection.status, connection.body, answered)
         self._release(connection)
         return answer
 
@@ -202,7 +209,7 @@ class HttpTransport:
         self._idle.clear()
         await asyncio.sleep(0)  # in which the transports close their sockets
 
-    async def _connection(self) -> "_Connection":
+    async def _connection(self) -> HttpConnection:
         """One that is open: idle, or new. Raises UnreachableError."""
         loop = asyncio.get_running_loop()
         while self._idle:
@@ -217,7 +224,7 @@ class HttpTransport:
         try:
             async with asyncio.timeout(CONNECT_S):
                 _, connection = await loop.create_connection(
-                    partial(_Connection, loop, self._open),
+                    partial(HttpConnection, loop),
                     self._host,
                     self._port,
                     ssl=self._tls if self._wants_tls else None,
@@ -226,87 +233,12 @@ class HttpTransport:
             raise UnreachableError(f"{self.url} took no connection in {CONNECT_S:g} s") from error
         except OSError as error:
             raise UnreachableError(f"no server can be reached at {self.url}: {error}") from error
+        self._open.add(connection)
         return connection
 
-    def _release(self, connection: "_Connection") -> None:
+    def _release(self, connection: HttpConnection) -> None:
         if connection.is_reusable and len(self._idle) < IDLE_CONNECTIONS_MAX and not self._closed:
             connection.idle_since_s = asyncio.get_running_loop().time()
             self._idle.append(connection)
         else:
             connection.abort()
-
-
-class _Connection(asyncio.Protocol):
-    """One connection, which carries one request at a time. Its other half is the parser, which
-    calls the `on_…` methods from within `feed_data`."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, connections: "set[_Connection]") -> None:
-        self._loop = loop
-        self._connections = connections
-        self._parser = httptools.HttpResponseParser(self)
-        self._transport: Any = None
-        self._answered: asyncio.Future[Answer] | None = None
-        self._parts: list[bytes] = []
-        self._headers: dict[str, str] = {}
-        self.idle_since_s = 0.0
-        self.is_open = False
-        self.is_reusable = False
-
-    async def exchange(self, request: bytes) -> Answer:
-        """Send a request, and wait for its whole answer. Raises OSError when there is none."""
-        assert self.is_open
-        self._answered = self._loop.create_future()
-        self.is_reusable = False
-        self._transport.write(request)
-        return await self._answered
-
-    def abort(self) -> None:
-        """Close at once, whatever is still to be sent or received."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _fail(self, failure: str) -> None:
-        if self._answered is not None and not self._answered.done():
-            self._answered.set_exception(ConnectionError(failure))
-
-    # ── called by the event loop ───────────────────────────────────────────────────────────────
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._connections.add(self)
-        self.is_open = True
-
-    def data_received(self, data: bytes) -> None:
-        if self._answered is None or self._answered.done():
-            self.abort()  # an answer to a question that nobody asked
-            return
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(f"the answer is not HTTP: {error}")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.is_open = self.is_reusable = False
-        self._connections.discard(self)
-        self._fail(f"the connection was closed without an answer{f' ({exc})' if exc else ''}")
-
-    # ── called by the parser ───────────────────────────────────────────────────────────────────
-
-    def on_message_begin(self) -> None:
-        self._parts = []
-        self._headers = {}
-        if self._answered is not None and self._answered.done():
-            self.is_reusable = False  # more answers than requests: the next would get the wrong one
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
-
-    def on_body(self, body: bytes) -> None:
-        self._parts.append(body)
-
-    def on_message_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if status < 200 or self._answered is None or self._answered.done():
-            return  # below 200 the answer is still to come
-        self.is_reusable = self._parser.should_keep_alive()
-        self._answered.set_result(Answer(status, b"".join(self._parts), self._headers))

@@ -4,12 +4,12 @@ The status line decides. The rest of an answer is read only so that the connecti
 again, up to RESPONSE_BYTES_MAX and the request's deadline; a receiver that answers 200 and then
 stalls, resets or streams without end has received the message, and loses its connection.
 
-`HttpWebhookSender` speaks HTTP/1.1 itself, on asyncio and the parser that the server's own HTTP
-side uses. That is little code, because a webhook is one POST without redirects, cookies, proxies or
-decompression, and it makes the safety of a target plain to see: a name is resolved here, each
-address goes through `TargetPolicy.check_address`, and the socket is opened to that address and no
-other (Host, SNI and the certificate stay with the name). Everything that a receiver can make us
-hold is bounded: bytes, time, addresses, idle connections.
+`HttpWebhookSender` speaks HTTP/1.1 itself, over the connections that the client library uses too
+(`delayserver.http.connection`). That is little code, because a webhook is one POST without
+redirects, cookies, proxies or decompression, and it makes the safety of a target plain to see: a
+name is resolved here, each address goes through `TargetPolicy.check_address`, and the socket is
+opened to that address and no other (Host, SNI and the certificate stay with the name). Everything
+that a receiver can make us hold is bounded: bytes, time, addresses, idle connections.
 
     name ──► addresses, for ADDRESS_TTL_S; later looked up again while the old ones serve
          └─► idle connections, newest first, each for IDLE_S (below the 5 s after which common
@@ -33,9 +33,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from typing import cast
-
-import httptools
 
 from delayserver.delivery.webhook import (
     WebhookRequest,
@@ -44,6 +41,7 @@ from delayserver.delivery.webhook import (
     request_headers,
 )
 from delayserver.errors import InputError
+from delayserver.http.connection import HttpConnection
 from delayserver.records.message import check_headers
 from delayserver.security.targets import Target, TargetPolicy, split_url
 
@@ -103,7 +101,8 @@ class HttpWebhookSender:
             if connection is None:
                 async with asyncio.timeout_at(deadline_s):
                     connection = await self._connect(target, route)
-            await connection.exchange(head, request.body, deadline_s)
+            # As one buffer: the copy costs less than a second system call, or uvloop's writelines.
+            await connection.exchange(head + request.body, deadline_s)
         except TimeoutError:
             failure = f"no answer within {request.timeout_ms} ms"
         except OSError as error:
@@ -114,11 +113,13 @@ class HttpWebhookSender:
                 self._release(route, connection)
         if connection is None or connection.status is None:
             return WebhookResponse(None, error=failure)
-        retry_after = connection.retry_after
-        return WebhookResponse(
-            connection.status,
-            None if retry_after is None else parse_retry_after_ms(retry_after, request.timestamp_s),
-        )
+        retry_after_ms = None
+        if connection.status >= 300:
+            for name, value in connection.headers:
+                if name.lower() == b"retry-after":
+                    text = value.decode("latin-1")
+                    retry_after_ms = parse_retry_after_ms(text, request.timestamp_s)
+        return WebhookResponse(connection.status, retry_after_ms)
 
     async def close(self) -> None:
         """See WebhookSender."""
@@ -206,7 +207,7 @@ class HttpWebhookSender:
 
     # Connections
 
-    def _idle(self, target: Target, route: "_Route", now_s: float) -> "_Connection | None":
+    def _idle(self, target: Target, route: "_Route", now_s: float) -> HttpConnection | None:
         """An open connection to a checked address that nobody uses."""
         self._look_up_in_time(target, route, now_s)
         while route.idle and route.addresses:
@@ -217,19 +218,22 @@ class HttpWebhookSender:
             connection.abort()
         return None
 
-    async def _connect(self, target: Target, route: "_Route") -> "_Connection":
+    async def _connect(self, target: Target, route: "_Route") -> HttpConnection:
         """A new connection to a checked address. Raises OSError."""
         loop = asyncio.get_running_loop()
         addresses = await self._addresses(route)
         tls = self._tls if target.scheme == "https" else None
         server_name = target.host if tls else None
+        new_connection = partial(
+            HttpConnection, loop, answer_bytes_max=RESPONSE_BYTES_MAX, keeps_body=False
+        )
         for index, address in enumerate(addresses):
             is_last = index == len(addresses) - 1
             try:
                 # Nothing was sent yet, so to try the next address repeats nothing.
                 async with asyncio.timeout(None if is_last else CONNECT_S):
                     _, connection = await loop.create_connection(
-                        partial(_Connection, loop, address),
+                        new_connection,
                         address,
                         target.port,
                         ssl=tls,
@@ -239,12 +243,13 @@ class HttpWebhookSender:
                 if is_last:
                     raise
             else:
+                connection.address = address
                 if index and route.addresses == addresses:
                     route.addresses = (*addresses[index:], *addresses[:index])
                 return connection
         raise AssertionError("there is at least one address")
 
-    def _release(self, route: "_Route", connection: "_Connection") -> None:
+    def _release(self, route: "_Route", connection: HttpConnection) -> None:
         if connection.is_reusable and len(route.idle) < IDLE_CONNECTIONS_MAX and not self._closed:
             connection.idle_since_s = asyncio.get_running_loop().time()
             route.idle.append(connection)
@@ -275,107 +280,8 @@ class _Route:
     lookup: asyncio.Task[None] | None = None
     users: int = 0
     """Sends under way."""
-    idle: deque["_Connection"] = field(default_factory=deque)
+    idle: deque[HttpConnection] = field(default_factory=deque)
     """The one used last is last."""
-
-
-class _Connection(asyncio.Protocol):
-    """One connection, which carries one request at a time. Its other half is the parser, which
-    calls the `on_…` methods from within `feed_data`."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, address: str) -> None:
-        self._loop = loop
-        self._parser = httptools.HttpResponseParser(self)
-        self._transport: asyncio.Transport | None = None
-        self._answered: asyncio.Future[None] | None = None
-        self._received_bytes = 0
-        self.address = address
-        self.idle_since_s = 0.0
-        self.is_open = False
-        self.is_reusable = False
-        self.status: int | None = None
-        self.retry_after: str | None = None
-
-    async def exchange(self, head: bytes, body: bytes, deadline_s: float) -> None:
-        """Send a request and wait for the end of its answer; `status` is set as soon as it is
-        known. Raises OSError when there will be none, TimeoutError at `deadline_s` of the loop."""
-        assert self._transport is not None
-        self._answered = self._loop.create_future()
-        self._received_bytes = 0
-        self.is_reusable = False
-        self.status = None
-        self.retry_after = None
-        if not self.is_open:
-            raise ConnectionError("the connection was closed before the request was sent")
-        # As one buffer: the copy costs less than a second system call, or uvloop's writelines.
-        self._transport.write(head + body)
-        timer = self._loop.call_at(deadline_s, self._give_up)
-        try:
-            await self._answered
-        finally:
-            timer.cancel()
-
-    def _give_up(self) -> None:
-        if self._answered is not None and not self._answered.done():
-            self._answered.set_exception(TimeoutError())
-
-    def abort(self) -> None:
-        """Close at once, whatever is still to be sent or received."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _finish(self, failure: str) -> None:
-        answered = self._answered
-        if answered is None or answered.done():
-            return
-        if self.status is None:
-            answered.set_exception(ConnectionError(failure))
-        else:
-            answered.set_result(None)
-
-    # Called by the event loop
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
-        self.is_open = True
-
-    def data_received(self, data: bytes) -> None:
-        if self._answered is None or self._answered.done():
-            self.abort()  # an answer to a question that nobody asked
-            return
-        self._received_bytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self.is_reusable = False
-            self._finish(f"the answer is not HTTP: {error}")
-        if self._received_bytes > RESPONSE_BYTES_MAX:
-            self._finish(f"no status in the first {RESPONSE_BYTES_MAX} bytes of the answer")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.is_open = False
-        self.is_reusable = False
-        self._finish(f"the connection was closed without an answer{f' ({exc})' if exc else ''}")
-
-    # Called by the parser
-
-    def on_message_begin(self) -> None:
-        if self._answered is not None and self._answered.done():
-            self.is_reusable = False  # more answers than requests: the next would get the wrong one
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self.status is None and len(name) == 11 and name.lower() == b"retry-after":
-            self.retry_after = value.decode("latin-1")
-
-    def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if self.status is None and status >= 200:  # below: the answer is still to come
-            self.status = status
-
-    def on_message_complete(self) -> None:
-        if self.status is not None and self._answered is not None and not self._answered.done():
-            self.is_reusable = self._parser.should_keep_alive()
-            self._finish("")
 
 
 def _request_head(request: WebhookRequest, target: Target, path: str) -> bytes:

@@ -1,2 +1,2 @@
-"""Fakes that are shipped: files that keep synced and unsynced bytes apart, faults, and a catalog in
-memory."""
+"""Fakes that are shipped, each with the contract of the real thing: a machine that can lose power
+(files), calls that fail as planned (faults), and a catalog in memory (catalog)."""

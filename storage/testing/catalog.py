@@ -1,6 +1,12 @@
-"""A catalog in memory, with the contract of the one on LMDB.
+"""A catalog in memory, with the contract of the one on LMDB: what was committed survives, nothing
+else.
 
-Cost: a copy of the tables per crash. Threads: one.
+A commit is one step, and one call of the plan of `Faults`, as a commit of LMDB is one sync.
+
+Cost: a commit copies the tables that it changes, a crash all of them; a view copies nothing. A scan
+of a view sorts its table: the tables of a test are small. Threads: one at a time.
+
+Rejected: the real catalog on a directory in memory. No power loss and no fault can be played on it.
 """
 
 from bisect import bisect_left, insort

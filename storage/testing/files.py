@@ -1,22 +1,9 @@
-"""Fakes of the file seam: a machine that can lose power, and files that fail on request.
+"""A machine in memory that can lose power, behind the seam of `storage.files`.
 
-`SimulatedFiles` is the contract of `storage.files` in memory. It keeps two states apart: what a
-reader sees (the page cache), and what a power loss cannot take away. Between them stand the
-changes that nobody has synced yet, and `crash()` returns a machine that came up with any legal
-part of them: lost, reordered, torn. `kill()` returns one where only the process died.
-
-`MemoryCatalog` is the contract of `storage.catalog`: what was committed survives, nothing else.
-
-`FaultyFiles` wraps any `Files`, this one or `OsFiles`. It numbers the calls and lets the Nth one
-fail, fail half-way, or bring the machine down, as its `Faults` say. One run with empty `Faults`
-counts the calls, then N = 1, 2, … visits each of them:
-
-    disk = SimulatedFiles(rng=random.Random(seed))
-    try:
-        run_the_store(FaultyFiles(disk, Faults(Fault(at=n, kind=FaultKind.CRASH))))
-    except SimulatedCrash:
-        disk = disk.crash()
-    check_the_store(disk)
+`SimulatedFiles` keeps two states apart: what a reader sees (the page cache), and what a power loss
+cannot take away. Between them stand the changes that nobody has synced yet, and `crash()` returns a
+machine that came up with any legal part of them: lost, reordered, torn. `kill()` returns one where
+only the process died.
 
 What a crash may leave behind, file data:
 

@@ -40,9 +40,11 @@ from delayserver.cli.demo.ledger import (
     judge,
 )
 from delayserver.cli.demo.process import ServerFailed, ServerProcess, damage_in, free_port
-from delayserver.cli.demo.shop import due_of, parse_json
-from delayserver.cli.demo.wire import HttpClient, Receiver, Unanswered
+from delayserver.cli.demo.receiver import Receiver
+from delayserver.cli.demo.shop import call, due_of, parse_json
 from delayserver.cli.session import path
+from delayserver.client.errors import UnansweredError
+from delayserver.client.transport import HttpTransport
 
 HOUR_MS = 3_600_000
 
@@ -123,7 +125,7 @@ class CrashRun:
     async def run(self) -> Outcome:
         """All rounds, then the end."""
         port = free_port()
-        self._client = HttpClient(port)
+        self._client = HttpTransport(f"http://127.0.0.1:{port}")
         async with Receiver(self._on_webhook) as receiver:
             with ServerProcess(
                 self._directory / "data", port=port, log_path=self._directory / "server.log"
@@ -288,20 +290,20 @@ class CrashRun:
         while True:
             try:
                 return await self._ask_once(method, where, document)
-            except Unanswered:
+            except UnansweredError:
                 await asyncio.sleep(RETRY_S)
 
     async def _ask_once(self, method: str, where: str, document: object = None) -> tuple[int, Any]:
-        """One request. Raises Unanswered, also for "try again later"."""
-        status, answer = await self._client.call(method, where, document)
+        """One request. Raises UnansweredError, also for "try again later"."""
+        status, answer = await call(self._client, method, where, document)
         if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
-            raise Unanswered(f"{status}")
+            raise UnansweredError(f"{status}")
         # Only what is done to a message may come too late for it.
         may_refuse = method in ("DELETE", "PATCH")
         refusals = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT) if may_refuse else ()
         if status >= HTTPStatus.BAD_REQUEST and status not in refusals:
             self._fail(f"{method} {where}: {status} {answer}")
-            raise Unanswered(f"{status}")
+            raise UnansweredError(f"{status}")
         return status, answer
 
     def _fail(self, what: str) -> None:
@@ -323,7 +325,7 @@ class CrashRun:
                 # Without a key, to ask again would be to publish twice.
                 ask = self._ask_once if order.key is None else self._ask
                 _, answer = await ask("POST", path("messages"), _document(order, delay=delay_ms))
-            except Unanswered:
+            except UnansweredError:
                 self.counts["publishes without an answer"] += 1
                 continue
             order.publish_answered(answer["id"], due_of(answer), self.ledger.now_ms())
@@ -404,7 +406,7 @@ class CrashRun:
         ask = self._ask if self._random.random() < 0.7 else self._ask_once
         try:
             status, _ = await ask("DELETE", self._where(order))
-        except Unanswered:
+        except UnansweredError:
             self.counts["cancels without an answer"] += 1
             return
         order.cancel_asked = False
@@ -419,7 +421,7 @@ class CrashRun:
         ask = self._ask if self._random.random() < 0.7 else self._ask_once
         try:
             status, answer = await ask("PATCH", self._where(order), {"delay": delay_ms})
-        except Unanswered:
+        except UnansweredError:
             self.counts["moves without an answer"] += 1
             return
         if status != HTTPStatus.OK:
@@ -466,7 +468,7 @@ class CrashRun:
                 for receipt in done.values():
                     receipt.ack_asked = True
                 _, answer = await self._ask_once("POST", f"{where}/ack", {"leases": list(done)})
-            except Unanswered:
+            except UnansweredError:
                 continue
             expired = set(answer["expired"])
             for lease, receipt in done.items():

@@ -1,9 +1,9 @@
 """demo: a shop that lives for a few seconds, and a server that is killed in the middle of them.
 
-    shop      what happens
-    ledger    what was promised and what was received, and the judgement
-    process   the server, as a process that can be killed
-    wire      HTTP to and from it
+    shop       what happens
+    ledger     what was promised and what was received, and the judgement
+    process    the server, as a process that can be killed
+    receiver   of its webhooks
 
 The crash tests use the last three as well.
 

@@ -26,8 +26,10 @@ from typing import Any
 
 from delayserver.cli.demo.ledger import Ledger, Order, Outage
 from delayserver.cli.demo.process import ServerFailed, ServerProcess, damage_in, free_port
-from delayserver.cli.demo.wire import HttpClient, Receiver, Unanswered
+from delayserver.cli.demo.receiver import Receiver
 from delayserver.cli.session import path
+from delayserver.client.errors import UnansweredError
+from delayserver.client.transport import HttpTransport, Transport
 from delayserver.errors import InputError
 from delayserver.times import parse_time_ms
 
@@ -43,6 +45,8 @@ OPENED_SHARE = 0.4
 ENVELOPES_SHARE = 0.5
 """Envelopes per order."""
 RETRY_WAITS_S = (0.05, 0.1, 0.2, 0.4)
+ASK_S = 10.0
+"""How long an answer may take."""
 POLL_S = 0.05
 PULL_WAIT_MS = 2000
 GRACE_S = 20.0
@@ -95,7 +99,7 @@ class Shop:
         data_dir, log_path = self._directory / "data", self._directory / "server.log"
         async with Receiver(self._on_notice) as receiver:
             with ServerProcess(data_dir, port=port, log_path=log_path) as server:
-                self._client = HttpClient(port)
+                self._client = HttpTransport(f"http://127.0.0.1:{port}")
                 self.start_s = await self._start(server)
                 await self._subscribe(receiver.url)
                 self.phase = Phase.OPEN
@@ -142,16 +146,14 @@ class Shop:
         where: str,
         document: object = None,
         *,
-        timeout_s: float | None = None,
+        timeout_s: float = ASK_S,
         waits_s: tuple[float, ...] = RETRY_WAITS_S,
     ) -> tuple[int, Any]:
         """Ask until there is an answer ("later" is none), less and less often."""
         for wait_s in chain(waits_s, repeat(waits_s[-1])):
             try:
-                status, answer = await self._client.call(
-                    method, where, document, timeout_s=timeout_s
-                )
-            except Unanswered:
+                status, answer = await call(self._client, method, where, document, timeout_s)
+            except UnansweredError:
                 status, answer = HTTPStatus.SERVICE_UNAVAILABLE, None
             if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
                 await asyncio.sleep(wait_s * random.uniform(0.5, 1))
@@ -264,6 +266,20 @@ def due_of(answer: Any) -> int:
         return parse_time_ms(answer["deliver_at"])
     except (InputError, KeyError, TypeError) as error:
         raise ServerFailed(f"an answer without deliver_at: {answer!r}") from error
+
+
+async def call(
+    transport: Transport,
+    method: str,
+    where: str,
+    document: object = None,
+    timeout_s: float = ASK_S,
+) -> tuple[int, Any]:
+    """Status and document of one answer. Raises UnansweredError, for an answer that was cut off as
+    well: what was asked may have been done, or not."""
+    body = None if document is None else json.dumps(document).encode()
+    answer = await transport.request(method, where, body, timeout_s=timeout_s)
+    return answer.status, json.loads(answer.body) if answer.body else None
 
 
 def parse_json(body: bytes) -> object:
