@@ -154,7 +154,6 @@ def test_every_link_leads_somewhere() -> None:
     assert lost == []
 
 
-@pytest.mark.xfail(reason="modules are still to be moved and split")
 def test_every_file_that_is_named_exists() -> None:
     lost = []
     for name in NAMES:
@@ -188,7 +187,6 @@ def defined_in(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.xfail(reason="modules are still to be moved and split")
 def test_every_function_of_the_reading_order_exists() -> None:
     lost, count = [], 0
     for name in NAMES:
