@@ -1,1 +1,8 @@
-"""Rows of a DataFrame or of a stream are published over HTTP, exactly once by their keys."""
+"""Rows of a DataFrame or of a stream are published over HTTP, exactly once by their keys.
+
+In reading order:
+
+    publish   what Spark asks of a sink, and its options
+    mapping   which columns make messages; a bulk load reads its table with it, too
+    sending   what an executor does with the rows of its task
+"""

@@ -1,1 +1,10 @@
-"""What became of each message: the data sources `delaystate` and `delayhistory`."""
+"""What became of each message: the data sources `delaystate` and `delayhistory`.
+
+In reading order:
+
+    snapshot     a directory at one moment: its stamp, its catalog, what is not filed yet
+    hour_files   the schedule and the dispatch file of an hour, and what is not filed yet
+    settlement   what became of every message of an hour, from both
+    states       that as a table, by id and by key
+    history      the same of retired hours, with bodies
+"""
