@@ -75,9 +75,8 @@ class IdCodec:
 
     @staticmethod
     def texts(ids: bytes) -> list[str]:
-        """What `encode_many` returned, as `encode` would."""
-        digits = ids.hex()
-        return [digits[at : at + ID_DIGITS] for at in range(0, len(digits), ID_DIGITS)]
+        """The ids that `encode_many` returned, as text."""
+        return ids.hex(",", ID_BYTES).split(",") if ids else []
 
     def decode_many(self, texts: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         """As `decode`, for many: seqs and due times; seq 0 for what was not given out here."""

@@ -64,10 +64,11 @@ class Calls:
         self.tokens = tokens
         self.telemetry = telemetry
         self.catalog = shard.catalog
-        """As of the last checkpoint; see `checkpoint`."""
+        """What it holds is as old as the last checkpoint; `checkpoint` makes one."""
         self.subscription_lock = asyncio.Lock()
         """Held by whoever changes a subscription by what it was."""
 
+        # What is known, and the group that whoever answers has to wait for.
         sequencer, groups, ids = engine.sequencer, engine.groups, engine.ids
         self.subjects = sequencer.subjects
         self.subject_names = sequencer.subject_names
@@ -77,6 +78,7 @@ class Calls:
         self.this_turn = groups.this_turn
         self.not_durable = groups.not_durable
 
+        # Messages: decided at once, to be answered when the group is durable.
         publishing, messages, cancels = engine.publishing, engine.messages, engine.cancels
         self.publish_one = publishing.publish_one
         self.publish_new = publishing.publish_new
@@ -92,6 +94,7 @@ class Calls:
         self.find_by_keys = cancels.by_keys
         self.cancel_many = cancels.cancel
 
+        # Subscriptions, dead letters, heartbeats, imports: likewise.
         self.registry = engine.registry
         self.subscription = engine.subscribing.subscription
         self.redrive = engine.outcomes.redrive

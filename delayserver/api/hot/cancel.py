@@ -66,12 +66,12 @@ class CancelBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     keys: Annotated[list[CancelKeyBody], msgspec.Meta(max_length=CANCELS_MAX)] = []
 
 
-_CANCELLED_BODY = b'{"id":"%b","state":"cancelled"}'
-_CANCELLED = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-    % (len(_CANCELLED_BODY % bytes(ID_DIGITS)))
-) + _CANCELLED_BODY
-"""What `_by_id` and `_by_key` answer. (A test compares the two.)"""
+def _cancelled(message_id: str) -> StateDocument:
+    return StateDocument(message_id, State.CANCELLED)
+
+
+_CANCELLED_HEAD = wire_of(Answer(200, encode(_cancelled("0" * ID_DIGITS)))).partition(b"{")[0]
+"""Of what `_by_id` and `_by_key` answer, which is as long for every message."""
 _Gathered = tuple[Responder, str | None, str, Caller | None]
 """A cancel that waits to be decided together with others: who asked; subject and key, or None and
 the id."""
@@ -188,7 +188,7 @@ class HotCancel:
                 responder.respond(wire_of(problem_answer(refusals[index])), None)
             else:
                 message_id = text if subject is None else str(texts[index])
-                responder.respond(_CANCELLED % message_id.encode(), group)
+                responder.respond(_CANCELLED_HEAD + encode(_cancelled(message_id)), group)
         return True
 
     # ── one ────────────────────────────────────────────────────────────────────────────────────
@@ -203,7 +203,7 @@ class HotCancel:
                 raise subject
             caller.require(_PUBLISH, subject)
         group = self._calls.cancel(found.seq, found.due_ms, expected_versions(if_match))
-        return Answer(200, encode(StateDocument(text, State.CANCELLED)), group=group)
+        return Answer(200, encode(_cancelled(text)), group=group)
 
     def _by_key(
         self, subject: str, key: str, if_match: str | None, caller: Caller | None
@@ -216,7 +216,7 @@ class HotCancel:
         found = calls.by_key(subject, key)
         group = calls.cancel(found.seq, found.due_ms, expected_versions(if_match), subject)
         text = calls.encode_id(found.due_ms, found.seq)
-        return Answer(200, encode(StateDocument(text, State.CANCELLED)), group=group)
+        return Answer(200, encode(_cancelled(text)), group=group)
 
     # ── many ───────────────────────────────────────────────────────────────────────────────────
 

@@ -68,8 +68,9 @@ def read_head(data: bytes) -> Head | None:
 
 
 def read_head_of_one(data: bytes) -> Head | None:
-    """As `read_head`, for calls whose address nobody else asks for: only what follows the first
-    line is the same again and again, so that is what is remembered."""
+    """Read the head of a call whose address nobody else asks for; None: it goes uvicorn's way.
+
+    Only what follows the first line is the same again and again, so that is what is remembered."""
     line = _REQUEST_LINE.match(data)
     if line is None:
         return read_head.__wrapped__(data)
