@@ -10,7 +10,7 @@ common: it makes them, lets time pass for all of them, and follows a group from 
 checkpoint. Callers talk to the parts (`engine.publishing`, `engine.cancels`, `engine.outcomes`).
 
 It reads no clock, touches no file and starts no thread: time comes in with every call, and what has
-to be done elsewhere goes out through `Ports` and comes back through an `on_…` method. The server
+to be done elsewhere goes out through `EnginePorts` and comes back by an `on_…` method. The server
 wires the ports to threads, the simulation to a scheduler with a seed.
 
 Cost: see the parts. Threads: belongs to the event loop; no locks.
@@ -24,14 +24,13 @@ from typing import Protocol
 import numpy as np
 
 from delayserver.config import Settings
-from delayserver.decisions import imports
 from delayserver.decisions.cancels import Cancels
 from delayserver.decisions.delayed_produce import Level, Produces
 from delayserver.decisions.events import Events
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import GroupPorts, Groups
 from delayserver.decisions.heartbeats import Heartbeats
-from delayserver.decisions.imports import Imports
+from delayserver.decisions.imports import ImportPorts, Imports
 from delayserver.decisions.messages import Messages
 from delayserver.decisions.outcomes import Outcomes
 from delayserver.decisions.publishing import Publishing
@@ -55,7 +54,7 @@ from storage.frame import Rows
 from storage.rows import HOUR_MS, is_among, select
 
 
-class Ports(dispatcher.Ports, GroupPorts, imports.Ports, Protocol):
+class EnginePorts(dispatcher.Ports, GroupPorts, ImportPorts, Protocol):
     """What the engine needs done elsewhere. No call waits."""
 
     def load(self, through_hour: int) -> None:
@@ -82,7 +81,7 @@ class Engine:
         registry: Registry,
         ids: IdCodec,
         key_hasher: KeyHasher,
-        ports: Ports,
+        ports: EnginePorts,
         *,
         first_hour: int,
         now_ms: int,
