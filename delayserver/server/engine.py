@@ -36,6 +36,7 @@ from delayserver.decisions.outcomes import Outcomes
 from delayserver.decisions.publishing import Publishing
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.subscribing import Subscribing
+from delayserver.decisions.watches import Watches
 from delayserver.decisions.whereabouts import Whereabouts
 from delayserver.delivery import dispatcher
 from delayserver.delivery.dispatcher import Dispatcher
@@ -95,28 +96,28 @@ class Engine:
         self.ids = ids
         self.sequencer = sequencer
         self.registry = registry
-        self.hours = Hours()
-        self.wheel = Wheel(first_hour * HOUR_MS)
-        self.timeouts = Timeouts(now_ms)
-        self.groups = Groups(settings, sequencer, ports)
-        self.whereabouts = Whereabouts(settings, catalog, self.groups, self.wheel, self.hours)
+        self.hours = hours = Hours()
+        self.wheel = wheel = Wheel(first_hour * HOUR_MS)
+        self.timeouts = timeouts = Timeouts(now_ms)
+        self.watches = watches = Watches(catalog)
+        self.groups = groups = Groups(settings, sequencer, ports)
+        self.whereabouts = Whereabouts(settings, catalog, groups, wheel, hours)
         self.dispatcher = Dispatcher(
             registry,
             sequencer.subject_names,
-            self.hours,
+            hours,
             ports,
-            self.timeouts,
+            timeouts,
             started_ms=now_ms,
             changes=sequencer.changes,
             has_not_fired=self.whereabouts.has_not_fired,
         )
-        self.messages = Messages(
+        self.messages = messages = Messages(
             settings,
-            catalog,
             sequencer,
-            self.groups,
-            self.wheel,
-            self.hours,
+            groups,
+            wheel,
+            hours,
             self.whereabouts,
             self.dispatcher,
             registry,
@@ -125,40 +126,30 @@ class Engine:
             now_ms=now_ms,
         )
         self.publishing = Publishing(
-            settings, sequencer, self.groups, self.messages, ids, key_hasher
+            settings, sequencer, groups, messages, watches, ids, key_hasher
         )
-        self.cancels = Cancels(
-            sequencer, self.groups, self.wheel, self.hours, self.messages, ids, key_hasher
-        )
-        watches = self.messages.watches
-        self.events = Events(settings, sequencer, self.groups, self.messages, watches)
-        self.produces = Produces(self.groups, self.timeouts)
+        self.cancels = Cancels(sequencer, groups, wheel, hours, messages, ids, key_hasher)
+        self.events = Events(settings, sequencer, groups, messages, watches)
+        self.produces = Produces(groups, timeouts)
         self.heartbeats = Heartbeats(
-            settings, catalog, sequencer, self.groups, self.publishing, self.timeouts
+            settings, catalog, sequencer, groups, self.publishing, timeouts
         )
-        self.subscribing = Subscribing(registry, sequencer, self.groups, self.dispatcher)
+        self.subscribing = Subscribing(registry, sequencer, groups, self.dispatcher)
         self.outcomes = Outcomes(
             registry,
             sequencer,
-            self.groups,
-            self.hours,
-            self.messages,
+            groups,
+            hours,
+            messages,
             self.dispatcher,
             self.subscribing,
-            self.timeouts,
+            timeouts,
             epoch=epoch,
             random=random,
             given_up=ports.given_up,
         )
         self.imports = Imports(
-            settings,
-            catalog,
-            sequencer,
-            self.groups,
-            self.messages,
-            self.publishing,
-            ports,
-            self._prune,
+            settings, catalog, sequencer, groups, messages, self.publishing, ports, self._prune
         )
 
     def start(
@@ -325,5 +316,5 @@ class Engine:
         # was looked up for an import show the changes since.
         if not self.hours.loading and not self.imports.is_deciding:
             self.sequencer.prune(self._prune_seq)
-            self.messages.watches.prune(self._prune_seq)
+            self.watches.prune(self._prune_seq)
             self.heartbeats.prune(self._prune_seq)
