@@ -1,6 +1,6 @@
 """Imports: adopting what a bulk load has staged, all or nothing.
 
-    adopt ─▶ verify (importer thread: checksums, sync, which keys the catalog has)
+    adopt ─▶ verify (importer.py, on its thread: checksums, sync, which keys the catalog has)
           ─▶ decide the keys that were found, some per turn of the event loop
           ─▶ just before a group is closed: what changed since, then one IMPORT record ─▶ durable
           ─▶ filed slice by slice, behind a checkpoint ─▶ adopted
@@ -11,7 +11,7 @@ the overlays keep every change, so that nothing falls between the look-up in the
 decision.
 
 Cost: the event loop sees the keys that are taken, 500 per turn, and arrays for all others.
-Threads: belongs to the event loop, but for `verify`.
+Threads: belongs to the event loop.
 """
 
 from collections import Counter, deque
@@ -26,7 +26,8 @@ import numpy as np
 from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
-from delayserver.decisions.imported_keys import ImportedKeys, Repeats, sort_keys
+from delayserver.decisions.imported_keys import ImportedKeys
+from delayserver.decisions.importer import Verified, VerifyRequest
 from delayserver.decisions.messages import Messages
 from delayserver.decisions.publishing import Publishing
 from delayserver.decisions.sequencer import Sequencer
@@ -46,25 +47,18 @@ from delayserver.records.tables import (
     KeyEntry,
     import_key,
     unpack_import,
-    unpack_key_entry,
 )
-from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
 from delayserver.times import format_duration
 from storage.catalog import Catalog, Table
 from storage.errors import StagingError
-from storage.files import Files
 from storage.frame import seal
 from storage.staging import (
-    Manifest,
     OnConflict,
     manifest_path,
     parse_manifest_path,
-    read_manifest,
-    verify,
 )
 
 DECIDE_KEYS = 500
-LOOK_UP_KEYS = 5_000
 DUPLICATES_MAX = 1_000_000
 """They stand in the record, 20 bytes each."""
 
@@ -98,31 +92,8 @@ class Import:
     """Rows verified, or filed."""
 
 
-@dataclass(slots=True)
-class Verified:
-    """What the importer thread found out."""
-
-    manifest: Manifest
-    keys: ImportedKeys
-    repeats: Repeats
-    known: dict[int, KeyEntry]
-    """Keys that the catalog has, by their index in `keys`."""
-    subject_counts: Counter[int]
-    """How many rows each subject has, by its number."""
-    last_due_ms: int
-
-
-@dataclass(slots=True)
-class VerifyRequest:
-    """Verify what was staged; answer with `on_verified`."""
-
-    import_id: str
-    progress: Callable[[int, int], None]
-    """Told rows done, of how many; any thread. May raise."""
-
-
-class Ports(Protocol):
-    """What has to be done elsewhere."""
+class ImportPorts(Protocol):
+    """What imports need done elsewhere. No call waits."""
 
     def verify(self, request: VerifyRequest) -> None:
         """Verify a staged import; answer with `Imports.on_verified`."""
@@ -135,45 +106,6 @@ class Ports(Protocol):
     def space_bytes(self) -> int:
         """What is free on the device of the data directory."""
         ...
-
-
-class Importer:
-    """What the importer thread does."""
-
-    def __init__(self, files: Files, catalog: Catalog, stamp: int) -> None:
-        self._files = files
-        self._catalog = catalog
-        self._stamp = stamp
-
-    def verify(self, request: VerifyRequest) -> Verified:
-        """Check everything that was staged, make it durable, and look up its keys.
-
-        Raises StagingError, NotFoundError."""
-        try:
-            manifest = read_manifest(self._files, request.import_id)
-        except FileNotFoundError:
-            path = manifest_path(request.import_id)
-            raise NotFoundError(f"there is no {path} in the data directory") from None
-        count = manifest.count
-        staged = verify(
-            self._files,
-            manifest,
-            stamp=self._stamp,
-            payload_max_bytes=PAYLOAD_MAX_BYTES,
-            progress=lambda rows: request.progress(rows, count),
-        )
-        keys, repeats = sort_keys(staged.keys)
-        known: dict[int, KeyEntry] = {}
-        for start in range(0, len(keys), LOOK_UP_KEYS):
-            # In slices, since one call holds the GIL from its beginning to its end.
-            request.progress(count, count)
-            hashes = keys.hashes(start, start + LOOK_UP_KEYS)
-            found = self._catalog.get_many(Table.KEYS, hashes)
-            if found:
-                for index, key_hash in enumerate(hashes, start):
-                    if key_hash in found:
-                        known[index] = unpack_key_entry(found[key_hash])
-        return Verified(manifest, keys, repeats, known, staged.subject_counts, staged.last_due_ms)
 
 
 @dataclass(slots=True)
@@ -201,7 +133,7 @@ class Imports:
         groups: Groups,
         messages: Messages,
         publishing: Publishing,
-        ports: Ports,
+        ports: ImportPorts,
         on_decided: Callable[[], None],
     ) -> None:
         """`on_decided` is called when the overlays may forget again."""

@@ -20,7 +20,6 @@ from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.sequencer import Sequencer
-from delayserver.decisions.watches import Watches
 from delayserver.decisions.whereabouts import Whereabouts, is_for_one
 from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.errors import (
@@ -36,7 +35,6 @@ from delayserver.records.tables import Change, ChangeState, KeyEntry
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.wheel import Wheel
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
-from storage.catalog import Catalog
 from storage.frame import Rows
 from storage.rows import HOUR_MS, NO_KEY, RecordKind
 
@@ -63,7 +61,6 @@ class Messages:
     def __init__(
         self,
         settings: Settings,
-        catalog: Catalog,
         sequencer: Sequencer,
         groups: Groups,
         wheel: Wheel,
@@ -86,7 +83,6 @@ class Messages:
         self._ids = ids
         self._key_hasher = key_hasher
         self._express_ms = settings.express_ms
-        self.watches = Watches(catalog)
         self.advanced_ms = now_ms
         self.cancelled_by_subject: defaultdict[int, int] = defaultdict(int)
         """How many since the start, by subject id; 0: the subject was not known

@@ -32,6 +32,7 @@ from delayserver.decisions.new_messages import (
 )
 from delayserver.decisions.packing import Publishes
 from delayserver.decisions.sequencer import Sequencer
+from delayserver.decisions.watches import Watches
 from delayserver.errors import (
     ConflictError,
     DiskReserveError,
@@ -82,6 +83,7 @@ class Publishing:
         sequencer: Sequencer,
         groups: Groups,
         messages: Messages,
+        watches: Watches,
         ids: IdCodec,
         key_hasher: KeyHasher,
     ) -> None:
@@ -89,6 +91,7 @@ class Publishing:
         self._sequencer = sequencer
         self._groups = groups
         self._messages = messages
+        self._watches = watches
         self._ids = ids
         self._key_hasher = key_hasher
         self.disk_is_low = False
@@ -300,7 +303,7 @@ class Publishing:
         if has_watches:
             for seq, due_ms, watch in zip(seqs, dues_ms, batch.watches, strict=True):
                 if watch is not None:
-                    self._messages.watches.add(group, seq, due_ms, watch)
+                    self._watches.add(group, seq, due_ms, watch)
         self._messages.schedule_many(first_seq, dues_ms, subject_ids)
         return PublishedBatch(self._ids.encode_many(dues_ms, seqs), {}, group, last_seq)
 
@@ -329,7 +332,7 @@ class Publishing:
             flags=row_flags(message.payload),
         )
         if watch is not None:
-            self._messages.watches.add(sequencer.group, seq, due_ms, watch)
+            self._watches.add(sequencer.group, seq, due_ms, watch)
         if key_hash is not NO_KEY:
             sequencer.put_key(
                 seq, key_hash, KeyEntry(seq, due_ms, digest or content_digest(sealed))

@@ -10,7 +10,7 @@ common: it makes them, lets time pass for all of them, and follows a group from 
 checkpoint. Callers talk to the parts (`engine.publishing`, `engine.cancels`, `engine.outcomes`).
 
 It reads no clock, touches no file and starts no thread: time comes in with every call, and what has
-to be done elsewhere goes out through `Ports` and comes back through an `on_…` method. The server
+to be done elsewhere goes out through `EnginePorts` and comes back by an `on_…` method. The server
 wires the ports to threads, the simulation to a scheduler with a seed.
 
 Cost: see the parts. Threads: belongs to the event loop; no locks.
@@ -24,19 +24,19 @@ from typing import Protocol
 import numpy as np
 
 from delayserver.config import Settings
-from delayserver.decisions import imports
 from delayserver.decisions.cancels import Cancels
 from delayserver.decisions.delayed_produce import Level, Produces
 from delayserver.decisions.events import Events
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import GroupPorts, Groups
 from delayserver.decisions.heartbeats import Heartbeats
-from delayserver.decisions.imports import Imports
+from delayserver.decisions.imports import ImportPorts, Imports
 from delayserver.decisions.messages import Messages
 from delayserver.decisions.outcomes import Outcomes
 from delayserver.decisions.publishing import Publishing
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.subscribing import Subscribing
+from delayserver.decisions.watches import Watches
 from delayserver.decisions.whereabouts import Whereabouts
 from delayserver.delivery import dispatcher
 from delayserver.delivery.dispatcher import Dispatcher
@@ -55,7 +55,7 @@ from storage.frame import Rows
 from storage.rows import HOUR_MS, is_among, select
 
 
-class Ports(dispatcher.Ports, GroupPorts, imports.Ports, Protocol):
+class EnginePorts(dispatcher.Ports, GroupPorts, ImportPorts, Protocol):
     """What the engine needs done elsewhere. No call waits."""
 
     def load(self, through_hour: int) -> None:
@@ -82,7 +82,7 @@ class Engine:
         registry: Registry,
         ids: IdCodec,
         key_hasher: KeyHasher,
-        ports: Ports,
+        ports: EnginePorts,
         *,
         first_hour: int,
         now_ms: int,
@@ -96,28 +96,28 @@ class Engine:
         self.ids = ids
         self.sequencer = sequencer
         self.registry = registry
-        self.hours = Hours()
-        self.wheel = Wheel(first_hour * HOUR_MS)
-        self.timeouts = Timeouts(now_ms)
-        self.groups = Groups(settings, sequencer, ports)
-        self.whereabouts = Whereabouts(settings, catalog, self.groups, self.wheel, self.hours)
+        self.hours = hours = Hours()
+        self.wheel = wheel = Wheel(first_hour * HOUR_MS)
+        self.timeouts = timeouts = Timeouts(now_ms)
+        self.watches = watches = Watches(catalog)
+        self.groups = groups = Groups(settings, sequencer, ports)
+        self.whereabouts = Whereabouts(settings, catalog, groups, wheel, hours)
         self.dispatcher = Dispatcher(
             registry,
             sequencer.subject_names,
-            self.hours,
+            hours,
             ports,
-            self.timeouts,
+            timeouts,
             started_ms=now_ms,
             changes=sequencer.changes,
             has_not_fired=self.whereabouts.has_not_fired,
         )
-        self.messages = Messages(
+        self.messages = messages = Messages(
             settings,
-            catalog,
             sequencer,
-            self.groups,
-            self.wheel,
-            self.hours,
+            groups,
+            wheel,
+            hours,
             self.whereabouts,
             self.dispatcher,
             registry,
@@ -126,40 +126,30 @@ class Engine:
             now_ms=now_ms,
         )
         self.publishing = Publishing(
-            settings, sequencer, self.groups, self.messages, ids, key_hasher
+            settings, sequencer, groups, messages, watches, ids, key_hasher
         )
-        self.cancels = Cancels(
-            sequencer, self.groups, self.wheel, self.hours, self.messages, ids, key_hasher
-        )
-        watches = self.messages.watches
-        self.events = Events(settings, sequencer, self.groups, self.messages, watches)
-        self.produces = Produces(self.groups, self.timeouts)
+        self.cancels = Cancels(sequencer, groups, wheel, hours, messages, ids, key_hasher)
+        self.events = Events(settings, sequencer, groups, messages, watches)
+        self.produces = Produces(groups, timeouts)
         self.heartbeats = Heartbeats(
-            settings, catalog, sequencer, self.groups, self.publishing, self.timeouts
+            settings, catalog, sequencer, groups, self.publishing, timeouts
         )
-        self.subscribing = Subscribing(registry, sequencer, self.groups, self.dispatcher)
+        self.subscribing = Subscribing(registry, sequencer, groups, self.dispatcher)
         self.outcomes = Outcomes(
             registry,
             sequencer,
-            self.groups,
-            self.hours,
-            self.messages,
+            groups,
+            hours,
+            messages,
             self.dispatcher,
             self.subscribing,
-            self.timeouts,
+            timeouts,
             epoch=epoch,
             random=random,
             given_up=ports.given_up,
         )
         self.imports = Imports(
-            settings,
-            catalog,
-            sequencer,
-            self.groups,
-            self.messages,
-            self.publishing,
-            ports,
-            self._prune,
+            settings, catalog, sequencer, groups, messages, self.publishing, ports, self._prune
         )
 
     def start(
@@ -326,5 +316,5 @@ class Engine:
         # was looked up for an import show the changes since.
         if not self.hours.loading and not self.imports.is_deciding:
             self.sequencer.prune(self._prune_seq)
-            self.messages.watches.prune(self._prune_seq)
+            self.watches.prune(self._prune_seq)
             self.heartbeats.prune(self._prune_seq)

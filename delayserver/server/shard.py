@@ -18,7 +18,7 @@ from typing import Any
 
 from delayserver.config import Settings
 from delayserver.decisions.group import Group
-from delayserver.decisions.imports import Importer, VerifyRequest
+from delayserver.decisions.importer import Importer, VerifyRequest
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.queue import Handout

@@ -24,7 +24,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from delayserver.decisions.group import Group
-from delayserver.decisions.imports import Importer, Verified, VerifyRequest
+from delayserver.decisions.importer import Importer, Verified, VerifyRequest
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Fetched, Reader
 from delayserver.delivery.settler import Settler

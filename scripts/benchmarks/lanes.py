@@ -23,12 +23,15 @@ from report import Figure, add_json, as_documents, make_console, show_figures, w
 
 from delayserver.api.intake import Intake
 from delayserver.config import Settings
+from delayserver.decisions import packing
 from delayserver.decisions.new_messages import PublishBatch
+from delayserver.decisions.packing import ARRAYS_MIN, Publishes
 from delayserver.decisions.sequencer import Sequencer
-from delayserver.records.ids import IdCodec, KeyHasher
+from delayserver.records.ids import COLUMNS_MIN, IdCodec, KeyHasher
 from delayserver.records.subscriptions import Registry
 from delayserver.server.engine import Engine
 from storage.catalog import LmdbCatalog
+from storage.frame import crcs_of
 from storage.rows import HOUR_MS
 
 RATIO_MIN = 1.15
@@ -90,7 +93,7 @@ Way = Callable[[Parts, Any], object]
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A way beside another one."""
+    """A way beside another one, at sizes at which it is used."""
 
     name: str
     beside: str
@@ -136,6 +139,25 @@ def seqs_and_dues(parts: Parts, number: int, size: int) -> tuple[range, list[int
     return range(first_seq, first_seq + size), [NOW_MS + seq for seq in range(size)]
 
 
+def timed_array(parts: Parts, number: int, size: int) -> bytes:
+    """As due at moments, which all differ."""
+    first_ms = NOW_MS + 1000 + number * size
+    return b"[%b]" % b",".join(
+        b'{"subject": "%b", "deliver_at": %d, "body": %b}'
+        % (SUBJECT.encode(), first_ms + index, BODY)
+        for index in range(size)
+    )
+
+
+def publishes(parts: Parts, number: int, size: int) -> Publishes:
+    bodies = [BODY] * size
+    return Publishes([NOW_MS] * size, [1] * size, bodies, crcs_of(bodies))
+
+
+def keys(parts: Parts, number: int, size: int) -> tuple[list[int], list[str]]:
+    return [1] * size, [f"order-{number * size + index}" for index in range(size)]
+
+
 def published(parts: Parts, number: int, size: int) -> Any:
     """Seqs, due times and subjects of messages of the next day."""
     done = parts.engine.publishing.publish_new(batch(parts, number, size))
@@ -166,9 +188,21 @@ def look_up_keys(parts: Parts, one: PublishBatch) -> None:
     publishing.publish_batch(one, NOW_MS)
 
 
-def cancel_columns(parts: Parts, found: Any) -> None:
-    cancels: Any = parts.engine.cancels
-    assert cancels._cancel_plain(*found).all()
+def read_batch(parts: Parts, data: bytes) -> PublishBatch:
+    return parts.intake.batch(data, "application/json", NOW_MS)
+
+
+def read_pairs(parts: Parts, data: bytes) -> None:
+    """A batch whose due times are made from what each message says of them."""
+
+    def dues_ms(delays: list[Any], moments: list[Any], now_ms: int) -> list[int]:
+        pairs = list(zip(delays, moments, strict=True))
+        known = {pair: parts.intake.due_ms(*pair, now_ms) for pair in set(pairs)}
+        return [known[pair] for pair in pairs]
+
+    intake: Any = parts.intake
+    intake._dues_ms = dues_ms
+    read_batch(parts, data)
 
 
 def cancel_each(parts: Parts, found: Any) -> None:
@@ -187,35 +221,77 @@ LANES = [
         together,
     ),
     Lane(
-        "publish: several requests together",
+        "publish: requests together",
         "each alone",
-        (16, 64, 128),
+        (COLUMNS_MIN, 16, 64, 128),
         documents,
         together,
         each_alone,
     ),
     Lane(
-        "publish: several requests together, keys",
+        "publish: requests together, keys",
         "each alone",
-        (16, 64, 128),
+        (COLUMNS_MIN, 16, 64, 128),
         keyed_documents,
         together,
         each_alone,
     ),
     Lane(
-        "publish: all keys of a batch in one look",
+        "publish: keys of a batch in one look",
         "key by key",
-        (2, 16, 100),
+        (16, 100, 1000),
         keyed_batch,
         lambda parts, one: parts.engine.publishing.publish_batch(one, NOW_MS),
         look_up_keys,
     ),
     Lane(
+        "publish: due times of a batch, delays",
+        "pair by pair",
+        (16, 100, 1000),
+        array,
+        read_batch,
+        read_pairs,
+    ),
+    Lane(
+        "publish: due times of a batch, moments",
+        "pair by pair",
+        (16, 100, 1000),
+        timed_array,
+        read_batch,
+        read_pairs,
+    ),
+    Lane(
+        "rows: a few, one by one",
+        "an array",
+        (2, 4, 8, 16, ARRAYS_MIN - 1),
+        publishes,
+        lambda parts, one: packing._pack_few(one, 1, 0),
+        lambda parts, one: packing._pack_many(one, 1, 0),
+    ),
+    Lane(
+        "ids: arrays",
+        "each alone",
+        (16, 64, 1000),
+        seqs_and_dues,
+        lambda parts, one: parts.ids.encode_many(one[1], one[0]),
+        lambda parts, one: [
+            parts.ids.encode(due_ms, seq) for seq, due_ms in zip(*one, strict=True)
+        ],
+    ),
+    Lane(
+        "key hashes: by subject",
+        "each alone",
+        (16, 64, 1000),
+        keys,
+        lambda parts, one: parts.hasher.many(*one),
+        lambda parts, one: [parts.hasher(*each) for each in zip(*one, strict=True)],
+    ),
+    Lane(
         "cancel: columns",
         "each alone",
-        (2, 4, 8, 12, 64, 500),
+        (COLUMNS_MIN, 64, 500),
         published,
-        cancel_columns,
+        lambda parts, found: parts.engine.cancels.cancel(*found),
         cancel_each,
     ),
 ]

@@ -19,7 +19,8 @@ from delayserver.decisions.events import Events
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.heartbeats import Heartbeats
 from delayserver.decisions.imported_keys import ImportedKeys
-from delayserver.decisions.imports import Importer, Imports
+from delayserver.decisions.importer import Importer
+from delayserver.decisions.imports import Imports
 from delayserver.decisions.messages import Messages
 from delayserver.decisions.outcomes import Outcomes
 from delayserver.decisions.overlay import Overlay

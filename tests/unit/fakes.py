@@ -16,6 +16,7 @@ from delayserver.decisions.messages import Messages
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.publishing import Publishing
 from delayserver.decisions.sequencer import Sequencer
+from delayserver.decisions.watches import Watches
 from delayserver.decisions.whereabouts import Whereabouts
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
@@ -217,9 +218,9 @@ class MessageParts:
         )
         self.ids = IdCodec(0, SECRET)
         hasher = KeyHasher(SECRET)
+        self.watches = Watches(self.catalog)
         self.messages = Messages(
             self.settings,
-            self.catalog,
             self.sequencer,
             self.groups,
             self.wheel,
@@ -236,6 +237,7 @@ class MessageParts:
             self.sequencer,
             self.groups,
             self.messages,
+            self.watches,
             self.ids,
             hasher,
         )

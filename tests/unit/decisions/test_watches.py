@@ -23,7 +23,7 @@ class Parts(MessageParts):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         messages = self.messages
-        self.events = Events(self.settings, self.sequencer, self.groups, messages, messages.watches)
+        self.events = Events(self.settings, self.sequencer, self.groups, messages, self.watches)
 
     def watching(self, *keys: str, on_event: OnEvent = OnEvent.CANCEL, body: bytes = b"1") -> int:
         payload = Payload(body, watch=Watch(keys, on_event))
@@ -49,7 +49,7 @@ def test_entries_of_the_index_read_back(key: str) -> None:
 def test_a_key_does_not_find_what_watches_a_longer_one() -> None:
     parts = Parts()
     short, long = parts.watching("ab"), parts.watching("abc")
-    watches = parts.messages.watches
+    watches = parts.watches
     assert [one.seq for one in watches.of("ab")] == [short]
     parts.catalog.commit(
         {
@@ -114,7 +114,7 @@ def test_a_group_that_is_rolled_back_leaves_no_watcher_and_no_completion() -> No
     parts.event("k")
     parts.groups.flush(START_MS)
     parts.groups.on_commit_failed(OSError())
-    assert [one.seq for one in parts.messages.watches.of("k")] == [kept]
+    assert [one.seq for one in parts.watches.of("k")] == [kept]
     assert parts.event("k") == ([kept], [])
 
 

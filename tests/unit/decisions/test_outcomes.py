@@ -1,0 +1,254 @@
+"""Outcomes: answers that come together, and records that may not be written."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from delayserver.config import Settings
+from delayserver.decisions.new_messages import NewMessage
+from delayserver.decisions.outcomes import RETRY_COMMIT_MS, Outcomes
+from delayserver.decisions.subscribing import Subscribing
+from delayserver.delivery.queue import Handout
+from delayserver.delivery.webhook import WebhookResponse
+from delayserver.errors import NotFoundError
+from delayserver.records.message import Delivery, Payload, State
+from delayserver.records.subscriptions import Subscription
+from delayserver.records.tables import ChangeState
+from delayserver.testing.publishes import publish_all
+from delayserver.testing.server import SimulatedClock, SimulatedServer, Watcher
+from delayserver.timers.timeouts import Timeouts
+from storage.errors import DiskFullError
+from storage.rows import HOUR_MS, MESSAGE_DTYPE, RecordKind
+from storage.testing.catalog import MemoryCatalog
+from storage.testing.files import SimulatedFiles
+from tests.unit.fakes import (
+    START_MS,
+    MessageParts,
+    deliveries,
+    delivery,
+    message,
+    subscription,
+)
+
+
+@pytest.fixture
+def server() -> SimulatedServer:
+    """Four messages are due for a webhook that takes two at once; two are on their way."""
+    clock = SimulatedClock()
+    server = SimulatedServer(
+        Settings(), SimulatedFiles(), MemoryCatalog(), clock, random.Random(0), Watcher()
+    )
+    receiver = subscription(
+        1, subject="*", type="webhook", max_in_flight=2, created_ms=clock.now_ms
+    )
+    server.engine.subscribing.put_subscription(receiver)
+    server.rest()
+    clock.move(1)
+    messages = [NewMessage("orders", clock.now_ms, Payload(b"%d" % number)) for number in range(4)]
+    publish_all(server.engine.publishing, messages, clock.now_ms)
+    for _ in range(2):
+        server.rest()
+        server.tick()
+    server.rest()
+    return server
+
+
+def bodies(server: SimulatedServer) -> list[bytes]:
+    return [delivery.payload.body for [delivery] in server.sending]
+
+
+@pytest.mark.parametrize("statuses", [(200, 200), (200, 500), (500, None)])
+def test_answers_that_come_together_make_place_in_one_step(
+    server: SimulatedServer, monkeypatch: pytest.MonkeyPatch, statuses: tuple[int | None, ...]
+) -> None:
+    assert bodies(server) == [b"0", b"1"]
+    answers = [
+        (deliveries, WebhookResponse(status))
+        for deliveries, status in zip(server.sending, statuses, strict=True)
+    ]
+    server.sending.clear()
+    taken: list[int] = []
+    read = server.read
+
+    def noted(take: Handout) -> None:
+        taken.append(take.count)
+        read(take)
+
+    monkeypatch.setattr(server, "read", noted)
+    server.engine.outcomes.on_sent(answers, server.clock())
+    if statuses == (200, 200):
+        assert taken == [2]
+    server.rest()  # A failure makes place once it is recorded.
+    assert bodies(server) == [b"2", b"3"]
+    assert server.engine.dispatcher.delivered_total == statuses.count(200)
+
+
+def test_no_answers_are_nothing(server: SimulatedServer) -> None:
+    server.engine.outcomes.on_sent([], server.clock())
+    assert bodies(server) == [b"0", b"1"]
+
+
+# ---- records that a failure makes -------------------------------------------------------------
+
+FULL = DiskFullError("pwrite", "messages", "no space")
+WEBHOOK = subscription(
+    1,
+    type="webhook",
+    url="http://127.0.0.1/",
+    max_attempts=2,
+    backoff_ms=(5_000,),
+)
+
+
+class Parts(MessageParts):
+    """Outcomes, and one delivery that was sent."""
+
+    def __init__(self, receiver: Subscription = WEBHOOK) -> None:
+        super().__init__(receiver)
+        self.given_up: list[str] = []
+        self.timeouts = Timeouts(START_MS)
+        self.subscribing = Subscribing(self.registry, self.sequencer, self.groups, self.dispatcher)
+        self.outcomes = Outcomes(
+            self.registry,
+            self.sequencer,
+            self.groups,
+            self.hours,
+            self.messages,
+            self.dispatcher,
+            self.subscribing,
+            self.timeouts,
+            epoch="e",
+            random=lambda: 0.0,
+            given_up=lambda delivery, reason: self.given_up.append(reason),
+        )
+        [self.seq] = self.publish(message(START_MS))
+        self.commit()
+        due = self.wheel.advance(START_MS, loaded_until_ms=START_MS + HOUR_MS, rows_max=9)
+        self.dispatcher.fire(due, START_MS)
+
+    def sent(self, attempt: int = 1) -> Delivery:
+        return delivery(self.seq, attempt=attempt)
+
+    def answered(self, status: int, attempt: int = 1) -> None:
+        self.outcomes.on_sent([([self.sent(attempt)], WebhookResponse(status))], START_MS)
+
+    def fail(self) -> None:
+        """The disk is full."""
+        self.groups.flush(START_MS)
+        self.groups.on_commit_failed(FULL)
+
+    def kinds(self) -> list[int]:
+        """Of the records in the open group."""
+        rows, _ = self.sequencer.group.encode()
+        kinds: list[int] = np.frombuffer(rows, MESSAGE_DTYPE)["kind"].tolist()
+        return kinds
+
+    def state(self) -> int:
+        return self.sequencer.changes(self.seq)[1].state
+
+
+def test_a_delivery_leaves_its_place_when_its_retry_is_durable() -> None:
+    parts = Parts()
+    parts.answered(500)
+    # The hour may not retire before: a crash then would lose the message.
+    assert parts.hours.unsettled() == 1
+    assert parts.dispatcher.in_flight_count() == 1
+    assert parts.kinds() == [RecordKind.RETRY]
+    parts.commit()
+    assert parts.dispatcher.in_flight_count() == 0
+    assert parts.messages.locate(parts.seq, START_MS).state is State.SCHEDULED
+    assert parts.outcomes.retried_by_subject == {1: 1}
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_a_failure_that_could_not_be_recorded_is_recorded_a_second_later(attempt: int) -> None:
+    parts = Parts()
+    parts.answered(500, attempt)
+    parts.fail()
+    assert parts.sequencer.changes(parts.seq) == {}
+    assert parts.dispatcher.in_flight_count() == 1
+    at_ms = START_MS + RETRY_COMMIT_MS
+    assert parts.outcomes.next_ms() == at_ms
+    parts.outcomes.settle_stalled(at_ms - 1)
+    assert parts.kinds() == []
+    parts.outcomes.settle_stalled(at_ms)
+    assert parts.outcomes.next_ms() is None
+    parts.commit()
+    assert parts.state() == (ChangeState.RETRYING, ChangeState.DEAD)[attempt - 1]
+    assert parts.dispatcher.in_flight_count() == 0
+
+
+def test_after_its_last_attempt_a_message_is_dead_and_can_be_redriven_once() -> None:
+    parts = Parts()
+    parts.answered(500, attempt=2)
+    parts.commit()
+    assert len(parts.given_up) == 1
+    assert parts.outcomes.dead_by_subject == {1: 1}
+    assert parts.messages.locate(parts.seq, START_MS).state is State.DEAD
+    dead = parts.sent()
+    payload = Payload(b"{}", origin=dead.origin)
+    parts.outcomes.redrive(1, parts.seq, payload, START_MS)
+    for again in (
+        lambda: parts.outcomes.redrive(1, parts.seq, payload, START_MS),
+        lambda: parts.outcomes.discard(1, parts.seq, parts.seq),
+    ):
+        with pytest.raises(NotFoundError):
+            again()
+    assert parts.state() == ChangeState.RETRYING
+
+
+def test_a_dead_letter_that_was_discarded_is_gone() -> None:
+    parts = Parts()
+    parts.outcomes.on_outdated(parts.sent(), "too old", START_MS)
+    parts.commit()
+    parts.outcomes.discard(1, parts.seq, parts.seq)
+    assert parts.state() == ChangeState.DISCARDED
+    with pytest.raises(NotFoundError):
+        parts.outcomes.discard(1, parts.seq, parts.seq)
+
+
+def test_a_receiver_that_is_gone_pauses_its_subscription_unless_that_is_not_written() -> None:
+    parts = Parts()
+    queue = parts.dispatcher.queue(WEBHOOK)
+    parts.answered(410)
+    assert queue.subscription.paused and queue.count == 1
+    parts.fail()
+    assert not queue.subscription.paused
+    parts.dispatcher.pump(queue, START_MS)
+    parts.answered(410)
+    parts.commit()
+    [known] = parts.registry
+    assert known.paused and parts.dispatcher.queue(known).subscription.paused
+
+
+def test_what_a_deleted_subscription_left_gets_a_record_of_its_own() -> None:
+    parts = Parts()
+    parts.outcomes.on_orphaned(parts.sent(), 7, START_MS)
+    assert parts.kinds() == [RecordKind.RETRY]
+    change = parts.sequencer.changes(parts.seq)[7]
+    assert (change.state, change.attempt) == (ChangeState.RETRYING, 1)
+    # Nobody has tried again.
+    assert not parts.outcomes.retried_by_subject
+
+
+def test_a_consumer_that_gives_back_waits_or_gets_it_again_and_the_last_attempt_is_dead() -> None:
+    receiver = subscription(1, max_attempts=2, backoff_ms=(5_000,))
+    parts = Parts(receiver)
+    leases = parts.outcomes.leases
+
+    def lease(attempt: int = 1) -> str:
+        parts.dispatcher.queue(receiver).rows.pop(1, START_MS)
+        return leases.grant(deliveries(parts.sent(attempt)), 1000) + "0"
+
+    assert parts.outcomes.nack([lease(), "e-9-0"], 0, START_MS) == ["e-9-0"]
+    assert parts.dispatcher.queue(receiver).count == 1
+    assert parts.outcomes.nack([lease()], 50, START_MS) == []
+    assert parts.kinds() == [RecordKind.RETRY]
+    parts.timeouts.advance(START_MS)
+    assert parts.outcomes.extend([lease(attempt=2)], 10, START_MS) == []
+    parts.timeouts.advance(START_MS + 10)
+    assert parts.kinds() == [RecordKind.RETRY, RecordKind.DEAD]
+    assert parts.outcomes.dead_by_subject == {1: 1}

@@ -1,0 +1,94 @@
+"""Subscribing: in force when it is durable, and for what falls due from then on."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from delayserver.decisions.subscribing import Subscribing
+from delayserver.errors import NotFoundError, StoppingError
+from delayserver.records.horizon import Mark
+from storage.errors import DiskFullError
+from tests.unit.fakes import START_MS, MessageParts, message, subscription
+
+NEW = subscription(7, created_ms=START_MS)
+
+
+class Parts(MessageParts):
+    def __init__(self) -> None:
+        super().__init__()
+        self.subscribing = Subscribing(self.registry, self.sequencer, self.groups, self.dispatcher)
+
+
+@pytest.fixture
+def parts() -> Parts:
+    return Parts()
+
+
+def test_a_subscription_is_in_force_when_it_is_durable(parts: Parts) -> None:
+    group = parts.subscribing.put_subscription(NEW)
+    with pytest.raises(NotFoundError):
+        parts.subscribing.subscription("s7")
+    assert parts.commit() is group
+    assert parts.subscribing.subscription("s7").id == 7
+
+
+def test_a_subscription_that_was_not_written_is_not_there(parts: Parts) -> None:
+    parts.subscribing.put_subscription(NEW)
+    parts.groups.flush(START_MS)
+    parts.groups.on_commit_failed(DiskFullError("pwrite", "messages", "no space"))
+    parts.subscribing.on_rolled_back()
+    assert len(parts.registry) == 0
+
+
+def test_what_has_fallen_due_is_for_others_also_after_the_clock_was_set_back(parts: Parts) -> None:
+    parts.publish(message(START_MS))
+    parts.subscribing.advance(START_MS + 5_000)
+    parts.publish(message(START_MS))
+    parts.subscribing.put_subscription(NEW)
+    parts.commit()
+    [made] = parts.registry
+    # Subject and first message; then the second one, and the record itself comes behind.
+    assert made.horizon == (Mark(2, START_MS + 5_001), Mark(3, START_MS))
+    assert made.existed(3, START_MS) and not made.existed(2, START_MS + 5_000)
+
+
+def test_a_change_keeps_the_horizon_and_a_new_subject_gets_one(parts: Parts) -> None:
+    parts.subscribing.put_subscription(NEW)
+    parts.commit()
+    [made] = parts.registry
+    parts.subscribing.advance(START_MS + 9_000)
+    parts.subscribing.put_subscription(msgspec.structs.replace(NEW, paused=True))
+    parts.commit()
+    [paused] = parts.registry
+    assert (paused.horizon, paused.subject_since_ms) == (made.horizon, 0)
+    parts.subscribing.put_subscription(msgspec.structs.replace(NEW, subject="other"))
+    parts.commit()
+    [moved] = parts.registry
+    assert (moved.horizon, moved.subject_since_ms) == (made.horizon, START_MS + 9_001)
+
+
+def test_what_a_process_before_has_fired_counts(parts: Parts) -> None:
+    parts.subscribing.start([Mark(4, START_MS + 50)])
+    parts.subscribing.put_subscription(NEW)
+    parts.commit()
+    [made] = parts.registry
+    assert Mark(4, START_MS + 50) in made.horizon
+
+
+def test_a_roll_back_gives_its_seqs_to_what_has_not_fallen_due(parts: Parts) -> None:
+    parts.publish(message(START_MS))
+    parts.subscribing.advance(START_MS + 5_000)
+    parts.groups.flush(START_MS)
+    parts.groups.on_commit_failed(DiskFullError("pwrite", "messages", "no space"))
+    parts.subscribing.on_rolled_back()
+    parts.subscribing.put_subscription(msgspec.structs.replace(NEW, created_ms=START_MS + 4_000))
+    parts.commit()
+    [made] = parts.registry
+    assert made.existed(1, START_MS)
+
+
+def test_nothing_is_put_while_stopping(parts: Parts) -> None:
+    parts.groups.stopping = True
+    with pytest.raises(StoppingError):
+        parts.subscribing.put_subscription(NEW)
