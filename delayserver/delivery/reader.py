@@ -31,7 +31,7 @@ from delayserver.schedule.wheel_rows import (
     PAYLOAD_MAX_BYTES,
     ROUTE_SUBSCRIPTION,
     WHEEL_DTYPE,
-    Batch,
+    FiredRows,
 )
 from storage.errors import DamageError
 from storage.frame import Frame, Rows
@@ -91,16 +91,16 @@ class Reader:
         `unfiled`: payloads that are in memory, by seq."""
         found: list[bytes | None] = []
         subject_ids: dict[int, int] = {}
-        for batch in take.batches:
+        for fired in take.slices:
             first = len(found)
-            found += self._payloads(batch, unfiled)
+            found += self._payloads(fired, unfiled)
             # One of several deliveries that a restart left open does not say what its subject is.
-            of_one = batch.rows["route"] & ROUTE_SUBSCRIPTION
+            of_one = fired.rows["route"] & ROUTE_SUBSCRIPTION
             for index in np.flatnonzero(of_one).tolist():
-                sealed, seq = found[first + index], int(batch.rows["seq"][index])
+                sealed, seq = found[first + index], int(fired.rows["seq"][index])
                 try:
-                    if sealed is not None and self._decode(batch, index, sealed).origin is None:
-                        subject_ids[first + index] = self._subject_id(batch.hour, seq)
+                    if sealed is not None and self._decode(fired, index, sealed).origin is None:
+                        subject_ids[first + index] = self._subject_id(fired.hour, seq)
                 except DamageError as error:
                     self._on_damage(error)
                     found[first + index] = None
@@ -110,17 +110,17 @@ class Reader:
         """As `fetch`, if everything is in memory, and not much; else None. Never waits."""
         found: list[bytes | None] = []
         total_bytes = 0
-        for batch in take.batches:
-            if int(batch.rows["route"].max()) & ROUTE_SUBSCRIPTION:
+        for fired in take.slices:
+            if int(fired.rows["route"].max()) & ROUTE_SUBSCRIPTION:
                 return None
-            locators, seqs = batch.rows["locator"].tolist(), batch.rows["seq"].tolist()
+            locators, seqs = fired.rows["locator"].tolist(), fired.rows["seq"].tolist()
             payloads = [
                 None if at else unfiled.get(seq) for at, seq in zip(locators, seqs, strict=True)
             ]
             total_bytes += sum([locator & PAYLOAD_MAX_BYTES for locator in locators])
             if total_bytes > _NOW_BYTES_MAX:
                 return None
-            if not self._read_spans(batch.hour, locators, payloads, self._schedule.read_now):
+            if not self._read_spans(fired.hour, locators, payloads, self._schedule.read_now):
                 return None
             if None in payloads:
                 return None
@@ -130,7 +130,7 @@ class Reader:
     def open(self, take: Handout, fetched: Fetched) -> Deliveries:
         """The rows as deliveries, in order; a payload that does not match its checksum is named
         and left out. Does not look at the disk."""
-        rows, due_ms = _joined(take.batches)
+        rows, due_ms = _joined(take.slices)
         subject_ids = fetched.subject_ids
         payloads = None
         if None not in fetched.sealed:
@@ -157,23 +157,23 @@ class Reader:
         intact: list[int] = []
         payloads: list[Payload] = []
         index = -1
-        for batch in take.batches:
-            for at in range(len(batch.rows)):
+        for fired in take.slices:
+            for at in range(len(fired.rows)):
                 index += 1
                 data = sealed[index]
                 if data is None:
                     continue
                 try:
-                    payloads.append(self._decode(batch, at, data))
+                    payloads.append(self._decode(fired, at, data))
                     intact.append(index)
                 except DamageError as error:
                     self._on_damage(error)
         return intact, payloads
 
-    def _decode(self, batch: Batch, index: int, sealed: bytes) -> Payload:
-        seq, locator, _, _ = batch.rows[index].item()
+    def _decode(self, fired: FiredRows, index: int, sealed: bytes) -> Payload:
+        seq, locator, _, _ = fired.rows[index].item()
         return decode_payload(
-            sealed, self._schedule.path(batch.hour), locator >> LOCATOR_LENGTH_BITS, seq
+            sealed, self._schedule.path(fired.hour), locator >> LOCATOR_LENGTH_BITS, seq
         )
 
     def _subject_id(self, hour: int, seq: int) -> int:
@@ -187,9 +187,9 @@ class Reader:
         self._schedule.release(hour)
         self._dispatch.release(hour)
 
-    def _payloads(self, batch: Batch, unfiled: Mapping[int, bytes]) -> list[bytes | None]:
+    def _payloads(self, fired: FiredRows, unfiled: Mapping[int, bytes]) -> list[bytes | None]:
         """The sealed payload of each row; None where it is not, which is named."""
-        locators, seqs = batch.rows["locator"].tolist(), batch.rows["seq"].tolist()
+        locators, seqs = fired.rows["locator"].tolist(), fired.rows["seq"].tolist()
         payloads = [
             None if at else unfiled.get(seq) for at, seq in zip(locators, seqs, strict=True)
         ]
@@ -197,15 +197,15 @@ class Reader:
         if missing:
             # Filed since they went to the wheel by the express way.
             offsets, lengths, damage = self._schedule.find_payloads(
-                batch.hour, batch.rows["seq"][missing]
+                fired.hour, fired.rows["seq"][missing]
             )
             found = (offsets << np.uint64(LOCATOR_LENGTH_BITS) | lengths).tolist()
             for index, locator in zip(missing, found, strict=True):
                 locators[index] = locator
             for error in damage:
                 self._on_damage(error)
-        self._read_spans(batch.hour, locators, payloads, self._schedule.read)
-        path = self._schedule.path(batch.hour)
+        self._read_spans(fired.hour, locators, payloads, self._schedule.read)
+        path = self._schedule.path(fired.hour)
         for index, data in enumerate(payloads):
             if data is None:
                 seq, offset = seqs[index], locators[index] >> LOCATOR_LENGTH_BITS
@@ -263,12 +263,12 @@ class Reader:
         return concatenate(parts, DISPATCH_DTYPE)
 
 
-def _joined(batches: list[Batch]) -> tuple[Rows, NDArray[np.int64]]:
+def _joined(slices: list[FiredRows]) -> tuple[Rows, NDArray[np.int64]]:
     """All rows, and when they are due."""
-    dues_ms = [batch.due_ms() for batch in batches]
-    if len(batches) == 1:
-        return batches[0].rows, dues_ms[0]
-    return concatenate([batch.rows for batch in batches], WHEEL_DTYPE), np.concatenate(dues_ms)
+    dues_ms = [fired.due_ms() for fired in slices]
+    if len(slices) == 1:
+        return slices[0].rows, dues_ms[0]
+    return concatenate([fired.rows for fired in slices], WHEEL_DTYPE), np.concatenate(dues_ms)
 
 
 def _spans(locators: list[int]) -> Iterator[tuple[list[int], int, int]]:

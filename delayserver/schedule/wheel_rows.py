@@ -5,7 +5,7 @@
 The body stays on the disk until the row fires. The due time counts from the begin of the hour, so
 that it fits into 32 bits; therefore rows are kept by their hour, here and in the queues.
 
-Cost: some 10 ns per row. Threads: pure functions; `Batch` belongs to who has it.
+Cost: some 10 ns per row. Threads: pure functions; `FiredRows` belongs to who has it.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ def wheel_rows(entries: Rows, hour: int, payload_start: int | np.ndarray) -> Row
 
 
 @dataclass(slots=True)
-class Batch:
+class FiredRows:
     """Rows of one hour that fired together (WHEEL_DTYPE), in the order of their due time."""
 
     hour: int

@@ -326,7 +326,7 @@ class Shard(ABC):
 
     def read(self, take: Handout) -> None:
         unfiled: dict[int, bytes] = {}
-        for batch in take.batches:
+        for batch in take.slices:
             for seq in batch.rows["seq"][batch.rows["locator"] == 0].tolist():
                 found = self.engine.groups.payload(seq)
                 if found is not None:

@@ -62,7 +62,7 @@ from delayserver.schedule.hours import Hours
 from delayserver.schedule.loader import Loader
 from delayserver.schedule.replay import Replay
 from delayserver.schedule.wheel import SLOT_MS, Wheel, build_run
-from delayserver.schedule.wheel_rows import WHEEL_DTYPE, Batch
+from delayserver.schedule.wheel_rows import WHEEL_DTYPE, FiredRows
 from delayserver.timers.timeouts import Timeouts
 from storage.catalog import LmdbCatalog
 from storage.files import OsFiles
@@ -482,7 +482,7 @@ def reader(rows: int) -> Iterator[Row]:
             ("as due", by_due),
         ):
             takes = [
-                Handout(subscription, [Batch(HOUR, order[start : start + 512])], {})
+                Handout(subscription, [FiredRows(HOUR, order[start : start + 512])], {})
                 for start in range(0, count, 512)
             ]
 

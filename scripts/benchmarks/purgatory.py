@@ -42,7 +42,7 @@ from delayserver.records.ids import IdCodec
 from delayserver.records.message import Delivery, Payload
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.schedule.hours import Hours
-from delayserver.schedule.wheel_rows import WHEEL_DTYPE, Batch
+from delayserver.schedule.wheel_rows import WHEEL_DTYPE, FiredRows
 from delayserver.timers.timeouts import Timeouts
 from storage.rows import HOUR_MS
 
@@ -87,7 +87,7 @@ class Consumers:
         for seq in range(1, count + 1):
             row = np.array([(seq, 0, 0, 1 + seq % len(self.subscriptions))], WHEEL_DTYPE)
             self._hours.add(HOUR, 1)
-            self.dispatcher.fire([Batch(HOUR, row)], NOW_MS)
+            self.dispatcher.fire([FiredRows(HOUR, row)], NOW_MS)
 
     def _answer(self, pulled: Pulled) -> None:
         self.answered += 1
@@ -96,7 +96,7 @@ class Consumers:
     # ports
 
     def read(self, take: Handout) -> None:
-        rows = np.concatenate([batch.rows for batch in take.batches])
+        rows = np.concatenate([batch.rows for batch in take.slices])
         count = len(rows)
         dues_ms = np.full(count, NOW_MS)
         payloads = [PAYLOAD] * count

@@ -34,7 +34,7 @@ from delayserver.schedule.wheel_rows import (
     LOCATOR_LENGTH_BITS,
     PAYLOAD_MAX_BYTES,
     WHEEL_DTYPE,
-    Batch,
+    FiredRows,
 )
 from delayserver.timers.timeouts import Timeouts
 from storage.errors import DamageError
@@ -72,7 +72,7 @@ def wheel_rows(hour: int, *rows: tuple[int, int], route: int = 1, locator: int =
     )
 
 
-def seqs(batches: Iterable[Batch]) -> list[int]:
+def seqs(batches: Iterable[FiredRows]) -> list[int]:
     """The seqs of all rows, in order."""
     return [seq for batch in batches for seq in batch.rows["seq"].tolist()]
 

@@ -13,7 +13,7 @@ from delayserver.records.message import Delivery, Entry
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Change
 from delayserver.schedule.hours import Hours
-from delayserver.schedule.wheel_rows import Batch
+from delayserver.schedule.wheel_rows import FiredRows
 from delayserver.timers.timeouts import Timeouts
 from storage.rows import DISPATCH_DTYPE
 from tests.unit.fakes import (
@@ -56,7 +56,7 @@ class Parts:
 
     def fire(self, *rows: tuple[int, int], route: int = 1) -> None:
         self.hours.add(HOUR, len(rows))
-        batch = Batch(HOUR, wheel_rows(HOUR, *rows, route=route))
+        batch = FiredRows(HOUR, wheel_rows(HOUR, *rows, route=route))
         self.dispatcher.fire([batch], NOW_MS)
 
     def pull(
@@ -69,7 +69,7 @@ class Parts:
         return self.dispatcher.request(self.dispatcher.queue(subscription), request)
 
     def takes(self) -> list[list[int]]:
-        return [seqs(take.batches) for take in self.ports.taken]
+        return [seqs(take.slices) for take in self.ports.taken]
 
     def change(self, subscription: Subscription) -> None:
         self.registry.put(subscription)
@@ -90,13 +90,13 @@ class Parts:
                 attempt=take.attempts.get(seq, attempt),
                 **origin,
             )
-            for seq in seqs(take.batches)
+            for seq in seqs(take.slices)
             if seq not in unreadable
         ]
         for one in ones:
             [row] = [
                 batch.rows[batch.rows["seq"] == one.entry.seq]
-                for batch in take.batches
+                for batch in take.slices
                 if one.entry.seq in batch.rows["seq"]
             ]
             one.row["route"] = row["route"]
@@ -105,7 +105,7 @@ class Parts:
         return read
 
     def waiting(self, subscription: Subscription) -> list[int]:
-        return seqs(self.dispatcher.queue(subscription).rows.batches())
+        return seqs(self.dispatcher.queue(subscription).rows.slices())
 
     def settled(self) -> list[tuple[int, int, int]]:
         """Seq, subscription and outcome of all rows for the dispatch log."""

@@ -10,7 +10,7 @@ from delayserver.delivery.settler import DISPATCH_ROW
 from delayserver.records.horizon import Mark
 from delayserver.records.message import Entry
 from delayserver.records.subscriptions import Subscription
-from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Batch
+from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, FiredRows
 from storage.rows import Outcome
 from tests.unit.delivery.parts import NOW_MS, Parts, webhook
 from tests.unit.fakes import (
@@ -85,7 +85,7 @@ def test_rows_of_several_subjects_in_one_batch_are_told_apart() -> None:
         ]
     ).astype(WHEEL_DTYPE)
     parts.hours.add(HOUR, 4)
-    parts.dispatcher.fire([Batch(HOUR, rows)], NOW_MS)
+    parts.dispatcher.fire([FiredRows(HOUR, rows)], NOW_MS)
     assert parts.waiting(orders) == [5, 7]
     assert sorted(parts.waiting(refunds)) == [6, 8]
     assert parts.hours.unsettled() == 4
@@ -150,7 +150,7 @@ def test_a_paused_subscription_keeps_its_messages_until_it_is_resumed() -> None:
     assert parts.ports.taken == []
     assert parts.dispatcher.holds(Entry(5, START_MS))
     parts.change(webhook(paused=False))
-    assert seqs(parts.ports.taken[0].batches) == [5]
+    assert seqs(parts.ports.taken[0].slices) == [5]
 
 
 def test_a_consumer_gets_as_many_as_it_asked_for_the_rest_waits() -> None:
@@ -312,7 +312,7 @@ def test_what_is_acknowledged_together_is_recorded_together_by_hour() -> None:
     next_hour_ms = START_MS + 3_600_000
     parts.fire((5, START_MS), (6, START_MS + 1), (7, START_MS + 2))
     parts.hours.add(HOUR + 1, 1)
-    batch = Batch(HOUR + 1, wheel_rows(HOUR + 1, (8, next_hour_ms), route=2))
+    batch = FiredRows(HOUR + 1, wheel_rows(HOUR + 1, (8, next_hour_ms), route=2))
     parts.dispatcher.fire([batch], NOW_MS)
     parts.pull(other, 10)
     take = parts.ports.taken.pop()
@@ -368,7 +368,7 @@ def test_what_comes_back_of_several_hours_waits_in_due_order() -> None:
     parts.fire((1, START_MS), (2, START_MS + 1))
     parts.hours.add(HOUR + 1, 2)
     rows = wheel_rows(HOUR + 1, (3, next_hour_ms), (4, next_hour_ms))
-    parts.dispatcher.fire([Batch(HOUR + 1, rows)], NOW_MS)
+    parts.dispatcher.fire([FiredRows(HOUR + 1, rows)], NOW_MS)
     parts.pull(one, 10)
     take = parts.ports.taken.pop()
     dues_ms = [START_MS, START_MS + 1, next_hour_ms, next_hour_ms]
@@ -376,7 +376,7 @@ def test_what_comes_back_of_several_hours_waits_in_due_order() -> None:
     parts.dispatcher.on_read(take, pulled, NOW_MS)
     parts.dispatcher.return_leased(pulled, np.arange(4))
     assert parts.waiting(one) == [1, 2, 3, 4]
-    assert [batch.hour for batch in parts.dispatcher.queue(one).rows.batches()] == [HOUR, HOUR + 1]
+    assert [batch.hour for batch in parts.dispatcher.queue(one).rows.slices()] == [HOUR, HOUR + 1]
 
 
 def test_what_comes_back_twice_is_found_wherever_it_waits() -> None:
@@ -516,7 +516,7 @@ def test_old_rows_are_given_up_a_slice_at_a_time_and_new_ones_pass(
     hook = webhook(drop_older_than_ms=500, created_ms=START_MS)
     parts = Parts(hook)
     parts.fire(*((seq, START_MS) for seq in range(1, 6)), (6, START_MS + 600))
-    assert [seqs(take.batches) for take in parts.ports.taken] == [[1, 2]]
+    assert [seqs(take.slices) for take in parts.ports.taken] == [[1, 2]]
     slices = []
     while parts.ports.taken:
         given_up = parts.read()

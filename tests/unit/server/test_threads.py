@@ -18,7 +18,7 @@ from delayserver.records.tables import Archived
 from delayserver.schedule.archives import extent_of
 from delayserver.schedule.loader import LoadedHour
 from delayserver.schedule.replay import Filed, Snapshot
-from delayserver.schedule.wheel_rows import Batch
+from delayserver.schedule.wheel_rows import FiredRows
 from delayserver.server import threads as workers_module
 from delayserver.server.threads import (
     QUICK_BYTES,
@@ -568,7 +568,7 @@ def test_bodies_and_answers_go_back_to_the_loop() -> None:
     disk.replay.snapshot(HOUR)
     log.publish(START_MS, body=b"body")
     [(hour, rows)] = disk.file(log.close()).live
-    take = Handout(subscription(), [Batch(hour, rows)], {})
+    take = Handout(subscription(), [FiredRows(hour, rows)], {})
     thread = ReaderThread(disk.reader, loop.post, fatal)
     done, answered = (lambda *_: None), (lambda *_: None)
     error = ValueError("not today")
