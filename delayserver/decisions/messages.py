@@ -28,7 +28,14 @@ from delayserver.errors import (
     PreconditionError,
 )
 from delayserver.records.ids import IdCodec, KeyHasher
-from delayserver.records.message import Entry, Origin, Payload, State, encode_payload, row_flags
+from delayserver.records.message import (
+    Origin,
+    Payload,
+    ScheduleEntry,
+    State,
+    encode_payload,
+    row_flags,
+)
 from delayserver.records.message_id import MessageId
 from delayserver.records.subscriptions import Registry
 from delayserver.records.tables import Change, ChangeState, KeyEntry, read_hour
@@ -49,7 +56,7 @@ class Located:
     """Where a message is. `entry`: the schedule row that waits, when it is scheduled."""
 
     state: State
-    entry: Entry
+    entry: ScheduleEntry
     attempts: int = 0
     """Attempts that failed, when a retry waits."""
     subscription_id: int = 0
@@ -149,7 +156,9 @@ class Messages:
 
     def _locate(self, seq: int, due_ms: int, changes: dict[int, Change]) -> Located:
         change = changes.get(0)
-        entry = Entry(change.entry_seq, change.due_ms) if change else Entry(seq, due_ms)
+        entry = (
+            ScheduleEntry(change.entry_seq, change.due_ms) if change else ScheduleEntry(seq, due_ms)
+        )
         if change is not None and change.state == ChangeState.CANCELLED:
             return Located(State.CANCELLED, entry)
         if self._waits(entry):
@@ -164,7 +173,7 @@ class Messages:
         for subscription_id, per_subscription in changes.items():
             if subscription_id == 0:
                 continue
-            again = Entry(per_subscription.entry_seq, per_subscription.due_ms)
+            again = ScheduleEntry(per_subscription.entry_seq, per_subscription.due_ms)
             if per_subscription.state == ChangeState.DEAD:
                 dead = True
             elif per_subscription.state == ChangeState.DISCARDED:
@@ -185,7 +194,7 @@ class Messages:
             return Located(State.CANCELLED, entry)
         return Located(State.DELIVERED, entry)
 
-    def _had_others(self, entry: Entry, changes: dict[int, Change]) -> bool:
+    def _had_others(self, entry: ScheduleEntry, changes: dict[int, Change]) -> bool:
         """Whether other subscriptions had the message than those that failed to take it."""
         subject = self._sequencer.subject_names[max(c.subject_id for c in changes.values())]
         return any(
@@ -208,11 +217,11 @@ class Messages:
                 "the message has changed since; look it up, and decide again", version
             )
 
-    def _waits(self, entry: Entry) -> bool:
+    def _waits(self, entry: ScheduleEntry) -> bool:
         """Whether a schedule row has not fired, or fired and is parked."""
         return self.has_not_fired(entry) or self._dispatcher.parked.contains(entry)
 
-    def has_not_fired(self, entry: Entry) -> bool:
+    def has_not_fired(self, entry: ScheduleEntry) -> bool:
         """Whether a schedule row that was not removed is still to come."""
         hour = entry.hour
         if not self._hours.is_live(hour) or hour in self._hours.loading:
@@ -221,14 +230,14 @@ class Messages:
             return True
         return self._wheel.contains(entry.seq, entry.due_ms)
 
-    def _is_partly_settled(self, entry: Entry) -> bool:
+    def _is_partly_settled(self, entry: ScheduleEntry) -> bool:
         """Whether only some subscriptions still wait for the row: a restart leaves such rows."""
         row = self._wheel.get(entry.seq, entry.due_ms)
         if row is None:
             row = self._dispatcher.parked.get(entry)
         return row is not None and bool(row["route"][0] & ROUTE_SUBSCRIPTION)
 
-    def is_known(self, entry: Entry) -> bool:
+    def is_known(self, entry: ScheduleEntry) -> bool:
         """Whether the row is still kept in its hour. While that is being deleted, what is known of
         its messages goes piece by piece, and must not be asked for."""
         if entry.seq > self._groups.checkpoint_seq:
@@ -326,7 +335,7 @@ class Messages:
                     "the message was delivered to some of its subscriptions", State.DELIVERING
                 )
 
-    def _take_out(self, entry: Entry) -> Rows | None:
+    def _take_out(self, entry: ScheduleEntry) -> Rows | None:
         """Remove a row from wherever it waits in memory, and put it back on a roll-back."""
         row = self._wheel.remove(entry.seq, entry.due_ms)
         if row is None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.records.ids import IdCodec
-from delayserver.records.message import Delivery, Entry, Origin, Payload
+from delayserver.records.message import Delivery, Origin, Payload, ScheduleEntry
 from delayserver.records.message_id import ID_DIGITS
 from storage.frame import Rows
 from storage.rows import DISPATCH_DTYPE, Outcome
@@ -91,7 +91,7 @@ class Deliveries(Sequence[Delivery]):
         payload, subject_id = self.payloads[index], self.subject_ids[index]
         origin = payload.origin or Origin(seq, due_ms, subject_id, due_ms)
         return Delivery(
-            entry=Entry(seq, due_ms),
+            entry=ScheduleEntry(seq, due_ms),
             origin=origin,
             subject=self._subject_names[subject_id],
             message_id=self._ids.encode(origin.published_due_ms, origin.message_seq),

@@ -31,7 +31,7 @@ from delayserver.delivery.orphans import Fate, Orphans
 from delayserver.delivery.parked import Parked
 from delayserver.delivery.queue import NOBODY, READ_ROWS_MAX, Handout, Queue
 from delayserver.delivery.settler import pack_settled
-from delayserver.records.message import Delivery, Entry
+from delayserver.records.message import Delivery, ScheduleEntry
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Change
 from delayserver.schedule.hours import Hours
@@ -93,7 +93,7 @@ class Dispatcher:
         *,
         started_ms: int = 0,
         changes: Callable[[int], Mapping[int, Change]] = lambda seq: {},
-        has_not_fired: Callable[[Entry], bool] = lambda entry: False,
+        has_not_fired: Callable[[ScheduleEntry], bool] = lambda entry: False,
     ) -> None:
         """`changes` and `has_not_fired`: as `Orphans` needs them."""
         self._registry = registry
@@ -213,7 +213,7 @@ class Dispatcher:
         """Deliveries that arrived since the start."""
         return sum(self.delivered_by_subject.values())
 
-    def holds(self, entry: Entry) -> bool:
+    def holds(self, entry: ScheduleEntry) -> bool:
         """Whether the row waits in a queue or is on its way."""
         return entry.seq in self.orphans or any(
             queue.holds(entry) for queue in self._queues.values()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from delayserver.records.message import Entry
+from delayserver.records.message import ScheduleEntry
 from delayserver.schedule.wheel_rows import FiredRows
 from storage.frame import Rows
 
@@ -34,7 +34,7 @@ class Parked:
         """Take out all rows of a subject, in the order in which they came."""
         return self._by_subject.pop(subject_id)
 
-    def remove(self, entry: Entry) -> Rows | None:
+    def remove(self, entry: ScheduleEntry) -> Rows | None:
         """Take out a row (WHEEL_DTYPE, shape 1); None if it is not here."""
         for slices, position, hits in self._find(entry):
             fired = slices[position]
@@ -46,18 +46,18 @@ class Parked:
             return rows
         return None
 
-    def contains(self, entry: Entry) -> bool:
+    def contains(self, entry: ScheduleEntry) -> bool:
         """Whether the row is here."""
         return any(True for _ in self._find(entry))
 
-    def get(self, entry: Entry) -> Rows | None:
+    def get(self, entry: ScheduleEntry) -> Rows | None:
         """The row (WHEEL_DTYPE, shape 1), or None if it is not here."""
         for slices, position, hits in self._find(entry):
             rows: Rows = slices[position].rows[hits]
             return rows
         return None
 
-    def _find(self, entry: Entry) -> Iterator[tuple[list[FiredRows], int, np.ndarray]]:
+    def _find(self, entry: ScheduleEntry) -> Iterator[tuple[list[FiredRows], int, np.ndarray]]:
         """Where the row is: a list, the place in it, and which row of that slice."""
         for slices in self._by_subject.values():
             for position, fired in enumerate(slices):

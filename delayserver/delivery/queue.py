@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from delayserver.delivery.backlog import Backlog
 from delayserver.delivery.delayed_fetch import PullRequest
 from delayserver.delivery.deliveries import Deliveries
-from delayserver.records.message import Entry
+from delayserver.records.message import ScheduleEntry
 from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.wheel_rows import FiredRows
 
@@ -77,7 +77,7 @@ class Queue:
         """How many rows wait."""
         return self.rows.count
 
-    def holds(self, entry: Entry) -> bool:
+    def holds(self, entry: ScheduleEntry) -> bool:
         """Whether the row waits here, or left and is not settled."""
         return entry.seq in self.reserved or any(
             fired.may_hold(entry) and bool((fired.rows["seq"] == entry.seq).any())

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.queue import Handout
 from delayserver.records.ids import IdCodec
-from delayserver.records.message import Entry, Payload, decode_payload, decode_payloads
+from delayserver.records.message import Payload, ScheduleEntry, decode_payload, decode_payloads
 from delayserver.records.subscriptions import Registry
 from delayserver.schedule.pending import Page, Wanted, pending_rows
 from delayserver.schedule.replay import Snapshot
@@ -227,7 +227,7 @@ class Reader:
                 payloads[index] = span[offset : offset + (locator & PAYLOAD_MAX_BYTES)]
         return True
 
-    def find(self, entry: Entry) -> Found | None:
+    def find(self, entry: ScheduleEntry) -> Found | None:
         """A schedule row and its payload; None when its hour is not kept any more.
 
         Raises DamageError."""
@@ -239,7 +239,7 @@ class Reader:
         payload = self.decode(entry, sealed, offset)
         return Found(payload, int(row["subject_id"]), int(row["subscription_id"]))
 
-    def decode(self, entry: Entry, sealed: bytes, offset: int = 0) -> Payload:
+    def decode(self, entry: ScheduleEntry, sealed: bytes, offset: int = 0) -> Payload:
         """The payload of a schedule row. Raises DamageError."""
         return decode_payload(sealed, self._schedule.path(entry.hour), offset, entry.seq)
 

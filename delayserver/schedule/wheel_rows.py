@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.records.message import Entry
+from delayserver.records.message import ScheduleEntry
 from storage.frame import Rows
 from storage.rows import HOUR_MS
 
@@ -62,7 +62,7 @@ class FiredRows:
         """When the first row is due."""
         return self.hour * HOUR_MS + int(self.rows["due_offset_ms"][0])
 
-    def may_hold(self, entry: Entry) -> bool:
+    def may_hold(self, entry: ScheduleEntry) -> bool:
         """Whether a row that is due at that time may be among them: to be asked of many."""
         if self.hour != entry.hour or not len(self.rows):
             return False

@@ -49,7 +49,14 @@ from delayserver.delivery.webhook import (
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
 from delayserver.records.horizon import Horizon, Mark
 from delayserver.records.ids import IdCodec, KeyHasher
-from delayserver.records.message import Delivery, Entry, Origin, Payload, encode_payload, row_flags
+from delayserver.records.message import (
+    Delivery,
+    Origin,
+    Payload,
+    ScheduleEntry,
+    encode_payload,
+    row_flags,
+)
 from delayserver.records.subscriptions import (
     Registry,
     RetryPolicy,
@@ -381,7 +388,7 @@ class Engine:
             raise NotFoundError(f"there is no subscription {name!r}")
         return found
 
-    def _has_not_fired(self, entry: Entry) -> bool:
+    def _has_not_fired(self, entry: ScheduleEntry) -> bool:
         return self.messages.has_not_fired(entry)  # they need the dispatcher, too
 
     # ── deliveries ─────────────────────────────────────────────────────────────────────────────

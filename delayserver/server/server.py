@@ -38,7 +38,7 @@ from delayserver.delivery.webhook import (
     webhook_request,
 )
 from delayserver.errors import AccessError, NotFoundError, StoppingError
-from delayserver.records.message import HEADERS_BYTES_MAX, Delivery, Entry, Payload
+from delayserver.records.message import HEADERS_BYTES_MAX, Delivery, Payload, ScheduleEntry
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import Archived, OnEvent
 from delayserver.records.tracecontext import in_trace
@@ -581,7 +581,7 @@ class Server(Shard):
 
     async def _bodies_to_fire(self, watchers: list[Watcher]) -> dict[int, tuple[Payload, int]]:
         bodies: dict[int, tuple[Payload, int]] = {}
-        on_disk: list[tuple[int, Entry]] = []
+        on_disk: list[tuple[int, ScheduleEntry]] = []
         for watcher in watchers:
             if watcher.on_event == OnEvent.FIRE:
                 entry = self.engine.events.entry(watcher)
@@ -590,7 +590,7 @@ class Server(Shard):
                 else:
                     on_disk.append((watcher.seq, entry))
 
-        def read(entries: list[tuple[int, Entry]], reader: Reader) -> None:
+        def read(entries: list[tuple[int, ScheduleEntry]], reader: Reader) -> None:
             for seq, entry in entries:
                 try:
                     found = reader.find(entry)

@@ -25,7 +25,7 @@ from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Fetched, Found, Reader
 from delayserver.delivery.settler import Settler
 from delayserver.records.ids import IdCodec, KeyHasher
-from delayserver.records.message import Delivery, Entry
+from delayserver.records.message import Delivery, ScheduleEntry
 from delayserver.records.subscriptions import Subscription
 from delayserver.recovery.recover import Progress, recover
 from delayserver.schedule.expansion import Staging
@@ -378,7 +378,7 @@ class Shard(ABC):
 
     # ── rows of messages ───────────────────────────────────────────────────────────────────────
 
-    def unfiled(self, entry: Entry) -> Found | None:
+    def unfiled(self, entry: ScheduleEntry) -> Found | None:
         """Payload and subject of a schedule row that is not in its hour's file yet."""
         found = self.engine.groups.payload(entry.seq)
         if found is None:

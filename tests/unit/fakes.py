@@ -21,7 +21,7 @@ from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Reader
 from delayserver.delivery.settler import DISPATCH_ROW, Settler
 from delayserver.records.ids import IdCodec, KeyHasher
-from delayserver.records.message import Delivery, Entry, Origin, Payload, encode_payload
+from delayserver.records.message import Delivery, Origin, Payload, ScheduleEntry, encode_payload
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.recovery.recover import Recovered, recover
 from delayserver.schedule.committed import Records
@@ -105,7 +105,7 @@ def delivery(
         "attempt": attempt,
     }
     return Delivery(
-        entry=Entry(seq, due_ms),
+        entry=ScheduleEntry(seq, due_ms),
         origin=Origin(**{**values, **origin}),
         subject=SUBJECT,
         message_id=f"m{seq}",

@@ -9,7 +9,7 @@ import numpy as np
 from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
-from delayserver.records.message import Delivery, Entry
+from delayserver.records.message import Delivery, ScheduleEntry
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Change
 from delayserver.schedule.hours import Hours
@@ -39,7 +39,7 @@ class Parts:
         self.timeouts = Timeouts(NOW_MS)
         self.changes: dict[int, Change] = {}
         """Of every message."""
-        self.ahead: list[Entry] = []
+        self.ahead: list[ScheduleEntry] = []
         """Rows that have not fired."""
         self.dispatcher = Dispatcher(
             self.registry,

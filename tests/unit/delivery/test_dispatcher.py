@@ -8,7 +8,7 @@ import pytest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.settler import DISPATCH_ROW
 from delayserver.records.horizon import Mark
-from delayserver.records.message import Entry
+from delayserver.records.message import ScheduleEntry
 from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, FiredRows
 from storage.rows import Outcome
@@ -110,14 +110,14 @@ def test_a_webhook_has_no_more_in_flight_than_it_allows() -> None:
     first, _ = parts.read()
     assert [sent.entry.seq for _, sent in parts.ports.sent] == [5, 6]
     assert parts.dispatcher.in_flight_count() == 2
-    assert parts.dispatcher.holds(Entry(5, START_MS))
+    assert parts.dispatcher.holds(ScheduleEntry(5, START_MS))
     parts.dispatcher.pump(parts.dispatcher.queue(one), NOW_MS)
     assert parts.ports.taken == []
     parts.dispatcher.delivered(first, NOW_MS)
     parts.dispatcher.pump(parts.dispatcher.queue(one), NOW_MS)
     parts.read()
     assert [sent.entry.seq for _, sent in parts.ports.sent] == [5, 6, 7]
-    assert not parts.dispatcher.holds(Entry(5, START_MS))
+    assert not parts.dispatcher.holds(ScheduleEntry(5, START_MS))
 
 
 def test_what_becomes_free_while_bodies_are_read_is_read_together() -> None:
@@ -148,7 +148,7 @@ def test_a_paused_subscription_keeps_its_messages_until_it_is_resumed() -> None:
     parts = Parts(webhook(paused=True))
     parts.fire((5, START_MS))
     assert parts.ports.taken == []
-    assert parts.dispatcher.holds(Entry(5, START_MS))
+    assert parts.dispatcher.holds(ScheduleEntry(5, START_MS))
     parts.change(webhook(paused=False))
     assert seqs(parts.ports.taken[0].slices) == [5]
 
@@ -334,7 +334,7 @@ def test_what_is_acknowledged_together_is_recorded_together_by_hour() -> None:
     assert parts.hours.unsettled() == 3 + 1
     queue = parts.dispatcher.queue(other)
     assert (queue.in_flight, queue.reserved) == (1, {7})
-    assert not parts.dispatcher.holds(Entry(8, next_hour_ms))
+    assert not parts.dispatcher.holds(ScheduleEntry(8, next_hour_ms))
 
 
 def test_what_comes_back_from_a_consumer_keeps_its_order_and_counts_its_attempts() -> None:
@@ -391,7 +391,7 @@ def test_what_comes_back_twice_is_found_wherever_it_waits() -> None:
     parts.dispatcher.return_leased(pulled, np.arange(3))
     assert parts.waiting(one) == [3, 1, 2]
     for seq, due_ms in dues_ms.items():
-        assert parts.dispatcher.holds(Entry(seq, due_ms))
+        assert parts.dispatcher.holds(ScheduleEntry(seq, due_ms))
 
 
 def test_what_was_leased_from_a_deleted_subscription_is_recorded_or_adopted() -> None:
@@ -414,7 +414,7 @@ def test_a_message_that_cannot_be_read_keeps_its_hour_open_and_its_place_free() 
     parts.read(5)
     assert [sent.entry.seq for _, sent in parts.ports.sent] == [6]
     assert parts.dispatcher.in_flight_count() == 1
-    assert not parts.dispatcher.holds(Entry(5, START_MS))
+    assert not parts.dispatcher.holds(ScheduleEntry(5, START_MS))
     assert parts.hours.unsettled() == 2
 
 

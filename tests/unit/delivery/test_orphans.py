@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayserver.records.message import Entry
+from delayserver.records.message import ScheduleEntry
 from delayserver.records.tables import Change, ChangeState
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
 from storage.rows import Outcome
@@ -67,7 +67,7 @@ def test_of_retries_for_several_deleted_subscriptions_the_last_is_adopted() -> N
         2: retrying(6),
         3: Change(ChangeState.DEAD, 7, START_MS, 2, 1),
     }
-    parts.ahead = [Entry(6, START_MS)]
+    parts.ahead = [ScheduleEntry(6, START_MS)]
     parts.fire((5, START_MS), route=1 | ROUTE_SUBSCRIPTION)
     parts.read(attempt=2)
     assert parts.settled() == [(5, 0, Outcome.DROPPED)]
@@ -81,7 +81,7 @@ def test_of_retries_for_several_deleted_subscriptions_the_last_is_adopted() -> N
     parts.read()
     parts.fire((8, START_MS), route=4 | ROUTE_SUBSCRIPTION)
     parts.read(attempt=3)
-    assert parts.dispatcher.parked.contains(Entry(8, START_MS))
+    assert parts.dispatcher.parked.contains(ScheduleEntry(8, START_MS))
 
 
 def test_of_retries_that_are_adopted_together_one_is() -> None:
@@ -123,23 +123,23 @@ def test_what_others_failed_at_gets_a_row_of_its_own() -> None:
     parts.read()
     [(delivery, left_by)] = parts.ports.orphans
     assert (delivery.entry.seq, left_by) == (5, 2)
-    assert parts.dispatcher.holds(Entry(5, START_MS))
+    assert parts.dispatcher.holds(ScheduleEntry(5, START_MS))
     assert parts.settled() == []
     assert parts.waiting(heir) == []
     # When that is recorded:
     parts.dispatcher.leave(delivery)
-    assert not parts.dispatcher.holds(Entry(5, START_MS))
+    assert not parts.dispatcher.holds(ScheduleEntry(5, START_MS))
 
 
 def test_what_is_being_adopted_is_on_its_way() -> None:
     parts = Parts(subscription(1))
     parts.fire((5, START_MS), (6, START_MS))
     parts.change(subscription(1, deleted=True))
-    assert parts.dispatcher.holds(Entry(5, START_MS))
+    assert parts.dispatcher.holds(ScheduleEntry(5, START_MS))
     parts.read(6)
-    assert not parts.dispatcher.holds(Entry(5, START_MS))
-    assert not parts.dispatcher.holds(Entry(6, START_MS))
-    assert parts.dispatcher.parked.contains(Entry(5, START_MS))
+    assert not parts.dispatcher.holds(ScheduleEntry(5, START_MS))
+    assert not parts.dispatcher.holds(ScheduleEntry(6, START_MS))
+    assert parts.dispatcher.parked.contains(ScheduleEntry(5, START_MS))
 
 
 def test_a_deletion_during_the_read_adopts_the_rows_as_well() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from delayserver.delivery import reader as reader_module
 from delayserver.delivery.queue import Handout
-from delayserver.records.message import Delivery, Entry, Payload, encode_payload
+from delayserver.records.message import Delivery, Payload, ScheduleEntry, encode_payload
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, FiredRows
 from storage.errors import DamageError
 from storage.frame import Rows
@@ -63,7 +63,7 @@ def bodies(deliveries: Sequence[Delivery]) -> list[tuple[int, bytes]]:
 def test_a_row_becomes_a_delivery(disk: Disk, log: Log) -> None:
     rows = file(disk, log)
     first, *_ = read(disk, rows)
-    assert first.entry == Entry(1, START_MS + 1)
+    assert first.entry == ScheduleEntry(1, START_MS + 1)
     assert (first.origin.message_seq, first.origin.published_due_ms) == (1, START_MS + 1)
     assert (first.origin.subject_id, first.subject) == (1, SUBJECT)
     assert (first.attempt, first.subscription_id) == (1, ONE.id)
@@ -199,7 +199,7 @@ def test_a_retry_keeps_the_identity_of_its_message(disk: Disk, log: Log) -> None
     log.retry(1, START_MS + 1, START_MS + 50, subscription_id=3)
     rows = file(disk, log)
     first, *_, retry = read(disk, rows)
-    assert retry.entry == Entry(4, START_MS + 50)
+    assert retry.entry == ScheduleEntry(4, START_MS + 50)
     assert retry.message_id == first.message_id
     assert (retry.origin.message_seq, retry.origin.due_ms) == (1, START_MS + 1)
     assert (retry.attempt, retry.subject) == (2, SUBJECT)
@@ -259,14 +259,14 @@ def test_neighbours_are_read_in_one_call_and_far_ones_are_not(
 def test_a_message_is_looked_up_by_its_row(disk: Disk, log: Log) -> None:
     log.retry(1, START_MS + 1, START_MS + 50, subscription_id=3)
     file(disk, log)
-    found = disk.reader.find(Entry(2, START_MS + 2))
+    found = disk.reader.find(ScheduleEntry(2, START_MS + 2))
     assert found is not None
     assert (found.payload, found.subject_id, found.subscription_id) == (Payload(b"body 2"), 1, 0)
-    retry = disk.reader.find(Entry(4, START_MS + 50))
+    retry = disk.reader.find(ScheduleEntry(4, START_MS + 50))
     assert retry is not None
     assert retry.subscription_id == 3
-    assert disk.reader.find(Entry(99, START_MS)) is None
-    assert disk.reader.find(Entry(1, START_MS + 5 * HOUR_MS)) is None
+    assert disk.reader.find(ScheduleEntry(99, START_MS)) is None
+    assert disk.reader.find(ScheduleEntry(1, START_MS + 5 * HOUR_MS)) is None
 
 
 def test_looking_up_what_is_damaged_is_an_error(disk: Disk, log: Log) -> None:
@@ -274,9 +274,9 @@ def test_looking_up_what_is_damaged_is_an_error(disk: Disk, log: Log) -> None:
     offset, _ = place_of(int(rows["locator"][1]))
     disk.files.open(disk.schedule.path(HOUR)).pwrite([b"\xff"], offset)
     with pytest.raises(DamageError):
-        disk.reader.find(Entry(2, START_MS + 2))
+        disk.reader.find(ScheduleEntry(2, START_MS + 2))
     with pytest.raises(DamageError):
-        disk.reader.decode(Entry(2, START_MS + 2), b"nonsense")
+        disk.reader.decode(ScheduleEntry(2, START_MS + 2), b"nonsense")
 
 
 def test_what_became_of_a_row_is_found_in_the_dispatch_log(disk: Disk) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from delayserver.records.message import Entry
+from delayserver.records.message import ScheduleEntry
 from delayserver.schedule.wheel_rows import (
     PAYLOAD_MAX_BYTES,
     ROUTE_SUBSCRIPTION,
@@ -47,6 +47,6 @@ def test_rows_that_fired_know_when_they_are_due() -> None:
     assert rows.first_ms() == START_MS
     assert rows.due_ms().tolist() == [START_MS, START_MS + 2, START_MS + 9]
     assert rows.due_ms(2).tolist() == [START_MS, START_MS + 2]
-    assert rows.may_hold(Entry(6, START_MS + 9))
-    assert not rows.may_hold(Entry(6, START_MS + 10))
-    assert not rows.may_hold(Entry(6, START_MS + HOUR_MS))
+    assert rows.may_hold(ScheduleEntry(6, START_MS + 9))
+    assert not rows.may_hold(ScheduleEntry(6, START_MS + 10))
+    assert not rows.may_hold(ScheduleEntry(6, START_MS + HOUR_MS))
