@@ -119,7 +119,7 @@ class VerifyRequest:
     """Told rows done, of how many; any thread. May raise."""
 
 
-class Ports(Protocol):
+class ImportPorts(Protocol):
     """What has to be done elsewhere."""
 
     def verify(self, request: VerifyRequest) -> None:
@@ -199,7 +199,7 @@ class Imports:
         groups: Groups,
         messages: Messages,
         publishing: Publishing,
-        ports: Ports,
+        ports: ImportPorts,
         on_decided: Callable[[], None],
     ) -> None:
         """`on_decided` is called when the overlays may forget again."""

@@ -47,7 +47,7 @@ BATCH_BYTES_MAX = 4 * 1024 * 1024
 NEVER_MS = 1 << 62
 
 
-class Ports(Protocol):
+class DispatcherPorts(Protocol):
     """What the dispatcher needs done elsewhere."""
 
     def read(self, handout: Handout) -> None:
@@ -88,7 +88,7 @@ class Dispatcher:
         registry: Registry,
         subject_names: dict[int, str],
         hours: Hours,
-        ports: Ports,
+        ports: DispatcherPorts,
         timeouts: Timeouts,
         *,
         started_ms: int = 0,

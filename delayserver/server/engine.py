@@ -6,7 +6,7 @@
                        └──▶ Dispatcher ──▶ read, send, settle
 
 It reads no clock, touches no file and starts no thread: time comes in with every call, and what has
-to be done elsewhere goes out through `Ports` and comes back through an `on_…` method. The server
+to be done elsewhere goes out through its ports and comes back through an `on_…` method. The server
 wires the ports to threads, the simulation to a scheduler with a seed.
 
 Cost: see the parts. Threads: belongs to the event loop; no locks.
@@ -21,21 +21,19 @@ import msgspec
 import numpy as np
 
 from delayserver.config import Settings
-from delayserver.decisions import imports
 from delayserver.decisions.cancels import Cancels
 from delayserver.decisions.delayed_produce import Level, Produces
 from delayserver.decisions.events import Events
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import GroupPorts, Groups
 from delayserver.decisions.heartbeats import Heartbeats
-from delayserver.decisions.imports import Imports
+from delayserver.decisions.imports import ImportPorts, Imports
 from delayserver.decisions.messages import Messages
 from delayserver.decisions.publishing import Publishing
 from delayserver.decisions.sequencer import Sequencer
-from delayserver.delivery import dispatcher
 from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
-from delayserver.delivery.dispatcher import Dispatcher
+from delayserver.delivery.dispatcher import Dispatcher, DispatcherPorts
 from delayserver.delivery.leases import Leases, Some
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.webhook import (
@@ -81,7 +79,7 @@ RETRY_COMMIT_MS = 1000
 """A record that could not be written (the disk is full) is tried again after this."""
 
 
-class Ports(dispatcher.Ports, GroupPorts, imports.Ports, Protocol):
+class EnginePorts(DispatcherPorts, GroupPorts, ImportPorts, Protocol):
     """What the engine needs done elsewhere. No call waits."""
 
     def load(self, through_hour: int) -> None:
@@ -108,7 +106,7 @@ class Engine:
         registry: Registry,
         ids: IdCodec,
         key_hasher: KeyHasher,
-        ports: Ports,
+        ports: EnginePorts,
         *,
         first_hour: int,
         now_ms: int,
