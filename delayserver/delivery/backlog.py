@@ -204,7 +204,7 @@ class Backlog:
             taken = self._fresh.pop(rows_max, since_ms, None)
             rest = min(rows_max - _count(taken), self._pace.allowance(now_ms))
             late = self._late.pop(rest, since_ms, None)
-            self._pace.take(_count(late))
+            self._pace.spend(_count(late))
             taken += late
         else:
             taken = self._late.pop(rows_max, since_ms, None)

@@ -5,7 +5,7 @@ delivery is a row of a few arrays and one payload. Only what is dealt with on it
 object (`deliveries[index]`): a webhook, a message that a consumer gives back, a dead letter.
 
 Cost: 10 µs for a take, and per message what its payload and its id cost (1 µs); an object, 2 µs.
-Threads: filled once, then read; `forget` belongs to the event loop.
+Threads: filled once, then read; `drop_payloads` belongs to the event loop.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -115,7 +115,7 @@ class Deliveries(Sequence[Delivery]):
         names = self._subject_names
         return [names[subject_id] for subject_id in self.subject_ids]
 
-    def forget(self, which: NDArray[np.intp]) -> None:
+    def drop_payloads(self, which: NDArray[np.intp]) -> None:
         """Nobody asks for these payloads any more."""
         if len(which) < len(self.payloads):
             for index in which.tolist():

@@ -331,7 +331,7 @@ class Dispatcher:
             return
         for seq in handout.unread(deliveries):
             # It stays unsettled: its hour is kept, for the repair.
-            queue.let_go(seq)
+            queue.release(seq)
         if handout.request is not None:
             self._ports.hand_out(handout, deliveries)
         elif handout.give_up_reason:
@@ -354,14 +354,14 @@ class Dispatcher:
         sizes = np.cumsum([len(delivery.payload.body) for delivery in deliveries])
         count = max(1, int(np.searchsorted(sizes, BATCH_BYTES_MAX, side="right")))
         for delivery in reversed(deliveries[count:]):
-            queue.let_go(delivery.entry.seq)
+            queue.release(delivery.entry.seq)
             queue.rows.push_front(FiredRows(delivery.entry.hour, delivery.row))
         queue.posts.add(deliveries[0].entry.seq)
         self._ports.send(queue.subscription, deliveries[:count])
         if count < len(deliveries):
             self.pump(queue, now_ms)
 
-    def answered(self, deliveries: list[Delivery]) -> None:
+    def end_request(self, deliveries: list[Delivery]) -> None:
         """The request that carried them is over; what came of each is told for each."""
         queue = self._queues.get(deliveries[0].subscription_id)
         if queue is not None:
@@ -403,13 +403,13 @@ class Dispatcher:
 
     # ── what came of a delivery ────────────────────────────────────────────────────────────────
 
-    def delivered(self, delivery: Delivery, now_ms: int) -> None:
+    def settle_delivered(self, delivery: Delivery, now_ms: int) -> None:
         """It arrived: record it."""
         self.delivered_by_subject[delivery.origin.subject_id] += 1
         self._settle(delivery, Outcome.DELIVERED, now_ms)
-        self.leave(delivery)
+        self.release_delivery(delivery)
 
-    def acknowledged(self, deliveries: Deliveries, which: NDArray[np.intp], now_ms: int) -> None:
+    def settle_leased(self, deliveries: Deliveries, which: NDArray[np.intp], now_ms: int) -> None:
         """Deliveries that were leased have arrived: record them."""
         rows = select(deliveries.settled, which)
         rows["settled_ms"] = now_ms
@@ -421,29 +421,29 @@ class Dispatcher:
         subject_ids = deliveries.subject_ids
         for subject_id, count in Counter([subject_ids[i] for i in which.tolist()]).items():
             self.delivered_by_subject[subject_id] += count
-        self._end_leases(deliveries.subscription_id, rows["seq"].tolist())
+        self._release_leased(deliveries.subscription_id, rows["seq"].tolist())
 
-    def _end_leases(self, subscription_id: int, seqs: list[int]) -> Queue | None:
+    def _release_leased(self, subscription_id: int, seqs: list[int]) -> Queue | None:
         queue = self._queues.get(subscription_id)
         if queue is None:
             self.orphans.remove(seqs)
         else:
-            queue.end_leases(seqs)
+            queue.release_leased(seqs)
         return queue
 
-    def leave(self, delivery: Delivery) -> None:
+    def release_delivery(self, delivery: Delivery) -> None:
         """The delivery is not on its way any more, whatever came of it."""
         seq = delivery.entry.seq
         queue = self._queues.get(delivery.subscription_id)
         if queue is None:
             self.orphans.remove((seq,))
-        elif queue.let_go(seq):
+        elif queue.release(seq):
             queue.attempts.pop(seq, None)
 
-    def give_back(self, delivery: Delivery, next_attempt: int) -> None:
+    def return_delivery(self, delivery: Delivery, next_attempt: int) -> None:
         """It was not taken: first in the queue again."""
         fired = FiredRows(delivery.entry.hour, delivery.row)
-        self.leave(delivery)
+        self.release_delivery(delivery)
         queue = self._queues.get(delivery.subscription_id)
         if queue is None:
             self._adopt(fired, delivery.subscription_id)
@@ -456,7 +456,7 @@ class Dispatcher:
         """Deliveries that were leased are first in the queue again, for one attempt more."""
         settled, rows = select(deliveries.settled, which), select(deliveries.rows, which)
         seqs, hours = settled["seq"].tolist(), settled["due_ms"] // HOUR_MS
-        queue = self._end_leases(deliveries.subscription_id, seqs)
+        queue = self._release_leased(deliveries.subscription_id, seqs)
         if queue is not None:
             queue.attempts.update(zip(seqs, (settled["attempt"] + 1).tolist(), strict=True))
         # A slice is of one hour and in due order, which what came back before need not be. Each

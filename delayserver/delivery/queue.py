@@ -102,7 +102,7 @@ class Queue:
             self.dropping.update(seqs)
         return slices
 
-    def let_go(self, seq: int) -> bool:
+    def release(self, seq: int) -> bool:
         """A row that left is not on its way any more; False: it was not."""
         if seq not in self.reserved:
             return False
@@ -113,8 +113,10 @@ class Queue:
             self.in_flight -= 1
         return True
 
-    def end_leases(self, seqs: list[int]) -> None:
-        """As `let_go`, for rows that were leased; whatever attempt comes next is forgotten."""
+    def release_leased(self, seqs: list[int]) -> None:
+        """Rows that were leased are not on their way any more; their attempts count no longer.
+
+        Vectorised over the seqs, since a consumer ends a whole pull at once."""
         before = len(self.reserved)
         self.reserved.difference_update(seqs)
         self.in_flight -= before - len(self.reserved)

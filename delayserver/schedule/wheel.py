@@ -185,7 +185,7 @@ class _OpenRows:
     def next_ms(self) -> int | None:
         return min((int(due_ms[0]) for due_ms in self._due_ms if len(due_ms)), default=None)
 
-    def take(self, now_ms: int, rows_max: int) -> list[FiredRows]:
+    def pop_due(self, now_ms: int, rows_max: int) -> list[FiredRows]:
         """Remove and return up to `rows_max` rows with due ≤ now."""
         due_parts = [bool(len(due_ms)) and due_ms[0] <= now_ms for due_ms in self._due_ms]
         if all(due_parts):
@@ -376,7 +376,7 @@ class Wheel:
             if len(self._open) >= rows_max:
                 break
             self._open_next_slot(min(now_ms, loaded_until_ms))
-        return self._open.take(now_ms, rows_max)
+        return self._open.pop_due(now_ms, rows_max)
 
     def _open_next_slot(self, until_ms: int) -> None:
         start_ms = self._opened_until_ms

@@ -218,7 +218,7 @@ class Engine:
         more = self.heartbeats.fire_due(now_ms, rows_max)
         self._settle_stalled(now_ms)
         wake_ms = self.dispatcher.wake(now_ms)
-        if settled := self.hours.take_settled(
+        if settled := self.hours.pop_settled(
             now_ms, self.sequencer.next_seq, self.groups.filed_seq
         ):
             self._ports.retire(settled, self.groups.filed_seq)
@@ -414,8 +414,8 @@ class Engine:
         the subscription (None: any)."""
         ended, over = self.leases.end(tokens, subscription_id)
         for deliveries, which in ended:
-            self.dispatcher.acknowledged(deliveries, which, now_ms)
-            deliveries.forget(which)
+            self.dispatcher.settle_leased(deliveries, which, now_ms)
+            deliveries.drop_payloads(which)
         return over
 
     def nack(
@@ -477,7 +477,7 @@ class Engine:
         if subscription is not None and delivery.attempt >= subscription.max_attempts:
             self._bury(delivery, "not acknowledged in any attempt", now_ms, delivery.attempt)
             return
-        self.dispatcher.give_back(delivery, delivery.attempt + 1)
+        self.dispatcher.return_delivery(delivery, delivery.attempt + 1)
         if subscription is not None:
             self.dispatcher.pump(self.dispatcher.queue(subscription), now_ms)
 
@@ -497,7 +497,7 @@ class Engine:
         self, deliveries: list[Delivery], response: WebhookResponse, now_ms: int
     ) -> Subscription | None:
         """Returns the subscription, if it exists still."""
-        self.dispatcher.answered(deliveries)
+        self.dispatcher.end_request(deliveries)
         subscription = self.registry.by_id(deliveries[0].subscription_id)
         policy = RetryPolicy() if subscription is None else subscription.retry_policy
         # One jitter for all of them, so that a batch that failed is a batch again.
@@ -506,7 +506,7 @@ class Engine:
         for delivery in deliveries:
             match outcome(response, delivery.attempt, policy, lambda: jitter):
                 case Delivered():
-                    self.dispatcher.delivered(delivery, now_ms)
+                    self.dispatcher.settle_delivered(delivery, now_ms)
                 case RetryLater(delay_ms=delay_ms):
                     self._retry(delivery, delay_ms, now_ms)
                 case DeadLetter(reason=reason):
@@ -514,7 +514,7 @@ class Engine:
                 case PauseSubscription():
                     gone.append(delivery)
         for delivery in reversed(gone):
-            self.dispatcher.give_back(delivery, delivery.attempt)
+            self.dispatcher.return_delivery(delivery, delivery.attempt)
         if subscription is not None and gone:
             self._pause(subscription)
         return subscription
@@ -628,7 +628,7 @@ class Engine:
 
         def concluded() -> None:
             self.hours.add(delivery.entry.hour, -1)
-            self.dispatcher.leave(delivery)
+            self.dispatcher.release_delivery(delivery)
             subscription = self.registry.by_id(delivery.subscription_id)
             if subscription is not None:
                 self.dispatcher.pump(self.dispatcher.queue(subscription), self._advanced_ms)

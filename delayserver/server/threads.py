@@ -544,7 +544,7 @@ class SettlerThread(Worker[SettleRequest]):
             self._synced_at = self._monotonic()
         self._pending = SettleRequest()
         for hour in pending.forget:
-            self._settler.forget(hour)
+            self._settler.release_hour(hour)
         for done in pending.done:
             self._post(done)
 

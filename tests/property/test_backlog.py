@@ -142,7 +142,7 @@ def test_a_pace_lets_no_more_leave_than_the_share_of_the_time_that_is_over(
         total += count
         allowance = pace.allowance(now_ms)
         assert allowance >= min(1, total - left) or left
-        pace.take(max(0, allowance))
+        pace.spend(max(0, allowance))
         left += max(0, allowance)
         assert left <= total
         assert left <= total * now_ms / over_ms + 1
@@ -160,7 +160,7 @@ def test_four_rows_over_ten_seconds() -> None:
     times: list[int] = []
     while len(times) < 4:
         if pace.allowance(now_ms):
-            pace.take(1)
+            pace.spend(1)
             times.append(now_ms - 5_000)
         else:
             now_ms = pace.next_ms(now_ms)

@@ -464,7 +464,7 @@ def test_what_is_on_its_way_is_being_delivered() -> None:
     seq = published(parts, SOON_MS)
     advance(parts, SOON_MS)
     assert parts.messages.locate(seq, SOON_MS).state is State.DELIVERING
-    parts.dispatcher.delivered(delivery(seq, SOON_MS), SOON_MS)
+    parts.dispatcher.settle_delivered(delivery(seq, SOON_MS), SOON_MS)
     assert parts.messages.locate(seq, SOON_MS).state is State.DELIVERED
 
 

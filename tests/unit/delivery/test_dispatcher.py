@@ -36,7 +36,9 @@ def test_a_message_goes_to_every_subscription_that_matches_and_each_counts() -> 
     assert parts.hours.unsettled() == 4
     for subscription_id in (1, 2):
         for seq in (5, 6):
-            parts.dispatcher.delivered(delivery(seq, subscription_id=subscription_id), NOW_MS)
+            parts.dispatcher.settle_delivered(
+                delivery(seq, subscription_id=subscription_id), NOW_MS
+            )
     assert parts.hours.unsettled() == 0
     assert parts.dispatcher.delivered_total == 4
     assert parts.settled() == [
@@ -113,7 +115,7 @@ def test_a_webhook_has_no_more_in_flight_than_it_allows() -> None:
     assert parts.dispatcher.holds(ScheduleEntry(5, START_MS))
     parts.dispatcher.pump(parts.dispatcher.queue(one), NOW_MS)
     assert parts.ports.taken == []
-    parts.dispatcher.delivered(first, NOW_MS)
+    parts.dispatcher.settle_delivered(first, NOW_MS)
     parts.dispatcher.pump(parts.dispatcher.queue(one), NOW_MS)
     parts.read()
     assert [sent.entry.seq for _, sent in parts.ports.sent] == [5, 6, 7]
@@ -127,7 +129,7 @@ def test_what_becomes_free_while_bodies_are_read_is_read_together() -> None:
     deliveries = parts.read()
     parts.fire(*[(seq, START_MS) for seq in range(5, 9)])
     for delivered in deliveries:
-        parts.dispatcher.delivered(delivered, NOW_MS)
+        parts.dispatcher.settle_delivered(delivered, NOW_MS)
         parts.dispatcher.pump(parts.dispatcher.queue(one), NOW_MS)
     assert [take.count for take in parts.ports.taken] == [1]
     parts.read()
@@ -289,14 +291,14 @@ def test_a_message_that_was_not_taken_is_the_next_one_and_counts_its_attempts() 
     parts.fire((5, START_MS), (6, START_MS))
     parts.pull(one, 1)
     [first] = parts.read()
-    parts.dispatcher.give_back(first, 2)
+    parts.dispatcher.return_delivery(first, 2)
     assert parts.waiting(one) == [5, 6]
     assert parts.hours.unsettled() == 2
     parts.pull(one, 2)
     again, other = parts.read()
     assert (again.entry.seq, again.attempt) == (5, 2)
     assert (other.entry.seq, other.attempt) == (6, 1)
-    parts.dispatcher.delivered(again, NOW_MS)
+    parts.dispatcher.settle_delivered(again, NOW_MS)
     assert parts.dispatcher.queue(one).attempts == {}
 
 
@@ -324,7 +326,7 @@ def test_what_is_acknowledged_together_is_recorded_together_by_hour() -> None:
     ]
     pulled = deliveries(*ones)
     parts.dispatcher.on_read(take, pulled, NOW_MS)
-    parts.dispatcher.acknowledged(pulled, np.array([3, 0, 1]), NOW_MS + 9)
+    parts.dispatcher.settle_leased(pulled, np.array([3, 0, 1]), NOW_MS + 9)
     assert sorted((hour, DISPATCH_ROW.unpack(row)) for hour, row in parts.ports.settled) == [
         (HOUR, (5, 3, START_MS, NOW_MS + 9, 2, 2, Outcome.DELIVERED, 0)),
         (HOUR, (6, 6, START_MS + 1, NOW_MS + 9, 2, 1, Outcome.DELIVERED, 0)),
@@ -355,8 +357,8 @@ def test_what_comes_back_from_a_consumer_keeps_its_order_and_counts_its_attempts
         (4, 2),
         (9, 1),
     ]
-    parts.dispatcher.acknowledged(again, np.arange(4), NOW_MS)
-    parts.dispatcher.acknowledged(pulled, np.array([1, 4]), NOW_MS)
+    parts.dispatcher.settle_leased(again, np.arange(4), NOW_MS)
+    parts.dispatcher.settle_leased(pulled, np.array([1, 4]), NOW_MS)
     assert (queue.in_flight, queue.reserved, queue.attempts) == (0, set(), {})
     assert parts.hours.unsettled() == 0
 
@@ -400,7 +402,7 @@ def test_what_was_leased_from_a_deleted_subscription_is_recorded_or_adopted() ->
     parts.fire((1, START_MS), (2, START_MS), (3, START_MS))
     pulled = pull_all(parts, gone)
     parts.change(subscription(1, deleted=True))
-    parts.dispatcher.acknowledged(pulled, np.array([1]), NOW_MS)
+    parts.dispatcher.settle_leased(pulled, np.array([1]), NOW_MS)
     assert parts.settled() == [(2, 1, Outcome.DELIVERED)]
     parts.dispatcher.return_leased(pulled, np.array([0, 2]))
     parts.read()
@@ -422,7 +424,7 @@ def test_a_delivery_is_settled_in_the_hour_of_its_row() -> None:
     parts = Parts(subscription())
     parts.fire((5, START_MS + 7))
     one = delivery(5, START_MS + 7, attempt=3, message_seq=2, published_due_ms=1)
-    parts.dispatcher.delivered(one, NOW_MS)
+    parts.dispatcher.settle_delivered(one, NOW_MS)
     [(hour, row)] = parts.ports.settled
     assert hour == HOUR
     assert DISPATCH_ROW.unpack(row) == (5, 2, START_MS + 7, NOW_MS, 1, 3, Outcome.DELIVERED, 0)
@@ -444,13 +446,13 @@ def test_batches_leave_one_by_one_and_count_as_requests() -> None:
     second = parts.read()
     assert posts(parts) == [[1, 2, 3], [4, 5, 6]]
     assert parts.ports.taken == []
-    parts.dispatcher.answered(first)
+    parts.dispatcher.end_request(first)
     for one in first:
-        parts.dispatcher.delivered(one, NOW_MS)
+        parts.dispatcher.settle_delivered(one, NOW_MS)
     parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
     parts.read()
     assert posts(parts)[2:] == [[7, 8]]
-    parts.dispatcher.answered(second)
+    parts.dispatcher.end_request(second)
     assert len(parts.dispatcher.queue(hook).posts) == 1
 
 
@@ -459,11 +461,11 @@ def test_what_failed_and_is_not_recorded_yet_keeps_its_place_in_the_bound() -> N
     parts = Parts(hook)
     parts.fire(*((seq, START_MS) for seq in range(1, 7)))
     first = parts.read()
-    parts.dispatcher.answered(first)
+    parts.dispatcher.end_request(first)
     parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
     assert parts.ports.taken == []
     for one in first:
-        parts.dispatcher.leave(one)
+        parts.dispatcher.release_delivery(one)
     parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
     assert len(parts.ports.taken) == 1
 
@@ -491,9 +493,9 @@ def test_a_batch_that_is_too_long_leaves_the_rest_in_front(monkeypatch: pytest.M
     assert parts.waiting(hook) == [3, 4, 5]
     queue = parts.dispatcher.queue(hook)
     assert (queue.in_flight, queue.reserved) == (2, {1, 2})
-    parts.dispatcher.answered(sent[:2])
+    parts.dispatcher.end_request(sent[:2])
     for one in sent[:2]:
-        parts.dispatcher.delivered(one, NOW_MS)
+        parts.dispatcher.settle_delivered(one, NOW_MS)
     parts.dispatcher.pump(queue, NOW_MS)
     parts.read()
     assert posts(parts) == [[1, 2], [3, 4]]
@@ -522,7 +524,7 @@ def test_old_rows_are_given_up_a_slice_at_a_time_and_new_ones_pass(
         given_up = parts.read()
         slices.append([one.entry.seq for one in given_up])
         for one in given_up:
-            parts.dispatcher.leave(one)
+            parts.dispatcher.release_delivery(one)
         parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
     assert slices == [[1, 2], [3, 4], [5], [6]]
     assert [delivery.entry.seq for delivery, _ in parts.ports.dropped] == [1, 2, 3, 4, 5]
@@ -550,7 +552,7 @@ def test_the_engine_is_told_when_rows_may_leave_earlier_than_it_knows() -> None:
     parts.fire((1, START_MS), (2, START_MS), (3, START_MS))
     assert parts.ports.ticks == 1
     [first] = parts.read()
-    parts.dispatcher.delivered(first, NOW_MS)
+    parts.dispatcher.settle_delivered(first, NOW_MS)
     parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
     assert parts.ports.ticks == 1
     next_ms = parts.dispatcher.wake(NOW_MS)

@@ -108,7 +108,7 @@ def test_as_long_as_one_that_is_gone_may_take_a_message_nobody_inherits_it() -> 
     parts.read()
     assert parts.settled() == [(5, 0, Outcome.DROPPED)]
     assert parts.waiting(heir) == []
-    parts.dispatcher.give_back(on_its_way, 2)
+    parts.dispatcher.return_delivery(on_its_way, 2)
     parts.read()
     assert parts.waiting(heir) == [5]
 
@@ -127,7 +127,7 @@ def test_what_others_failed_at_gets_a_row_of_its_own() -> None:
     assert parts.settled() == []
     assert parts.waiting(heir) == []
     # When that is recorded:
-    parts.dispatcher.leave(delivery)
+    parts.dispatcher.release_delivery(delivery)
     assert not parts.dispatcher.holds(ScheduleEntry(5, START_MS))
 
 
@@ -160,7 +160,7 @@ def test_what_comes_back_after_the_deletion_is_adopted() -> None:
     parts.fire((5, START_MS))
     [one] = parts.read()
     parts.change(webhook(1, deleted=True))
-    parts.dispatcher.give_back(one, 2)
+    parts.dispatcher.return_delivery(one, 2)
     parts.read()
     assert parts.waiting(heir) == [5]
 
