@@ -1,10 +1,10 @@
-"""Deliveries: those of one take, as columns.
+"""Deliveries: those of one handout, as columns.
 
 What leaves a queue together stays together: as it is read, leased, acknowledged and recorded, a
 delivery is a row of a few arrays and one payload. Only what is dealt with on its own is made an
 object (`deliveries[index]`): a webhook, a message that a consumer gives back, a dead letter.
 
-Cost: 10 µs for a take, and per message what its payload and its id cost (1 µs); an object, 2 µs.
+Cost: 10 µs for a handout, and per message what its payload and its id cost (1 µs); an object, 2 µs.
 Threads: filled once, then read; `drop_payloads` belongs to the event loop.
 """
 

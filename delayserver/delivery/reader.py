@@ -7,10 +7,10 @@ rest is delivered (I8).
 Two of them read bodies. The one of the event loop takes what the system has in memory, which is
 nearly everything that is due on time: it was written or loaded a while ago. What would have to be
 waited for is read by the one of the reader thread. Either way it is the event loop that checks and
-decodes, all rows of a take at once: two threads that compute only wait for each other's GIL.
+decodes, all rows of a handout at once: two threads that compute only wait for each other's GIL.
 
-Cost: 0.5 µs per message from the page cache, and some 30 µs per take. Threads: each belongs to one,
-with log instances of its own; `open` and `decode` to any.
+Cost: 0.5 µs per message from the page cache, and some 30 µs per handout.
+Threads: each belongs to one, with log instances of its own; `open` and `decode` to any.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ class Found(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """The payloads of a take, sealed, in the order of its rows; None where it could not be read."""
+    """The sealed payloads of a handout, in the order of its rows; None: it could not be read."""
 
     sealed: list[bytes | None]
     subject_ids: dict[int, int]
@@ -81,17 +81,17 @@ class Reader:
         self._subject_names = subject_names
         self._on_damage = on_damage
 
-    def deliveries(self, take: Handout, unfiled: Mapping[int, bytes]) -> Deliveries:
+    def deliveries(self, handout: Handout, unfiled: Mapping[int, bytes]) -> Deliveries:
         """The rows as deliveries, in order; waits for the disk. `unfiled` as for `fetch`."""
-        return self.open(take, self.fetch(take, unfiled))
+        return self.open(handout, self.fetch(handout, unfiled))
 
-    def fetch(self, take: Handout, unfiled: Mapping[int, bytes]) -> Fetched:
-        """Read the payloads of a take; waits for the disk. What is not there is named.
+    def fetch(self, handout: Handout, unfiled: Mapping[int, bytes]) -> Fetched:
+        """Read the payloads of a handout; waits for the disk. What is not there is named.
 
         `unfiled`: payloads that are in memory, by seq."""
         found: list[bytes | None] = []
         subject_ids: dict[int, int] = {}
-        for fired in take.slices:
+        for fired in handout.slices:
             first = len(found)
             found += self._payloads(fired, unfiled)
             # One of several deliveries that a restart left open does not say what its subject is.
@@ -106,11 +106,11 @@ class Reader:
                     found[first + index] = None
         return Fetched(found, subject_ids)
 
-    def fetch_now(self, take: Handout, unfiled: Mapping[int, bytes]) -> Fetched | None:
+    def fetch_now(self, handout: Handout, unfiled: Mapping[int, bytes]) -> Fetched | None:
         """As `fetch`, if everything is in memory, and not much; else None. Never waits."""
         found: list[bytes | None] = []
         total_bytes = 0
-        for fired in take.slices:
+        for fired in handout.slices:
             if int(fired.rows["route"].max()) & ROUTE_SUBSCRIPTION:
                 return None
             locators, seqs = fired.rows["locator"].tolist(), fired.rows["seq"].tolist()
@@ -127,37 +127,37 @@ class Reader:
             found += payloads
         return Fetched(found, {})
 
-    def open(self, take: Handout, fetched: Fetched) -> Deliveries:
+    def open(self, handout: Handout, fetched: Fetched) -> Deliveries:
         """The rows as deliveries, in order; a payload that does not match its checksum is named
         and left out. Does not look at the disk."""
-        rows, due_ms = _joined(take.slices)
+        rows, due_ms = _joined(handout.slices)
         subject_ids = fetched.subject_ids
         payloads = None
         if None not in fetched.sealed:
             payloads = decode_payloads(fetched.sealed)  # type: ignore[arg-type]
         if payloads is None:
-            intact, payloads = self._decode_each(take, fetched.sealed)
+            intact, payloads = self._decode_each(handout, fetched.sealed)
             places = {index: place for place, index in enumerate(intact)}
             subject_ids = {places[i]: s for i, s in subject_ids.items() if i in places}
             rows, due_ms = select(rows, np.array(intact, np.intp)), due_ms[intact]
-        names, subscription_id = self._subject_names, take.subscription.id
+        names, subscription_id = self._subject_names, handout.subscription.id
         deliveries = Deliveries(subscription_id, rows, due_ms, payloads, names, self._ids)
         for index, subject_id in subject_ids.items():
             deliveries.subject_ids[index] = subject_id
-        if take.attempts:
+        if handout.attempts:
             for index, seq in enumerate(rows["seq"].tolist()):
-                if seq in take.attempts:
-                    deliveries.settled["attempt"][index] = take.attempts[seq]
+                if seq in handout.attempts:
+                    deliveries.settled["attempt"][index] = handout.attempts[seq]
         return deliveries
 
     def _decode_each(
-        self, take: Handout, sealed: Sequence[bytes | None]
+        self, handout: Handout, sealed: Sequence[bytes | None]
     ) -> tuple[list[int], list[Payload]]:
         """The payloads that can be read, and which they are; the others are named."""
         intact: list[int] = []
         payloads: list[Payload] = []
         index = -1
-        for fired in take.slices:
+        for fired in handout.slices:
             for at in range(len(fired.rows)):
                 index += 1
                 data = sealed[index]

@@ -107,8 +107,10 @@ class Listing:
         return page
 
     async def _views(self, subject: str, batch: FiredRows) -> list[PendingView]:
-        take = Handout(_NOBODY, [batch], {})
-        deliveries = await self._server.call(partial(Reader.deliveries, take=take, unfiled={}))
+        handout = Handout(_NOBODY, [batch], {})
+        deliveries = await self._server.call(
+            partial(Reader.deliveries, handout=handout, unfiled={})
+        )
         now_ms = self._server.clock()
         is_taken = bool(self._server.engine.registry.matching(subject))
         return [

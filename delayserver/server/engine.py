@@ -391,18 +391,18 @@ class Engine:
 
     # ── deliveries ─────────────────────────────────────────────────────────────────────────────
 
-    def on_read(self, take: Handout, deliveries: Deliveries) -> None:
+    def on_read(self, handout: Handout, deliveries: Deliveries) -> None:
         """Payloads have been read."""
-        self.dispatcher.on_read(take, deliveries, self._advanced_ms)
+        self.dispatcher.on_read(handout, deliveries, self._advanced_ms)
 
     def pull(self, subscription: Subscription, request: PullRequest, now_ms: int) -> DelayedFetch:
         """A consumer asks for messages; `cancel` what is returned if it is gone before."""
         self.timeouts.look(now_ms)
         return self.dispatcher.request(self.dispatcher.queue(subscription), request)
 
-    def hand_out(self, take: Handout, deliveries: Deliveries, now_ms: int) -> None:
+    def hand_out(self, handout: Handout, deliveries: Deliveries, now_ms: int) -> None:
         """Lease deliveries to the consumer that asked for them."""
-        request = take.request
+        request = handout.request
         assert request is not None
         self.timeouts.look(now_ms)
         request.answer(Pulled(deliveries, self.leases.grant(deliveries, request.lease_ms)))

@@ -6,7 +6,7 @@ What does not depend on how time passes stands here, once: `delayserver.server.s
 threads and an event loop move it, `delayserver.testing` moves it by hand, so that the simulation
 runs the wiring of the server and not a copy of it.
 
-Cost: one call per group, take or hour; nothing per message but what the parts do.
+Cost: one call per group, handout or hour; nothing per message but what the parts do.
 Threads: everything belongs to the event loop but what the workers call through `post`.
 """
 
@@ -36,6 +36,7 @@ from delayserver.server.engine import Engine
 from delayserver.server.threads import (
     CallRequest,
     CommitterThread,
+    HandoutRequest,
     HourRequest,
     ImporterThread,
     LoaderThread,
@@ -45,7 +46,6 @@ from delayserver.server.threads import (
     RetireRequest,
     SettleRequest,
     SettlerThread,
-    TakeRequest,
     Worker,
 )
 from storage.catalog import Catalog
@@ -324,24 +324,24 @@ class Shard(ABC):
         self._settle.forget += hours
         self.when_settled(recorded)
 
-    def read(self, take: Handout) -> None:
+    def read(self, handout: Handout) -> None:
         unfiled: dict[int, bytes] = {}
-        for batch in take.slices:
+        for batch in handout.slices:
             for seq in batch.rows["seq"][batch.rows["locator"] == 0].tolist():
                 found = self.engine.groups.payload(seq)
                 if found is not None:
                     unfiled[seq] = found[0]
-        fetched = self.reader_now.fetch_now(take, unfiled)
+        fetched = self.reader_now.fetch_now(handout, unfiled)
         if fetched is not None:
-            self._on_fetched(take, fetched)
+            self._on_fetched(handout, fetched)
         else:
-            self.reading.put(TakeRequest(take, unfiled, self._on_fetched))
+            self.reading.put(HandoutRequest(handout, unfiled, self._on_fetched))
 
-    def _on_fetched(self, take: Handout, fetched: Fetched) -> None:
-        self.engine.on_read(take, self.reader_now.open(take, fetched))
+    def _on_fetched(self, handout: Handout, fetched: Fetched) -> None:
+        self.engine.on_read(handout, self.reader_now.open(handout, fetched))
 
-    def hand_out(self, take: Handout, deliveries: Deliveries) -> None:
-        self.engine.hand_out(take, deliveries, self.clock())
+    def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
+        self.engine.hand_out(handout, deliveries, self.clock())
         self.tick_for_timeouts()
 
     def tick_for_timeouts(self) -> None:

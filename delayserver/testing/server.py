@@ -329,10 +329,10 @@ class SimulatedServer(Shard):
 
     # ── what is watched on its way out ─────────────────────────────────────────────────────────
 
-    def hand_out(self, take: Handout, deliveries: Deliveries) -> None:
+    def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
         for delivery in deliveries:
-            self.watcher.sent(take.subscription, delivery)
-        super().hand_out(take, deliveries)
+            self.watcher.sent(handout.subscription, delivery)
+        super().hand_out(handout, deliveries)
 
     def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:

@@ -95,18 +95,18 @@ class Consumers:
 
     # ports
 
-    def read(self, take: Handout) -> None:
-        rows = np.concatenate([batch.rows for batch in take.slices])
+    def read(self, handout: Handout) -> None:
+        rows = np.concatenate([batch.rows for batch in handout.slices])
         count = len(rows)
         dues_ms = np.full(count, NOW_MS)
         payloads = [PAYLOAD] * count
-        deliveries = Deliveries(take.subscription.id, rows, dues_ms, payloads, self._names, IDS)
-        self.dispatcher.on_read(take, deliveries, NOW_MS)
+        deliveries = Deliveries(handout.subscription.id, rows, dues_ms, payloads, self._names, IDS)
+        self.dispatcher.on_read(handout, deliveries, NOW_MS)
 
-    def hand_out(self, take: Handout, deliveries: Deliveries) -> None:
-        assert take.request is not None
-        prefix = self.leases.grant(deliveries, take.request.lease_ms)
-        take.request.answer(Pulled(deliveries, prefix))
+    def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
+        assert handout.request is not None
+        prefix = self.leases.grant(deliveries, handout.request.lease_ms)
+        handout.request.answer(Pulled(deliveries, prefix))
 
     def send(self, subscription: Subscription, delivery: Delivery) -> None:
         raise AssertionError("there are no webhooks here")

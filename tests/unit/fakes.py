@@ -148,7 +148,7 @@ class NotingPorts:
         self.wakes = 0
         self.committing: list[Group] = []
         self.filing: list[Group] = []
-        self.taken: list[Handout] = []
+        self.handouts: list[Handout] = []
         self.sent: list[tuple[str, Delivery]] = []
         self.posts: list[list[Delivery]] = []
         self.dropped: list[tuple[Delivery, str]] = []
@@ -169,8 +169,8 @@ class NotingPorts:
     def file(self, group: Group) -> None:
         self.filing.append(group)
 
-    def read(self, take: Handout) -> None:
-        self.taken.append(take)
+    def read(self, handout: Handout) -> None:
+        self.handouts.append(handout)
 
     def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
         self.posts.append(deliveries)
@@ -185,8 +185,8 @@ class NotingPorts:
     def tick_soon(self) -> None:
         self.ticks += 1
 
-    def hand_out(self, take: Handout, deliveries: Deliveries) -> None:
-        self.handed_out.append((take, deliveries))
+    def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
+        self.handed_out.append((handout, deliveries))
 
     def settle(self, hour: int, rows: bytes) -> None:
         size = DISPATCH_ROW.size

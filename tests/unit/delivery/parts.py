@@ -68,8 +68,8 @@ class Parts:
         request = PullRequest(count, 30_000, wait_ms, answer, least)
         return self.dispatcher.request(self.dispatcher.queue(subscription), request)
 
-    def takes(self) -> list[list[int]]:
-        return [seqs(take.slices) for take in self.ports.taken]
+    def handouts(self) -> list[list[int]]:
+        return [seqs(handout.slices) for handout in self.ports.handouts]
 
     def change(self, subscription: Subscription) -> None:
         self.registry.put(subscription)
@@ -81,27 +81,27 @@ class Parts:
 
     def read_columns(self, *unreadable: int, attempt: int = 1, **origin: Any) -> Deliveries:
         """Likewise, as columns."""
-        take = self.ports.taken.pop(0)
+        handout = self.ports.handouts.pop(0)
         ones = [
             delivery(
                 seq,
                 START_MS,
-                subscription_id=take.subscription.id,
-                attempt=take.attempts.get(seq, attempt),
+                subscription_id=handout.subscription.id,
+                attempt=handout.attempts.get(seq, attempt),
                 **origin,
             )
-            for seq in seqs(take.slices)
+            for seq in seqs(handout.slices)
             if seq not in unreadable
         ]
         for one in ones:
             [row] = [
                 batch.rows[batch.rows["seq"] == one.entry.seq]
-                for batch in take.slices
+                for batch in handout.slices
                 if one.entry.seq in batch.rows["seq"]
             ]
             one.row["route"] = row["route"]
         read = deliveries(*ones)
-        self.dispatcher.on_read(take, read, NOW_MS)
+        self.dispatcher.on_read(handout, read, NOW_MS)
         return read
 
     def waiting(self, subscription: Subscription) -> list[int]:

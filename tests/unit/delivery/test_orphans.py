@@ -15,7 +15,7 @@ def test_what_waited_for_a_deleted_subscription_goes_to_another_that_matches() -
     parts = Parts(gone, heir)
     parts.fire((5, START_MS))
     parts.change(subscription(1, deleted=True))
-    assert parts.ports.taken[0].left_by == 1
+    assert parts.ports.handouts[0].left_by == 1
     parts.read()
     assert parts.waiting(heir) == [5]
     assert parts.hours.unsettled() == 1
@@ -104,7 +104,7 @@ def test_as_long_as_one_that_is_gone_may_take_a_message_nobody_inherits_it() -> 
     parts.change(webhook(1, deleted=True))
     parts.change(webhook(2, deleted=True))
     parts.read()
-    assert parts.ports.taken != []
+    assert parts.ports.handouts != []
     parts.read()
     assert parts.settled() == [(5, 0, Outcome.DROPPED)]
     assert parts.waiting(heir) == []

@@ -36,4 +36,4 @@ def test_a_parked_message_can_be_taken_out_once() -> None:
     parts.change(late)
     parts.pull(late, 10)
     assert parts.waiting(late) == []
-    assert parts.ports.taken == []
+    assert parts.ports.handouts == []

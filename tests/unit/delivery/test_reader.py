@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -51,9 +50,15 @@ def file(disk: Disk, log: Log) -> Rows:
     return rows
 
 
-def read(disk: Disk, rows: Rows, unfiled: dict[int, bytes] | None = None, **take: Any):
-    attempts = take.pop("attempts", {})
-    return disk.reader.deliveries(Handout(ONE, [FiredRows(HOUR, rows)], attempts), unfiled or {})
+def read(
+    disk: Disk,
+    rows: Rows,
+    unfiled: dict[int, bytes] | None = None,
+    attempts: dict[int, int] | None = None,
+):
+    return disk.reader.deliveries(
+        Handout(ONE, [FiredRows(HOUR, rows)], attempts or {}), unfiled or {}
+    )
 
 
 def bodies(deliveries: Sequence[Delivery]) -> list[tuple[int, bytes]]:
@@ -81,41 +86,41 @@ def test_what_is_in_memory_is_read_at_once_and_else_nothing(
     disk: Disk, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = file(disk, log)[[2, 0, 1]]
-    take = Handout(ONE, [FiredRows(HOUR, rows[:2]), FiredRows(HOUR, rows[2:])], {2: 4})
+    handout = Handout(ONE, [FiredRows(HOUR, rows[:2]), FiredRows(HOUR, rows[2:])], {2: 4})
     is_in_memory = True
     monkeypatch.setattr(SimulatedFiles, "is_in_memory", lambda self: is_in_memory)
-    fetched = disk.reader.fetch_now(take, {})
-    assert fetched == disk.reader.fetch(take, {})
+    fetched = disk.reader.fetch_now(handout, {})
+    assert fetched == disk.reader.fetch(handout, {})
     assert fetched is not None
-    opened = disk.reader.open(take, fetched)
+    opened = disk.reader.open(handout, fetched)
     assert bodies(opened) == [(3, b"body 3"), (1, b"body 1"), (2, b"body 2")]
     assert [one.attempt for one in opened] == [1, 1, 4]
     is_in_memory = False
-    assert disk.reader.fetch_now(take, {}) is None
+    assert disk.reader.fetch_now(handout, {}) is None
 
 
 def test_what_is_not_filed_is_read_at_once_only_if_it_is_given(disk: Disk, log: Log) -> None:
     rows = file(disk, log).copy()
     rows["locator"] = 0
     unfiled = {seq: encode_payload(Payload(b"%d" % seq)) for seq in (1, 2, 3)}
-    take = Handout(ONE, [FiredRows(HOUR, rows)], {})
-    fetched = disk.reader.fetch_now(take, unfiled)
+    handout = Handout(ONE, [FiredRows(HOUR, rows)], {})
+    fetched = disk.reader.fetch_now(handout, unfiled)
     assert fetched is not None
-    assert bodies(disk.reader.open(take, fetched)) == [(1, b"1"), (2, b"2"), (3, b"3")]
+    assert bodies(disk.reader.open(handout, fetched)) == [(1, b"1"), (2, b"2"), (3, b"3")]
     del unfiled[2]
-    assert disk.reader.fetch_now(take, unfiled) is None
+    assert disk.reader.fetch_now(handout, unfiled) is None
     assert disk.damage == []
 
 
 def test_much_is_not_read_at_once(disk: Disk, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = file(disk, log)
     monkeypatch.setattr(SimulatedFiles, "is_in_memory", lambda self: True)
-    take = Handout(ONE, [FiredRows(HOUR, rows[:2]), FiredRows(HOUR, rows[2:])], {})
+    handout = Handout(ONE, [FiredRows(HOUR, rows[:2]), FiredRows(HOUR, rows[2:])], {})
     total_bytes = sum(place_of(locator)[1] for locator in rows["locator"].tolist())
     monkeypatch.setattr(reader_module, "_NOW_BYTES_MAX", total_bytes)
-    assert disk.reader.fetch_now(take, {}) is not None
+    assert disk.reader.fetch_now(handout, {}) is not None
     monkeypatch.setattr(reader_module, "_NOW_BYTES_MAX", total_bytes - 1)
-    assert disk.reader.fetch_now(take, {}) is None
+    assert disk.reader.fetch_now(handout, {}) is None
 
 
 def test_what_needs_a_look_at_its_row_is_not_read_at_once(
@@ -143,8 +148,8 @@ def test_rows_of_several_hours_are_read_from_their_files(disk: Disk, log: Log) -
     disk.replay.snapshot(HOUR + 1)
     log.publish(START_MS + HOUR_MS, body=b"next")
     live = disk.file(log.close()).live
-    take = Handout(ONE, [FiredRows(hour, rows) for hour, rows in reversed(live)], {})
-    assert bodies(disk.reader.deliveries(take, {}))[:2] == [(4, b"next"), (1, b"body 1")]
+    handout = Handout(ONE, [FiredRows(hour, rows) for hour, rows in reversed(live)], {})
+    assert bodies(disk.reader.deliveries(handout, {}))[:2] == [(4, b"next"), (1, b"body 1")]
 
 
 def test_rows_that_are_not_filed_are_read_from_memory(disk: Disk, log: Log) -> None:

@@ -56,9 +56,9 @@ def test_answers_that_come_together_make_place_in_one_step(
     taken: list[int] = []
     read = server.read
 
-    def noted(take: Handout) -> None:
-        taken.append(take.count)
-        read(take)
+    def noted(handout: Handout) -> None:
+        taken.append(handout.count)
+        read(handout)
 
     monkeypatch.setattr(server, "read", noted)
     server.engine.on_sent(answers, server.clock())
