@@ -26,7 +26,7 @@ from delayserver.decisions.messages import Messages
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.watches import Watcher, Watches
 from delayserver.errors import ConflictError, NotFoundError
-from delayserver.records.message import Entry, Payload, State
+from delayserver.records.message import Payload, ScheduleEntry, State
 from delayserver.records.tables import ChangeState, OnEvent
 from storage.frame import seal
 
@@ -75,7 +75,7 @@ class Events:
             return False
         return self._messages.locate(watcher.seq, watcher.due_ms).state is State.SCHEDULED
 
-    def entry(self, watcher: Watcher) -> Entry:
+    def entry(self, watcher: Watcher) -> ScheduleEntry:
         """The schedule row where the body of a message is found."""
         return self._messages.locate(watcher.seq, watcher.due_ms).entry
 

@@ -28,7 +28,14 @@ from delayserver.errors import (
     PreconditionError,
 )
 from delayserver.records.ids import IdCodec, KeyHasher
-from delayserver.records.message import Entry, Origin, Payload, State, encode_payload, row_flags
+from delayserver.records.message import (
+    Origin,
+    Payload,
+    ScheduleEntry,
+    State,
+    encode_payload,
+    row_flags,
+)
 from delayserver.records.message_id import MessageId
 from delayserver.records.subscriptions import Registry
 from delayserver.records.tables import Change, ChangeState, KeyEntry
@@ -48,7 +55,7 @@ class Located:
     """Where a message is. `entry`: the schedule row that waits, when it is scheduled."""
 
     state: State
-    entry: Entry
+    entry: ScheduleEntry
     attempts: int = 0
     """Attempts that failed, when a retry waits."""
     subscription_id: int = 0
@@ -146,7 +153,9 @@ class Messages:
 
     def _locate(self, seq: int, due_ms: int, changes: dict[int, Change]) -> Located:
         change = changes.get(0)
-        entry = Entry(change.entry_seq, change.due_ms) if change else Entry(seq, due_ms)
+        entry = (
+            ScheduleEntry(change.entry_seq, change.due_ms) if change else ScheduleEntry(seq, due_ms)
+        )
         if change is not None and change.state == ChangeState.CANCELLED:
             return Located(State.CANCELLED, entry)
         if self._waits(entry):
@@ -161,7 +170,7 @@ class Messages:
         for subscription_id, per_subscription in changes.items():
             if subscription_id == 0:
                 continue
-            again = Entry(per_subscription.entry_seq, per_subscription.due_ms)
+            again = ScheduleEntry(per_subscription.entry_seq, per_subscription.due_ms)
             if per_subscription.state == ChangeState.DEAD:
                 dead = True
             elif per_subscription.state == ChangeState.DISCARDED:
@@ -182,7 +191,7 @@ class Messages:
             return Located(State.CANCELLED, entry)
         return Located(State.DELIVERED, entry)
 
-    def _had_others(self, entry: Entry, changes: dict[int, Change]) -> bool:
+    def _had_others(self, entry: ScheduleEntry, changes: dict[int, Change]) -> bool:
         """Whether other subscriptions had the message than those that failed to take it."""
         subject = self._sequencer.subject_names[max(c.subject_id for c in changes.values())]
         return any(
@@ -205,11 +214,11 @@ class Messages:
                 "the message has changed since; look it up, and decide again", version
             )
 
-    def _waits(self, entry: Entry) -> bool:
+    def _waits(self, entry: ScheduleEntry) -> bool:
         """Whether a schedule row has not fired, or fired and is parked."""
         return self._whereabouts.has_not_fired(entry) or self._dispatcher.parked.contains(entry)
 
-    def _is_partly_settled(self, entry: Entry) -> bool:
+    def _is_partly_settled(self, entry: ScheduleEntry) -> bool:
         """Whether only some subscriptions still wait for the row: a restart leaves such rows."""
         row = self._whereabouts.in_wheel(entry)
         return is_for_one(self._dispatcher.parked.get(entry) if row is None else row)
@@ -300,7 +309,7 @@ class Messages:
                     "the message was delivered to some of its subscriptions", State.DELIVERING
                 )
 
-    def _take_out(self, entry: Entry) -> Rows | None:
+    def _take_out(self, entry: ScheduleEntry) -> Rows | None:
         """Remove a row from wherever it waits in memory, and put it back on a roll-back."""
         row = self._wheel.remove(entry.seq, entry.due_ms)
         if row is None:

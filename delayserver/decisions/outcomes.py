@@ -118,8 +118,8 @@ class Outcomes:
         the subscription (None: any)."""
         ended, over = self.leases.end(tokens, subscription_id)
         for deliveries, which in ended:
-            self._dispatcher.acknowledged(deliveries, which, now_ms)
-            deliveries.forget(which)
+            self._dispatcher.settle_leased(deliveries, which, now_ms)
+            deliveries.drop_payloads(which)
         return over
 
     def nack(
@@ -181,7 +181,7 @@ class Outcomes:
         if subscription is not None and delivery.attempt >= subscription.max_attempts:
             self._bury(delivery, "not acknowledged in any attempt", now_ms, delivery.attempt)
             return
-        self._dispatcher.give_back(delivery, delivery.attempt + 1)
+        self._dispatcher.return_delivery(delivery, delivery.attempt + 1)
         if subscription is not None:
             self._dispatcher.pump(self._dispatcher.queue(subscription), now_ms)
 
@@ -203,7 +203,7 @@ class Outcomes:
         self, deliveries: list[Delivery], response: WebhookResponse, now_ms: int
     ) -> Subscription | None:
         """Returns the subscription, if it exists still."""
-        self._dispatcher.answered(deliveries)
+        self._dispatcher.end_request(deliveries)
         subscription = self._registry.by_id(deliveries[0].subscription_id)
         policy = RetryPolicy() if subscription is None else subscription.retry_policy
         # One jitter for all of them, so that a batch that failed is a batch again.
@@ -212,7 +212,7 @@ class Outcomes:
         for delivery in deliveries:
             match outcome(response, delivery.attempt, policy, lambda: jitter):
                 case Delivered():
-                    self._dispatcher.delivered(delivery, now_ms)
+                    self._dispatcher.settle_delivered(delivery, now_ms)
                 case RetryLater(delay_ms=delay_ms):
                     self._retry(delivery, delay_ms, now_ms)
                 case DeadLetter(reason=reason):
@@ -220,7 +220,7 @@ class Outcomes:
                 case PauseSubscription():
                     gone.append(delivery)
         for delivery in reversed(gone):
-            self._dispatcher.give_back(delivery, delivery.attempt)
+            self._dispatcher.return_delivery(delivery, delivery.attempt)
         if subscription is not None and gone:
             self._pause(subscription)
         return subscription
@@ -344,7 +344,7 @@ class Outcomes:
 
         def concluded() -> None:
             self._hours.add(delivery.entry.hour, -1)
-            self._dispatcher.leave(delivery)
+            self._dispatcher.release_delivery(delivery)
             subscription = self._registry.by_id(delivery.subscription_id)
             if subscription is not None:
                 self._dispatcher.pump(self._dispatcher.queue(subscription), self._dispatcher.now_ms)

@@ -12,7 +12,7 @@ Cost: some look-ups in sets, and a search in one slot of the wheel when the hour
 
 from delayserver.config import Settings
 from delayserver.decisions.groups import Groups
-from delayserver.records.message import Entry
+from delayserver.records.message import ScheduleEntry
 from delayserver.records.tables import read_hour
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.wheel import Wheel
@@ -33,7 +33,7 @@ class Whereabouts:
         self._wheel = wheel
         self._hours = hours
 
-    def has_not_fired(self, entry: Entry) -> bool:
+    def has_not_fired(self, entry: ScheduleEntry) -> bool:
         """Whether a schedule row that was not removed is still to come."""
         hour = entry.hour
         # While an hour is being loaded the wheel does not have its rows yet: a look into it would
@@ -42,11 +42,11 @@ class Whereabouts:
             return True
         return self._groups.is_in_memory(entry.seq) or self._wheel.contains(entry.seq, entry.due_ms)
 
-    def in_wheel(self, entry: Entry) -> Rows | None:
+    def in_wheel(self, entry: ScheduleEntry) -> Rows | None:
         """The row, where it waits in the wheel: WHEEL_DTYPE, of length 1."""
         return self._wheel.get(entry.seq, entry.due_ms)
 
-    def is_known(self, entry: Entry, now_ms: int) -> bool:
+    def is_known(self, entry: ScheduleEntry, now_ms: int) -> bool:
         """Whether the row is still kept in its hour. While that is being deleted, what is known of
         its messages goes piece by piece, and must not be asked for."""
         if entry.seq > self._groups.checkpoint_seq:

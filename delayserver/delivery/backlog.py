@@ -24,7 +24,7 @@ import numpy as np
 
 from delayserver.delivery.catch_up import Pace
 from delayserver.records.subscriptions import Subscription
-from delayserver.schedule.wheel_rows import Batch
+from delayserver.schedule.wheel_rows import FiredRows
 from delayserver.timers.rates import TokenBucket
 from storage.rows import select
 
@@ -32,48 +32,48 @@ from storage.rows import select
 class Lane:
     """A queue of rows, in slices."""
 
-    __slots__ = ("batches", "count")
+    __slots__ = ("count", "slices")
 
     def __init__(self) -> None:
-        self.batches: deque[Batch] = deque()
+        self.slices: deque[FiredRows] = deque()
         self.count = 0
 
-    def push(self, batch: Batch) -> None:
+    def push(self, fired: FiredRows) -> None:
         """At the end."""
-        self.batches.append(batch)
-        self.count += len(batch.rows)
+        self.slices.append(fired)
+        self.count += len(fired.rows)
 
-    def push_front(self, batch: Batch) -> None:
+    def push_front(self, fired: FiredRows) -> None:
         """Where the next one leaves."""
-        self.batches.appendleft(batch)
-        self.count += len(batch.rows)
+        self.slices.appendleft(fired)
+        self.count += len(fired.rows)
 
     def first_ms(self) -> int | None:
         """When the first row fell due."""
-        return self.batches[0].first_ms() if self.batches else None
+        return self.slices[0].first_ms() if self.slices else None
 
     def is_before(self, time_ms: int) -> bool:
         """Whether the first row fell due before that."""
         first_ms = self.first_ms()
         return first_ms is not None and first_ms < time_ms
 
-    def pop(self, rows_max: int, since_ms: int | None, until_ms: int | None) -> list[Batch]:
+    def pop(self, rows_max: int, since_ms: int | None, until_ms: int | None) -> list[FiredRows]:
         """Up to `rows_max` rows from the front, as far as they fell due in that span."""
-        taken: list[Batch] = []
-        while rows_max and self.batches:
-            batch = self.batches[0]
-            count = min(rows_max, len(batch.rows))
+        taken: list[FiredRows] = []
+        while rows_max and self.slices:
+            fired = self.slices[0]
+            count = min(rows_max, len(fired.rows))
             stopped = False
             if since_ms is not None or until_ms is not None:
-                due_ms: np.ndarray = batch.due_ms(count)
+                due_ms: np.ndarray = fired.due_ms(count)
                 fits = due_ms >= since_ms if since_ms is not None else due_ms < until_ms
                 stopped = not fits.all()
                 count = int(np.argmin(fits)) if stopped else count
-            if count == len(batch.rows):
-                taken.append(self.batches.popleft())
+            if count == len(fired.rows):
+                taken.append(self.slices.popleft())
             elif count:
-                taken.append(Batch(batch.hour, batch.rows[:count]))
-                self.batches[0] = Batch(batch.hour, batch.rows[count:])
+                taken.append(FiredRows(fired.hour, fired.rows[:count]))
+                self.slices[0] = FiredRows(fired.hour, fired.rows[count:])
             rows_max -= count
             self.count -= count
             if stopped:
@@ -119,8 +119,8 @@ class Backlog:
         """All that waits, and what fell due until now and is still to come, is late."""
         self._behind_ms = now_ms
         fresh, self._fresh = self._fresh, Lane()
-        for batch in fresh.batches:
-            self._late.push(batch)
+        for fired in fresh.slices:
+            self._late.push(fired)
         if self._spread_ms:
             self._pace = Pace(self._spread_ms)
             self._pace.add(self._late.count)
@@ -135,29 +135,33 @@ class Backlog:
         firsts = (self._late.first_ms(), self._fresh.first_ms())
         return min((first for first in firsts if first is not None), default=None)
 
-    def batches(self) -> Iterator[Batch]:
+    def slices(self) -> Iterator[FiredRows]:
         """All rows that wait, the late ones first."""
-        yield from self._late.batches
-        yield from self._fresh.batches
+        yield from self._late.slices
+        yield from self._fresh.slices
 
     # ── in ─────────────────────────────────────────────────────────────────────────────────────
 
-    def push(self, batch: Batch) -> None:
+    def push(self, fired: FiredRows) -> None:
         """Rows that fell due."""
         if not (self._spread_ms or self._drop_older_than_ms):
-            self._fresh.push(batch)
+            self._fresh.push(fired)
             return
-        late = batch.due_ms() < self._behind_ms
+        late = fired.due_ms() < self._behind_ms
         if late.any():
-            self._late.push(batch if late.all() else Batch(batch.hour, select(batch.rows, late)))
+            self._late.push(
+                fired if late.all() else FiredRows(fired.hour, select(fired.rows, late))
+            )
             if self._pace is not None:
                 self._pace.add(int(late.sum()))
         if not late.all():
-            self._fresh.push(Batch(batch.hour, select(batch.rows, ~late)) if late.any() else batch)
+            self._fresh.push(
+                FiredRows(fired.hour, select(fired.rows, ~late)) if late.any() else fired
+            )
 
-    def push_front(self, batch: Batch) -> None:
+    def push_front(self, fired: FiredRows) -> None:
         """Rows that left and came back: they are the next."""
-        self._fresh.push_front(batch)
+        self._fresh.push_front(fired)
 
     # ── out ────────────────────────────────────────────────────────────────────────────────────
 
@@ -192,7 +196,7 @@ class Backlog:
         )
         return min(first for first in firsts if first is not None) + self._linger_ms
 
-    def pop(self, rows_max: int, now_ms: int) -> list[Batch]:
+    def pop(self, rows_max: int, now_ms: int) -> list[FiredRows]:
         """Up to `rows_max` rows that leave now. Fewer, or none, where an outdated one is next."""
         rows_max = min(rows_max, self.ready(now_ms))
         since_ms = now_ms - self._drop_older_than_ms if self._drop_older_than_ms else None
@@ -200,7 +204,7 @@ class Backlog:
             taken = self._fresh.pop(rows_max, since_ms, None)
             rest = min(rows_max - _count(taken), self._pace.allowance(now_ms))
             late = self._late.pop(rest, since_ms, None)
-            self._pace.take(_count(late))
+            self._pace.spend(_count(late))
             taken += late
         else:
             taken = self._late.pop(rows_max, since_ms, None)
@@ -209,7 +213,7 @@ class Backlog:
             self._bucket.take(_count(taken), now_ms / 1000)
         return taken
 
-    def pop_outdated(self, rows_max: int, now_ms: int) -> list[Batch]:
+    def pop_outdated(self, rows_max: int, now_ms: int) -> list[FiredRows]:
         """Up to `rows_max` rows that are next, and too old to be delivered."""
         if not self._drop_older_than_ms:
             return []
@@ -241,8 +245,8 @@ class Backlog:
             self._pace.shift(delta_ms)
 
 
-def _count(batches: list[Batch]) -> int:
-    return sum(len(batch.rows) for batch in batches)
+def _count(slices: list[FiredRows]) -> int:
+    return sum(len(fired.rows) for fired in slices)
 
 
 def _limits(subscription: Subscription) -> tuple[float, ...]:

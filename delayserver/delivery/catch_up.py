@@ -42,7 +42,7 @@ class Pace:
         # It may be less than what has left, where the clock went back.
         return max(0, min(self._total, share) - self._left)
 
-    def take(self, count: int) -> None:
+    def spend(self, count: int) -> None:
         """That many leave."""
         self._left += count
         assert self._left <= self._total, (self._left, self._total)

@@ -1,11 +1,11 @@
-"""Deliveries: those of one take, as columns.
+"""Deliveries: those of one handout, as columns.
 
 What leaves a queue together stays together: as it is read, leased, acknowledged and recorded, a
 delivery is a row of a few arrays and one payload. Only what is dealt with on its own is made an
 object (`deliveries[index]`): a webhook, a message that a consumer gives back, a dead letter.
 
-Cost: 10 µs for a take, and per message what its payload and its id cost (1 µs); an object, 2 µs.
-Threads: filled once, then read; `forget` belongs to the event loop.
+Cost: 10 µs for a handout, and per message what its payload and its id cost (1 µs); an object, 2 µs.
+Threads: filled once, then read; `drop_payloads` belongs to the event loop.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.records.ids import IdCodec
-from delayserver.records.message import Delivery, Entry, Origin, Payload
+from delayserver.records.message import Delivery, Origin, Payload, ScheduleEntry
 from delayserver.records.message_id import ID_DIGITS
 from storage.frame import Rows
 from storage.rows import DISPATCH_DTYPE, Outcome
@@ -91,7 +91,7 @@ class Deliveries(Sequence[Delivery]):
         payload, subject_id = self.payloads[index], self.subject_ids[index]
         origin = payload.origin or Origin(seq, due_ms, subject_id, due_ms)
         return Delivery(
-            entry=Entry(seq, due_ms),
+            entry=ScheduleEntry(seq, due_ms),
             origin=origin,
             subject=self._subject_names[subject_id],
             message_id=self._ids.encode(origin.published_due_ms, origin.message_seq),
@@ -115,7 +115,7 @@ class Deliveries(Sequence[Delivery]):
         names = self._subject_names
         return [names[subject_id] for subject_id in self.subject_ids]
 
-    def forget(self, which: NDArray[np.intp]) -> None:
+    def drop_payloads(self, which: NDArray[np.intp]) -> None:
         """Nobody asks for these payloads any more."""
         if len(which) < len(self.payloads):
             for index in which.tolist():

@@ -31,11 +31,11 @@ from delayserver.delivery.orphans import Fate, Orphans
 from delayserver.delivery.parked import Parked
 from delayserver.delivery.queue import NOBODY, READ_ROWS_MAX, Handout, Queue
 from delayserver.delivery.settler import pack_settled
-from delayserver.records.message import Delivery, Entry
+from delayserver.records.message import Delivery, ScheduleEntry
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Change
 from delayserver.schedule.hours import Hours
-from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Batch
+from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, FiredRows
 from delayserver.timers.timeouts import Timeouts
 from delayserver.times import format_duration
 from storage.frame import Rows
@@ -47,7 +47,7 @@ BATCH_BYTES_MAX = 4 * 1024 * 1024
 NEVER_MS = 1 << 62
 
 
-class Ports(Protocol):
+class DispatcherPorts(Protocol):
     """What the dispatcher needs done elsewhere."""
 
     def read(self, handout: Handout) -> None:
@@ -91,12 +91,12 @@ class Dispatcher:
         registry: Registry,
         subject_names: dict[int, str],
         hours: Hours,
-        ports: Ports,
+        ports: DispatcherPorts,
         timeouts: Timeouts,
         *,
         started_ms: int = 0,
         changes: Callable[[int], Mapping[int, Change]] = lambda seq: {},
-        has_not_fired: Callable[[Entry], bool] = lambda entry: False,
+        has_not_fired: Callable[[ScheduleEntry], bool] = lambda entry: False,
     ) -> None:
         """`changes` and `has_not_fired`: as `Orphans` needs them."""
         self._registry = registry
@@ -136,44 +136,44 @@ class Dispatcher:
         """All queues."""
         return iter(self._queues.values())
 
-    def fire(self, batches: list[Batch], now_ms: int) -> None:
+    def fire(self, slices: list[FiredRows], now_ms: int) -> None:
         """Rows that are due: to the queues of their subscriptions."""
         touched: dict[int, Queue] = {}
-        for batch in batches:
-            for route, rows in _by_route(batch.rows):
-                for queue in self._route(route, Batch(batch.hour, rows)):
+        for fired in slices:
+            for route, rows in _by_route(fired.rows):
+                for queue in self._route(route, FiredRows(fired.hour, rows)):
                     touched[queue.subscription.id] = queue
         for queue in touched.values():
             self.pump(queue, now_ms)
 
-    def _route(self, route: int, batch: Batch) -> list[Queue]:
+    def _route(self, route: int, fired: FiredRows) -> list[Queue]:
         if route & ROUTE_SUBSCRIPTION:
             subscription_id = route & ~ROUTE_SUBSCRIPTION
             subscription = self._registry.by_id(subscription_id)
             if subscription is None:
-                self._adopt(batch, subscription_id)
+                self._adopt(fired, subscription_id)
                 return []
-            shares = [(subscription, batch)]
+            shares = [(subscription, fired)]
         else:
             matching = self._registry.matching(self._subject_names[route])
             if not matching:
-                self.parked.add(route, batch)
+                self.parked.add(route, fired)
                 return []
-            shares = _shares(batch, matching)
-        queues, more = [], -len(batch.rows)
+            shares = _shares(fired, matching)
+        queues, more = [], -len(fired.rows)
         for subscription, share in shares:
             queue = self.queue(subscription)
             queue.rows.push(share)
             queues.append(queue)
             more += len(share.rows)
         # A row counted once while it waited; now each of its deliveries does.
-        self._hours.add(batch.hour, more)
+        self._hours.add(fired.hour, more)
         return queues
 
-    def _adopt(self, batch: Batch, left_by: int) -> None:
+    def _adopt(self, fired: FiredRows, left_by: int) -> None:
         """Rows for a subscription that is gone: they are read, and then judged."""
-        self.orphans.add(batch.rows["seq"].tolist())
-        self._ports.read(Handout(NOBODY, [batch], {}, left_by=left_by))
+        self.orphans.add(fired.rows["seq"].tolist())
+        self._ports.read(Handout(NOBODY, [fired], {}, left_by=left_by))
 
     def _on_orphans_read(self, handout: Handout, deliveries: Deliveries, now_ms: int) -> None:
         passed_on: dict[tuple[int, int, str], list[Rows]] = {}
@@ -189,13 +189,13 @@ class Dispatcher:
         # What could not be read stays unsettled: its hour is kept.
         self.orphans.remove(handout.unread(deliveries))
         for (hour, subject_id, subject), rows in passed_on.items():
-            batch = Batch(hour, concatenate(rows, WHEEL_DTYPE))
+            fired = FiredRows(hour, concatenate(rows, WHEEL_DTYPE))
             if matching := self._registry.matching(subject):
                 queue = self.queue(matching[0])
-                queue.rows.push(batch)
+                queue.rows.push(fired)
                 self.pump(queue, now_ms)
             else:
-                self.parked.add(subject_id, batch)
+                self.parked.add(subject_id, fired)
 
     def oldest_due_ms(self) -> int | None:
         """When the oldest message was due that waits for a subscriber; None if none waits.
@@ -218,7 +218,7 @@ class Dispatcher:
         """Deliveries that arrived since the start."""
         return sum(self.delivered_by_subject.values())
 
-    def holds(self, entry: Entry) -> bool:
+    def holds(self, entry: ScheduleEntry) -> bool:
         """Whether the row waits in a queue or is on its way."""
         return entry.seq in self.orphans or any(
             queue.holds(entry) for queue in self._queues.values()
@@ -238,8 +238,8 @@ class Dispatcher:
             queue.subscription = subscription
         for subject_id in self.parked.subject_ids():
             if subscription.matches(self._subject_names[subject_id]):
-                for batch in self.parked.remove_subject(subject_id):
-                    self.queue(subscription).rows.push(batch)
+                for fired in self.parked.remove_subject(subject_id):
+                    self.queue(subscription).rows.push(fired)
         if subscription.id in self._queues:
             self.pump(self._queues[subscription.id], now_ms)
 
@@ -249,8 +249,8 @@ class Dispatcher:
         for fetch in self.fetches.waiting(queue.subscription.id):
             fetch.force_complete()
         self.orphans.add(queue.reserved)
-        for batch in queue.rows.batches():
-            self._adopt(batch, queue.subscription.id)
+        for fired in queue.rows.slices():
+            self._adopt(fired, queue.subscription.id)
 
     # ── handing out ────────────────────────────────────────────────────────────────────────────
 
@@ -296,10 +296,10 @@ class Dispatcher:
         return next_ms
 
     def _take(self, queue: Queue, rows_max: int, request: PullRequest | None, now_ms: int) -> bool:
-        batches = queue.pop(rows_max, now_ms)
-        if not batches:
+        slices = queue.pop(rows_max, now_ms)
+        if not slices:
             return False
-        handout = Handout(queue.subscription, batches, queue.attempts, request)
+        handout = Handout(queue.subscription, slices, queue.attempts, request)
         if queue.subscription.type == "webhook":
             if queue.subscription.batch_max:
                 handout.as_batch = True
@@ -311,11 +311,11 @@ class Dispatcher:
 
     def _drop_outdated(self, queue: Queue, now_ms: int) -> bool:
         """Give up what is too old, a slice at a time: the next follows when this is recorded."""
-        batches = queue.pop_outdated(now_ms)
-        if not batches:
+        slices = queue.pop_outdated(now_ms)
+        if not slices:
             return False
         limit = format_duration(queue.subscription.drop_older_than_ms)
-        handout = Handout(queue.subscription, batches, queue.attempts)
+        handout = Handout(queue.subscription, slices, queue.attempts)
         handout.give_up_reason = f"older than {limit} when it could have been delivered"
         self._ports.read(handout)
         return True
@@ -330,13 +330,13 @@ class Dispatcher:
             # Deleted meanwhile: the rows go where those in its queue went.
             if handout.request is not None:
                 handout.request.answer(Pulled())
-            for batch in handout.batches:
-                self.orphans.remove(batch.rows["seq"].tolist())
-                self._adopt(batch, handout.subscription.id)
+            for fired in handout.slices:
+                self.orphans.remove(fired.rows["seq"].tolist())
+                self._adopt(fired, handout.subscription.id)
             return
         for seq in handout.unread(deliveries):
             # It stays unsettled: its hour is kept, for the repair.
-            queue.let_go(seq)
+            queue.release(seq)
         if handout.request is not None:
             self._ports.hand_out(handout, deliveries)
         elif handout.give_up_reason:
@@ -359,14 +359,14 @@ class Dispatcher:
         sizes = np.cumsum([len(delivery.payload.body) for delivery in deliveries])
         count = max(1, int(np.searchsorted(sizes, BATCH_BYTES_MAX, side="right")))
         for delivery in reversed(deliveries[count:]):
-            queue.let_go(delivery.entry.seq)
-            queue.rows.push_front(Batch(delivery.entry.hour, delivery.row))
+            queue.release(delivery.entry.seq)
+            queue.rows.push_front(FiredRows(delivery.entry.hour, delivery.row))
         queue.posts.add(deliveries[0].entry.seq)
         self._ports.send(queue.subscription, deliveries[:count])
         if count < len(deliveries):
             self.pump(queue, now_ms)
 
-    def answered(self, deliveries: list[Delivery]) -> None:
+    def end_request(self, deliveries: list[Delivery]) -> None:
         """The request that carried them is over; what came of each is told for each."""
         queue = self._queues.get(deliveries[0].subscription_id)
         if queue is not None:
@@ -408,13 +408,13 @@ class Dispatcher:
 
     # ── what came of a delivery ────────────────────────────────────────────────────────────────
 
-    def delivered(self, delivery: Delivery, now_ms: int) -> None:
+    def settle_delivered(self, delivery: Delivery, now_ms: int) -> None:
         """It arrived: record it."""
         self.delivered_by_subject[delivery.origin.subject_id] += 1
         self._settle(delivery, Outcome.DELIVERED, now_ms)
-        self.leave(delivery)
+        self.release_delivery(delivery)
 
-    def acknowledged(self, deliveries: Deliveries, which: NDArray[np.intp], now_ms: int) -> None:
+    def settle_leased(self, deliveries: Deliveries, which: NDArray[np.intp], now_ms: int) -> None:
         """Deliveries that were leased have arrived: record them."""
         rows = select(deliveries.settled, which)
         rows["settled_ms"] = now_ms
@@ -426,54 +426,54 @@ class Dispatcher:
         subject_ids = deliveries.subject_ids
         for subject_id, count in Counter([subject_ids[i] for i in which.tolist()]).items():
             self.delivered_by_subject[subject_id] += count
-        self._end_leases(deliveries.subscription_id, rows["seq"].tolist())
+        self._release_leased(deliveries.subscription_id, rows["seq"].tolist())
 
-    def _end_leases(self, subscription_id: int, seqs: list[int]) -> Queue | None:
+    def _release_leased(self, subscription_id: int, seqs: list[int]) -> Queue | None:
         queue = self._queues.get(subscription_id)
         if queue is None:
             self.orphans.remove(seqs)
         else:
-            queue.end_leases(seqs)
+            queue.release_leased(seqs)
         return queue
 
-    def leave(self, delivery: Delivery) -> None:
+    def release_delivery(self, delivery: Delivery) -> None:
         """The delivery is not on its way any more, whatever came of it."""
         seq = delivery.entry.seq
         queue = self._queues.get(delivery.subscription_id)
         if queue is None:
             self.orphans.remove((seq,))
-        elif queue.let_go(seq):
+        elif queue.release(seq):
             queue.attempts.pop(seq, None)
 
-    def give_back(self, delivery: Delivery, next_attempt: int) -> None:
+    def return_delivery(self, delivery: Delivery, next_attempt: int) -> None:
         """It was not taken: first in the queue again."""
-        batch = Batch(delivery.entry.hour, delivery.row)
-        self.leave(delivery)
+        fired = FiredRows(delivery.entry.hour, delivery.row)
+        self.release_delivery(delivery)
         queue = self._queues.get(delivery.subscription_id)
         if queue is None:
-            self._adopt(batch, delivery.subscription_id)
+            self._adopt(fired, delivery.subscription_id)
             return
         if next_attempt != delivery.origin.attempt:
             queue.attempts[delivery.entry.seq] = next_attempt
-        queue.rows.push_front(batch)
+        queue.rows.push_front(fired)
 
     def return_leased(self, deliveries: Deliveries, which: NDArray[np.intp]) -> None:
         """Deliveries that were leased are first in the queue again, for one attempt more."""
         settled, rows = select(deliveries.settled, which), select(deliveries.rows, which)
         seqs, hours = settled["seq"].tolist(), settled["due_ms"] // HOUR_MS
-        queue = self._end_leases(deliveries.subscription_id, seqs)
+        queue = self._release_leased(deliveries.subscription_id, seqs)
         if queue is not None:
             queue.attempts.update(zip(seqs, (settled["attempt"] + 1).tolist(), strict=True))
-        # A batch is of one hour and in due order, which what came back before need not be. Each
+        # A slice is of one hour and in due order, which what came back before need not be. Each
         # goes to its place, so from the last one on.
         is_cut = (np.diff(hours) != 0) | (np.diff(settled["due_ms"]) < 0)
         cuts = (np.flatnonzero(is_cut) + 1).tolist()
         for start, end in reversed(list(pairwise([0, *cuts, len(rows)]))):
-            batch = Batch(int(hours[start]), rows[start:end])
+            fired = FiredRows(int(hours[start]), rows[start:end])
             if queue is None:
-                self._adopt(batch, deliveries.subscription_id)
+                self._adopt(fired, deliveries.subscription_id)
             else:
-                queue.rows.push_front(batch)
+                queue.rows.push_front(fired)
 
     def _settle(self, delivery: Delivery, outcome: Outcome, now_ms: int) -> None:
         self._ports.settle(delivery.entry.hour, pack_settled(delivery, outcome, now_ms))
@@ -490,25 +490,27 @@ def _by_route(rows: Rows) -> Iterator[tuple[int, Rows]]:
         yield route, select(rows, routes == route)
 
 
-def _shares(batch: Batch, matching: Sequence[Subscription]) -> list[tuple[Subscription, Batch]]:
+def _shares(
+    fired: FiredRows, matching: Sequence[Subscription]
+) -> list[tuple[Subscription, FiredRows]]:
     """Who gets which rows: those subscriptions that existed when a row fell due; if none did, the
     first of them."""
-    hour, rows = batch.hour, batch.rows
-    first_ms = batch.first_ms()
+    hour, rows = fired.hour, fired.rows
+    first_ms = fired.first_ms()
     for subscription in matching:
         if first_ms < subscription.exists_since_ms:
             break
     else:
         # As nearly always: they existed, all of them.
-        return [(subscription, batch) for subscription in matching]
-    due_ms = batch.due_ms()
+        return [(subscription, fired) for subscription in matching]
+    due_ms = fired.due_ms()
     unmatched = np.ones(len(rows), bool)
     shares = []
     for subscription in matching:
         existed = subscription.existed_for(rows["seq"], due_ms)
         unmatched &= ~existed
         if existed.any():
-            shares.append((subscription, Batch(hour, select(rows, existed))))
+            shares.append((subscription, FiredRows(hour, select(rows, existed))))
     if unmatched.any():
-        shares.append((matching[0], Batch(hour, select(rows, unmatched))))
+        shares.append((matching[0], FiredRows(hour, select(rows, unmatched))))
     return shares

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
 
-from delayserver.records.message import Delivery, Entry
+from delayserver.records.message import Delivery, ScheduleEntry
 from delayserver.records.subscriptions import Registry
 from delayserver.records.tables import Change, ChangeState
 
@@ -41,7 +41,7 @@ class Orphans:
         self,
         registry: Registry,
         changes: Callable[[int], Mapping[int, Change]],
-        has_not_fired: Callable[[Entry], bool],
+        has_not_fired: Callable[[ScheduleEntry], bool],
     ) -> None:
         """`changes`: where the deliveries of a message are now, by subscription, if not where its
         id says (`Sequencer.changes`); `has_not_fired`: whether a row is still to come."""
@@ -99,7 +99,7 @@ class Orphans:
             and change.entry_seq != seq
             and (
                 change.entry_seq in self._counts
-                or self._has_not_fired(Entry(change.entry_seq, change.due_ms))
+                or self._has_not_fired(ScheduleEntry(change.entry_seq, change.due_ms))
             )
             for subscription_id, change in changes.items()
         )

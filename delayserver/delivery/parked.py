@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from delayserver.records.message import Entry
-from delayserver.schedule.wheel_rows import Batch
+from delayserver.records.message import ScheduleEntry
+from delayserver.schedule.wheel_rows import FiredRows
 from storage.frame import Rows
 
 
@@ -20,57 +20,57 @@ class Parked:
     """What waits for a subscription to come."""
 
     def __init__(self) -> None:
-        self._by_subject: dict[int, list[Batch]] = {}
+        self._by_subject: dict[int, list[FiredRows]] = {}
 
-    def add(self, subject_id: int, batch: Batch) -> None:
+    def add(self, subject_id: int, fired: FiredRows) -> None:
         """Park rows of a subject."""
-        self._by_subject.setdefault(subject_id, []).append(batch)
+        self._by_subject.setdefault(subject_id, []).append(fired)
 
     def subject_ids(self) -> list[int]:
         """The subjects that have rows here."""
         return list(self._by_subject)
 
-    def remove_subject(self, subject_id: int) -> list[Batch]:
+    def remove_subject(self, subject_id: int) -> list[FiredRows]:
         """Take out all rows of a subject, in the order in which they came."""
         return self._by_subject.pop(subject_id)
 
-    def remove(self, entry: Entry) -> Rows | None:
+    def remove(self, entry: ScheduleEntry) -> Rows | None:
         """Take out a row (WHEEL_DTYPE, shape 1); None if it is not here."""
-        for batches, position, hits in self._find(entry):
-            batch = batches[position]
+        for slices, position, hits in self._find(entry):
+            fired = slices[position]
             if hits.all():
-                del batches[position]
+                del slices[position]
             else:
-                batches[position] = Batch(batch.hour, batch.rows[~hits])
-            rows: Rows = batch.rows[hits]
+                slices[position] = FiredRows(fired.hour, fired.rows[~hits])
+            rows: Rows = fired.rows[hits]
             return rows
         return None
 
-    def contains(self, entry: Entry) -> bool:
+    def contains(self, entry: ScheduleEntry) -> bool:
         """Whether the row is here."""
         return any(True for _ in self._find(entry))
 
-    def get(self, entry: Entry) -> Rows | None:
+    def get(self, entry: ScheduleEntry) -> Rows | None:
         """The row (WHEEL_DTYPE, shape 1), or None if it is not here."""
-        for batches, position, hits in self._find(entry):
-            rows: Rows = batches[position].rows[hits]
+        for slices, position, hits in self._find(entry):
+            rows: Rows = slices[position].rows[hits]
             return rows
         return None
 
-    def _find(self, entry: Entry) -> Iterator[tuple[list[Batch], int, np.ndarray]]:
+    def _find(self, entry: ScheduleEntry) -> Iterator[tuple[list[FiredRows], int, np.ndarray]]:
         """Where the row is: a list, the place in it, and which row of that slice."""
-        for batches in self._by_subject.values():
-            for position, batch in enumerate(batches):
-                if batch.may_hold(entry):
-                    hits = batch.rows["seq"] == entry.seq
+        for slices in self._by_subject.values():
+            for position, fired in enumerate(slices):
+                if fired.may_hold(entry):
+                    hits = fired.rows["seq"] == entry.seq
                     if hits.any():
-                        yield batches, position, hits
+                        yield slices, position, hits
 
     def count(self) -> int:
         """How many rows wait."""
-        return sum(len(batch.rows) for batches in self._by_subject.values() for batch in batches)
+        return sum(len(fired.rows) for slices in self._by_subject.values() for fired in slices)
 
     def first_ms(self) -> int | None:
         """When the oldest row fell due, as far as each subject's first slice tells."""
-        slices = self._by_subject.values()
-        return min((batches[0].first_ms() for batches in slices if batches), default=None)
+        firsts = (slices[0].first_ms() for slices in self._by_subject.values() if slices)
+        return min(firsts, default=None)

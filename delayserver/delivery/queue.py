@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from delayserver.delivery.backlog import Backlog
 from delayserver.delivery.delayed_fetch import PullRequest
 from delayserver.delivery.deliveries import Deliveries
-from delayserver.records.message import Entry
+from delayserver.records.message import ScheduleEntry
 from delayserver.records.subscriptions import Subscription
-from delayserver.schedule.wheel_rows import Batch
+from delayserver.schedule.wheel_rows import FiredRows
 
 READ_ROWS_MAX = 512
 NOBODY = Subscription(id=0, name="", subject="", type="pull", created_ms=0)
@@ -22,7 +22,7 @@ class Handout:
     """Rows that left a queue, to be read: for a subscription, by hour."""
 
     subscription: Subscription
-    batches: list[Batch]
+    slices: list[FiredRows]
     attempts: dict[int, int]
     """Attempts of rows that were handed out before in this process."""
     request: PullRequest | None = None
@@ -37,18 +37,18 @@ class Handout:
     @property
     def first_seq(self) -> int:
         """By which a request that carries them is known (`Queue.posts`)."""
-        return int(self.batches[0].rows["seq"][0])
+        return int(self.slices[0].rows["seq"][0])
 
     @property
     def count(self) -> int:
         """How many rows."""
-        return sum(len(batch.rows) for batch in self.batches)
+        return sum(len(fired.rows) for fired in self.slices)
 
     def unread(self, deliveries: Deliveries) -> list[int]:
         """The seqs of its rows that could not be read, since `deliveries` are what could."""
         if self.count == len(deliveries):
             return []
-        unread = Counter(seq for batch in self.batches for seq in batch.rows["seq"].tolist())
+        unread = Counter(seq for fired in self.slices for seq in fired.rows["seq"].tolist())
         unread.subtract(deliveries.settled["seq"].tolist())
         return list(unread.elements())
 
@@ -77,32 +77,32 @@ class Queue:
         """How many rows wait."""
         return self.rows.count
 
-    def holds(self, entry: Entry) -> bool:
+    def holds(self, entry: ScheduleEntry) -> bool:
         """Whether the row waits here, or left and is not settled."""
         return entry.seq in self.reserved or any(
-            batch.may_hold(entry) and bool((batch.rows["seq"] == entry.seq).any())
-            for batch in self.rows.batches()
+            fired.may_hold(entry) and bool((fired.rows["seq"] == entry.seq).any())
+            for fired in self.rows.slices()
         )
 
-    def pop(self, rows_max: int, now_ms: int) -> list[Batch]:
+    def pop(self, rows_max: int, now_ms: int) -> list[FiredRows]:
         """Up to `rows_max` rows that may leave now: they are in flight from here on."""
-        batches = self.rows.pop(rows_max, now_ms)
-        for batch in batches:
-            self.reserved.update(batch.rows["seq"].tolist())
-            self.in_flight += len(batch.rows)
-        return batches
+        slices = self.rows.pop(rows_max, now_ms)
+        for fired in slices:
+            self.reserved.update(fired.rows["seq"].tolist())
+            self.in_flight += len(fired.rows)
+        return slices
 
-    def pop_outdated(self, now_ms: int) -> list[Batch]:
+    def pop_outdated(self, now_ms: int) -> list[FiredRows]:
         """Rows that are next and too old; no more while many of them are not recorded yet."""
         free = READ_ROWS_MAX - len(self.dropping)
-        batches = self.rows.pop_outdated(free, now_ms) if free > 0 else []
-        for batch in batches:
-            seqs = batch.rows["seq"].tolist()
+        slices = self.rows.pop_outdated(free, now_ms) if free > 0 else []
+        for fired in slices:
+            seqs = fired.rows["seq"].tolist()
             self.reserved.update(seqs)
             self.dropping.update(seqs)
-        return batches
+        return slices
 
-    def let_go(self, seq: int) -> bool:
+    def release(self, seq: int) -> bool:
         """A row that left is not on its way any more; False: it was not."""
         if seq not in self.reserved:
             return False
@@ -113,8 +113,10 @@ class Queue:
             self.in_flight -= 1
         return True
 
-    def end_leases(self, seqs: list[int]) -> None:
-        """As `let_go`, for rows that were leased; whatever attempt comes next is forgotten."""
+    def release_leased(self, seqs: list[int]) -> None:
+        """Rows that were leased are not on their way any more; their attempts count no longer.
+
+        Vectorised over the seqs, since a consumer ends a whole pull at once."""
         before = len(self.reserved)
         self.reserved.difference_update(seqs)
         self.in_flight -= before - len(self.reserved)

@@ -7,10 +7,10 @@ rest is delivered (I8).
 Two of them read bodies. The one of the event loop takes what the system has in memory, which is
 nearly everything that is due on time: it was written or loaded a while ago. What would have to be
 waited for is read by the one of the reader thread. Either way it is the event loop that checks and
-decodes, all rows of a take at once: two threads that compute only wait for each other's GIL.
+decodes, all rows of a handout at once: two threads that compute only wait for each other's GIL.
 
-Cost: 0.5 µs per message from the page cache, and some 30 µs per take. Threads: each belongs to one,
-with log instances of its own; `open` and `decode` to any.
+Cost: 0.5 µs per message from the page cache, and some 30 µs per handout.
+Threads: each belongs to one, with log instances of its own; `open` and `decode` to any.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.queue import Handout
 from delayserver.records.ids import IdCodec
-from delayserver.records.message import Entry, Payload, decode_payload, decode_payloads
+from delayserver.records.message import Payload, ScheduleEntry, decode_payload, decode_payloads
 from delayserver.records.subscriptions import Registry
 from delayserver.schedule.pending import Page, Wanted, pending_rows
 from delayserver.schedule.replay import Snapshot
@@ -31,7 +31,7 @@ from delayserver.schedule.wheel_rows import (
     PAYLOAD_MAX_BYTES,
     ROUTE_SUBSCRIPTION,
     WHEEL_DTYPE,
-    Batch,
+    FiredRows,
 )
 from storage.errors import DamageError
 from storage.frame import Frame, Rows
@@ -53,7 +53,7 @@ class Found(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """The payloads of a take, sealed, in the order of its rows; None where it could not be read."""
+    """The sealed payloads of a handout, in the order of its rows; None: it could not be read."""
 
     sealed: list[bytes | None]
     subject_ids: dict[int, int]
@@ -81,99 +81,99 @@ class Reader:
         self._subject_names = subject_names
         self._on_damage = on_damage
 
-    def deliveries(self, take: Handout, unfiled: Mapping[int, bytes]) -> Deliveries:
+    def deliveries(self, handout: Handout, unfiled: Mapping[int, bytes]) -> Deliveries:
         """The rows as deliveries, in order; waits for the disk. `unfiled` as for `fetch`."""
-        return self.open(take, self.fetch(take, unfiled))
+        return self.open(handout, self.fetch(handout, unfiled))
 
-    def fetch(self, take: Handout, unfiled: Mapping[int, bytes]) -> Fetched:
-        """Read the payloads of a take; waits for the disk. What is not there is named.
+    def fetch(self, handout: Handout, unfiled: Mapping[int, bytes]) -> Fetched:
+        """Read the payloads of a handout; waits for the disk. What is not there is named.
 
         `unfiled`: payloads that are in memory, by seq."""
         found: list[bytes | None] = []
         subject_ids: dict[int, int] = {}
-        for batch in take.batches:
+        for fired in handout.slices:
             first = len(found)
-            found += self._payloads(batch, unfiled)
+            found += self._payloads(fired, unfiled)
             # One of several deliveries that a restart left open does not say what its subject is.
-            of_one = batch.rows["route"] & ROUTE_SUBSCRIPTION
+            of_one = fired.rows["route"] & ROUTE_SUBSCRIPTION
             for index in np.flatnonzero(of_one).tolist():
-                sealed, seq = found[first + index], int(batch.rows["seq"][index])
+                sealed, seq = found[first + index], int(fired.rows["seq"][index])
                 try:
-                    if sealed is not None and self._decode(batch, index, sealed).origin is None:
-                        subject_ids[first + index] = self._subject_id(batch.hour, seq)
+                    if sealed is not None and self._decode(fired, index, sealed).origin is None:
+                        subject_ids[first + index] = self._subject_id(fired.hour, seq)
                 except DamageError as error:
                     self._on_damage(error)
                     found[first + index] = None
         return Fetched(found, subject_ids)
 
-    def fetch_now(self, take: Handout, unfiled: Mapping[int, bytes]) -> Fetched | None:
+    def fetch_now(self, handout: Handout, unfiled: Mapping[int, bytes]) -> Fetched | None:
         """As `fetch`, if everything is in memory, and not much; else None. Never waits."""
         found: list[bytes | None] = []
         total_bytes = 0
-        for batch in take.batches:
-            if int(batch.rows["route"].max()) & ROUTE_SUBSCRIPTION:
+        for fired in handout.slices:
+            if int(fired.rows["route"].max()) & ROUTE_SUBSCRIPTION:
                 return None
-            locators, seqs = batch.rows["locator"].tolist(), batch.rows["seq"].tolist()
+            locators, seqs = fired.rows["locator"].tolist(), fired.rows["seq"].tolist()
             payloads = [
                 None if at else unfiled.get(seq) for at, seq in zip(locators, seqs, strict=True)
             ]
             total_bytes += sum([locator & PAYLOAD_MAX_BYTES for locator in locators])
             if total_bytes > _NOW_BYTES_MAX:
                 return None
-            if not self._read_spans(batch.hour, locators, payloads, self._schedule.read_now):
+            if not self._read_spans(fired.hour, locators, payloads, self._schedule.read_now):
                 return None
             if None in payloads:
                 return None
             found += payloads
         return Fetched(found, {})
 
-    def open(self, take: Handout, fetched: Fetched) -> Deliveries:
+    def open(self, handout: Handout, fetched: Fetched) -> Deliveries:
         """The rows as deliveries, in order; a payload that does not match its checksum is named
         and left out. Does not look at the disk."""
-        rows, due_ms = _joined(take.batches)
+        rows, due_ms = _joined(handout.slices)
         subject_ids = fetched.subject_ids
         payloads = None
         if None not in fetched.sealed:
             payloads = decode_payloads(fetched.sealed)  # type: ignore[arg-type]
         if payloads is None:
-            intact, payloads = self._decode_each(take, fetched.sealed)
+            intact, payloads = self._decode_each(handout, fetched.sealed)
             places = {index: place for place, index in enumerate(intact)}
             subject_ids = {places[i]: s for i, s in subject_ids.items() if i in places}
             rows, due_ms = select(rows, np.array(intact, np.intp)), due_ms[intact]
-        names, subscription_id = self._subject_names, take.subscription.id
+        names, subscription_id = self._subject_names, handout.subscription.id
         deliveries = Deliveries(subscription_id, rows, due_ms, payloads, names, self._ids)
         for index, subject_id in subject_ids.items():
             deliveries.subject_ids[index] = subject_id
-        if take.attempts:
+        if handout.attempts:
             for index, seq in enumerate(rows["seq"].tolist()):
-                if seq in take.attempts:
-                    deliveries.settled["attempt"][index] = take.attempts[seq]
+                if seq in handout.attempts:
+                    deliveries.settled["attempt"][index] = handout.attempts[seq]
         return deliveries
 
     def _decode_each(
-        self, take: Handout, sealed: Sequence[bytes | None]
+        self, handout: Handout, sealed: Sequence[bytes | None]
     ) -> tuple[list[int], list[Payload]]:
         """The payloads that can be read, and which they are; the others are named."""
         intact: list[int] = []
         payloads: list[Payload] = []
         index = -1
-        for batch in take.batches:
-            for at in range(len(batch.rows)):
+        for fired in handout.slices:
+            for at in range(len(fired.rows)):
                 index += 1
                 data = sealed[index]
                 if data is None:
                     continue
                 try:
-                    payloads.append(self._decode(batch, at, data))
+                    payloads.append(self._decode(fired, at, data))
                     intact.append(index)
                 except DamageError as error:
                     self._on_damage(error)
         return intact, payloads
 
-    def _decode(self, batch: Batch, index: int, sealed: bytes) -> Payload:
-        seq, locator, _, _ = batch.rows[index].item()
+    def _decode(self, fired: FiredRows, index: int, sealed: bytes) -> Payload:
+        seq, locator, _, _ = fired.rows[index].item()
         return decode_payload(
-            sealed, self._schedule.path(batch.hour), locator >> LOCATOR_LENGTH_BITS, seq
+            sealed, self._schedule.path(fired.hour), locator >> LOCATOR_LENGTH_BITS, seq
         )
 
     def _subject_id(self, hour: int, seq: int) -> int:
@@ -187,9 +187,9 @@ class Reader:
         self._schedule.release(hour)
         self._dispatch.release(hour)
 
-    def _payloads(self, batch: Batch, unfiled: Mapping[int, bytes]) -> list[bytes | None]:
+    def _payloads(self, fired: FiredRows, unfiled: Mapping[int, bytes]) -> list[bytes | None]:
         """The sealed payload of each row; None where it is not, which is named."""
-        locators, seqs = batch.rows["locator"].tolist(), batch.rows["seq"].tolist()
+        locators, seqs = fired.rows["locator"].tolist(), fired.rows["seq"].tolist()
         payloads = [
             None if at else unfiled.get(seq) for at, seq in zip(locators, seqs, strict=True)
         ]
@@ -197,15 +197,15 @@ class Reader:
         if missing:
             # Filed since they went to the wheel by the express way.
             offsets, lengths, damage = self._schedule.find_payloads(
-                batch.hour, batch.rows["seq"][missing]
+                fired.hour, fired.rows["seq"][missing]
             )
             found = (offsets << np.uint64(LOCATOR_LENGTH_BITS) | lengths).tolist()
             for index, locator in zip(missing, found, strict=True):
                 locators[index] = locator
             for error in damage:
                 self._on_damage(error)
-        self._read_spans(batch.hour, locators, payloads, self._schedule.read)
-        path = self._schedule.path(batch.hour)
+        self._read_spans(fired.hour, locators, payloads, self._schedule.read)
+        path = self._schedule.path(fired.hour)
         for index, data in enumerate(payloads):
             if data is None:
                 seq, offset = seqs[index], locators[index] >> LOCATOR_LENGTH_BITS
@@ -227,7 +227,7 @@ class Reader:
                 payloads[index] = span[offset : offset + (locator & PAYLOAD_MAX_BYTES)]
         return True
 
-    def find(self, entry: Entry) -> Found | None:
+    def find(self, entry: ScheduleEntry) -> Found | None:
         """A schedule row and its payload; None when its hour is not kept any more.
 
         Raises DamageError."""
@@ -239,7 +239,7 @@ class Reader:
         payload = self.decode(entry, sealed, offset)
         return Found(payload, int(row["subject_id"]), int(row["subscription_id"]))
 
-    def decode(self, entry: Entry, sealed: bytes, offset: int = 0) -> Payload:
+    def decode(self, entry: ScheduleEntry, sealed: bytes, offset: int = 0) -> Payload:
         """The payload of a schedule row. Raises DamageError."""
         return decode_payload(sealed, self._schedule.path(entry.hour), offset, entry.seq)
 
@@ -263,12 +263,12 @@ class Reader:
         return concatenate(parts, DISPATCH_DTYPE)
 
 
-def _joined(batches: list[Batch]) -> tuple[Rows, NDArray[np.int64]]:
+def _joined(slices: list[FiredRows]) -> tuple[Rows, NDArray[np.int64]]:
     """All rows, and when they are due."""
-    dues_ms = [batch.due_ms() for batch in batches]
-    if len(batches) == 1:
-        return batches[0].rows, dues_ms[0]
-    return concatenate([batch.rows for batch in batches], WHEEL_DTYPE), np.concatenate(dues_ms)
+    dues_ms = [fired.due_ms() for fired in slices]
+    if len(slices) == 1:
+        return slices[0].rows, dues_ms[0]
+    return concatenate([fired.rows for fired in slices], WHEEL_DTYPE), np.concatenate(dues_ms)
 
 
 def _spans(locators: list[int]) -> Iterator[tuple[list[int], int, int]]:

@@ -114,7 +114,7 @@ class Settler:
             self._unsynced_hours.clear()
             self.unsynced = False
 
-    def forget(self, hour: int) -> None:
+    def release_hour(self, hour: int) -> None:
         """The hour is settled; its file may be deleted by others."""
         self._ends.pop(hour, None)
         self._dispatch.release(hour)

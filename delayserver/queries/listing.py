@@ -26,7 +26,7 @@ from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import read_hours
 from delayserver.schedule.pending import Page, Position, Wanted, position_of
 from delayserver.schedule.replay import Snapshot
-from delayserver.schedule.wheel_rows import Batch
+from delayserver.schedule.wheel_rows import FiredRows
 from delayserver.server.calls import Calls
 from storage.rows import HOUR_MS
 
@@ -73,7 +73,7 @@ class Listing:
             scanned += page.scanned
             rows = page.rows[: limit - len(views)]
             if len(rows):
-                views += await self._views(subject, Batch(snapshot.hour, rows))
+                views += await self._views(subject, FiredRows(snapshot.hour, rows))
             if len(page.rows) == wanted.limit:
                 return views, position_of(snapshot.hour, page.rows[-1])
         return views, None
@@ -106,9 +106,9 @@ class Listing:
             pass
         return page
 
-    async def _views(self, subject: str, batch: Batch) -> list[PendingView]:
-        take = Handout(_NOBODY, [batch], {})
-        deliveries = await self._calls.read(partial(Reader.deliveries, take=take, unfiled={}))
+    async def _views(self, subject: str, batch: FiredRows) -> list[PendingView]:
+        handout = Handout(_NOBODY, [batch], {})
+        deliveries = await self._calls.read(partial(Reader.deliveries, handout=handout, unfiled={}))
         now_ms = self._calls.clock()
         is_taken = bool(self._calls.registry.matching(subject))
         return [

@@ -14,7 +14,7 @@ from functools import partial
 import delayserver
 from delayserver.delivery.reader import Reader
 from delayserver.errors import InputError
-from delayserver.records.message import Entry, Payload, State
+from delayserver.records.message import Payload, ScheduleEntry, State
 from delayserver.records.tables import ChangeState, read_hours
 from delayserver.server.calls import Calls
 from delayserver.times import format_time
@@ -72,7 +72,7 @@ class Queries:
         changes = {key: change for key, change in calls.changes(seq).items() if key}
         if located.state is State.SCHEDULED and not changes:
             return view
-        again = (Entry(change.entry_seq, change.due_ms) for change in changes.values())
+        again = (ScheduleEntry(change.entry_seq, change.due_ms) for change in changes.values())
         for entry in (located.entry, *again):
             rows = await calls.read(partial(_settled, entry))
             for row in rows[rows["outcome"] == Outcome.DELIVERED]:
@@ -130,5 +130,5 @@ class Queries:
         ]
 
 
-def _settled(entry: Entry, reader: Reader) -> Rows:
+def _settled(entry: ScheduleEntry, reader: Reader) -> Rows:
     return reader.settled(entry.hour, entry.seq)

@@ -153,7 +153,7 @@ class State(StrEnum):
     DEAD = "dead"
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class ScheduleEntry(msgspec.Struct, frozen=True, gc=False):
     """One schedule row: where a message, or its delivery to one subscription, is due."""
 
     seq: int
@@ -167,7 +167,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 class Delivery(msgspec.Struct, eq=False):
     """A message on its way to one subscription; exists only while it is being delivered."""
 
-    entry: Entry
+    entry: ScheduleEntry
     origin: Origin
     subject: str
     message_id: str

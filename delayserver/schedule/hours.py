@@ -52,7 +52,7 @@ class Hours:
         """Deliveries of all live hours that are not settled."""
         return sum(self._unsettled.values())
 
-    def take_settled(self, now_ms: int, next_seq: int, filed_seq: int) -> list[int]:
+    def pop_settled(self, now_ms: int, next_seq: int, filed_seq: int) -> list[int]:
         """Hours that are over and done; each is reported once.
 
         An hour is done when its end has passed, every record that was accepted before its end has

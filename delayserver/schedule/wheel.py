@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Batch
+from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, FiredRows
 from storage.frame import Rows
 from storage.rows import HOUR_MS, SEQ_MAX, as_bytes, concatenate, select
 
@@ -185,7 +185,7 @@ class _OpenRows:
     def next_ms(self) -> int | None:
         return min((int(due_ms[0]) for due_ms in self._due_ms if len(due_ms)), default=None)
 
-    def take(self, now_ms: int, rows_max: int) -> list[Batch]:
+    def pop_due(self, now_ms: int, rows_max: int) -> list[FiredRows]:
         """Remove and return up to `rows_max` rows with due ≤ now."""
         due_parts = [bool(len(due_ms)) and due_ms[0] <= now_ms for due_ms in self._due_ms]
         if all(due_parts):
@@ -207,7 +207,7 @@ class _OpenRows:
         pieces = np.split(rows, cuts)
         starts = [0, *cuts.tolist()]
         return [
-            Batch(int(hours[start]), piece) for start, piece in zip(starts, pieces, strict=True)
+            FiredRows(int(hours[start]), piece) for start, piece in zip(starts, pieces, strict=True)
         ]
 
     def _merge(self) -> None:
@@ -367,7 +367,7 @@ class Wheel:
         hits = np.flatnonzero(tail["seq"] == seq)
         return (tail, int(hits[0])) if len(hits) else None
 
-    def advance(self, now_ms: int, *, loaded_until_ms: int, rows_max: int) -> list[Batch]:
+    def advance(self, now_ms: int, *, loaded_until_ms: int, rows_max: int) -> list[FiredRows]:
         """Fire what is due at `now_ms`, in due order; at most `rows_max` rows at a time.
 
         No slot at or after `loaded_until_ms` is opened: what is due there has not been loaded.
@@ -376,7 +376,7 @@ class Wheel:
             if len(self._open) >= rows_max:
                 break
             self._open_next_slot(min(now_ms, loaded_until_ms))
-        return self._open.take(now_ms, rows_max)
+        return self._open.pop_due(now_ms, rows_max)
 
     def _open_next_slot(self, until_ms: int) -> None:
         start_ms = self._opened_until_ms

@@ -5,7 +5,7 @@
 The body stays on the disk until the row fires. The due time counts from the begin of the hour, so
 that it fits into 32 bits; therefore rows are kept by their hour, here and in the queues.
 
-Cost: some 10 ns per row. Threads: pure functions; `Batch` belongs to who has it.
+Cost: some 10 ns per row. Threads: pure functions; `FiredRows` belongs to who has it.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.records.message import Entry
+from delayserver.records.message import ScheduleEntry
 from storage.frame import Rows
 from storage.rows import HOUR_MS
 
@@ -47,7 +47,7 @@ def wheel_rows(entries: Rows, hour: int, payload_start: int | np.ndarray) -> Row
 
 
 @dataclass(slots=True)
-class Batch:
+class FiredRows:
     """Rows of one hour that fired together (WHEEL_DTYPE), in the order of their due time."""
 
     hour: int
@@ -62,7 +62,7 @@ class Batch:
         """When the first row is due."""
         return self.hour * HOUR_MS + int(self.rows["due_offset_ms"][0])
 
-    def may_hold(self, entry: Entry) -> bool:
+    def may_hold(self, entry: ScheduleEntry) -> bool:
         """Whether a row that is due at that time may be among them: to be asked of many."""
         if self.hour != entry.hour or not len(self.rows):
             return False

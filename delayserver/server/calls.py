@@ -28,7 +28,7 @@ from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.queue import READ_ROWS_MAX
 from delayserver.delivery.reader import Found, Reader
 from delayserver.errors import NotFoundError, StoppingError
-from delayserver.records.message import Entry, Payload
+from delayserver.records.message import Payload, ScheduleEntry
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import Archived, OnEvent
 from delayserver.schedule.archives import RetiredHour, retired_hours
@@ -257,7 +257,7 @@ class Calls:
 
     async def _bodies_to_fire(self, watchers: list[Watcher]) -> dict[int, tuple[Payload, int]]:
         bodies: dict[int, tuple[Payload, int]] = {}
-        on_disk: list[tuple[int, Entry]] = []
+        on_disk: list[tuple[int, ScheduleEntry]] = []
         for watcher in watchers:
             if watcher.on_event == OnEvent.FIRE:
                 entry = self._engine.events.entry(watcher)
@@ -266,7 +266,7 @@ class Calls:
                 else:
                     on_disk.append((watcher.seq, entry))
 
-        def read(entries: list[tuple[int, Entry]], reader: Reader) -> None:
+        def read(entries: list[tuple[int, ScheduleEntry]], reader: Reader) -> None:
             for seq, entry in entries:
                 try:
                     found = reader.find(entry)

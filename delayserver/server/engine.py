@@ -38,8 +38,7 @@ from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.subscribing import Subscribing
 from delayserver.decisions.watches import Watches
 from delayserver.decisions.whereabouts import Whereabouts
-from delayserver.delivery import dispatcher
-from delayserver.delivery.dispatcher import Dispatcher
+from delayserver.delivery.dispatcher import Dispatcher, DispatcherPorts
 from delayserver.records.horizon import Mark
 from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import Delivery
@@ -55,7 +54,7 @@ from storage.frame import Rows
 from storage.rows import HOUR_MS, is_among, select
 
 
-class EnginePorts(dispatcher.Ports, GroupPorts, ImportPorts, Protocol):
+class EnginePorts(DispatcherPorts, GroupPorts, ImportPorts, Protocol):
     """What the engine needs done elsewhere. No call waits."""
 
     def load(self, through_hour: int) -> None:
@@ -190,7 +189,7 @@ class Engine:
         more = self.heartbeats.fire_due(now_ms, rows_max)
         self.outcomes.settle_stalled(now_ms)
         wake_ms = self.dispatcher.wake(now_ms)
-        if settled := self.hours.take_settled(
+        if settled := self.hours.pop_settled(
             now_ms, self.sequencer.next_seq, self.groups.filed_seq
         ):
             self._ports.retire(settled, self.groups.filed_seq)

@@ -250,12 +250,12 @@ class Server(Shard):
         self.metrics.commit_seconds.observe(time.perf_counter() - self._commit_began_at)
         super()._on_committed()
 
-    def hand_out(self, take: Handout, deliveries: Deliveries) -> None:
+    def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
         self._observe_lateness((self.clock() - deliveries.settled["due_ms"]).tolist())
         if self.telemetry is not None:
             for delivery in deliveries:
-                self.telemetry.delivery("receive", take.subscription.name, delivery).end({})
-        super().hand_out(take, deliveries)
+                self.telemetry.delivery("receive", handout.subscription.name, delivery).end({})
+        super().hand_out(handout, deliveries)
 
     def _observe_lateness(self, late_ms: list[int]) -> None:
         for one_ms, count in Counter(late_ms).items():

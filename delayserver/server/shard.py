@@ -6,7 +6,7 @@ What does not depend on how time passes stands here, once: `delayserver.server.s
 threads and an event loop move it, `delayserver.testing` moves it by hand, so that the simulation
 runs the wiring of the server and not a copy of it.
 
-Cost: one call per group, take or hour; nothing per message but what the parts do.
+Cost: one call per group, handout or hour; nothing per message but what the parts do.
 Threads: everything belongs to the event loop but what the workers call through `post`.
 """
 
@@ -25,7 +25,7 @@ from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Fetched, Found, Reader
 from delayserver.delivery.settler import Settler
 from delayserver.records.ids import IdCodec, KeyHasher
-from delayserver.records.message import Delivery, Entry
+from delayserver.records.message import Delivery, ScheduleEntry
 from delayserver.records.subscriptions import Subscription
 from delayserver.recovery.recover import Progress, recover
 from delayserver.schedule.expansion import Staging
@@ -36,6 +36,7 @@ from delayserver.server.engine import Engine
 from delayserver.server.threads import (
     CallRequest,
     CommitterThread,
+    HandoutRequest,
     HourRequest,
     ImporterThread,
     LoaderThread,
@@ -45,7 +46,6 @@ from delayserver.server.threads import (
     RetireRequest,
     SettleRequest,
     SettlerThread,
-    TakeRequest,
     Worker,
 )
 from storage.catalog import Catalog
@@ -324,18 +324,18 @@ class Shard(ABC):
         self._settle.forget += hours
         self.when_settled(recorded)
 
-    def read(self, take: Handout) -> None:
+    def read(self, handout: Handout) -> None:
         unfiled: dict[int, bytes] = {}
-        for batch in take.batches:
+        for batch in handout.slices:
             for seq in batch.rows["seq"][batch.rows["locator"] == 0].tolist():
                 found = self.engine.groups.payload(seq)
                 if found is not None:
                     unfiled[seq] = found[0]
-        fetched = self.reader_now.fetch_now(take, unfiled)
+        fetched = self.reader_now.fetch_now(handout, unfiled)
         if fetched is not None:
-            self._on_fetched(take, fetched)
+            self._on_fetched(handout, fetched)
         else:
-            self.reading.put(TakeRequest(take, unfiled, self._on_fetched))
+            self.reading.put(HandoutRequest(handout, unfiled, self._on_fetched))
 
     def _on_fetched(self, handout: Handout, fetched: Fetched) -> None:
         deliveries = self.reader_now.open(handout, fetched)
@@ -373,7 +373,7 @@ class Shard(ABC):
 
     # ── rows of messages ───────────────────────────────────────────────────────────────────────
 
-    def unfiled(self, entry: Entry) -> Found | None:
+    def unfiled(self, entry: ScheduleEntry) -> Found | None:
         """Payload and subject of a schedule row that is not in its hour's file yet."""
         found = self.engine.groups.payload(entry.seq)
         if found is None:

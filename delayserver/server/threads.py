@@ -424,10 +424,10 @@ class LoaderThread(Worker[HourRequest]):
 
 
 @dataclass(slots=True)
-class TakeRequest:
+class HandoutRequest:
     """Read the bodies of rows that go out."""
 
-    take: Handout
+    handout: Handout
     unfiled: dict[int, bytes]
     done: Callable[[Handout, Fetched], None]
 
@@ -440,7 +440,7 @@ class CallRequest:
     done: Callable[[object, Exception | None], None]
 
 
-class ReaderThread(Worker[TakeRequest | CallRequest]):
+class ReaderThread(Worker[HandoutRequest | CallRequest]):
     """Reads bodies and rows."""
 
     def __init__(self, reader: Reader, post: Post, fatal: Fatal) -> None:
@@ -448,11 +448,11 @@ class ReaderThread(Worker[TakeRequest | CallRequest]):
         self._reader = reader
         self._post = post
 
-    def handle(self, items: list[TakeRequest | CallRequest]) -> None:
+    def handle(self, items: list[HandoutRequest | CallRequest]) -> None:
         while items:
             item = items.pop(0)
-            if isinstance(item, TakeRequest):
-                self._post(item.done, item.take, self._reader.fetch(item.take, item.unfiled))
+            if isinstance(item, HandoutRequest):
+                self._post(item.done, item.handout, self._reader.fetch(item.handout, item.unfiled))
                 continue
             try:
                 result, error = item.function(self._reader), None
@@ -544,7 +544,7 @@ class SettlerThread(Worker[SettleRequest]):
             self._synced_at = self._monotonic()
         self._pending = SettleRequest()
         for hour in pending.forget:
-            self._settler.forget(hour)
+            self._settler.release_hour(hour)
         for done in pending.done:
             self._post(done)
 

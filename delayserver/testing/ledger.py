@@ -20,7 +20,7 @@ from delayserver.records.message import Delivery, Payload, State, decode_payload
 from delayserver.records.subscriptions import Subscription, decode_subscription
 from delayserver.records.tables import Archived, DeadLetter, Heartbeat, ImportRecord, read_archived
 from delayserver.schedule.committed import Records
-from delayserver.schedule.wheel_rows import Batch
+from delayserver.schedule.wheel_rows import FiredRows
 from delayserver.testing.server import SimulatedClock, SimulatedServer, Watcher
 from storage.catalog import Table
 from storage.errors import DamageError
@@ -293,7 +293,7 @@ class Ledger(Watcher):
 
     # ── deliveries ─────────────────────────────────────────────────────────────────────────────
 
-    def fired(self, batches: list[Batch], now_ms: int) -> None:
+    def fired(self, batches: list[FiredRows], now_ms: int) -> None:
         last_ms = 0
         self._fired_until_ms = max(self._fired_until_ms, now_ms)
         self._latest_ms = max(self._latest_ms, now_ms)

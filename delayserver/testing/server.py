@@ -30,7 +30,7 @@ from delayserver.schedule.committed import Records
 from delayserver.schedule.expansion import Staging
 from delayserver.schedule.purge import Purge
 from delayserver.schedule.replay import Filed, Replay
-from delayserver.schedule.wheel_rows import Batch
+from delayserver.schedule.wheel_rows import FiredRows
 from delayserver.server.shard import Shard, Surroundings
 from delayserver.server.threads import (
     CallRequest,
@@ -80,7 +80,7 @@ class Watcher:
     def filing(self, batch: list[Records]) -> None:
         """Records are filed; in a recovery, as they were found in the message log."""
 
-    def fired(self, batches: list[Batch], now_ms: int) -> None:
+    def fired(self, batches: list[FiredRows], now_ms: int) -> None:
         """Rows fell due."""
 
     def sent(self, subscription: Subscription, delivery: Delivery) -> None:
@@ -233,9 +233,9 @@ class SimulatedServer(Shard):
         watcher = self.watcher
         fire, give_back = self.engine.dispatcher.fire, self.engine.outcomes.leases.on_expired
 
-        def watched(batches: list[Batch], now_ms: int) -> None:
-            watcher.fired(batches, now_ms)
-            fire(batches, now_ms)
+        def watched(slices: list[FiredRows], now_ms: int) -> None:
+            watcher.fired(slices, now_ms)
+            fire(slices, now_ms)
 
         def expired(some: Some) -> None:
             watcher.expired(list(some.each()))
@@ -331,10 +331,10 @@ class SimulatedServer(Shard):
 
     # ── what is watched on its way out ─────────────────────────────────────────────────────────
 
-    def hand_out(self, take: Handout, deliveries: Deliveries) -> None:
+    def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
         for delivery in deliveries:
-            self.watcher.sent(take.subscription, delivery)
-        super().hand_out(take, deliveries)
+            self.watcher.sent(handout.subscription, delivery)
+        super().hand_out(handout, deliveries)
 
     def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:

@@ -42,7 +42,7 @@ from delayserver.records.ids import IdCodec
 from delayserver.records.message import Delivery, Payload
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.schedule.hours import Hours
-from delayserver.schedule.wheel_rows import WHEEL_DTYPE, Batch
+from delayserver.schedule.wheel_rows import WHEEL_DTYPE, FiredRows
 from delayserver.timers.timeouts import Timeouts
 from storage.rows import HOUR_MS
 
@@ -87,7 +87,7 @@ class Consumers:
         for seq in range(1, count + 1):
             row = np.array([(seq, 0, 0, 1 + seq % len(self.subscriptions))], WHEEL_DTYPE)
             self._hours.add(HOUR, 1)
-            self.dispatcher.fire([Batch(HOUR, row)], NOW_MS)
+            self.dispatcher.fire([FiredRows(HOUR, row)], NOW_MS)
 
     def _answer(self, pulled: Pulled) -> None:
         self.answered += 1
@@ -95,18 +95,18 @@ class Consumers:
 
     # ports
 
-    def read(self, take: Handout) -> None:
-        rows = np.concatenate([batch.rows for batch in take.batches])
+    def read(self, handout: Handout) -> None:
+        rows = np.concatenate([batch.rows for batch in handout.slices])
         count = len(rows)
         dues_ms = np.full(count, NOW_MS)
         payloads = [PAYLOAD] * count
-        deliveries = Deliveries(take.subscription.id, rows, dues_ms, payloads, self._names, IDS)
-        self.dispatcher.on_read(take, deliveries, NOW_MS)
+        deliveries = Deliveries(handout.subscription.id, rows, dues_ms, payloads, self._names, IDS)
+        self.dispatcher.on_read(handout, deliveries, NOW_MS)
 
-    def hand_out(self, take: Handout, deliveries: Deliveries) -> None:
-        assert take.request is not None
-        prefix = self.leases.grant(deliveries, take.request.lease_ms)
-        take.request.answer(Pulled(deliveries, prefix))
+    def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
+        assert handout.request is not None
+        prefix = self.leases.grant(deliveries, handout.request.lease_ms)
+        handout.request.answer(Pulled(deliveries, prefix))
 
     def tick_soon(self) -> None:
         """The cases say themselves what time it is."""

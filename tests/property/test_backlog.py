@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from delayserver.delivery.backlog import Backlog
 from delayserver.delivery.catch_up import Pace
-from delayserver.schedule.wheel_rows import Batch
+from delayserver.schedule.wheel_rows import FiredRows
 from storage.rows import HOUR_MS
 from tests.unit.fakes import HOUR, START_MS, seqs, subscription, wheel_rows
 
@@ -56,10 +56,10 @@ def test_rows_leave_once_and_as_the_definition_allows(
     now_ms = START_MS + 300
     backlog = Backlog(definition, START_MS + behind)
     waiting: dict[int, int] = {}
-    popped: list[Batch] = []
+    popped: list[FiredRows] = []
     began_ms, left, next_seq = now_ms, 0, 1
 
-    def due_ms(batch: Batch) -> list[int]:
+    def due_ms(batch: FiredRows) -> list[int]:
         return [batch.hour * HOUR_MS + offset for offset in batch.rows["due_offset_ms"].tolist()]
 
     for name, value in history:
@@ -67,7 +67,7 @@ def test_rows_leave_once_and_as_the_definition_allows(
             rows = [(next_seq + n, START_MS + offset) for n, offset in enumerate(sorted(value))]
             next_seq += len(rows)
             waiting.update(rows)
-            backlog.push(Batch(HOUR, wheel_rows(HOUR, *rows)))
+            backlog.push(FiredRows(HOUR, wheel_rows(HOUR, *rows)))
         elif name == "pass":
             now_ms += value
         elif name == "pop":
@@ -108,7 +108,7 @@ def test_rows_leave_once_and_as_the_definition_allows(
             backlog.change(definition, paused, now_ms)
             backlog.change(paused, definition, now_ms)
         assert backlog.count == len(waiting)
-        assert sorted(seqs(backlog.batches())) == sorted(waiting)
+        assert sorted(seqs(backlog.slices())) == sorted(waiting)
         if definition.rate_per_s:
             allowed = definition.rate_burst + definition.rate_per_s * (now_ms - began_ms) / 1000
             assert left <= allowed + 1e-6
@@ -142,7 +142,7 @@ def test_a_pace_lets_no_more_leave_than_the_share_of_the_time_that_is_over(
         total += count
         allowance = pace.allowance(now_ms)
         assert allowance >= min(1, total - left) or left
-        pace.take(max(0, allowance))
+        pace.spend(max(0, allowance))
         left += max(0, allowance)
         assert left <= total
         assert left <= total * now_ms / over_ms + 1
@@ -160,7 +160,7 @@ def test_four_rows_over_ten_seconds() -> None:
     times: list[int] = []
     while len(times) < 4:
         if pace.allowance(now_ms):
-            pace.take(1)
+            pace.spend(1)
             times.append(now_ms - 5_000)
         else:
             now_ms = pace.next_ms(now_ms)
@@ -170,12 +170,12 @@ def test_four_rows_over_ten_seconds() -> None:
 def test_what_is_new_is_on_time_beside_what_is_spread() -> None:
     backlog = Backlog(subscription(spread_ms=10_000), START_MS + 100)
     late = [(seq, START_MS + seq) for seq in range(1, 101)]
-    backlog.push(Batch(HOUR, wheel_rows(HOUR, *late[:99])))
+    backlog.push(FiredRows(HOUR, wheel_rows(HOUR, *late[:99])))
     assert backlog.ready(START_MS + 100) == 1  # now the time begins
     now_ms = START_MS + 1_100
     assert seqs(backlog.pop(50, now_ms)) == list(range(1, 11))
     assert backlog.next_ms(now_ms) is not None
-    backlog.push(Batch(HOUR, wheel_rows(HOUR, (500, START_MS + 1_100))))
+    backlog.push(FiredRows(HOUR, wheel_rows(HOUR, (500, START_MS + 1_100))))
     assert seqs(backlog.pop(50, now_ms)) == [500]
     assert backlog.ready(now_ms) == 0
 
@@ -184,7 +184,7 @@ def test_what_is_new_is_on_time_beside_what_is_spread() -> None:
 def test_a_batch_waits_for_others_only_so_long(count: int) -> None:
     backlog = Backlog(subscription(type="webhook", batch_max=100, linger_ms=20), START_MS)
     rows = [(seq, START_MS + 5) for seq in range(1, count + 1)]
-    backlog.push(Batch(HOUR, wheel_rows(HOUR, *rows)))
+    backlog.push(FiredRows(HOUR, wheel_rows(HOUR, *rows)))
     assert backlog.ready(START_MS + 6) == (100 if count == 100 else 0)
     if count < 100:
         assert backlog.next_ms(START_MS + 6) == START_MS + 25
@@ -194,12 +194,12 @@ def test_a_batch_waits_for_others_only_so_long(count: int) -> None:
 def test_what_fell_due_in_a_pause_is_behind_when_it_ends() -> None:
     definition, paused = subscription(spread_ms=1_000), subscription(spread_ms=1_000, paused=True)
     backlog = Backlog(definition, 0)
-    backlog.push(Batch(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS + 1))))
+    backlog.push(FiredRows(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS + 1))))
     assert backlog.ready(START_MS + 1) == 2
     backlog.change(definition, paused, START_MS + 2)
     backlog.change(paused, definition, START_MS + 500)
     assert backlog.ready(START_MS + 500) == 1
-    backlog.push(Batch(HOUR, wheel_rows(HOUR, (3, START_MS + 499), (4, START_MS + 500))))
+    backlog.push(FiredRows(HOUR, wheel_rows(HOUR, (3, START_MS + 499), (4, START_MS + 500))))
     assert seqs(backlog.pop(9, START_MS + 500)) == [4, 1]
     assert backlog.next_ms(START_MS + 500) == START_MS + 834
 
@@ -207,9 +207,9 @@ def test_what_fell_due_in_a_pause_is_behind_when_it_ends() -> None:
 @pytest.mark.parametrize("rows_max", [1, 2, 3, 4, 5, 9])
 def test_rows_leave_in_order_and_in_pieces(rows_max: int) -> None:
     backlog = Backlog(subscription(), 0)
-    backlog.push(Batch(HOUR, wheel_rows(HOUR, (3, START_MS), (4, START_MS))))
-    backlog.push(Batch(HOUR + 1, wheel_rows(HOUR + 1, (5, START_MS + HOUR_MS))))
-    backlog.push_front(Batch(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS))))
+    backlog.push(FiredRows(HOUR, wheel_rows(HOUR, (3, START_MS), (4, START_MS))))
+    backlog.push(FiredRows(HOUR + 1, wheel_rows(HOUR + 1, (5, START_MS + HOUR_MS))))
+    backlog.push_front(FiredRows(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS))))
     popped: list[int] = []
     while backlog.count:
         batches = backlog.pop(rows_max, START_MS)

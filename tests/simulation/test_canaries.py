@@ -294,11 +294,11 @@ def _without_undo(original: Callable[..., Any]) -> Callable[..., Callable[[], No
 def hours_retire_too_early(patch: Patch) -> None:
     """I3"""
 
-    def take_settled(self: Any, now_ms: int, next_seq: int, filed_seq: int) -> list[int]:
+    def pop_settled(self: Any, now_ms: int, next_seq: int, filed_seq: int) -> list[int]:
         over = [hour for hour in self._unsettled if (hour + 1) * HOUR_MS <= now_ms]
         return [hour for hour in over if hour not in self.loading]
 
-    patch.setattr(Hours, "take_settled", take_settled)
+    patch.setattr(Hours, "pop_settled", pop_settled)
 
 
 @canary(Violation)
@@ -352,7 +352,7 @@ def an_old_file_is_never_deleted(patch: Patch) -> None:
 @canary(Violation)
 def a_failed_delivery_is_forgotten(patch: Patch) -> None:
     """I3"""
-    patch.setattr(Dispatcher, "give_back", lambda self, delivery, next_attempt: None)
+    patch.setattr(Dispatcher, "return_delivery", lambda self, delivery, next_attempt: None)
     patch.setattr(Dispatcher, "return_leased", lambda self, deliveries, which: None)
 
 

@@ -24,7 +24,7 @@ from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Reader
 from delayserver.delivery.settler import DISPATCH_ROW, Settler
 from delayserver.records.ids import IdCodec, KeyHasher
-from delayserver.records.message import Delivery, Entry, Origin, Payload, encode_payload
+from delayserver.records.message import Delivery, Origin, Payload, ScheduleEntry, encode_payload
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.recovery.recover import Recovered, recover
 from delayserver.schedule.committed import Records
@@ -37,7 +37,7 @@ from delayserver.schedule.wheel_rows import (
     LOCATOR_LENGTH_BITS,
     PAYLOAD_MAX_BYTES,
     WHEEL_DTYPE,
-    Batch,
+    FiredRows,
 )
 from delayserver.testing.publishes import publish_all
 from delayserver.timers.timeouts import Timeouts
@@ -76,7 +76,7 @@ def wheel_rows(hour: int, *rows: tuple[int, int], route: int = 1, locator: int =
     )
 
 
-def seqs(batches: Iterable[Batch]) -> list[int]:
+def seqs(batches: Iterable[FiredRows]) -> list[int]:
     """The seqs of all rows, in order."""
     return [seq for batch in batches for seq in batch.rows["seq"].tolist()]
 
@@ -109,7 +109,7 @@ def delivery(
         "attempt": attempt,
     }
     return Delivery(
-        entry=Entry(seq, due_ms),
+        entry=ScheduleEntry(seq, due_ms),
         origin=Origin(**{**values, **origin}),
         subject=SUBJECT,
         message_id=f"m{seq}",
@@ -152,7 +152,7 @@ class NotingPorts:
         self.wakes = 0
         self.committing: list[Group] = []
         self.filing: list[Group] = []
-        self.taken: list[Handout] = []
+        self.handouts: list[Handout] = []
         self.sent: list[tuple[str, Delivery]] = []
         self.posts: list[list[Delivery]] = []
         self.dropped: list[tuple[Delivery, str]] = []
@@ -173,8 +173,8 @@ class NotingPorts:
     def file(self, group: Group) -> None:
         self.filing.append(group)
 
-    def read(self, take: Handout) -> None:
-        self.taken.append(take)
+    def read(self, handout: Handout) -> None:
+        self.handouts.append(handout)
 
     def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
         self.posts.append(deliveries)
@@ -189,8 +189,8 @@ class NotingPorts:
     def tick_soon(self) -> None:
         self.ticks += 1
 
-    def hand_out(self, take: Handout, deliveries: Deliveries) -> None:
-        self.handed_out.append((take, deliveries))
+    def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
+        self.handed_out.append((handout, deliveries))
 
     def settle(self, hour: int, rows: bytes) -> None:
         size = DISPATCH_ROW.size

@@ -15,7 +15,7 @@ from delayserver.errors import (
     OverloadedError,
     StoppingError,
 )
-from delayserver.records.message import Entry, Payload, State, decode_payload
+from delayserver.records.message import Payload, ScheduleEntry, State, decode_payload
 from delayserver.records.tables import Change, ChangeState, HourState, hour_key
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
 from delayserver.testing.publishes import publish_all
@@ -428,7 +428,7 @@ def test_a_retry_that_waits_is_a_scheduled_message(parts: MessageParts) -> None:
     located = parts.messages.locate(seq, SOON_MS)
     assert located.state is State.SCHEDULED
     assert (located.subscription_id, located.attempts) == (1, 1)
-    assert located.entry == Entry(seq + 1, LATER_MS)
+    assert located.entry == ScheduleEntry(seq + 1, LATER_MS)
 
 
 def test_a_message_that_some_subscription_gave_up_is_dead(parts: MessageParts) -> None:
@@ -466,7 +466,7 @@ def test_what_is_on_its_way_is_being_delivered() -> None:
     seq = published(parts, SOON_MS)
     advance(parts, SOON_MS)
     assert parts.messages.locate(seq, SOON_MS).state is State.DELIVERING
-    parts.dispatcher.delivered(delivery(seq, SOON_MS), SOON_MS)
+    parts.dispatcher.settle_delivered(delivery(seq, SOON_MS), SOON_MS)
     assert parts.messages.locate(seq, SOON_MS).state is State.DELIVERED
 
 
@@ -509,7 +509,7 @@ def test_a_moved_message_keeps_its_id_and_fires_at_its_new_time_only(
         new_due_ms,
     )
     located = parts.messages.locate(seq, LATER_MS)
-    assert (located.state, located.entry) == (State.SCHEDULED, Entry(record, new_due_ms))
+    assert (located.state, located.entry) == (State.SCHEDULED, ScheduleEntry(record, new_due_ms))
     parts.commit()
     parts.file()
     assert advance(parts, NEXT_HOUR_MS) == [record]
@@ -534,7 +534,7 @@ def test_a_rolled_back_move_leaves_the_message_where_it_was(parts: MessageParts)
     parts.groups.flush(START_MS)
     parts.groups.on_commit_failed(FULL)
     located = parts.messages.locate(seq, LATER_MS)
-    assert (located.state, located.entry) == (State.SCHEDULED, Entry(seq, LATER_MS))
+    assert (located.state, located.entry) == (State.SCHEDULED, ScheduleEntry(seq, LATER_MS))
     assert advance(parts, LATER_MS) == [seq]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delayserver.decisions.whereabouts import Whereabouts, is_for_one
-from delayserver.records.message import Entry
+from delayserver.records.message import ScheduleEntry
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
 from storage.rows import HOUR_MS
 from tests.unit.fakes import HOUR, START_MS, MessageParts, message, wheel_rows
@@ -21,7 +21,7 @@ class Parts(MessageParts):
         )
 
     def has_not_fired(self, seq: int, due_ms: int = SOON) -> bool:
-        return self.whereabouts.has_not_fired(Entry(seq, due_ms))
+        return self.whereabouts.has_not_fired(ScheduleEntry(seq, due_ms))
 
 
 @pytest.fixture
@@ -36,10 +36,10 @@ def test_a_row_is_to_come_from_its_publish_until_it_leaves_the_wheel(parts: Part
     assert parts.has_not_fired(seq)
     parts.file()
     assert parts.has_not_fired(seq)
-    assert parts.whereabouts.in_wheel(Entry(seq, SOON)) is not None
+    assert parts.whereabouts.in_wheel(ScheduleEntry(seq, SOON)) is not None
     assert parts.wheel.remove(seq, SOON) is not None
     assert not parts.has_not_fired(seq)
-    assert parts.whereabouts.in_wheel(Entry(seq, SOON)) is None
+    assert parts.whereabouts.in_wheel(ScheduleEntry(seq, SOON)) is None
 
 
 def test_rows_of_hours_that_are_not_loaded_or_being_loaded_are_to_come(parts: Parts) -> None:
@@ -52,8 +52,8 @@ def test_rows_of_hours_that_are_not_loaded_or_being_loaded_are_to_come(parts: Pa
 
 def test_what_no_checkpoint_covers_is_known_and_what_no_hour_has_is_not(parts: Parts) -> None:
     parts.groups.on_checkpoint(5)
-    assert parts.whereabouts.is_known(Entry(6, SOON), START_MS)
-    assert not parts.whereabouts.is_known(Entry(5, SOON), START_MS)
+    assert parts.whereabouts.is_known(ScheduleEntry(6, SOON), START_MS)
+    assert not parts.whereabouts.is_known(ScheduleEntry(5, SOON), START_MS)
 
 
 @pytest.mark.parametrize(("route", "is_one"), [(1, False), (2 | ROUTE_SUBSCRIPTION, True)])

@@ -9,11 +9,11 @@ import numpy as np
 from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
-from delayserver.records.message import Delivery, Entry
+from delayserver.records.message import Delivery, ScheduleEntry
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Change
 from delayserver.schedule.hours import Hours
-from delayserver.schedule.wheel_rows import Batch
+from delayserver.schedule.wheel_rows import FiredRows
 from delayserver.timers.timeouts import Timeouts
 from storage.rows import DISPATCH_DTYPE
 from tests.unit.fakes import (
@@ -39,7 +39,7 @@ class Parts:
         self.timeouts = Timeouts(NOW_MS)
         self.changes: dict[int, Change] = {}
         """Of every message."""
-        self.ahead: list[Entry] = []
+        self.ahead: list[ScheduleEntry] = []
         """Rows that have not fired."""
         self.dispatcher = Dispatcher(
             self.registry,
@@ -57,7 +57,7 @@ class Parts:
 
     def fire(self, *rows: tuple[int, int], route: int = 1) -> None:
         self.hours.add(HOUR, len(rows))
-        batch = Batch(HOUR, wheel_rows(HOUR, *rows, route=route))
+        batch = FiredRows(HOUR, wheel_rows(HOUR, *rows, route=route))
         self.dispatcher.fire([batch], NOW_MS)
 
     def pull(
@@ -69,8 +69,8 @@ class Parts:
         request = PullRequest(count, 30_000, wait_ms, answer, least)
         return self.dispatcher.request(self.dispatcher.queue(subscription), request)
 
-    def takes(self) -> list[list[int]]:
-        return [seqs(take.batches) for take in self.ports.taken]
+    def handouts(self) -> list[list[int]]:
+        return [seqs(handout.slices) for handout in self.ports.handouts]
 
     def change(self, subscription: Subscription) -> None:
         self.registry.put(subscription)
@@ -82,31 +82,31 @@ class Parts:
 
     def read_columns(self, *unreadable: int, attempt: int = 1, **origin: Any) -> Deliveries:
         """Likewise, as columns."""
-        take = self.ports.taken.pop(0)
+        handout = self.ports.handouts.pop(0)
         ones = [
             delivery(
                 seq,
                 START_MS,
-                subscription_id=take.subscription.id,
-                attempt=take.attempts.get(seq, attempt),
+                subscription_id=handout.subscription.id,
+                attempt=handout.attempts.get(seq, attempt),
                 **origin,
             )
-            for seq in seqs(take.batches)
+            for seq in seqs(handout.slices)
             if seq not in unreadable
         ]
         for one in ones:
             [row] = [
                 batch.rows[batch.rows["seq"] == one.entry.seq]
-                for batch in take.batches
+                for batch in handout.slices
                 if one.entry.seq in batch.rows["seq"]
             ]
             one.row["route"] = row["route"]
         read = deliveries(*ones)
-        self.dispatcher.on_read(take, read, NOW_MS)
+        self.dispatcher.on_read(handout, read, NOW_MS)
         return read
 
     def waiting(self, subscription: Subscription) -> list[int]:
-        return seqs(self.dispatcher.queue(subscription).rows.batches())
+        return seqs(self.dispatcher.queue(subscription).rows.slices())
 
     def settled(self) -> list[tuple[int, int, int]]:
         """Seq, subscription and outcome of all rows for the dispatch log."""

@@ -8,9 +8,9 @@ import pytest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.settler import DISPATCH_ROW
 from delayserver.records.horizon import Mark
-from delayserver.records.message import Entry
+from delayserver.records.message import ScheduleEntry
 from delayserver.records.subscriptions import Subscription
-from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Batch
+from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, FiredRows
 from storage.rows import Outcome
 from tests.unit.delivery.parts import NOW_MS, Parts, webhook
 from tests.unit.fakes import (
@@ -36,7 +36,9 @@ def test_a_message_goes_to_every_subscription_that_matches_and_each_counts() -> 
     assert parts.hours.unsettled() == 4
     for subscription_id in (1, 2):
         for seq in (5, 6):
-            parts.dispatcher.delivered(delivery(seq, subscription_id=subscription_id), NOW_MS)
+            parts.dispatcher.settle_delivered(
+                delivery(seq, subscription_id=subscription_id), NOW_MS
+            )
     assert parts.hours.unsettled() == 0
     assert parts.dispatcher.delivered_total == 4
     assert parts.settled() == [
@@ -85,7 +87,7 @@ def test_rows_of_several_subjects_in_one_batch_are_told_apart() -> None:
         ]
     ).astype(WHEEL_DTYPE)
     parts.hours.add(HOUR, 4)
-    parts.dispatcher.fire([Batch(HOUR, rows)], NOW_MS)
+    parts.dispatcher.fire([FiredRows(HOUR, rows)], NOW_MS)
     assert parts.waiting(orders) == [5, 7]
     assert sorted(parts.waiting(refunds)) == [6, 8]
     assert parts.hours.unsettled() == 4
@@ -110,14 +112,14 @@ def test_a_webhook_has_no_more_in_flight_than_it_allows() -> None:
     first, _ = parts.read()
     assert [sent.entry.seq for _, sent in parts.ports.sent] == [5, 6]
     assert parts.dispatcher.in_flight_count() == 2
-    assert parts.dispatcher.holds(Entry(5, START_MS))
+    assert parts.dispatcher.holds(ScheduleEntry(5, START_MS))
     parts.dispatcher.pump(parts.dispatcher.queue(one), NOW_MS)
-    assert parts.ports.taken == []
-    parts.dispatcher.delivered(first, NOW_MS)
+    assert parts.ports.handouts == []
+    parts.dispatcher.settle_delivered(first, NOW_MS)
     parts.dispatcher.pump(parts.dispatcher.queue(one), NOW_MS)
     parts.read()
     assert [sent.entry.seq for _, sent in parts.ports.sent] == [5, 6, 7]
-    assert not parts.dispatcher.holds(Entry(5, START_MS))
+    assert not parts.dispatcher.holds(ScheduleEntry(5, START_MS))
 
 
 def test_what_becomes_free_while_bodies_are_read_is_read_together() -> None:
@@ -127,11 +129,11 @@ def test_what_becomes_free_while_bodies_are_read_is_read_together() -> None:
     deliveries = parts.read()
     parts.fire(*[(seq, START_MS) for seq in range(5, 9)])
     for delivered in deliveries:
-        parts.dispatcher.delivered(delivered, NOW_MS)
+        parts.dispatcher.settle_delivered(delivered, NOW_MS)
         parts.dispatcher.pump(parts.dispatcher.queue(one), NOW_MS)
-    assert [take.count for take in parts.ports.taken] == [1]
+    assert [handout.count for handout in parts.ports.handouts] == [1]
     parts.read()
-    assert [take.count for take in parts.ports.taken] == [3]
+    assert [handout.count for handout in parts.ports.handouts] == [3]
     parts.read()
     assert [sent.entry.seq for _, sent in parts.ports.sent] == list(range(1, 9))
 
@@ -140,29 +142,29 @@ def test_a_slow_subscription_delays_nobody_else() -> None:
     slow, quick = webhook(1, max_in_flight=1), webhook(2, max_in_flight=100)
     parts = Parts(slow, quick)
     parts.fire(*[(seq, START_MS) for seq in range(1, 11)])
-    taken = {take.subscription.id: take.count for take in parts.ports.taken}
+    taken = {handout.subscription.id: handout.count for handout in parts.ports.handouts}
     assert taken == {1: 1, 2: 10}
 
 
 def test_a_paused_subscription_keeps_its_messages_until_it_is_resumed() -> None:
     parts = Parts(webhook(paused=True))
     parts.fire((5, START_MS))
-    assert parts.ports.taken == []
-    assert parts.dispatcher.holds(Entry(5, START_MS))
+    assert parts.ports.handouts == []
+    assert parts.dispatcher.holds(ScheduleEntry(5, START_MS))
     parts.change(webhook(paused=False))
-    assert seqs(parts.ports.taken[0].batches) == [5]
+    assert seqs(parts.ports.handouts[0].slices) == [5]
 
 
 def test_a_consumer_gets_as_many_as_it_asked_for_the_rest_waits() -> None:
     one = subscription()
     parts = Parts(one)
     parts.fire((5, START_MS), (6, START_MS), (7, START_MS))
-    assert parts.ports.taken == []
+    assert parts.ports.handouts == []
     parts.pull(one, 2)
     parts.read()
-    [(take, deliveries)] = parts.ports.handed_out
+    [(handout, deliveries)] = parts.ports.handed_out
     assert [d.entry.seq for d in deliveries] == [5, 6]
-    assert take.request is not None
+    assert handout.request is not None
     assert parts.waiting(one) == [7]
 
 
@@ -172,9 +174,9 @@ def test_a_consumer_that_waits_is_served_when_something_falls_due() -> None:
     parts.pull(one, 10)
     parts.pull(one, 10)
     parts.fire((5, START_MS))
-    assert [take.count for take in parts.ports.taken] == [1]
+    assert [handout.count for handout in parts.ports.handouts] == [1]
     parts.fire((6, START_MS))
-    assert [take.count for take in parts.ports.taken] == [1, 1]
+    assert [handout.count for handout in parts.ports.handouts] == [1, 1]
 
 
 def test_a_consumer_is_answered_with_nothing_when_its_wait_is_over() -> None:
@@ -189,7 +191,7 @@ def test_a_consumer_is_answered_with_nothing_when_its_wait_is_over() -> None:
     parts.timeouts.advance(NOW_MS + 100)
     assert parts.answers == [[], []]
     parts.fire((5, START_MS))
-    assert parts.takes() == []
+    assert parts.handouts() == []
     assert parts.dispatcher.fetches.count() == 0
 
 
@@ -200,7 +202,7 @@ def test_a_consumer_that_does_not_wait_is_answered_at_once() -> None:
     assert parts.answers == [[]]
     parts.fire((5, START_MS))
     parts.pull(one, 10, wait_ms=0, least=7)
-    assert parts.takes() == [[5]]
+    assert parts.handouts() == [[5]]
     assert parts.timeouts.size() == 0
 
 
@@ -209,9 +211,9 @@ def test_a_consumer_waits_until_as_many_are_there_as_it_wants() -> None:
     parts = Parts(one)
     parts.pull(one, 10, least=3)
     parts.fire((5, START_MS), (6, START_MS))
-    assert parts.takes() == []
+    assert parts.handouts() == []
     parts.fire((7, START_MS), (8, START_MS))
-    assert parts.takes() == [[5, 6, 7, 8]]
+    assert parts.handouts() == [[5, 6, 7, 8]]
 
 
 def test_when_its_wait_is_over_a_consumer_gets_what_there_is() -> None:
@@ -220,7 +222,7 @@ def test_when_its_wait_is_over_a_consumer_gets_what_there_is() -> None:
     parts.pull(one, 10, wait_ms=50, least=3)
     parts.fire((5, START_MS))
     parts.timeouts.advance(NOW_MS + 50)
-    assert parts.takes() == [[5]]
+    assert parts.handouts() == [[5]]
     assert parts.answers == []  # they are being read
 
 
@@ -231,9 +233,9 @@ def test_one_that_waits_for_many_holds_up_nobody_and_the_first_that_can_be_serve
     parts.pull(one, 1)
     parts.pull(one, 2)
     parts.fire((5, START_MS))
-    assert parts.takes() == [[5]]
+    assert parts.handouts() == [[5]]
     parts.fire((6, START_MS), (7, START_MS), (8, START_MS), (9, START_MS), (10, START_MS))
-    assert parts.takes()[1:] == [[6, 7, 8, 9], [10]]
+    assert parts.handouts()[1:] == [[6, 7, 8, 9], [10]]
 
 
 def test_a_consumer_that_is_gone_gets_nothing_and_the_next_one_does() -> None:
@@ -244,9 +246,9 @@ def test_a_consumer_that_is_gone_gets_nothing_and_the_next_one_does() -> None:
     gone.cancel()
     assert parts.timeouts.size() == parts.dispatcher.fetches.count() == 1
     parts.fire((5, START_MS), (6, START_MS))
-    assert parts.takes() == [[5, 6]]
-    assert parts.ports.taken[0].request is not None
-    assert parts.ports.taken[0].request.max_messages == 2
+    assert parts.handouts() == [[5, 6]]
+    assert parts.ports.handouts[0].request is not None
+    assert parts.ports.handouts[0].request.max_messages == 2
     assert parts.answers == []
 
 
@@ -259,7 +261,7 @@ def test_while_a_subscription_is_paused_consumers_wait_and_then_get_nothing() ->
     parts.timeouts.advance(NOW_MS + 50)
     assert parts.answers == [[]]
     parts.change(subscription())
-    assert parts.takes() == [[5]]
+    assert parts.handouts() == [[5]]
 
 
 def test_consumers_of_a_subscription_that_is_deleted_are_answered() -> None:
@@ -279,7 +281,7 @@ def test_when_the_server_stops_nothing_leaves_and_everybody_is_answered() -> Non
     parts.dispatcher.drain()
     assert parts.answers == [[]]
     parts.fire((5, START_MS))
-    assert parts.ports.taken == []
+    assert parts.ports.handouts == []
     assert parts.waiting(one) == parts.waiting(hook) == [5]
 
 
@@ -289,14 +291,14 @@ def test_a_message_that_was_not_taken_is_the_next_one_and_counts_its_attempts() 
     parts.fire((5, START_MS), (6, START_MS))
     parts.pull(one, 1)
     [first] = parts.read()
-    parts.dispatcher.give_back(first, 2)
+    parts.dispatcher.return_delivery(first, 2)
     assert parts.waiting(one) == [5, 6]
     assert parts.hours.unsettled() == 2
     parts.pull(one, 2)
     again, other = parts.read()
     assert (again.entry.seq, again.attempt) == (5, 2)
     assert (other.entry.seq, other.attempt) == (6, 1)
-    parts.dispatcher.delivered(again, NOW_MS)
+    parts.dispatcher.settle_delivered(again, NOW_MS)
     assert parts.dispatcher.queue(one).attempts == {}
 
 
@@ -312,10 +314,10 @@ def test_what_is_acknowledged_together_is_recorded_together_by_hour() -> None:
     next_hour_ms = START_MS + 3_600_000
     parts.fire((5, START_MS), (6, START_MS + 1), (7, START_MS + 2))
     parts.hours.add(HOUR + 1, 1)
-    batch = Batch(HOUR + 1, wheel_rows(HOUR + 1, (8, next_hour_ms), route=2))
+    batch = FiredRows(HOUR + 1, wheel_rows(HOUR + 1, (8, next_hour_ms), route=2))
     parts.dispatcher.fire([batch], NOW_MS)
     parts.pull(other, 10)
-    take = parts.ports.taken.pop()
+    handout = parts.ports.handouts.pop()
     ones = [
         delivery(5, START_MS, subscription_id=2, message_seq=3, attempt=2),
         delivery(6, START_MS + 1, subscription_id=2),
@@ -323,8 +325,8 @@ def test_what_is_acknowledged_together_is_recorded_together_by_hour() -> None:
         delivery(8, next_hour_ms, subscription_id=2, subject_id=2),
     ]
     pulled = deliveries(*ones)
-    parts.dispatcher.on_read(take, pulled, NOW_MS)
-    parts.dispatcher.acknowledged(pulled, np.array([3, 0, 1]), NOW_MS + 9)
+    parts.dispatcher.on_read(handout, pulled, NOW_MS)
+    parts.dispatcher.settle_leased(pulled, np.array([3, 0, 1]), NOW_MS + 9)
     assert sorted((hour, DISPATCH_ROW.unpack(row)) for hour, row in parts.ports.settled) == [
         (HOUR, (5, 3, START_MS, NOW_MS + 9, 2, 2, Outcome.DELIVERED, 0)),
         (HOUR, (6, 6, START_MS + 1, NOW_MS + 9, 2, 1, Outcome.DELIVERED, 0)),
@@ -334,7 +336,7 @@ def test_what_is_acknowledged_together_is_recorded_together_by_hour() -> None:
     assert parts.hours.unsettled() == 3 + 1
     queue = parts.dispatcher.queue(other)
     assert (queue.in_flight, queue.reserved) == (1, {7})
-    assert not parts.dispatcher.holds(Entry(8, next_hour_ms))
+    assert not parts.dispatcher.holds(ScheduleEntry(8, next_hour_ms))
 
 
 def test_what_comes_back_from_a_consumer_keeps_its_order_and_counts_its_attempts() -> None:
@@ -355,8 +357,8 @@ def test_what_comes_back_from_a_consumer_keeps_its_order_and_counts_its_attempts
         (4, 2),
         (9, 1),
     ]
-    parts.dispatcher.acknowledged(again, np.arange(4), NOW_MS)
-    parts.dispatcher.acknowledged(pulled, np.array([1, 4]), NOW_MS)
+    parts.dispatcher.settle_leased(again, np.arange(4), NOW_MS)
+    parts.dispatcher.settle_leased(pulled, np.array([1, 4]), NOW_MS)
     assert (queue.in_flight, queue.reserved, queue.attempts) == (0, set(), {})
     assert parts.hours.unsettled() == 0
 
@@ -368,15 +370,15 @@ def test_what_comes_back_of_several_hours_waits_in_due_order() -> None:
     parts.fire((1, START_MS), (2, START_MS + 1))
     parts.hours.add(HOUR + 1, 2)
     rows = wheel_rows(HOUR + 1, (3, next_hour_ms), (4, next_hour_ms))
-    parts.dispatcher.fire([Batch(HOUR + 1, rows)], NOW_MS)
+    parts.dispatcher.fire([FiredRows(HOUR + 1, rows)], NOW_MS)
     parts.pull(one, 10)
-    take = parts.ports.taken.pop()
+    handout = parts.ports.handouts.pop()
     dues_ms = [START_MS, START_MS + 1, next_hour_ms, next_hour_ms]
     pulled = deliveries(*(delivery(seq, due_ms) for seq, due_ms in enumerate(dues_ms, 1)))
-    parts.dispatcher.on_read(take, pulled, NOW_MS)
+    parts.dispatcher.on_read(handout, pulled, NOW_MS)
     parts.dispatcher.return_leased(pulled, np.arange(4))
     assert parts.waiting(one) == [1, 2, 3, 4]
-    assert [batch.hour for batch in parts.dispatcher.queue(one).rows.batches()] == [HOUR, HOUR + 1]
+    assert [batch.hour for batch in parts.dispatcher.queue(one).rows.slices()] == [HOUR, HOUR + 1]
 
 
 def test_what_comes_back_twice_is_found_wherever_it_waits() -> None:
@@ -384,14 +386,14 @@ def test_what_comes_back_twice_is_found_wherever_it_waits() -> None:
     parts = Parts(one)
     parts.fire((1, START_MS), (2, START_MS + 5), (3, START_MS + 7))
     parts.pull(one, 10)
-    take = parts.ports.taken.pop()
+    handout = parts.ports.handouts.pop()
     dues_ms = {3: START_MS + 7, 1: START_MS, 2: START_MS + 5}
     pulled = deliveries(*(delivery(seq, due_ms) for seq, due_ms in dues_ms.items()))
-    parts.dispatcher.on_read(take, pulled, NOW_MS)
+    parts.dispatcher.on_read(handout, pulled, NOW_MS)
     parts.dispatcher.return_leased(pulled, np.arange(3))
     assert parts.waiting(one) == [3, 1, 2]
     for seq, due_ms in dues_ms.items():
-        assert parts.dispatcher.holds(Entry(seq, due_ms))
+        assert parts.dispatcher.holds(ScheduleEntry(seq, due_ms))
 
 
 def test_what_was_leased_from_a_deleted_subscription_is_recorded_or_adopted() -> None:
@@ -400,7 +402,7 @@ def test_what_was_leased_from_a_deleted_subscription_is_recorded_or_adopted() ->
     parts.fire((1, START_MS), (2, START_MS), (3, START_MS))
     pulled = pull_all(parts, gone)
     parts.change(subscription(1, deleted=True))
-    parts.dispatcher.acknowledged(pulled, np.array([1]), NOW_MS)
+    parts.dispatcher.settle_leased(pulled, np.array([1]), NOW_MS)
     assert parts.settled() == [(2, 1, Outcome.DELIVERED)]
     parts.dispatcher.return_leased(pulled, np.array([0, 2]))
     parts.read()
@@ -414,7 +416,7 @@ def test_a_message_that_cannot_be_read_keeps_its_hour_open_and_its_place_free() 
     parts.read(5)
     assert [sent.entry.seq for _, sent in parts.ports.sent] == [6]
     assert parts.dispatcher.in_flight_count() == 1
-    assert not parts.dispatcher.holds(Entry(5, START_MS))
+    assert not parts.dispatcher.holds(ScheduleEntry(5, START_MS))
     assert parts.hours.unsettled() == 2
 
 
@@ -422,7 +424,7 @@ def test_a_delivery_is_settled_in_the_hour_of_its_row() -> None:
     parts = Parts(subscription())
     parts.fire((5, START_MS + 7))
     one = delivery(5, START_MS + 7, attempt=3, message_seq=2, published_due_ms=1)
-    parts.dispatcher.delivered(one, NOW_MS)
+    parts.dispatcher.settle_delivered(one, NOW_MS)
     [(hour, row)] = parts.ports.settled
     assert hour == HOUR
     assert DISPATCH_ROW.unpack(row) == (5, 2, START_MS + 7, NOW_MS, 1, 3, Outcome.DELIVERED, 0)
@@ -443,14 +445,14 @@ def test_batches_leave_one_by_one_and_count_as_requests() -> None:
     first = parts.read()
     second = parts.read()
     assert posts(parts) == [[1, 2, 3], [4, 5, 6]]
-    assert parts.ports.taken == []
-    parts.dispatcher.answered(first)
+    assert parts.ports.handouts == []
+    parts.dispatcher.end_request(first)
     for one in first:
-        parts.dispatcher.delivered(one, NOW_MS)
+        parts.dispatcher.settle_delivered(one, NOW_MS)
     parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
     parts.read()
     assert posts(parts)[2:] == [[7, 8]]
-    parts.dispatcher.answered(second)
+    parts.dispatcher.end_request(second)
     assert len(parts.dispatcher.queue(hook).posts) == 1
 
 
@@ -459,13 +461,13 @@ def test_what_failed_and_is_not_recorded_yet_keeps_its_place_in_the_bound() -> N
     parts = Parts(hook)
     parts.fire(*((seq, START_MS) for seq in range(1, 7)))
     first = parts.read()
-    parts.dispatcher.answered(first)
+    parts.dispatcher.end_request(first)
     parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
-    assert parts.ports.taken == []
+    assert parts.ports.handouts == []
     for one in first:
-        parts.dispatcher.leave(one)
+        parts.dispatcher.release_delivery(one)
     parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
-    assert len(parts.ports.taken) == 1
+    assert len(parts.ports.handouts) == 1
 
 
 def test_a_batch_of_which_nothing_can_be_read_frees_its_place() -> None:
@@ -491,9 +493,9 @@ def test_a_batch_that_is_too_long_leaves_the_rest_in_front(monkeypatch: pytest.M
     assert parts.waiting(hook) == [3, 4, 5]
     queue = parts.dispatcher.queue(hook)
     assert (queue.in_flight, queue.reserved) == (2, {1, 2})
-    parts.dispatcher.answered(sent[:2])
+    parts.dispatcher.end_request(sent[:2])
     for one in sent[:2]:
-        parts.dispatcher.delivered(one, NOW_MS)
+        parts.dispatcher.settle_delivered(one, NOW_MS)
     parts.dispatcher.pump(queue, NOW_MS)
     parts.read()
     assert posts(parts) == [[1, 2], [3, 4]]
@@ -516,13 +518,13 @@ def test_old_rows_are_given_up_a_slice_at_a_time_and_new_ones_pass(
     hook = webhook(drop_older_than_ms=500, created_ms=START_MS)
     parts = Parts(hook)
     parts.fire(*((seq, START_MS) for seq in range(1, 6)), (6, START_MS + 600))
-    assert [seqs(take.batches) for take in parts.ports.taken] == [[1, 2]]
+    assert [seqs(handout.slices) for handout in parts.ports.handouts] == [[1, 2]]
     slices = []
-    while parts.ports.taken:
+    while parts.ports.handouts:
         given_up = parts.read()
         slices.append([one.entry.seq for one in given_up])
         for one in given_up:
-            parts.dispatcher.leave(one)
+            parts.dispatcher.release_delivery(one)
         parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
     assert slices == [[1, 2], [3, 4], [5], [6]]
     assert [delivery.entry.seq for delivery, _ in parts.ports.dropped] == [1, 2, 3, 4, 5]
@@ -537,7 +539,7 @@ def test_what_a_consumer_does_not_pull_in_time_is_given_up() -> None:
     pull = subscription(drop_older_than_ms=2_000)
     parts = Parts(pull)
     parts.fire((1, START_MS))
-    assert parts.ports.taken == []
+    assert parts.ports.handouts == []
     assert parts.dispatcher.wake(NOW_MS) == START_MS + 2_001
     parts.dispatcher.wake(START_MS + 2_001)
     parts.read()
@@ -550,12 +552,12 @@ def test_the_engine_is_told_when_rows_may_leave_earlier_than_it_knows() -> None:
     parts.fire((1, START_MS), (2, START_MS), (3, START_MS))
     assert parts.ports.ticks == 1
     [first] = parts.read()
-    parts.dispatcher.delivered(first, NOW_MS)
+    parts.dispatcher.settle_delivered(first, NOW_MS)
     parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
     assert parts.ports.ticks == 1
     next_ms = parts.dispatcher.wake(NOW_MS)
     assert next_ms is not None
     assert NOW_MS + 100 <= next_ms <= NOW_MS + 101
-    assert parts.ports.taken == []
+    assert parts.ports.handouts == []
     parts.dispatcher.wake(next_ms)
-    assert len(parts.ports.taken) == 1
+    assert len(parts.ports.handouts) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayserver.records.message import Entry
+from delayserver.records.message import ScheduleEntry
 from delayserver.records.tables import Change, ChangeState
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
 from storage.rows import Outcome
@@ -15,7 +15,7 @@ def test_what_waited_for_a_deleted_subscription_goes_to_another_that_matches() -
     parts = Parts(gone, heir)
     parts.fire((5, START_MS))
     parts.change(subscription(1, deleted=True))
-    assert parts.ports.taken[0].left_by == 1
+    assert parts.ports.handouts[0].left_by == 1
     parts.read()
     assert parts.waiting(heir) == [5]
     assert parts.hours.unsettled() == 1
@@ -67,7 +67,7 @@ def test_of_retries_for_several_deleted_subscriptions_the_last_is_adopted() -> N
         2: retrying(6),
         3: Change(ChangeState.DEAD, 7, START_MS, 2, 1),
     }
-    parts.ahead = [Entry(6, START_MS)]
+    parts.ahead = [ScheduleEntry(6, START_MS)]
     parts.fire((5, START_MS), route=1 | ROUTE_SUBSCRIPTION)
     parts.read(attempt=2)
     assert parts.settled() == [(5, 0, Outcome.DROPPED)]
@@ -81,7 +81,7 @@ def test_of_retries_for_several_deleted_subscriptions_the_last_is_adopted() -> N
     parts.read()
     parts.fire((8, START_MS), route=4 | ROUTE_SUBSCRIPTION)
     parts.read(attempt=3)
-    assert parts.dispatcher.parked.contains(Entry(8, START_MS))
+    assert parts.dispatcher.parked.contains(ScheduleEntry(8, START_MS))
 
 
 def test_of_retries_that_are_adopted_together_one_is() -> None:
@@ -104,11 +104,11 @@ def test_as_long_as_one_that_is_gone_may_take_a_message_nobody_inherits_it() -> 
     parts.change(webhook(1, deleted=True))
     parts.change(webhook(2, deleted=True))
     parts.read()
-    assert parts.ports.taken != []
+    assert parts.ports.handouts != []
     parts.read()
     assert parts.settled() == [(5, 0, Outcome.DROPPED)]
     assert parts.waiting(heir) == []
-    parts.dispatcher.give_back(on_its_way, 2)
+    parts.dispatcher.return_delivery(on_its_way, 2)
     parts.read()
     assert parts.waiting(heir) == [5]
 
@@ -123,23 +123,23 @@ def test_what_others_failed_at_gets_a_row_of_its_own() -> None:
     parts.read()
     [(delivery, left_by)] = parts.ports.orphans
     assert (delivery.entry.seq, left_by) == (5, 2)
-    assert parts.dispatcher.holds(Entry(5, START_MS))
+    assert parts.dispatcher.holds(ScheduleEntry(5, START_MS))
     assert parts.settled() == []
     assert parts.waiting(heir) == []
     # When that is recorded:
-    parts.dispatcher.leave(delivery)
-    assert not parts.dispatcher.holds(Entry(5, START_MS))
+    parts.dispatcher.release_delivery(delivery)
+    assert not parts.dispatcher.holds(ScheduleEntry(5, START_MS))
 
 
 def test_what_is_being_adopted_is_on_its_way() -> None:
     parts = Parts(subscription(1))
     parts.fire((5, START_MS), (6, START_MS))
     parts.change(subscription(1, deleted=True))
-    assert parts.dispatcher.holds(Entry(5, START_MS))
+    assert parts.dispatcher.holds(ScheduleEntry(5, START_MS))
     parts.read(6)
-    assert not parts.dispatcher.holds(Entry(5, START_MS))
-    assert not parts.dispatcher.holds(Entry(6, START_MS))
-    assert parts.dispatcher.parked.contains(Entry(5, START_MS))
+    assert not parts.dispatcher.holds(ScheduleEntry(5, START_MS))
+    assert not parts.dispatcher.holds(ScheduleEntry(6, START_MS))
+    assert parts.dispatcher.parked.contains(ScheduleEntry(5, START_MS))
 
 
 def test_a_deletion_during_the_read_adopts_the_rows_as_well() -> None:
@@ -160,7 +160,7 @@ def test_what_comes_back_after_the_deletion_is_adopted() -> None:
     parts.fire((5, START_MS))
     [one] = parts.read()
     parts.change(webhook(1, deleted=True))
-    parts.dispatcher.give_back(one, 2)
+    parts.dispatcher.return_delivery(one, 2)
     parts.read()
     assert parts.waiting(heir) == [5]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayserver.records.message import Entry
+from delayserver.records.message import ScheduleEntry
 from tests.unit.delivery.parts import NOW_MS, Parts
 from tests.unit.fakes import START_MS, subscription
 
@@ -11,8 +11,8 @@ def test_a_message_without_subscription_waits_for_the_first_that_matches() -> No
     parts = Parts(subscription(1, subject="refund"))
     parts.fire((5, START_MS), (6, START_MS))
     assert parts.dispatcher.parked.count() == 2
-    assert parts.dispatcher.parked.contains(Entry(5, START_MS))
-    assert not parts.dispatcher.parked.contains(Entry(7, START_MS))
+    assert parts.dispatcher.parked.contains(ScheduleEntry(5, START_MS))
+    assert not parts.dispatcher.parked.contains(ScheduleEntry(7, START_MS))
     parts.change(subscription(2, subject="other.*", created_ms=NOW_MS))
     assert parts.dispatcher.parked.count() == 2
     late = subscription(3, subject="order.*", created_ms=NOW_MS)
@@ -25,15 +25,15 @@ def test_a_message_without_subscription_waits_for_the_first_that_matches() -> No
 def test_a_parked_message_can_be_taken_out_once() -> None:
     parts = Parts()
     parts.fire((5, START_MS), (6, START_MS))
-    row = parts.dispatcher.parked.remove(Entry(5, START_MS))
+    row = parts.dispatcher.parked.remove(ScheduleEntry(5, START_MS))
     assert row is not None
     assert row["seq"].tolist() == [5]
-    assert parts.dispatcher.parked.remove(Entry(5, START_MS)) is None
-    assert parts.dispatcher.parked.remove(Entry(6, START_MS + 3_600_000)) is None
+    assert parts.dispatcher.parked.remove(ScheduleEntry(5, START_MS)) is None
+    assert parts.dispatcher.parked.remove(ScheduleEntry(6, START_MS + 3_600_000)) is None
     assert parts.dispatcher.parked.count() == 1
-    parts.dispatcher.parked.remove(Entry(6, START_MS))
+    parts.dispatcher.parked.remove(ScheduleEntry(6, START_MS))
     late = subscription(3)
     parts.change(late)
     parts.pull(late, 10)
     assert parts.waiting(late) == []
-    assert parts.ports.taken == []
+    assert parts.ports.handouts == []

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from delayserver.delivery.queue import Handout
-from delayserver.schedule.wheel_rows import Batch
+from delayserver.schedule.wheel_rows import FiredRows
 from tests.unit.fakes import HOUR, START_MS, subscription, wheel_rows
 
 
-def test_a_take_counts_its_rows() -> None:
-    batch = Batch(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS)))
+def test_a_handout_counts_its_rows() -> None:
+    batch = FiredRows(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS)))
     assert Handout(subscription(), [batch, batch], {}).count == 4

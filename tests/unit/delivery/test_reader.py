@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
 from delayserver.delivery import reader as reader_module
 from delayserver.delivery.queue import Handout
-from delayserver.records.message import Delivery, Entry, Payload, encode_payload
-from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, Batch
+from delayserver.records.message import Delivery, Payload, ScheduleEntry, encode_payload
+from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, FiredRows
 from storage.errors import DamageError
 from storage.frame import Rows
 from storage.hour_log import HourLog
@@ -51,9 +50,15 @@ def file(disk: Disk, log: Log) -> Rows:
     return rows
 
 
-def read(disk: Disk, rows: Rows, unfiled: dict[int, bytes] | None = None, **take: Any):
-    attempts = take.pop("attempts", {})
-    return disk.reader.deliveries(Handout(ONE, [Batch(HOUR, rows)], attempts), unfiled or {})
+def read(
+    disk: Disk,
+    rows: Rows,
+    unfiled: dict[int, bytes] | None = None,
+    attempts: dict[int, int] | None = None,
+):
+    return disk.reader.deliveries(
+        Handout(ONE, [FiredRows(HOUR, rows)], attempts or {}), unfiled or {}
+    )
 
 
 def bodies(deliveries: Sequence[Delivery]) -> list[tuple[int, bytes]]:
@@ -63,7 +68,7 @@ def bodies(deliveries: Sequence[Delivery]) -> list[tuple[int, bytes]]:
 def test_a_row_becomes_a_delivery(disk: Disk, log: Log) -> None:
     rows = file(disk, log)
     first, *_ = read(disk, rows)
-    assert first.entry == Entry(1, START_MS + 1)
+    assert first.entry == ScheduleEntry(1, START_MS + 1)
     assert (first.origin.message_seq, first.origin.published_due_ms) == (1, START_MS + 1)
     assert (first.origin.subject_id, first.subject) == (1, SUBJECT)
     assert (first.attempt, first.subscription_id) == (1, ONE.id)
@@ -81,41 +86,41 @@ def test_what_is_in_memory_is_read_at_once_and_else_nothing(
     disk: Disk, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = file(disk, log)[[2, 0, 1]]
-    take = Handout(ONE, [Batch(HOUR, rows[:2]), Batch(HOUR, rows[2:])], {2: 4})
+    handout = Handout(ONE, [FiredRows(HOUR, rows[:2]), FiredRows(HOUR, rows[2:])], {2: 4})
     is_in_memory = True
     monkeypatch.setattr(SimulatedFiles, "is_in_memory", lambda self: is_in_memory)
-    fetched = disk.reader.fetch_now(take, {})
-    assert fetched == disk.reader.fetch(take, {})
+    fetched = disk.reader.fetch_now(handout, {})
+    assert fetched == disk.reader.fetch(handout, {})
     assert fetched is not None
-    opened = disk.reader.open(take, fetched)
+    opened = disk.reader.open(handout, fetched)
     assert bodies(opened) == [(3, b"body 3"), (1, b"body 1"), (2, b"body 2")]
     assert [one.attempt for one in opened] == [1, 1, 4]
     is_in_memory = False
-    assert disk.reader.fetch_now(take, {}) is None
+    assert disk.reader.fetch_now(handout, {}) is None
 
 
 def test_what_is_not_filed_is_read_at_once_only_if_it_is_given(disk: Disk, log: Log) -> None:
     rows = file(disk, log).copy()
     rows["locator"] = 0
     unfiled = {seq: encode_payload(Payload(b"%d" % seq)) for seq in (1, 2, 3)}
-    take = Handout(ONE, [Batch(HOUR, rows)], {})
-    fetched = disk.reader.fetch_now(take, unfiled)
+    handout = Handout(ONE, [FiredRows(HOUR, rows)], {})
+    fetched = disk.reader.fetch_now(handout, unfiled)
     assert fetched is not None
-    assert bodies(disk.reader.open(take, fetched)) == [(1, b"1"), (2, b"2"), (3, b"3")]
+    assert bodies(disk.reader.open(handout, fetched)) == [(1, b"1"), (2, b"2"), (3, b"3")]
     del unfiled[2]
-    assert disk.reader.fetch_now(take, unfiled) is None
+    assert disk.reader.fetch_now(handout, unfiled) is None
     assert disk.damage == []
 
 
 def test_much_is_not_read_at_once(disk: Disk, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = file(disk, log)
     monkeypatch.setattr(SimulatedFiles, "is_in_memory", lambda self: True)
-    take = Handout(ONE, [Batch(HOUR, rows[:2]), Batch(HOUR, rows[2:])], {})
+    handout = Handout(ONE, [FiredRows(HOUR, rows[:2]), FiredRows(HOUR, rows[2:])], {})
     total_bytes = sum(place_of(locator)[1] for locator in rows["locator"].tolist())
     monkeypatch.setattr(reader_module, "_NOW_BYTES_MAX", total_bytes)
-    assert disk.reader.fetch_now(take, {}) is not None
+    assert disk.reader.fetch_now(handout, {}) is not None
     monkeypatch.setattr(reader_module, "_NOW_BYTES_MAX", total_bytes - 1)
-    assert disk.reader.fetch_now(take, {}) is None
+    assert disk.reader.fetch_now(handout, {}) is None
 
 
 def test_what_needs_a_look_at_its_row_is_not_read_at_once(
@@ -124,7 +129,7 @@ def test_what_needs_a_look_at_its_row_is_not_read_at_once(
     rows = file(disk, log).copy()
     rows["route"][1] = 3 | ROUTE_SUBSCRIPTION
     monkeypatch.setattr(SimulatedFiles, "is_in_memory", lambda self: True)
-    assert disk.reader.fetch_now(Handout(ONE, [Batch(HOUR, rows)], {}), {}) is None
+    assert disk.reader.fetch_now(Handout(ONE, [FiredRows(HOUR, rows)], {}), {}) is None
 
 
 def test_what_is_cut_off_or_of_no_file_is_not_read_at_once(
@@ -134,8 +139,8 @@ def test_what_is_cut_off_or_of_no_file_is_not_read_at_once(
     monkeypatch.setattr(SimulatedFiles, "is_in_memory", lambda self: True)
     offset, length = place_of(int(rows["locator"][2]))
     disk.files.open(disk.schedule.path(HOUR)).truncate(offset + length - 1)
-    assert disk.reader.fetch_now(Handout(ONE, [Batch(HOUR, rows)], {}), {}) is None
-    assert disk.reader.fetch_now(Handout(ONE, [Batch(HOUR + 1, rows)], {}), {}) is None
+    assert disk.reader.fetch_now(Handout(ONE, [FiredRows(HOUR, rows)], {}), {}) is None
+    assert disk.reader.fetch_now(Handout(ONE, [FiredRows(HOUR + 1, rows)], {}), {}) is None
     assert disk.damage == []
 
 
@@ -143,8 +148,8 @@ def test_rows_of_several_hours_are_read_from_their_files(disk: Disk, log: Log) -
     disk.replay.snapshot(HOUR + 1)
     log.publish(START_MS + HOUR_MS, body=b"next")
     live = disk.file(log.close()).live
-    take = Handout(ONE, [Batch(hour, rows) for hour, rows in reversed(live)], {})
-    assert bodies(disk.reader.deliveries(take, {}))[:2] == [(4, b"next"), (1, b"body 1")]
+    handout = Handout(ONE, [FiredRows(hour, rows) for hour, rows in reversed(live)], {})
+    assert bodies(disk.reader.deliveries(handout, {}))[:2] == [(4, b"next"), (1, b"body 1")]
 
 
 def test_rows_that_are_not_filed_are_read_from_memory(disk: Disk, log: Log) -> None:
@@ -199,7 +204,7 @@ def test_a_retry_keeps_the_identity_of_its_message(disk: Disk, log: Log) -> None
     log.retry(1, START_MS + 1, START_MS + 50, subscription_id=3)
     rows = file(disk, log)
     first, *_, retry = read(disk, rows)
-    assert retry.entry == Entry(4, START_MS + 50)
+    assert retry.entry == ScheduleEntry(4, START_MS + 50)
     assert retry.message_id == first.message_id
     assert (retry.origin.message_seq, retry.origin.due_ms) == (1, START_MS + 1)
     assert (retry.attempt, retry.subject) == (2, SUBJECT)
@@ -259,14 +264,14 @@ def test_neighbours_are_read_in_one_call_and_far_ones_are_not(
 def test_a_message_is_looked_up_by_its_row(disk: Disk, log: Log) -> None:
     log.retry(1, START_MS + 1, START_MS + 50, subscription_id=3)
     file(disk, log)
-    found = disk.reader.find(Entry(2, START_MS + 2))
+    found = disk.reader.find(ScheduleEntry(2, START_MS + 2))
     assert found is not None
     assert (found.payload, found.subject_id, found.subscription_id) == (Payload(b"body 2"), 1, 0)
-    retry = disk.reader.find(Entry(4, START_MS + 50))
+    retry = disk.reader.find(ScheduleEntry(4, START_MS + 50))
     assert retry is not None
     assert retry.subscription_id == 3
-    assert disk.reader.find(Entry(99, START_MS)) is None
-    assert disk.reader.find(Entry(1, START_MS + 5 * HOUR_MS)) is None
+    assert disk.reader.find(ScheduleEntry(99, START_MS)) is None
+    assert disk.reader.find(ScheduleEntry(1, START_MS + 5 * HOUR_MS)) is None
 
 
 def test_looking_up_what_is_damaged_is_an_error(disk: Disk, log: Log) -> None:
@@ -274,9 +279,9 @@ def test_looking_up_what_is_damaged_is_an_error(disk: Disk, log: Log) -> None:
     offset, _ = place_of(int(rows["locator"][1]))
     disk.files.open(disk.schedule.path(HOUR)).pwrite([b"\xff"], offset)
     with pytest.raises(DamageError):
-        disk.reader.find(Entry(2, START_MS + 2))
+        disk.reader.find(ScheduleEntry(2, START_MS + 2))
     with pytest.raises(DamageError):
-        disk.reader.decode(Entry(2, START_MS + 2), b"nonsense")
+        disk.reader.decode(ScheduleEntry(2, START_MS + 2), b"nonsense")
 
 
 def test_what_became_of_a_row_is_found_in_the_dispatch_log(disk: Disk) -> None:

@@ -140,7 +140,7 @@ def test_a_torn_tail_that_recovery_had_no_reason_to_look_at_hides_nothing() -> N
 def test_an_hour_that_was_forgotten_may_be_deleted_and_begin_again() -> None:
     disk = Disk()
     disk.settle(HOUR, dispatch_row(1))
-    disk.settler.forget(HOUR)
+    disk.settler.release_hour(HOUR)
     disk.replay.purging.delete_files(HOUR)
     disk.settle(HOUR, dispatch_row(2))
     assert recorded(disk) == [2]

@@ -7,9 +7,9 @@ import pytest
 
 from delayserver.records.message import (
     Content,
-    Entry,
     Origin,
     Payload,
+    ScheduleEntry,
     Watch,
     decode_payload,
     encode_payload,
@@ -66,4 +66,4 @@ def test_a_payload_of_an_older_or_newer_version_can_be_read() -> None:
 
 
 def test_an_entry_knows_its_hour() -> None:
-    assert [Entry(1, due_ms).hour for due_ms in (0, HOUR_MS - 1, HOUR_MS)] == [0, 0, 1]
+    assert [ScheduleEntry(1, due_ms).hour for due_ms in (0, HOUR_MS - 1, HOUR_MS)] == [0, 0, 1]

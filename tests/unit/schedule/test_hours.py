@@ -34,7 +34,7 @@ def test_unsettled_deliveries_are_counted_by_hour(hours: Hours) -> None:
     assert hours.unsettled() == 4
     hours.add(7, -1)
     assert hours.unsettled() == 3
-    assert hours.take_settled(10 * HOUR_MS, next_seq=1, filed_seq=0) == [7]
+    assert hours.pop_settled(10 * HOUR_MS, next_seq=1, filed_seq=0) == [7]
 
 
 def test_no_more_can_be_settled_than_there_was(hours: Hours) -> None:
@@ -46,37 +46,37 @@ def test_no_more_can_be_settled_than_there_was(hours: Hours) -> None:
 def test_an_hour_is_done_once_it_is_over_and_nothing_of_it_is_left(hours: Hours) -> None:
     hours.add(9, 1)
     end_ms = 10 * HOUR_MS
-    assert hours.take_settled(end_ms, next_seq=5, filed_seq=4) == []
+    assert hours.pop_settled(end_ms, next_seq=5, filed_seq=4) == []
     hours.add(9, -1)
-    assert hours.take_settled(end_ms - 1, next_seq=5, filed_seq=4) == []
-    assert hours.take_settled(end_ms, next_seq=5, filed_seq=4) == [9]
-    assert hours.take_settled(end_ms, next_seq=5, filed_seq=4) == []
+    assert hours.pop_settled(end_ms - 1, next_seq=5, filed_seq=4) == []
+    assert hours.pop_settled(end_ms, next_seq=5, filed_seq=4) == [9]
+    assert hours.pop_settled(end_ms, next_seq=5, filed_seq=4) == []
 
 
 def test_an_hour_waits_for_the_records_that_were_accepted_before_its_end(hours: Hours) -> None:
     hours.add(9, 0)
     end_ms = 10 * HOUR_MS
     # Records up to 19 may be due in the hour; those that come later cannot.
-    assert hours.take_settled(end_ms, next_seq=20, filed_seq=12) == []
-    assert hours.take_settled(end_ms + 1000, next_seq=30, filed_seq=18) == []
-    assert hours.take_settled(end_ms + 2000, next_seq=40, filed_seq=19) == [9]
+    assert hours.pop_settled(end_ms, next_seq=20, filed_seq=12) == []
+    assert hours.pop_settled(end_ms + 1000, next_seq=30, filed_seq=18) == []
+    assert hours.pop_settled(end_ms + 2000, next_seq=40, filed_seq=19) == [9]
 
 
 def test_an_hour_that_is_being_loaded_is_not_done(hours: Hours) -> None:
     hours.add(9, 0)
     hours.loading.add(9)
-    assert hours.take_settled(11 * HOUR_MS, next_seq=1, filed_seq=0) == []
+    assert hours.pop_settled(11 * HOUR_MS, next_seq=1, filed_seq=0) == []
     hours.loading.discard(9)
-    assert hours.take_settled(11 * HOUR_MS, next_seq=1, filed_seq=0) == [9]
+    assert hours.pop_settled(11 * HOUR_MS, next_seq=1, filed_seq=0) == [9]
 
 
 def test_an_hour_that_gets_a_message_after_it_was_done_is_done_again(hours: Hours) -> None:
     hours.add(9, 0)
-    assert hours.take_settled(11 * HOUR_MS, next_seq=1, filed_seq=0) == [9]
+    assert hours.pop_settled(11 * HOUR_MS, next_seq=1, filed_seq=0) == [9]
     hours.add(9, 1)
-    assert hours.take_settled(11 * HOUR_MS, next_seq=2, filed_seq=1) == []
+    assert hours.pop_settled(11 * HOUR_MS, next_seq=2, filed_seq=1) == []
     hours.add(9, -1)
-    assert hours.take_settled(11 * HOUR_MS, next_seq=2, filed_seq=1) == [9]
+    assert hours.pop_settled(11 * HOUR_MS, next_seq=2, filed_seq=1) == [9]
 
 
 def test_an_hour_that_was_settled_takes_no_express_rows_until_it_is_open_again(
@@ -86,7 +86,7 @@ def test_an_hour_that_was_settled_takes_no_express_rows_until_it_is_open_again(
     hours.add(8, 0)
     assert hours.takes_express(9)
     assert not hours.takes_express(11)
-    assert hours.take_settled(10 * HOUR_MS, next_seq=1, filed_seq=0) == [9, 8]
+    assert hours.pop_settled(10 * HOUR_MS, next_seq=1, filed_seq=0) == [9, 8]
     assert not hours.takes_express(9)
     assert hours.takes_express(10)
     hours.add(9, 1)

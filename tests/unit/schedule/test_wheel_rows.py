@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from delayserver.records.message import Entry
+from delayserver.records.message import ScheduleEntry
 from delayserver.schedule.wheel_rows import (
     PAYLOAD_MAX_BYTES,
     ROUTE_SUBSCRIPTION,
     WHEEL_DTYPE,
-    Batch,
+    FiredRows,
     wheel_rows,
 )
 from storage.rows import HOUR_MS, SCHEDULE_DTYPE
@@ -43,10 +43,10 @@ def test_a_row_is_for_a_subject_or_for_one_subscription() -> None:
 
 
 def test_rows_that_fired_know_when_they_are_due() -> None:
-    rows = Batch(HOUR, waiting(HOUR, (5, START_MS), (6, START_MS + 2), (7, START_MS + 9)))
+    rows = FiredRows(HOUR, waiting(HOUR, (5, START_MS), (6, START_MS + 2), (7, START_MS + 9)))
     assert rows.first_ms() == START_MS
     assert rows.due_ms().tolist() == [START_MS, START_MS + 2, START_MS + 9]
     assert rows.due_ms(2).tolist() == [START_MS, START_MS + 2]
-    assert rows.may_hold(Entry(6, START_MS + 9))
-    assert not rows.may_hold(Entry(6, START_MS + 10))
-    assert not rows.may_hold(Entry(6, START_MS + HOUR_MS))
+    assert rows.may_hold(ScheduleEntry(6, START_MS + 9))
+    assert not rows.may_hold(ScheduleEntry(6, START_MS + 10))
+    assert not rows.may_hold(ScheduleEntry(6, START_MS + HOUR_MS))

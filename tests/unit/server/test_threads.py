@@ -18,7 +18,7 @@ from delayserver.records.tables import Archived
 from delayserver.schedule.archives import extent_of
 from delayserver.schedule.loader import LoadedHour
 from delayserver.schedule.replay import Filed, Snapshot
-from delayserver.schedule.wheel_rows import Batch
+from delayserver.schedule.wheel_rows import FiredRows
 from delayserver.server import threads as workers_module
 from delayserver.server.threads import (
     QUICK_BYTES,
@@ -27,6 +27,7 @@ from delayserver.server.threads import (
     CheckpointRequest,
     CommitterThread,
     ConfirmRequest,
+    HandoutRequest,
     HourRequest,
     LoaderThread,
     LoadRequest,
@@ -36,7 +37,6 @@ from delayserver.server.threads import (
     RetireRequest,
     SettleRequest,
     SettlerThread,
-    TakeRequest,
     Worker,
 )
 from storage.catalog import Table
@@ -568,7 +568,7 @@ def test_bodies_and_answers_go_back_to_the_loop() -> None:
     disk.replay.snapshot(HOUR)
     log.publish(START_MS, body=b"body")
     [(hour, rows)] = disk.file(log.close()).live
-    take = Handout(subscription(), [Batch(hour, rows)], {})
+    handout = Handout(subscription(), [FiredRows(hour, rows)], {})
     thread = ReaderThread(disk.reader, loop.post, fatal)
     done, answered = (lambda *_: None), (lambda *_: None)
     error = ValueError("not today")
@@ -576,16 +576,16 @@ def test_bodies_and_answers_go_back_to_the_loop() -> None:
     def fails(reader: object) -> None:
         raise error
 
-    items: list[TakeRequest | CallRequest] = [
-        TakeRequest(take, {}, done),
+    items: list[HandoutRequest | CallRequest] = [
+        HandoutRequest(handout, {}, done),
         CallRequest(lambda reader: reader is disk.reader, answered),
         CallRequest(fails, answered),
     ]
     thread.handle(items)
     assert items == []
     read, answer, failure = loop.posted
-    assert read[:2] == (done, take)
-    assert [one.payload.body for one in disk.reader.open(take, read[2])] == [b"body"]
+    assert read[:2] == (done, handout)
+    assert [one.payload.body for one in disk.reader.open(handout, read[2])] == [b"body"]
     assert answer == (answered, True, None)
     assert failure == (answered, None, error)
 
