@@ -29,9 +29,11 @@ import msgspec
 import numpy as np
 
 from delayserver.errors import ConflictError, NotFoundError
+from delayserver.records.definitions import definitions_among, read_definitions
 from delayserver.records.message import Payload, decode_payload
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
+    DEFINITIONS_KEY,
     KEYS_AHEAD_KEY,
     LIVE_KEY,
     Archived,
@@ -53,6 +55,7 @@ from delayserver.records.tables import (
     pack_change,
     pack_checkpoint,
     pack_damage,
+    pack_definitions_place,
     pack_import,
     pack_key_entries,
     pack_watch,
@@ -60,6 +63,7 @@ from delayserver.records.tables import (
     parse_watch_key,
     read_archived,
     read_checkpoint,
+    read_definitions_place,
     read_hours,
     read_keys_ahead,
     read_live_through_hour,
@@ -82,6 +86,7 @@ from delayserver.schedule.filing import by_hour, schedule_rows
 from delayserver.schedule.wheel_rows import wheel_rows
 from storage.catalog import Catalog, Table, Writes
 from storage.catalog_columns import Columns, ascending
+from storage.definitions_log import DefinitionsLog, DefinitionsPlace
 from storage.errors import DamageError, DiskFullError
 from storage.frame import Damage, Frame, Rows, unseal
 from storage.hour_log import HourLog, hour_name
@@ -141,8 +146,10 @@ class Replay:
         dispatch: HourLog,
         message_log: MessageLog,
         staging: Staging,
+        definitions: DefinitionsLog,
     ) -> None:
         self._catalog = catalog
+        self._definitions = definitions
         self._staging = staging
         self._schedule = schedule
         self._dispatch = dispatch
@@ -390,6 +397,19 @@ class Replay:
         """The records up to `seq` are lost, and their seqs must not be given again."""
         self.filed_seq = max(self.filed_seq, seq)
 
+    def resume_definitions(self, *, from_catalog: bool = False) -> Damage | None:
+        """Cut the definitions log back to the checkpoint (I7); what is missing of it, if anything.
+
+        If something is, the next checkpoint writes it again from the catalog, which holds the same.
+        `from_catalog`: so it does in any case, since the directory was not made with this log."""
+        place = read_definitions_place(self._catalog)
+        if place is None or from_catalog:
+            place, from_catalog = DefinitionsPlace(), self.has_checkpoint
+        found = self._definitions.resume(place)
+        if found is not None or from_catalog:
+            self._definitions.start_over(lambda: read_definitions(self._catalog))
+        return found
+
     def delete_adopted(self) -> None:
         """Delete what was staged for imports that the catalog has; a crash may have left it."""
         for import_id in sorted(self._staging.ids()):
@@ -401,12 +421,17 @@ class Replay:
     def checkpoint(self) -> int:
         """Make everything that was filed durable; returns the checkpoint's seq (I6).
 
-        The order is the promise: first the schedule files, then the catalog that speaks of them,
-        then the message log that is not needed any more. Of the catalog the keys come first, in
-        transactions of some length, and the checkpoint with all the rest last: until then the
-        message log has every record of the keys, and files it again after a crash."""
+        The order is the promise: first the schedule files and the definitions log, then the catalog
+        that speaks of them, then the message log that is not needed any more. Of the catalog the
+        keys come first, in transactions of some length, and the checkpoint with all the rest last:
+        until then the message log has every record of the keys, and files it again after a
+        crash."""
         self._schedule.sync()
         writes = self._writes
+        place = self._definitions.record(definitions_among(writes), self.filed_seq)
+        if (found := self._definitions.damage) is not None:
+            self.note_damage(found, 0)
+        writes[Table.META].append((DEFINITIONS_KEY, pack_definitions_place(place)))
         for hour in self._dirty_hours:
             state = self.hours.get(hour)
             writes[Table.HOURS].append((hour_key(hour), state.pack() if state else None))
@@ -415,6 +440,7 @@ class Replay:
             writes[Table.META].append((LIVE_KEY, hour_key(self.live_once_through_hour)))
         self._commit_keys_ahead()
         self._catalog.commit(writes, {Table.KEYS: self._keys})
+        self._definitions.committed()
         self._keys.clear()
         for pairs in writes.values():
             pairs.clear()

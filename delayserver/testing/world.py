@@ -28,6 +28,7 @@ from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import Archived, ChangeState, DeadLetter, parse_dead_letter_key
 from delayserver.schedule.archives import retired_hours
 from delayserver.server.threads import ConfirmRequest
+from delayserver.testing.definitions import check_definitions
 from delayserver.testing.ledger import Ledger, StagedRow, Violation
 from delayserver.testing.server import SimulatedClock, SimulatedServer, stage
 from storage import staging
@@ -228,6 +229,7 @@ class World:
             raise
         self.faults_begin_again()
         self.ledger.recovered(self.server)
+        check_definitions(self.server, self.disk)
         timeouts = self.server.engine.timeouts
         self.ledger.present = lambda: timeouts.now_ms
         registry = self.server.engine.registry

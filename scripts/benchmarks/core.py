@@ -65,6 +65,7 @@ from delayserver.schedule.wheel import SLOT_MS, Wheel, build_run
 from delayserver.schedule.wheel_rows import WHEEL_DTYPE, Batch
 from delayserver.timers.timeouts import Timeouts
 from storage.catalog import LmdbCatalog
+from storage.definitions_log import DefinitionsLog
 from storage.files import OsFiles
 from storage.frame import Rows
 from storage.hour_log import HourLog
@@ -140,6 +141,7 @@ class Disk:
             self.dispatch,
             self.message_log,
             Staging(self.files, STAMP),
+            DefinitionsLog(self.files, stamp=STAMP),
         )
 
     def close(self) -> None:

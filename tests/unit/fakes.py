@@ -32,6 +32,7 @@ from delayserver.schedule.replay import Filed, Replay, Snapshot
 from delayserver.schedule.wheel import Wheel
 from delayserver.schedule.wheel_rows import WHEEL_DTYPE, Batch
 from delayserver.timers.timeouts import Timeouts
+from storage.definitions_log import DefinitionsLog
 from storage.errors import DamageError
 from storage.files import Files
 from storage.frame import Rows
@@ -305,6 +306,7 @@ class Disk:
             HourLog(self.files, LogKind.DISPATCH, stamp=STAMP),
             self.message_log,
             Staging(self.files, STAMP),
+            DefinitionsLog(self.files, stamp=STAMP),
         )
         self.settler = Settler(self.dispatch)
         self.loader = Loader(

@@ -31,6 +31,7 @@ from delayserver.schedule.expansion import Staging
 from delayserver.schedule.replay import Replay
 from storage.catalog import Catalog, LmdbCatalog, Table, Writes
 from storage.check import NotADataDirectoryError, Severity
+from storage.definitions_log import DefinitionsLog
 from storage.directory import CATALOG_DIRECTORY, open_identity
 from storage.files import Files, OsFiles
 from storage.frame import Damage
@@ -56,12 +57,20 @@ CATALOG_BYTES = 1 << 20
 NOW_MS = 1
 
 
+def replay_of(files: Files, catalog: Catalog, log: MessageLog) -> Replay:
+    staging, definitions = Staging(files, STAMP), DefinitionsLog(files, stamp=STAMP)
+    schedule, dispatch = schedule_log(files), dispatch_log(files)
+    replay = Replay(catalog, schedule, dispatch, log, staging, definitions)
+    replay.resume_definitions()
+    return replay
+
+
 def filled(files: Files, catalog: Catalog) -> Replay:
     """A directory with a checkpoint at 5; records 6 and 7 are behind it."""
     open_identity(files, random_bytes=lambda length: STAMP.to_bytes(length, "big"))
     log = message_log(files)
     list(log.read(1))
-    replay = Replay(catalog, schedule_log(files), dispatch_log(files), log, Staging(files, STAMP))
+    replay = replay_of(files, catalog, log)
     for first_seq, count in ((1, 3), (4, 2), (6, 2)):
         rows, payload = message_group(first_seq, count)
         log.append(
@@ -264,9 +273,7 @@ def test_a_message_log_without_records(files: SimulatedFiles, catalog: MemoryCat
 
 
 def test_damage_that_was_noted_before(files: SimulatedFiles, catalog: MemoryCatalog) -> None:
-    replay = Replay(
-        catalog, schedule_log(files), dispatch_log(files), message_log(files), Staging(files, STAMP)
-    )
+    replay = replay_of(files, catalog, message_log(files))
     replay.note_damage(Damage("messages/x", 8, 16, "why", torn=False, first_seq=3), NOW_MS)
     replay.checkpoint()
     report = check(files, catalog)
