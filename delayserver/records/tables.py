@@ -519,6 +519,11 @@ class ImportState(msgspec.Struct, array_like=True, frozen=True):
     adopted_ms: int
     record: ImportRecord
 
+    @property
+    def last_seq(self) -> int:
+        """The last of the seqs that it took."""
+        return self.first_seq + self.record.count - 1
+
 
 def import_key(import_id: str) -> bytes:
     """A key of the table IMPORTS."""

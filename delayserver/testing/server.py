@@ -221,7 +221,7 @@ class SimulatedServer(Shard):
             # One frame per slice, so that much may happen between two.
             staging=partial(Staging, slice_bytes=1),
             # Written anew again and again.
-            definitions=partial(DefinitionsLog, slack_bytes=500),
+            definitions=partial(DefinitionsLog, slack_bytes=2000),
         )
         super().__init__(settings, files, lambda: catalog, surroundings)
         self._watch()

@@ -16,6 +16,7 @@ from delayserver.records.message import Delivery, Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.threads import CheckpointRequest
 from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
+from storage.directory import LOG_DIRECTORIES
 from storage.errors import DamageError
 from storage.rows import HOUR_MS
 from storage.testing.catalog import MemoryCatalog
@@ -114,10 +115,10 @@ def deliver_all(disk: SimulatedFiles) -> tuple[Receiver, bool]:
 
 
 def contents() -> dict[str, bytes]:
-    """The files of the three logs."""
+    """The files of the four logs."""
     disk = DIRECTORY.disk.crash()
     found = {}
-    for directory in ("messages", "schedule", "dispatch"):
+    for directory in LOG_DIRECTORIES:
         for name in disk.list(directory):
             if "spare" not in name:
                 file = disk.open(f"{directory}/{name}")
@@ -136,7 +137,7 @@ EXPECTED, _ = deliver_all(DIRECTORY.disk.crash())
 
 
 def test_the_directory_has_everything() -> None:
-    assert {path.split("/")[0] for path in CONTENTS} == {"messages", "schedule", "dispatch"}
+    assert {path.split("/")[0] for path in CONTENTS} == {*LOG_DIRECTORIES}
     assert len(EXPECTED.receipts) == 9
     receiver, is_named = deliver_all(DIRECTORY.disk.crash())
     assert receiver.receipts == EXPECTED.receipts and not is_named

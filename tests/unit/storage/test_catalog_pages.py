@@ -7,7 +7,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from storage.catalog_pages import Walk, read_meta, salvage, verify
+from storage.catalog_pages import Walk, read_meta, verify
 from storage.files import OsFiles
 from storage.frame import Damage
 
@@ -86,9 +86,6 @@ def test_all_entries_are_found_in_order(environment: lmdb.Environment, root: Pat
             cursor = transaction.cursor(db=environment.open_db(name.encode(), transaction))
             expected += [(name, key, value) for key, value in cursor]
     assert entries == expected
-    left = salvage(file, file.size(), TABLES)
-    assert [(one.table, one.key, one.value) for one in left.entries] == expected
-    assert left.damaged_tables == set()
     file.close()
 
 
@@ -176,18 +173,3 @@ def test_a_file_that_is_cut_off(environment: lmdb.Environment, root: Path, lengt
     environment.close()
     (root / "data.mdb").write_bytes(data[:length])
     assert found(root)
-
-
-def test_what_is_left_of_a_file_without_meta_pages(
-    environment: lmdb.Environment, root: Path
-) -> None:
-    fill(environment)
-    key, value = b"a key of its own", b"a value of its own"
-    with environment.begin(write=True) as transaction:
-        transaction.put(key, value, db=environment.open_db(b"third", transaction))
-    damage(root, 0, bytes(2 * PAGE))
-    file = OsFiles(str(root)).open("data.mdb")
-    left = salvage(file, file.size(), TABLES)
-    assert left.entries == [] and left.damaged_tables == set(TABLES)
-    assert (key, value) in list(left.copies)
-    file.close()
