@@ -95,7 +95,7 @@ def test_a_server_refuses_what_it_cannot_trust(in_memory: Path) -> None:
     expected = deliver_all(copy(directory, in_memory / "x")).receipts
     used = (directory / "catalog" / DATA_FILE).read_bytes()
     refused = 0
-    for offset in [at for at in range(0, len(used), 7) if used[at]][::41]:
+    for offset in [at for at in range(0, len(used), 7) if used[at]][::31]:
         damaged = copy(directory, in_memory / "x")
         flip(damaged, f"catalog/{DATA_FILE}", offset)
         try:

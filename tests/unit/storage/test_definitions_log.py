@@ -99,7 +99,7 @@ def test_many_changes_are_several_frames() -> None:
 
 
 def test_a_log_that_has_grown_is_written_anew(files: SimulatedFiles) -> None:
-    log, place, state = log_on(files), DefinitionsPlace(), {}
+    log, place, state = log_on(files), DefinitionsPlace(), State()
     generations = set()
     for seq in range(1, 200):
         change = Definition(1, bytes([seq % 5]), b"%d" % seq if seq % 3 else None)
@@ -161,7 +161,7 @@ def test_a_commit_that_fails_is_tried_again_with_more(files: SimulatedFiles) -> 
 
 def grown(files: Files) -> tuple[DefinitionsLog, DefinitionsPlace, State]:
     """A log that the next record would write anew."""
-    log, place, state = log_on(files), DefinitionsPlace(), {}
+    log, place, state = log_on(files), DefinitionsPlace(), State()
     while place.length <= SLACK_BYTES:
         place = record(log, 1, change := Definition(1, b"a", b"%d" % place.length))
         apply([change], state)
