@@ -147,6 +147,10 @@ class Catalog(Protocol):
         Raises DiskFullError, CatalogError."""
         ...
 
+    def verify(self) -> list[Damage]:
+        """Read every page and every value; what is damaged, in the order in which it was found."""
+        ...
+
     def close(self) -> None: ...
 
 

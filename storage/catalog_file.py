@@ -1,4 +1,4 @@
-"""The file of the catalog, read without LMDB: what is wrong with it, and what is left of it.
+"""The file of the catalog, read without LMDB: what is wrong with it.
 
 Every value carries a checksum over table, key and value (`seal`). Together with the walk over the
 pages (`storage.catalog_pages`) nothing in the file has to be believed: a page that is not what it
@@ -9,7 +9,6 @@ Cost: 10 ms per MiB; of a file above VERIFY_BYTES a start reads one page in fift
 
 import os
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 
 import google_crc32c
 import numpy as np
@@ -109,45 +108,5 @@ def find_damage(
             if not found or lmdb_pages.read_meta(file, file.size()) == meta:
                 break
         return found
-    finally:
-        file.close()
-
-
-@dataclass(slots=True)
-class Salvaged:
-    """What could be read of a catalog; every value matches its checksum."""
-
-    values: dict[str, dict[bytes, bytes]]
-    """By table and key."""
-    damaged: set[str]
-    """Tables of which something may be missing."""
-    copies: dict[str, dict[bytes, bytes]]
-    """Old copies that stand in the file, of the tables that were asked for: of one key any."""
-
-
-def salvage(path: str, tables: Collection[str], *, copies_of: Collection[str] = ()) -> Salvaged:
-    """Read what can be read of the catalog at `path`, be it damaged, cut off or gone.
-
-    Memory: all of it."""
-    values: dict[str, dict[bytes, bytes]] = {table: {} for table in tables}
-    copies: dict[str, dict[bytes, bytes]] = {table: {} for table in copies_of}
-    try:
-        file = _open_data(path)
-    except FileNotFoundError:
-        return Salvaged(values, set(tables), copies)
-    try:
-        left = lmdb_pages.salvage(file, file.size(), tables)
-        damaged = left.damaged_tables
-        for entry in left.entries:
-            value = unseal(entry.table, entry.key, entry.value)
-            if value is None:
-                damaged.add(entry.table)
-            else:
-                values[entry.table][entry.key] = value
-        for key, sealed in left.copies if damaged & copies.keys() else ():
-            for table, known in copies.items():
-                if (value := unseal(table, key, sealed)) is not None:
-                    known[key] = value
-        return Salvaged(values, damaged, copies)
     finally:
         file.close()

@@ -12,7 +12,7 @@ first, with plain reads and nothing believed (I8):
 
 After a walk without damage LMDB can be trusted with the file, and nothing is missing from it;
 whether each value is the one that was put there its own checksum tells (`storage.catalog`). Bytes
-that no page uses may be anything. `salvage` yields what can still be read of a damaged file.
+that no page uses may be anything.
 
 The layout is that of LMDB 0.9 (data version 1), which every 0.9 release reads:
 
@@ -51,7 +51,6 @@ _NUMBER = struct.Struct("<Q")
 _META_BYTES = _PAGE.size + _META_HEAD.size + 2 * _TREE.size + _META_TAIL.size
 _PAGE_BYTES_MAX = 1 << 16
 _PAGE_BYTES_MIN = 256
-_PAGE_BYTES_USUAL = (4096, 16384, 65536)
 
 
 class Tree(NamedTuple):
@@ -151,8 +150,6 @@ class Walk:
         self._tables = tables
         self._used = bytearray(meta.last_page + 1)
         self.damage: list[Damage] = []
-        self.damaged_tables = set(tables)
-        """Of which something may be missing; all of them until the end."""
 
     def run(self, *, leaves: bool = True) -> Iterator[Entry]:
         """All entries of all tables, and `damage` when it is exhausted.
@@ -169,7 +166,6 @@ class Walk:
             else:
                 roots[name] = Tree(*_TREE.unpack(value))
         for name, tree in roots.items():
-            before = len(self.damage)
             if tree.flags or tree.pad:
                 self._note(0, f"table {name}: flags that are not known")
             for key, value, flags, number in self._tree(tree, f"table {name}", leaves=leaves):
@@ -177,8 +173,6 @@ class Walk:
                     self._note(number, f"table {name}: an entry with flags")
                 elif leaves:
                     yield Entry(name, key, value, number)
-            if len(self.damage) == before:
-                self.damaged_tables.discard(name)
         self._free_pages()
 
     def _note(self, number: int, reason: str) -> None:
@@ -363,49 +357,3 @@ def verify(
             reason = f"{entry.table}: entry {entry.key.hex()} does not match its checksum"
             unsound.append(Damage(file.path, start, start + meta.page_bytes, reason, torn=False))
     return walk.damage + unsound
-
-
-class Salvaged(NamedTuple):
-    """What is left of a damaged file. The caller holds the values against their checksums."""
-
-    entries: list[Entry]
-    """What the newest state still leads to."""
-    damaged_tables: set[str]
-    """Of which something may be missing."""
-    copies: Iterator[tuple[bytes, bytes]]
-    """All pairs of key and value in any page, whichever table and time they are of."""
-
-
-def salvage(file: Readable, size: int, tables: Collection[str]) -> Salvaged:
-    """Whatever can be read of a file, damaged or not."""
-    metas: list[Meta] = []
-    for number in range(META_PAGES):
-        for page_bytes in (metas[0].page_bytes,) if metas else _PAGE_BYTES_USUAL:
-            try:
-                metas.append(_parse_meta(file, size, number, page_bytes if number else 0))
-                break
-            except _Broken:
-                continue
-    if not metas:
-        return Salvaged([], set(tables), _copies(file, size, _PAGE_BYTES_USUAL[0]))
-    walk = Walk(file, max(metas, key=lambda meta: meta.transaction), tables)
-    entries = list(walk.run())
-    return Salvaged(entries, walk.damaged_tables, _copies(file, size, metas[0].page_bytes))
-
-
-def _copies(file: Readable, size: int, page_bytes: int) -> Iterator[tuple[bytes, bytes]]:
-    """Every node of every page that could be a leaf."""
-    for start in range(META_PAGES * page_bytes, size, page_bytes):
-        page = file.pread(page_bytes, start)
-        if len(page) < page_bytes:
-            return
-        _, _, _, lower, _ = _PAGE.unpack_from(page)
-        count = max(0, min(lower, page_bytes) - _PAGE.size) // 2
-        for at in struct.unpack_from(f"<{count}H", page, _PAGE.size):
-            if at + _NODE.size > page_bytes:
-                continue
-            low, high, _, key_bytes = _NODE.unpack_from(page, at)
-            middle = at + _NODE.size + key_bytes
-            end = middle + (low | high << 16)
-            if end <= page_bytes:
-                yield page[at + _NODE.size : middle], page[middle:end]

@@ -1,11 +1,12 @@
-"""Checks a data directory: every header, row and payload of the three logs.
+"""Checks a data directory: every header, row and payload of the four logs.
 
 It only reads, takes no lock, and may run beside a server. Whatever looks broken is looked at a
 second time, because it may have been read while it was being written. Not damage are:
 
     a torn tail            a group that a crash cut off, and that nobody was told about
     zeros behind frames    a segment of the message log is filled before it is written
-    an unfiled end         a schedule file may be longer than its last checkpoint says (`committed`)
+    an unfiled end         a schedule file and the definitions log may be longer than the last
+                           checkpoint says (`committed`); of the latter there may be another one
 
 What the values of the catalog mean is not known here, only that they can be read; `visit` is for
 those who know more and want to compare.
@@ -25,7 +26,8 @@ from numpy.lib.recfunctions import repack_fields
 from numpy.typing import NDArray
 
 from storage.catalog import Catalog, Table
-from storage.directory import FORMAT_VERSION, open_identity
+from storage.definitions_log import definitions_path, parse_definitions_name
+from storage.directory import open_identity
 from storage.errors import CatalogError, DamageError, DiskError, StorageError
 from storage.files import File, Files, OsFiles
 from storage.frame import (
@@ -43,6 +45,7 @@ from storage.message_log import SPARE_NAMES, MessageLog, parse_segment_name
 from storage.rows import (
     FLAG_AFTER_SYNC,
     FLAG_REMOVAL,
+    FLAG_REMOVED,
     FLAG_WATCHES,
     HOUR_MS,
     REMOVES,
@@ -62,6 +65,7 @@ _DIRECTORIES = {
     LogKind.MESSAGE: "messages",
     LogKind.SCHEDULE: "schedule",
     LogKind.DISPATCH: "dispatch",
+    LogKind.DEFINITIONS: "definitions",
 }
 
 
@@ -182,14 +186,14 @@ def check_directory(
     """Check all logs, and that the catalog can be read (None: leave it out).
 
     `visit` is called with every frame that verified, in the order of its file. `committed` tells
-    how many bytes of each schedule file a checkpoint covers, `filed_seq` up to which record nobody
-    needs the message log; both must have been read before.
+    how many bytes of each schedule file, and of the definitions log, a checkpoint covers,
+    `filed_seq` up to which record nobody needs the message log; both must have been read before.
     Raises NotADataDirectoryError, FormatVersionError, DamageError for a broken FORMAT file."""
     try:
         identity = open_identity(files, random_bytes=None)
     except FileNotFoundError:
         raise NotADataDirectoryError(files.root) from None
-    report = Report(files.root, FORMAT_VERSION)
+    report = Report(files.root, identity.version)
     check = _Check(files, identity.stamp, report, progress, visit=visit)
     check.run(committed, filed_seq)
     if catalog is not None:
@@ -240,7 +244,8 @@ class _Check:
         """Check all files."""
         segments = self._list(LogKind.MESSAGE)
         hours = {kind: self._list(kind) for kind in (LogKind.SCHEDULE, LogKind.DISPATCH)}
-        total = len(segments) + sum(map(len, hours.values()))
+        generations = self._list(LogKind.DEFINITIONS)
+        total = len(segments) + sum(map(len, hours.values())) + len(generations)
         done = self._message_log(segments, filed_seq, total)
         for kind, numbers in hours.items():
             for hour in numbers:
@@ -249,6 +254,14 @@ class _Check:
                 length = None if committed is None else committed.get(path, 0)
                 self._hour(kind, path, hour, length if kind is LogKind.SCHEDULE else None)
                 done += 1
+        for generation in generations:
+            path = definitions_path(generation)
+            self._progress(path, done, total)
+            if committed is not None and path not in committed:
+                self._note(path, "no checkpoint names it; the next start deletes it")
+            else:
+                self._definitions(path, None if committed is None else committed[path])
+            done += 1
 
     def _list(self, kind: LogKind) -> list[int]:
         directory = _DIRECTORIES[kind]
@@ -259,6 +272,8 @@ class _Check:
                 if name in SPARE_NAMES:
                     continue
                 number = parse_segment_name(name)
+            elif kind is LogKind.DEFINITIONS:
+                number = parse_definitions_name(name)
             else:
                 number = parse_hour_name(kind, name)
             if number is None:
@@ -373,6 +388,20 @@ class _Check:
                 first_seq=int(lost["message_seq"].min()),
                 last_seq=int(lost["message_seq"].max()),
             )
+
+    # ── the definitions log ────────────────────────────────────────────────────────────────────
+
+    def _definitions(self, path: str, committed: int | None) -> None:
+        for found in self._items(LogKind.DEFINITIONS, path):
+            if found is None:
+                return
+            promised = committed is None or found.offset < committed
+            if isinstance(found, Damage):
+                is_torn = found.torn if committed is None else not promised
+                self._damage(found, Severity.TORN_TAIL if is_torn else Severity.DAMAGE)
+            else:
+                rules = _definition_rules(found.header, found.rows)
+                self._frame(found, rules, Severity.DAMAGE if promised else Severity.TORN_TAIL)
 
     # ── one file, one frame ────────────────────────────────────────────────────────────────────
 
@@ -537,6 +566,18 @@ def _dispatch_rules(header: Header, rows: Rows, hour: int) -> list[Rule]:
         ("no attempt", rows["attempt"] == 0),
         ("unknown outcomes", ~np.isin(outcomes, list(Outcome))),
         ("flags that are not known", (rows["flags"] & ~np.uint8(FLAG_AFTER_SYNC)) != 0),
+    ]
+
+
+def _definition_rules(header: Header, rows: Rows) -> list[Rule]:
+    seqs, is_removed = rows["seq"], rows["flags"] == FLAG_REMOVED
+    key_end = rows["key_length"].astype(np.int64) + CRC_BYTES
+    return [
+        ("seqs do not match the header", (seqs != header.first_seq) | (seqs != header.last_seq)),
+        ("no table", rows["table"] == 0),
+        ("flags that are not known", (rows["flags"] & ~np.uint8(FLAG_REMOVED)) != 0),
+        ("a key that is longer than its payload", key_end > rows["payload_length"]),
+        ("a removal with a value", is_removed & (key_end < rows["payload_length"])),
     ]
 
 

@@ -5,6 +5,7 @@
     DIR/messages/         the message log
     DIR/schedule/         the schedule log, one file per UTC hour
     DIR/dispatch/         the dispatch log, one file per UTC hour
+    DIR/definitions/      the definitions log
     DIR/catalog/          LMDB
     DIR/REPAIR            what a repair was about to do when it was interrupted
     DIR/repair/           what repairs replaced
@@ -14,19 +15,19 @@ Cost: a few system calls at start. Threads: used before any thread starts.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from storage.errors import DamageError, FormatVersionError, RepairUnfinishedError
 from storage.files import Files, replace_file
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 FORMAT_FILE = "FORMAT"
 LOCK_FILE = "LOCK"
 REPAIR_FILE = "REPAIR"
 REPAIR_DIRECTORY = "repair"
 ID_SECRET_BYTES = 16
 CATALOG_DIRECTORY = "catalog"
-LOG_DIRECTORIES = ("messages", "schedule", "dispatch")
+LOG_DIRECTORIES = ("messages", "schedule", "dispatch", "definitions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class Identity:
     """In every message id (u16)."""
     id_secret: bytes
     """Key of the check digits of message ids, 16 bytes."""
+    version: int = FORMAT_VERSION
+    """Of the directory. 1: there is no definitions log yet; see `upgrade`."""
 
 
 def open_identity(
@@ -73,6 +76,7 @@ def open_identity(
             stamp=int(document["stamp"]),
             shard=int(document["shard"]),
             id_secret=bytes.fromhex(document["id_secret"]),
+            version=version,
         )
         if not (
             version >= 1
@@ -95,11 +99,20 @@ def _create(files: Files, random_bytes: Callable[[int], bytes], shard: int) -> I
         shard=shard,
         id_secret=random_bytes(ID_SECRET_BYTES),
     )
+    _write(files, identity)
+    return identity
+
+
+def upgrade(files: Files, identity: Identity) -> None:
+    """Note that the directory has all that the newest version asks for; older servers refuse it."""
+    _write(files, replace(identity, version=FORMAT_VERSION))
+
+
+def _write(files: Files, identity: Identity) -> None:
     document = {
-        "format": FORMAT_VERSION,
+        "format": identity.version,
         "stamp": identity.stamp,
         "shard": identity.shard,
         "id_secret": identity.id_secret.hex(),
     }
     replace_file(files, FORMAT_FILE, json.dumps(document, indent=1).encode() + b"\n")
-    return identity

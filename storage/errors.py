@@ -6,6 +6,7 @@ StorageError
 │   └── SyncError           fsync failed: what is durable is unknown, the process must end (I9)
 ├── DamageError             bytes that were read do not match their checksum (I8)
 ├── FormatVersionError      written by a version of this software that is newer than this one
+├── FormatOutdatedError     written by an older version, and not carried over yet
 ├── RepairUnfinishedError   a repair was interrupted, and some files are old, some new
 ├── StagingError            a staged import is not what its manifest says; nothing of it counts
 ├── DirectoryLockedError    another process owns the data directory (I12)
@@ -80,6 +81,17 @@ class FormatVersionError(StorageError):
         )
         self.found = found
         self.known = known
+
+
+class FormatOutdatedError(StorageError):
+    """The directory was written by an older version; a start carries it over, nothing else does."""
+
+    def __init__(self, where: str, found: int) -> None:
+        super().__init__(
+            f"{where} has format version {found}: start a server on it once, which carries it "
+            "over, then repair it; if no server starts, repair it with the version that wrote it"
+        )
+        self.found = found
 
 
 class StagingError(StorageError):

@@ -1,4 +1,4 @@
-"""The fixed-width columns of the three logs, and the kinds of their rows.
+"""The fixed-width columns of the four logs, and the kinds of their rows.
 
 Every frame carries rows of one of these dtypes, little-endian and packed, followed by one payload
 blob. A column is all that bulk work needs: an hour is loaded, filed, counted and audited without a
@@ -23,6 +23,7 @@ class LogKind(IntEnum):
     MESSAGE = 1
     SCHEDULE = 2
     DISPATCH = 3
+    DEFINITIONS = 4
 
 
 class RecordKind(IntEnum):
@@ -139,14 +140,31 @@ DISPATCH_DTYPE = np.dtype(
 )
 """A finished delivery of the schedule row `seq` to one subscription, 40 bytes."""
 
+DEFINITION_DTYPE = np.dtype(
+    [
+        ("seq", "<u8"),
+        ("table", "u1"),
+        ("flags", "u1"),
+        ("key_length", "<u2"),
+        ("payload_offset", "<u4"),
+        ("payload_length", "<u4"),
+        ("payload_crc", "<u4"),
+    ]
+)
+"""A change of a table of the catalog, 24 bytes. The payload is the key, then the value."""
+
 DTYPES = {
     LogKind.MESSAGE: MESSAGE_DTYPE,
     LogKind.SCHEDULE: SCHEDULE_DTYPE,
     LogKind.DISPATCH: DISPATCH_DTYPE,
+    LogKind.DEFINITIONS: DEFINITION_DTYPE,
 }
 
 FLAG_REMOVAL = 1
 """This schedule row is a tombstone."""
+
+FLAG_REMOVED = 1
+"""This row of the definitions log removes the key; there is no value."""
 
 FLAG_WATCHES = 2
 """The payload of this record, or of the entry that it makes, names watch keys."""

@@ -17,7 +17,7 @@ them; FORMAT.md describes them.
     ARCHIVES        which hours somebody keeps a copy of              hour
     DAMAGE          places that a start found damaged                 path, offset
 
-DEFINED_TABLES follow from no hour file; the definitions log keeps them too.
+Six of them follow from no hour file: `records.definitions`.
 
 A section has the key of its table, the value, `pack_…` and its inverse `parse_…` or `unpack_…`, and
 what `check_entry` holds an entry against.
@@ -38,20 +38,11 @@ from numpy.typing import NDArray
 from delayserver.records.message import decode_payload
 from delayserver.records.subscriptions import decode_subscription
 from storage.catalog import Catalog, Table
+from storage.definitions_log import DefinitionsPlace
 from storage.directory import CATALOG_DIRECTORY
 from storage.errors import DamageError
 from storage.frame import Damage
 from storage.rows import HOUR_MS, NO_KEY
-
-DEFINED_TABLES = (
-    Table.SUBJECTS,
-    Table.SUBSCRIPTIONS,
-    Table.DEAD_LETTERS,
-    Table.HEARTBEATS,
-    Table.IMPORTS,
-    Table.ARCHIVES,
-)
-"""What no hour file tells."""
 
 
 def _must(condition: bool, otherwise: str) -> None:
@@ -80,10 +71,12 @@ def parse_number_key(key: bytes) -> int:
 # ── META ─────────────────────────────────────────────────────────────────────────────────────────
 
 CHECKPOINT_KEY = b"checkpoint"
+DEFINITIONS_KEY = b"definitions"
 KEYS_AHEAD_KEY = b"keys_ahead"
 LIVE_KEY = b"live_through_hour"
 
 _CHECKPOINT_VALUE = struct.Struct(">Q")
+_DEFINITIONS_VALUE = struct.Struct(">QQQ")
 
 
 def pack_checkpoint(seq: int) -> bytes:
@@ -115,9 +108,27 @@ def read_live_through_hour(catalog: Catalog) -> int:
     return parse_hour_key(value) if value else -1
 
 
+def pack_definitions_place(place: DefinitionsPlace) -> bytes:
+    """The value of DEFINITIONS_KEY."""
+    return _DEFINITIONS_VALUE.pack(*place)
+
+
+def parse_definitions_place(value: bytes) -> DefinitionsPlace:
+    """The inverse of `pack_definitions_place`. Raises struct.error."""
+    return DefinitionsPlace(*_DEFINITIONS_VALUE.unpack(value))
+
+
+def read_definitions_place(catalog: Catalog) -> DefinitionsPlace | None:
+    """How much of the definitions log the checkpoint covers; None: there is no checkpoint, or it
+    was made before there was such a log."""
+    value = catalog.get(Table.META, DEFINITIONS_KEY)
+    return parse_definitions_place(value) if value else None
+
+
 def _check_meta(key: bytes, value: bytes) -> None:
-    parse = {
+    parse: Callable[[bytes], object] | None = {
         CHECKPOINT_KEY: parse_checkpoint,
+        DEFINITIONS_KEY: parse_definitions_place,
         KEYS_AHEAD_KEY: parse_checkpoint,
         LIVE_KEY: parse_hour_key,
     }.get(key)
@@ -507,6 +518,11 @@ class ImportState(msgspec.Struct, array_like=True, frozen=True):
     first_seq: int
     adopted_ms: int
     record: ImportRecord
+
+    @property
+    def last_seq(self) -> int:
+        """The last of the seqs that it took."""
+        return self.first_seq + self.record.count - 1
 
 
 def import_key(import_id: str) -> bytes:

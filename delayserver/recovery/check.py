@@ -7,6 +7,7 @@
     subjects                         the subjects of filed rows; numbered from 1 without gaps
     watches                          hours that are kept
     heartbeats                       subjects that are known
+    the six tables of definitions    the definitions log: the same entries
     imports behind the checkpoint    the staged files: they are needed still
     keys, changes, dead letters, …   themselves: each entry can be read
 
@@ -18,6 +19,7 @@ Cost: see `storage.check`; besides, one pass over the catalog. Threads: one, any
 
 import contextlib
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,7 @@ import msgspec
 import numpy as np
 
 from delayserver.records.tables import (
+    CHECKPOINT_KEY,
     UNREADABLE,
     HourState,
     ImportRecord,
@@ -36,17 +39,27 @@ from delayserver.records.tables import (
     parse_number_key,
     parse_watch_key,
     read_checkpoint,
+    read_definitions_place,
     read_hours,
     unpack_change,
     unpack_damage,
     unpack_heartbeat,
     unpack_watch,
 )
+from delayserver.recovery.definitions import differences, read_generation
 from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
 from storage.catalog import TABLES, Catalog, LmdbCatalog, Table
 from storage.catalog_file import find_damage
 from storage.check import NotADataDirectoryError, Progress, Report, Severity, check_directory
-from storage.directory import CATALOG_DIRECTORY, FORMAT_FILE, REPAIR_FILE, open_identity
+from storage.definitions_log import DIRECTORY as DEFINITIONS_DIRECTORY
+from storage.definitions_log import definitions_path
+from storage.directory import (
+    CATALOG_DIRECTORY,
+    FORMAT_FILE,
+    FORMAT_VERSION,
+    REPAIR_FILE,
+    open_identity,
+)
 from storage.errors import CatalogError, DamageError, StagingError, StorageError
 from storage.files import Files, OsFiles, size_of
 from storage.frame import Damage, Frame, unseal
@@ -56,6 +69,9 @@ from storage.message_log import parse_segment_name
 from storage.rows import FLAG_REMOVAL, HOUR_MS, LogKind, RecordKind
 from storage.staging import DIRECTORY as IMPORTS_DIRECTORY
 from storage.staging import Manifest, Part, import_of, verify
+
+_ATTEMPTS = 5
+_DIFFERENCES_MAX = 20
 
 
 def check_path(
@@ -130,6 +146,7 @@ def check(
         filed_seq=promised.checkpoint_seq,
     )
     promised.compare(report)
+    _check_definitions(files, catalog, report)
     _check_entries(catalog, report)
     return report
 
@@ -159,6 +176,7 @@ class _Promised:
             hour_path(LogKind.SCHEDULE, hour): _Hour(hour, state)
             for hour, state in read_hours(catalog).items()
         }
+        self._place = read_definitions_place(catalog)
         self._subject_ids = np.array(
             [parse_number_key(key) for key, _ in catalog.scan(Table.SUBJECTS)], np.uint32
         )
@@ -170,8 +188,11 @@ class _Promised:
         """Imports that no checkpoint covers: last seq, and what was staged."""
 
     def lengths(self) -> dict[str, int]:
-        """How many bytes of each schedule file are committed."""
-        return {path: hour.state.length for path, hour in self._hours.items()}
+        """How many bytes of each schedule file, and of the definitions log, are committed."""
+        lengths = {path: hour.state.length for path, hour in self._hours.items()}
+        if self._place is not None and self._place.generation:
+            lengths[definitions_path(self._place.generation)] = self._place.length
+        return lengths
 
     def visit(self, frame: Frame) -> None:
         """Count a frame that verified."""
@@ -287,6 +308,51 @@ class _Promised:
         # An hour that is past its retention disappears from the catalog first.
         if problem and self._catalog.get(Table.HOURS, hour_key(hour.hour)) is not None:
             report.add(path, problem, offset=min(size, state.length), end=state.length)
+
+
+# ── the definitions log against the catalog ────────────────────────────────────────────────────
+
+
+def _check_definitions(files: Files, catalog: Catalog, report: Report) -> None:
+    identity = open_identity(files, random_bytes=None)
+    if identity.version < FORMAT_VERSION:
+        reason = f"of version {identity.version}: the next start of a server makes it"
+        report.add(DEFINITIONS_DIRECTORY, reason, severity=Severity.NOTE)
+        return
+    try:
+        for _ in range(_ATTEMPTS):
+            place = read_definitions_place(catalog)
+            found = list(_compare_definitions(files, catalog, identity.stamp))
+            if read_definitions_place(catalog) == place:
+                for path, reason in found[:_DIFFERENCES_MAX]:
+                    report.add(path, reason)
+                return
+    except (CatalogError, DamageError):
+        return  # `check_directory` has said so.
+    reason = "not compared with the catalog: a server that runs changes it all the time"
+    report.add(DEFINITIONS_DIRECTORY, reason, severity=Severity.NOTE)
+
+
+def _compare_definitions(files: Files, catalog: Catalog, stamp: int) -> Iterator[tuple[str, str]]:
+    """Path and reason of each difference."""
+    place = read_definitions_place(catalog)
+    if place is None:
+        if catalog.get(Table.META, CHECKPOINT_KEY) is not None:
+            yield CATALOG_DIRECTORY, "it does not say how much of the definitions log counts"
+        return
+    path = definitions_path(place.generation)
+    try:
+        size = size_of(files, path) if place.generation else 0
+        if size < place.length:
+            yield path, f"the file has {size} bytes, the catalog says {place.length}"
+            return
+        defined = read_generation(files, place.generation, stamp=stamp, end=place.length)
+    except FileNotFoundError:
+        yield path, "the file is missing"
+        return
+    if not defined.damage:  # else `check_directory` has said so
+        for difference in differences(defined.state, catalog):
+            yield path, difference
 
 
 # ── the catalog by itself ──────────────────────────────────────────────────────────────────────

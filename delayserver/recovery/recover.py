@@ -1,7 +1,8 @@
 """Recovery: from whatever a crash left on the disk to the state as if it had not happened.
 
-    lock → catalog → cut schedule files to their committed lengths → replay the message log to
-    its end → cut torn tails of dispatch logs → checkpoint → load what is due or near → ready
+    lock → catalog → cut schedule files and definitions log to their committed lengths → replay the
+    message log to its end → cut torn tails of dispatch logs → checkpoint → load what is due or near
+    → ready
 
 Nothing is delivered before replay has reached the end of the message log, else a cancel that was
 logged could be overtaken (I11). Every hour with unsettled messages counts, however old (I13).
@@ -65,14 +66,24 @@ def recover(
     *,
     now_ms: int,
     lead_ms: int,
+    is_carried_over: bool = False,
     progress: Progress = lambda what, done, total: None,
 ) -> Recovered:
     """Bring the data directory to a checkpoint at the end of the message log, and load what is due.
 
+    `is_carried_over`: the directory was made before there was a definitions log.
     Raises StorageError when the disk does not let it; nothing was answered by then."""
     damage: list[Damage] = []
+    for found in catalog.verify() if is_carried_over else ():
+        raise found.error()  # What is written of it must be right.
     next_seq, replayed = file_message_log(
-        message_log, schedule, replay, damage, now_ms=now_ms, progress=progress
+        message_log,
+        schedule,
+        replay,
+        damage,
+        now_ms=now_ms,
+        is_carried_over=is_carried_over,
+        progress=progress,
     )
     # After the replay, which may have opened a settled hour again.
     damage += settler.recover(hour for hour in settler.hours() if not replay.is_retired(hour))
@@ -125,12 +136,16 @@ def file_message_log(
     damage: list[Damage],
     *,
     now_ms: int,
+    is_carried_over: bool = False,
     progress: Progress,
 ) -> tuple[int, int]:
-    """Cut the schedule back to the checkpoint and file what stands behind it; a checkpoint is not
-    made yet. Returns the next seq and the number of records, and adds to `damage`."""
+    """Cut the logs back to the checkpoint and file what stands behind it; a checkpoint is not made
+    yet. Returns the next seq and the number of records, and adds to `damage`."""
     _check_catalog(message_log, schedule, replay)
     _cut_schedule(schedule, replay)
+    missing = replay.resume_definitions(from_catalog=is_carried_over)
+    if missing is not None:
+        damage.append(missing)
     known = len(damage)
     next_seq, replayed = _replay_tail(message_log, replay, damage, now_ms, progress)
     lost = [(found.first_seq, found.last_seq) for found in damage[known:]]

@@ -5,8 +5,9 @@
 
 What was damaged                 what becomes of it
 schedule, dispatch               the file is written again without it (`repair_logs`)
-catalog                          written again: what its pages still lead to, and for the tables
-                                 that lost something what the schedule log tells (`repair_catalog`)
+catalog                          built again from the logs (`repair_catalog`)
+definitions log                  written again from the catalog; if that is damaged, too, from all
+                                 its frames that are intact, and what is lost is named
 message log                      everything intact is filed, and the segments leave the log
 notes of damage in the catalog   taken out; they stand in the report
 
@@ -14,7 +15,7 @@ Files are replaced as one step (`storage.swap`), and the rest is what every star
 interrupted anywhere. What is replaced or removed stands in `repair/<time>/` under its own path
 afterwards. A run that finds nothing writes nothing.
 
-Cost: reads every byte about three times. Memory: the catalog, if that is damaged. Threads: none.
+Cost: reads every byte about three times. Memory: the catalog. Threads: none.
 """
 
 import contextlib
@@ -25,38 +26,52 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from delayserver.config import Settings
+from delayserver.records.definitions import TABLE_NUMBERS, by_table
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
+    DEFINITIONS_KEY,
+    LIVE_KEY,
     Change,
     HourState,
+    can_be_read,
     hour_key,
+    pack_definitions_place,
     parse_change_key,
     parse_checkpoint,
+    parse_hour_key,
     parse_hours,
     unpack_change,
+    unpack_import,
 )
 from delayserver.recovery.check import check_files
+from delayserver.recovery.definitions import read_generation
 from delayserver.recovery.recover import file_message_log
-from delayserver.recovery.repair_catalog import (
-    Rebuilt,
-    name_what_is_lost,
-    read_what_is_left,
-    rebuild,
-)
+from delayserver.recovery.repair_catalog import Rebuilt, Tables, name_what_is_lost, rebuild
 from delayserver.recovery.repair_logs import Changes, Mended, Mender
 from delayserver.schedule.expansion import Staging
 from delayserver.schedule.replay import Replay
 from storage.catalog import LmdbCatalog, Table
-from storage.catalog_file import DATA_FILE, Salvaged
+from storage.catalog_file import DATA_FILE
 from storage.check import Finding, NotADataDirectoryError, Progress, Report, Severity
+from storage.definitions_log import DIRECTORY as DEFINITIONS
+from storage.definitions_log import (
+    Definition,
+    DefinitionsLog,
+    DefinitionsPlace,
+    definition_generations,
+    definitions_path,
+    encode_definitions,
+)
 from storage.directory import (
     CATALOG_DIRECTORY,
     FORMAT_FILE,
+    FORMAT_VERSION,
     LOCK_FILE,
     REPAIR_DIRECTORY,
     REPAIR_FILE,
     open_identity,
 )
+from storage.errors import FormatOutdatedError
 from storage.files import File, Files, OsFiles
 from storage.frame import Damage, Rows
 from storage.hour_log import HourLog, hour_path, parse_hour_name
@@ -67,6 +82,7 @@ from storage.swap import Swap, finish, is_unfinished
 
 _PASSES_MAX = 4
 _COMMIT_ENTRIES = 50_000
+_TABLES_NEEDED = (Table.META, Table.HOURS, Table.CHANGES, Table.DAMAGE, *TABLE_NUMBERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +133,8 @@ def repair_path(
     """Repair the directory `data_dir`. May be interrupted at any point and called again.
 
     Raises NotADataDirectoryError, DirectoryLockedError while a server runs on it,
-    FormatVersionError, DamageError for a broken FORMAT file (restore that from a copy: the logs
-    cannot be read without it), DiskError, CatalogError."""
+    FormatVersionError, FormatOutdatedError, DamageError for a broken FORMAT file (restore that from
+    a copy: the logs cannot be read without it), DiskError, CatalogError."""
     if not (data_dir / FORMAT_FILE).is_file():
         raise NotADataDirectoryError(str(data_dir))
     return repair(
@@ -142,8 +158,10 @@ def repair(
 ) -> RepairReport:
     """As `repair_path`, with the files of `data_dir` as an argument."""
     with files.lock(LOCK_FILE):
-        stamp = open_identity(files, random_bytes=None).stamp
-        run = _Repair(files, data_dir, stamp, now_ms, dry_run, catalog_max_bytes, progress)
+        identity = open_identity(files, random_bytes=None)
+        if identity.version < FORMAT_VERSION:
+            raise FormatOutdatedError(files.root, identity.version)
+        run = _Repair(files, data_dir, identity.stamp, now_ms, dry_run, catalog_max_bytes, progress)
         return run.run()
 
 
@@ -239,42 +257,48 @@ class _Repair:
         notes = [one for one in found if one.is_known_damage]
         findings = [one for one in found if not one.is_known_damage]
         self._progress("reading the catalog", 0, 1)
-        left = read_what_is_left(self._catalog_path)
-        is_damaged = bool(left.damaged) or any(
-            found.file.startswith(CATALOG_DIRECTORY) for found in findings
-        )
-        first_seq = self._first_seq()
-        known = left.values[Table.META].get(CHECKPOINT_KEY)
+        catalog = self._read_catalog(findings)
+        first_seq, defined = self._first_seq(), self._read_definitions()
+        known = catalog[Table.META].get(CHECKPOINT_KEY) if catalog is not None else None
         checkpoint = parse_checkpoint(known) if known else None
-        if checkpoint is None:
-            # Every start makes one: without it, and without damage, somebody made a new catalog.
-            is_stale = Table.META not in left.damaged
-        else:
-            is_stale = first_seq is not None and first_seq > checkpoint + 1
-        if checkpoint is None or is_stale:
-            checkpoint = self._filed_seq(first_seq, findings)
-        is_rebuilt = is_damaged or is_stale
+        # Every start makes one: without it, or with an old one, somebody made another catalog.
+        is_current = checkpoint is not None and (first_seq is None or first_seq <= checkpoint + 1)
+        if checkpoint is None or not is_current:
+            # What was staged for an import is deleted once the catalog has it.
+            through = (unpack_import(it).last_seq for it in defined[Table.IMPORTS].values())
+            checkpoint = max([self._filed_seq(first_seq, findings), *through])
+        if catalog is not None and is_current:
+            defined = {table: catalog[table] for table in TABLE_NUMBERS}
         rebuilt = Rebuilt()
-        hours = self._mend_schedule(left, findings, rebuilt, checkpoint, is_rebuilt, is_stale)
+        hours = self._mend_schedule(catalog, is_current, findings, rebuilt, checkpoint)
         self._mend_dispatch(findings)
-        names, losses = name_what_is_lost(left, rebuilt)
+        is_damaged = not is_current and bool(self._lost_definitions)
+        names, losses = name_what_is_lost(defined, rebuilt, is_damaged=is_damaged)
+        for table, pairs in names.items():
+            defined[table].update(pairs)
         self.report.losses += losses
-        if is_rebuilt:
+        if not is_current:
+            self.report.losses += self._lost_definitions
             fired = self._hours(LogKind.DISPATCH)
-            self.report.losses += rebuild(
-                left,
-                rebuilt,
-                hours,
-                checkpoint=checkpoint,
-                fired_through_hour=max(fired, default=-1),
-                is_stale=is_stale,
+            live = catalog[Table.META].get(LIVE_KEY) if catalog is not None else None
+            self._write_catalog(
+                rebuild(
+                    rebuilt,
+                    defined,
+                    hours,
+                    checkpoint=checkpoint,
+                    live_through_hour=max([-1, *fired, *([parse_hour_key(live)] if live else [])]),
+                ),
+                self._write_definitions(defined, checkpoint),
             )
-            self._write_catalog(left.values)
-        else:
+        elif catalog is not None:
+            if losses or any(one.file.startswith(DEFINITIONS) for one in findings):
+                place = self._write_definitions(defined, checkpoint)
+                self._swap.put(Table.META, DEFINITIONS_KEY, pack_definitions_place(place))
             for table, pairs in names.items():
                 for key, value in pairs.items():
                     self._swap.put(table, key, value)
-            for key in left.values[Table.DAMAGE]:
+            for key in catalog[Table.DAMAGE]:
                 self._swap.put(Table.DAMAGE, key, None)
         for one in findings:
             self._remedy(one, _what_is_done(one))
@@ -329,28 +353,29 @@ class _Repair:
 
     def _mend_schedule(
         self,
-        left: Salvaged,
+        catalog: Tables | None,
+        is_current: bool,
         findings: Sequence[Finding],
         rebuilt: Rebuilt,
         checkpoint: int,
-        is_rebuilt: bool,
-        is_stale: bool,
     ) -> dict[int, HourState]:
         """The table HOURS as it has to be; files that have to change are written again."""
-        known = {} if is_stale else parse_hours(left.values[Table.HOURS].items())
+        known: dict[int, HourState] = {}
+        if catalog is not None and is_current:
+            known = parse_hours(catalog[Table.HOURS].items())
         damaged = {found.file for found in findings}
-        changes = _changes(left.values[Table.CHANGES])
+        changes = _changes(catalog[Table.CHANGES] if catalog is not None else {})
         hours: dict[int, HourState] = {}
         on_disk = self._hours(LogKind.SCHEDULE)
         for done, hour in enumerate(sorted({*on_disk, *known})):
             path = hour_path(LogKind.SCHEDULE, hour)
             self._progress(path, done, len(on_disk))
-            if not is_rebuilt and path not in damaged:
+            if is_current and path not in damaged:
                 hours[hour] = known.get(hour, HourState())
                 continue
             before = known.get(hour)
             size = self._size(path)
-            end = size if before is None or Table.HOURS in left.damaged else before.length
+            end = size if before is None else before.length
             mended = self._mend(
                 LogKind.SCHEDULE, hour, min(end, size), checkpoint, changes, rebuilt, damaged
             )
@@ -358,7 +383,7 @@ class _Repair:
                 mended.state.retired_ms = before.retired_ms
             if mended.state.length:
                 hours[hour] = mended.state
-            if not is_rebuilt:
+            if is_current:
                 value = mended.state.pack() if mended.state.length else None
                 self._swap.put(Table.HOURS, hour_key(hour), value)
         return hours
@@ -412,18 +437,62 @@ class _Repair:
 
     # ── the catalog ────────────────────────────────────────────────────────────────────────────
 
-    def _write_catalog(self, values: Mapping[str, Mapping[bytes, bytes]]) -> None:
+    def _read_catalog(self, findings: Sequence[Finding]) -> Tables | None:
+        """What of the catalog is needed; None if it is damaged."""
+        if any(one.file.startswith(CATALOG_DIRECTORY) for one in findings):
+            return None
+        path, max_bytes = self._catalog_path, self._catalog_max_bytes
+        with contextlib.closing(LmdbCatalog(path, max_bytes=max_bytes, readonly=True)) as catalog:
+            return {table: dict(catalog.scan(table)) for table in _TABLES_NEEDED}
+
+    def _write_catalog(self, tables: Tables, place: DefinitionsPlace) -> None:
         """Write the catalog again as a whole."""
         self._swap.writes.clear()
         if self.report.dry_run:
             return
+        tables[Table.META][DEFINITIONS_KEY] = pack_definitions_place(place)
         path = self._swap.new_path(f"{CATALOG_DIRECTORY}/{DATA_FILE}")
         directory = str((self._data_dir / path).parent)
         with contextlib.closing(self._open_catalog(directory)) as catalog:
-            for table in Table:
-                items = list(values[table].items())
+            for table, pairs in tables.items():
+                items = list(pairs.items())
                 for start in range(0, len(items), _COMMIT_ENTRIES):
                     catalog.commit({table: items[start : start + _COMMIT_ENTRIES]})
+
+    # ── the definitions log ────────────────────────────────────────────────────────────────────
+
+    def _read_definitions(self) -> Tables:
+        """What the newest generation of the definitions log holds, as far as it is intact."""
+        generation = max(definition_generations(self._files), default=0)
+        defined = read_generation(self._files, generation, stamp=self._stamp)
+        self._lost_definitions = [
+            f"what was defined in {found.path} at {found.offset}–{found.end}"
+            for found in defined.damage
+        ]
+        tables = by_table(defined.state)
+        return {
+            table: {key: value for key, value in pairs.items() if can_be_read(table, key, value)}
+            for table, pairs in tables.items()
+        }
+
+    def _write_definitions(self, defined: Tables, seq: int) -> DefinitionsPlace:
+        """Write the definitions log again: a new generation."""
+        generations = definition_generations(self._files)
+        for generation in generations:
+            self._swap.remove(definitions_path(generation))
+        generation, length = max(generations, default=0) + 1, 0
+        entries = [
+            Definition(number, key, value)
+            for table, number in TABLE_NUMBERS.items()
+            for key, value in defined[table].items()
+        ]
+        if self.report.dry_run or not entries:
+            return DefinitionsPlace()
+        with self._swap.new_file(definitions_path(generation)) as target:
+            for parts in encode_definitions(entries, seq=seq, stamp=self._stamp):
+                target.pwrite(parts, length)
+                length += sum(map(len, parts))
+        return DefinitionsPlace(generation, length, length)
 
     def _open_catalog(self, path: str) -> LmdbCatalog:
         return LmdbCatalog(path, max_bytes=self._catalog_max_bytes)
@@ -445,8 +514,10 @@ class _Repair:
             with (
                 contextlib.closing(HourLog(files, LogKind.SCHEDULE, stamp=self._stamp)) as schedule,
                 contextlib.closing(HourLog(files, LogKind.DISPATCH, stamp=self._stamp)) as dispatch,
+                contextlib.closing(DefinitionsLog(files, stamp=self._stamp)) as definitions,
             ):
-                replay = Replay(catalog, schedule, dispatch, log, Staging(files, self._stamp))
+                staging = Staging(files, self._stamp)
+                replay = Replay(catalog, schedule, dispatch, log, staging, definitions)
                 damage: list[Damage] = []
                 next_seq, _ = file_message_log(
                     log, schedule, replay, damage, now_ms=self._now_ms, progress=self._progress
@@ -483,7 +554,9 @@ def _matters(found: Finding) -> bool:
 
 def _what_is_done(found: Finding) -> str:
     if found.file.startswith(CATALOG_DIRECTORY):
-        return "the catalog is written again"
+        return "the catalog is built again from the logs"
+    if found.file.startswith(DEFINITIONS):
+        return "the definitions log is written again"
     if found.file.startswith(MESSAGES):
         return "what is intact is filed, and the segments leave the log"
     return "the file is written again without it"

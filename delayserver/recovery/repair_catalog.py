@@ -1,16 +1,14 @@
-"""The catalog, built again from the schedule log, as far as that carries it.
+"""The catalog, built again from the logs.
 
-    hours           length and counts of each file
+    hours           length and counts of each schedule file
     keys            the newest publish under each key
     changes         what the newest record of a message (and subscription) did to it
     watches         the keys that each message watches; what an event has completed is there again,
                     and stays completed
-    dead letters    from the tombstones of those that died; the reason is not in the schedule log,
-                    and one that was discarded since is there again
-    subjects        their numbers alone: a name stands in the record that gave it, which is deleted
-                    behind the checkpoint. They are named `(lost subject N)`
-    subscriptions   their numbers alone; they are deleted ones then, so that the number stays taken
-    heartbeats      not at all: they are in no hour until they fire
+    subjects, subscriptions, dead letters, heartbeats, imports, archives
+                    the definitions log. Where that is damaged, too, what is missing is named; a
+                    number in use is not given again: a subject is `(lost subject N)` then, and a
+                    subscription a deleted one
 
 Cost: some 5 µs per row; one pass over the files. Memory: what it builds. Threads: none.
 """
@@ -20,18 +18,15 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from delayserver.records.message import Origin, decode_payload, encode_payload
+from delayserver.records.message import decode_payload, encode_payload
 from delayserver.records.subscriptions import Subscription, encode_subscription
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
     LIVE_KEY,
     Change,
     ChangeState,
-    DeadLetter,
     HourState,
-    can_be_read,
     change_key,
-    dead_letter_key,
     hour_key,
     number_key,
     pack_change,
@@ -42,16 +37,13 @@ from delayserver.records.tables import (
     watch_key,
 )
 from delayserver.records.tracecontext import TRACE_NAMES
-from storage.catalog import TABLES, Table
-from storage.catalog_file import Salvaged, salvage
-from storage.errors import DamageError
+from storage.catalog import Table
 from storage.frame import Rows, sealed_crc
 from storage.rows import FLAG_REMOVAL, FLAG_WATCHES, NO_KEY, RecordKind
 
-LOST_REASON = "restored by a repair: why it died was lost"
-
 _STATES = {RecordKind.MOVE: ChangeState.MOVED, RecordKind.FIRE: ChangeState.FIRED}
 Values = dict[bytes, bytes]
+Tables = dict[Table, Values]
 _Place = tuple[int, int]
 """Message seq and subscription."""
 
@@ -66,15 +58,13 @@ class Rebuilt:
     _changes: dict[_Place, tuple[int, Change]] = field(default_factory=dict)
     """With the seq of the record that made the change."""
     _watches: Values = field(default_factory=dict)
-    _payloads: dict[_Place, tuple[bytes, int]] = field(default_factory=dict)
-    """Of those that died: the sealed payload of the row, and when it was due."""
 
     def hour(self) -> Callable[[Rows, bytes], None]:
         """What takes in one hour: called with the rows and the payloads of each frame, in order."""
-        entries: dict[int, tuple[int, bytes]] = {}
+        entries: dict[int, int] = {}
         return lambda rows, blob: self._read(rows, blob, entries)
 
-    def _read(self, rows: Rows, blob: bytes, entries: dict[int, tuple[int, bytes]]) -> None:
+    def _read(self, rows: Rows, blob: bytes, entries: dict[int, int]) -> None:
         is_entry = (rows["flags"] & FLAG_REMOVAL) == 0
         self.subject_ids.update(rows["subject_id"][is_entry].tolist())
         self.subscription_ids.update(rows["subscription_id"].tolist())
@@ -86,7 +76,7 @@ class Rebuilt:
             if entry:
                 start = int(row["payload_offset"])
                 sealed = blob[start : start + int(row["payload_length"])]
-                entries[seq] = (message_seq, sealed)
+                entries[seq] = message_seq
                 key_hash = bytes(row["key_hash"])
                 if int(row["flags"]) & FLAG_WATCHES:
                     self._put_watches(message_seq, due_ms, sealed)
@@ -103,12 +93,9 @@ class Rebuilt:
             target_seq = message_seq
             if kind not in (RecordKind.CANCEL, RecordKind.DEAD) or target_seq not in entries:
                 continue  # Of a move and a retry, the new entry tells.
-            message_seq, sealed = entries[target_seq]
             state = ChangeState.CANCELLED if kind is RecordKind.CANCEL else ChangeState.DEAD
             change = Change(state, target_seq, due_ms, attempt, subject_id)
-            place = (message_seq, subscription_id)
-            if self._put_change(place, seq, change) and kind is RecordKind.DEAD:
-                self._payloads[place] = (sealed, due_ms)
+            self._put_change((entries[target_seq], subscription_id), seq, change)
 
     def _put_key(self, key_hash: bytes, seq: int, due_ms: int, digest: int) -> None:
         known = self._keys.get(key_hash)
@@ -130,12 +117,10 @@ class Rebuilt:
             value = pack_watch(due_ms, watch.on_event)
             self._watches |= {watch_key(key, message_seq): value for key in watch.keys}
 
-    def _put_change(self, place: _Place, seq: int, change: Change) -> bool:
+    def _put_change(self, place: _Place, seq: int, change: Change) -> None:
         known = self._changes.get(place)
-        if known is not None and known[0] > seq:
-            return False
-        self._changes[place] = (seq, change)
-        return True
+        if known is None or known[0] <= seq:
+            self._changes[place] = (seq, change)
 
     # ── the tables ─────────────────────────────────────────────────────────────────────────────
 
@@ -150,29 +135,6 @@ class Rebuilt:
     def watches(self) -> Values:
         """The table WATCHES."""
         return self._watches
-
-    def dead_letters(self) -> Values:
-        """The table DEAD_LETTERS."""
-        letters = {}
-        for (message_seq, subscription_id), (sealed, due_ms) in self._payloads.items():
-            _, change = self._changes[message_seq, subscription_id]
-            if change.state != ChangeState.DEAD:
-                continue
-            try:
-                payload = decode_payload(sealed, "schedule", 0, change.entry_seq)
-            except DamageError:
-                continue
-            origin = payload.origin or Origin(message_seq, due_ms, change.subject_id, due_ms)
-            origin = msgspec.structs.replace(origin, attempt=change.attempt + 1)
-            value = DeadLetter(
-                LOST_REASON,
-                due_ms,
-                change.attempt,
-                encode_payload(msgspec.structs.replace(payload, origin=origin)),
-            )
-            key = dead_letter_key(subscription_id, change.entry_seq)
-            letters[key] = msgspec.msgpack.encode(value)
-        return letters
 
 
 def content_digest(sealed: bytes) -> int:
@@ -191,93 +153,53 @@ def content_digest(sealed: bytes) -> int:
 # ── the catalog as a whole ─────────────────────────────────────────────────────────────────────
 
 
-def read_what_is_left(path: str) -> Salvaged:
-    """The entries of the catalog at `path` that match their checksums and can be read."""
-    left = salvage(path, TABLES, copies_of=(Table.SUBJECTS, Table.SUBSCRIPTIONS))
-    for table in Table:
-        values = left.values[table]
-        unreadable = [key for key, value in values.items() if not can_be_read(table, key, value)]
-        for key in unreadable:
-            del values[key]
-            left.damaged.add(table)
-    return left
+def rebuild(
+    rebuilt: Rebuilt,
+    defined: Tables,
+    hours: Mapping[int, HourState],
+    *,
+    checkpoint: int,
+    live_through_hour: int,
+) -> Tables:
+    """All tables, from what the schedule log knows and what the definitions log holds."""
+    meta = {CHECKPOINT_KEY: pack_checkpoint(checkpoint)}
+    if live_through_hour >= 0:
+        meta[LIVE_KEY] = hour_key(live_through_hour)
+    return {
+        **defined,
+        Table.META: meta,
+        Table.HOURS: {hour_key(hour): state.pack() for hour, state in hours.items()},
+        Table.KEYS: rebuilt.keys(),
+        Table.CHANGES: rebuilt.changes(),
+        Table.WATCHES: rebuilt.watches(),
+    }
 
 
-def name_what_is_lost(left: Salvaged, rebuilt: Rebuilt) -> tuple[dict[Table, Values], list[str]]:
-    """Complete subjects and subscriptions in `left`, as far as there are copies.
+def name_what_is_lost(
+    defined: Tables, rebuilt: Rebuilt, *, is_damaged: bool
+) -> tuple[Tables, list[str]]:
+    """Subjects and subscriptions that the schedule log speaks of and `defined` does not hold.
 
-    Returns what was made up for those without one, and in words what is lost."""
-    subjects, subscriptions = left.values[Table.SUBJECTS], left.values[Table.SUBSCRIPTIONS]
-    losses = []
-    if Table.SUBJECTS in left.damaged:
-        # A subject never changes: an old copy is as good.
-        left.values[Table.SUBJECTS] = subjects = left.copies[Table.SUBJECTS] | subjects
-    if Table.SUBSCRIPTIONS in left.damaged:
-        for key, value in left.copies[Table.SUBSCRIPTIONS].items():
-            if key not in subscriptions and can_be_read(Table.SUBSCRIPTIONS, key, value):
-                subscriptions[key] = value
-                number = parse_number_key(key)
-                losses.append(f"subscription {number} is that of an old copy: look at it")
+    `is_damaged`: others may be missing, too. Returns what takes their places, and in words what is
+    lost."""
     nameless = {
         number_key(number): f"(lost subject {number})".encode()
-        for number in _missing(subjects, rebuilt.subject_ids, is_damaged=True)
+        for number in _missing(defined[Table.SUBJECTS], rebuilt.subject_ids, is_damaged)
     }
     gone = {
         number_key(number): _placeholder(number)
         for number in _missing(
-            subscriptions,
-            rebuilt.subscription_ids - {0},
-            is_damaged=Table.SUBSCRIPTIONS in left.damaged,
+            defined[Table.SUBSCRIPTIONS], rebuilt.subscription_ids - {0}, is_damaged
         )
     }
-    losses += [f"the name of a subject: it is {name.decode()!r} now" for name in nameless.values()]
-    losses += [f"subscription {parse_number_key(k)}, if there was one: make it again" for k in gone]
-    subjects.update(nameless)
-    subscriptions.update(gone)
+    losses = [f"the name of a subject: it is {name.decode()!r} now" for name in nameless.values()]
+    losses += [f"subscription {parse_number_key(key)}: make it again" for key in gone]
     return {Table.SUBJECTS: nameless, Table.SUBSCRIPTIONS: gone}, losses
 
 
-def rebuild(
-    left: Salvaged,
-    rebuilt: Rebuilt,
-    hours: Mapping[int, HourState],
-    *,
-    checkpoint: int,
-    fired_through_hour: int,
-    is_stale: bool,
-) -> list[str]:
-    """Make the tables in `left` whole; returns in words which were touched.
-
-    `is_stale`: the catalog is from another time, so the schedule log knows better."""
-    losses = []
-    for table, derived in (
-        (Table.KEYS, rebuilt.keys()),
-        (Table.CHANGES, rebuilt.changes()),
-        (Table.WATCHES, rebuilt.watches()),
-        (Table.DEAD_LETTERS, rebuilt.dead_letters()),
-    ):
-        if is_stale:
-            left.values[table] |= derived
-        elif table in left.damaged:
-            left.values[table] = derived | left.values[table]
-        else:
-            continue
-        losses.append(f"{table} beyond what the schedule log knows of them")
-    if is_stale or Table.HEARTBEATS in left.damaged:
-        losses.append("heartbeats that could not be read: put them again")
-    meta = left.values[Table.META]
-    meta[CHECKPOINT_KEY] = pack_checkpoint(checkpoint)
-    if fired_through_hour >= 0:
-        meta.setdefault(LIVE_KEY, hour_key(fired_through_hour))
-    left.values[Table.HOURS] = {hour_key(hour): state.pack() for hour, state in hours.items()}
-    left.values[Table.DAMAGE] = {}
-    return losses
-
-
-def _missing(known: Iterable[bytes], seen: Iterable[int], *, is_damaged: bool) -> list[int]:
+def _missing(known: Iterable[bytes], seen: Iterable[int], is_damaged: bool) -> list[int]:
     """Numbers that are not known: those that were seen, and if some may be lost all below them."""
-    numbers = {parse_number_key(key) for key in known}
-    wanted = set(seen)
+    numbers, wanted = {parse_number_key(key) for key in known}, set(seen)
     if is_damaged:
         wanted |= set(range(1, max([*numbers, *wanted], default=0) + 1))
     return sorted(wanted - numbers)

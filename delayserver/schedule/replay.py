@@ -28,8 +28,10 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from delayserver.records.definitions import definitions_among, read_definitions
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
+    DEFINITIONS_KEY,
     LIVE_KEY,
     HourState,
     ImportRecord,
@@ -37,7 +39,9 @@ from delayserver.records.tables import (
     hour_key,
     import_key,
     pack_checkpoint,
+    pack_definitions_place,
     read_checkpoint,
+    read_definitions_place,
     read_hours,
     read_live_through_hour,
 )
@@ -49,6 +53,7 @@ from delayserver.schedule.filing import by_hour, schedule_rows
 from delayserver.schedule.purge import Purge
 from delayserver.schedule.wheel_rows import wheel_rows
 from storage.catalog import Catalog, Table
+from storage.definitions_log import DefinitionsLog, DefinitionsPlace
 from storage.errors import DiskFullError
 from storage.frame import Damage, Rows, unseal
 from storage.hour_log import HourLog
@@ -86,10 +91,12 @@ class Replay:
         dispatch: HourLog,
         message_log: MessageLog,
         staging: Staging,
+        definitions: DefinitionsLog,
         *,
         purge: Callable[..., Purge] = Purge,
     ) -> None:
         self._catalog = catalog
+        self._definitions = definitions
         self._staging = staging
         self._schedule = schedule
         self._message_log = message_log
@@ -234,6 +241,19 @@ class Replay:
         """The records up to `seq` are lost, and their seqs must not be given again."""
         self.filed_seq = max(self.filed_seq, seq)
 
+    def resume_definitions(self, *, from_catalog: bool = False) -> Damage | None:
+        """Cut the definitions log back to the checkpoint (I7); what is missing of it, if anything.
+
+        If something is, the next checkpoint writes it again from the catalog, which holds the same.
+        `from_catalog`: so it does in any case, since the directory was not made with this log."""
+        place = read_definitions_place(self._catalog)
+        if place is None or from_catalog:
+            place, from_catalog = DefinitionsPlace(), self.has_checkpoint
+        found = self._definitions.resume(place)
+        if found is not None or from_catalog:
+            self._definitions.start_over(lambda: read_definitions(self._catalog))
+        return found
+
     def delete_adopted(self) -> None:
         """Delete what was staged for imports that the catalog has; a crash may have left it."""
         for import_id in sorted(self._staging.ids()):
@@ -245,12 +265,17 @@ class Replay:
     def checkpoint(self) -> int:
         """Make everything that was filed durable; returns the checkpoint's seq (I6).
 
-        The order is the promise: first the schedule files, then the catalog that speaks of them,
-        then the message log that is not needed any more. Of the catalog the keys come first, in
-        transactions of some length, and the checkpoint with all the rest last: until then the
-        message log has every record of the keys, and files it again after a crash."""
+        The order is the promise: first the schedule files and the definitions log, then the catalog
+        that speaks of them, then the message log that is not needed any more. Of the catalog the
+        keys come first, in transactions of some length, and the checkpoint with all the rest last:
+        until then the message log has every record of the keys, and files it again after a
+        crash."""
         self._schedule.sync()
         writes = self.effects.writes
+        place = self._definitions.record(definitions_among(writes), self.filed_seq)
+        if (found := self._definitions.damage) is not None:
+            self.effects.note_damage(found, 0)
+        writes[Table.META].append((DEFINITIONS_KEY, pack_definitions_place(place)))
         for hour in self.effects.changed_hours:
             state = self.hours.get(hour)
             writes[Table.HOURS].append((hour_key(hour), state.pack() if state else None))
@@ -259,6 +284,7 @@ class Replay:
             writes[Table.META].append((LIVE_KEY, hour_key(self.live_once_through_hour)))
         self.effects.commit_keys_ahead(self.filed_seq)
         self._catalog.commit(writes, {Table.KEYS: self.effects.keys})
+        self._definitions.committed()
         self.effects.clear()
         self.checkpoint_seq = self.filed_seq
         self._message_log.delete_through(self.checkpoint_seq)

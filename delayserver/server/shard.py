@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
+
 from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.decisions.importer import Importer, VerifyRequest
@@ -49,12 +51,15 @@ from delayserver.server.threads import (
     Worker,
 )
 from storage.catalog import Catalog
-from storage.directory import LOCK_FILE, open_identity
+from storage.definitions_log import DefinitionsLog
+from storage.directory import FORMAT_VERSION, LOCK_FILE, open_identity, upgrade
 from storage.errors import DamageError
 from storage.files import Files
 from storage.hour_log import HourLog
 from storage.message_log import Durability, MessageLog
 from storage.rows import LogKind
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,7 @@ class Surroundings:
     replay: type[Replay] | Callable[..., Replay] = Replay
     settler: type[Settler] | Callable[..., Settler] = Settler
     staging: type[Staging] | Callable[..., Staging] = Staging
+    definitions: type[DefinitionsLog] | Callable[..., DefinitionsLog] = DefinitionsLog
 
 
 class Shard(ABC):
@@ -118,12 +124,15 @@ class Shard(ABC):
             durability=settings.durability,
         )
         schedule = hour_log(LogKind.SCHEDULE)
+        definitions = surroundings.definitions(files, stamp=identity.stamp)
+        self._cleanup.callback(definitions.close)
         self.replay = surroundings.replay(
             catalog,
             schedule,
             hour_log(LogKind.DISPATCH),
             self.message_log,
             surroundings.staging(files, identity.stamp),
+            definitions,
         )
         self.settler = surroundings.settler(hour_log(LogKind.DISPATCH))
         loader = Loader(hour_log(LogKind.SCHEDULE), hour_log(LogKind.DISPATCH), slot_ms=SLOT_MS)
@@ -137,8 +146,13 @@ class Shard(ABC):
             loader,
             now_ms=now_ms,
             lead_ms=settings.lead_ms,
+            is_carried_over=identity.version < FORMAT_VERSION,
             progress=surroundings.progress,
         )
+        if identity.version < FORMAT_VERSION:
+            # Not before a checkpoint has what is new in this version.
+            upgrade(files, identity)
+            log.info("the data directory was carried over", format_version=FORMAT_VERSION)
         ids = IdCodec(identity.shard, identity.id_secret)
         sequencer = Sequencer(catalog, next_seq=recovered.next_seq, subjects=recovered.subjects)
         self.reader, self.reader_now = (

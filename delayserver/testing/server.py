@@ -37,6 +37,7 @@ from delayserver.server.threads import (
     Worker,
 )
 from storage.catalog import Catalog
+from storage.definitions_log import DefinitionsLog
 from storage.directory import open_identity
 from storage.errors import DamageError, DiskFullError
 from storage.files import Files
@@ -225,6 +226,8 @@ class SimulatedServer(Shard):
             settler=partial(_WatchedSettler, watcher),
             # One frame per slice, so that much may happen between two.
             staging=partial(Staging, slice_bytes=1),
+            # Written anew again and again.
+            definitions=partial(DefinitionsLog, slack_bytes=2000),
         )
         super().__init__(settings, files, lambda: catalog, surroundings)
         self._watch()

@@ -16,6 +16,7 @@ import msgspec
 from delayserver.config import Settings
 from delayserver.records.subscriptions import Subscription
 from delayserver.testing.clients import Clients
+from delayserver.testing.definitions import check_definitions
 from delayserver.testing.ledger import Ledger, Violation
 from delayserver.testing.operators import Operators
 from delayserver.testing.server import SimulatedClock, SimulatedServer
@@ -153,6 +154,7 @@ class World:
         for actor in (self.clients, self.subscribers, self.operators):
             actor.begin(self.server, self.disk)
         self.ledger.recovered(self.server)
+        check_definitions(self.server, self.disk)
         timeouts = self.server.engine.timeouts
         self.ledger.present = lambda: timeouts.now_ms
         registry = self.server.engine.registry

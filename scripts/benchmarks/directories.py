@@ -19,6 +19,7 @@ from delayserver.schedule.committed import Records
 from delayserver.schedule.expansion import Staging
 from delayserver.schedule.replay import Replay
 from storage.catalog import LmdbCatalog
+from storage.definitions_log import DefinitionsLog
 from storage.directory import open_identity
 from storage.files import OsFiles
 from storage.frame import Rows, seal
@@ -58,7 +59,8 @@ class Maker:
         )
         self._dispatch = dispatch
         staging = Staging(files, self.stamp)
-        self._replay = Replay(self._catalog, schedule, dispatch, self._log, staging)
+        definitions = DefinitionsLog(files, stamp=self.stamp)
+        self._replay = Replay(self._catalog, schedule, dispatch, self._log, staging, definitions)
         self._sealed = encode_payload(Payload(body))
         self._seq = 0
         self._rng = np.random.default_rng(5)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from storage.catalog import ManyWrites, Table, Writes
 from storage.errors import CatalogError, DiskError, DiskFullError
+from storage.frame import Damage
 from storage.testing.faults import Faults, Moment
 
 CATALOG_KEY_BYTES_MAX = 511
@@ -80,6 +81,9 @@ class MemoryCatalog:
         if isinstance(error, DiskError) and not isinstance(error, DiskFullError):
             raise CatalogError("commit", error.reason)
         raise error
+
+    def verify(self) -> list[Damage]:
+        return []
 
     def close(self) -> None:
         self._closed = True

@@ -1,7 +1,8 @@
 """Writes the golden files of the current format version: `python -m tests.golden.make`.
 
 Everything in them stands here as literals, so the same bytes come out each time. Files of a version
-that was released are never written again: if this changes v1, the format has changed.
+that was released are never written again: if this changes them, the format has changed. Version 1
+had no definitions log; all else is the same.
 """
 
 from pathlib import Path
@@ -11,15 +12,21 @@ import numpy as np
 
 from delayserver.records.message import Origin, Payload, encode_payload
 from delayserver.records.tables import DeadLetter
+from storage.definitions_log import (
+    Definition,
+    DefinitionsLog,
+    DefinitionsPlace,
+    definitions_path,
+)
 from storage.directory import FORMAT_FILE, FORMAT_VERSION, open_identity
 from storage.files import Files
-from storage.frame import Rows, seal
+from storage.frame import Rows, seal, unseal
 from storage.hour_log import HourLog, hour_path
 from storage.message_log import Durability, MessageLog
 from storage.rows import DISPATCH_DTYPE, MESSAGE_DTYPE, SCHEDULE_DTYPE, LogKind
 from storage.testing.files import SimulatedFiles
 
-DIRECTORY = Path(__file__).parent / f"v{FORMAT_VERSION}"
+DIRECTORIES = {version: Path(__file__).parent / f"v{version}" for version in (1, 2)}
 HOUR = 498_663  # 2026-11-20T15 UTC
 START_MS = HOUR * 3_600_000
 KEY_HASH = bytes(range(16))
@@ -36,6 +43,15 @@ PAYLOADS = {
 LETTER = DeadLetter("it answered 500", START_MS + 4000, 2, PAYLOADS[7])
 PAYLOADS[8] = seal(msgspec.msgpack.encode(LETTER))
 PAYLOADS[9] = PAYLOADS[7]
+# By checkpoint: table, key, value.
+DEFINITIONS = {
+    5: [
+        Definition(1, b"\0\0\0\1", unseal(PAYLOADS[1])),
+        Definition(2, b"\0\0\0\1", unseal(PAYLOADS[2])),
+    ],
+    8: [Definition(3, b"\0\0\0\1" + bytes(7) + b"\7", unseal(PAYLOADS[8]))],
+    10: [Definition(3, b"\0\0\0\1" + bytes(7) + b"\7", None)],
+}
 
 # seq, due_ms, message_seq, target_seq, target_due_ms, key_hash, subject_id, subscription_id,
 # attempt, kind
@@ -106,7 +122,13 @@ def build() -> dict[str, bytes]:
             created_ms=START_MS,
         )
         hour_log.close()
-    paths = [FORMAT_FILE, MessageLog.path(1)]
+    definitions = DefinitionsLog(files, stamp=identity.stamp)
+    definitions.resume(DefinitionsPlace())
+    for seq, changes in DEFINITIONS.items():
+        definitions.record(changes, seq)
+        definitions.committed()
+    definitions.close()
+    paths = [FORMAT_FILE, MessageLog.path(1), definitions_path(1)]
     paths += [hour_path(kind, HOUR) for kind in (LogKind.SCHEDULE, LogKind.DISPATCH)]
     return {path: _content(files, path) for path in paths}
 
@@ -158,7 +180,7 @@ def _content(files: Files, path: str) -> bytes:
 
 if __name__ == "__main__":
     for name, data in build().items():
-        target = DIRECTORY / name
+        target = DIRECTORIES[FORMAT_VERSION] / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
         print(f"{target}: {len(data)} bytes")

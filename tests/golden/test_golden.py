@@ -5,7 +5,15 @@ import pytest
 
 from delayserver.records.message import Origin, Payload, decode_payload
 from storage.check import check_directory
+from storage.definitions_log import (
+    State,
+    apply,
+    definitions_in,
+    definitions_path,
+    scan_definitions,
+)
 from storage.directory import Identity, open_identity
+from storage.files import OsFiles
 from storage.frame import Frame, unseal
 from storage.hour_log import HourLog
 from storage.message_log import Durability, MessageLog
@@ -13,8 +21,9 @@ from storage.rows import LogKind
 from storage.testing.files import SimulatedFiles
 from tests.golden.make import (
     BODY,
+    DEFINITIONS,
     DELIVERIES,
-    DIRECTORY,
+    DIRECTORIES,
     ENTRIES,
     GROUPS,
     HOUR,
@@ -30,12 +39,18 @@ from tests.golden.make import (
 STAMP = 0x01020304
 
 
+@pytest.fixture(params=DIRECTORIES)
+def version(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
 @pytest.fixture
-def files() -> SimulatedFiles:
-    """The golden directory of version 1."""
+def files(version: int) -> SimulatedFiles:
+    """The golden directory of a version."""
     files = SimulatedFiles()
-    for path in (path for path in DIRECTORY.rglob("*") if path.is_file()):
-        name = path.relative_to(DIRECTORY).as_posix()
+    directory = DIRECTORIES[version]
+    for path in (path for path in directory.rglob("*") if path.is_file()):
+        name = path.relative_to(directory).as_posix()
         if "/" in name:
             files.make_directory(name.rpartition("/")[0])
         file = files.open(name, create=True)
@@ -44,19 +59,46 @@ def files() -> SimulatedFiles:
     return files
 
 
-def test_the_writer_gives_the_same_bytes() -> None:
+def test_the_writer_gives_the_same_bytes(version: int) -> None:
+    directory = DIRECTORIES[version]
     golden = {
-        path.relative_to(DIRECTORY).as_posix(): path.read_bytes()
-        for path in DIRECTORY.rglob("*")
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in directory.rglob("*")
         if path.is_file()
     }
-    assert build() == golden
+    made = build()
+    if version == 1:
+        del made[definitions_path(1)]
+        made["FORMAT"] = made["FORMAT"].replace(b'"format": 2', b'"format": 1')
+    assert made == golden
 
 
-def test_the_identity(files: SimulatedFiles) -> None:
+def test_the_identity(files: SimulatedFiles, version: int) -> None:
     assert open_identity(files, random_bytes=None) == Identity(
-        stamp=STAMP, shard=0, id_secret=bytes(range(1, 17))
+        stamp=STAMP, shard=0, id_secret=bytes(range(1, 17)), version=version
     )
+
+
+def test_the_definitions_log() -> None:
+    path = DIRECTORIES[2] / definitions_path(1)
+    frames = list(
+        scan_definitions(
+            OsFiles(str(DIRECTORIES[2]), readonly=True).open(definitions_path(1)),
+            path.stat().st_size,
+            stamp=STAMP,
+        )
+    )
+    assert {
+        frame.first_seq: list(definitions_in(frame)) for frame in frames if isinstance(frame, Frame)
+    } == DEFINITIONS
+    state = State()
+    for frame in frames:
+        assert isinstance(frame, Frame)
+        apply(definitions_in(frame), state)
+    assert state == {
+        (1, b"\0\0\0\1"): b"order.unpaid",
+        (2, b"\0\0\0\1"): unseal(PAYLOADS[2]),
+    }
 
 
 def test_the_message_log(files: SimulatedFiles) -> None:
@@ -132,7 +174,8 @@ def test_the_payloads(files: SimulatedFiles) -> None:
     assert unseal(PAYLOADS[1]) == b"order.unpaid"
 
 
-def test_the_directory_is_clean(files: SimulatedFiles) -> None:
+def test_the_directory_is_clean(files: SimulatedFiles, version: int) -> None:
     report = check_directory(files, None)
-    assert report.findings == []
-    assert [counts.rows for counts in report.logs.values()] == [10, 9, 2]
+    assert report.findings == [] and report.format_version == version
+    defined = sum(map(len, DEFINITIONS.values())) if version > 1 else 0
+    assert [counts.rows for counts in report.logs.values()] == [10, 9, 2, defined]

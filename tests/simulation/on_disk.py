@@ -19,7 +19,7 @@ from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
 from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import START_MS
 from storage.catalog import LmdbCatalog
-from storage.directory import CATALOG_DIRECTORY
+from storage.directory import CATALOG_DIRECTORY, LOG_DIRECTORIES
 from storage.errors import DamageError
 from storage.files import OsFiles
 from storage.rows import HOUR_MS
@@ -186,7 +186,7 @@ def files(directory: Path) -> list[str]:
     """The files of logs and catalog."""
     found = [
         str(path.relative_to(directory))
-        for name in ("messages", "schedule", "dispatch", CATALOG_DIRECTORY)
+        for name in (*LOG_DIRECTORIES, CATALOG_DIRECTORY)
         for path in sorted((directory / name).iterdir())
     ]
     return [path for path in found if "spare" not in path and "lock" not in path]

@@ -17,6 +17,7 @@ from delayserver.records.subscriptions import Subscription
 from delayserver.server.threads import CheckpointRequest
 from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
 from delayserver.testing.publishes import publish_all
+from storage.directory import LOG_DIRECTORIES
 from storage.errors import DamageError
 from storage.rows import HOUR_MS
 from storage.testing.catalog import MemoryCatalog
@@ -116,10 +117,10 @@ def deliver_all(disk: SimulatedFiles) -> tuple[Receiver, bool]:
 
 
 def contents() -> dict[str, bytes]:
-    """The files of the three logs."""
+    """The files of the four logs."""
     disk = DIRECTORY.disk.crash()
     found = {}
-    for directory in ("messages", "schedule", "dispatch"):
+    for directory in LOG_DIRECTORIES:
         for name in disk.list(directory):
             if "spare" not in name:
                 file = disk.open(f"{directory}/{name}")
@@ -138,7 +139,7 @@ EXPECTED, _ = deliver_all(DIRECTORY.disk.crash())
 
 
 def test_the_directory_has_everything() -> None:
-    assert {path.split("/")[0] for path in CONTENTS} == {"messages", "schedule", "dispatch"}
+    assert {path.split("/")[0] for path in CONTENTS} == {*LOG_DIRECTORIES}
     assert len(EXPECTED.receipts) == 9
     receiver, is_named = deliver_all(DIRECTORY.disk.crash())
     assert receiver.receipts == EXPECTED.receipts and not is_named

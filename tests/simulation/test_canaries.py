@@ -45,6 +45,7 @@ from delayserver.schedule.wheel import Wheel
 from delayserver.server import shard
 from delayserver.server.engine import Engine
 from delayserver.testing import Violation, run_world, server
+from storage.definitions_log import DefinitionsLog
 from storage.errors import DamageError, SyncError
 from storage.hour_log import HourLog
 from storage.rows import HOUR_MS, SEQ_MAX
@@ -570,6 +571,42 @@ def an_archive_is_answered_before_it_is_durable(patch: Patch) -> None:
             original(self, hour, archived)
 
     patch.setattr(Archives, "confirm", confirm)
+
+
+# The definitions log
+
+
+@canary(Violation)
+def the_definitions_log_is_not_synced_before_the_checkpoint(patch: Patch) -> None:
+    """I6"""
+    patch.setattr(DefinitionsLog, "record", _without_syncs(DefinitionsLog.record))
+
+
+def _without_syncs(original: Callable[..., Any]) -> Callable[..., Any]:
+    def record(self: Any, *rest: Any) -> Any:
+        sync, SimulatedFile.fdatasync = SimulatedFile.fdatasync, lambda self: None  # type: ignore[method-assign]
+        try:
+            return original(self, *rest)
+        finally:
+            SimulatedFile.fdatasync = sync  # type: ignore[method-assign]
+
+    return record
+
+
+@canary(Violation)
+def the_definitions_log_is_not_cut_back(patch: Patch) -> None:
+    """I7: what no checkpoint covers would count without a catalog."""
+
+    def resume(self: Any, place: Any) -> None:
+        self._committed = self._recorded = place
+
+    patch.setattr(DefinitionsLog, "resume", resume)
+
+
+@canary(Violation)
+def a_rewritten_definitions_log_replaces_the_old_one_before_it_is_synced(patch: Patch) -> None:
+    """I6"""
+    patch.setattr(DefinitionsLog, "_rewrite", _without_syncs(DefinitionsLog._rewrite))
 
 
 def first_catch(seeds: Iterable[int], caught_by: tuple[Caught, ...]) -> str | None:

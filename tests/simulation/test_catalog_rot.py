@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from storage.catalog import TABLES, LmdbCatalog, Table
-from storage.catalog_file import DATA_FILE, find_damage, salvage
+from storage.catalog_file import DATA_FILE, find_damage
 from storage.errors import DamageError
 from tests.simulation.on_disk import copy, deliver_all, flip, make_directory
 
@@ -95,7 +95,7 @@ def test_a_server_refuses_what_it_cannot_trust(in_memory: Path) -> None:
     expected = deliver_all(copy(directory, in_memory / "x")).receipts
     used = (directory / "catalog" / DATA_FILE).read_bytes()
     refused = 0
-    for offset in [at for at in range(0, len(used), 7) if used[at]][::41]:
+    for offset in [at for at in range(0, len(used), 7) if used[at]][::31]:
         damaged = copy(directory, in_memory / "x")
         flip(damaged, f"catalog/{DATA_FILE}", offset)
         try:
@@ -148,9 +148,6 @@ def test_a_long_catalog_is_read_in_part(in_memory: Path) -> None:
     with pytest.raises(DamageError, match=key.hex()):
         catalog.get(Table.KEYS, key)
     catalog.close()
-    left = salvage(str(path), TABLES)
-    assert left.damaged == {Table.KEYS}
-    assert len(left.values[Table.KEYS]) == 30 * 4000 - 1
     (path / DATA_FILE).write_bytes(data)
     branches = [at for at in range(0, len(data), 4096) if data[at + 10] == 1]
     flip(path, DATA_FILE, branches[-1] + 12)

@@ -12,13 +12,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from delayserver.records.definitions import TABLE_NUMBERS, read_definitions
+from delayserver.records.message import Payload
 from delayserver.records.tables import CHECKPOINT_KEY
 from delayserver.recovery.check import check_path
 from delayserver.recovery.repair import RepairReport, repair, repair_path
 from storage.catalog import LmdbCatalog, Table, Writes
-from storage.directory import CATALOG_DIRECTORY, LOCK_FILE, open_identity
-from storage.errors import DamageError, DirectoryLockedError, RepairUnfinishedError
+from storage.directory import CATALOG_DIRECTORY, FORMAT_FILE, LOCK_FILE, open_identity
+from storage.errors import (
+    DamageError,
+    DirectoryLockedError,
+    FormatOutdatedError,
+    RepairUnfinishedError,
+)
 from storage.files import OsFiles
+from storage.rows import HOUR_MS
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
 from tests.simulation.on_disk import (
     BODIES,
@@ -95,12 +103,14 @@ def test_the_directory_has_everything(directory: Path, expected: set[Receipt]) -
         "messages",
         "schedule",
         "dispatch",
+        "definitions",
         "catalog",
     }
     report = check_path(directory, catalog_max_bytes=CATALOG_BYTES)
     assert report.findings == []
     others = {Table.DAMAGE, Table.IMPORTS, Table.ARCHIVES}
     assert [table for table in set(Table) - others if not report.tables[table]] == []
+    assert report.logs.pop("definitions").frames > 1
     assert min(log.frames for log in report.logs.values()) > 2
     assert len(expected) == 12 and not {body for _, body in expected} & CANCELLED
 
@@ -113,11 +123,11 @@ def offsets(path: Path, *, is_catalog: bool) -> list[int]:
     return used[::EVERY_CATALOG_BYTE]
 
 
-@pytest.mark.parametrize("log", ["messages", "schedule", "dispatch", "catalog"])
+@pytest.mark.parametrize("log", ["messages", "schedule", "dispatch", "definitions", "catalog"])
 def test_any_flipped_bit(
     log: str, directory: Path, expected: set[Receipt], in_memory: Path
 ) -> None:
-    tried = 0
+    tried, known = 0, definitions(directory)
     for path in files(directory):
         if not path.startswith(log):
             continue
@@ -125,16 +135,31 @@ def test_any_flipped_bit(
             damaged = copy(directory, in_memory / "x")
             flip(damaged, path, offset)
             report = mend(damaged)
-            receipts = received(damaged)
             where = f"{path}@{offset}: {report}"
+            if log in ("definitions", "catalog"):
+                # The one is written again from the other.
+                assert definitions(damaged) == known and not report.losses, where
+            receipts = received(damaged)
             assert report.is_needed or receipts == expected, where
             if log != "messages":
                 # A cancel that was not filed yet stands nowhere else.
                 assert not {body for _, body in receipts} & CANCELLED, where
             if log == "dispatch":
                 assert expected <= receipts, where
+            if log in ("definitions", "catalog"):
+                assert receipts == expected, where
             tried += 1
     assert tried >= 10
+
+
+def definitions(directory: Path) -> dict[tuple[int, bytes], bytes]:
+    """Subjects, subscriptions, dead letters with their reasons, heartbeats, as the catalog has them
+    before a server changes them."""
+    path = directory / CATALOG_DIRECTORY
+    catalog = LmdbCatalog(str(path), max_bytes=CATALOG_BYTES, readonly=True)
+    found = {(one.table, one.key): one.value or b"" for one in read_definitions(catalog)}
+    catalog.close()
+    return found
 
 
 def every_kind_of_damage(damaged: Path) -> None:
@@ -244,43 +269,81 @@ def changed(writes: Writes) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    ("damage", "keeps_subscriptions"),
+    "damage",
     [
-        (no_catalog, False),
-        (an_empty_catalog, False),
-        (half_a_catalog, None),
-        (garbage_for_a_catalog, False),
-        (changed({Table.META: [(CHECKPOINT_KEY, None)]}), True),
-        (changed({Table.META: [(CHECKPOINT_KEY, bytes(8))]}), True),
+        no_catalog,
+        an_empty_catalog,
+        half_a_catalog,
+        garbage_for_a_catalog,
+        changed({Table.META: [(CHECKPOINT_KEY, None)]}),
+        changed({Table.META: [(CHECKPOINT_KEY, bytes(8))]}),
     ],
 )
 def test_a_catalog_that_is_gone(
-    damage: Callable[[Path], None],
-    keeps_subscriptions: bool | None,
-    damaged: Path,
-    expected: set[Receipt],
+    damage: Callable[[Path], None], damaged: Path, expected: set[Receipt]
 ) -> None:
-    """Everything is still there but the definitions: who subscribes again gets it."""
+    """Everything is still there: it is an index of the logs."""
+    known = definitions(damaged)
     damage(damaged)
     with pytest.raises(DamageError):
         Life(damaged)
     report = mend(damaged)
-    receipts = received(damaged)
-    assert not {body for _, body in receipts} & CANCELLED
-    if keeps_subscriptions:
-        assert receipts == expected
-    elif keeps_subscriptions is False:
-        assert any("subscription" in loss for loss in report.losses)
-        assert receipts == set()
-        life = Life(damaged, END_MS)
-        life.work()
-        again = msgspec.structs.replace(OTHER, id=life.server.engine.registry.next_id())
-        assert again.id > OTHER.id, "the number of a lost subscription was given again"
-        life.server.engine.subscribing.put_subscription(again)
-        life.work()
-        got = {body for _, body in life.receiver.receipts}
-        assert {body for _, body in expected} <= got <= BODIES - CANCELLED
-        life.end()
+    # The message log may have been filed to its end, and defines some more.
+    assert known.items() <= definitions(damaged).items() and not report.losses
+    assert received(damaged) == expected
+
+
+def test_a_catalog_from_another_time(
+    damaged: Path, expected: set[Receipt], in_memory: Path
+) -> None:
+    """What was defined since it was copied is not forgotten."""
+    old = copy(damaged, in_memory / "old")
+    life = Life(damaged)
+    life.server.engine.heartbeats.put("h2", 10 * HOUR_MS, "d", Payload(b"2"), life.clock.now_ms)
+    life.publish("new subject", END_MS + 1)
+    for due_ms in range(END_MS + 2, END_MS + 30):
+        life.publish("new subject", due_ms)  # until the segment that defined it is deleted
+        life.checkpoint()
+    life.end()
+    known = definitions(damaged)
+    (damaged / DATA_FILE).write_bytes((old / DATA_FILE).read_bytes())
+    report = mend(damaged)
+    assert definitions(damaged) == known and not report.losses
+
+
+def test_the_definitions_log_and_the_catalog_are_damaged(
+    damaged: Path, expected: set[Receipt]
+) -> None:
+    """What is intact of the definitions is used. The rest is named, and no number given again."""
+    (log,) = (path for path in files(damaged) if path.startswith("definitions"))
+    known = definitions(damaged)
+    flip(damaged, log, 0)  # the first frame: both subscriptions
+    no_catalog(damaged)
+    report = mend(damaged)
+    assert any(log in loss for loss in report.losses)
+    assert any("subscription 2: make it again" in loss for loss in report.losses)
+    kept = definitions(damaged)
+    assert {place for place in known if place[0] == TABLE_NUMBERS[Table.HEARTBEATS]} <= {*kept}
+    assert received(damaged) == set()
+    life = Life(damaged, END_MS)
+    life.work()
+    again = msgspec.structs.replace(OTHER, id=life.server.engine.registry.next_id())
+    assert again.id > OTHER.id, "the number of a lost subscription was given again"
+    life.server.engine.subscribing.put_subscription(again)
+    life.work()
+    got = {body for _, body in life.receiver.receipts}
+    assert {body for _, body in expected} <= got <= BODIES - CANCELLED
+    life.end()
+
+
+def test_a_directory_of_version_1_is_not_repaired(damaged: Path) -> None:
+    """Its definitions stand in the catalog alone: the next start carries them over."""
+    document = json.loads((damaged / FORMAT_FILE).read_text())
+    (damaged / FORMAT_FILE).write_text(json.dumps({**document, "format": 1}))
+    with pytest.raises(FormatOutdatedError, match="start a server on it once"):
+        repair_path(damaged, now_ms=END_MS)
+    Life(damaged).end()
+    assert not mend(damaged).is_needed
 
 
 def test_what_was_cancelled_stays_cancelled(damaged: Path) -> None:

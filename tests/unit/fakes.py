@@ -41,6 +41,7 @@ from delayserver.schedule.wheel_rows import (
 )
 from delayserver.testing.publishes import publish_all
 from delayserver.timers.timeouts import Timeouts
+from storage.definitions_log import DefinitionsLog
 from storage.errors import DamageError
 from storage.files import Files
 from storage.frame import Rows
@@ -321,6 +322,7 @@ class Disk:
             HourLog(self.files, LogKind.DISPATCH, stamp=STAMP),
             self.message_log,
             Staging(self.files, STAMP),
+            DefinitionsLog(self.files, stamp=STAMP),
         )
         self.settler = Settler(self.dispatch)
         self.loader = Loader(

@@ -221,7 +221,8 @@ def _pieces(
         case LogKind.SCHEDULE:
             with directory.catalog() as catalog:
                 return logs.schedule_pieces(read_hours(catalog), hours)
-        case LogKind.DISPATCH:
+        case _:
+            assert kind is LogKind.DISPATCH, kind
             return logs.dispatch_pieces(directory.files, hours)
 
 

@@ -1,15 +1,18 @@
 """The check of logs and catalog against each other."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from delayserver.records.definitions import definitions_among
 from delayserver.records.message import Origin, Payload, encode_payload
 from delayserver.records.subscriptions import Subscription, encode_subscription
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
+    DEFINITIONS_KEY,
     Archived,
     Change,
     ChangeState,
@@ -21,7 +24,9 @@ from delayserver.records.tables import (
     hour_key,
     pack_archived,
     pack_change,
+    pack_definitions_place,
     pack_watch,
+    read_definitions_place,
     read_hours,
     watch_key,
 )
@@ -31,8 +36,9 @@ from delayserver.schedule.expansion import Staging
 from delayserver.schedule.replay import Replay
 from storage.catalog import Catalog, LmdbCatalog, Table, Writes
 from storage.check import NotADataDirectoryError, Severity
+from storage.definitions_log import DefinitionsLog, DefinitionsPlace, definitions_path
 from storage.directory import CATALOG_DIRECTORY, open_identity
-from storage.files import Files, OsFiles
+from storage.files import Files, OsFiles, replace_file
 from storage.frame import Damage
 from storage.message_log import MessageLog
 from storage.rows import FLAG_REMOVAL, HOUR_MS
@@ -56,12 +62,20 @@ CATALOG_BYTES = 1 << 20
 NOW_MS = 1
 
 
+def replay_of(files: Files, catalog: Catalog, log: MessageLog) -> Replay:
+    staging, definitions = Staging(files, STAMP), DefinitionsLog(files, stamp=STAMP)
+    schedule, dispatch = schedule_log(files), dispatch_log(files)
+    replay = Replay(catalog, schedule, dispatch, log, staging, definitions)
+    replay.resume_definitions()
+    return replay
+
+
 def filled(files: Files, catalog: Catalog) -> Replay:
     """A directory with a checkpoint at 5; records 6 and 7 are behind it."""
     open_identity(files, random_bytes=lambda length: STAMP.to_bytes(length, "big"))
     log = message_log(files)
     list(log.read(1))
-    replay = Replay(catalog, schedule_log(files), dispatch_log(files), log, Staging(files, STAMP))
+    replay = replay_of(files, catalog, log)
     for first_seq, count in ((1, 3), (4, 2), (6, 2)):
         rows, payload = message_group(first_seq, count)
         log.append(
@@ -74,8 +88,17 @@ def filled(files: Files, catalog: Catalog) -> Replay:
         replay.file([Records(rows, payload)], NOW_MS)
         if first_seq == 4:
             replay.checkpoint()
-    catalog.commit({Table.SUBJECTS: [((1).to_bytes(4, "big"), b"orders")]})
+    commit(files, catalog, {Table.SUBJECTS: [(number(1), b"orders")]})
     return replay
+
+
+def commit(files: Files, catalog: Catalog, writes: Writes) -> None:
+    """As a checkpoint does it: what the definitions log holds, too, stands there first."""
+    log = DefinitionsLog(files, stamp=STAMP)
+    log.resume(read_definitions_place(catalog) or DefinitionsPlace())
+    place = pack_definitions_place(log.record(definitions_among(writes), 5))
+    meta = [*writes.get(Table.META, ()), (DEFINITIONS_KEY, place)]
+    catalog.commit({**writes, Table.META: meta})
 
 
 @pytest.fixture
@@ -215,7 +238,7 @@ def test_a_catalog_that_does_not_agree(
     file: str,
     reason: str,
 ) -> None:
-    catalog.commit(writes(catalog))
+    commit(files, catalog, writes(catalog))
     report = check(files, catalog)
     assert [found.file for found in report.damage] == [file]
     assert reason in report.damage[0].reason
@@ -224,7 +247,9 @@ def test_a_catalog_that_does_not_agree(
 def test_entries_that_are_sound(files: SimulatedFiles, catalog: MemoryCatalog) -> None:
     letter = DeadLetter("why", 1, 2, PAYLOAD)
     change = Change(ChangeState.DEAD, 2, 3, 4, 1)
-    catalog.commit(
+    commit(
+        files,
+        catalog,
         {
             Table.CHANGES: [(change_key(1, 1), pack_change(change))],
             Table.DEAD_LETTERS: [(dead_letter_key(1, 2), msgspec.msgpack.encode(letter))],
@@ -235,13 +260,13 @@ def test_entries_that_are_sound(files: SimulatedFiles, catalog: MemoryCatalog) -
             Table.WATCHES: [(watch_key("k", 1), pack_watch(HOUR * HOUR_MS, 1))],
             Table.HEARTBEATS: [(b"k", heartbeat(1))],
             Table.ARCHIVES: [(hour_key(HOUR), ARCHIVED)],
-        }
+        },
     )
     assert check(files, catalog).findings == []
 
 
 def test_a_subject_that_is_not_known(files: SimulatedFiles, catalog: MemoryCatalog) -> None:
-    catalog.commit({Table.SUBJECTS: [(number(1), None)]})
+    commit(files, catalog, {Table.SUBJECTS: [(number(1), None)]})
     assert findings(files, catalog) == [
         (SCHEDULE, "rows of subjects that the catalog does not know: {1}")
     ]
@@ -263,10 +288,87 @@ def test_a_message_log_without_records(files: SimulatedFiles, catalog: MemoryCat
     assert findings(files, catalog) == []
 
 
-def test_damage_that_was_noted_before(files: SimulatedFiles, catalog: MemoryCatalog) -> None:
-    replay = Replay(
-        catalog, schedule_log(files), dispatch_log(files), message_log(files), Staging(files, STAMP)
+DEFINITIONS = definitions_path(1)
+
+
+@pytest.mark.parametrize(
+    ("writes", "reason"),
+    [
+        ({Table.SUBJECTS: [(number(2), b"new")]}, "subjects: entry 00000002 of the catalog is"),
+        ({Table.HEARTBEATS: [(b"k", heartbeat(1))]}, "heartbeats: entry 6b of the catalog is"),
+        ({Table.SUBJECTS: [(number(1), b"other")]}, "subjects: entry 00000001 is another one"),
+    ],
+)
+def test_a_definitions_log_that_does_not_agree(
+    files: SimulatedFiles, catalog: MemoryCatalog, writes: Writes, reason: str
+) -> None:
+    catalog.commit(writes)
+    (found,) = check(files, catalog).damage
+    assert found.file == DEFINITIONS and found.reason.startswith(reason)
+
+
+def test_a_definition_that_the_catalog_does_not_have(
+    files: SimulatedFiles, catalog: MemoryCatalog
+) -> None:
+    commit(files, catalog, {Table.HEARTBEATS: [(b"k", heartbeat(1))]})
+    catalog.commit({Table.HEARTBEATS: [(b"k", None)]})
+    assert findings(files, catalog) == [(DEFINITIONS, "heartbeats: entry 6b is not in the catalog")]
+
+
+def test_a_damaged_definitions_log(files: SimulatedFiles, catalog: MemoryCatalog) -> None:
+    for offset in (0, 70, 100):
+        flip(files, DEFINITIONS, offset)
+        assert {found.file for found in check(files, catalog).damage} == {DEFINITIONS}
+        flip(files, DEFINITIONS, offset)
+    assert check(files, catalog).findings == []
+
+
+def test_a_definitions_log_that_is_cut_off_or_gone(
+    files: SimulatedFiles, catalog: MemoryCatalog
+) -> None:
+    file = files.open(DEFINITIONS)
+    length = file.size()
+    file.truncate(0)
+    said = f"the catalog says {length}"
+    assert findings(files, catalog) == [(DEFINITIONS, f"the file has 0 bytes, {said}")]
+    files.unlink(DEFINITIONS)
+    assert findings(files, catalog) == [(DEFINITIONS, f"the file has 0 bytes, {said}")]
+    catalog.commit({Table.META: [(DEFINITIONS_KEY, None)]})
+    assert ("catalog", "it does not say how much of the definitions log counts") in findings(
+        files, catalog
     )
+
+
+def test_what_a_crash_leaves_of_the_definitions_log(
+    files: SimulatedFiles, catalog: MemoryCatalog
+) -> None:
+    size = files.open(DEFINITIONS).size()
+    overwrite(files, DEFINITIONS, size, bytes(8))
+    overwrite(files, definitions_path(2), 0, b"x")
+    overwrite(files, definitions_path(3) + ".new", 0, b"x")
+    report = check(files, catalog)
+    assert report.is_clean
+    assert sorted((found.file, found.severity) for found in report.findings) == [
+        (DEFINITIONS, Severity.TORN_TAIL),
+        (definitions_path(2), Severity.NOTE),
+        (definitions_path(3) + ".new", Severity.NOTE),
+    ]
+
+
+def test_a_directory_of_version_1(files: SimulatedFiles, catalog: MemoryCatalog) -> None:
+    files.unlink(DEFINITIONS)
+    catalog.commit({Table.META: [(DEFINITIONS_KEY, None)]})
+    identity = open_identity(files, random_bytes=None)
+    document = {"format": 1, "stamp": STAMP, "shard": 0, "id_secret": identity.id_secret.hex()}
+    replace_file(files, "FORMAT", json.dumps(document).encode())
+    report = check(files, catalog)
+    assert report.format_version == 1
+    (found,) = report.findings
+    assert (found.file, found.severity) == ("definitions", Severity.NOTE)
+
+
+def test_damage_that_was_noted_before(files: SimulatedFiles, catalog: MemoryCatalog) -> None:
+    replay = replay_of(files, catalog, message_log(files))
     replay.effects.note_damage(Damage("messages/x", 8, 16, "why", torn=False, first_seq=3), NOW_MS)
     replay.checkpoint()
     report = check(files, catalog)

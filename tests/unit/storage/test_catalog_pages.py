@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import lmdb
+import lmdb.verify
 import pytest
 
-from storage.catalog_pages import Walk, read_meta, salvage, verify
+from storage.catalog_pages import Walk, read_meta, verify
 from storage.files import OsFiles
 from storage.frame import Damage
 
@@ -63,6 +64,7 @@ def test_what_lmdb_writes_is_sound(environment: lmdb.Environment, root: Path) ->
         fill(environment, turns=3, seed=seed)
         assert found(root) == []
         assert found(root, leaves=False) == []
+        assert lmdb.verify.verify(str(root)) == [], "a second opinion"
 
 
 def test_a_new_file_and_an_empty_one_are_sound(
@@ -86,9 +88,6 @@ def test_all_entries_are_found_in_order(environment: lmdb.Environment, root: Pat
             cursor = transaction.cursor(db=environment.open_db(name.encode(), transaction))
             expected += [(name, key, value) for key, value in cursor]
     assert entries == expected
-    left = salvage(file, file.size(), TABLES)
-    assert [(one.table, one.key, one.value) for one in left.entries] == expected
-    assert left.damaged_tables == set()
     file.close()
 
 
@@ -178,16 +177,24 @@ def test_a_file_that_is_cut_off(environment: lmdb.Environment, root: Path, lengt
     assert found(root)
 
 
-def test_what_is_left_of_a_file_without_meta_pages(
-    environment: lmdb.Environment, root: Path
-) -> None:
-    fill(environment)
-    key, value = b"a key of its own", b"a value of its own"
-    with environment.begin(write=True) as transaction:
-        transaction.put(key, value, db=environment.open_db(b"third", transaction))
-    damage(root, 0, bytes(2 * PAGE))
-    file = OsFiles(str(root)).open("data.mdb")
-    left = salvage(file, file.size(), TABLES)
-    assert left.entries == [] and left.damaged_tables == set(TABLES)
-    assert (key, value) in list(left.copies)
-    file.close()
+def test_a_second_opinion(environment: lmdb.Environment, root: Path) -> None:
+    """Whatever LMDB's own verifier names is named here, too, and what it does not know of besides:
+    docs/decisions/catalog-verification.md."""
+    fill(environment, turns=3, keys=60)
+    environment.close()
+    data = bytearray((root / "data.mdb").read_bytes())
+    rng, theirs, ours = random.Random(0), 0, 0
+    for _ in range(400):
+        page = rng.randrange(len(data) // PAGE) * PAGE
+        at = page + rng.choice((rng.randrange(48), rng.randrange(PAGE)))
+        bit = 1 << rng.randrange(8)
+        data[at] ^= bit
+        (root / "data.mdb").write_bytes(data)
+        data[at] ^= bit
+        try:
+            is_named = bool(lmdb.verify.verify(str(root)))
+        except lmdb.verify.VerifyError:
+            is_named = True
+        assert found(root) or not is_named, f"byte {at}"
+        theirs, ours = theirs + is_named, ours + bool(found(root))
+    assert 0 < theirs <= ours

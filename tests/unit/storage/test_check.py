@@ -98,6 +98,7 @@ def test_a_sound_directory_is_counted(files: SimulatedFiles) -> None:
         "messages": LogCounts(files=2, frames=4, rows=10, payload_bytes=message_bytes),
         "schedule": LogCounts(files=1, frames=2, rows=8, payload_bytes=schedule_bytes),
         "dispatch": LogCounts(files=1, frames=2, rows=3, payload_bytes=0),
+        "definitions": LogCounts(),
     }
     assert_clean(files)
 
@@ -165,7 +166,7 @@ def test_the_report_as_json(files: SimulatedFiles) -> None:
     flip(files, SCHEDULE, 0)
     document = json.loads(check_directory(files, MemoryCatalog()).to_json())
     assert document["root"] == "simulated"
-    assert document["format_version"] == 1
+    assert document["format_version"] == 2
     assert document["is_clean"] is False
     assert document["logs"]["messages"]["frames"] == 4
     assert document["tables"]["hours"] == 0

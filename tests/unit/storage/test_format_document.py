@@ -9,8 +9,19 @@ import msgspec
 import numpy as np
 import pytest
 
+from delayserver.records.definitions import TABLE_NUMBERS
 from delayserver.records.message import Origin, Payload, Watch
-from delayserver.records.tables import Archived, DeadLetter, Heartbeat, ImportRecord, ImportState
+from delayserver.records.tables import (
+    CHECKPOINT_KEY,
+    DEFINITIONS_KEY,
+    KEYS_AHEAD_KEY,
+    LIVE_KEY,
+    Archived,
+    DeadLetter,
+    Heartbeat,
+    ImportRecord,
+    ImportState,
+)
 from storage.catalog import Table
 from storage.directory import FORMAT_FILE, FORMAT_VERSION, open_identity
 from storage.frame import HEADER, HEADER_BYTES, MAGIC, VERSION, Header
@@ -143,6 +154,19 @@ def test_the_value_of_an_archive() -> None:
 def test_the_tables_of_the_catalog() -> None:
     (rows,) = tables("## The catalog")
     assert [field_name(row[0]) for row in rows] == [table.value for table in Table]
+
+
+def test_the_tables_of_the_definitions_log() -> None:
+    (rows,) = tables("### Rows of the definitions log (kind 4, 24 bytes)")
+    (cell,) = (row[3] for row in rows if row[0] == "`table`")
+    assert cell == ", ".join(f"{number} `{table}`" for table, number in TABLE_NUMBERS.items())
+
+
+def test_the_names_in_meta() -> None:
+    (rows,) = tables("## The catalog")
+    (cell,) = (row[1] for row in rows if row[0] == "`meta`")
+    names = (CHECKPOINT_KEY, DEFINITIONS_KEY, KEYS_AHEAD_KEY, LIVE_KEY)
+    assert cell == ", ".join(f"`{name.decode()}`" for name in names)
 
 
 @pytest.mark.parametrize(
