@@ -45,11 +45,6 @@ _NAME = "%Y-%m-%dT%H"
 _INDEX_DTYPE = np.dtype([("first_seq", "<u8"), ("last_seq", "<u8"), ("offset", "<u8")])
 
 
-def hour_of(due_ms: int) -> int:
-    """The number of the UTC hour since the epoch that `due_ms` lies in."""
-    return due_ms // HOUR_MS
-
-
 @lru_cache(_NAMES_KEPT)
 def hour_name(hour: int) -> str:
     """An hour as people and file names call it: `2026-11-20T15`, in UTC, never in local time."""

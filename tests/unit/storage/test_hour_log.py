@@ -8,8 +8,8 @@ import pytest
 from storage import hour_log
 from storage.errors import DamageError, DiskFullError, SyncError
 from storage.frame import Damage, Frame, unseal
-from storage.hour_log import HourLog, hour_name, hour_of, hour_path, parse_hour, parse_hour_name
-from storage.rows import FLAG_REMOVAL, HOUR_MS, SCHEDULE_DTYPE, LogKind, concatenate
+from storage.hour_log import HourLog, hour_name, hour_path, parse_hour, parse_hour_name
+from storage.rows import FLAG_REMOVAL, SCHEDULE_DTYPE, LogKind, concatenate
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
 from storage.testing.files import SimulatedFiles
 from tests.unit.storage.samples import (
@@ -65,7 +65,6 @@ def outline(log: HourLog, hour: int = HOUR) -> list[tuple[str, int, int]]:
 def test_a_file_is_named_by_its_utc_hour(log: HourLog) -> None:
     assert log.path(HOUR) == hour_path(LogKind.SCHEDULE, HOUR) == PATH
     assert hour_path(LogKind.DISPATCH, 0) == "dispatch/1970-01-01T00.dispatch"
-    assert hour_of(HOUR * HOUR_MS) == hour_of((HOUR + 1) * HOUR_MS - 1) == HOUR
 
 
 @pytest.mark.parametrize(
