@@ -14,7 +14,14 @@ import typer
 
 from delayserver.cli.options import number_or_text
 from delayserver.cli.output import details, help_text, print_json, rows
-from delayserver.cli.session import CommandError, JsonOption, Session, path, server_command
+from delayserver.cli.session import (
+    CANNOT_RUN_STATUS,
+    CommandError,
+    JsonOption,
+    Session,
+    path,
+    server_command,
+)
 from delayserver.errors import InputError
 from delayserver.times import parse_duration_ms
 
@@ -28,7 +35,6 @@ BAR_WIDTH = 40
 READY_TIMEOUT_S = 5.0
 READY_POLL_S = 0.1
 DAMAGED_STATUS = 1
-CANNOT_RUN_STATUS = 2
 
 DataDirOption = Annotated[
     Path,

@@ -18,6 +18,7 @@ import typer
 
 from delayserver.cli.operations import DataDirOption
 from delayserver.cli.output import help_text, print_json
+from delayserver.cli.session import CANNOT_RUN_STATUS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from delayserver.pipeline.progress import Job, Progress
 
 FOUND_STATUS = 1
-CANNOT_RUN_STATUS = 2
 HELP = """Jobs on Apache Spark: what looks at millions of messages at once.
 
 They read the files of a data directory, also beside a running server. Spark needs Java 17 or

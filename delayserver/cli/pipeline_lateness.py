@@ -147,7 +147,6 @@ class _Screen:
 
         self._by = by
         self._title = f"Lateness by {by}, windows of {window}"
-        self._quiet = quiet
         self._console = Console(quiet=quiet)
         self._live = Live(console=self._console, auto_refresh=False)
 

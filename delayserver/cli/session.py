@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 URL_DEFAULT = "http://127.0.0.1:8080"
 TIMEOUT_S = 30.0
 PAGE_MAX = 1000
+CANNOT_RUN_STATUS = 2
+"""A check, a repair or a job that could not do its work."""
 NO_QUERY: Mapping[str, str | None] = {}
 
 P = ParamSpec("P")

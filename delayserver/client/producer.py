@@ -46,6 +46,7 @@ URL_DEFAULT = "http://127.0.0.1:8080"
 BATCH_MAX = 2000
 BATCH_MAX_BYTES = 4 * 1024 * 1024
 IN_FLIGHT_MAX = 2
+"""Requests: the server works on one while the next is made."""
 PENDING_MAX = 10_000
 PENDING_MAX_BYTES = 64 * 1024 * 1024
 RETRY = RetryPolicy()

@@ -58,10 +58,6 @@ class WebhookSecret:
             )
         return cls(key)
 
-    def reveal(self) -> str:
-        """The text that `parse` takes."""
-        return SECRET_PREFIX + base64.b64encode(self.key).decode()
-
 
 def sign(message_id: str, timestamp_s: int, body: bytes, secrets: Iterable[WebhookSecret]) -> str:
     """The value of `webhook-signature`: one signature for each secret, space separated."""

@@ -1,8 +1,10 @@
 """An alarm for the event loop: it rings at its moment, to a tenth of a millisecond.
 
-The timers of uvloop count whole milliseconds from a moment that was rounded down, and are up to 2
-ms late; those of asyncio wait in whole milliseconds, too. Here the system's own timer (timerfd)
-wakes the loop, as a socket does. Where there is none, the loop's timer does.
+The timers of uvloop count whole milliseconds from a moment that was rounded down: on an idle loop
+they are 0.12 ms late at the median, and up to 1.4 ms early; those of asyncio are 0.68 ms late. Here
+the system's own timer (timerfd) wakes the loop, as a socket does: 0.06 ms late, never early. Where
+there is none, the loop's timer does. `os.timerfd_create` came with Python 3.13; until that is the
+lowest that is supported, ctypes makes the calls.
 
 Cost: two system calls for each time it is set and rings. Threads: belongs to the event loop.
 """

@@ -23,7 +23,8 @@ from delayserver.records.message import Payload, State, Watch, decode_payload
 from delayserver.records.message_id import MessageId
 from delayserver.records.tables import ChangeState
 from delayserver.testing.actor import Actor
-from delayserver.testing.ledger import Ledger, StagedRow, Violation
+from delayserver.testing.durable import StagedRow, Violation
+from delayserver.testing.ledger import Ledger
 from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import SimulatedClock, stage
 from storage.errors import StagingError

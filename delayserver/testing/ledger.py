@@ -1,90 +1,36 @@
 """The ledger: what is durable, what was promised and what was received, kept outside the server.
 
-It learns from three sources only: groups that the message log made durable, rows that the dispatch
-log made durable, and what clients and subscribers saw. Every delivery and every answer is held
-against it at once (I1, I3–I5), the files after every recovery (I6, I7), the rest at the end.
+It learns from three sources only: groups that the message log made durable (`testing.durable`),
+rows that the dispatch log made durable, and what clients and subscribers saw. Every delivery and
+every answer is held against it at once (I1, I3–I5), the files after every recovery (I6, I7), the
+rest at the end.
 
 Cost: about 10 µs per record. Threads: none.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import msgspec
 
-from delayserver.decisions.packing import MESSAGE_ROW
 from delayserver.delivery.settler import DISPATCH_ROW
-from delayserver.records.message import Delivery, Payload, State, decode_payload
-from delayserver.records.subscriptions import Subscription, decode_subscription
-from delayserver.records.tables import Archived, DeadLetter, Heartbeat, ImportRecord, read_archived
-from delayserver.schedule.committed import Records
+from delayserver.records.message import Delivery, State, decode_payload
+from delayserver.records.subscriptions import Subscription
+from delayserver.records.tables import Archived, Heartbeat, read_archived
 from delayserver.schedule.wheel_rows import FiredRows
-from delayserver.testing.server import SimulatedClock, SimulatedServer, Watcher
+from delayserver.testing.durable import DurableRecords, Violation
+from delayserver.testing.server import SimulatedServer
 from storage.catalog import Table
 from storage.errors import DamageError
-from storage.frame import Frame, unseal
-from storage.rows import FLAG_REMOVAL, HOUR_MS, REMOVES, SCHEDULES, Outcome, RecordKind
-
-_SCHEDULES = frozenset(map(int, SCHEDULES))
-_REMOVES = frozenset(map(int, REMOVES))
+from storage.frame import Frame
+from storage.rows import FLAG_REMOVAL, HOUR_MS, Outcome
 
 
-class Violation(AssertionError):
-    """A promise was broken. The message says which; the seed repeats it."""
-
-
-class StagedRow(NamedTuple):
-    """A row of a staged import."""
-
-    due_ms: int
-    subject_id: int
-    payload: Payload
-
-
-@dataclass(slots=True)
-class Message:
-    """A message, as the durable records tell."""
-
-    seq: int
-    due_ms: int
-    """As it was published; part of its id."""
-    subject_id: int
-    payload: Payload
-    cancelled: bool = False
-    where: dict[int, int] = field(default_factory=dict)
-    """The row that waits, by subscription (0: for all)."""
-    fired: bool = False
-    """An event moved it to now."""
-    dead: set[int] = field(default_factory=set)
-    """Subscriptions that have it as a dead letter, or had and threw it away."""
-    discarded: bool = False
-    """Somebody threw a dead letter of it away."""
-
-
-class Ledger(Watcher):
+class Ledger(DurableRecords):
     """Everything that was promised."""
 
-    def __init__(self, clock: SimulatedClock) -> None:
-        self._clock = clock
-        self.messages: dict[int, Message] = {}
-        self.subjects: dict[int, str] = {}
-        self.subscriptions: dict[int, Subscription] = {}
-        self.durable_seq = 0
-        self._extra_seqs = 0
-        """Those of an import besides its own."""
-        self.counts: Counter[str] = Counter()
+    def __init__(self) -> None:
+        super().__init__()
         self.damage: list[DamageError] = []
-        self._by_key: dict[tuple[int, str], int] = {}
-        """Subject and key → the newest message."""
-        self._entries: dict[int, tuple[int, int, int]] = {}
-        """Schedule row → due time, message, subscription."""
-        self._removed: set[tuple[int, int]] = set()
-        """Schedule row and subscription (0: all) that a durable record took away."""
-        self._filed: dict[int, list[tuple[int, int]]] = {}
-        """Hour → (seq, flags) of the rows that its schedule file must hold."""
-        self._tentative: dict[int, Records] = {}
         self._outcomes: dict[tuple[int, int], int] = {}
         """Schedule row and subscription → how the delivery ended; durable."""
         self._ended: dict[tuple[int, int], int] = {}
@@ -95,8 +41,6 @@ class Ledger(Watcher):
         """Schedule row → subscriptions that it was delivered to, and how many were before."""
         self._made_at: dict[int, int] = {}
         """Subscription → how many deliveries had been recorded when it was made."""
-        self._made_seqs: dict[int, int] = {}
-        """Subscription → the record that made it."""
         self._on_their_way: set[tuple[int, int]] = set()
         self._fired_until_ms = 0
         """The latest moment at which the wheel was advanced in this life."""
@@ -105,191 +49,14 @@ class Ledger(Watcher):
         self.delivered: dict[int, set[int]] = {}
         """Message → subscriptions whose delivery is recorded."""
         self.dropped: set[int] = set()
-        self.heartbeats: dict[str, tuple[bytes, int]] = {}
-        """Key → body and timeout, of those that are durable."""
-        self._deadlines_ms: dict[bytes, int] = {}
-        """By body: when a heartbeat may fire at the earliest, on the clock of the timeouts."""
-        self.present: Callable[[], int] = lambda: 0
-        """The clock of the timeouts."""
-        self.deleting: set[str] = set()
-        """Heartbeats that a client has deleted; durable or not."""
-        self._heartbeat_messages: set[int] = set()
         self._completed: set[int] = set()
         """Messages that the answers to events have counted."""
-        self.staged: dict[str, list[StagedRow]] = {}
-        """What the world has staged, by import."""
-        self.imports: dict[str, int] = {}
-        """Import → first seq; durable."""
         self.archive = False
         """Whether nothing may be deleted that was not archived."""
         self._archives: dict[int, list[tuple[Archived, set[int]]]] = {}
         """Hour → what somebody has a copy of, and has said so: that, and its rows."""
         self._confirmed: dict[int, Archived] = {}
         """Hour → the last of them that was answered."""
-        self._latest_ms = 0
-        """The latest moment that any life has seen."""
-
-    # ── what is durable ────────────────────────────────────────────────────────────────────────
-
-    def committed(self, rows: bytes, payload: bytes) -> None:
-        self._apply(rows, payload)
-
-    def filing(self, batch: list[Records]) -> None:
-        for records in batch:
-            first_seq = int(records.rows["seq"][0]) if len(records.rows) else 0
-            if first_seq > self.durable_seq:
-                self._tentative[first_seq] = records
-
-    def _apply(self, rows: bytes, payload: bytes) -> None:
-        for row in MESSAGE_ROW.iter_unpack(rows):
-            self._apply_record(row, payload)
-            seq = row[0]
-            if seq != self.durable_seq + 1:
-                raise Violation(f"seq {seq} follows {self.durable_seq} in the message log (I3)")
-            self.durable_seq = seq + self._extra_seqs
-            self._extra_seqs = 0
-
-    def _apply_record(self, row: tuple[object, ...], blob: bytes) -> None:
-        (
-            seq,
-            due_ms,
-            message_seq,
-            target,
-            target_due_ms,
-            _,
-            subject_id,
-            subscription_id,
-            offset,
-            length,
-            _,
-            _,
-            kind,
-            flags,
-        ) = row
-        assert isinstance(seq, int) and isinstance(due_ms, int) and isinstance(message_seq, int)
-        assert isinstance(target, int) and isinstance(target_due_ms, int)
-        assert isinstance(subject_id, int) and isinstance(subscription_id, int)
-        assert isinstance(flags, int)
-        assert isinstance(offset, int) and isinstance(length, int) and isinstance(kind, int)
-        self.counts[RecordKind(kind).name.lower()] += 1
-        sealed = blob[offset : offset + length]
-        if kind in _SCHEDULES:
-            self._entries[seq] = (due_ms, message_seq, subscription_id)
-            self._filed.setdefault(due_ms // HOUR_MS, []).append((seq, flags))
-        if kind in _REMOVES:
-            self._filed.setdefault(target_due_ms // HOUR_MS, []).append((seq, FLAG_REMOVAL))
-            self._removed.add((target, subscription_id))
-        if kind == RecordKind.PUBLISH:
-            self._new_message(seq, due_ms, subject_id, decode_payload(sealed, "", 0, seq))
-        elif kind == RecordKind.IMPORT:
-            self._import(seq, msgspec.msgpack.decode(unseal(sealed) or b"", type=ImportRecord))
-        elif kind == RecordKind.SUBJECT:
-            self.subjects[subject_id] = (unseal(sealed) or b"").decode()
-        elif kind == RecordKind.SUBSCRIPTION:
-            definition = decode_subscription(unseal(sealed) or b"")
-            self.subscriptions[definition.id] = definition
-            self._made_seqs.setdefault(definition.id, seq)
-        elif kind == RecordKind.HEARTBEAT:
-            self._apply_heartbeat(seq, message_seq, sealed)
-        else:
-            message = self._known(message_seq)
-            if kind == RecordKind.CANCEL:
-                message.cancelled = True
-            elif kind in (RecordKind.MOVE, RecordKind.FIRE):
-                message.where[0] = seq
-                message.fired = message.fired or kind == RecordKind.FIRE
-            elif kind in (RecordKind.RETRY, RecordKind.REDRIVE):
-                message.where[subscription_id] = seq
-                message.dead.discard(subscription_id)
-            elif kind == RecordKind.DEAD:
-                message.dead.add(subscription_id)
-                self._check_reason(subscription_id, unseal(sealed) or b"")
-            elif kind == RecordKind.DISCARD:
-                message.discarded = True
-
-    def _known(self, message_seq: int) -> Message:
-        """A message that is durable."""
-        message = self.messages.get(message_seq)
-        if message is None:
-            raise Violation(f"there is no message {message_seq}, and it counts as one (I3)")
-        return message
-
-    def _check_reason(self, subscription_id: int, letter: bytes) -> None:
-        """What was dropped for its age says so, and only where that was asked for."""
-        reason = msgspec.msgpack.decode(letter, type=DeadLetter).reason
-        if not reason:
-            raise Violation(f"a dead letter of {subscription_id} has no reason")
-        if reason.startswith("older than"):
-            self.counts["dropped for their age"] += 1
-            if not self.subscriptions[subscription_id].drop_older_than_ms:
-                raise Violation(f"{subscription_id} drops nothing, and lost something: {reason}")
-
-    def _apply_heartbeat(self, seq: int, message_seq: int, sealed: bytes) -> None:
-        heartbeat = msgspec.msgpack.decode(unseal(sealed) or b"", type=Heartbeat)
-        key = heartbeat.key
-        if heartbeat.subject_id:
-            body = decode_payload(heartbeat.payload, "", 0, seq).body
-            self.heartbeats[key] = body, heartbeat.timeout_ms
-            return
-        body, _ = self.heartbeats.pop(key)
-        if message_seq == seq:
-            if key not in self.deleting:
-                raise Violation(f"heartbeat {key} is gone, and published nothing (I3)")
-            return
-        self.counts["heartbeats fired"] += 1
-        message = self.messages.get(message_seq)
-        if message is None or message.payload.body != body:
-            raise Violation(f"heartbeat {key} published something else: {message} (I3)")
-        if message_seq in self._heartbeat_messages:
-            raise Violation(f"heartbeat {key} was published by {message_seq} again (I4)")
-        self._heartbeat_messages.add(message_seq)
-        if self.present() < self._deadlines_ms.get(body, 0):
-            raise Violation(f"heartbeat {key} was renewed, and fired (I1)")
-
-    def _new_message(self, seq: int, due_ms: int, subject_id: int, payload: Payload) -> None:
-        if payload.key is not None:
-            known = self._by_key.get((subject_id, payload.key))
-            if known is not None and self._surely_waits(known):
-                raise Violation(f"message {seq} has the key of message {known}, which waits (I3)")
-            self._by_key[subject_id, payload.key] = seq
-        message = Message(seq, due_ms, subject_id, payload)
-        message.where[0] = seq
-        self.messages[seq] = message
-
-    def _surely_waits(self, message_seq: int) -> bool:
-        """Whether it can neither have fired nor be cancelled: its key is taken."""
-        message = self.messages[message_seq]
-        return not message.cancelled and self._entries[message.where[0]][0] > self._latest_ms
-
-    def _import(self, first_seq: int, record: ImportRecord) -> None:
-        if record.id in self.imports:
-            raise Violation(f"the import {record.id} was adopted twice (I4)")
-        self.imports[record.id] = first_seq
-        rows = self.staged[record.id]
-        self._extra_seqs = record.count - 1
-        if record.count != len(rows):
-            raise Violation(f"the import {record.id} has {record.count} rows, not {len(rows)} (I3)")
-        holders = {row: seq for row, seq, _ in record.left_out().tolist()}
-        for number, row in enumerate(rows):
-            if number in holders:
-                continue
-            seq = first_seq + number
-            self._entries[seq] = (row.due_ms, seq, 0)
-            self._filed.setdefault(row.due_ms // HOUR_MS, []).append((seq, 0))
-            self._new_message(seq, row.due_ms, row.subject_id, row.payload)
-            self.counts["imported"] += 1
-        for number, seq in holders.items():
-            row, holder = rows[number], self.messages.get(seq)
-            self.counts["left out of imports"] += 1
-            if holder is None or (holder.subject_id, holder.payload.key) != (
-                row.subject_id,
-                row.payload.key,
-            ):
-                raise Violation(f"row {number} of {record.id} was left out for no reason (I3)")
-            if holder.cancelled:
-                raise Violation(
-                    f"row {number} of {record.id} was left out: {seq} is cancelled (I3)"
-                )
 
     # ── deliveries ─────────────────────────────────────────────────────────────────────────────
 
@@ -397,13 +164,13 @@ class Ledger(Watcher):
     def cancelled(self, message_seq: int) -> None:
         """A cancel was answered."""
         self.counts["cancelled"] += 1
-        message = self._known(message_seq)
+        message = self.known(message_seq)
         if not (message.cancelled or message.discarded):
             raise Violation(f"the cancel of {message_seq} was answered and is not durable (I5)")
 
     def moved(self, message_seq: int, due_ms: int) -> None:
         """A move was answered."""
-        message = self._known(message_seq)
+        message = self.known(message_seq)
         entry_due_ms = self._entries[message.where[0]][0]
         self.counts["moved"] += 1
         if entry_due_ms != due_ms and not message.cancelled:
@@ -436,10 +203,10 @@ class Ledger(Watcher):
         self.counts["cancelled by an event"] += len(cancelled)
         self.counts["fired by an event"] += len(fired)
         for seq in cancelled:
-            if not self._known(seq).cancelled:
+            if not self.known(seq).cancelled:
                 raise Violation(f"an event cancelled {seq}, which is not durable (I5)")
         for seq in fired:
-            if not self._known(seq).fired:
+            if not self.known(seq).fired:
                 raise Violation(f"an event fired {seq}, which is not durable (I5)")
         for seq in (*cancelled, *fired):
             if seq in self._completed:

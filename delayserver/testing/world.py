@@ -17,7 +17,8 @@ from delayserver.config import Settings
 from delayserver.records.subscriptions import Subscription
 from delayserver.testing.clients import Clients
 from delayserver.testing.definitions import check_definitions
-from delayserver.testing.ledger import Ledger, Violation
+from delayserver.testing.durable import Violation
+from delayserver.testing.ledger import Ledger
 from delayserver.testing.operators import Operators
 from delayserver.testing.server import SimulatedClock, SimulatedServer
 from delayserver.testing.subscribers import Subscribers
@@ -47,7 +48,7 @@ class World:
         self._disk_luck = random.Random(seed + 1)
         self.seed = seed
         self.clock = SimulatedClock()
-        self.ledger = Ledger(self.clock)
+        self.ledger = Ledger()
         self.counts: Counter[str] = Counter()
         # Without looking at the environment, which takes longer than many a life.
         self.settings = Settings.model_construct(

@@ -23,7 +23,7 @@ from delayserver.records.tables import Archived, OnEvent
 from delayserver.schedule.archives import retired_hours
 from delayserver.server.threads import ConfirmRequest
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
-from delayserver.testing.ledger import StagedRow
+from delayserver.testing.durable import StagedRow
 from delayserver.testing.operators import FAITHFUL, filed_rows
 from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import stage
@@ -60,7 +60,7 @@ class Machine:
     def new(cls, seed: int) -> "Machine":
         rng, clock = random.Random(seed), SimulatedClock()
         disk, disk_luck = SimulatedFiles(rng=rng), random.Random(seed)
-        return cls(disk, MemoryCatalog(), clock, Ledger(clock), rng, disk_luck)
+        return cls(disk, MemoryCatalog(), clock, Ledger(), rng, disk_luck)
 
     def start(self, faults: Faults) -> SimulatedServer:
         self.ledger.new_life()

@@ -84,7 +84,7 @@ class Model(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = SimulatedClock()
-        self.ledger = Ledger(self.clock)
+        self.ledger = Ledger()
         self.rng = random.Random(0)
         self.disk, self.catalog = SimulatedFiles(rng=self.rng), MemoryCatalog()
         self.known: dict[int, Known] = {}

@@ -11,7 +11,6 @@ process of Spark's own.
 """
 
 import uuid
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -83,7 +82,6 @@ class Stager:
         self._part = part_name(plan.import_id, f"{number:05d}-{uuid.uuid4().hex[:8]}")
         self._writer: PartWriter | None = None
         self._count = 0
-        self._reasons: Counter[str] = Counter()
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Stage all batches; yields the outcome."""

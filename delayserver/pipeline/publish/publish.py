@@ -52,6 +52,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from delayserver.client.producer import URL_DEFAULT
 from delayserver.client.transport import HttpTransport
 from delayserver.errors import InputError
 from delayserver.pipeline.logs.options import Options, parse_named
@@ -59,7 +60,6 @@ from delayserver.pipeline.publish.mapping import Columns
 from delayserver.pipeline.publish.sending import BATCH_ROWS, ArrowBatches, Plan, Sender, Sent
 from delayserver.times import parse_duration_ms
 
-URL_DEFAULT = "http://127.0.0.1:8080"
 TIMEOUT_DEFAULT = "5m"
 
 _OPTIONS = (

@@ -31,6 +31,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from delayserver.client.batches import Publishing, send_publishes
 from delayserver.client.errors import ClientError, ConflictError, InvalidError
+from delayserver.client.producer import BATCH_MAX_BYTES, IN_FLIGHT_MAX
 from delayserver.client.retries import RetryPolicy, Time, answered
 from delayserver.client.transport import Answer, HttpTransport
 from delayserver.client.values import Published
@@ -38,9 +39,6 @@ from delayserver.errors import PipelineError
 from delayserver.pipeline.publish.mapping import Columns
 
 BATCH_ROWS = 2_000
-BATCH_MAX_BYTES = 4 * 1024 * 1024
-IN_FLIGHT_MAX = 2
-"""Requests of one task: the server works on one while the next is made."""
 NAMED_MAX = 5
 """Rows that an error names."""
 _QUERY_ID = "sql.streaming.queryId"

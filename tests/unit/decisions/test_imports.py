@@ -26,7 +26,7 @@ from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import read_checkpoint
 from delayserver.recovery.check import check
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
-from delayserver.testing.ledger import StagedRow
+from delayserver.testing.durable import StagedRow
 from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import stage
 from storage import staging
@@ -53,7 +53,7 @@ class Machine:
         self.disk = SimulatedFiles(rng=random.Random(1))
         self.catalog = MemoryCatalog()
         self.clock = SimulatedClock()
-        self.ledger = Ledger(self.clock)
+        self.ledger = Ledger()
         self.faults = Faults()
         self.answers: dict[str, Import | Exception] = {}
         self.start()
