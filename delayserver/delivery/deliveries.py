@@ -9,6 +9,7 @@ Threads: filled once, then read; `drop_payloads` belongs to the event loop.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,9 @@ from numpy.typing import NDArray
 from delayserver.records.ids import IdCodec
 from delayserver.records.message import Delivery, Origin, Payload, ScheduleEntry
 from delayserver.records.message_id import ID_DIGITS
+from delayserver.schedule.wheel_rows import FiredRows
 from storage.frame import Rows
-from storage.rows import DISPATCH_DTYPE, Outcome
+from storage.rows import DISPATCH_DTYPE, HOUR_MS, Outcome, select
 
 NO_PAYLOAD = Payload(b"")
 
@@ -115,8 +117,21 @@ class Deliveries(Sequence[Delivery]):
         names = self._subject_names
         return [names[subject_id] for subject_id in self.subject_ids]
 
+    def slices(self, which: NDArray[np.intp]) -> list[FiredRows]:
+        """The rows of some of them, as they wait again. `which`: their indexes (shape n, not 0).
+
+        A slice is of one hour and in due order, which what came back before need not be."""
+        dues_ms, rows = self.settled["due_ms"][which], select(self.rows, which)
+        hours = dues_ms // HOUR_MS
+        cuts = (np.flatnonzero((np.diff(hours) != 0) | (np.diff(dues_ms) < 0)) + 1).tolist()
+        return [
+            FiredRows(int(hours[start]), rows[start:end])
+            for start, end in pairwise([0, *cuts, len(rows)])
+        ]
+
     def drop_payloads(self, which: NDArray[np.intp]) -> None:
-        """Nobody asks for these payloads any more."""
+        """Give back the memory of payloads that nobody asks for any more. `which`: their indexes
+        (shape n)."""
         if len(which) < len(self.payloads):
             for index in which.tolist():
                 self.payloads[index] = NO_PAYLOAD

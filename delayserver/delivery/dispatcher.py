@@ -16,9 +16,8 @@ Cost: routing is vectorised; a queue entry is a slice.
 Threads: belongs to the event loop.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -102,7 +101,7 @@ class Dispatcher:
         self._registry = registry
         self._started_ms = started_ms
         self.now_ms = started_ms
-        """When it was last told what time it is."""
+        """The time of the last call that said what time it is."""
         self._subject_names = subject_names
         self._hours = hours
         self._ports = ports
@@ -116,7 +115,7 @@ class Dispatcher:
         """When the engine knows that it has to call `wake`."""
         self.parked = Parked()
         self.orphans = Orphans(registry, changes, has_not_fired)
-        self.delivered_by_subject: defaultdict[int, int] = defaultdict(int)
+        self.delivered_by_subject: Counter[int] = Counter()
         """How many deliveries arrived since the start, by subject id."""
         self.draining = False
         """Nothing leaves the queues any more: the server is stopping."""
@@ -137,7 +136,9 @@ class Dispatcher:
         return iter(self._queues.values())
 
     def fire(self, slices: list[FiredRows], now_ms: int) -> None:
-        """Rows that are due: to the queues of their subscriptions."""
+        """Put rows that are due into the queues of their subscriptions, and let them leave.
+
+        `slices`: rows of one hour each, none empty. Every row counts in its hour already."""
         touched: dict[int, Queue] = {}
         for fired in slices:
             for route, rows in _by_route(fired.rows):
@@ -219,7 +220,10 @@ class Dispatcher:
         return sum(self.delivered_by_subject.values())
 
     def holds(self, entry: ScheduleEntry) -> bool:
-        """Whether the row waits in a queue or is on its way."""
+        """Whether the row waits in a queue or is on its way.
+
+        A cancel asks. Without this it would be answered "cancelled" while the message is being
+        delivered (I5)."""
         return entry.seq in self.orphans or any(
             queue.holds(entry) for queue in self._queues.values()
         )
@@ -231,23 +235,22 @@ class Dispatcher:
         queue = self._queues.get(subscription.id)
         if subscription.deleted:
             if queue is not None:
-                self._drop_queue(queue, now_ms)
+                self._drop_queue(queue)
             return
         if queue is not None:
             queue.rows.change(queue.subscription, subscription, now_ms)
             queue.subscription = subscription
-        for subject_id in self.parked.subject_ids():
-            if subscription.matches(self._subject_names[subject_id]):
-                for fired in self.parked.remove_subject(subject_id):
-                    self.queue(subscription).rows.push(fired)
+        for fired in self.parked.remove_matching(subscription, self._subject_names):
+            self.queue(subscription).rows.push(fired)
         if subscription.id in self._queues:
             self.pump(self._queues[subscription.id], now_ms)
 
-    def _drop_queue(self, queue: Queue, now_ms: int) -> None:
+    def _drop_queue(self, queue: Queue) -> None:
         del self._queues[queue.subscription.id]
         self._wakes.pop(queue.subscription.id, None)
         for fetch in self.fetches.waiting(queue.subscription.id):
             fetch.force_complete()
+        # Rows on their way may still arrive: until then nobody may inherit their messages (I4).
         self.orphans.add(queue.reserved)
         for fired in queue.rows.slices():
             self._adopt(fired, queue.subscription.id)
@@ -277,7 +280,7 @@ class Dispatcher:
         subscription, before = queue.subscription, queue.count
         if subscription.type == "webhook":
             while (free := queue.free()) > 0:
-                if not self._take(queue, min(free, READ_ROWS_MAX), None, now_ms):
+                if not self._start(queue, min(free, READ_ROWS_MAX), None, now_ms):
                     break
         else:
             while (ready := queue.rows.ready(now_ms)) and (
@@ -295,7 +298,8 @@ class Dispatcher:
         self._announced_ms = NEVER_MS if next_ms is None else next_ms
         return next_ms
 
-    def _take(self, queue: Queue, rows_max: int, request: PullRequest | None, now_ms: int) -> bool:
+    def _start(self, queue: Queue, rows_max: int, request: PullRequest | None, now_ms: int) -> bool:
+        """Start a handout: rows leave the queue, and are read. False: none may leave."""
         slices = queue.pop(rows_max, now_ms)
         if not slices:
             return False
@@ -335,7 +339,7 @@ class Dispatcher:
                 self._adopt(fired, handout.subscription.id)
             return
         for seq in handout.unread(deliveries):
-            # It stays unsettled: its hour is kept, for the repair.
+            # It stays unsettled: its hour is kept, for the repair (I8).
             queue.release(seq)
         if handout.request is not None:
             self._ports.hand_out(handout, deliveries)
@@ -356,8 +360,7 @@ class Dispatcher:
         """Send as many as a request may hold; the others are the next."""
         if not deliveries:
             return
-        sizes = np.cumsum([len(delivery.payload.body) for delivery in deliveries])
-        count = max(1, int(np.searchsorted(sizes, BATCH_BYTES_MAX, side="right")))
+        count = _count_in_one_request(deliveries)
         for delivery in reversed(deliveries[count:]):
             queue.release(delivery.entry.seq)
             queue.rows.push_front(FiredRows(delivery.entry.hour, delivery.row))
@@ -367,7 +370,8 @@ class Dispatcher:
             self.pump(queue, now_ms)
 
     def end_request(self, deliveries: list[Delivery]) -> None:
-        """The request that carried them is over; what came of each is told for each."""
+        """A request is over, and another may be sent. The caller settles, releases or returns each
+        of the deliveries that it carried."""
         queue = self._queues.get(deliveries[0].subscription_id)
         if queue is not None:
             queue.posts.discard(deliveries[0].entry.seq)
@@ -382,7 +386,7 @@ class Dispatcher:
             if fetch.is_gone:
                 return
             ready = self._ready(queue) > 0
-            if not (ready and self._take(queue, request.max_messages, request, self.now_ms)):
+            if not (ready and self._start(queue, request.max_messages, request, self.now_ms)):
                 request.answer(Pulled())
 
         return self.fetches.add(queue.subscription.id, request, ready, complete)
@@ -409,13 +413,13 @@ class Dispatcher:
     # ── what came of a delivery ────────────────────────────────────────────────────────────────
 
     def settle_delivered(self, delivery: Delivery, now_ms: int) -> None:
-        """It arrived: record it."""
+        """Record a delivery that has arrived, so that a restart does not repeat it (I4)."""
         self.delivered_by_subject[delivery.origin.subject_id] += 1
         self._settle(delivery, Outcome.DELIVERED, now_ms)
         self.release_delivery(delivery)
 
     def settle_leased(self, deliveries: Deliveries, which: NDArray[np.intp], now_ms: int) -> None:
-        """Deliveries that were leased have arrived: record them."""
+        """Record leased deliveries that have arrived (I4). `which`: their indexes (shape n)."""
         rows = select(deliveries.settled, which)
         rows["settled_ms"] = now_ms
         hours = rows["due_ms"] // HOUR_MS
@@ -424,8 +428,7 @@ class Dispatcher:
             self._ports.settle(hour, of_hour.tobytes())
             self._hours.add(hour, -count)
         subject_ids = deliveries.subject_ids
-        for subject_id, count in Counter([subject_ids[i] for i in which.tolist()]).items():
-            self.delivered_by_subject[subject_id] += count
+        self.delivered_by_subject.update([subject_ids[index] for index in which.tolist()])
         self._release_leased(deliveries.subscription_id, rows["seq"].tolist())
 
     def _release_leased(self, subscription_id: int, seqs: list[int]) -> Queue | None:
@@ -437,7 +440,9 @@ class Dispatcher:
         return queue
 
     def release_delivery(self, delivery: Delivery) -> None:
-        """The delivery is not on its way any more, whatever came of it."""
+        """Free the place of a delivery that is not on its way any more, whatever came of it.
+
+        It remains unsettled: a record of a retry, or a dead letter, settles its row."""
         seq = delivery.entry.seq
         queue = self._queues.get(delivery.subscription_id)
         if queue is None:
@@ -446,7 +451,9 @@ class Dispatcher:
             queue.attempts.pop(seq, None)
 
     def return_delivery(self, delivery: Delivery, next_attempt: int) -> None:
-        """It was not taken: first in the queue again."""
+        """Put a delivery that nobody took first in its queue again.
+
+        `next_attempt`: the number of its next attempt; that of this one, if it does not count."""
         fired = FiredRows(delivery.entry.hour, delivery.row)
         self.release_delivery(delivery)
         queue = self._queues.get(delivery.subscription_id)
@@ -458,18 +465,16 @@ class Dispatcher:
         queue.rows.push_front(fired)
 
     def return_leased(self, deliveries: Deliveries, which: NDArray[np.intp]) -> None:
-        """Deliveries that were leased are first in the queue again, for one attempt more."""
-        settled, rows = select(deliveries.settled, which), select(deliveries.rows, which)
-        seqs, hours = settled["seq"].tolist(), settled["due_ms"] // HOUR_MS
+        """Put leased deliveries first in their queue again, for one attempt more.
+
+        `which`: their indexes (shape n), in the order in which they are to leave."""
+        settled = select(deliveries.settled, which)
+        seqs = settled["seq"].tolist()
         queue = self._release_leased(deliveries.subscription_id, seqs)
         if queue is not None:
             queue.attempts.update(zip(seqs, (settled["attempt"] + 1).tolist(), strict=True))
-        # A slice is of one hour and in due order, which what came back before need not be. Each
-        # goes to its place, so from the last one on.
-        is_cut = (np.diff(hours) != 0) | (np.diff(settled["due_ms"]) < 0)
-        cuts = (np.flatnonzero(is_cut) + 1).tolist()
-        for start, end in reversed(list(pairwise([0, *cuts, len(rows)]))):
-            fired = FiredRows(int(hours[start]), rows[start:end])
+        # Each slice goes to its place in front, so from the last one on.
+        for fired in reversed(deliveries.slices(which)):
             if queue is None:
                 self._adopt(fired, deliveries.subscription_id)
             else:
@@ -478,6 +483,11 @@ class Dispatcher:
     def _settle(self, delivery: Delivery, outcome: Outcome, now_ms: int) -> None:
         self._ports.settle(delivery.entry.hour, pack_settled(delivery, outcome, now_ms))
         self._hours.add(delivery.entry.hour, -1)
+
+
+def _count_in_one_request(deliveries: list[Delivery]) -> int:
+    sizes = np.cumsum([len(delivery.payload.body) for delivery in deliveries])
+    return max(1, int(np.searchsorted(sizes, BATCH_BYTES_MAX, side="right")))
 
 
 def _by_route(rows: Rows) -> Iterator[tuple[int, Rows]]:

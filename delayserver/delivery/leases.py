@@ -217,7 +217,8 @@ def _indexes(prefix: str, tokens: Sequence[str], pull: _Pull) -> NDArray[np.intp
 def _sift(
     prefix: str, tokens: Sequence[str], places: Sequence[int], pull: _Pull
 ) -> tuple[NDArray[np.intp], list[int]]:
-    """As `_indexes` of those that are held, each once; and where the others stand."""
+    """Which leases of a pull are held (shape n), each once, token by token; and the places of the
+    tokens whose lease is not."""
     indexes: dict[int, None] = {}
     wrong: list[int] = []
     for place in places:

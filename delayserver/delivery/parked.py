@@ -7,11 +7,12 @@ Cost: O(1) to add; to look for a row is a comparison per slice that fired, and o
 that may hold it. Threads: belongs to the event loop.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from delayserver.records.message import ScheduleEntry
+from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.wheel_rows import FiredRows
 from storage.frame import Rows
 
@@ -26,13 +27,14 @@ class Parked:
         """Park rows of a subject."""
         self._by_subject.setdefault(subject_id, []).append(fired)
 
-    def subject_ids(self) -> list[int]:
-        """The subjects that have rows here."""
-        return list(self._by_subject)
-
-    def remove_subject(self, subject_id: int) -> list[FiredRows]:
-        """Take out all rows of a subject, in the order in which they came."""
-        return self._by_subject.pop(subject_id)
+    def remove_matching(
+        self, subscription: Subscription, subject_names: Mapping[int, str]
+    ) -> Iterator[FiredRows]:
+        """Take out all rows that a subscription matches, of each subject in the order in which
+        they came."""
+        for subject_id in list(self._by_subject):
+            if subscription.matches(subject_names[subject_id]):
+                yield from self._by_subject.pop(subject_id)
 
     def remove(self, entry: ScheduleEntry) -> Rows | None:
         """Take out a row (WHEEL_DTYPE, shape 1); None if it is not here."""

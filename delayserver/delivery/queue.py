@@ -1,6 +1,11 @@
 """The queue of one subscription: what is due for it, and who asks for it.
 
-Cost: O(1) per call. Threads: belongs to the event loop.
+    rows ── pop ──▶ reserved, in flight ── release ──▶ gone, or in front of `rows` again
+
+What may leave, and when, is decided by `Backlog`; how much at once, by what is in flight. Rows that
+are too old leave too, but do not count as in flight: nobody is asked to take them.
+
+Cost: O(1) per call, and per row that leaves an entry in a set. Threads: belongs to the event loop.
 """
 
 from collections import Counter
@@ -14,12 +19,13 @@ from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.wheel_rows import FiredRows
 
 READ_ROWS_MAX = 512
+"""Rows that are read in one go for webhooks, so that the event loop is not held up."""
 NOBODY = Subscription(id=0, name="", subject="", type="pull", created_ms=0)
 
 
 @dataclass(slots=True)
 class Handout:
-    """Rows that left a queue, to be read: for a subscription, by hour."""
+    """Rows that left a queue together: they are read, and then sent, leased or given up."""
 
     subscription: Subscription
     slices: list[FiredRows]

@@ -107,7 +107,8 @@ class Reader:
         return Fetched(found, subject_ids)
 
     def fetch_now(self, handout: Handout, unfiled: Mapping[int, bytes]) -> Fetched | None:
-        """As `fetch`, if everything is in memory, and not much; else None. Never waits."""
+        """Read the payloads of a handout from memory; None if that has not all of them, or if they
+        are much. Never waits."""
         found: list[bytes | None] = []
         total_bytes = 0
         for fired in handout.slices:

@@ -115,6 +115,6 @@ class Settler:
             self.unsynced = False
 
     def release_hour(self, hour: int) -> None:
-        """The hour is settled; its file may be deleted by others."""
+        """Close the file of an hour that is settled: others may delete it."""
         self._ends.pop(hour, None)
         self._dispatch.release(hour)

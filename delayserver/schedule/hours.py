@@ -53,7 +53,7 @@ class Hours:
         return sum(self._unsettled.values())
 
     def pop_settled(self, now_ms: int, next_seq: int, filed_seq: int) -> list[int]:
-        """Hours that are over and done; each is reported once.
+        """The hours that are over and done; each is reported once.
 
         An hour is done when its end has passed, every record that was accepted before its end has
         been filed (it may be due in this hour), and nothing of it is unsettled."""

@@ -120,6 +120,7 @@ class Loader:
     ) -> LoadedHour:
         damage: list[Damage] = []
         parts, tombstones = self._read_schedule(snapshot, damage)
+        # What was cancelled or moved must not fire (I5), nor what was delivered, again (I4).
         settled, due_ms = self._read_settled(snapshot.hour, tombstones, damage)
         ahead = due_ms >= now_ms
         fired = marks_of(settled["seq"][ahead], due_ms[ahead]) if ahead.any() else []
@@ -128,11 +129,11 @@ class Loader:
         dropped_seqs = np.sort(settled["seq"][settled["subscription_id"] == 0])
         affected: list[Rows] = []
         for index, rows in enumerate(parts):
-            removed = _is_among(rows["seq"], removed_seqs)
-            gone = removed | _is_among(rows["seq"], settled_seqs)
+            removed = is_among_sorted(rows["seq"], removed_seqs)
+            gone = removed | is_among_sorted(rows["seq"], settled_seqs)
             # What was for one subscription alone is done.
             is_for_all = (rows["route"] & ROUTE_SUBSCRIPTION) == 0
-            gone |= ~is_for_all & _is_among(rows["seq"], dropped_seqs)
+            gone |= ~is_for_all & is_among_sorted(rows["seq"], dropped_seqs)
             if gone.any():
                 affected.append(select(rows, gone & ~removed & is_for_all))
                 parts[index] = select(rows, ~gone)
@@ -197,8 +198,8 @@ class Loader:
         return settled, np.concatenate([rows["due_ms"], partial["due_ms"]])
 
 
-def _is_among(values: NDArray[np.uint64], ascending: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Which values are among those of an array in order."""
+def is_among_sorted(values: NDArray[np.uint64], ascending: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Which values (shape n) are in a sorted array (shape m): shape n. O(n log m)."""
     if not len(ascending):
         return np.zeros(len(values), bool)
     at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)

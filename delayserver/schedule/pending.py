@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from delayserver.records.subscriptions import Registry
-from delayserver.schedule.loader import SETTLED_DTYPE, remaining
+from delayserver.schedule.loader import SETTLED_DTYPE, is_among_sorted, remaining
 from delayserver.schedule.replay import Snapshot
 from delayserver.schedule.wheel_rows import WHEEL_DTYPE, wheel_rows
 from storage.frame import Damage, Frame, Rows
@@ -71,7 +71,7 @@ def pending_rows(
             continue
         scanned += len(found.rows)
         rows = _matching(found.rows, wanted)
-        rows = select(rows, ~_among(rows["seq"], removed))
+        rows = select(rows, ~is_among_sorted(rows["seq"], removed))
         rows = select(rows, _waits(rows, settled, wanted, registry))
         if len(rows):
             kept.append(wheel_rows(rows, hour, found.payload_start))
@@ -127,21 +127,12 @@ def _matching(rows: Rows, wanted: Wanted) -> Rows:
     return select(rows, mask)
 
 
-def _among(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    """Which of the values are in a sorted array; O(values · log ordered)."""
-    if not len(ordered):
-        return np.zeros(len(values), bool)
-    at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
-    hits: np.ndarray = ordered[at] == values
-    return hits
-
-
 def _waits(rows: Rows, settled: Rows, wanted: Wanted, registry: Registry) -> np.ndarray:
     """Which rows some subscription, or nobody yet, is still to get."""
     by_somebody = settled["seq"][settled["subscription_id"] != 0]
-    waits = ~_among(rows["seq"], by_somebody)
+    waits = ~is_among_sorted(rows["seq"], by_somebody)
     # See the loader: what was dropped ends a row for one subscription alone.
-    waits &= (rows["subscription_id"] == 0) | ~_among(rows["seq"], settled["seq"])
+    waits &= (rows["subscription_id"] == 0) | ~is_among_sorted(rows["seq"], settled["seq"])
     partly = np.flatnonzero(~waits)
     if len(partly):
         here = select(rows, partly)

@@ -238,7 +238,7 @@ class Replay:
         )
 
     def skip_to(self, seq: int) -> None:
-        """The records up to `seq` are lost, and their seqs must not be given again."""
+        """Pass over records that are lost, up to `seq`: nobody else may get their seqs."""
         self.filed_seq = max(self.filed_seq, seq)
 
     def resume_definitions(self, *, from_catalog: bool = False) -> Damage | None:
@@ -312,8 +312,11 @@ class Replay:
     def snapshot(self, through_hour: int) -> list[Snapshot]:
         """Mark all hours up to `through_hour` live, and tell what to load of those that were not.
 
-        It makes a checkpoint, so that after a crash it is known what may have fired, whatever the
-        clock says then. Settled hours and hours without messages are left out."""
+        Whoever loads an hour asks here, behind all records that were filed: no row is loaded that a
+        cancel in the message log has removed (I5, I11). Settled hours and hours without messages
+        are left out."""
+        # After a crash it must be known what may have fired: if the clock was set back, it would
+        # else wait until the clock reaches it again.
         self.live_once_through_hour = max(self.live_once_through_hour, through_hour)
         self.checkpoint()
         before, self.live_through_hour = self.live_through_hour, through_hour
@@ -324,7 +327,10 @@ class Replay:
         ]
 
     def retire(self, hour: int, through_seq: int, now_ms: int) -> None:
-        """All messages of the hour up to `through_seq` are settled."""
+        """Retire an hour of which all messages up to `through_seq` are settled.
+
+        An hour that got a message since, which was on its way here, stays open: it would never be
+        loaded (I3)."""
         state = self.hours.get(hour)
         if state is not None and state.last_entry_seq <= through_seq and not state.retired_ms:
             state.retired_ms = now_ms

@@ -93,10 +93,10 @@ def build_run(rows: Rows, slot_ms: int = SLOT_MS) -> Run:
 
 
 def merge_run(parts: list[Rows], slot_ms: int = SLOT_MS) -> Run:
-    """As `build_run` of all parts, one behind the other.
+    """Sort rows of one hour that come in parts, keeping the order within a slot. Pure; O(n).
 
-    Each is taken off the list as soon as it is merged: there is no more than twice the memory that
-    all rows take, and no piece of it so large that giving it back is a pause for other threads."""
+    Each part is taken off the list as soon as it is merged: there is no more than twice the memory
+    that all rows take, and no piece so large that giving it back is a pause for other threads."""
     if len(parts) == 1:
         return build_run(parts.pop(), slot_ms)
     count = HOUR_MS // slot_ms
@@ -292,7 +292,8 @@ class Wheel:
     def remove(self, seq: int, due_ms: int) -> Rows | None:
         """Take out one waiting row; returns it (shape 1), or None when it is not here.
 
-        None means that it fired, or was never inserted."""
+        None means that it fired, or was never inserted. A cancel is answered by what this returns:
+        a row that was taken out cannot fire (I5)."""
         found = self._find(seq, due_ms)
         if found is None:
             return None
@@ -370,7 +371,8 @@ class Wheel:
     def advance(self, now_ms: int, *, loaded_until_ms: int, rows_max: int) -> list[FiredRows]:
         """Fire what is due at `now_ms`, in due order; at most `rows_max` rows at a time.
 
-        No slot at or after `loaded_until_ms` is opened: what is due there has not been loaded.
+        No slot at or after `loaded_until_ms` is opened: what is due there has not been loaded, and
+        later rows would overtake it.
         Whoever gets `rows_max` rows calls again."""
         while self._opened_until_ms <= now_ms and self._opened_until_ms < loaded_until_ms:
             if len(self._open) >= rows_max:
