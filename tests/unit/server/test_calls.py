@@ -159,25 +159,3 @@ def test_many_ids_are_those_of_one_at_a_time(machine: Machine) -> None:
     assert list(texts) == [machine.calls.encode_id(one.due_ms, one.seq) for one in found]
     with pytest.raises(NotFoundError):
         machine.calls.message_id("x")
-
-
-def test_the_numbers_are_the_same_in_both_forms(machine: Machine) -> None:
-    machine.subscribe()
-    machine.publish()
-    machine.publish(key="k")
-    stats = machine.calls.gauges.stats()
-    metrics = {
-        sample.name: sample.value
-        for family in machine.calls.gauges.metrics.collect()
-        for sample in family.samples
-    }
-    names = {
-        "accepted": "accepted_total",
-        "unfiled_bytes": "unfiled_bytes",
-        "queued": "queued_deliveries",
-        "subscriptions": "subscriptions",
-        "pending_loaded": "pending_deliveries",
-    }
-    assert {one: stats[one] for one in names} == {
-        one: metrics[f"delayserver_{name}"] for one, name in names.items()
-    }
