@@ -50,13 +50,13 @@ class _Publish(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class _PackedPublish(_Publish, forbid_unknown_fields=True, gc=False):
-    """As it comes as MessagePack, where the body has to be decoded."""
+    """A message as MessagePack, whose body is decoded, since it goes out as JSON."""
 
     body: Any = _UNSET
 
 
 class _PublishUnderKey(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """As `_Publish`; subject and key stand in the path."""
+    """A message whose subject and key stand in the path."""
 
     body: msgspec.Raw | _Unset = _UNSET
     body_base64: str | None = None

@@ -144,6 +144,8 @@ class Cancels:
         seqs = all_seqs[order]
         is_first = np.append(True, seqs[1:] != seqs[:-1])
         seqs, first = seqs[is_first], order[is_first]
+        # What was moved or retried waits somewhere else than its id says: taken for plain, its
+        # cancel would be answered, and its newer row would fire (I5).
         unchanged = self._sequencer.unchanged(seqs)
         seqs, first = seqs[unchanged], first[unchanged]
         if not len(seqs):
@@ -178,8 +180,8 @@ class Cancels:
                 continue
             rows, which = self._wheel.remove_many(hour, seqs[mine], dues_ms[mine])
             if len(rows):
+                # Rolled back, they fire; durable, they count no longer: as in `Messages.cancel`.
                 group.undo.append(partial(self._wheel.insert, hour, rows))
-                # They count until then: see Messages.
                 group.effects.append(partial(self._hours.add, hour, -len(rows)))
                 here = mine[which]
                 waits[here] = True

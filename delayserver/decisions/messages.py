@@ -107,7 +107,8 @@ class Messages:
         self._groups.wake()
 
     def schedule_many(self, first_seq: int, dues_ms: Sequence[int], routes: Sequence[int]) -> None:
-        """As `schedule`, of rows one behind the other."""
+        """The open group has new schedule rows of seqs one behind the other, not none; those that
+        are due soon go to the wheel by the express way."""
         until_ms = self._express_until_ms()
         if min(dues_ms) < until_ms:
             takes_express = self._hours.takes_express
@@ -243,6 +244,8 @@ class Messages:
         changes = self._sequencer.changes(seq)
         located = self._locate(seq, due_ms, changes)
         if located.state is State.CANCELLED:
+            # The cancel that is there may not be durable: who is told "cancelled" before it is
+            # would see the message fire after a crash (I5).
             return self.group_of_change(seq)
         self._must_be_scheduled(located)
         self._must_be(expected, seq)
@@ -257,6 +260,8 @@ class Messages:
         )
         change = Change(ChangeState.CANCELLED, entry.seq, entry.due_ms, 0, 0)
         self._sequencer.put_change(record, seq, 0, change, changes)
+        # At once, and not when it is durable: else it could fire in between. Not answered before it
+        # is durable: else a restart would not know of it, and fire (I5).
         row = self._take_out(entry)
         subject_id = self._sequencer.subjects.get(subject) or _subject_id(row)
         self.cancelled_by_subject[subject_id] += 1
@@ -316,6 +321,8 @@ class Messages:
             row = self._dispatcher.parked.remove(entry)
         if row is not None:
             group = self._sequencer.group
+            # A cancel that could not be written was refused: the message fires, at once if it fell
+            # due meanwhile.
             group.undo.append(partial(self._wheel.insert, entry.hour, row))
             # It counts until then, since an hour must not retire before what settles it is durable.
             group.effects.append(partial(self._hours.add, entry.hour, -1))
@@ -377,6 +384,7 @@ class Messages:
         state = ChangeState.FIRED if kind is RecordKind.FIRE else ChangeState.MOVED
         change = Change(state, record, new_due_ms, 0, subject_id)
         self._sequencer.put_change(record, seq, 0, change, changes)
+        # The old row goes before the new one comes, both in one group: it fires once (I4).
         self._take_out(entry)
         self.schedule(record, new_due_ms, subject_id)
         return self._sequencer.group

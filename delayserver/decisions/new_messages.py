@@ -40,7 +40,7 @@ class NewMessage(msgspec.Struct):
 
 
 class PublishBatch(msgspec.Struct):
-    """The same, of many messages, as columns of one length."""
+    """Messages that somebody wants to publish together, as columns of one length."""
 
     subjects: list[str]
     dues_ms: list[int]
@@ -124,7 +124,7 @@ def stored(message: NewMessage, sealed: bytes) -> tuple[bytes, int]:
 
 
 def with_traces(new: SealedBatch, publishes: Publishes) -> Publishes:
-    """The same, with the trace contexts of its messages. See `stored`."""
+    """Records whose payloads hold the trace contexts of their messages, too. See `stored`."""
     payloads, digests = [], []
     for index, data in enumerate(new.payloads):
         sealed, digest = stored(new.batch.message(index), seal(data))

@@ -74,7 +74,7 @@ class Overlay(Generic[K, V]):
         return partial(_restore, values, key, before)
 
     def put_many(self, last_seq: int, values: Mapping[K, V]) -> Callable[[], None]:
-        """As `put`, for many that records up to `last_seq` gave."""
+        """Set values that records up to `last_seq` gave; returns how to undo all of it."""
         generation = self._newest
         known = generation.values
         before: dict[K, V] = {}

@@ -123,6 +123,7 @@ class Publishing:
         known = self.taken(key_hash, now_ms)
         if known is None:
             return self._accept(message, subject_id, key_hash, sealed)
+        # Before anything is appended: a refusal leaves no trace in the group that others fill.
         if known.digest != content_digest(sealed):
             state = self._messages.locate(known.seq, known.due_ms).state
             raise ConflictError(_conflict(message.subject, key), state)
@@ -139,9 +140,8 @@ class Publishing:
             duplicates = {0: one} if one.duplicate else {}
             return PublishedBatch(bytes.fromhex(one.message_id), duplicates, one.group, one.seq)
         new = self._admitted(batch)
-        if self._are_new_keys(new):
-            return self._accept_all(new)
-        return self._accept_some(new, self._look_up_keys(batch, new, now_ms))
+        taken = {} if self._are_new_keys(new) else self._look_up_keys(batch, new, now_ms)
+        return self._accept_some(new, taken) if taken else self._accept_all(new)
 
     def publish_new(self, batch: PublishBatch) -> PublishedBatch | None:
         """Accept messages of several requests, whose keys are all new; None if one may be taken:
@@ -193,7 +193,7 @@ class Publishing:
                 60_000,
             )
 
-    def _are_new_keys(self, new: "SealedBatch") -> bool:
+    def _are_new_keys(self, new: SealedBatch) -> bool:
         """Whether it is plain that no key of a batch is taken, or that there are no keys."""
         subjects, batch = self._sequencer.subjects, new.batch
         if not any(batch.keys):
@@ -207,7 +207,7 @@ class Publishing:
         return len(set(keyed)) == len(keyed) and not self._sequencer.has_any_key(keyed)
 
     def _look_up_keys(
-        self, batch: PublishBatch, new: "SealedBatch", now_ms: int
+        self, batch: PublishBatch, new: SealedBatch, now_ms: int
     ) -> dict[int, KeyEntry | int]:
         """The messages of a batch whose keys are taken, by index: by a message that is there, or
         by an earlier one of the batch (its index).
@@ -238,7 +238,7 @@ class Publishing:
             raise InputErrors(f"{len(conflicts)} keys stand for other content", conflicts)
         return taken
 
-    def _accept_some(self, new: "SealedBatch", taken: dict[int, KeyEntry | int]) -> PublishedBatch:
+    def _accept_some(self, new: SealedBatch, taken: dict[int, KeyEntry | int]) -> PublishedBatch:
         """Accept what is not there yet of a batch, and answer for the rest what is."""
         count = len(new.batch)
         fresh = [index for index in range(count) if index not in taken]
@@ -266,7 +266,7 @@ class Publishing:
         last = max(groups, key=lambda group: group.first_seq, default=None)
         return PublishedBatch(b"".join(ids), duplicates, last, last_seq)
 
-    def _accept_all(self, new: "SealedBatch") -> PublishedBatch:
+    def _accept_all(self, new: SealedBatch) -> PublishedBatch:
         """Put records of all messages, which are new, into the open group."""
         sequencer, batch = self._sequencer, new.batch
         dues_ms, keys = batch.dues_ms, batch.keys
@@ -311,7 +311,8 @@ class Publishing:
         """The answer to a message that is there already."""
         change = self._sequencer.changes(known.seq).get(0)
         due_ms = change.due_ms if change else known.due_ms
-        # Its time may be that of a move which is not durable yet.
+        # Its time may be that of a move which is not durable yet: told before, and rolled back
+        # after, it would be a time at which nothing fires.
         group = self._messages.group_of_change(known.seq) or self._groups.group_of(known.seq)
         message_id = self._ids.encode(known.due_ms, known.seq)
         return Published(message_id, due_ms, True, group, known.seq)
@@ -349,6 +350,8 @@ class Publishing:
         changes = self._sequencer.changes(entry.seq)
         change = changes.get(0)
         if change is not None and change.state == ChangeState.CANCELLED:
+            # It never fires (I5). If it still held its key, an order that is placed again after a
+            # cancel would be answered with a message that nobody gets.
             return None
         due_ms = change.due_ms if change is not None else entry.due_ms
         if due_ms + self._settings.dedupe_window_ms > now_ms:
@@ -382,6 +385,7 @@ class Publishing:
         entry = self._sequencer.key(key_hash)
         replaced = False
         if entry is not None and self._messages.is_cancellable(entry):
+            # In the group of the publish: after a crash both have happened, or neither.
             self._messages.cancel(entry.seq, entry.due_ms, subject=message.subject)
             replaced = True
         return self._accept(message, subject_id, key_hash, sealed), replaced

@@ -265,7 +265,8 @@ class Sequencer:
         return bool(self._view.get_many(Table.KEYS, key_hashes))
 
     def put_keys(self, seq: int, values: dict[bytes, bytes]) -> None:
-        """As `put_key`, for records up to `seq` of the open group; packed."""
+        """Records up to `seq` of the open group made each key, by its hash, stand for a message:
+        values as `pack_key_values` makes them."""
         self.group.undo.append(self._keys.put_many(seq, values))
 
     def changes(self, message_seq: int) -> dict[int, Change]:

@@ -79,7 +79,8 @@ class IdCodec:
         return ids.hex(",", ID_BYTES).split(",") if ids else []
 
     def decode_many(self, texts: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """As `decode`, for many: seqs and due times; seq 0 for what was not given out here."""
+        """Parse ids: seqs and due times, each of shape (len(texts),). Seq 0 stands for an id that
+        was not given out here; nothing is raised, since the others are valid."""
         ids = _data_of(texts)
         if ids is None:  # one of them is no id at all
             ids = b"".join([_data_of([text]) or bytes(ID_BYTES) for text in texts])

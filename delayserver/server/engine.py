@@ -173,6 +173,8 @@ class Engine:
         """Do what is due at `now_ms`; returns when to call again at the latest.
 
         A clock that was set back makes nothing fire again and nothing fire early."""
+        # The horizon keeps what had fallen due before a clock was set back: a subscription that is
+        # made then does not get once more what others had at noon.
         self.subscribing.advance(now_ms)
         self.messages.advanced_ms = self.dispatcher.now_ms = now_ms
         self.sequencer.refresh()
@@ -258,6 +260,8 @@ class Engine:
 
         True: something of it may be due soon."""
         group = self.groups.on_committed()
+        # What is decided next has to see this, so the answers come behind it: who is told that a
+        # message was moved, and cancels it at once, must find it where it was moved to.
         if group.express:
             self._insert_express(group)
         for effect in group.effects:
@@ -272,7 +276,8 @@ class Engine:
         return bool(group.express)
 
     def on_commit_failed(self, error: Exception) -> None:
-        """The group that was being written could not be, and was rolled back."""
+        """The group that was being written could not be, and is rolled back, with what was decided
+        on top of it. Nobody was told of either, so it is as if it had never been asked for."""
         self.groups.on_commit_failed(error)
         self.subscribing.on_rolled_back()
         self.produces.failed()
