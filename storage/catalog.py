@@ -2,7 +2,8 @@
 
 Tables of bytes to bytes, ordered by key; a commit is one synced transaction. It is an index, not a
 log: everything in it follows from the message log up to the checkpoint that is stored in the same
-transaction, so the two can never disagree. Only the keys may be ahead of it, which META says.
+transaction, so the two can never disagree; and it can be built again from the schedule log and the
+definitions log. Only the keys may be ahead of it, which META says.
 
 LMDB trusts its file, and this module does not (I8). A value carries a checksum over table, key and
 value, which every reader holds it against; and before LMDB maps the file, `storage.catalog_file`

@@ -1,4 +1,4 @@
-"""The frame: the one unit in which all three logs are written, read, checked and repaired.
+"""The frame: the one unit in which all four logs are written, read, checked and repaired.
 
     header 64 B │ rows: count × dtype.itemsize │ payload blob │ zeros up to a multiple of 8
 

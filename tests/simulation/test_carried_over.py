@@ -108,4 +108,4 @@ def test_any_call_may_fail(kind: FaultKind, old: Path, in_memory: Path) -> None:
         Life(directory).end()
         must_be_carried_over(directory)
         struck += bool(faults.struck)
-    assert struck > 10 and not faults.struck, "there are more calls"
+    assert struck > 3 and not faults.struck, "there are more calls"

@@ -9,19 +9,29 @@ import pytest
 from delayserver.decisions.group import Group
 from delayserver.records.message import Payload, encode_payload
 from delayserver.records.subscriptions import encode_subscription
-from delayserver.records.tables import read_checkpoint, read_keys_ahead, unpack_key_entry
+from delayserver.records.tables import (
+    DEFINITIONS_KEY,
+    read_checkpoint,
+    read_definitions_place,
+    read_keys_ahead,
+    unpack_key_entry,
+)
 from delayserver.recovery import recover as recovery_module
+from delayserver.recovery.definitions import differences, read_generation
 from delayserver.recovery.recover import Recovered
 from storage.catalog import ManyWrites, Table, Writes
+from storage.definitions_log import DefinitionsPlace, definitions_path
 from storage.errors import DamageError, DiskFullError
 from storage.frame import HEADER_BYTES, Frame, seal
 from storage.rows import HOUR_MS, MESSAGE_DTYPE, RecordKind
 from storage.testing.catalog import MemoryCatalog
+from storage.testing.faults import Fault, FaultKind, Faults, SimulatedCrash
 from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import (
     HOUR,
     MINUTE_MS,
     SEGMENT_BYTES,
+    STAMP,
     START_MS,
     SUBJECT,
     Disk,
@@ -471,3 +481,70 @@ def test_progress_is_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> 
         ("replaying the message log", 2),
         ("loading hours", 0),
     ]
+
+
+# ---- the definitions log ----------------------------------------------------------------------
+
+DEFINITIONS = definitions_path(1)
+
+
+def defined(machine: Machine) -> DefinitionsPlace:
+    """The place that the catalog names; the log holds what the catalog holds, and no more."""
+    place = read_definitions_place(machine.catalog)
+    assert place is not None
+    path = definitions_path(place.generation)
+    assert [f"definitions/{name}" for name in machine.files.list("definitions")] == [path]
+    assert machine.files.open(path).size() == place.length
+    found = read_generation(machine.files, place.generation, stamp=STAMP, end=place.length)
+    assert not found.damage and found.state
+    assert list(differences(found.state, machine.catalog)) == []
+    return place
+
+
+@pytest.mark.parametrize("power_loss", [False, True])
+def test_definitions_that_no_checkpoint_covers_are_cut_off(
+    machine: Machine, power_loss: bool
+) -> None:
+    machine.name_subject()
+    machine.commit_and_file()
+    machine.disk.replay.checkpoint()
+    before = defined(machine)
+    machine.log.sequencer.append(RecordKind.SUBJECT, subject_id=2, payload=seal(b"second"))
+    machine.commit_and_file()
+    machine.catalog.faults = Faults(Fault(1, FaultKind.CRASH))
+    with pytest.raises(SimulatedCrash):
+        machine.disk.replay.checkpoint()
+    assert machine.files.open(DEFINITIONS).size() > before.length
+    recovered = machine.restart(power_loss=power_loss).recover()
+    assert recovered.damage == [] and recovered.subjects == {SUBJECT: 1, "second": 2}
+    assert defined(machine).length > before.length
+
+
+@pytest.mark.parametrize("length", [0, 64, None])
+def test_a_definitions_log_that_is_too_short_is_named_and_written_again(
+    machine: Machine, length: int | None
+) -> None:
+    machine.name_subject()
+    machine.commit_and_file()
+    machine.disk.replay.checkpoint()
+    if length is None:
+        machine.files.unlink(DEFINITIONS)
+    else:
+        machine.files.open(DEFINITIONS).truncate(length)
+    recovered = machine.restart().recover()
+    assert [(found.path, found.offset) for found in recovered.damage] == [
+        (DEFINITIONS, length or 0)
+    ]
+    assert recovered.subjects == {SUBJECT: 1}
+    assert defined(machine).generation == 2
+    assert machine.restart().recover().damage == []
+
+
+def test_definitions_are_carried_over_from_a_catalog_of_version_1(machine: Machine) -> None:
+    machine.name_subject()
+    machine.commit_and_file()
+    machine.disk.replay.checkpoint()
+    machine.catalog.commit({Table.META: [(DEFINITIONS_KEY, None)]})
+    machine.files.unlink(DEFINITIONS)
+    machine.restart().recover()
+    assert defined(machine).generation == 1
