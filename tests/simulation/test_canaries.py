@@ -581,6 +581,7 @@ def first_catch(seeds: Iterable[int], caught_by: tuple[Caught, ...]) -> str | No
     return None
 
 
+@pytest.mark.unchecked("a bug is planted")
 @pytest.mark.parametrize("name", CANARIES)
 def test_the_simulation_finds(name: str, monkeypatch: Patch) -> None:
     plant, caught_by = CANARIES[name]

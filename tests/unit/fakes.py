@@ -28,6 +28,8 @@ from delayserver.settler import DISPATCH_ROW, Settler
 from delayserver.subscriptions import Registry, Subscription
 from delayserver.timeouts import Timeouts
 from delayserver.wheel import WHEEL_DTYPE, Batch, Wheel
+from storage.catalog import Table
+from storage.directory import open_identity
 from storage.errors import DamageError
 from storage.files import Files
 from storage.frame import Rows
@@ -42,7 +44,7 @@ from storage.rows import (
     RecordKind,
     concatenate,
 )
-from storage.testing import MemoryCatalog, SimulatedFiles
+from storage.testing import FaultyFiles, MemoryCatalog, SimulatedFiles
 
 HOUR = 500_000
 """The hour that most tests play in."""
@@ -289,6 +291,7 @@ class Disk:
     ) -> None:
         self.files: Files = SimulatedFiles() if files is None else files
         self.catalog = MemoryCatalog() if catalog is None else catalog
+        self._become_a_directory()
         self.message_log = MessageLog(
             self.files, stamp=STAMP, segment_bytes=SEGMENT_BYTES, durability=Durability.FSYNC
         )
@@ -316,6 +319,17 @@ class Disk:
             self.names,
             self.damage.append,
         )
+
+    def _become_a_directory(self) -> None:
+        """With a format and a subject of its rows, so that it can be checked after the test."""
+        files, catalog = self.files, self.catalog
+        while isinstance(files, FaultyFiles):
+            files = files._inner  # whose calls a test counts
+        open_identity(files, random_bytes=lambda length: STAMP.to_bytes(length, "big"))
+        if not any(True for _ in catalog.scan(Table.SUBJECTS)):
+            # Not the method of a subclass, which may be about to fail.
+            subject = ((1).to_bytes(4, "big"), SUBJECT.encode())
+            MemoryCatalog.commit(catalog, {Table.SUBJECTS: [subject]})
 
     def log(self, group: Group) -> None:
         """What the committer does with a group."""

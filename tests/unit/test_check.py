@@ -102,6 +102,7 @@ def test_what_is_not_filed_yet_may_be_broken(files: SimulatedFiles, catalog: Mem
     assert found.severity is Severity.TORN_TAIL
 
 
+@pytest.mark.damaged("a schedule file")
 def test_what_is_filed_may_not(files: SimulatedFiles, catalog: MemoryCatalog) -> None:
     flip(files, SCHEDULE, 0)
     (found,) = check(files, catalog).findings
@@ -134,6 +135,7 @@ ARCHIVED = pack_archived(Archived(1, 2, 3, 4, "", "", 5))
 PAYLOAD = encode_payload(Payload(b"{}", origin=Origin(1, 2, 1, 2)))
 
 
+@pytest.mark.damaged("an entry of the catalog")
 @pytest.mark.parametrize(
     ("writes", "file", "reason"),
     [
@@ -234,6 +236,7 @@ def test_entries_that_are_sound(files: SimulatedFiles, catalog: MemoryCatalog) -
     assert check(files, catalog).findings == []
 
 
+@pytest.mark.damaged("the catalog knows no subject")
 def test_a_subject_that_is_not_known(files: SimulatedFiles, catalog: MemoryCatalog) -> None:
     catalog.commit({Table.SUBJECTS: [(number(1), None)]})
     assert findings(files, catalog) == [
@@ -241,6 +244,7 @@ def test_a_subject_that_is_not_known(files: SimulatedFiles, catalog: MemoryCatal
     ]
 
 
+@pytest.mark.damaged("records are missing")
 def test_a_message_log_that_begins_behind_the_checkpoint(
     files: SimulatedFiles, catalog: MemoryCatalog
 ) -> None:
@@ -290,6 +294,7 @@ def test_an_hour_that_was_written_before_there_was_a_first_seq(
     assert findings(files, catalog) == []
 
 
+@pytest.mark.damaged("the test deletes a file")
 def test_an_hour_that_is_deleted_meanwhile(files: SimulatedFiles, catalog: MemoryCatalog) -> None:
     class Purging(MemoryCatalog):
         """The hour is there at the beginning, and gone later."""
@@ -322,6 +327,7 @@ def test_a_path(tmp_path: Path) -> None:
     assert report.tables["hours"] == 1
 
 
+@pytest.mark.damaged("there is no catalog")
 def test_a_path_without_a_catalog(tmp_path: Path) -> None:
     filled(OsFiles(str(tmp_path)), MemoryCatalog())
     report = check_path(tmp_path, catalog_max_bytes=CATALOG_BYTES)

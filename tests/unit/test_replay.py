@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from delayserver import replay as replay_module
 from delayserver.archives import Archived, extent_of, read_archived, retired_hours
 from delayserver.errors import ConflictError, NotFoundError
-from delayserver.message import Payload, encode_payload
+from delayserver.message import Origin, Payload, encode_payload
 from delayserver.replay import DeadLetter, Records, Snapshot, content_digests
 from delayserver.sequencer import (
     Group,
@@ -23,6 +24,7 @@ from delayserver.sequencer import (
     parse_dead_letter_key,
     unpack_key_entry,
 )
+from delayserver.subscriptions import encode_subscription
 from delayserver.tables import (
     Change,
     ChangeState,
@@ -47,12 +49,18 @@ from storage.testing import (
     MemoryCatalog,
     SimulatedFiles,
 )
-from tests.unit.fakes import HOUR, START_MS, Disk, Log, dispatch_row, records
+from tests.unit.fakes import HOUR, START_MS, Disk, Log, dispatch_row, records, subscription
 
 KEY = bytes(range(16))
 NEXT_MS = START_MS + HOUR_MS
 END_MS = NEXT_MS
 DAY_MS = 24 * HOUR_MS
+
+
+def dead_letter(reason: str) -> bytes:
+    """As it stands in the catalog."""
+    payload = Payload(b"{}", origin=Origin(1, START_MS, 1, START_MS))
+    return msgspec.msgpack.encode(DeadLetter(reason, START_MS, 9, encode_payload(payload)))
 
 
 @pytest.fixture
@@ -231,7 +239,7 @@ def test_every_kind_of_change_is_in_the_catalog(disk: Disk, log: Log) -> None:
     log.cancel(1, START_MS)
     move = log.move(2, START_MS, NEXT_MS)
     retry = log.retry(3, START_MS, NEXT_MS, subscription_id=6)
-    letter = b"letter"
+    letter = dead_letter("gone")
     dead: dict[str, Any] = {"message_seq": 4, "target_seq": 4, "subscription_id": 6, "attempt": 9}
     log.sequencer.append(
         RecordKind.DEAD, target_due_ms=START_MS, subject_id=1, payload=seal(letter), **dead
@@ -276,8 +284,14 @@ def test_a_dead_letter_is_redriven_or_discarded_once(
     disk: Disk, log: Log, kind: RecordKind
 ) -> None:
     log.publish(START_MS)
-    which: dict[str, Any] = {"message_seq": 1, "target_seq": 1, "subscription_id": 6}
-    log.sequencer.append(RecordKind.DEAD, target_due_ms=START_MS, payload=seal(b"x"), **which)
+    which: dict[str, Any] = {
+        "message_seq": 1,
+        "target_seq": 1,
+        "subject_id": 1,
+        "subscription_id": 6,
+    }
+    letter = seal(dead_letter("gone"))
+    log.sequencer.append(RecordKind.DEAD, target_due_ms=START_MS, payload=letter, **which)
     disk.file(log.close())
     disk.replay.checkpoint()
     assert disk.catalog.get(Table.DEAD_LETTERS, dead_letter_key(6, 1)) is not None
@@ -296,13 +310,14 @@ def test_a_dead_letter_is_redriven_or_discarded_once(
 
 def test_subjects_and_subscriptions_are_in_the_catalog(disk: Disk) -> None:
     log = Log(subjects=[])
-    log.sequencer.subject_id("order.unpaid")
-    log.sequencer.append(RecordKind.SUBSCRIPTION, subscription_id=3, payload=seal(b"old"))
-    log.sequencer.append(RecordKind.SUBSCRIPTION, subscription_id=3, payload=seal(b"new"))
+    log.sequencer.subject_id("order.paid")
+    old, new = (encode_subscription(subscription(3, paused=paused)) for paused in (True, False))
+    log.sequencer.append(RecordKind.SUBSCRIPTION, subscription_id=3, payload=seal(old))
+    log.sequencer.append(RecordKind.SUBSCRIPTION, subscription_id=3, payload=seal(new))
     disk.file(log.close())
     disk.replay.checkpoint()
-    assert list(disk.catalog.scan(Table.SUBJECTS)) == [((1).to_bytes(4, "big"), b"order.unpaid")]
-    assert list(disk.catalog.scan(Table.SUBSCRIPTIONS)) == [((3).to_bytes(4, "big"), b"new")]
+    assert list(disk.catalog.scan(Table.SUBJECTS)) == [((1).to_bytes(4, "big"), b"order.paid")]
+    assert list(disk.catalog.scan(Table.SUBSCRIPTIONS)) == [((3).to_bytes(4, "big"), new)]
     assert disk.schedule.hours() == []
 
 
@@ -443,8 +458,8 @@ def test_what_is_removed_goes_also_when_few_keys_came_often(log: Log) -> None:
 
 
 def test_a_catalog_that_is_full_keeps_what_is_to_be_recorded(log: Log) -> None:
-    faults = Faults(Fault(at=1, kind=FaultKind.NO_SPACE))
-    disk = Disk(catalog=MemoryCatalog(faults))
+    disk = Disk()
+    disk.catalog.faults = Faults(Fault(at=1, kind=FaultKind.NO_SPACE))
     log.publish(START_MS, key_hash=KEY)
     disk.file(log.close())
     with pytest.raises(DiskFullError):
@@ -871,11 +886,12 @@ def test_payloads_that_are_scattered_are_gathered_in_order() -> None:
 
 
 def test_groups_are_filed_in_one_as_one_by_one(log: Log) -> None:
-    groups = []
+    groups, waiting = [], []
     for number in range(20):
-        for body in range(number % 3):
-            log.publish(START_MS + number * HOUR_MS // 7, body=bytes(number + body))
-        log.cancel(number + 1, START_MS)
+        due_ms = START_MS + number * HOUR_MS // 7
+        for body in range(1 + number % 3):
+            waiting.append((log.publish(due_ms, body=bytes(number + body)), due_ms))
+        log.cancel(*waiting.pop(0))
         groups.append(log.close())
     alone, together = Disk(SimulatedFiles()), Disk(SimulatedFiles())
     alone.file(*groups)
