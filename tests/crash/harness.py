@@ -521,7 +521,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="do the same again (default: a new one)")
     parser.add_argument("--keep", action="store_true", help="keep the directory in any case")
     arguments = parser.parse_args()
-    seed = random.randrange(1_000_000) if arguments.seed is None else arguments.seed
+    seed = time.time_ns() % 1_000_000 if arguments.seed is None else arguments.seed
     directory = Path(tempfile.mkdtemp(prefix="delayserver-crash-"))
     outcome = _run_with_progress(directory, seed, arguments.rounds, arguments.minutes)
     _show(outcome)

@@ -96,8 +96,8 @@ def files(api, directory):
     return sorted(path for path in (api.data_dir / directory).iterdir() if path.is_file())
 
 
+@pytest.mark.damaged("a body in a schedule file")
 def test_damage_in_a_schedule_file_costs_one_message(api, subject):
-    api.may_be_damaged = True
     bodies = [f"body number {n} of the damaged file" for n in range(5)]
     batch = [{"subject": subject, "body": body, "delay": "3s"} for body in bodies]
     ids = api.ask("POST", "/v1/messages/batch", json=batch)["ids"]
@@ -118,8 +118,8 @@ def test_damage_in_a_schedule_file_costs_one_message(api, subject):
     assert api.look_up(ids[0])["state"] == "delivered"
 
 
+@pytest.mark.damaged("a group of the message log")
 def test_damage_in_the_message_log_is_named_and_costs_one_group(api, subject):
-    api.may_be_damaged = True
     path = api.subscribe("consumer", subject)
     api.restart(checkpoint_ms=600_000)  # from here on, only the message log has it
     bodies = [f"body number {n} of the damaged log" for n in range(5)]

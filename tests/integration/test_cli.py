@@ -188,6 +188,7 @@ def test_check_beside_the_server(run, ask, server):
     assert ask("check", *directory)["is_clean"] is True
 
 
+@pytest.mark.damaged("a segment of the message log")
 def test_check_finds_damage(tmp_path):
     data_dir = tmp_path / "data"
     port = free_port()

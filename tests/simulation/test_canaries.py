@@ -595,7 +595,7 @@ def _without_syncs(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @canary(Violation)
 def the_definitions_log_is_not_cut_back(patch: Patch) -> None:
-    """I7: what no checkpoint covers would count without a catalog."""
+    """I7. What no checkpoint covers would count without a catalog."""
 
     def resume(self: Any, place: Any) -> None:
         self._committed = self._recorded = place
@@ -625,6 +625,7 @@ def first_catch(seeds: Iterable[int], caught_by: tuple[Caught, ...]) -> str | No
     return None
 
 
+@pytest.mark.unchecked("a bug is planted")
 @pytest.mark.parametrize("name", CANARIES)
 def test_the_simulation_finds(name: str, monkeypatch: Patch) -> None:
     plant, caught_by = CANARIES[name]

@@ -121,7 +121,9 @@ def a_flipped_bit_is_named() -> None:
     file = machine.disk.open("messages/" + machine.disk.list("messages")[0])
     place = file.pread(file.size(), 0).index(BODY)
     file.pwrite([b"["], place)
-    if not machine.start().recovered.damage:
+    recovered = machine.start().recovered
+    machine.kill()  # nobody checks a disk that is off
+    if not recovered.damage:
         raise Violation(f"{file.path}@{place} is another byte, and nobody noticed (I8)")
 
 
@@ -205,6 +207,7 @@ def test_it_holds(check: Callable[[], None]) -> None:
     check()
 
 
+@pytest.mark.unchecked("a bug is planted")
 @pytest.mark.parametrize(("check", "bug"), CHECKS)
 def test_the_bug_is_noticed(
     check: Callable[[], None], bug: Callable[[Patch], None], monkeypatch: Patch

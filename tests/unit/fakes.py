@@ -23,9 +23,11 @@ from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Reader
 from delayserver.delivery.settler import DISPATCH_ROW, Settler
+from delayserver.records.definitions import definitions_among
 from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import Delivery, Origin, Payload, ScheduleEntry, encode_payload
 from delayserver.records.subscriptions import Registry, Subscription
+from delayserver.records.tables import DEFINITIONS_KEY, number_key, pack_definitions_place
 from delayserver.recovery.recover import Recovered, recover
 from delayserver.schedule.committed import Records
 from delayserver.schedule.expansion import Staging
@@ -41,7 +43,9 @@ from delayserver.schedule.wheel_rows import (
 )
 from delayserver.testing.publishes import publish_all
 from delayserver.timers.timeouts import Timeouts
+from storage.catalog import Table
 from storage.definitions_log import DefinitionsLog
+from storage.directory import open_identity
 from storage.errors import DamageError
 from storage.files import Files
 from storage.frame import Rows
@@ -57,6 +61,7 @@ from storage.rows import (
     concatenate,
 )
 from storage.testing.catalog import MemoryCatalog
+from storage.testing.faults import FaultyFiles
 from storage.testing.files import SimulatedFiles
 
 HOUR = 500_000
@@ -311,6 +316,7 @@ class Disk:
     ) -> None:
         self.files: Files = SimulatedFiles() if files is None else files
         self.catalog = MemoryCatalog() if catalog is None else catalog
+        self._become_a_directory()
         self.message_log = MessageLog(
             self.files, stamp=STAMP, segment_bytes=SEGMENT_BYTES, durability=Durability.FSYNC
         )
@@ -324,6 +330,7 @@ class Disk:
             Staging(self.files, STAMP),
             DefinitionsLog(self.files, stamp=STAMP),
         )
+        self.replay.resume_definitions()
         self.settler = Settler(self.dispatch)
         self.loader = Loader(
             HourLog(self.files, LogKind.SCHEDULE, stamp=STAMP),
@@ -339,6 +346,22 @@ class Disk:
             self.names,
             self.damage.append,
         )
+
+    def _become_a_directory(self) -> None:
+        """With a format and a subject of its rows, so that it can be checked after the test."""
+        files, catalog = self.files, self.catalog
+        while isinstance(files, FaultyFiles):
+            files = files._inner  # whose calls a test counts
+        open_identity(files, random_bytes=lambda length: STAMP.to_bytes(length, "big"))
+        if any(True for _ in catalog.scan(Table.SUBJECTS)):
+            return
+        # Not the method of a subclass, which may be about to fail.
+        writes = {Table.SUBJECTS: [(number_key(1), SUBJECT.encode())]}
+        definitions = DefinitionsLog(files, stamp=STAMP)
+        place = definitions.record(definitions_among(writes), 0)
+        definitions.close()
+        writes[Table.META] = [(DEFINITIONS_KEY, pack_definitions_place(place))]
+        MemoryCatalog.commit(catalog, writes)
 
     def log(self, group: Group) -> None:
         """What the committer does with a group."""

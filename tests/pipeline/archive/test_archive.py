@@ -500,13 +500,13 @@ def test_an_archive_that_rots_before_the_server_heard_of_it(
     check_archive(to, 10)
 
 
+@pytest.mark.damaged("a file of an hour")
 @pytest.mark.parametrize("kind", [LogKind.SCHEDULE, LogKind.DISPATCH])
 def test_a_damaged_hour_is_named_and_the_others_are_archived(
     store: Store, serve: Callable[..., ApiServer], job: Job, tmp_path: Path, kind: LogKind
 ) -> None:
     settled(store, hours=2)
     api = serve()
-    api.may_be_damaged = True
     path = store.path(kind)
     data = bytearray(path.read_bytes())
     data[100] ^= 1

@@ -9,7 +9,7 @@ from delayserver.delivery.settler import DISPATCH_ROW, Settler
 from storage.errors import DiskFullError
 from storage.frame import Damage, Frame
 from storage.hour_log import HourLog
-from storage.rows import DISPATCH_DTYPE, LogKind, Outcome
+from storage.rows import DISPATCH_DTYPE, HOUR_MS, LogKind, Outcome
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
 from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import HOUR, STAMP, START_MS, Disk, dispatch_row
@@ -31,7 +31,8 @@ def test_a_row_is_the_dtype() -> None:
 
 def test_rows_go_to_the_logs_of_their_hours() -> None:
     disk = Disk()
-    rows = {HOUR: [dispatch_row(9), dispatch_row(4)], HOUR + 1: [dispatch_row(5)]}
+    later = dispatch_row(5, due_ms=START_MS + HOUR_MS)
+    rows = {HOUR: [dispatch_row(9), dispatch_row(4)], HOUR + 1: [later]}
     disk.settler.write(rows, START_MS)
     disk.settler.write({HOUR: [dispatch_row(6)]}, START_MS)
     assert rows == {}
@@ -89,6 +90,7 @@ def test_recovery_makes_durable_what_a_killed_process_left_in_the_page_cache() -
         assert recorded(Disk(machine.crash())) == [1]
 
 
+@pytest.mark.damaged("a frame of the dispatch log")
 def test_recovery_reports_damage_before_valid_rows_and_keeps_them() -> None:
     files = SimulatedFiles()
     disk = Disk(files)
@@ -106,6 +108,7 @@ def test_recovery_reports_damage_before_valid_rows_and_keeps_them() -> None:
 
 def test_what_a_full_disk_refused_is_still_to_be_written() -> None:
     files = SimulatedFiles()
+    disk = Disk(files)
     faults = Faults(
         Fault(at=1, kind=FaultKind.NO_SPACE, moment=Moment.MIDDLE, partial_bytes=64),
         Fault(at=4, kind=FaultKind.NO_SPACE, moment=Moment.MIDDLE, partial_bytes=13),
@@ -116,13 +119,12 @@ def test_what_a_full_disk_refused_is_still_to_be_written() -> None:
     with pytest.raises(DiskFullError):
         settler.write(first, START_MS)
     settler.write(first, START_MS)
-    rows = {HOUR + 1: [dispatch_row(2)], HOUR: [dispatch_row(3)]}
+    rows = {HOUR + 1: [dispatch_row(2, due_ms=START_MS + HOUR_MS)], HOUR: [dispatch_row(3)]}
     with pytest.raises(DiskFullError):
         settler.write(rows, START_MS)
     assert list(rows) == [HOUR]
     settler.write(rows, START_MS)
     settler.sync()
-    disk = Disk(files)
     assert recorded(disk) == [1, 3]
     assert recorded(disk, HOUR + 1) == [2]
 

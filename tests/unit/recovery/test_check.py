@@ -131,6 +131,7 @@ def test_what_is_not_filed_yet_may_be_broken(files: SimulatedFiles, catalog: Mem
     assert found.severity is Severity.TORN_TAIL
 
 
+@pytest.mark.damaged("a schedule file")
 def test_what_is_filed_may_not(files: SimulatedFiles, catalog: MemoryCatalog) -> None:
     flip(files, SCHEDULE, 0)
     (found,) = check(files, catalog).findings
@@ -163,6 +164,7 @@ ARCHIVED = pack_archived(Archived(1, 2, 3, 4, "", "", 5))
 PAYLOAD = encode_payload(Payload(b"{}", origin=Origin(1, 2, 1, 2)))
 
 
+@pytest.mark.damaged("an entry of the catalog")
 @pytest.mark.parametrize(
     ("writes", "file", "reason"),
     [
@@ -265,6 +267,7 @@ def test_entries_that_are_sound(files: SimulatedFiles, catalog: MemoryCatalog) -
     assert check(files, catalog).findings == []
 
 
+@pytest.mark.damaged("the catalog knows no subject")
 def test_a_subject_that_is_not_known(files: SimulatedFiles, catalog: MemoryCatalog) -> None:
     commit(files, catalog, {Table.SUBJECTS: [(number(1), None)]})
     assert findings(files, catalog) == [
@@ -272,6 +275,7 @@ def test_a_subject_that_is_not_known(files: SimulatedFiles, catalog: MemoryCatal
     ]
 
 
+@pytest.mark.damaged("records are missing")
 def test_a_message_log_that_begins_behind_the_checkpoint(
     files: SimulatedFiles, catalog: MemoryCatalog
 ) -> None:
@@ -291,6 +295,7 @@ def test_a_message_log_without_records(files: SimulatedFiles, catalog: MemoryCat
 DEFINITIONS = definitions_path(1)
 
 
+@pytest.mark.damaged("the definitions log and the catalog do not agree")
 @pytest.mark.parametrize(
     ("writes", "reason"),
     [
@@ -307,6 +312,7 @@ def test_a_definitions_log_that_does_not_agree(
     assert found.file == DEFINITIONS and found.reason.startswith(reason)
 
 
+@pytest.mark.damaged("the definitions log and the catalog do not agree")
 def test_a_definition_that_the_catalog_does_not_have(
     files: SimulatedFiles, catalog: MemoryCatalog
 ) -> None:
@@ -323,6 +329,7 @@ def test_a_damaged_definitions_log(files: SimulatedFiles, catalog: MemoryCatalog
     assert check(files, catalog).findings == []
 
 
+@pytest.mark.damaged("the definitions log and the catalog do not agree")
 def test_a_definitions_log_that_is_cut_off_or_gone(
     files: SimulatedFiles, catalog: MemoryCatalog
 ) -> None:
@@ -398,6 +405,7 @@ def test_an_hour_that_was_written_before_there_was_a_first_seq(
     assert findings(files, catalog) == []
 
 
+@pytest.mark.damaged("the test deletes a file")
 def test_an_hour_that_is_deleted_meanwhile(files: SimulatedFiles, catalog: MemoryCatalog) -> None:
     class Purging(MemoryCatalog):
         """The hour is there at the beginning, and gone later."""
@@ -430,6 +438,7 @@ def test_a_path(tmp_path: Path) -> None:
     assert report.tables["hours"] == 1
 
 
+@pytest.mark.damaged("there is no catalog")
 def test_a_path_without_a_catalog(tmp_path: Path) -> None:
     filled(OsFiles(str(tmp_path)), MemoryCatalog())
     report = check_path(tmp_path, catalog_max_bytes=CATALOG_BYTES)

@@ -33,11 +33,12 @@ def test_payloads_that_are_scattered_are_gathered_in_order() -> None:
 
 
 def test_groups_are_filed_in_one_as_one_by_one(log: Log) -> None:
-    groups = []
+    groups, waiting = [], []
     for number in range(20):
-        for body in range(number % 3):
-            log.publish(START_MS + number * HOUR_MS // 7, body=bytes(number + body))
-        log.cancel(number + 1, START_MS)
+        due_ms = START_MS + number * HOUR_MS // 7
+        for body in range(1 + number % 3):
+            waiting.append((log.publish(due_ms, body=bytes(number + body)), due_ms))
+        log.cancel(*waiting.pop(0))
         groups.append(log.close())
     alone, together = Disk(SimulatedFiles()), Disk(SimulatedFiles())
     alone.file(*groups)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from delayserver.decisions.group import Group
-from delayserver.records.message import Payload, encode_payload
+from delayserver.records.message import Origin, Payload, encode_payload
+from delayserver.records.subscriptions import encode_subscription
 from delayserver.records.tables import (
     Change,
     ChangeState,
@@ -28,8 +30,14 @@ from storage.errors import DiskFullError
 from storage.frame import Damage, seal
 from storage.rows import RecordKind
 from storage.testing.catalog import MemoryCatalog
-from tests.unit.fakes import HOUR, START_MS, Disk, Log, records
+from tests.unit.fakes import HOUR, START_MS, Disk, Log, records, subscription
 from tests.unit.schedule.samples import KEY, NEXT_MS, change_of, rows_of
+
+
+def dead_letter(reason: str) -> bytes:
+    """As it stands in the catalog."""
+    payload = Payload(b"{}", origin=Origin(1, START_MS, 1, START_MS))
+    return msgspec.msgpack.encode(DeadLetter(reason, START_MS, 9, encode_payload(payload)))
 
 
 def test_the_newest_publish_of_a_key_is_the_one_in_the_catalog(disk: Disk, log: Log) -> None:
@@ -52,7 +60,7 @@ def test_every_kind_of_change_is_in_the_catalog(disk: Disk, log: Log) -> None:
     log.cancel(1, START_MS)
     move = log.move(2, START_MS, NEXT_MS)
     retry = log.retry(3, START_MS, NEXT_MS, subscription_id=6)
-    letter = b"letter"
+    letter = dead_letter("gone")
     dead: dict[str, Any] = {"message_seq": 4, "target_seq": 4, "subscription_id": 6, "attempt": 9}
     log.sequencer.append(
         RecordKind.DEAD, target_due_ms=START_MS, subject_id=1, payload=seal(letter), **dead
@@ -97,8 +105,14 @@ def test_a_dead_letter_is_redriven_or_discarded_once(
     disk: Disk, log: Log, kind: RecordKind
 ) -> None:
     log.publish(START_MS)
-    which: dict[str, Any] = {"message_seq": 1, "target_seq": 1, "subscription_id": 6}
-    log.sequencer.append(RecordKind.DEAD, target_due_ms=START_MS, payload=seal(b"x"), **which)
+    which: dict[str, Any] = {
+        "message_seq": 1,
+        "target_seq": 1,
+        "subject_id": 1,
+        "subscription_id": 6,
+    }
+    letter = seal(dead_letter("gone"))
+    log.sequencer.append(RecordKind.DEAD, target_due_ms=START_MS, payload=letter, **which)
     disk.file(log.close())
     disk.replay.checkpoint()
     assert disk.catalog.get(Table.DEAD_LETTERS, dead_letter_key(6, 1)) is not None
@@ -117,13 +131,14 @@ def test_a_dead_letter_is_redriven_or_discarded_once(
 
 def test_subjects_and_subscriptions_are_in_the_catalog(disk: Disk) -> None:
     log = Log(subjects=[])
-    log.sequencer.subject_id("order.unpaid")
-    log.sequencer.append(RecordKind.SUBSCRIPTION, subscription_id=3, payload=seal(b"old"))
-    log.sequencer.append(RecordKind.SUBSCRIPTION, subscription_id=3, payload=seal(b"new"))
+    log.sequencer.subject_id("order.paid")
+    old, new = (encode_subscription(subscription(3, paused=paused)) for paused in (True, False))
+    log.sequencer.append(RecordKind.SUBSCRIPTION, subscription_id=3, payload=seal(old))
+    log.sequencer.append(RecordKind.SUBSCRIPTION, subscription_id=3, payload=seal(new))
     disk.file(log.close())
     disk.replay.checkpoint()
-    assert list(disk.catalog.scan(Table.SUBJECTS)) == [((1).to_bytes(4, "big"), b"order.unpaid")]
-    assert list(disk.catalog.scan(Table.SUBSCRIPTIONS)) == [((3).to_bytes(4, "big"), b"new")]
+    assert list(disk.catalog.scan(Table.SUBJECTS)) == [((1).to_bytes(4, "big"), b"order.paid")]
+    assert list(disk.catalog.scan(Table.SUBSCRIPTIONS)) == [((3).to_bytes(4, "big"), new)]
     assert disk.schedule.hours() == []
 
 

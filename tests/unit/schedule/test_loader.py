@@ -7,10 +7,12 @@ import pytest
 
 from delayserver.records.horizon import Mark
 from delayserver.records.subscriptions import Registry
+from delayserver.records.tables import number_key
 from delayserver.schedule import loader as loader_module
 from delayserver.schedule.loader import LoadedHour
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
-from storage.frame import unseal
+from storage.catalog import Table
+from storage.frame import seal, unseal
 from storage.rows import HOUR_MS, RecordKind
 from tests.unit.fakes import (
     HOUR,
@@ -237,10 +239,12 @@ def test_an_hour_that_was_deleted_and_began_again_is_read_anew(disk: Disk) -> No
     log.publish(START_MS)
     log.publish(START_MS)
     disk.file(log.close())
+    disk.replay.checkpoint()
     snapshot = snapshot._replace(length=disk.schedule.size(HOUR))
     assert waiting(disk.load(snapshot, subscription(1))) == [2, 3]
 
 
+@pytest.mark.damaged("a frame of the schedule log")
 def test_damage_is_named_and_the_healthy_rest_is_loaded(disk: Disk) -> None:
     log = Log()
     for _ in range(3):
@@ -256,6 +260,7 @@ def test_damage_is_named_and_the_healthy_rest_is_loaded(disk: Disk) -> None:
     assert (damage.path, damage.offset, damage.first_seq, damage.last_seq) == (path, second, 2, 2)
 
 
+@pytest.mark.damaged("the end of a schedule file")
 def test_a_file_that_is_shorter_than_the_catalog_says_is_damage(disk: Disk) -> None:
     log = Log()
     for _ in range(2):
@@ -270,6 +275,7 @@ def test_a_file_that_is_shorter_than_the_catalog_says_is_damage(disk: Disk) -> N
     assert "shorter" in damage.reason
 
 
+@pytest.mark.damaged("a frame of the dispatch log")
 def test_a_damaged_dispatch_log_is_named_and_a_torn_tail_is_not(disk: Disk) -> None:
     log = Log()
     for _ in range(3):
@@ -291,8 +297,9 @@ def test_a_damaged_dispatch_log_is_named_and_a_torn_tail_is_not(disk: Disk) -> N
 def test_an_hour_of_several_subjects(disk: Disk) -> None:
     log = Log(subjects=[SUBJECT, "refund"])
     disk.names[2] = "refund"
+    disk.replay.effects.writes[Table.SUBJECTS].append((number_key(2), b"refund"))
     log.publish(START_MS)
-    log.sequencer.append(RecordKind.PUBLISH, due_ms=START_MS, subject_id=2, payload=b"\0" * 5)
+    log.sequencer.append(RecordKind.PUBLISH, due_ms=START_MS, subject_id=2, payload=seal(b"{}"))
     disk.file(log.close())
     disk.settle(HOUR, dispatch_row(1, subscription_id=1), dispatch_row(2, subscription_id=2))
     [snapshot] = disk.replay.snapshot(HOUR)

@@ -190,8 +190,8 @@ def test_schedule_files_are_synced_before_the_catalog_speaks_of_them() -> None:
 
 
 def test_a_catalog_that_is_full_keeps_what_is_to_be_recorded(log: Log) -> None:
-    faults = Faults(Fault(at=1, kind=FaultKind.NO_SPACE))
-    disk = Disk(catalog=MemoryCatalog(faults))
+    disk = Disk()
+    disk.catalog.faults = Faults(Fault(at=1, kind=FaultKind.NO_SPACE))
     log.publish(START_MS, key_hash=KEY)
     disk.file(log.close())
     with pytest.raises(DiskFullError):

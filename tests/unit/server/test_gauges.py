@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from delayserver.config import Settings
-from delayserver.decisions.publishing import NewMessage
+from delayserver.decisions.new_messages import NewMessage
 from delayserver.records.message import Payload
 from delayserver.server.gauges import Gauges
 from delayserver.testing.server import SimulatedClock, SimulatedServer, Watcher

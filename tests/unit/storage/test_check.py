@@ -132,6 +132,7 @@ def test_progress_is_told(files: SimulatedFiles) -> None:
     assert told == [(FIRST, 0, 4), (SECOND, 1, 4), (SCHEDULE, 2, 4), (DISPATCH, 3, 4)]
 
 
+@pytest.mark.damaged("a group of the message log")
 def test_the_directory_of_the_system_is_checked_as_well(tmp_path: Path) -> None:
     directory(OsFiles(str(tmp_path)))
     assert_clean(tmp_path)

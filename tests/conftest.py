@@ -1,0 +1,67 @@
+"""The store is checked after every test that wrote one, with the code of `delayserver check`.
+
+    simulated   what a `Replay` was made for: it files the records and writes the catalog
+    real        the same on real files, and every data directory below the test's `tmp_path`,
+                whichever process wrote it; one that somebody has open is checked later
+
+What a fixture of the session has written is checked at the end. A machine that was killed or lost
+power is not: its disk goes on as that of the next one.
+
+A test that leaves damage on purpose says so and why with the mark `damaged`: the check has to name
+it then. A test whose stores say nothing, because it plants bugs or flips bits by the hundred, is
+marked `unchecked`.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from delayserver.schedule.replay import Replay
+from storage.catalog import Catalog
+from tests.stores import Stores
+
+STORES = Stores()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _stores() -> Iterator[None]:
+    """Note what is written."""
+    original = Replay.__init__
+
+    def init(self: Replay, catalog: Catalog, schedule: Any, *rest: Any, **named: Any) -> None:
+        original(self, catalog, schedule, *rest, **named)
+        STORES.add(schedule._files, catalog)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Replay, "__init__", init)
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    STORES.is_off = item.get_closest_marker("unchecked") is not None
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    funcargs = getattr(item, "funcargs", {})
+    result = yield
+    if "tmp_path" in funcargs:
+        STORES.add_below(funcargs["tmp_path"], depth=2)
+    found = STORES.take()
+    if item.get_closest_marker("damaged") is None:
+        _refuse("the test", found)
+    elif not found:
+        pytest.fail("it is marked as leaving damage, and a check finds none", pytrace=False)
+    if nextitem is None:
+        base: pytest.TempPathFactory = item.config._tmp_path_factory  # type: ignore[attr-defined]
+        STORES.add_below(base.getbasetemp(), depth=3)
+        _refuse("some fixture", STORES.take(everything=True))
+    return result
+
+
+def _refuse(whose: str, damage: Iterable[str]) -> None:
+    if text := "\n".join(damage):
+        pytest.fail(f"a check of what {whose} has written finds damage:\n{text}", pytrace=False)

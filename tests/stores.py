@@ -1,0 +1,90 @@
+"""Which data directories were written, and what is wrong with them: for `tests/conftest.py`.
+
+Cost: about 2 ms per store. Threads: one.
+"""
+
+import fcntl
+from collections import deque
+from pathlib import Path
+
+from delayserver.config import Settings
+from delayserver.recovery.check import check, check_path
+from storage.catalog import Catalog
+from storage.directory import CATALOG_DIRECTORY, FORMAT_FILE, LOCK_FILE, LOG_DIRECTORIES
+from storage.errors import StorageError
+from storage.files import Files
+from storage.testing.faults import FaultyFiles
+from storage.testing.files import SimulatedFiles
+
+CATALOG_MAX_BYTES = Settings.model_fields["catalog_max_bytes"].default
+SIMULATED_MAX = 8
+"""So many are kept until the test is over; one that makes more has the oldest checked before."""
+
+
+class Stores:
+    """The stores that were written and are not checked yet."""
+
+    def __init__(self) -> None:
+        self._simulated: deque[tuple[SimulatedFiles, Catalog]] = deque()
+        self._real: set[Path] = set()
+        self._seen: set[Path] = set()
+        self._found: list[str] = []
+        self.is_off = False
+        """Nothing is checked."""
+
+    def add(self, files: Files, catalog: Catalog) -> None:
+        """Somebody is about to write these."""
+        while isinstance(files, FaultyFiles):
+            files = files._inner
+        if not isinstance(files, SimulatedFiles):
+            self._real.add(Path(files.root).resolve())
+            return
+        # Of servers that were started one after the other on a disk the last one knows its catalog.
+        others = [one for one in self._simulated if one[0] is not files]
+        self._simulated = deque([*others, (files, catalog)])
+        if len(self._simulated) > SIMULATED_MAX:
+            self._check_simulated(*self._simulated.popleft())
+
+    def add_below(self, root: Path, *, depth: int) -> None:
+        """All data directories in this one that were not looked at before."""
+        for level in range(depth + 1):
+            paths = root.glob("*/" * level + FORMAT_FILE)
+            self._real |= {path.parent.resolve() for path in paths} - self._seen
+
+    def take(self, *, everything: bool = False) -> list[str]:
+        """Check all of which nobody is the owner; what was found since the last time."""
+        while self._simulated:
+            self._check_simulated(*self._simulated.popleft())
+        for path in sorted(self._real):
+            if everything or not _is_locked(path):
+                self._check_real(path)
+        found, self._found = self._found, []
+        return found
+
+    def _check_simulated(self, files: SimulatedFiles, catalog: Catalog) -> None:
+        if not (self.is_off or files.is_off):
+            self._found += map(str, check(files, catalog).damage)
+
+    def _check_real(self, path: Path) -> None:
+        self._real.discard(path)
+        self._seen.add(path)
+        # It may be gone; and a server that refused to start has made nothing but the first file.
+        names = (CATALOG_DIRECTORY, *LOG_DIRECTORIES)
+        if self.is_off or not any((path / name).exists() for name in names):
+            return
+        try:
+            damage = check_path(path, catalog_max_bytes=CATALOG_MAX_BYTES).damage
+            self._found += [f"{path}: {found}" for found in damage]
+        except StorageError as error:
+            self._found.append(f"{error}")
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with (path / LOCK_FILE).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
