@@ -245,12 +245,16 @@ class Replay:
         """Cut the definitions log back to the checkpoint (I7); what is missing of it, if anything.
 
         If something is, the next checkpoint writes it again from the catalog, which holds the same.
-        `from_catalog`: so it does in any case, since the directory was not made with this log."""
+        `from_catalog`: so it does in any case, since the directory was not made with this log.
+        Raises DamageError for a catalog that is older than the log."""
         place = read_definitions_place(self._catalog)
+        if place is None and self.has_checkpoint and not from_catalog:
+            reason = "it does not say how much of the definitions log counts: it is an older one"
+            raise DamageError("catalog", 0, reason)
         if place is None or from_catalog:
-            place, from_catalog = DefinitionsPlace(), self.has_checkpoint
+            place = DefinitionsPlace()
         found = self._definitions.resume(place)
-        if found is not None or from_catalog:
+        if found is not None or (from_catalog and self.has_checkpoint):
             self._definitions.start_over(lambda: read_definitions(self._catalog))
         return found
 

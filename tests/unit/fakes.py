@@ -384,7 +384,13 @@ class Disk:
         self.settler.write({hour: list(rows)}, START_MS)
         self.settler.sync()
 
-    def recover(self, now_ms: int = START_MS, lead_ms: int = 10 * MINUTE_MS) -> Recovered:
+    def recover(
+        self,
+        now_ms: int = START_MS,
+        lead_ms: int = 10 * MINUTE_MS,
+        *,
+        is_carried_over: bool = False,
+    ) -> Recovered:
         return recover(
             self.catalog,
             self.message_log,
@@ -394,6 +400,7 @@ class Disk:
             self.loader,
             now_ms=now_ms,
             lead_ms=lead_ms,
+            is_carried_over=is_carried_over,
         )
 
 

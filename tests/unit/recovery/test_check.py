@@ -1,7 +1,7 @@
 """The check of logs and catalog against each other."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -360,6 +360,24 @@ def test_what_a_crash_leaves_of_the_definitions_log(
         (definitions_path(2), Severity.NOTE),
         (definitions_path(3) + ".new", Severity.NOTE),
     ]
+
+
+def test_a_log_that_a_server_changes_all_the_time_is_not_compared(files: SimulatedFiles) -> None:
+    class Busy(MemoryCatalog):
+        def scan(
+            self, table: Table, start: bytes = b"", *, prefix: bytes = b""
+        ) -> Iterator[tuple[bytes, bytes]]:
+            if table is Table.HEARTBEATS and is_busy:
+                commit(files, self, {Table.HEARTBEATS: [(b"k", heartbeat(1))]})
+            return super().scan(table, start, prefix=prefix)
+
+    is_busy, catalog = False, Busy()
+    filled(files, catalog)
+    assert check(files, catalog).findings == []
+    is_busy = True
+    report = check(files, catalog)
+    assert report.is_clean
+    assert any("not compared with the catalog" in found.reason for found in report.findings)
 
 
 def test_a_directory_of_version_1(files: SimulatedFiles, catalog: MemoryCatalog) -> None:

@@ -550,6 +550,8 @@ def test_definitions_are_carried_over_from_a_catalog_of_version_1(machine: Machi
     machine.commit_and_file()
     machine.disk.replay.checkpoint()
     machine.catalog.commit({Table.META: [(DEFINITIONS_KEY, None)]})
+    with pytest.raises(DamageError, match="how much of the definitions log counts"):
+        machine.restart().recover()
     machine.files.unlink(DEFINITIONS)
-    machine.restart().recover()
+    machine.restart().recover(is_carried_over=True)
     assert defined(machine).generation == 1
