@@ -115,6 +115,16 @@ def bench(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_every_benchmark_of_the_script_is_run_here() -> None:
+    from measurements import BENCHMARKS as WRITTEN_DOWN
+
+    shown = re.findall(r"^  scripts/bench \[?(\w+)\]? \[options\]", bench("--help").stdout, re.M)
+    assert sorted(shown) == sorted((*WRITTEN_DOWN, "client"))
+    here = Path(__file__).read_text() + (ROOT / "tests/pipeline/test_bench.py").read_text()
+    for name in WRITTEN_DOWN:
+        assert re.search(rf'figures\("{name}"|{name}\.main', here), name
+
+
 def test_a_benchmark_that_there_is_not() -> None:
     done = bench("core")
     assert done.returncode == 1
