@@ -8,10 +8,12 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from levels.bench import Bench, Size, prebuild
 from servers import delay_server
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +51,7 @@ LEVELS = {
     "cancel": "cancel by key, 2 conn.|cancel by key, 500 at a time",
     "client": "client, publish, 8 tasks, no keys|client, publish, 8 tasks, generated keys|"
     "client, cancel by key, 8 tasks",
-    "lateness": "bare asyncio timers|pull, 1,000 due/s, 1,000 publishes/s",
+    "lateness": "pull, 1,000 due/s, 1,000 publishes/s",
     "webhook": "webhook, 500 due/s, 500 publishes/s|webhooks, all due at once",
     "hour": "hour change, 10,000 due|memory, hour of 10,000 loaded",
     "backlog": "memory, 4,000 due tomorrow|disk, 4,000 pending|"
@@ -67,8 +69,9 @@ LEVELS = {
 def test_levels(only: str, tmp_path: Path) -> None:
     found, _ = figures("levels", tmp_path, "--only", only)
     by_group: dict[str, list[str]] = {}
-    for figure in found[3:]:  # behind the calibration
-        by_group.setdefault(figure["group"], []).append(figure["case"])
+    for figure in found:
+        if figure["group"] != "calibration":
+            by_group.setdefault(figure["group"], []).append(figure["case"])
     wanted = {name: LEVELS[name] for name in only.split(",")}
     if "backlog" in wanted:
         wanted["restart"] = LEVELS["restart"]
@@ -161,3 +164,32 @@ def test_a_server_is_that_of_its_tree(tmp_path: Path) -> None:
     with delay_server(tmp_path / "data", root=tmp_path / "tree") as served:
         assert served.stats() == {"tree": "another"}
         served.kill()
+
+
+ANOTHER_MAKER = """
+BATCH_ROWS = 3
+
+
+class Maker:
+    def __init__(self, root, body, subjects):
+        self.root, self.sizes = root, []
+
+    def define(self):
+        pass
+
+    def publish(self, due_ms):
+        self.sizes.append(len(due_ms))
+
+    def close(self):
+        (self.root / "sizes").write_text(str(self.sizes))
+"""
+
+
+def test_a_data_directory_is_made_by_the_code_of_its_tree(tmp_path: Path) -> None:
+    below = tmp_path / "tree" / "scripts" / "benchmarks"
+    below.mkdir(parents=True)
+    (below / "directories.py").write_text(ANOTHER_MAKER)
+    with ProcessPoolExecutor() as pool:
+        bench = Bench(tmp_path / "tree", tmp_path, pool, Size.QUICK, print)
+        prebuild(bench, "made", (7, 0, 1000), (2, 0, 1000))
+    assert (tmp_path / "made" / "sizes").read_text() == "[3, 3, 1, 2]"

@@ -34,15 +34,15 @@ def calibrate(bench: Bench) -> None:
     bench.step("calibration: how busy the machine is")
     seconds = bench.size.of(quick=QUICK_S, usual=LONG_S)
     busy = bench.busy_percent = busy_percent(seconds)
-    figure = bench.add(Figure("processors, used by others", busy, "%"))
-    figure.note = f"calibration, of all {os.cpu_count()} together, before anything was started"
+    figure = bench.add(Figure("processors, used by others", busy, "%", group="calibration"))
+    figure.note = f"of all {os.cpu_count()} together, before anything was started"
     if busy > BUSY_MAX_PERCENT:
         figure.note += ": the machine is busy, times are noise"
 
     bench.step("calibration: fdatasync")
     times_ms = sync_times_ms(bench.directory / "sync", seconds)
     bench.sync_per_s = 1000 / statistics.fmean(times_ms)
-    figure = bench.add(Figure("fdatasync of 4 KiB", bench.sync_per_s, "/s", note="calibration"))
+    figure = bench.add(Figure("fdatasync of 4 KiB", bench.sync_per_s, "/s", group="calibration"))
     set_latency(figure, times_ms)
 
     bench.step("calibration: hello")
@@ -56,7 +56,7 @@ def calibrate(bench: Bench) -> None:
     )
     figure.p50_ms, figure.p99_ms, figure.max_ms = posts.p50_ms, posts.p99_ms, posts.max_ms
     figure.cpu_us = cpu_us
-    figure.note = "calibration"
+    figure.group = "calibration"
 
 
 def busy_percent(seconds: float) -> float:

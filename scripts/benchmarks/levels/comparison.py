@@ -104,18 +104,25 @@ def show_comparison(
         )
     console.print(table)
     summary = Table(box=SIMPLE_HEAD)
-    for name in ("level", "ratio", "least", "of"):
+    for name in ("level", "ratio", "CPU ratio", "least", "of"):
         summary.add_column(name, justify="left" if name in ("level", "of") else "right")
     groups: dict[str, list[Ratio]] = defaultdict(list)
     for ratio in ratios:
         groups[ratio.group].append(ratio)
     for group, members in groups.items():
         least = min(members, key=lambda one: one.median)
-        mean = statistics.geometric_mean(one.median for one in members)
-        summary.add_row(group, f"{mean:.2f}", f"{least.median:.2f}", least.case)
+        cpus = [one.cpu for one in members if one.cpu is not None]
+        summary.add_row(
+            group,
+            f"{statistics.geometric_mean(one.median for one in members):.2f}",
+            f"{statistics.geometric_mean(cpus):.2f}" if cpus else "",
+            f"{least.median:.2f}",
+            least.case,
+        )
     console.print(summary)
     console.print(
-        "Above 1: head is quicker, earlier or smaller. Medians of the rounds.", style="dim"
+        "Above 1: head is quicker, earlier or smaller. Of rounds the median, of cases the mean.",
+        style="dim",
     )
 
 

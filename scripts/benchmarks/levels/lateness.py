@@ -43,8 +43,8 @@ def lateness(bench: Bench) -> None:
     """Deliveries to a pulling client, against their due time."""
     bench.step("calibration: timers")
     per_s = 1000
-    figure = bench.add(Figure("bare asyncio timers", per_s, "due/s"))
-    figure.note = "calibration, a process that does nothing else"
+    figure = bench.add(Figure("bare asyncio timers", per_s, "due/s", group="calibration"))
+    figure.note = "a process that does nothing else"
     timers_s = bench.size.of(quick=0.2, usual=TIMERS_S)
     set_latency(figure, bench.pool.submit(bare_timers, per_s, timers_s).result())
     usual = ((1000, 0), (2000, 0), (5000, BESIDE_PER_S))

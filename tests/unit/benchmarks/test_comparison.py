@@ -48,17 +48,17 @@ def test_what_one_side_lacks_or_is_wrong_is_left_out() -> None:
 def test_each_level_has_its_ratio() -> None:
     base = [
         Figure("POST, 64 conn.", 100, "msg/s", group="post"),
-        Figure("POST, 128 conn.", 100, "msg/s", group="post"),
+        Figure("POST, 128 conn.", 100, "msg/s", group="post", cpu_us=10.0),
         Figure("restart after kill -9", 1.0, "s", group="restart"),
     ]
     head = [
         Figure("POST, 64 conn.", 200, "msg/s", group="post"),
-        Figure("POST, 128 conn.", 50, "msg/s", group="post"),
+        Figure("POST, 128 conn.", 50, "msg/s", group="post", cpu_us=5.0),
         Figure("restart after kill -9", 0.8, "s", group="restart"),
     ]
     output = StringIO()
     console = Console(width=160, file=output)
     show_comparison("A and B", base, head, compare(base, head), console)
     lines = [line.split() for line in output.getvalue().splitlines()]
-    assert ["post", "1.00", "0.50", "POST,", "128", "conn."] in lines
+    assert ["post", "1.00", "2.00", "0.50", "POST,", "128", "conn."] in lines
     assert ["restart", "1.25", "1.25", "restart", "after", "kill", "-9"] in lines
