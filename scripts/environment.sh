@@ -1,10 +1,11 @@
 # shellcheck shell=bash
-# Shared by scripts/run and scripts/test, which source it: the virtual environment .venv of the
-# project, its packages, and Java for Spark. Everything it prints goes to stderr.
+# Shared by the other scripts, which source it: the virtual environment .venv of the project, its
+# packages, Java for Spark, and wrk for benchmarks. Everything it prints goes to stderr.
 #
 #   ensure_environment [extra ...]   makes .venv and installs the project with these extras; does
 #                                    nothing when it was done and nothing has changed since
 #   ensure_java                      finds Java 17 or newer, or installs it (root on Debian)
+#   ensure_wrk                       finds the load generator wrk, or installs it likewise
 #   show_help FILE                   prints the comment at the head of FILE
 #
 # PYTHON=/path/to/python chooses the interpreter that .venv is made with.
@@ -161,4 +162,17 @@ ensure_java() {
   fi
   fail "Spark needs Java 17 or newer, and none was found." \
     "On Debian and Ubuntu: apt-get install openjdk-17-jre-headless (or set JAVA_HOME)"
+}
+
+ensure_wrk() {
+  if command -v wrk >/dev/null; then
+    return
+  fi
+  if can_apt; then
+    apt_install wrk || true
+    if command -v wrk >/dev/null; then
+      return
+    fi
+  fi
+  fail "the load generator wrk is missing. On Debian and Ubuntu: apt-get install wrk"
 }

@@ -5,12 +5,14 @@ seeds, and `--seed N --cycles 1` repeats one of them. Exits with 1 on any violat
 
 import argparse
 import gc
+import json
 import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
@@ -73,6 +75,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the first world")
     parser.add_argument("--cycles", type=int, default=1000, help="crash and recovery cycles")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts to this file")
     options = parser.parse_args()
     worlds = -(-options.cycles // (LIVES + 1))
     console = Console()
@@ -107,6 +110,10 @@ def main() -> int:
     table.add_row("cycles per second", f"{cycles / seconds:,.0f}")
     table.add_row("violations", f"{len(failed):,}", style="bold red" if failed else "bold green")
     console.print(table)
+    if options.json is not None:
+        counts = {"crash and recovery cycles": cycles, "violations": len(failed), **total}
+        figures = [{"case": case, "value": count, "unit": ""} for case, count in counts.items()]
+        options.json.write_text(json.dumps({"benchmark": "simulation", "figures": figures}) + "\n")
     for result in sorted(failed):
         console.print(f"[bold]seed {result.seed}[/bold]")
         console.print(result.failure, markup=False, highlight=False)

@@ -19,7 +19,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from report import Figure, add_json, as_documents, make_console, show_figures, write_json
+from report import (
+    Figure,
+    add_options,
+    make_console,
+    parse,
+    show_figures,
+    without_levels,
+    write_json,
+)
 
 from delayserver.api.intake import Intake
 from delayserver.config import Settings
@@ -329,10 +337,9 @@ def measure(lane: Lane, size: int, messages: int, rounds: int) -> Figure:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    add_json(parser)
-    parser.add_argument("--quick", action="store_true", help="few rounds: does it run at all?")
+    add_options(parser)
     parser.add_argument("--only", default="", metavar="TEXT", help="lanes with this in their name")
-    options = parser.parse_args()
+    options = parse(parser)
     messages, rounds = (200, 1) if options.quick else (MESSAGES, ROUNDS)
     console = make_console()
     figures = []
@@ -342,9 +349,11 @@ def main() -> None:
             with console.status(lane.name):
                 figures += [measure(lane, size, messages, rounds) for size in lane.sizes]
         gc.collect()
+    if options.quick:
+        without_levels(figures)
     show_figures("Lanes beside the path in their place, µs per message", figures, console)
     if options.json:
-        write_json(options.json, "lanes", figures=as_documents(figures))
+        write_json(options.json, "lanes", figures)
 
 
 if __name__ == "__main__":

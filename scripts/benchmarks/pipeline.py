@@ -1,6 +1,7 @@
 """What the data pipeline costs: reading the logs on Spark, and the audit of everything.
 
-    python scripts/benchmarks/pipeline.py [--json FILE] [--read-rows N] [--audit-rows N]
+    scripts/bench pipeline [--quick] [--json FILE] [--read-rows N] [--audit-rows N] [--rounds N]
+                           [--only read,audit] [--master MASTER] [--dir DIRECTORY]
 
 read      the schedule log of --read-rows messages of 200 bytes as a table: three columns, all
           columns, and bodies; each beside the same rows as Parquet, by turns in the same session.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,16 +28,24 @@ from pathlib import Path
 import numpy as np
 from directories import BATCH_ROWS, Maker
 from pyspark.sql import DataFrame, SparkSession
-from report import Figure, add_options, as_documents, make_console, show_figures, write_json
+from report import (
+    Figure,
+    add_options,
+    make_console,
+    parse,
+    show_figures,
+    without_levels,
+    write_json,
+)
+from servers import add_directory, disk_directory
+from sessions import open_session
 
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports.audit import audit
-from delayserver.pipeline.session import open_session
 from delayserver.records.subscriptions import Subscription
 from storage.rows import HOUR_MS
 
 SUBJECTS = ("order.unpaid", "envelope.refund", "coupon.expiry", "cart.reminder")
-ROUNDS = 4
 COLUMNS = "seq long, due_ms long, subject_id int"
 ALL_COLUMNS = f"{COLUMNS}, message_seq long, subscription_id int, payload_length int, kind tinyint"
 
@@ -111,10 +120,12 @@ def consume(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def compare(ours: Callable[[], DataFrame], base: Callable[[], DataFrame]) -> tuple[float, float]:
-    """Seconds of both, by turns; the best of ROUNDS after one to warm up."""
+def compare(
+    ours: Callable[[], DataFrame], base: Callable[[], DataFrame], rounds: int
+) -> tuple[float, float]:
+    """Seconds of both, by turns; the best of so many rounds after one to warm up."""
     best = [float("inf")] * 2
-    for number in range(ROUNDS + 1):
+    for number in range(rounds + 1):
         for which, make in enumerate((ours, base)):
             began = time.perf_counter()
             consume(make())
@@ -123,7 +134,7 @@ def compare(ours: Callable[[], DataFrame], base: Callable[[], DataFrame]) -> tup
     return best[0], best[1]
 
 
-def measure_reading(spark: SparkSession, root: Path, count: int) -> list[Figure]:
+def measure_reading(spark: SparkSession, root: Path, count: int, rounds: int) -> list[Figure]:
     """The schedule log beside Parquet."""
     figures = []
     cases = {
@@ -141,7 +152,7 @@ def measure_reading(spark: SparkSession, root: Path, count: int) -> list[Figure]
             return spark.read.parquet(path)
 
         ours().write.parquet(path)
-        seconds, base_seconds = compare(ours, base)
+        seconds, base_seconds = compare(ours, base, rounds)
         figure = Figure(f"read {case}", count / seconds, "rows/s")
         figure.ratios["Parquet's rate"] = base_seconds / seconds
         figure.note = f"{seconds:.2f} s, Parquet {base_seconds:.2f} s"
@@ -165,19 +176,25 @@ def measure_audit(spark: SparkSession, root: Path, count: int) -> Figure:
     return figure
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    add_options(parser, "the rates")
+def main() -> int:
+    """Exit status 1: counts were wrong."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench pipeline",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_options(parser)
     parser.add_argument("--read-rows", type=int, default=2_000_000)
     parser.add_argument("--audit-rows", type=int, default=10_000_000)
+    parser.add_argument("--rounds", type=int, default=4, help="of each reading")
     parser.add_argument("--only", default="read,audit", help="which of them")
     parser.add_argument("--master", default="local[*]")
-    arguments = parser.parse_args()
+    add_directory(parser)
+    arguments = parse(parser, read_rows=5_000, audit_rows=5_000, rounds=1, master="local[2]")
     chosen = arguments.only.split(",")
     console = make_console()
     figures: list[Figure] = []
-    with tempfile.TemporaryDirectory(prefix="pipeline-", dir=".") as directory:
-        root = Path(directory)
+    with disk_directory(arguments.dir) as root:
         if "read" in chosen:
             make_directory(
                 root / "read" / "data",
@@ -190,15 +207,20 @@ def main() -> None:
             make_directory(
                 root / "audit", arguments.audit_rows, body_bytes=20, hours=24, delivered=True
             )
-        with open_session("benchmark", master=arguments.master) as spark:
+        with open_session("bench", arguments.master, quick=arguments.quick) as spark:
             if "read" in chosen:
-                figures += measure_reading(spark, root / "read", arguments.read_rows)
+                figures += measure_reading(
+                    spark, root / "read", arguments.read_rows, arguments.rounds
+                )
             if "audit" in chosen:
                 figures.append(measure_audit(spark, root / "audit", arguments.audit_rows))
+    if arguments.quick:
+        without_levels(figures)
     show_figures("The data pipeline", figures, console)
-    if arguments.json:
-        write_json(arguments.json, "pipeline", figures=as_documents(figures))
+    if arguments.json is not None:
+        write_json(arguments.json, "pipeline", figures)
+    return 1 if any(figure.wrong for figure in figures) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """What waiting costs: long polls in the purgatory without HTTP, heartbeats with it.
 
-    python scripts/benchmarks/purgatory.py [--json FILE] [--polls 100000] [--heartbeats 100000]
+    scripts/bench purgatory [--quick] [--json FILE] [--polls 100000] [--heartbeats 100000]
 
 polls      so many consumers wait at once; then there are so many events, each that one message is
            there, and each completes one of them. With all consumers at one subscription, and spread
@@ -24,14 +24,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import wrk
-from report import Figure, add_json, as_documents, make_console, show_figures, write_json
-from servers import delay_server, disk_directory
+from report import (
+    Figure,
+    add_options,
+    make_console,
+    parse,
+    show_figures,
+    without_levels,
+    write_json,
+)
+from servers import add_directory, delay_server, disk_directory
 
 from delayserver.delivery.delayed_fetch import DelayedFetch, Fetches, Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
@@ -51,6 +60,8 @@ NOW_MS = HOUR * HOUR_MS
 WAIT_MS = 20_000
 LIMIT_S = 2.0
 ROUNDS = 3
+MADE_S = 3
+"""How long heartbeats are made before it is seen how many there are."""
 PAYLOAD = Payload(b'{"order": 1001}')
 IDS = IdCodec(0, bytes(16))
 
@@ -217,7 +228,7 @@ def heartbeats(directory: Path, count: int, seconds: int, connections: int) -> F
             )
 
         while served.metric("delayserver_heartbeats") < count - connections:
-            put(3)
+            put(min(MADE_S, seconds))
         renewed_before = served.metric("delayserver_heartbeats_renewed_total")
         cpu_before_s = served.cpu_s()
         posts = put(seconds)
@@ -240,10 +251,10 @@ def heartbeats(directory: Path, count: int, seconds: int, connections: int) -> F
     return figure
 
 
-def cpu_s(case: Callable[[], None]) -> float:
+def cpu_s(case: Callable[[], None], rounds: int) -> float:
     """The best of some rounds."""
     best = float("inf")
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         gc.collect()
         begun = time.process_time()
         case()
@@ -251,19 +262,27 @@ def cpu_s(case: Callable[[], None]) -> float:
     return best
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    add_json(parser)
+def main() -> int:
+    """Exit status 1: counts were wrong."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench purgatory",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_options(parser)
     parser.add_argument("--polls", type=int, default=100_000, help="consumers that wait at once")
-    parser.add_argument("--heartbeats", type=int, default=100_000, help="how many; 0: none")
+    parser.add_argument("--heartbeats", type=int, default=100_000, help="how many")
     parser.add_argument("--seconds", type=int, default=60, help="for which they are renewed")
     parser.add_argument("--connections", type=int, default=64, help="over which they are renewed")
-    parser.add_argument("--dir", type=Path, default=Path(), help="directory for the server's data")
-    options = parser.parse_args()
+    add_directory(parser)
+    options = parse(parser, polls=2_000, heartbeats=100, seconds=1, connections=2)
+    if not wrk.is_installed():
+        parser.error(wrk.MISSING)
     gc.set_threshold(50_000, 20, 100)
     polls: int = options.polls
+    rounds = 1 if options.quick else ROUNDS
     console = make_console()
-    base_s = cpu_s(lambda: futures(polls))
+    base_s = cpu_s(lambda: futures(polls), rounds)
     cases: dict[str, Callable[[], None]] = {
         "polls, one subscription": lambda: completed(polls, 1),
         "polls, 1,000 subscriptions": lambda: completed(polls, 1000),
@@ -274,7 +293,7 @@ def main() -> None:
     figures = [Figure(case="base: futures and call_later", value=base_s, unit="s")]
     for name, case in cases.items():
         with console.status(name):
-            taken_s = cpu_s(case)
+            taken_s = cpu_s(case, rounds)
         is_level = name.startswith("polls")
         figures.append(
             Figure(
@@ -287,17 +306,17 @@ def main() -> None:
                 reached=taken_s < LIMIT_S * polls / 100_000 if is_level else None,
             )
         )
-    if options.heartbeats and not wrk.is_installed():
-        console.print("[yellow]wrk is not installed: the heartbeats are left out")
-    elif options.heartbeats:
-        with disk_directory(options.dir) as directory, console.status("heartbeats"):
-            figures.append(
-                heartbeats(directory, options.heartbeats, options.seconds, options.connections)
-            )
+    with disk_directory(options.dir) as directory, console.status("heartbeats"):
+        figures.append(
+            heartbeats(directory, options.heartbeats, options.seconds, options.connections)
+        )
+    if options.quick:
+        without_levels(figures)
     show_figures(f"{polls:,} long polls, processor time; heartbeats", figures, console)
-    if options.json:
-        write_json(options.json, "purgatory", figures=as_documents(figures))
+    if options.json is not None:
+        write_json(options.json, "purgatory", figures)
+    return 1 if any(figure.wrong for figure in figures) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

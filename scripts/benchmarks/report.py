@@ -1,4 +1,4 @@
-"""What benchmarks share when they report: two options, a JSON file, a drawing, a table of figures.
+"""What benchmarks share when they report: options, a JSON file, a drawing, a table of figures.
 
 A `Figure` is one line: a value with its unit, latencies if it has any, what was counted to be sure
 that it is true, and the level that is to be reached. Rates also get their ratio to what the machine
@@ -8,6 +8,7 @@ can do at all, measured in the same run; compare ratios, not rates, between mach
 import argparse
 import json
 import platform
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ class Figure:
     case: str
     value: float
     unit: str
+    group: str = ""
+    """What it belongs to, where there are several figures of one thing."""
     p50_ms: float | None = None
     p99_ms: float | None = None
     max_ms: float | None = None
@@ -62,24 +65,43 @@ class Figure:
         return {None: "", True: "ok", False: "missed"}[self.reached]
 
 
+def without_levels(figures: Iterable[Figure]) -> None:
+    """Take the levels away: these figures are of a run that was only to show that it works."""
+    for figure in figures:
+        figure.level, figure.reached = "", None
+
+
 def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def add_options(parser: argparse.ArgumentParser, plotted: str) -> None:
-    """--json and --plot."""
-    add_json(parser)
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help=f"draw {plotted}")
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """--json alone."""
+def add_options(parser: argparse.ArgumentParser, plotted: str = "") -> None:
+    """--json and --quick; --plot for a benchmark that draws what is `plotted`."""
+    if plotted:
+        parser.add_argument("--plot", type=Path, metavar="FILE.png", help=f"draw {plotted}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
+    parser.add_argument(
+        "--quick", action="store_true", help="as little as shows that it works, in seconds"
+    )
 
 
-def write_json(path: Path, benchmark: str, **figures: Any) -> None:
+def parse(parser: argparse.ArgumentParser, **quick: object) -> argparse.Namespace:
+    """The options as they were given; with --quick, others are by default what `quick` says."""
+    options = parser.parse_args()
+    if options.quick:
+        parser.set_defaults(**quick)
+        options = parser.parse_args()
+    return options
+
+
+def write_json(path: Path, benchmark: str, figures: list[Figure], **more: Any) -> None:
     """One JSON document: which benchmark, on which Python, and its figures."""
-    report = {"benchmark": benchmark, "python": platform.python_version(), **figures}
+    report = {
+        "benchmark": benchmark,
+        "python": platform.python_version(),
+        "figures": as_documents(figures),
+        **more,
+    }
     path.write_text(json.dumps(report, indent=2) + "\n")
 
 
@@ -121,10 +143,10 @@ def show_figures(title: str, figures: list[Figure], console: Console) -> None:
         verdict, colour = figure.verdict, colours[figure.verdict]
         table.add_row(
             figure.case,
-            f"{_rounded(figure.value)} {figure.unit}",
-            *(_rounded(ms) for ms in (figure.p50_ms, figure.p99_ms, figure.max_ms, figure.cpu_us)),
-            *(_rounded(figure.ratios.get(name)) for name in names),
-            *(_rounded(figure.calibration.get(name)) for name in beside),
+            f"{rounded(figure.value)} {figure.unit}",
+            *(rounded(ms) for ms in (figure.p50_ms, figure.p99_ms, figure.max_ms, figure.cpu_us)),
+            *(rounded(figure.ratios.get(name)) for name in names),
+            *(rounded(figure.calibration.get(name)) for name in beside),
             figure.level,
             f"[{colour}]{verdict}[/]" if verdict else "",
         )
@@ -136,40 +158,18 @@ def show_figures(title: str, figures: list[Figure], console: Console) -> None:
     for figure in figures:
         if figure.note:
             console.print(f"[bold]{figure.case}:[/] {figure.note}", style="dim", highlight=False)
+    show_wrong(figures, console)
+
+
+def show_wrong(figures: Iterable[Figure], console: Console) -> None:
+    """Which counts do not agree."""
     for figure in figures:
         for wrong in figure.wrong:
             console.print(f"[bold red]{figure.case}: {wrong}")
 
 
-def show_comparison(title: str, base: list[Figure], head: list[Figure], console: Console) -> None:
-    """Figures that both have, side by side, with the ratio of head to base."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("case")
-    for name in ("base", "head", "ratio", "base p99 ms", "head p99 ms", "ratio", "CPU µs ratio"):
-        table.add_column(name, justify="right", no_wrap=True)
-    before = {figure.case: figure for figure in base}
-    for figure in head:
-        other = before.get(figure.case)
-        if other is None:
-            continue
-        table.add_row(
-            figure.case,
-            f"{_rounded(other.value)} {other.unit}",
-            f"{_rounded(figure.value)} {figure.unit}",
-            _ratio(other.value, figure.value),
-            _rounded(other.p99_ms),
-            _rounded(figure.p99_ms),
-            _ratio(other.p99_ms, figure.p99_ms),
-            _ratio(other.cpu_us, figure.cpu_us),
-        )
-    console.print(table)
-
-
-def _ratio(base: float | None, head: float | None) -> str:
-    return f"{head / base:.2f}" if base and head is not None else ""
-
-
-def _rounded(value: float | None) -> str:
+def rounded(value: float | None) -> str:
+    """A number as people read it; nothing for None."""
     if value is None:
         return ""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.2f}"

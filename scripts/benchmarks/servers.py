@@ -6,6 +6,7 @@ can do, which tells how fast this machine is today. Either counts as started whe
 `GET /readyz`; how long that took is part of `Served`.
 """
 
+import argparse
 import os
 import signal
 import socket
@@ -186,6 +187,17 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def add_directory(parser: argparse.ArgumentParser) -> None:
+    """--dir, for `disk_directory`."""
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        metavar="DIRECTORY",
+        default=Path("/var/tmp"),
+        help="where data directories are made, on the disk to be measured (default: %(default)s)",
+    )
 
 
 @contextmanager

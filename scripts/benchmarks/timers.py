@@ -1,6 +1,6 @@
 """What timers cost: the designs of ``delayserver.timers`` and three ways of doing without them.
 
-    python scripts/benchmarks/timers.py [--json FILE] [--plot FILE.png] [--sizes 10000,1000000]
+    scripts/bench timers [--quick] [--json FILE] [--plot FILE.png] [--sizes 10000,1000000]
 
 With N timers pending, their times spread evenly over an hour, for each design:
 
@@ -35,14 +35,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from report import add_options, new_drawing, write_json
+from report import Figure, add_options, make_console, new_drawing, parse, write_json
 from rich.console import Console
 from rich.table import Table
 
@@ -345,6 +345,21 @@ def show(rows: list[Row], console: Console) -> None:
     console.print(table)
 
 
+def figures(rows: list[Row]) -> list[Figure]:
+    """One for each case: its add+cancel, and the others beside it; then the ratios."""
+    found = []
+    for row in rows:
+        figure = Figure(
+            f"{row.design}, {row.pending:,} pending: add+cancel", row.add_cancel_ns, "ns"
+        )
+        figure.note = (
+            f"add {row.add_ns:,.0f} ns, cancel at random {row.cancel_ns:,.0f} ns, "
+            f"expire {row.expire_ns:,.0f} ns, empty hour {row.empty_hour_ms:,.3f} ms"
+        )
+        found.append(figure)
+    return found + [Figure(case, ratio, "×") for case, ratio in ratios(rows).items()]
+
+
 def ratios(rows: list[Row]) -> dict[str, float]:
     """How the hierarchical wheel grows with the timers, and how it stands beside asyncio."""
     by_case = {(row.design.split(maxsplit=1)[0], row.pending): row for row in rows}
@@ -391,17 +406,23 @@ def plot(rows: list[Row], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench timers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add_options(parser, "them, log-log, into this PNG file")
     parser.add_argument("--sizes", default="10000,100000,1000000", help="pending timers, by commas")
-    options = parser.parse_args()
+    options = parse(parser, sizes="1000,2000")
     sizes = sorted(int(size) for size in options.sizes.split(","))
-    console = Console()
+    console = make_console()
 
     rows = []
     # A process for each case: none runs in the memory that another one has left behind.
     with ProcessPoolExecutor(
-        1, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1
+        1,
+        mp_context=multiprocessing.get_context("spawn"),
+        max_tasks_per_child=None if options.quick else 1,
     ) as pool:
         for design in DESIGNS:
             for pending in sizes:
@@ -412,8 +433,7 @@ def main() -> None:
         console.print(f"{name}: {ratio:.2f}")
 
     if options.json is not None:
-        documents = [asdict(row) for row in rows]
-        write_json(options.json, "timers", rows=documents, ratios=ratios(rows))
+        write_json(options.json, "timers", figures(rows))
     if options.plot is not None:
         plot(rows, options.plot)
 

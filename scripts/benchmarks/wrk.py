@@ -59,6 +59,8 @@ function done(summary, latency, requests)
 end
 """
 
+MISSING = "wrk is not installed. On Debian and Ubuntu: apt-get install wrk"
+
 KEY_PLACE = "KEY00000000"
 """Stands in a body where the key is to be: as long as thread and count are."""
 

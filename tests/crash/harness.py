@@ -520,11 +520,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="go on for this long instead")
     parser.add_argument("--seed", type=int, help="do the same again (default: a new one)")
     parser.add_argument("--keep", action="store_true", help="keep the directory in any case")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts to this file")
     arguments = parser.parse_args()
     seed = time.time_ns() % 1_000_000 if arguments.seed is None else arguments.seed
     directory = Path(tempfile.mkdtemp(prefix="delayserver-crash-"))
     outcome = _run_with_progress(directory, seed, arguments.rounds, arguments.minutes)
     _show(outcome)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(report_of(outcome)) + "\n")
     if outcome.is_clean and not arguments.keep:
         shutil.rmtree(directory)
     else:
@@ -562,6 +565,19 @@ def _run_with_progress(directory: Path, seed: int, rounds: int, minutes: float |
 
         run = CrashRun(directory, seed=seed, rounds=rounds, minutes=minutes, report=report)
         return asyncio.run(run.run())
+
+
+def report_of(outcome: Outcome) -> dict[str, Any]:
+    """What happened and what went wrong, in the form of the benchmarks."""
+    verdict = outcome.verdict
+    counts = {
+        **{name: getattr(verdict, name) for name in ("published", "cancelled", "delivered")},
+        **dict(sorted(outcome.counts.items())),
+        **{name.replace("_", " "): len(getattr(verdict, name)) for name in VIOLATIONS},
+        "failures": len(outcome.failures),
+    }
+    figures = [{"case": case, "value": count, "unit": ""} for case, count in counts.items()]
+    return {"benchmark": "crash", "figures": figures}
 
 
 def _show(outcome: Outcome) -> None:

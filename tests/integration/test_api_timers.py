@@ -4,6 +4,7 @@ import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -243,7 +244,7 @@ def test_heartbeats_after_sigkill_begin_their_timeout_anew_and_fire_once(lasting
     api.start()
     alive = keys[0]
     assert api.ask("GET", f"/v1/heartbeats/{alive}")["body"] == alive
-    pulled = []
+    pulled: list[dict[str, Any]] = []
     while len(pulled) < len(keys) - 1:
         put(api, alive, subject, 200, timeout="3s", body=alive)
         some = api.pull(path, wait="200ms")

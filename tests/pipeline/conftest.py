@@ -5,19 +5,10 @@ from contextlib import contextmanager
 
 import pytest
 from pyspark.sql import SparkSession
+from sessions import QUICK_SETTINGS
 
 from delayserver.pipeline import session as sessions
 from delayserver.pipeline.session import open_session
-
-SETTINGS = {
-    "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.sql.shuffle.partitions": "2",
-    # Compiling a query takes longer than these tests' rows.
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A session on two cores. Who uses it leaves its settings as they are."""
-    with open_session("tests", master="local[2]", settings=SETTINGS) as session:
+    with open_session("tests", master="local[2]", settings=QUICK_SETTINGS) as session:
         yield session
 
 

@@ -1,6 +1,7 @@
 """What a server does, and whether it reaches the levels it was designed for.
 
-    scripts/bench [levels] [--full] [--only CASES] [--compare BASE] [--json FILE] [--plot FILE.png]
+    scripts/bench [levels] [--full | --quick] [--only CASES] [--compare BASE] [--rounds N]
+                  [--json FILE] [--plot FILE.png]
 
 Every case runs against a server process of its own, on loopback, with a new data directory on a
 disk and the settings an operator gets by default (an answer means: synced). Each figure is checked:
@@ -43,13 +44,17 @@ Before each case, disk, hello and the load of others are measured again: they st
 figure, since figures of two machines, or of two moments of one, differ by as much as these do. The
 level is that of the issue on performance, and the last column says whether it is reached.
 
-With --compare BASE, each case also runs on the server of that revision, just before, and the
-figures of both stand side by side: the ratio is the figure.
+With --compare BASE, each case runs on the server of that revision, too, by turns with this one in
+--rounds rounds, and the figures of both stand side by side: the ratio is the figure. Both servers
+run the code of their own tree, on data that this code made; the clients are those of this tree.
+
+With --quick, all is as small as shows that it works, and no level is set. The test suite runs it.
 """
 
 import argparse
 import contextlib
 import multiprocessing
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -66,28 +71,33 @@ from report import (
     as_documents,
     make_console,
     new_drawing,
-    show_comparison,
     show_figures,
+    show_wrong,
+    without_levels,
     write_json,
 )
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from servers import ROOT, BenchmarkError, disk_directory
+from servers import ROOT, BenchmarkError, add_directory, disk_directory
 
 from levels.backlog import backlog
 from levels.batches import batch
-from levels.bench import Bench
+from levels.bench import Bench, Size
 from levels.calibration import calibrate, recalibrate
 from levels.client import client
+from levels.comparison import compare, show_comparison
 from levels.curves import curves
 from levels.hour import hour
 from levels.lateness import lateness, webhook
 from levels.posts import cancel, post
 from levels.pulls import pull
 
-POOL_PROCESSES = 5
+POOL_PROCESSES = 3
+"""As many as publish and receive at once."""
 POOL_START_S = 1.5
+ROUNDS = 3
+"""Of a comparison."""
 
 CASES: dict[str, Callable[[Bench], None]] = {
     "post": post,
@@ -131,6 +141,8 @@ def plot(bench: Bench, path: Path) -> None:
 def run_case(bench: Bench, case: str, console: Console) -> bool:
     """Run one case; a case that fails does not keep the others from running."""
     first = len(bench.figures)
+    home, bench.directory = bench.directory, bench.directory / case
+    bench.directory.mkdir(parents=True)
     try:
         CASES[case](bench)
     except (BenchmarkError, LoadError, OSError) as error:
@@ -138,7 +150,23 @@ def run_case(bench: Bench, case: str, console: Console) -> bool:
         for figure in bench.figures[first:]:
             figure.wrong.append("not checked to the end, since the case failed")
         return False
+    finally:
+        shutil.rmtree(bench.directory)
+        bench.directory = home
+    for figure in bench.figures[first:]:
+        figure.group = figure.group or case
     return not any(figure.wrong for figure in bench.figures[first:])
+
+
+def run_by_turns(base: Bench, head: Bench, case: str, rounds: int, console: Console) -> bool:
+    """One case on both; who begins changes from round to round."""
+    base.sync_per_s, base.hello_per_s = head.sync_per_s, head.hello_per_s
+    base.busy_percent = head.busy_percent
+    complete = True
+    for number in range(rounds):
+        for bench in (base, head) if number % 2 == 0 else (head, base):
+            complete &= run_case(bench, case, console)
+    return complete
 
 
 @contextlib.contextmanager
@@ -167,24 +195,25 @@ def main() -> int:
     )
     add_options(parser, "rates and lateness into this PNG file")
     parser.add_argument("--full", action="store_true", help="more connections, more load")
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help=f"of a comparison (default: {ROUNDS})"
+    )
     parser.add_argument("--only", metavar="CASES", help=f"of {','.join(CASES)}; by commas")
     parser.add_argument(
         "--compare", metavar="BASE", help="beside the server of this revision, such as HEAD~3"
     )
-    parser.add_argument(
-        "--dir",
-        type=Path,
-        metavar="DIRECTORY",
-        default=Path("/var/tmp"),
-        help="where data directories are made, on the disk to be measured (default: %(default)s)",
-    )
+    add_directory(parser)
     options = parser.parse_args()
     cases = options.only.split(",") if options.only else list(CASES)
     if unknown := set(cases) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    if options.quick and options.full:
+        parser.error("either --quick or --full")
     if not wrk.is_installed():
-        parser.error("wrk is not installed; on Debian and Ubuntu: apt-get install wrk")
+        parser.error(wrk.MISSING)
 
+    size = Size.QUICK if options.quick else Size.FULL if options.full else Size.USUAL
+    rounds = options.rounds or size.of(quick=1, usual=ROUNDS)
     console = make_console()
     progress = Progress(
         SpinnerColumn(),
@@ -208,32 +237,38 @@ def main() -> int:
 
         # Every process has started, and imported what it needs, before anything is measured.
         list(pool.map(wait_for, [time.monotonic() + POOL_START_S] * POOL_PROCESSES))
-        head = Bench(ROOT, directory, pool, options.full, step)
+        head = Bench(ROOT, directory, pool, size, step)
         calibrate(head)
         if options.compare is not None:
             try:
                 tree = stack.enter_context(checked_out(options.compare))
             except BenchmarkError as error:
                 parser.error(str(error))
-            below = directory / "base"
-            below.mkdir()
-            base = Bench(tree, below, pool, options.full, step)
+            base = Bench(tree, directory / "base", pool, size, step)
         complete = True
         for case in cases:
             recalibrate(head)
-            if base is not None:
-                base.sync_per_s, base.hello_per_s = head.sync_per_s, head.hello_per_s
-                base.busy_percent = head.busy_percent
-                complete &= run_case(base, case, console)
-            complete &= run_case(head, case, console)
+            if base is None:
+                complete &= run_case(head, case, console)
+            else:
+                complete &= run_by_turns(base, head, case, rounds, console)
 
-    if base is not None:
-        title = f"{options.compare} and this tree, in one run"
-        show_comparison(title, base.figures, head.figures, console)
-    show_figures("What the server does", head.figures, console)
+    if options.quick:
+        without_levels(head.figures)
+    before = {}
+    if base is None:
+        show_figures("What the server does", head.figures, console)
+    else:
+        ratios = compare(base.figures, head.figures)
+        title = f"{options.compare} and this tree, by turns in one run"
+        show_comparison(title, base.figures, head.figures, ratios, console)
+        show_wrong((*base.figures, *head.figures), console)
+        before = {
+            "base": as_documents(base.figures),
+            "ratios": {ratio.case: ratio.median for ratio in ratios},
+        }
     if options.json is not None:
-        before = {} if base is None else {"base": as_documents(base.figures)}
-        write_json(options.json, "levels", figures=as_documents(head.figures), **before)
+        write_json(options.json, "levels", head.figures, **before)
     if options.plot is not None:
         plot(head, options.plot)
     return 0 if complete else 1

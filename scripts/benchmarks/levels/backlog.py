@@ -11,6 +11,7 @@ from levels.bench import (
     MIB,
     MINUTE_MS,
     Bench,
+    Size,
     batches_tomorrow,
     now_ms,
     prebuild,
@@ -21,7 +22,9 @@ from levels.bench import (
 )
 
 BACKLOG = 1_000_000
+BACKLOG_QUICK = 4_000
 SOON = 100_000
+SOON_QUICK = 2_000
 DISK_MAX_BYTES = 300
 LARGE = 10
 
@@ -29,12 +32,13 @@ LARGE = 10
 def backlog(bench: Bench) -> None:
     """What waiting messages cost: a million, and ten of them."""
     _backlog(bench)
-    if bench.full:
+    if bench.size is Size.FULL:
         _large(bench)
 
 
 def _backlog(bench: Bench) -> None:
-    later_count, soon_count = BACKLOG, SOON
+    later_count = bench.size.of(quick=BACKLOG_QUICK, usual=BACKLOG)
+    soon_count = bench.size.of(quick=SOON_QUICK, usual=SOON)
     # The server's clock shows five minutes past an hour, so that this hour is loaded, and no other.
     offset_ms = HOUR_MS - now_ms() % HOUR_MS + 5 * MINUTE_MS
     options = ("--clock-offset-ms", str(offset_ms))
@@ -44,11 +48,11 @@ def _backlog(bench: Bench) -> None:
 
     name = f"backlog-{later_count}"
     with bench.server(name, *options) as server:
-        empty, empty_ready_s = settled_memory(server), server.ready_s
+        empty, empty_ready_s = settled_memory(bench, server), server.ready_s
         bench.step(f"backlog: {later_count:,} due tomorrow")
         disk = allocated_bytes(bench.directory / name)
         rate = rate_of(publish(bench, server.port, later, count=later_count))
-        after = settled_memory(server)
+        after = settled_memory(bench, server)
         figure = _growth_figure(bench, f"memory, {later_count:,} due tomorrow", empty, after)
         figure.demand("< 50 MB", figure.value < 50)
         figure.note += f"; published at {rate:,.0f}/s; empty: {empty.resident / MIB:.0f} MB"
@@ -71,22 +75,22 @@ def _backlog(bench: Bench) -> None:
 
     bench.step("backlog: restart")
     with bench.server(name, *options) as server:
-        _restart_figure(bench, server, later_count, soon_count, restart_max_s=1)
+        _restart_figure(bench, server, later_count, soon_count, soon_count, restart_max_s=1)
         bench.figures[-1].note += f"; empty: {empty_ready_s:.2f} s"
 
-        bench.step(f"backlog: {BACKLOG:,} in the loaded hour")
-        publish(bench, server.port, soon, count=BACKLOG - soon_count)
-        after = settled_memory(server)
-        _per_message_figure(bench, "as they came", empty, after)
+        bench.step(f"backlog: {later_count:,} in the loaded hour")
+        publish(bench, server.port, soon, count=later_count - soon_count)
+        after = settled_memory(bench, server)
+        _per_message_figure(bench, later_count, "as they came", empty, after)
 
-    bench.step(f"backlog: restart with {BACKLOG:,} in the loaded hour")
+    bench.step(f"backlog: restart with {later_count:,} in the loaded hour")
     with bench.server(name, *options) as server:
-        after = settled_memory(server)
-        figure = _per_message_figure(bench, "restarted", empty, after)
+        after = settled_memory(bench, server)
+        figure = _per_message_figure(bench, later_count, "restarted", empty, after)
         figure.demand("≤ 24 B", round(figure.value) <= 24)
         figure.note += f"; ready in {server.ready_s:.2f} s"
         stats = server.stats()
-        figure.expect("pending in loaded hours", stats["pending_loaded"], BACKLOG)
+        figure.expect("pending in loaded hours", stats["pending_loaded"], later_count)
         figure.expect("pending later", stats["pending_later"], later_count)
 
 
@@ -100,14 +104,14 @@ def _large(bench: Bench) -> None:
     name = f"backlog-{later_count + soon_count}"
     bench.step(f"backlog: {later_count:,} due tomorrow")
     directory = bench.directory / name
-    directory.mkdir()
     prebuild(
-        directory,
+        bench,
+        name,
         (later_count, hour_ms + DAY_MS, hour_ms + 2 * DAY_MS),
         (soon_count - SOON, *stretch),
     )
     with bench.server(name, *options) as server:
-        after = settled_memory(server)
+        after = settled_memory(bench, server)
         figure = bench.add(Figure(f"memory, {later_count:,} later", after.anonymous / MIB, "MB"))
         figure.note = f"anonymous, of all; {soon_count - SOON:,} of them in the loaded hour"
         disk = allocated_bytes(directory) / (later_count + soon_count - SOON)
@@ -118,17 +122,23 @@ def _large(bench: Bench) -> None:
         server.kill()
     bench.step("backlog: restart")
     with bench.server(name, *options) as server:
-        _restart_figure(bench, server, later_count, soon_count, restart_max_s=2)
+        _restart_figure(bench, server, later_count, soon_count, SOON, restart_max_s=2)
 
 
 def _restart_figure(
-    bench: Bench, server: Served, later_count: int, soon_count: int, restart_max_s: float
+    bench: Bench,
+    server: Served,
+    later_count: int,
+    soon_count: int,
+    last_count: int,
+    *,
+    restart_max_s: float,
 ) -> None:
     what = f"restart after kill -9, {later_count:,} later"
-    figure = bench.add(Figure(what, server.ready_s, "s"))
+    figure = bench.add(Figure(what, server.ready_s, "s", group="restart"))
     figure.demand(f"≤ {restart_max_s:.0f} s", server.ready_s <= restart_max_s)
     figure.note = (
-        f"{soon_count:,} more in the loaded hour, {SOON:,} of them published just before; "
+        f"{soon_count:,} more in the loaded hour, {last_count:,} of them published just before; "
         f"the server's processor time until then: {server.ready_cpu_s:.2f} s"
     )
     stats = server.stats()
@@ -148,11 +158,9 @@ def _growth_figure(bench: Bench, case: str, before: Memory, after: Memory) -> Fi
     return figure
 
 
-def _per_message_figure(bench: Bench, how: str, empty: Memory, after: Memory) -> Figure:
-    case = f"memory, {BACKLOG:,} in a loaded hour, {how}"
+def _per_message_figure(bench: Bench, count: int, how: str, empty: Memory, after: Memory) -> Figure:
+    case = f"memory, {count:,} in a loaded hour, {how}"
     figure = _growth_figure(bench, case, empty, after)
-    figure.note += (
-        f", {figure.value:.0f} MB in all over an empty server, {BACKLOG:,} later included"
-    )
-    figure.value, figure.unit = figure.value * MIB / BACKLOG, "B/msg"
+    figure.note += f", {figure.value:.0f} MB in all over an empty server, {count:,} later included"
+    figure.value, figure.unit = figure.value * MIB / count, "B/msg"
     return figure

@@ -23,7 +23,8 @@ def batch(bench: Bench) -> None:
             bench.step(f"batch: {name}")
             batches = batches_tomorrow(content_type=content_type)
             before, cpu_s = server.stats()["accepted"], server.cpu_s()
-            sent = publish(bench, server.port, batches, seconds=BATCH_S)
+            seconds = bench.size.of(quick=0.2, usual=BATCH_S)
+            sent = publish(bench, server.port, batches, seconds=seconds)
             latency_ms = [ms for one in sent for ms in one.latency_ms]
             count = sum(one.messages for one in sent)
             figure = bench.add_rate(f"batch of {BATCH}, {name}", rate_of(sent), "msg/s", latency_ms)

@@ -3,17 +3,22 @@
 A case starts servers of its own, publishes from processes of their own, and reports figures.
 """
 
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 import wrk
-from directories import BATCH_ROWS, Maker
 from load import (
     JSON,
     Batches,
@@ -28,6 +33,7 @@ from servers import BenchmarkError, Memory, Served, delay_server
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
+PREBUILD = Path(__file__).parents[1] / "prebuild.py"
 MINUTE_MS = 60_000
 MIB = 1024 * 1024
 
@@ -43,7 +49,10 @@ BODY = {
 """200 bytes of JSON."""
 
 POST_CONNECTIONS = 128
-POST_S = 2
+QUICK_CONNECTIONS = 2
+"""So few leave processors to others, and need few keys."""
+QUICK_KEYS = 30_000
+"""More than so many connections can cancel in a second."""
 BATCH = 500
 PUBLISHERS = 2
 """Processes that publish batches; more would fight for the processors."""
@@ -58,6 +67,26 @@ AHEAD_PER_S = 20_000
 IDLE_MAX_MS = 5_000
 SETTLE_S = 4.0
 """Free memory has gone back to the system then."""
+QUICK_OPTIONS = ("--file-ms", "50ms", "--checkpoint-ms", "100ms")
+"""Of a server: what a case publishes is filed soon."""
+
+T = TypeVar("T")
+
+
+class Size(Enum):
+    """How much a case does."""
+
+    QUICK = auto()
+    """As little as shows that it works; its figures say nothing of the server."""
+    USUAL = auto()
+    FULL = auto()
+    """More connections, more load, more that waits."""
+
+    def of(self, *, quick: T, usual: T, full: T | None = None) -> T:
+        """The number for this size; that of USUAL is that of FULL, too, where none is given."""
+        if self is Size.FULL and full is not None:
+            return full
+        return quick if self is Size.QUICK else usual
 
 
 @dataclass(slots=True)
@@ -68,7 +97,7 @@ class Bench:
     """The source tree whose server is measured."""
     directory: Path
     pool: ProcessPoolExecutor
-    full: bool
+    size: Size
     step: Callable[[str], None]
     """Tells what is being done."""
     figures: list[Figure] = field(default_factory=list)
@@ -83,6 +112,7 @@ class Bench:
     @contextmanager
     def server(self, name: str, *options: str) -> Iterator[Served]:
         """A server whose data directory has this name."""
+        options += self.size.of(quick=QUICK_OPTIONS, usual=())
         with delay_server(self.directory / name, *options, root=self.root) as served:
             yield served
 
@@ -118,10 +148,12 @@ def one_message(key: str | None = None) -> bytes:
     return msgspec.json.encode(message if key is None else {**message, "key": key})
 
 
-def post_once(server: Served, path: str, body: bytes, connections: int) -> tuple[wrk.Posts, float]:
+def post_once(
+    bench: Bench, server: Served, path: str, body: bytes, connections: int
+) -> tuple[wrk.Posts, float]:
     """One run of wrk, and the server's processor time for each request, in µs."""
     before_s = server.cpu_s()
-    posts = wrk.post(server.port, path, body, connections, POST_S)
+    posts = wrk.post(server.port, path, body, connections, bench.size.of(quick=1, usual=2))
     return posts, (server.cpu_s() - before_s) / posts.requests * 1e6
 
 
@@ -152,16 +184,26 @@ def batches_tomorrow(
     )
 
 
-def prebuild(directory: Path, *stretches: tuple[int, int, int]) -> None:
+def prebuild(bench: Bench, name: str, *stretches: tuple[int, int, int]) -> None:
     """A data directory in which so many messages are due, at random, between two moments: for each
-    stretch a count and the two moments. See `directories`: they do not pass through the door."""
-    maker = Maker(directory, msgspec.json.encode(BODY), (SUBJECT,))
-    maker.define()
-    rng = np.random.default_rng(1)
-    for count, from_ms, to_ms in stretches:
-        for at in range(0, count, BATCH_ROWS):
-            maker.publish(rng.integers(from_ms, to_ms, min(BATCH_ROWS, count - at)))
-    maker.close()
+    stretch a count and the two moments. See `prebuild.py`: the measured tree's own code makes it,
+    since the bytes on disk may be others there."""
+    (bench.directory / name).mkdir()
+    wanted = {
+        "directory": str(bench.directory / name),
+        "body": msgspec.json.encode(BODY).decode(),
+        "subject": SUBJECT,
+        "stretches": stretches,
+    }
+    made = subprocess.run(
+        [sys.executable, "-P", str(PREBUILD), json.dumps(wanted)],
+        env={**os.environ, "PYTHONPATH": f"{bench.root}:{bench.root / 'scripts' / 'benchmarks'}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        raise BenchmarkError(f"the directory {name} was not made: {made.stderr[-2000:]}")
 
 
 def now_ms() -> int:
@@ -248,8 +290,8 @@ def publish_ahead(
     return from_ms
 
 
-def settled_memory(server: Served) -> Memory:
+def settled_memory(bench: Bench, server: Served) -> Memory:
     """Memory when everything has been filed, and a moment later."""
     server.wait_until_filed()
-    time.sleep(SETTLE_S)
+    time.sleep(bench.size.of(quick=0.1, usual=SETTLE_S))
     return server.memory()

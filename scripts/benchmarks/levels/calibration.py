@@ -9,16 +9,18 @@ import wrk
 from report import Figure
 from servers import hello_server
 
-from levels.bench import POST_CONNECTIONS, Bench, one_message, post_once, set_latency
+from levels.bench import POST_CONNECTIONS, Bench, Size, one_message, post_once, set_latency
 
-SYNC_S = 1.0
+LONG_S = 1.0
 SHORT_S = 0.5
-BUSY_S = 1.0
+QUICK_S = 0.1
 BUSY_MAX_PERCENT = 10
 
 
 def recalibrate(bench: Bench) -> None:
     """The same in short, just before a case: what is measured then has it beside it."""
+    if bench.size is Size.QUICK:
+        return
     bench.step("calibration")
     bench.busy_percent = busy_percent(SHORT_S)
     times_ms = sync_times_ms(bench.directory / "sync", SHORT_S)
@@ -30,29 +32,31 @@ def recalibrate(bench: Bench) -> None:
 def calibrate(bench: Bench) -> None:
     """What disk and machine do."""
     bench.step("calibration: how busy the machine is")
-    busy = bench.busy_percent = busy_percent(BUSY_S)
-    figure = bench.add(Figure("processors, used by others", busy, "%"))
-    figure.note = f"calibration, of all {os.cpu_count()} together, before anything was started"
+    seconds = bench.size.of(quick=QUICK_S, usual=LONG_S)
+    busy = bench.busy_percent = busy_percent(seconds)
+    figure = bench.add(Figure("processors, used by others", busy, "%", group="calibration"))
+    figure.note = f"of all {os.cpu_count()} together, before anything was started"
     if busy > BUSY_MAX_PERCENT:
-        figure.note += ": [bold]the machine is busy, times are noise[/]"
+        figure.note += ": the machine is busy, times are noise"
 
     bench.step("calibration: fdatasync")
-    times_ms = sync_times_ms(bench.directory / "sync", SYNC_S)
+    times_ms = sync_times_ms(bench.directory / "sync", seconds)
     bench.sync_per_s = 1000 / statistics.fmean(times_ms)
-    figure = bench.add(Figure("fdatasync of 4 KiB", bench.sync_per_s, "/s", note="calibration"))
+    figure = bench.add(Figure("fdatasync of 4 KiB", bench.sync_per_s, "/s", group="calibration"))
     set_latency(figure, times_ms)
 
     bench.step("calibration: hello")
     with hello_server(bench.directory) as hello:
-        wrk.post(hello.port, "/", one_message(), POST_CONNECTIONS, 1)
-        posts, cpu_us = post_once(hello, "/", one_message(), POST_CONNECTIONS)
+        if bench.size is not Size.QUICK:
+            wrk.post(hello.port, "/", one_message(), POST_CONNECTIONS, 1)
+        posts, cpu_us = post_once(bench, hello, "/", one_message(), POST_CONNECTIONS)
     bench.hello_per_s = posts.rate
     figure = bench.add_rate(
         f"bare uvicorn hello, {POST_CONNECTIONS} conn.", posts.rate, "req/s", []
     )
     figure.p50_ms, figure.p99_ms, figure.max_ms = posts.p50_ms, posts.p99_ms, posts.max_ms
     figure.cpu_us = cpu_us
-    figure.note = "calibration"
+    figure.group = "calibration"
 
 
 def busy_percent(seconds: float) -> float:

@@ -14,6 +14,8 @@ from report import Figure
 from levels.bench import (
     HOUR_MS,
     MINUTE_MS,
+    QUICK_CONNECTIONS,
+    QUICK_KEYS,
     Bench,
     batches_tomorrow,
     idle_max_ms,
@@ -27,6 +29,7 @@ from levels.bench import (
 )
 from levels.posts import CANCEL_SUBJECT, publish_keys
 
+SIZES_QUICK = (1_000,)
 SIZES = (1_000, 10_000, 100_000)
 SIZES_FULL = (*SIZES, 1_000_000, 10_000_000)
 FILL_BATCH = 125
@@ -34,6 +37,7 @@ CONNECTIONS = 64
 CANCELS = 80_000
 PER_S = 1_000
 LATENESS_S = 4
+LATENESS_QUICK_S = 1
 
 
 def curves(bench: Bench) -> None:
@@ -42,7 +46,9 @@ def curves(bench: Bench) -> None:
     hour_ms = (now_ms() + offset_ms) // HOUR_MS * HOUR_MS
     later = batches_tomorrow(hour_ms, size=FILL_BATCH)
     soon = random_batches(hour_ms + HOUR_MS // 2, hour_ms + HOUR_MS - MINUTE_MS, size=FILL_BATCH)
-    sizes = SIZES_FULL if bench.full else SIZES
+    sizes = bench.size.of(quick=SIZES_QUICK, usual=SIZES, full=SIZES_FULL)
+    connections = bench.size.of(quick=QUICK_CONNECTIONS, usual=CONNECTIONS)
+    cancels = bench.size.of(quick=QUICK_KEYS, usual=CANCELS)
     first: dict[str, float] = {}
     with bench.server("curves", "--clock-offset-ms", str(offset_ms)) as server:
         backlog = 0
@@ -56,24 +62,24 @@ def curves(bench: Bench) -> None:
             # The curve is of what waits. Gigabytes that are still to be written keep the disk busy.
             os.sync()
 
-            _, publish_us = post_once(server, "/v1/messages", one_message(), CONNECTIONS)
+            _, publish_us = post_once(bench, server, "/v1/messages", one_message(), connections)
             # Each size has keys of its own, which begin with its number of digits.
             digits = len(str(size))
             keys = [
                 f"{digits}-{wrk.key_of(thread, count)}"
                 for thread in range(1, wrk.THREADS + 1)
-                for count in range(1, CANCELS + 1)
+                for count in range(1, cancels + 1)
             ]
             publish_keys(bench, server, keys)
             server.wait_until_filed()
             cpu_s = server.cpu_s()
             path = f"/v1/subjects/{CANCEL_SUBJECT}/keys/{digits}-{wrk.KEY_PLACE}"
-            ended = wrk.post(server.port, path, b"", CONNECTIONS, 1, method="DELETE")
+            ended = wrk.post(server.port, path, b"", connections, 1, method="DELETE")
             cancel_us = (server.cpu_s() - cpu_s) / ended.requests * 1e6
 
             subject = f"curve-{digits}"
             subscribe(server, subject, {"type": "pull"})
-            count = PER_S * LATENESS_S
+            count = PER_S * bench.size.of(quick=LATENESS_QUICK_S, usual=LATENESS_S)
             idle_ms = idle_max_ms(count)
             receiving = bench.pool.submit(pull_on_time, server.port, subject, count, idle_ms)
             publish_ahead(bench, server, subject, PER_S, count, offset_ms=offset_ms)

@@ -23,13 +23,18 @@ from levels.bench import (
     prebuild,
 )
 
+DUE_QUICK = (10_000,)
 DUE = (1_000_000,)
 DUE_FULL = (*DUE, 10_000_000)
 LEAD_MS = 10 * MINUTE_MS
 START_S = 8
 """What a start takes at most, however busy the machine is."""
 USUAL_S = 8
+USUAL_QUICK_S = 2
 LOADED_MAX_S = 60
+BEHIND_S = 15
+BEHIND_QUICK_S = 2
+"""For so long publishing goes on when the hour begins to be loaded."""
 PER_S = 5_000
 BATCH = 50
 ROW_MAX_BYTES = 24
@@ -46,7 +51,7 @@ class Watched:
 
 def hour(bench: Bench) -> None:
     """The change to an hour in which much is due."""
-    for count in DUE_FULL if bench.full else DUE:
+    for count in bench.size.of(quick=DUE_QUICK, usual=DUE, full=DUE_FULL):
         _hour(bench, count)
 
 
@@ -54,13 +59,14 @@ def _hour(bench: Bench, count: int) -> None:
     bench.step(f"hour: {count:,} due in one hour")
     name = f"hour-{count}"
     hour_ms = now_ms() // HOUR_MS * HOUR_MS + 3 * HOUR_MS
-    (bench.directory / name).mkdir()
     stretch = (count, hour_ms + 20 * MINUTE_MS, hour_ms + HOUR_MS - MINUTE_MS)
-    prebuild(bench.directory / name, stretch)
+    prebuild(bench, name, stretch)
+    usual_s = bench.size.of(quick=USUAL_QUICK_S, usual=USUAL_S)
+    behind_s = bench.size.of(quick=BEHIND_QUICK_S, usual=BEHIND_S)
     # At `load_at` the server's clock is LEAD_MS before the hour.
     begin_at = time.monotonic() + START_S
-    load_at = begin_at + USUAL_S
-    offset_ms = hour_ms - LEAD_MS - now_ms() - (START_S + USUAL_S) * 1000
+    load_at = begin_at + usual_s
+    offset_ms = hour_ms - LEAD_MS - now_ms() - (START_S + usual_s) * 1000
     with bench.server(name, "--clock-offset-ms", str(offset_ms)) as server:
         bench.step("hour: publish while it is loaded")
         server.stats()  # What is imported behind the start is there then, and counted before.
@@ -72,14 +78,14 @@ def _hour(bench: Bench, count: int) -> None:
             server.port,
             batches_tomorrow(hour_ms + 2 * HOUR_MS, size=BATCH),
             begin_at,
-            seconds_max=USUAL_S + LOADED_MAX_S / 4,
+            seconds_max=usual_s + behind_s,
             interval_s=BATCH / PER_S,
         )
         watched = _wait_until_loaded(server, load_at, count)
         sent = beside.result()
         moments = sent.began_at + np.arange(len(sent.latency_ms)) * BATCH / PER_S
         latency_ms = np.array(sent.latency_ms)
-        usual = latency_ms[(moments >= begin_at + 2) & (moments < load_at - 0.5)]
+        usual = latency_ms[(moments >= begin_at + usual_s / 4) & (moments < load_at - 0.5)]
         during = latency_ms[(moments >= load_at - 0.5) & (moments < load_at + watched.seconds)]
         usual_ms, during_ms = (float(np.percentile(part, 99)) for part in (usual, during))
         figure = bench.add(Figure(f"hour change, {count:,} due", during_ms / usual_ms, "× p99"))

@@ -30,8 +30,11 @@ WEBHOOK_LEVEL = 10_000
 TIMERS_S = 2.0
 LATENESS_S = 15
 WEBHOOK_S = 10
+QUICK_S = 1
 BURST = 40_000
+BURST_QUICK = 2_000
 BURST_AHEAD_S = 8
+BURST_AHEAD_QUICK_S = 3
 BESIDE_PER_S = 10_000
 BESIDE_BATCH = 100
 
@@ -40,14 +43,14 @@ def lateness(bench: Bench) -> None:
     """Deliveries to a pulling client, against their due time."""
     bench.step("calibration: timers")
     per_s = 1000
-    figure = bench.add(Figure("bare asyncio timers", per_s, "due/s"))
-    figure.note = "calibration, a process that does nothing else"
-    set_latency(figure, bench.pool.submit(bare_timers, per_s, TIMERS_S).result())
-    _lateness_pull(bench, 1000, beside_per_s=0)
-    _lateness_pull(bench, 2000, beside_per_s=0)
-    _lateness_pull(bench, 5000, beside_per_s=BESIDE_PER_S)
-    if bench.full:
-        _lateness_pull(bench, 20_000, beside_per_s=BESIDE_PER_S)
+    figure = bench.add(Figure("bare asyncio timers", per_s, "due/s", group="calibration"))
+    figure.note = "a process that does nothing else"
+    timers_s = bench.size.of(quick=0.2, usual=TIMERS_S)
+    set_latency(figure, bench.pool.submit(bare_timers, per_s, timers_s).result())
+    usual = ((1000, 0), (2000, 0), (5000, BESIDE_PER_S))
+    loads = bench.size.of(quick=((1000, 1000),), usual=usual, full=(*usual, (20_000, BESIDE_PER_S)))
+    for load_per_s, beside_per_s in loads:
+        _lateness_pull(bench, load_per_s, beside_per_s)
 
 
 def _lateness_pull(bench: Bench, per_s: int, beside_per_s: int) -> None:
@@ -55,7 +58,8 @@ def _lateness_pull(bench: Bench, per_s: int, beside_per_s: int) -> None:
     if beside_per_s:
         case += f", {beside_per_s:,} publishes/s"
     bench.step(f"lateness: {case}")
-    count = per_s * LATENESS_S
+    seconds = bench.size.of(quick=QUICK_S, usual=LATENESS_S)
+    count = per_s * seconds
     name = "late"
     with bench.server(f"lateness-{per_s}-{beside_per_s}") as server:
         subscribe(server, name, {"type": "pull"})
@@ -63,7 +67,7 @@ def _lateness_pull(bench: Bench, per_s: int, beside_per_s: int) -> None:
         receiving = bench.pool.submit(pull_on_time, server.port, name, count, idle_ms)
         due_from_ms = publish_ahead(bench, server, name, per_s, count)
         cpu_s = server.cpu_s()
-        beside = publish_beside(bench, server, due_from_ms, beside_per_s, LATENESS_S)
+        beside = publish_beside(bench, server, due_from_ms, beside_per_s, seconds)
         received = receiving.result()
         published = count
         figure = _lateness_figure(bench, case, count, received, server, cpu_s)
@@ -119,14 +123,16 @@ def _lateness_figure(
 
 def webhook(bench: Bench) -> None:
     """Deliveries to a webhook: against their due time, and as many as go."""
-    _webhook_lateness(bench, 1000)
-    _webhook_lateness(bench, 2000, beside_per_s=BESIDE_PER_S)
+    loads = bench.size.of(quick=((500, 500),), usual=((1000, 0), (2000, BESIDE_PER_S)))
+    for per_s, beside_per_s in loads:
+        _webhook_lateness(bench, per_s, beside_per_s)
     _webhook_rate(bench)
 
 
-def _webhook_lateness(bench: Bench, per_s: int, beside_per_s: int = 0) -> None:
+def _webhook_lateness(bench: Bench, per_s: int, beside_per_s: int) -> None:
     name = "hook"
-    count = per_s * WEBHOOK_S
+    seconds = bench.size.of(quick=QUICK_S, usual=WEBHOOK_S)
+    count = per_s * seconds
     case = f"webhook, {per_s:,} due/s"
     if beside_per_s:
         case += f", {beside_per_s:,} publishes/s"
@@ -137,7 +143,7 @@ def _webhook_lateness(bench: Bench, per_s: int, beside_per_s: int = 0) -> None:
         subscribe(server, name, {"type": "webhook", "url": f"http://127.0.0.1:{port}/"})
         due_from_ms = publish_ahead(bench, server, name, per_s, count)
         cpu_s = server.cpu_s()
-        beside = publish_beside(bench, server, due_from_ms, beside_per_s, WEBHOOK_S)
+        beside = publish_beside(bench, server, due_from_ms, beside_per_s, seconds)
         received = receiving.result()
         figure = _lateness_figure(bench, case, count, received, server, cpu_s)
         if beside is not None:
@@ -147,22 +153,24 @@ def _webhook_lateness(bench: Bench, per_s: int, beside_per_s: int = 0) -> None:
 def _webhook_rate(bench: Bench) -> None:
     """All that is due at one moment."""
     name = "burst"
-    bench.step(f"webhook: {BURST:,} due at once")
+    count = bench.size.of(quick=BURST_QUICK, usual=BURST)
+    ahead_s = bench.size.of(quick=BURST_AHEAD_QUICK_S, usual=BURST_AHEAD_S)
+    bench.step(f"webhook: {count:,} due at once")
     with bench.server("webhook-rate") as server:
         port = free_port()
-        receiving = bench.pool.submit(receive_webhooks, port, BURST, IDLE_MAX_MS * 2)
+        receiving = bench.pool.submit(receive_webhooks, port, count, IDLE_MAX_MS * 2)
         subscribe(server, name, {"type": "webhook", "url": f"http://127.0.0.1:{port}/"})
-        due_ms = now_ms() + BURST_AHEAD_S * 1000
+        due_ms = now_ms() + ahead_s * 1000
         batches = make_batches(name, [due_ms] * DISTINCT, BODY, BATCH)
-        publish(bench, server.port, batches, count=BURST)
+        publish(bench, server.port, batches, count=count)
         if now_ms() > due_ms:
-            raise BenchmarkError(f"publishing {BURST:,} took more than {BURST_AHEAD_S} s")
+            raise BenchmarkError(f"publishing {count:,} took more than {ahead_s} s")
         cpu_s = server.cpu_s()
         received = receiving.result()
         rate = len(received.ids) / (max(received.lateness_ms, default=1.0) / 1000)
         figure = bench.add_rate("webhooks, all due at once", rate, "msg/s", [])
         figure.demand(f"≥ {WEBHOOK_LEVEL:,}/s", rate >= WEBHOOK_LEVEL)
         figure.cpu_us = (server.cpu_s() - cpu_s) / max(1, len(received.ids)) * 1e6
-        figure.note = f"{BURST:,} messages, until the last one has come"
-        figure.expect("received", len(received.ids), BURST)
+        figure.note = f"{count:,} messages, until the last one has come"
+        figure.expect("received", len(received.ids), count)
         figure.expect("received twice", len(received.ids) - len(set(received.ids)), 0)

@@ -17,8 +17,9 @@ from levels.bench import (
     DAY_MS,
     IN_FLIGHT_EACH,
     POST_CONNECTIONS,
-    POST_S,
     PUBLISHERS,
+    QUICK_CONNECTIONS,
+    QUICK_KEYS,
     Bench,
     now_ms,
     one_message,
@@ -42,16 +43,17 @@ def post(bench: Bench) -> None:
     """Single durable POSTs beside hello, in rounds."""
     sent, in_flight = 0, 0
     figures = []
+    rounds_max = bench.size.of(quick=1, usual=POST_ROUNDS)
     with hello_server(bench.directory) as hello, bench.server("post") as server:
-        for connections in SWEEP if bench.full else CONNECTIONS:
+        for connections in bench.size.of(quick=(QUICK_CONNECTIONS,), usual=CONNECTIONS, full=SWEEP):
             rounds: dict[bool, list[Round]] = {False: [], True: []}
-            for number, keyed in product(range(POST_ROUNDS), rounds):
+            for number, keyed in product(range(rounds_max), rounds):
                 what = "with key" if keyed else "no key"
                 bench.step(f"post: {connections} connections, {what}, round {number + 1}")
                 key = f"{connections}-{number}-{wrk.KEY_PLACE}" if keyed else None
                 body = one_message(key)
-                base, _ = post_once(hello, "/", body, connections)
-                head, cpu_us = post_once(server, "/v1/messages", body, connections)
+                base, _ = post_once(bench, hello, "/", body, connections)
+                head, cpu_us = post_once(bench, server, "/v1/messages", body, connections)
                 rounds[keyed].append(Round(base, head, cpu_us))
                 sent += head.requests
                 in_flight += connections
@@ -99,26 +101,29 @@ def _post_figure(bench: Bench, connections: int, keyed: bool, rounds: list[Round
 def cancel(bench: Bench) -> None:
     """Cancels by key: one at a time by wrk, then 500 at a time."""
     bench.step("cancel: publish what will be cancelled")
+    each = bench.size.of(quick=QUICK_KEYS, usual=CANCEL_EACH)
+    connections = bench.size.of(quick=QUICK_CONNECTIONS, usual=CANCEL_CONNECTIONS)
     with bench.server("cancel") as server:
         single = [
             wrk.key_of(thread, count)
             for thread in range(1, wrk.THREADS + 1)
-            for count in range(1, CANCEL_EACH + 1)
+            for count in range(1, each + 1)
         ]
         bulk = [f"bulk{number:09d}" for number in range(len(single))]
         publish_keys(bench, server, [*single, *bulk])
         server.wait_until_filed()
 
-        bench.step(f"cancel: {CANCEL_CONNECTIONS} connections")
+        bench.step(f"cancel: {connections} connections")
         cpu_s = server.cpu_s()
         path = f"/v1/subjects/{CANCEL_SUBJECT}/keys/{wrk.KEY_PLACE}"
-        ended = wrk.post(server.port, path, b"", CANCEL_CONNECTIONS, POST_S, method="DELETE")
+        seconds = bench.size.of(quick=1, usual=2)
+        ended = wrk.post(server.port, path, b"", connections, seconds, method="DELETE")
         cancelled = server.stats()["cancelled"]
-        case = f"cancel by key, {CANCEL_CONNECTIONS} conn."
+        case = f"cancel by key, {connections} conn."
         figure = bench.add_rate(case, ended.rate, "msg/s", [])
         figure.p50_ms, figure.p99_ms, figure.max_ms = ended.p50_ms, ended.p99_ms, ended.max_ms
         figure.cpu_us = (server.cpu_s() - cpu_s) / ended.requests * 1e6
-        within = ended.requests <= cancelled <= ended.requests + CANCEL_CONNECTIONS
+        within = ended.requests <= cancelled <= ended.requests + connections
         figure.expect("cancelled, within those on their way", within, True)
 
         bench.step(f"cancel: {BATCH} at a time")

@@ -10,28 +10,36 @@ from levels.bench import BATCH, BODY, DISTINCT, Bench, now_ms, publish, subscrib
 
 LEVEL = 200_000
 PULL_COUNT = 100_000
+PULL_COUNT_QUICK = 5_000
 PULL_AHEAD_S = 8
+PULL_AHEAD_QUICK_S = 3
 PULL_MAX_S = 8.0
 PULL_PROCESSES = 2
 
 
 def pull(bench: Bench) -> None:
     """Pull and acknowledge what is due."""
-    _pull(bench, "filed", "published before they were due", PULL_AHEAD_S)
+    _pull(
+        bench,
+        "filed",
+        "published before they were due",
+        bench.size.of(quick=PULL_AHEAD_QUICK_S, usual=PULL_AHEAD_S),
+    )
     _pull(bench, "at once", "due when they were published", 0)
 
 
 def _pull(bench: Bench, name: str, what: str, ahead_s: int) -> None:
     case = f"pull and ack, {BATCH} at a time, {name}"
     subject = name.replace(" ", "-")
+    count = bench.size.of(quick=PULL_COUNT_QUICK, usual=PULL_COUNT)
     with bench.server(f"pull-{subject}") as server:
-        bench.step(f"pull: publish {PULL_COUNT:,}, {what}")
+        bench.step(f"pull: publish {count:,}, {what}")
         subscribe(server, subject, {"type": "pull", "lease": "5m"})
         due_ms = now_ms() + ahead_s * 1000
         batches = make_batches(subject, [due_ms] * DISTINCT, BODY, BATCH)
-        publish(bench, server.port, batches, count=PULL_COUNT)
+        publish(bench, server.port, batches, count=count)
         if ahead_s and now_ms() > due_ms:
-            raise BenchmarkError(f"publishing {PULL_COUNT:,} took more than {ahead_s} s")
+            raise BenchmarkError(f"publishing {count:,} took more than {ahead_s} s")
         server.wait_until_filed()
         time.sleep(max(0, due_ms + 500 - now_ms()) / 1000)
 
@@ -49,9 +57,9 @@ def _pull(bench: Bench, name: str, what: str, ahead_s: int) -> None:
         figure.demand(f"≥ {LEVEL:,}/s", figure.value >= LEVEL)
         figure.note = f"{what}; {PULL_PROCESSES} consumers, answered acks"
         if seconds < PULL_MAX_S:
-            figure.expect("received", len(ids), PULL_COUNT)
+            figure.expect("received", len(ids), count)
         else:
-            figure.note += f"; {PULL_COUNT - len(ids):,} were left after {PULL_MAX_S:.0f} s"
+            figure.note += f"; {count - len(ids):,} were left after {PULL_MAX_S:.0f} s"
         figure.expect("received twice", len(ids) - len(set(ids)), 0)
         figure.expect("acknowledged", sum(one.acked for one in consumed), len(ids))
         figure.expect("delivered, as the server counts", server.stats()["delivered"], len(ids))

@@ -1,7 +1,7 @@
 """The delay server and the systems that engineers would use instead, side by side in one run.
 
-    scripts/bench peers [--only NAMES] [--pending N] [--seconds S] [--json FILE] [--plot FILE.png]
-                        [--dir DIR]
+    scripts/bench peers [--quick] [--only NAMES] [--pending N] [--seconds S] [--json FILE]
+                        [--plot FILE.png] [--dir DIRECTORY]
 
 Each is started on loopback with a new directory on the same disk, set so that an answer means: on
 the disk. The same load for all, from one generator process, which shares the machine's cores:
@@ -15,6 +15,8 @@ pending    what a waiting message costs in memory (anonymous and shared) and on 
 lateness   2,000 messages a second for 5 seconds, each due 3 seconds after it is published; a
            consumer process receives and acknowledges them. Receipt less due time.
 
+Those that are not installed are named, and the others are measured.
+
 Below each figure stands who is ahead and by which factor: "we", or the peer ("ahead"). How each
 peer is used stands at the head of its module, in scripts/benchmarks/peers.
 """
@@ -25,17 +27,17 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from levels.calibration import busy_percent, sync_times_ms
-from report import add_options, make_console, new_drawing, write_json
+from levels.calibration import LONG_S, QUICK_S, busy_percent, sync_times_ms
+from report import Figure, add_options, make_console, new_drawing, parse, write_json
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from servers import disk_directory, free_port
+from servers import add_directory, disk_directory, free_port
 
 from peers.base import Load, Peer, PeerError, Published, cancel, consume, publish, run
 from peers.beanstalkd import Beanstalkd
@@ -57,13 +59,42 @@ PEERS: tuple[type[Peer], ...] = (
 DAY_MS = 86_400_000
 IN_FLIGHT = 64
 MORE = (128, 512)
-PUBLISH_S = 4.0
-CANCELS = 40_000
-WARM_S = 1.0
-PACE_PER_S = 2000
-PACE_S = 5
-DELAY_MS = 3000
-SETTLE_S = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """How much of each load there is."""
+
+    publish_s: float
+    pending: int
+    cancels: int
+    warm_s: float
+    pace_per_s: int
+    pace_s: int
+    delay_ms: int
+    settle_s: float
+
+
+USUAL = Amounts(
+    publish_s=4.0,
+    pending=100_000,
+    cancels=40_000,
+    warm_s=1.0,
+    pace_per_s=2_000,
+    pace_s=5,
+    delay_ms=3_000,
+    settle_s=1.5,
+)
+QUICK = Amounts(
+    publish_s=0.2,
+    pending=1_000,
+    cancels=1_000,
+    warm_s=0.1,
+    pace_per_s=200,
+    pace_s=1,
+    delay_ms=1_500,
+    settle_s=0.1,
+)
 
 
 @dataclass(slots=True)
@@ -124,14 +155,12 @@ class Comparison:
         self,
         directory: Path,
         pool: ProcessPoolExecutor,
-        pending: int,
-        publish_s: float,
+        amounts: Amounts,
         step: Callable[[str], None],
     ) -> None:
         self._directory = directory
-        self._publish_s = publish_s
         self._pool = pool
-        self._pending = pending
+        self._amounts = amounts
         self._step = step
 
     def measure(self, kind: type[Peer]) -> Row:
@@ -159,18 +188,21 @@ class Comparison:
         return self._pool.submit(publish, type(peer), peer.directory, peer.port, load).result()
 
     def _publish(self, peer: Peer, row: Row) -> None:
+        amounts = self._amounts
+        seconds = amounts.publish_s
         self._start(peer)
-        self._load(peer, Load(IN_FLIGHT, DAY_MS, seconds=WARM_S))
-        row.one_per_s = self._load(peer, Load(1, DAY_MS, seconds=self._publish_s / 2)).rate
-        many = self._load(peer, Load(IN_FLIGHT, DAY_MS, seconds=self._publish_s))
+        self._load(peer, Load(IN_FLIGHT, DAY_MS, seconds=amounts.warm_s))
+        row.one_per_s = self._load(peer, Load(1, DAY_MS, seconds=seconds / 2)).rate
+        many = self._load(peer, Load(IN_FLIGHT, DAY_MS, seconds=seconds))
         row.many_per_s = many.rate
         row.many_p99_ms = float(np.percentile(many.latency_ms, 99))
         for count in MORE:
             if count <= peer.in_flight_max:
-                rate = self._load(peer, Load(count, DAY_MS, seconds=self._publish_s / 2)).rate
+                rate = self._load(peer, Load(count, DAY_MS, seconds=seconds / 2)).rate
                 setattr(row, f"many_{count}_per_s", rate)
+        cancels = Load(IN_FLIGHT, DAY_MS, count=amounts.cancels)
         cancelled = self._pool.submit(
-            cancel, type(peer), peer.directory, peer.port, Load(IN_FLIGHT, DAY_MS, count=CANCELS)
+            cancel, type(peer), peer.directory, peer.port, cancels
         ).result()
         if cancelled is not None:
             row.cancel_per_s = cancelled.rate
@@ -179,15 +211,15 @@ class Comparison:
         # In a directory of its own, so that all that is there is what is counted.
         again = type(peer)(peer.directory.with_name(f"{peer.directory.name}-pending"), free_port())
         again.directory.mkdir()
-        self._step(f"{peer.name}: {self._pending:,} pending")
+        self._step(f"{peer.name}: {amounts.pending:,} pending")
         try:
             self._start(again)
-            time.sleep(SETTLE_S)
+            time.sleep(amounts.settle_s)
             memory, disk = again.memory_bytes(), again.disk_bytes()
-            self._load(again, Load(IN_FLIGHT, DAY_MS, count=self._pending))
-            time.sleep(SETTLE_S * 2)
-            row.memory_bytes = (again.memory_bytes() - memory) / self._pending
-            row.disk_bytes = (again.disk_bytes() - disk) / self._pending
+            self._load(again, Load(IN_FLIGHT, DAY_MS, count=amounts.pending))
+            time.sleep(amounts.settle_s * 2)
+            row.memory_bytes = (again.memory_bytes() - memory) / amounts.pending
+            row.disk_bytes = (again.disk_bytes() - disk) / amounts.pending
             again.kill()
             self._step(f"{peer.name}: restart")
             row.restart_s = self._start(again)
@@ -195,10 +227,12 @@ class Comparison:
             again.kill()
 
     def _lateness(self, peer: Peer, row: Row) -> None:
+        amounts = self._amounts
         self._start(peer)
-        count = PACE_PER_S * PACE_S
+        count = amounts.pace_per_s * amounts.pace_s
         receiving = self._pool.submit(consume, type(peer), peer.directory, peer.port, count)
-        self._load(peer, Load(IN_FLIGHT, DELAY_MS, count=count, per_s=PACE_PER_S))
+        load = Load(IN_FLIGHT, amounts.delay_ms, count=count, per_s=amounts.pace_per_s)
+        self._load(peer, load)
         got = receiving.result()
         if len(got.due_ms) < count:
             raise PeerError(f"only {len(got.due_ms):,} of {count:,} came")
@@ -235,6 +269,24 @@ def _cell(column: Column, ours: Row, row: Row) -> str:
     return f"{text}\n[green]we × {factor:,.2f}[/]"
 
 
+def figures(rows: list[Row]) -> list[Figure]:
+    """By figure, all peers that have it; how many times as good ours is."""
+    found = []
+    for column in COLUMNS:
+        for row in rows:
+            value = getattr(row, column.field)
+            if not value:
+                continue
+            figure = Figure(f"{column.title}: {row.name}", value, "", note=row.durability)
+            factor = advantage(column, rows[0], row)
+            if factor is not None and row is not rows[0]:
+                figure.ratios["we"] = factor
+            if row.failed:
+                figure.wrong.append(row.failed)
+            found.append(figure)
+    return found
+
+
 def plot(rows: list[Row], path: Path) -> None:
     """Four figures as bars, on logarithmic scales."""
     shown = [column for column in COLUMNS if column.field in PLOTTED]
@@ -263,17 +315,21 @@ def main() -> int:
     add_options(parser, "the figures of all into this PNG file")
     names = [kind.__name__.lower() for kind in PEERS]
     parser.add_argument("--only", metavar="NAMES", help=f"of {','.join(names)}; by commas")
-    parser.add_argument("--pending", type=int, metavar="N", default=100_000)
     parser.add_argument(
-        "--seconds", type=float, default=PUBLISH_S, help="of each load (default: %(default)s)"
+        "--pending", type=int, metavar="N", default=USUAL.pending, help="messages that wait"
     )
-    parser.add_argument("--dir", type=Path, metavar="DIR", default=Path("/var/tmp"))
-    options = parser.parse_args()
+    parser.add_argument(
+        "--seconds", type=float, default=USUAL.publish_s, help="of each load (default: %(default)s)"
+    )
+    add_directory(parser)
+    options = parse(parser, pending=QUICK.pending, seconds=QUICK.publish_s)
     wanted = options.only.split(",") if options.only else names
     if unknown := set(wanted) - set(names):
         parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     # We are always measured, since everything is compared with it.
     kinds = [kind for kind in PEERS if kind is DelayServer or kind.__name__.lower() in wanted]
+    usual = QUICK if options.quick else USUAL
+    amounts = replace(usual, pending=options.pending, publish_s=options.seconds)
     console = make_console()
     missing = [kind for kind in kinds if not kind.is_installed()]
     for kind in missing:
@@ -298,9 +354,10 @@ def main() -> int:
             if not console.is_terminal:
                 print(f"{what} …", file=sys.stderr, flush=True)
 
-        busy = busy_percent(1.0)
-        sync_per_s = 1000 / float(np.mean(sync_times_ms(directory / "sync", 1.0)))
-        comparison = Comparison(directory, pool, options.pending, options.seconds, step)
+        seconds = QUICK_S if options.quick else LONG_S
+        busy = busy_percent(seconds)
+        sync_per_s = 1000 / float(np.mean(sync_times_ms(directory / "sync", seconds)))
+        comparison = Comparison(directory, pool, amounts, step)
         rows = [comparison.measure(kind) for kind in kinds if kind not in missing]
     console.print(make_table(rows))
     console.print(
@@ -311,13 +368,14 @@ def main() -> int:
         if row.failed:
             console.print(f"[bold red]{row.name}:[/] {escape(row.failed)}")
     if options.json is not None:
-        calibration = {"busy_percent": busy, "fdatasync_per_s": sync_per_s}
-        write_json(
-            options.json, "peers", calibration=calibration, figures=[asdict(row) for row in rows]
-        )
+        calibration = [
+            Figure("processors, used by others", busy, "%"),
+            Figure("fdatasync of 4 KiB", sync_per_s, "/s"),
+        ]
+        write_json(options.json, "peers", calibration + figures(rows))
     if options.plot is not None:
         plot(rows, options.plot)
-    return 1 if missing or any(row.failed for row in rows) else 0
+    return 1 if any(row.failed for row in rows) else 0
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ CONNECTIONS = 8
 PREFETCH = 2000
 _FRAME = struct.Struct(">BHI")
 _ACK = struct.Struct(">HHQB")
-_BASIC, _ACK_METHOD, _NACK_METHOD = 60, 80, 120
+_BASIC, _ACK_METHOD = 60, 80
 _PROGRAMS = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
 

@@ -1,0 +1,202 @@
+"""Every `scripts/bench NAME --quick` ends well, with all of its figures.
+
+bulk and pipeline need Spark: tests/pipeline/test_bench.py."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from levels.bench import Bench, Size, prebuild
+from servers import delay_server
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "scripts" / "benchmarks"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{BENCHMARKS}"}
+
+# Of the machine's other users, which are none sometimes; and what is lost in the noise of a heap.
+MAY_BE_NOTHING = re.compile("processors, used by others|memory")
+
+
+def figures(name: str, directory: Path, *options: str) -> tuple[list[dict[str, Any]], str]:
+    """Figures and output of a benchmark that is run as scripts/bench does it."""
+    path = directory / "figures.json"
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", name, "--quick", "--json", str(path), *options],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(path.read_text())
+    assert report["benchmark"] == name
+    for figure in report["figures"]:
+        assert math.isfinite(figure["value"]), figure
+        assert figure["value"] > 0 or MAY_BE_NOTHING.search(figure["case"]), figure
+        assert not figure.get("wrong"), figure
+    return report["figures"], done.stdout
+
+
+LEVELS = {
+    "post": "POST, 2 conn., no key|POST, 2 conn., with key",
+    "batch": "batch of 500, JSON|batch of 500, msgpack",
+    "cancel": "cancel by key, 2 conn.|cancel by key, 500 at a time",
+    "client": "client, publish, 8 tasks, no keys|client, publish, 8 tasks, generated keys|"
+    "client, cancel by key, 8 tasks",
+    "lateness": "pull, 1,000 due/s, 1,000 publishes/s",
+    "webhook": "webhook, 500 due/s, 500 publishes/s|webhooks, all due at once",
+    "hour": "hour change, 10,000 due|memory, hour of 10,000 loaded",
+    "backlog": "memory, 4,000 due tomorrow|disk, 4,000 pending|"
+    "memory, 4,000 in a loaded hour, as they came|memory, 4,000 in a loaded hour, restarted",
+    "restart": "restart after kill -9, 4,000 later",
+    "pull": "pull and ack, 500 at a time, filed|pull and ack, 500 at a time, at once",
+    "curves": "publish, 1,000 pending|cancel by key, 1,000 pending|lateness p99, 1,000 pending",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "only", ["post,batch,cancel", "client,pull,curves", "lateness,webhook", "hour,backlog"]
+)
+def test_levels(only: str, tmp_path: Path) -> None:
+    found, _ = figures("levels", tmp_path, "--only", only)
+    by_group: dict[str, list[str]] = {}
+    for figure in found:
+        if figure["group"] != "calibration":
+            by_group.setdefault(figure["group"], []).append(figure["case"])
+    wanted = {name: LEVELS[name] for name in only.split(",")}
+    if "backlog" in wanted:
+        wanted["restart"] = LEVELS["restart"]
+    assert {name: "|".join(cases) for name, cases in by_group.items()} == wanted
+
+
+def test_every_case_of_levels_is_run() -> None:
+    from levels.__main__ import CASES
+
+    assert {*CASES, "restart"} == {*LEVELS}
+
+
+def test_timers(tmp_path: Path) -> None:
+    found, _ = figures("timers", tmp_path)
+    assert len(found) == 7 * 2 + 4
+
+
+def test_purgatory(tmp_path: Path) -> None:
+    found, _ = figures("purgatory", tmp_path)
+    assert len(found) == 7
+
+
+@pytest.mark.slow
+def test_peers(tmp_path: Path) -> None:
+    from peers.__main__ import PEERS
+
+    found, output = figures("peers", tmp_path)
+    measured = {figure["case"].rpartition(": ")[2] for figure in found}
+    assert {"delay server", "delay server, client library"} <= measured
+    for peer in PEERS:
+        assert peer.name in measured or f"{peer.name} is not installed" in output
+
+
+# ── the script ─────────────────────────────────────────────────────────────────────────────────
+
+
+def bench(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ROOT / "scripts" / "bench", *words],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_every_benchmark_of_the_script_is_run_here() -> None:
+    from measurements import BENCHMARKS as WRITTEN_DOWN
+
+    shown = re.findall(r"^  scripts/bench \[?(\w+)\]? \[options\]", bench("--help").stdout, re.M)
+    assert sorted(shown) == sorted((*WRITTEN_DOWN, "client"))
+    here = Path(__file__).read_text() + (ROOT / "tests/pipeline/test_bench.py").read_text()
+    for name in WRITTEN_DOWN:
+        assert re.search(rf'figures\("{name}"|{name}\.main', here), name
+
+
+def test_a_benchmark_that_there_is_not() -> None:
+    done = bench("core")
+    assert done.returncode == 1
+    assert "there is no benchmark 'core'" in done.stderr
+
+
+# ── a tree's own server ────────────────────────────────────────────────────────────────────────
+
+ANOTHER = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        body = b'{"tree": "another"}'
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+def test_a_server_is_that_of_its_tree(tmp_path: Path) -> None:
+    package = tmp_path / "tree" / "delayserver"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(ANOTHER)
+    with delay_server(tmp_path / "data", root=tmp_path / "tree") as served:
+        assert served.stats() == {"tree": "another"}
+        served.kill()
+
+
+ANOTHER_MAKER = """
+BATCH_ROWS = 3
+
+
+class Maker:
+    def __init__(self, root, body, subjects):
+        self.root, self.sizes = root, []
+
+    def define(self):
+        pass
+
+    def publish(self, due_ms):
+        self.sizes.append(len(due_ms))
+
+    def close(self):
+        (self.root / "sizes").write_text(str(self.sizes))
+"""
+
+
+def test_a_data_directory_is_made_by_the_code_of_its_tree(tmp_path: Path) -> None:
+    below = tmp_path / "tree" / "scripts" / "benchmarks"
+    below.mkdir(parents=True)
+    (below / "directories.py").write_text(ANOTHER_MAKER)
+    with ProcessPoolExecutor() as pool:
+        bench = Bench(tmp_path / "tree", tmp_path, pool, Size.QUICK, print)
+        prebuild(bench, "made", (7, 0, 1000), (2, 0, 1000))
+    assert (tmp_path / "made" / "sizes").read_text() == "[3, 3, 1, 2]"
+
+
+def test_lanes(tmp_path: Path) -> None:
+    found, _ = figures("lanes", tmp_path)
+    assert {figure["unit"] for figure in found} == {"µs"}
+    assert all(figure["ratios"]["the time of the lane"] > 0 for figure in found)
+    assert {figure["case"].partition(":")[0] for figure in found} >= {"publish", "cancel"}
