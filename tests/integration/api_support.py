@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -105,6 +106,12 @@ class ApiServer(httpx.Client):
     def clear_log(self) -> None:
         """Forget what it has logged."""
         self._log_path.write_text("")
+
+    def metric(self, name: str) -> float:
+        """A figure of /metrics that has no labels."""
+        found = re.search(rf"^delayserver_{name} (\S+)$", self.get("/metrics").text, re.MULTILINE)
+        assert found is not None, name
+        return float(found[1])
 
     # ── calls that many tests make ─────────────────────────────────────────────────────────────
 

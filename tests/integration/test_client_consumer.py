@@ -122,10 +122,10 @@ async def test_a_long_handler_keeps_its_message(shared_api, subject):
     consumer = AsyncConsumer(shared_api.process.url)
     attempts = []
 
-    @consumer.subscribe(subject, lease="300ms")
+    @consumer.subscribe(subject, lease="1500ms")
     async def handle(message):
         attempts.append(message.attempt)
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(4)
 
     async with AsyncProducer(shared_api.process.url) as producer, running(consumer):
         published = await producer.publish(subject)
