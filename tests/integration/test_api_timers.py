@@ -4,7 +4,6 @@ import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
 import pytest
@@ -244,13 +243,13 @@ def test_heartbeats_after_sigkill_begin_their_timeout_anew_and_fire_once(lasting
     api.start()
     alive = keys[0]
     assert api.ask("GET", f"/v1/heartbeats/{alive}")["body"] == alive
-    pulled: list[dict[str, Any]] = []
-    while len(pulled) < len(keys) - 1:
+    bodies: list[str] = []
+    while len(bodies) < len(keys) - 1:
         put(api, alive, subject, 200, timeout="3s", body=alive)
         some = api.pull(path, wait="200ms")
         api.ack(path, *some)
-        pulled += some
-    assert sorted(message["body"] for message in pulled) == sorted(keys[1:])
+        bodies += [message["body"] for message in some]
+    assert sorted(bodies) == sorted(keys[1:])
     api.restart(kill=True)
     put(api, alive, subject, 200, timeout="3s", body=alive)
     (last,) = api.pull_all(path, 1)

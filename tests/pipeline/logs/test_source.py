@@ -159,11 +159,13 @@ def damaged(tmp_path: Path) -> Store:
     return store
 
 
+@pytest.mark.damaged("a frame of the schedule log")
 def test_damage_is_an_error_that_names_the_place(spark: SparkSession, damaged: Store) -> None:
     with pytest.raises(PySparkException, match=r"schedule is damaged at offset \d+, seq 3–3"):
         spark.read.format("delaylog").load(damaged.root).collect()
 
 
+@pytest.mark.damaged("a frame of the schedule log")
 def test_damage_is_a_row_beside_what_is_intact(spark: SparkSession, damaged: Store) -> None:
     rows = spark.read.format("delaylog").option("damage", "rows").load(damaged.root)
     assert rows.where("seq is not null").count() == 2

@@ -143,6 +143,7 @@ def test_a_delivery_that_stands_there_twice_is_repeated(
     assert found.messages["delivered"] == 4
 
 
+@pytest.mark.damaged("deliveries that no server would record")
 def test_a_delivery_before_its_time_and_one_of_nothing(
     store: Store, run: Callable[[Store], Audit]
 ) -> None:
@@ -155,6 +156,7 @@ def test_a_delivery_before_its_time_and_one_of_nothing(
     assert run(store).violations == {**NO_VIOLATIONS, "early": 1, "unknown": 1}
 
 
+@pytest.mark.damaged("a file is gone")
 def test_a_message_that_was_moved_to_nowhere_is_lost(
     store: Store, run: Callable[[Store], Audit]
 ) -> None:
@@ -169,6 +171,7 @@ def test_a_message_that_was_moved_to_nowhere_is_lost(
     assert "lost" in set(found.examples["problem"])
 
 
+@pytest.mark.damaged("a frame of the schedule log")
 def test_damage_is_named_and_does_not_end_the_audit(
     store: Store, run: Callable[[Store], Audit]
 ) -> None:
