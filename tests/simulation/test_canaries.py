@@ -51,7 +51,8 @@ from storage.hour_log import HourLog
 from storage.rows import HOUR_MS, SEQ_MAX
 from storage.testing.files import SimulatedFile
 
-WORLDS_MAX = 200
+WORLDS_MAX = 400
+"""Some are caught in one world of a hundred; which ones changes with every file call."""
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
@@ -625,6 +626,7 @@ def first_catch(seeds: Iterable[int], caught_by: tuple[Caught, ...]) -> str | No
     return None
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.unchecked("a bug is planted")
 @pytest.mark.parametrize("name", CANARIES)
 def test_the_simulation_finds(name: str, monkeypatch: Patch) -> None:
@@ -642,7 +644,7 @@ def test_a_canary_that_dies_of_itself_is_not_caught(monkeypatch: Patch) -> None:
 
 
 def test_without_a_canary_nothing_is_found() -> None:
-    assert first_catch(range(WORLDS_MAX // 2), (Violation,)) is None
+    assert first_catch(range(WORLDS_MAX // 4), (Violation,)) is None
 
 
 def test_the_readme_lists_them() -> None:
