@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import pytest
 import typer
 
 import delayserver
@@ -136,7 +135,6 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-@pytest.mark.xfail(reason="docs/measurements.md is written by scripts/bench --docs")
 def test_every_link_leads_somewhere() -> None:
     lost = []
     for name in NAMES:
