@@ -22,7 +22,7 @@ MESSAGE_ROW = struct.Struct("<QqQQq16sIIIIIHBB")
 """One row of MESSAGE_DTYPE; packing one is five times faster than filling an array of one."""
 assert MESSAGE_ROW.size == MESSAGE_DTYPE.itemsize
 ARRAYS_MIN = 32
-"""Fewer rows are packed one by one in less time. Measured: docs/decisions/lanes.md."""
+"""Fewer rows are packed one by one in less time. Measured: docs/decisions/0024-lanes.md."""
 
 
 class Publishes(NamedTuple):

@@ -28,7 +28,7 @@ _KEY_PURPOSE = b"ids"
 """Told apart from the hashes of keys, which have the same secret."""
 COLUMNS_MIN = 12
 """Fewer messages than this are made, decided and cancelled one by one in less time: arrays of a few
-cost more than they save. Measured: docs/decisions/lanes.md."""
+cost more than they save. Measured: docs/decisions/0024-lanes.md."""
 _Column = Sequence[int] | NDArray[np.int64] | NDArray[np.uint64]
 
 

@@ -4,7 +4,8 @@
 
 A lane is a second way of doing the same, for some sizes. It stays if it takes the time of the other
 way divided by at least 1.15, at the sizes at which it is used. Both ways are measured in turn in
-one process, and of each its best round counts; docs/decisions/lanes.md says what became of each.
+one process, and of each its best round counts; docs/decisions/0024-lanes.md says what became of
+each.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def test_a_file_that_is_cut_off(environment: lmdb.Environment, root: Path, lengt
 
 def test_a_second_opinion(environment: lmdb.Environment, root: Path) -> None:
     """Whatever LMDB's own verifier names is named here, too, and what it does not know of besides:
-    docs/decisions/catalog-verification.md."""
+    docs/decisions/0027-our-own-walk-over-the-catalog.md."""
     fill(environment, turns=3, keys=60)
     environment.close()
     data = bytearray((root / "data.mdb").read_bytes())
