@@ -36,7 +36,7 @@ Refusal = ConflictError | DamageError | NotFoundError
 """Why one of many messages was not cancelled."""
 
 
-class Found(NamedTuple):
+class FoundMessages(NamedTuple):
     """Messages that were asked for, as columns."""
 
     seqs: NDArray[np.uint64]
@@ -47,8 +47,8 @@ class Found(NamedTuple):
     """Why there is none, by index."""
 
 
-def _nothing() -> Found:
-    return Found(np.zeros(0, np.uint64), np.zeros(0, np.int64), {})
+def _nothing() -> FoundMessages:
+    return FoundMessages(np.zeros(0, np.uint64), np.zeros(0, np.int64), {})
 
 
 class Cancels:
@@ -73,7 +73,7 @@ class Cancels:
         self._key_hasher = key_hasher
         self.columns_min = COLUMNS_MIN
 
-    def by_ids(self, texts: Sequence[str]) -> Found:
+    def by_ids(self, texts: Sequence[str]) -> FoundMessages:
         """The messages that ids name."""
         if not texts:
             return _nothing()
@@ -83,9 +83,9 @@ class Cancels:
             index: NotFoundError(f"there is no message {texts[index][:64]!r}")
             for index in np.flatnonzero(seqs == 0).tolist()
         }
-        return Found(seqs, dues_ms, refusals)
+        return FoundMessages(seqs, dues_ms, refusals)
 
-    def by_keys(self, subjects: Sequence[str], keys: Sequence[str]) -> Found:
+    def by_keys(self, subjects: Sequence[str], keys: Sequence[str]) -> FoundMessages:
         """The messages that keys of subjects stand for."""
         if not keys:
             return _nothing()
@@ -103,7 +103,7 @@ class Cancels:
                 _, dues_ms[index], seqs[index] = self._messages.by_key(subjects[index], keys[index])
             except (DamageError, NotFoundError) as error:
                 refusals[index] = error
-        return Found(seqs, dues_ms, refusals)
+        return FoundMessages(seqs, dues_ms, refusals)
 
     def cancel(
         self,

@@ -34,25 +34,24 @@ from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.leases import Leases, Some
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.webhook import (
-    DeadLetter,
     Delivered,
+    GiveUp,
     PauseSubscription,
     RetryLater,
     WebhookResponse,
     outcome,
 )
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
-from delayserver.records.message import Delivery, Origin, Payload, encode_payload, row_flags
-from delayserver.records.subscriptions import Registry, RetryPolicy, Subscription
-from delayserver.records.tables import Change, ChangeState
-from delayserver.records.tables import DeadLetter as DeadLetterValue
+from delayserver.records.message import DueDelivery, Origin, Payload, encode_payload, row_flags
+from delayserver.records.subscriptions import Registry, RetrySchedule, Subscription
+from delayserver.records.tables import Change, ChangeState, DeadLetter
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
 from delayserver.timers.timeouts import Timeouts
 from storage.frame import seal
 from storage.rows import RecordKind
 
-Answer = tuple[list[Delivery], WebhookResponse]
+Answer = tuple[list[DueDelivery], WebhookResponse]
 """To a webhook, with all that it carried."""
 RETRY_COMMIT_MS = 1000
 """A record that could not be written (the disk is full) is tried again after this."""
@@ -74,7 +73,7 @@ class Outcomes:
         *,
         epoch: str,
         random: Callable[[], float],
-        given_up: Callable[[Delivery, str], None],
+        given_up: Callable[[DueDelivery, str], None],
     ) -> None:
         """`epoch`: what the tokens of this process's leases begin with; `random`: from 0 to 1;
         `given_up`: told of each delivery that has no attempt left, and why."""
@@ -175,7 +174,7 @@ class Outcomes:
         if subscription is not None:
             self._dispatcher.pump(self._dispatcher.queue(subscription), now_ms)
 
-    def _give_back(self, delivery: Delivery, now_ms: int) -> None:
+    def _give_back(self, delivery: DueDelivery, now_ms: int) -> None:
         """A delivery was not taken: it is available again, or dead after its last attempt."""
         subscription = self._registry.by_id(delivery.subscription_id)
         if subscription is not None and delivery.attempt >= subscription.max_attempts:
@@ -200,22 +199,22 @@ class Outcomes:
             self._dispatcher.pump(self._dispatcher.queue(subscription), now_ms)
 
     def _on_answer(
-        self, deliveries: list[Delivery], response: WebhookResponse, now_ms: int
+        self, deliveries: list[DueDelivery], response: WebhookResponse, now_ms: int
     ) -> Subscription | None:
         """Returns the subscription, if it exists still."""
         self._dispatcher.end_request(deliveries)
         subscription = self._registry.by_id(deliveries[0].subscription_id)
-        policy = RetryPolicy() if subscription is None else subscription.retry_policy
+        policy = RetrySchedule() if subscription is None else subscription.retry_schedule
         # One jitter for all of them, so that a batch that failed is a batch again.
         jitter = self._random()
-        gone: list[Delivery] = []
+        gone: list[DueDelivery] = []
         for delivery in deliveries:
             match outcome(response, delivery.attempt, policy, lambda: jitter):
                 case Delivered():
                     self._dispatcher.settle_delivered(delivery, now_ms)
                 case RetryLater(delay_ms=delay_ms):
                     self._retry(delivery, delay_ms, now_ms)
-                case DeadLetter(reason=reason):
+                case GiveUp(reason=reason):
                     self._bury(delivery, reason, now_ms, delivery.attempt)
                 case PauseSubscription():
                     gone.append(delivery)
@@ -225,11 +224,11 @@ class Outcomes:
             self._pause(subscription)
         return subscription
 
-    def on_outdated(self, delivery: Delivery, reason: str, now_ms: int) -> None:
+    def on_outdated(self, delivery: DueDelivery, reason: str, now_ms: int) -> None:
         """A delivery is too old to be attempted: it is a dead letter."""
         self._bury(delivery, reason, now_ms, delivery.attempt - 1)
 
-    def on_orphaned(self, delivery: Delivery, left_by: int, now_ms: int) -> None:
+    def on_orphaned(self, delivery: DueDelivery, left_by: int, now_ms: int) -> None:
         """A delivery is all that is left of a message, and its subscription `left_by` is gone.
 
         The RETRY makes the delivery visible again after a crash. Without it the message would be
@@ -259,13 +258,15 @@ class Outcomes:
 
         group.when_durable(unless_written)
 
-    def _retry(self, delivery: Delivery, delay_ms: int, now_ms: int) -> None:
+    def _retry(self, delivery: DueDelivery, delay_ms: int, now_ms: int) -> None:
         """Schedule the next attempt. The record keeps it: memory alone would lose it in a crash,
         and the attempts before it would be made again."""
         self._schedule_again(delivery, delivery.attempt + 1, delay_ms, now_ms)
         self.retried_by_subject[delivery.origin.subject_id] += 1
 
-    def _schedule_again(self, delivery: Delivery, attempt: int, delay_ms: int, now_ms: int) -> None:
+    def _schedule_again(
+        self, delivery: DueDelivery, attempt: int, delay_ms: int, now_ms: int
+    ) -> None:
         origin = delivery.origin
         next_origin = Origin(
             origin.message_seq,
@@ -296,11 +297,11 @@ class Outcomes:
         route = delivery.subscription_id | ROUTE_SUBSCRIPTION
         self._messages.schedule(seq, due_ms, route)
 
-    def _bury(self, delivery: Delivery, reason: str, now_ms: int, attempts: int) -> None:
+    def _bury(self, delivery: DueDelivery, reason: str, now_ms: int, attempts: int) -> None:
         """No attempt is left after so many: it can be listed and redriven from now on."""
         origin = msgspec.structs.replace(delivery.origin, attempt=attempts + 1)
         payload = encode_payload(msgspec.structs.replace(delivery.payload, origin=origin))
-        value = DeadLetterValue(reason, now_ms, attempts, payload)
+        value = DeadLetter(reason, now_ms, attempts, payload)
         seq = self._sequencer.append(
             RecordKind.DEAD,
             message_seq=origin.message_seq,
@@ -329,7 +330,7 @@ class Outcomes:
 
     def _conclude(
         self,
-        delivery: Delivery,
+        delivery: DueDelivery,
         seq: int,
         change: Change,
         now_ms: int,

@@ -52,7 +52,7 @@ from delayserver.records.tables import ChangeState, KeyEntry, pack_key_values
 from storage.rows import FLAG_WATCHES, NO_KEY, RecordKind
 
 
-class Published(msgspec.Struct):
+class Accepted(msgspec.Struct):
     """What became of a message. It may be told once `group` is durable (None: it is)."""
 
     message_id: str
@@ -62,12 +62,12 @@ class Published(msgspec.Struct):
     seq: int
 
 
-class PublishedBatch(msgspec.Struct):
+class AcceptedBatch(msgspec.Struct):
     """What became of a batch. It may be told once `group` is durable (None: it is)."""
 
     ids: bytes
     """The ids of all messages, ID_BYTES each."""
-    duplicates: dict[int, Published]
+    duplicates: dict[int, Accepted]
     """The messages that were there already, by index."""
     group: Group | None
     last_seq: int
@@ -103,7 +103,7 @@ class Publishing:
         """Messages accepted since the start."""
         return sum(self.accepted_by_subject.values())
 
-    def publish_one(self, message: NewMessage, now_ms: int) -> Published:
+    def publish_one(self, message: NewMessage, now_ms: int) -> Accepted:
         """Accept a message.
 
         Raises ConflictError with the state of the message that holds its key, OverloadedError,
@@ -129,7 +129,7 @@ class Publishing:
             raise ConflictError(_conflict(message.subject, key), state)
         return self._duplicate(known)
 
-    def publish_batch(self, batch: PublishBatch, now_ms: int) -> PublishedBatch:
+    def publish_batch(self, batch: PublishBatch, now_ms: int) -> AcceptedBatch:
         """Accept all messages or none, in order.
 
         Raises ConflictError (one message) or InputErrors (several) for keys that stand for other
@@ -138,12 +138,12 @@ class Publishing:
             # Its conflict has a form of its own.
             one = self.publish_one(batch.message(0), now_ms)
             duplicates = {0: one} if one.duplicate else {}
-            return PublishedBatch(bytes.fromhex(one.message_id), duplicates, one.group, one.seq)
+            return AcceptedBatch(bytes.fromhex(one.message_id), duplicates, one.group, one.seq)
         new = self._admitted(batch)
         taken = {} if self._are_new_keys(new) else self._look_up_keys(batch, new, now_ms)
         return self._accept_some(new, taken) if taken else self._accept_all(new)
 
-    def publish_new(self, batch: PublishBatch) -> PublishedBatch | None:
+    def publish_new(self, batch: PublishBatch) -> AcceptedBatch | None:
         """Accept messages of several requests, whose keys are all new; None if one may be taken:
         then nothing was decided. Each is asked for alone, and none is refused for another's sake.
 
@@ -238,7 +238,7 @@ class Publishing:
             raise InputErrors(f"{len(conflicts)} keys stand for other content", conflicts)
         return taken
 
-    def _accept_some(self, new: SealedBatch, taken: dict[int, KeyEntry | int]) -> PublishedBatch:
+    def _accept_some(self, new: SealedBatch, taken: dict[int, KeyEntry | int]) -> AcceptedBatch:
         """Accept what is not there yet of a batch, and answer for the rest what is."""
         count = len(new.batch)
         fresh = [index for index in range(count) if index not in taken]
@@ -257,21 +257,21 @@ class Publishing:
                 one = self._duplicate(known)
             else:
                 due_ms, seq = new.batch.dues_ms[known], first_seq + place[known]
-                one = Published(ids[known].hex(), due_ms, True, self._sequencer.group, seq)
+                one = Accepted(ids[known].hex(), due_ms, True, self._sequencer.group, seq)
             ids[index] = bytes.fromhex(one.message_id)
             duplicates[index] = one
             last_seq = max(last_seq, one.seq)
             groups += [one.group] if one.group is not None else []
         # Groups become durable in order: the last one that is not is the one to wait for.
         last = max(groups, key=lambda group: group.first_seq, default=None)
-        return PublishedBatch(b"".join(ids), duplicates, last, last_seq)
+        return AcceptedBatch(b"".join(ids), duplicates, last, last_seq)
 
-    def _accept_all(self, new: SealedBatch) -> PublishedBatch:
+    def _accept_all(self, new: SealedBatch) -> AcceptedBatch:
         """Put records of all messages, which are new, into the open group."""
         sequencer, batch = self._sequencer, new.batch
         dues_ms, keys = batch.dues_ms, batch.keys
         if not dues_ms:
-            return PublishedBatch(b"", {}, None, 0)
+            return AcceptedBatch(b"", {}, None, 0)
         count = len(dues_ms)
         numbers = {name: sequencer.subject_id(name) for name in dict.fromkeys(batch.subjects)}
         subject_ids = _numbers(numbers, batch.subjects)
@@ -305,9 +305,9 @@ class Publishing:
                 if watch is not None:
                     self._watches.add(group, seq, due_ms, watch)
         self._messages.schedule_many(first_seq, dues_ms, subject_ids)
-        return PublishedBatch(self._ids.encode_many(dues_ms, seqs), {}, group, last_seq)
+        return AcceptedBatch(self._ids.encode_many(dues_ms, seqs), {}, group, last_seq)
 
-    def _duplicate(self, known: KeyEntry) -> Published:
+    def _duplicate(self, known: KeyEntry) -> Accepted:
         """The answer to a message that is there already."""
         change = self._sequencer.changes(known.seq).get(0)
         due_ms = change.due_ms if change else known.due_ms
@@ -315,11 +315,11 @@ class Publishing:
         # after, it would be a time at which nothing fires.
         group = self._messages.group_of_change(known.seq) or self._groups.group_of(known.seq)
         message_id = self._ids.encode(known.due_ms, known.seq)
-        return Published(message_id, due_ms, True, group, known.seq)
+        return Accepted(message_id, due_ms, True, group, known.seq)
 
     def _accept(
         self, message: NewMessage, subject_id: int, key_hash: bytes, sealed: bytes
-    ) -> Published:
+    ) -> Accepted:
         """Put the record of a message, which is new, into the open group."""
         sequencer, due_ms, watch = self._sequencer, message.due_ms, message.payload.watch
         sealed, digest = stored(message, sealed)
@@ -340,7 +340,7 @@ class Publishing:
             )
         self._messages.schedule(seq, due_ms, subject_id)
         self.accepted_by_subject[subject_id] += 1
-        return Published(self._ids.encode(due_ms, seq), due_ms, False, sequencer.group, seq)
+        return Accepted(self._ids.encode(due_ms, seq), due_ms, False, sequencer.group, seq)
 
     def taken(self, key_hash: bytes, now_ms: int) -> KeyEntry | None:
         """The message that holds a key: pending, or due no longer ago than the dedupe window."""
@@ -366,7 +366,7 @@ class Publishing:
         *,
         expected: Versions = None,
         only_new: bool = False,
-    ) -> tuple[Published, bool]:
+    ) -> tuple[Accepted, bool]:
         """Publish a message under its key, in place of the one that waits under it, if one does.
 
         Both happen or neither. Returns what was published, and whether something was replaced.

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from delayserver.records.message import Content, Delivery, Payload
+from delayserver.records.message import Content, DueDelivery, Payload
 from delayserver.times import format_time
 
 Unset = msgspec.UnsetType
@@ -44,7 +44,7 @@ def body_fields(payload: Payload) -> tuple[msgspec.Raw | Unset, str | Unset]:
     return msgspec.UNSET, base64.b64encode(payload.body).decode()
 
 
-def batch_body(deliveries: Sequence[Delivery]) -> bytes:
+def batch_body(deliveries: Sequence[DueDelivery]) -> bytes:
     """The request body."""
     return _encode(
         [
@@ -62,7 +62,7 @@ def batch_body(deliveries: Sequence[Delivery]) -> bytes:
     )
 
 
-def batch_id(deliveries: Sequence[Delivery]) -> str:
+def batch_id(deliveries: Sequence[DueDelivery]) -> str:
     """The `webhook-id` of the request."""
     ids = " ".join(delivery.message_id for delivery in deliveries)
     return "batch-" + hashlib.blake2b(ids.encode(), digest_size=_ID_BYTES).hexdigest()

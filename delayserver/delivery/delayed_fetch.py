@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from delayserver.delivery.deliveries import Deliveries
-from delayserver.records.message import Delivery
+from delayserver.records.message import DueDelivery
 from delayserver.timers.purgatory import DelayedOperation, Purgatory
 from delayserver.timers.timeouts import Timeouts
 
@@ -40,7 +40,7 @@ class Pulled:
         count = 0 if self.deliveries is None else len(self.deliveries)
         return [f"{self.lease_prefix}{index}" for index in range(count)]
 
-    def __iter__(self) -> Iterator[tuple[Delivery, str]]:
+    def __iter__(self) -> Iterator[tuple[DueDelivery, str]]:
         deliveries = () if self.deliveries is None else self.deliveries
         return zip(deliveries, self.tokens, strict=True)
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.records.ids import IdCodec
-from delayserver.records.message import Delivery, Origin, Payload, ScheduleEntry
+from delayserver.records.message import DueDelivery, Origin, Payload, ScheduleEntry
 from delayserver.records.message_id import ID_DIGITS
 from delayserver.schedule.wheel_rows import FiredRows
 from storage.frame import Rows
@@ -24,7 +24,7 @@ from storage.rows import DISPATCH_DTYPE, HOUR_MS, Outcome, select
 NO_PAYLOAD = Payload(b"")
 
 
-class Deliveries(Sequence[Delivery]):
+class Deliveries(Sequence[DueDelivery]):
     """Deliveries to one subscription, in the order in which they left its queue."""
 
     __slots__ = (
@@ -86,13 +86,13 @@ class Deliveries(Sequence[Delivery]):
     def __len__(self) -> int:
         return len(self.payloads)
 
-    def __getitem__(self, index: int) -> Delivery:  # type: ignore[override]  # no slices
+    def __getitem__(self, index: int) -> DueDelivery:  # type: ignore[override]  # no slices
         if not 0 <= index < len(self.payloads):
             raise IndexError(index)
         seq, _, due_ms, _, _, attempt, _, _ = self.settled[index].item()
         payload, subject_id = self.payloads[index], self.subject_ids[index]
         origin = payload.origin or Origin(seq, due_ms, subject_id, due_ms)
-        return Delivery(
+        return DueDelivery(
             entry=ScheduleEntry(seq, due_ms),
             origin=origin,
             subject=self._subject_names[subject_id],
@@ -103,7 +103,7 @@ class Deliveries(Sequence[Delivery]):
             row=self.rows[index : index + 1],
         )
 
-    def __iter__(self) -> Iterator[Delivery]:
+    def __iter__(self) -> Iterator[DueDelivery]:
         return map(self.__getitem__, range(len(self.payloads)))
 
     def message_ids(self) -> list[bytes]:

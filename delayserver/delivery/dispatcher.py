@@ -30,7 +30,7 @@ from delayserver.delivery.orphans import Fate, Orphans
 from delayserver.delivery.parked import Parked
 from delayserver.delivery.queue import NOBODY, READ_ROWS_MAX, Handout, Queue
 from delayserver.delivery.settler import pack_settled
-from delayserver.records.message import Delivery, ScheduleEntry
+from delayserver.records.message import DueDelivery, ScheduleEntry
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Change
 from delayserver.schedule.hours import Hours
@@ -53,7 +53,7 @@ class DispatcherPorts(Protocol):
         """Read the payloads; answer with `Dispatcher.on_read`."""
         ...
 
-    def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
+    def send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
         """POST a webhook, one message or a batch; answer with `Outcomes.on_sent`."""
         ...
 
@@ -73,11 +73,11 @@ class DispatcherPorts(Protocol):
 class Undelivered(Protocol):
     """What decides about deliveries that nobody is asked to take."""
 
-    def on_outdated(self, delivery: Delivery, reason: str, now_ms: int) -> None:
+    def on_outdated(self, delivery: DueDelivery, reason: str, now_ms: int) -> None:
         """It is too old to be delivered."""
         ...
 
-    def on_orphaned(self, delivery: Delivery, left_by: int, now_ms: int) -> None:
+    def on_orphaned(self, delivery: DueDelivery, left_by: int, now_ms: int) -> None:
         """It was for a subscription that is gone, and is nothing that a restart would find."""
         ...
 
@@ -356,7 +356,7 @@ class Dispatcher:
                 self._ports.send(queue.subscription, [delivery])
             self.pump(queue, now_ms)
 
-    def _send_batch(self, queue: Queue, deliveries: list[Delivery], now_ms: int) -> None:
+    def _send_batch(self, queue: Queue, deliveries: list[DueDelivery], now_ms: int) -> None:
         """Send as many as a request may hold; the others are the next."""
         if not deliveries:
             return
@@ -369,7 +369,7 @@ class Dispatcher:
         if count < len(deliveries):
             self.pump(queue, now_ms)
 
-    def end_request(self, deliveries: list[Delivery]) -> None:
+    def end_request(self, deliveries: list[DueDelivery]) -> None:
         """A request is over, and another may be sent. The caller settles, releases or returns each
         of the deliveries that it carried."""
         queue = self._queues.get(deliveries[0].subscription_id)
@@ -412,7 +412,7 @@ class Dispatcher:
 
     # ── what came of a delivery ────────────────────────────────────────────────────────────────
 
-    def settle_delivered(self, delivery: Delivery, now_ms: int) -> None:
+    def settle_delivered(self, delivery: DueDelivery, now_ms: int) -> None:
         """Record a delivery that has arrived, so that a restart does not repeat it (I4)."""
         self.delivered_by_subject[delivery.origin.subject_id] += 1
         self._settle(delivery, Outcome.DELIVERED, now_ms)
@@ -439,7 +439,7 @@ class Dispatcher:
             queue.release_leased(seqs)
         return queue
 
-    def release_delivery(self, delivery: Delivery) -> None:
+    def release_delivery(self, delivery: DueDelivery) -> None:
         """Free the place of a delivery that is not on its way any more, whatever came of it.
 
         It remains unsettled: a record of a retry, or a dead letter, settles its row."""
@@ -450,7 +450,7 @@ class Dispatcher:
         elif queue.release(seq):
             queue.attempts.pop(seq, None)
 
-    def return_delivery(self, delivery: Delivery, next_attempt: int) -> None:
+    def return_delivery(self, delivery: DueDelivery, next_attempt: int) -> None:
         """Put a delivery that nobody took first in its queue again.
 
         `next_attempt`: the number of its next attempt; that of this one, if it does not count."""
@@ -480,12 +480,12 @@ class Dispatcher:
             else:
                 queue.rows.push_front(fired)
 
-    def _settle(self, delivery: Delivery, outcome: Outcome, now_ms: int) -> None:
+    def _settle(self, delivery: DueDelivery, outcome: Outcome, now_ms: int) -> None:
         self._ports.settle(delivery.entry.hour, pack_settled(delivery, outcome, now_ms))
         self._hours.add(delivery.entry.hour, -1)
 
 
-def _count_in_one_request(deliveries: list[Delivery]) -> int:
+def _count_in_one_request(deliveries: list[DueDelivery]) -> int:
     sizes = np.cumsum([len(delivery.payload.body) for delivery in deliveries])
     return max(1, int(np.searchsorted(sizes, BATCH_BYTES_MAX, side="right")))
 

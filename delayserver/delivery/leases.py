@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.delivery.deliveries import Deliveries
-from delayserver.records.message import Delivery
+from delayserver.records.message import DueDelivery
 from delayserver.timers.interface import Handle
 from delayserver.timers.timeouts import Timeouts
 
@@ -48,7 +48,7 @@ class Some(NamedTuple):
     deliveries: Deliveries
     which: NDArray[np.intp]
 
-    def each(self) -> Iterator[Delivery]:
+    def each(self) -> Iterator[DueDelivery]:
         """One by one."""
         return map(self.deliveries.__getitem__, self.which.tolist())
 
@@ -92,7 +92,7 @@ class Leases:
     def _prefix(self, number: int) -> str:
         return f"{self._epoch}-{number:x}-"
 
-    def get(self, token: str) -> Delivery | None:
+    def get(self, token: str) -> DueDelivery | None:
         """The delivery, as long as it is leased."""
         found, _ = self._find([token], None)
         return found[0].pull.deliveries[int(found[0].which[0])] if found else None

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
 
-from delayserver.records.message import Delivery, ScheduleEntry
+from delayserver.records.message import DueDelivery, ScheduleEntry
 from delayserver.records.subscriptions import Registry
 from delayserver.records.tables import Change, ChangeState
 
@@ -69,7 +69,7 @@ class Orphans:
             if counts[seq] <= 0:
                 del counts[seq]
 
-    def judge(self, delivery: Delivery) -> Fate:
+    def judge(self, delivery: DueDelivery) -> Fate:
         """Decide what becomes of an orphan that was read; it is one no longer, unless RECORDED."""
         seq, origin = delivery.entry.seq, delivery.origin
         self.remove((seq,))
@@ -85,7 +85,7 @@ class Orphans:
             return Fate.RECORDED
         return Fate.PASSED_ON
 
-    def _is_elsewhere(self, delivery: Delivery, changes: Mapping[int, Change]) -> bool:
+    def _is_elsewhere(self, delivery: DueDelivery, changes: Mapping[int, Change]) -> bool:
         """Whether another row of the message is on its way to a subscription that is gone too, or
         is still to come.
 
@@ -105,7 +105,7 @@ class Orphans:
         )
 
 
-def _is_in_memory_alone(delivery: Delivery, changes: Mapping[int, Change]) -> bool:
+def _is_in_memory_alone(delivery: DueDelivery, changes: Mapping[int, Change]) -> bool:
     """Whether a restart would not find the row again, since others have failed at it.
 
     It finds the rows of those alone. Without a record of its own the message would be lost in a

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from delayserver.records.message import Delivery
+from delayserver.records.message import DueDelivery
 from storage.frame import Damage
 from storage.hour_log import HourLog
 from storage.rows import DISPATCH_DTYPE, FLAG_AFTER_SYNC, Outcome
@@ -21,7 +21,7 @@ DISPATCH_ROW = struct.Struct("<QQqqIHBB")
 assert DISPATCH_ROW.size == DISPATCH_DTYPE.itemsize
 
 
-def pack_settled(delivery: Delivery, outcome: Outcome, settled_ms: int) -> bytes:
+def pack_settled(delivery: DueDelivery, outcome: Outcome, settled_ms: int) -> bytes:
     """The row of a delivery that has ended (DISPATCH_ROW)."""
     return DISPATCH_ROW.pack(
         delivery.entry.seq,

@@ -2,7 +2,7 @@
 
     WebhookRequest ── request_headers, sign ──► WebhookSender.send ──► WebhookResponse
                                                                           │ outcome (pure)
-                      Delivered │ RetryLater │ PauseSubscription │ DeadLetter
+                      Delivered │ RetryLater │ PauseSubscription │ GiveUp
 
 Cost: 10 µs to make the headers and sign them. Threads: pure functions and values; the sender that
 carries them is in `delayserver.delivery.sender`.
@@ -16,8 +16,8 @@ from typing import Protocol
 from urllib.parse import quote
 
 from delayserver.delivery.batch import batch_body, batch_id
-from delayserver.records.message import Content, Delivery
-from delayserver.records.subscriptions import RETRY_DELAY_MS_MAX, RetryPolicy, Subscription
+from delayserver.records.message import Content, DueDelivery
+from delayserver.records.subscriptions import RETRY_DELAY_MS_MAX, RetrySchedule, Subscription
 from delayserver.security.signing import WebhookSecret, sign
 from delayserver.times import format_time
 
@@ -117,18 +117,18 @@ class PauseSubscription:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class GiveUp:
     """No attempt is left."""
 
     reason: str
 
 
-Outcome = Delivered | RetryLater | PauseSubscription | DeadLetter
+WebhookOutcome = Delivered | RetryLater | PauseSubscription | GiveUp
 
 
 def outcome(
-    response: WebhookResponse, attempt: int, retry: RetryPolicy, random: Callable[[], float]
-) -> Outcome:
+    response: WebhookResponse, attempt: int, retry: RetrySchedule, random: Callable[[], float]
+) -> WebhookOutcome:
     """What follows from an answer to attempt number `attempt` (from 1). Pure: `random` returns
     [0, 1).
 
@@ -148,7 +148,7 @@ def outcome(
     else:
         reason = f"HTTP {status}"
     if attempt >= retry.max_attempts:
-        return DeadLetter(f"{reason} (attempt {attempt} of {retry.max_attempts})")
+        return GiveUp(f"{reason} (attempt {attempt} of {retry.max_attempts})")
     delay_ms = retry.delay_ms(attempt)
     if status in (429, 503) and response.retry_after_ms is not None:
         delay_ms = max(delay_ms, min(response.retry_after_ms, RETRY_DELAY_MS_MAX))
@@ -188,7 +188,7 @@ CONTENT_TYPES = {Content.JSON: "application/json", Content.BINARY: "application/
 
 
 def webhook_request(
-    subscription: Subscription, deliveries: list[Delivery], timestamp_s: int
+    subscription: Subscription, deliveries: list[DueDelivery], timestamp_s: int
 ) -> WebhookRequest:
     """What is sent for one message, or for a batch of them."""
     first, as_batch = deliveries[0], bool(subscription.batch_max)

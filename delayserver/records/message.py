@@ -164,7 +164,7 @@ class ScheduleEntry(msgspec.Struct, frozen=True, gc=False):
         return self.due_ms // HOUR_MS
 
 
-class Delivery(msgspec.Struct, eq=False):
+class DueDelivery(msgspec.Struct, eq=False):
     """A message on its way to one subscription; exists only while it is being delivered."""
 
     entry: ScheduleEntry

@@ -27,7 +27,7 @@ RETRY_ATTEMPTS_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetrySchedule:
     """When to try again. Raises InputError at `/max_attempts` or `/backoff[/index]`.
 
     Attempt n+1 follows attempt n after `backoff_ms[n-1]`; where the list ends, its last delay is
@@ -68,7 +68,7 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     max_in_flight: int = 64
     max_attempts: int = 10
     backoff_ms: tuple[int, ...] = ()
-    """Empty: the default schedule of RetryPolicy."""
+    """Empty: the default delays of RetrySchedule."""
     lease_ms: int = 30_000
     rate_per_s: float = 0.0
     """Webhook: messages a second, with `rate_burst` at once; 0: no limit."""
@@ -106,11 +106,11 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
         return ~fallen_due(self._marks, seqs, due_ms)
 
     @property
-    def retry_policy(self) -> RetryPolicy:
+    def retry_schedule(self) -> RetrySchedule:
         """When to try again, and how often."""
         if not self.backoff_ms:
-            return RetryPolicy(self.max_attempts)
-        return RetryPolicy(self.max_attempts, self.backoff_ms)
+            return RetrySchedule(self.max_attempts)
+        return RetrySchedule(self.max_attempts, self.backoff_ms)
 
     def matches(self, subject: str) -> bool:
         """Whether messages of that subject are for this subscription."""

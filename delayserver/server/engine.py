@@ -41,7 +41,7 @@ from delayserver.decisions.whereabouts import Whereabouts
 from delayserver.delivery.dispatcher import Dispatcher, DispatcherPorts
 from delayserver.records.horizon import Mark
 from delayserver.records.ids import IdCodec, KeyHasher
-from delayserver.records.message import Delivery
+from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import Registry
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.loader import LoadedHour
@@ -65,7 +65,7 @@ class EnginePorts(DispatcherPorts, GroupPorts, ImportPorts, Protocol):
         """These hours are settled, up to that seq."""
         ...
 
-    def given_up(self, delivery: Delivery, reason: str) -> None:
+    def given_up(self, delivery: DueDelivery, reason: str) -> None:
         """No attempt is left: somebody may want to know."""
         ...
 

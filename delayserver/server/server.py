@@ -31,7 +31,7 @@ from delayserver.delivery.webhook import (
     webhook_request,
 )
 from delayserver.errors import AccessError
-from delayserver.records.message import HEADERS_BYTES_MAX, Delivery
+from delayserver.records.message import HEADERS_BYTES_MAX, DueDelivery
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tracecontext import in_trace
 from delayserver.recovery.recover import Progress, Recovered
@@ -224,10 +224,10 @@ class Server(Shard):
             last_seq=error.last_seq,
         )
 
-    def given_up(self, delivery: Delivery, reason: str) -> None:
+    def given_up(self, delivery: DueDelivery, reason: str) -> None:
         log.warning("dead letter", reason=reason, **self._about(delivery))
 
-    def _about(self, delivery: Delivery) -> dict[str, object]:
+    def _about(self, delivery: DueDelivery) -> dict[str, object]:
         """What a log line about a delivery holds."""
         subscription = self.engine.registry.by_id(delivery.subscription_id)
         return {
@@ -261,7 +261,7 @@ class Server(Shard):
         for one_ms, count in Counter(late_ms).items():
             self.metrics.lateness_seconds.observe(one_ms / 1000, count)
 
-    def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
+    def send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
         now_ms = self.clock()
         self._observe_lateness([now_ms - delivery.entry.due_ms for delivery in deliveries])
         task = self._loop.create_task(self._send(subscription, deliveries))
@@ -276,7 +276,7 @@ class Server(Shard):
             # the deliveries would stay on their way for good.
             self.on_fatal(error)
 
-    async def _send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
+    async def _send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
         assert self._sender is not None
         request = webhook_request(subscription, deliveries, self.clock() // 1000)
         spans = []

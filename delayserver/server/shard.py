@@ -27,7 +27,7 @@ from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Fetched, Found, Reader
 from delayserver.delivery.settler import Settler
 from delayserver.records.ids import IdCodec, KeyHasher
-from delayserver.records.message import Delivery, ScheduleEntry
+from delayserver.records.message import DueDelivery, ScheduleEntry
 from delayserver.records.subscriptions import Subscription
 from delayserver.recovery.recover import Progress, recover
 from delayserver.schedule.expansion import Staging
@@ -250,7 +250,7 @@ class Shard(ABC):
         """Have the event loop call a function at the end of this turn; called on it."""
 
     @abstractmethod
-    def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
+    def send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
         """POST a webhook, one message or a batch; answer with `Outcomes.on_sent`."""
 
     @abstractmethod
@@ -262,7 +262,7 @@ class Shard(ABC):
         """A damaged place was found; called by any thread."""
 
     @abstractmethod
-    def given_up(self, delivery: Delivery, reason: str) -> None:
+    def given_up(self, delivery: DueDelivery, reason: str) -> None:
         """A message is a dead letter."""
 
     @abstractmethod

@@ -16,7 +16,7 @@ from typing import Final
 
 import delayserver
 from delayserver.errors import InputError
-from delayserver.records.message import Delivery
+from delayserver.records.message import DueDelivery
 from delayserver.records.tracecontext import Trace
 
 try:
@@ -80,7 +80,7 @@ class Telemetry:
             )
         )
 
-    def delivery(self, name: str, subscription: str, delivery: Delivery) -> Span:
+    def delivery(self, name: str, subscription: str, delivery: DueDelivery) -> Span:
         """A delivery begins: `deliver` to a webhook, `receive` by a consumer."""
         stored = _context.extract(delivery.payload.headers or {})
         linked = api.get_current_span(stored).get_span_context()

@@ -16,7 +16,7 @@ import numpy as np
 
 from delayserver.decisions.imports import Import
 from delayserver.decisions.new_messages import NewMessage
-from delayserver.decisions.publishing import Published
+from delayserver.decisions.publishing import Accepted
 from delayserver.delivery.reader import Found
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError, OverloadedError
 from delayserver.records.message import Payload, State, Watch, decode_payload
@@ -93,7 +93,7 @@ class Clients(Actor):
         for message, one in zip(messages, published, strict=True):
             self._await_publish(message, one)
 
-    def _await_publish(self, message: NewMessage, one: Published) -> None:
+    def _await_publish(self, message: NewMessage, one: Accepted) -> None:
         seq = self._server.engine.ids.decode(one.message_id).seq
 
         def answered(error: Exception | None) -> None:

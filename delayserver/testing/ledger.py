@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import msgspec
 
 from delayserver.delivery.settler import DISPATCH_ROW
-from delayserver.records.message import Delivery, State, decode_payload
+from delayserver.records.message import DueDelivery, State, decode_payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import Archived, Heartbeat, read_archived
 from delayserver.schedule.wheel_rows import FiredRows
@@ -73,7 +73,7 @@ class Ledger(DurableRecords):
                     raise Violation(f"due at {due_ms}, fired after {last_ms} (I13)")
                 last_ms = due_ms
 
-    def sent(self, subscription: Subscription, delivery: Delivery) -> None:
+    def sent(self, subscription: Subscription, delivery: DueDelivery) -> None:
         self.counts["sent"] += 1
         seq, key = delivery.entry.seq, (delivery.entry.seq, subscription.id)
         entry = self._entries.get(seq)
@@ -110,7 +110,7 @@ class Ledger(DurableRecords):
                     f"row {seq} went to {other_id} before {subscription.id} was made (I4)"
                 )
 
-    def returned(self, delivery: Delivery, *, seen: bool) -> None:
+    def returned(self, delivery: DueDelivery, *, seen: bool) -> None:
         """A delivery is not on its way any more; `seen`: the subscriber had it."""
         self._on_their_way.discard((delivery.entry.seq, delivery.subscription_id))
         if seen:
@@ -118,7 +118,7 @@ class Ledger(DurableRecords):
                 delivery.subscription_id
             )
 
-    def expired(self, deliveries: list[Delivery]) -> None:
+    def expired(self, deliveries: list[DueDelivery]) -> None:
         for delivery in deliveries:
             self.returned(delivery, seen=False)
 
@@ -213,7 +213,7 @@ class Ledger(DurableRecords):
                 raise Violation(f"message {seq} was completed by two events")
             self._completed.add(seq)
 
-    def acked(self, delivery: Delivery) -> None:
+    def acked(self, delivery: DueDelivery) -> None:
         """An acknowledgement was answered."""
         self.counts["acked"] += 1
         if (delivery.entry.seq, delivery.subscription_id) not in self._outcomes:

@@ -9,7 +9,7 @@ Cost: that of the ways. Threads: those of `Publishing`.
 from collections.abc import Sequence
 
 from delayserver.decisions.new_messages import NewMessage, PublishBatch
-from delayserver.decisions.publishing import Published, Publishing
+from delayserver.decisions.publishing import Accepted, Publishing
 from delayserver.records.ids import IdCodec
 from delayserver.records.message import Content
 from delayserver.records.message_id import read_id
@@ -32,13 +32,13 @@ def columns_of(messages: Sequence[NewMessage]) -> PublishBatch:
 
 def publish_all(
     publishing: Publishing, messages: Sequence[NewMessage], now_ms: int
-) -> list[Published]:
+) -> list[Accepted]:
     """Accept all messages or none. Raises as `Publishing.publish_one` and `publish_batch`."""
     if len(messages) == 1:
         return [publishing.publish_one(messages[0], now_ms)]
     done = publishing.publish_batch(columns_of(messages), now_ms)
     return [
         done.duplicates.get(index)
-        or Published(text, message.due_ms, False, done.group, read_id(text).seq)
+        or Accepted(text, message.due_ms, False, done.group, read_id(text).seq)
         for index, (message, text) in enumerate(zip(messages, IdCodec.texts(done.ids), strict=True))
     ]

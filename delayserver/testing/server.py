@@ -24,7 +24,7 @@ from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Found
 from delayserver.delivery.settler import DISPATCH_ROW, Settler
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.records.message import Delivery, Payload, encode_payload
+from delayserver.records.message import DueDelivery, Payload, encode_payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.committed import Records
 from delayserver.schedule.expansion import Staging
@@ -84,10 +84,10 @@ class Watcher:
     def fired(self, batches: list[FiredRows], now_ms: int) -> None:
         """Rows fell due."""
 
-    def sent(self, subscription: Subscription, delivery: Delivery) -> None:
+    def sent(self, subscription: Subscription, delivery: DueDelivery) -> None:
         """A delivery leaves for its subscriber."""
 
-    def expired(self, deliveries: list[Delivery]) -> None:
+    def expired(self, deliveries: list[DueDelivery]) -> None:
         """Leases are over."""
 
     def settled(self, row: bytes) -> None:
@@ -213,7 +213,7 @@ class SimulatedServer(Shard):
         Raises StorageError."""
         self.watcher = watcher
         self._quick = quick
-        self.sending: list[list[Delivery]] = []
+        self.sending: list[list[DueDelivery]] = []
         """Webhooks that were sent and not answered."""
         self._loop: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         surroundings = Surroundings(
@@ -271,7 +271,7 @@ class SimulatedServer(Shard):
     def on_damage(self, error: DamageError) -> None:
         self.watcher.damaged(error)
 
-    def given_up(self, delivery: Delivery, reason: str) -> None:
+    def given_up(self, delivery: DueDelivery, reason: str) -> None:
         """The ledger finds out by itself."""
 
     @property
@@ -339,7 +339,7 @@ class SimulatedServer(Shard):
             self.watcher.sent(handout.subscription, delivery)
         super().hand_out(handout, deliveries)
 
-    def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
+    def send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
         for delivery in deliveries:
             self.watcher.sent(subscription, delivery)
         self.sending.append(deliveries)
@@ -351,7 +351,7 @@ class SimulatedServer(Shard):
 
     # ── what clients and subscribers do ────────────────────────────────────────────────────────
 
-    def answer(self, deliveries: list[Delivery], response: WebhookResponse) -> None:
+    def answer(self, deliveries: list[DueDelivery], response: WebhookResponse) -> None:
         """A webhook is answered, or was not."""
         self.sending.remove(deliveries)
         self.engine.outcomes.on_sent([(deliveries, response)], self.clock())

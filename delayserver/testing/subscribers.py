@@ -13,7 +13,7 @@ from functools import partial
 
 from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.records.message import Delivery
+from delayserver.records.message import DueDelivery
 from delayserver.testing.actor import Actor
 from delayserver.testing.ledger import Ledger
 from delayserver.testing.server import SimulatedClock, SimulatedServer
@@ -28,7 +28,7 @@ class Lease:
     """What a consumer holds."""
 
     token: str
-    delivery: Delivery
+    delivery: DueDelivery
 
 
 class Subscribers(Actor):

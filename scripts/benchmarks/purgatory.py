@@ -48,7 +48,7 @@ from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.leases import Leases
 from delayserver.delivery.queue import Handout
 from delayserver.records.ids import IdCodec
-from delayserver.records.message import Delivery, Payload
+from delayserver.records.message import DueDelivery, Payload
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.wheel_rows import WHEEL_DTYPE, FiredRows
@@ -122,13 +122,13 @@ class Consumers:
     def tick_soon(self) -> None:
         """The cases say themselves what time it is."""
 
-    def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
+    def send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
         raise AssertionError("there are no webhooks here")
 
-    def outdated(self, delivery: Delivery, reason: str) -> None:
+    def outdated(self, delivery: DueDelivery, reason: str) -> None:
         raise AssertionError("nothing is too old here")
 
-    def orphaned(self, delivery: Delivery, left_by: int) -> None:
+    def orphaned(self, delivery: DueDelivery, left_by: int) -> None:
         raise AssertionError("no subscription is deleted here")
 
     def settle(self, hour: int, rows: bytes) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from delayserver.api.intake import Intake
 from delayserver.decisions.new_messages import NewMessage
-from delayserver.decisions.publishing import Published
+from delayserver.decisions.publishing import Accepted
 from delayserver.errors import ConflictError, InputError, InputErrors
 from delayserver.records.ids import KeyHasher
 from delayserver.testing.publishes import columns_of
@@ -116,7 +116,7 @@ class Parts(MessageParts):
             [sorted(w.seq for w in self.watches.of(key)) for key in ("w", "v")],
         )
 
-    def one_by_one(self, messages: list[NewMessage]) -> list[Published] | None:
+    def one_by_one(self, messages: list[NewMessage]) -> list[Accepted] | None:
         """What each is answered; None if one of them conflicts with what is there before it."""
         try:
             return [self.publishing.publish_one(message, START_MS) for message in messages]

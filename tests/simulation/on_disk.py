@@ -12,7 +12,7 @@ from pathlib import Path
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.records.message import Delivery, Payload, Watch
+from delayserver.records.message import DueDelivery, Payload, Watch
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.threads import CheckpointRequest
 from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
@@ -45,7 +45,7 @@ class Receiver(Watcher):
     receipts: list[Receipt] = field(default_factory=list)
     damage: list[DamageError] = field(default_factory=list)
 
-    def sent(self, subscription: Subscription, delivery: Delivery) -> None:
+    def sent(self, subscription: Subscription, delivery: DueDelivery) -> None:
         self.receipts.append((subscription.name, delivery.payload.body))
 
     def damaged(self, error: DamageError) -> None:

@@ -12,7 +12,7 @@ import pytest
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.records.message import Delivery, Payload
+from delayserver.records.message import DueDelivery, Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.threads import CheckpointRequest
 from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
@@ -40,7 +40,7 @@ class Receiver(Watcher):
     receipts: set[Receipt] = field(default_factory=set)
     damage: list[DamageError] = field(default_factory=list)
 
-    def sent(self, subscription: Subscription, delivery: Delivery) -> None:
+    def sent(self, subscription: Subscription, delivery: DueDelivery) -> None:
         self.receipts.add((subscription.name, delivery.subject, delivery.payload.body))
 
     def damaged(self, error: DamageError) -> None:

@@ -30,7 +30,7 @@ from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.settler import Settler
 from delayserver.errors import NotFoundError
 from delayserver.records.horizon import Horizon, Mark
-from delayserver.records.message import Delivery, State
+from delayserver.records.message import DueDelivery, State
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import Archived
 from delayserver.recovery import recover as recovery
@@ -330,7 +330,7 @@ def a_retry_is_settled_before_it_is_durable(patch: Patch) -> None:
     """I3"""
     original = Outcomes._retry
 
-    def retry(self: Any, delivery: Delivery, *rest: Any) -> None:
+    def retry(self: Any, delivery: DueDelivery, *rest: Any) -> None:
         row = delivery.entry
         self._dispatcher._settle(delivery, 1, rest[1])
         self._hours.add(row.hour, 1)

@@ -14,7 +14,7 @@ import pytest
 from delayserver.config import Settings
 from delayserver.decisions.imports import Import
 from delayserver.decisions.new_messages import NewMessage
-from delayserver.decisions.publishing import Published
+from delayserver.decisions.publishing import Accepted
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Payload, Watch
@@ -155,7 +155,7 @@ class Scenario:
         key: str | None = None,
         body: str = "",
         watch: OnEvent | None = None,
-    ) -> list[Published]:
+    ) -> list[Accepted]:
         watches = None if watch is None else Watch(("w",), watch)
         messages = [
             NewMessage(
@@ -179,7 +179,7 @@ class Scenario:
         self.work()
         return published
 
-    def known(self, published: list[Published]) -> Iterator[tuple[int, int]]:
+    def known(self, published: list[Accepted]) -> Iterator[tuple[int, int]]:
         for one in published:
             found = self.server.engine.ids.decode(one.message_id)
             if one.message_id in self.answered:
@@ -201,7 +201,7 @@ class Scenario:
             server.engine.imports.adopt(path, answered)
             self.work()
 
-    def cancel(self, published: list[Published]) -> None:
+    def cancel(self, published: list[Accepted]) -> None:
         for seq, due_ms in self.known(published):
             group = self.server.engine.messages.cancel(seq, due_ms)
 
@@ -213,7 +213,7 @@ class Scenario:
             group.when_durable(answered)
             self.work()
 
-    def move(self, published: list[Published], new_due_ms: int) -> None:
+    def move(self, published: list[Accepted], new_due_ms: int) -> None:
         for seq, due_ms in self.known(published):
             message = self.ledger.messages[seq]
             self.server.engine.messages.move(
@@ -227,7 +227,7 @@ class Scenario:
             self.server.engine.heartbeats.put("h", timeout_ms, "orders.late", payload, now_ms)
             self.work()
 
-    def event(self, published: list[Published]) -> None:
+    def event(self, published: list[Accepted]) -> None:
         events, engine = self.server.engine.events, self.server.engine
         watchers = events.watchers("w", engine.sequencer.next_seq)
         messages = {seq: self.ledger.messages[seq] for seq, _ in self.known(published)}

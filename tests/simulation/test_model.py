@@ -23,7 +23,7 @@ from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.delayed_fetch import PullRequest
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import ConflictError
-from delayserver.records.message import Delivery, Payload, State
+from delayserver.records.message import DueDelivery, Payload, State
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.threads import CheckpointRequest
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
@@ -280,8 +280,8 @@ class Model(RuleBasedStateMachine):
         self.look()
 
     @rule(target=leases)
-    def pull(self) -> tuple[int, list[tuple[Delivery, str]]]:
-        got: list[tuple[Delivery, str]] = []
+    def pull(self) -> tuple[int, list[tuple[DueDelivery, str]]]:
+        got: list[tuple[DueDelivery, str]] = []
         subscription = self.server.engine.subscribing.subscription("queue")
         request = PullRequest(2, 1_000_000_000, 0, got.extend)
         self.server.pull(subscription, request)
@@ -293,7 +293,7 @@ class Model(RuleBasedStateMachine):
         return self.life, got
 
     @rule(pulled=consumes(leases), acks=st.booleans())
-    def settle(self, pulled: tuple[int, list[tuple[Delivery, str]]], acks: bool) -> None:
+    def settle(self, pulled: tuple[int, list[tuple[DueDelivery, str]]], acks: bool) -> None:
         life, got = pulled
         for delivery, token in got:
             if life != self.life:

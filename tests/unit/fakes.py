@@ -25,7 +25,7 @@ from delayserver.delivery.reader import Reader
 from delayserver.delivery.settler import DISPATCH_ROW, Settler
 from delayserver.records.definitions import definitions_among
 from delayserver.records.ids import IdCodec, KeyHasher
-from delayserver.records.message import Delivery, Origin, Payload, ScheduleEntry, encode_payload
+from delayserver.records.message import DueDelivery, Origin, Payload, ScheduleEntry, encode_payload
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import DEFINITIONS_KEY, number_key, pack_definitions_place
 from delayserver.recovery.recover import Recovered, recover
@@ -106,7 +106,7 @@ def subscription(number: int = 1, **more: Any) -> Subscription:
 
 def delivery(
     seq: int, due_ms: int = START_MS, *, subscription_id: int = 1, attempt: int = 1, **origin: Any
-) -> Delivery:
+) -> DueDelivery:
     values: dict[str, Any] = {
         "message_seq": seq,
         "published_due_ms": due_ms,
@@ -114,7 +114,7 @@ def delivery(
         "due_ms": due_ms,
         "attempt": attempt,
     }
-    return Delivery(
+    return DueDelivery(
         entry=ScheduleEntry(seq, due_ms),
         origin=Origin(**{**values, **origin}),
         subject=SUBJECT,
@@ -126,7 +126,7 @@ def delivery(
     )
 
 
-def deliveries(*ones: Delivery) -> Deliveries:
+def deliveries(*ones: DueDelivery) -> Deliveries:
     """The same as columns."""
     payloads = [msgspec.structs.replace(one.payload, origin=one.origin) for one in ones]
     rows = concatenate([one.row for one in ones], WHEEL_DTYPE)
@@ -159,10 +159,10 @@ class NotingPorts:
         self.committing: list[Group] = []
         self.filing: list[Group] = []
         self.handouts: list[Handout] = []
-        self.sent: list[tuple[str, Delivery]] = []
-        self.posts: list[list[Delivery]] = []
-        self.dropped: list[tuple[Delivery, str]] = []
-        self.orphans: list[tuple[Delivery, int]] = []
+        self.sent: list[tuple[str, DueDelivery]] = []
+        self.posts: list[list[DueDelivery]] = []
+        self.dropped: list[tuple[DueDelivery, str]] = []
+        self.orphans: list[tuple[DueDelivery, int]] = []
         self.ticks = 0
         self.handed_out: list[tuple[Handout, Deliveries]] = []
         self.settled: list[tuple[int, bytes]] = []
@@ -182,14 +182,14 @@ class NotingPorts:
     def read(self, handout: Handout) -> None:
         self.handouts.append(handout)
 
-    def send(self, subscription: Subscription, deliveries: list[Delivery]) -> None:
+    def send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
         self.posts.append(deliveries)
         self.sent += [(subscription.name, delivery) for delivery in deliveries]
 
-    def on_outdated(self, delivery: Delivery, reason: str, now_ms: int) -> None:
+    def on_outdated(self, delivery: DueDelivery, reason: str, now_ms: int) -> None:
         self.dropped.append((delivery, reason))
 
-    def on_orphaned(self, delivery: Delivery, left_by: int, now_ms: int) -> None:
+    def on_orphaned(self, delivery: DueDelivery, left_by: int, now_ms: int) -> None:
         self.orphans.append((delivery, left_by))
 
     def tick_soon(self) -> None:

@@ -1,6 +1,8 @@
-"""What holds for the source of all tests."""
+"""What holds for all source: randomness of tests, names of classes."""
 
 import ast
+import subprocess
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,3 +100,92 @@ def test_all_randomness_has_a_seed() -> None:
         for line, name in without_seed(path.read_text())
     ]
     assert found == []
+
+
+BOTH_SIDES = {
+    "ConflictError",
+    "DiskFullError",
+    "NotFoundError",
+    "OverloadedError",
+    "RefusedError",
+    "FieldError",
+    "Problem",
+}
+"""Classes that the server and its client library both have.
+
+Each says the same on both sides: the server (or `storage`) raises or writes it, an answer carries
+it over HTTP, and the client raises or reads it. Two words for it would be two things to learn."""
+
+
+def public_classes(source: str) -> Iterator[str]:
+    """Names of the classes that a module defines for others, wherever in it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield node.name
+
+
+def defined_twice(modules: dict[str, str]) -> dict[str, list[str]]:
+    """Public class names that stand for two things, with the modules (path → source) they are in.
+
+    A name of BOTH_SIDES may stand once in the client library, and once outside of it."""
+    places = defaultdict(list)
+    for path, source in modules.items():
+        for name in public_classes(source):
+            places[name].append(path)
+    return {
+        name: paths
+        for name, paths in sorted(places.items())
+        if len(paths) > 1
+        and not (
+            name in BOTH_SIDES
+            and len(paths) == 2
+            and sum(path.startswith("delayserver/client/") for path in paths) == 1
+        )
+    }
+
+
+def python_sources(*folders: str) -> dict[str, str]:
+    """All Python files of these folders that git knows, with or without the suffix."""
+    command = ["git", "ls-files", "-z", "--", *folders]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    sources = {}
+    for path in filter(None, listed.split("\0")):
+        data = (ROOT / path).read_bytes()
+        first_line = data.partition(b"\n")[0]
+        if path.endswith(".py") or (first_line.startswith(b"#!") and b"python" in first_line):
+            sources[path] = data.decode()
+    return sources
+
+
+@pytest.mark.parametrize(
+    ("modules", "names"),
+    [
+        ({"delayserver/one.py": "class Row: ...", "scripts/two": "class Row: ..."}, ["Row"]),
+        ({"delayserver/one.py": "class Row: ...\nif 1:\n    class Row: ..."}, ["Row"]),
+        ({"storage/one.py": "class _Row: ...", "storage/two.py": "class _Row: ..."}, []),
+        ({"storage/one.py": "class Row: ...", "storage/two.py": "Row = tuple[int]"}, []),
+        (
+            {
+                "delayserver/errors.py": "class ConflictError(Exception): ...",
+                "delayserver/client/errors.py": "class ConflictError(Exception): ...",
+            },
+            [],
+        ),
+        (
+            {
+                "delayserver/errors.py": "class ConflictError(Exception): ...",
+                "storage/errors.py": "class ConflictError(Exception): ...",
+            },
+            ["ConflictError"],
+        ),
+    ],
+)
+def test_a_class_name_for_two_things_is_found(modules: dict[str, str], names: list[str]) -> None:
+    assert list(defined_twice(modules)) == names
+
+
+def test_a_public_class_name_stands_for_one_thing() -> None:
+    """Else a reader who finds the name has to find out which one is meant."""
+    sources = python_sources("delayserver", "storage", "scripts")
+    assert len(sources) > 250
+    assert defined_twice(sources) == {}

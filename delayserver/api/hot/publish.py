@@ -45,7 +45,7 @@ from delayserver.api.hot.paths import (
     REST_MAX_BYTES,
 )
 from delayserver.api.intake import Intake
-from delayserver.decisions.publishing import Published
+from delayserver.decisions.publishing import Accepted
 from delayserver.errors import DelayServerError
 from delayserver.records.ids import COLUMNS_MIN, IdCodec
 from delayserver.records.message import check_key
@@ -212,7 +212,7 @@ class Hot:
         group, seq = published.group, published.seq
         return Answer(status, _encode(document), fields, group=group, seq=seq)
 
-    def _state(self, published: Published) -> str:
+    def _state(self, published: Accepted) -> str:
         """The first message with that key may have been delivered meanwhile."""
         found = self._calls.message_id(published.message_id)
         return self._calls.locate(found.seq, found.due_ms).state

@@ -39,7 +39,7 @@ from delayserver.api.rest.common import (
 )
 from delayserver.api.rest.openapi import answer, json_body
 from delayserver.errors import ConflictError, InputError
-from delayserver.records.subscriptions import RetryPolicy, Subscription
+from delayserver.records.subscriptions import RetrySchedule, Subscription
 from delayserver.security.signing import WebhookSecret
 from delayserver.security.targets import TargetPolicy
 from delayserver.security.tokens import Action
@@ -244,7 +244,7 @@ def _subscription(
     rate, catch_up = wanted.rate, wanted.catch_up
     backoff_ms = tuple(wanted.retry.backoff)
     try:
-        RetryPolicy(wanted.retry.max_attempts, *([backoff_ms] if backoff_ms else []))
+        RetrySchedule(wanted.retry.max_attempts, *([backoff_ms] if backoff_ms else []))
     except InputError as error:
         raise error.below("/retry") from error
     return Subscription(
@@ -302,7 +302,7 @@ async def _change(calls: Calls, name: str, **changes: bool) -> Subscription:
 
 def _view(calls: Calls, subscription: Subscription) -> models.SubscriptionViewModel:
     queued, in_flight = calls.waiting(subscription)
-    policy = subscription.retry_policy
+    policy = subscription.retry_schedule
     webhook = subscription.type == "webhook"
     return models.SubscriptionViewModel(
         name=subscription.name,

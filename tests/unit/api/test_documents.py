@@ -7,12 +7,12 @@ import msgspec
 
 from delayserver.api import documents
 from delayserver.delivery.delayed_fetch import Pulled
-from delayserver.records.message import Content, Delivery, Payload
+from delayserver.records.message import Content, DueDelivery, Payload
 from delayserver.times import format_time
 from tests.unit.fakes import START_MS, deliveries, delivery
 
 
-def pulled_message(one: Delivery, lease: str) -> dict[str, object]:
+def pulled_message(one: DueDelivery, lease: str) -> dict[str, object]:
     """What a consumer gets of a delivery, field by field."""
     is_json = one.payload.content == Content.JSON
     text = one.payload.body.decode() if is_json else base64.b64encode(one.payload.body).decode()

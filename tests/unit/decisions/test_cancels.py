@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delayserver.decisions.cancels import Found, Refusal
+from delayserver.decisions.cancels import FoundMessages, Refusal
 from delayserver.decisions.packing import MESSAGE_ROW
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
 from delayserver.records.ids import COLUMNS_MIN
@@ -52,7 +52,7 @@ def cancel(
     )
 
 
-def listed(found: Found) -> list[MessageId | Refusal]:
+def listed(found: FoundMessages) -> list[MessageId | Refusal]:
     """What was found in the place of each, or why nothing was."""
     assert found.refusals.keys() == set(np.flatnonzero(found.seqs == 0).tolist())
     ids = map(MessageId, repeat(0), found.dues_ms.tolist(), found.seqs.tolist())

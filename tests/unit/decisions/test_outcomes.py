@@ -14,7 +14,7 @@ from delayserver.decisions.subscribing import Subscribing
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import NotFoundError
-from delayserver.records.message import Delivery, Payload, State
+from delayserver.records.message import DueDelivery, Payload, State
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import ChangeState
 from delayserver.testing.publishes import publish_all
@@ -129,7 +129,7 @@ class Parts(MessageParts):
         due = self.wheel.advance(START_MS, loaded_until_ms=START_MS + HOUR_MS, rows_max=9)
         self.dispatcher.fire(due, START_MS)
 
-    def sent(self, attempt: int = 1) -> Delivery:
+    def sent(self, attempt: int = 1) -> DueDelivery:
         return delivery(self.seq, attempt=attempt)
 
     def answered(self, status: int, attempt: int = 1) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
-from delayserver.records.message import Delivery, ScheduleEntry
+from delayserver.records.message import DueDelivery, ScheduleEntry
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Change
 from delayserver.schedule.hours import Hours
@@ -52,7 +52,7 @@ class Parts:
         )
         self.dispatcher.now_ms = NOW_MS
         self.dispatcher.outcomes = self.ports
-        self.answers: list[list[tuple[Delivery, str]]] = []
+        self.answers: list[list[tuple[DueDelivery, str]]] = []
         """What consumers were told without a read: nothing."""
 
     def fire(self, *rows: tuple[int, int], route: int = 1) -> None:
@@ -76,7 +76,7 @@ class Parts:
         self.registry.put(subscription)
         self.dispatcher.on_subscription(subscription, NOW_MS)
 
-    def read(self, *unreadable: int, attempt: int = 1, **origin: Any) -> list[Delivery]:
+    def read(self, *unreadable: int, attempt: int = 1, **origin: Any) -> list[DueDelivery]:
         """Answer the oldest read; returns its deliveries."""
         return list(self.read_columns(*unreadable, attempt=attempt, **origin))
 

@@ -8,7 +8,7 @@ import pytest
 
 from delayserver.delivery.delayed_fetch import Pulled
 from delayserver.delivery.leases import Leases
-from delayserver.records.message import Delivery
+from delayserver.records.message import DueDelivery
 from delayserver.timers.timeouts import Timeouts
 from tests.unit.fakes import deliveries, delivery
 
@@ -18,7 +18,7 @@ class Parts:
 
     def __init__(self, epoch: str = "e1") -> None:
         self.timeouts = Timeouts(0)
-        self.over: list[Delivery] = []
+        self.over: list[DueDelivery] = []
         self.leases = Leases(epoch, self.timeouts, lambda some: self.over.extend(some.each()))
 
     def grant(self, seqs: Iterable[int], lease_ms: int, subscription_id: int = 1) -> list[str]:

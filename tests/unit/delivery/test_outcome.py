@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from delayserver.delivery.webhook import (
-    DeadLetter,
     Delivered,
+    GiveUp,
     PauseSubscription,
     RetryLater,
     WebhookRequest,
@@ -17,10 +17,10 @@ from delayserver.delivery.webhook import (
 )
 from delayserver.errors import InputError
 from delayserver.records.message import HEADERS_BYTES_MAX, check_headers
-from delayserver.records.subscriptions import RETRY_DELAY_MS_MAX, RetryPolicy
+from delayserver.records.subscriptions import RETRY_DELAY_MS_MAX, RetrySchedule
 from delayserver.security.signing import WebhookSecret, verify
 
-POLICY = RetryPolicy(max_attempts=4, backoff_ms=(5_000, 30_000))
+POLICY = RetrySchedule(max_attempts=4, backoff_ms=(5_000, 30_000))
 NOW_S = 1_795_192_200  # Friday, 20 November 2026, 16:30:00 UTC
 
 
@@ -60,8 +60,8 @@ def test_a_missing_answer_is_retried_with_its_reason():
 
 def test_the_last_attempt_is_followed_by_the_dead_letters():
     assert isinstance(decide(500, attempt=3), RetryLater)
-    assert decide(500, attempt=4) == DeadLetter("HTTP 500 (attempt 4 of 4)")
-    assert decide(429, attempt=9, retry_after_ms=1000) == DeadLetter("HTTP 429 (attempt 9 of 4)")
+    assert decide(500, attempt=4) == GiveUp("HTTP 500 (attempt 4 of 4)")
+    assert decide(429, attempt=9, retry_after_ms=1000) == GiveUp("HTTP 429 (attempt 9 of 4)")
 
 
 @pytest.mark.parametrize(
@@ -86,11 +86,11 @@ def test_jitter_only_adds(random, delay_ms):
 
 
 def test_backoff_grows_beyond_its_list_up_to_a_day():
-    policy = RetryPolicy(max_attempts=1000, backoff_ms=(1_000, 10_000))
+    policy = RetrySchedule(max_attempts=1000, backoff_ms=(1_000, 10_000))
     assert [policy.delay_ms(n) for n in range(1, 6)] == [1_000, 10_000, 20_000, 40_000, 80_000]
     assert policy.delay_ms(999) == RETRY_DELAY_MS_MAX
-    assert RetryPolicy(1000, (1,)).delay_ms(999) == RETRY_DELAY_MS_MAX
-    default = RetryPolicy()
+    assert RetrySchedule(1000, (1,)).delay_ms(999) == RETRY_DELAY_MS_MAX
+    default = RetrySchedule()
     total_ms = sum(default.delay_ms(n) for n in range(1, default.max_attempts))
     assert total_ms // 3_600_000 == 31
 
@@ -108,7 +108,7 @@ def test_backoff_grows_beyond_its_list_up_to_a_day():
 )
 def test_a_policy_out_of_bounds_is_refused(max_attempts, backoff_ms, pointer):
     with pytest.raises(InputError) as caught:
-        RetryPolicy(max_attempts, backoff_ms)
+        RetrySchedule(max_attempts, backoff_ms)
     assert caught.value.pointer == pointer
 
 

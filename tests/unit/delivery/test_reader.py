@@ -8,7 +8,7 @@ import pytest
 
 from delayserver.delivery import reader as reader_module
 from delayserver.delivery.queue import Handout
-from delayserver.records.message import Delivery, Payload, ScheduleEntry, encode_payload
+from delayserver.records.message import DueDelivery, Payload, ScheduleEntry, encode_payload
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, FiredRows
 from storage.errors import DamageError
 from storage.frame import Rows
@@ -61,7 +61,7 @@ def read(
     )
 
 
-def bodies(deliveries: Sequence[Delivery]) -> list[tuple[int, bytes]]:
+def bodies(deliveries: Sequence[DueDelivery]) -> list[tuple[int, bytes]]:
     return [(one.entry.seq, one.payload.body) for one in deliveries]
 
 

@@ -8,7 +8,7 @@ import pytest
 from delayserver.records.horizon import Mark
 from delayserver.records.subscriptions import (
     Registry,
-    RetryPolicy,
+    RetrySchedule,
     decode_subscription,
     encode_subscription,
 )
@@ -84,9 +84,9 @@ def test_a_definition_comes_back_as_it_was() -> None:
     assert decode_subscription(encode_subscription(definition)) == definition
 
 
-def test_the_retry_policy_is_the_default_unless_a_backoff_is_given() -> None:
-    assert subscription(max_attempts=3).retry_policy == RetryPolicy(3)
-    assert subscription(max_attempts=3, backoff_ms=(7,)).retry_policy == RetryPolicy(3, (7,))
+def test_the_retry_schedule_is_the_default_unless_a_backoff_is_given() -> None:
+    assert subscription(max_attempts=3).retry_schedule == RetrySchedule(3)
+    assert subscription(max_attempts=3, backoff_ms=(7,)).retry_schedule == RetrySchedule(3, (7,))
 
 
 def test_the_oldest_subscription_comes_first() -> None:
