@@ -111,7 +111,8 @@ def main() -> int:
     table.add_row("violations", f"{len(failed):,}", style="bold red" if failed else "bold green")
     console.print(table)
     if options.json is not None:
-        counts = {"crash and recovery cycles": cycles, "violations": len(failed), **total}
+        counts = {"crash and recovery cycles": cycles, "violations": len(failed)}
+        counts.update(sorted(total.items()))
         figures = [{"case": case, "value": count, "unit": ""} for case, count in counts.items()]
         options.json.write_text(json.dumps({"benchmark": "simulation", "figures": figures}) + "\n")
     for result in sorted(failed):

@@ -172,7 +172,7 @@ def rounded(value: float | None) -> str:
     """A number as people read it; nothing for None."""
     if value is None:
         return ""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.2f}"
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:,.2f}"
 
 
 def as_documents(figures: list[Figure]) -> list[dict[str, Any]]:

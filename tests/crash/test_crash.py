@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.crash.harness import HOUR_MS, CrashRun, describe
+from tests.crash.harness import HOUR_MS, CrashRun, describe, report_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
@@ -26,6 +26,8 @@ def test_killed_again_and_again(seed, tmp_path):
     assert outcome.verdict.delivered > 100
     assert outcome.verdict.cancelled > 10
     assert outcome.counts["acknowledged"] > 50
+    figures = {figure["case"]: figure["value"] for figure in report_of(outcome)["figures"]}
+    assert (figures["kills"], figures["lost"]) == (outcome.counts["kills"], 0)
 
 
 def test_a_batch_that_is_heard_late_is_due_when_the_ledger_says(tmp_path, monkeypatch):

@@ -129,8 +129,8 @@ class Column:
 COLUMNS = (
     Column("one_per_s", "publish/s, 1 in flight", True),
     Column("many_per_s", f"publish/s, {IN_FLIGHT} in flight", True),
-    Column("many_p99_ms", "p99 ms", False),
-    *(Column(f"many_{count}_per_s", f"{count} in flight", True) for count in MORE),
+    Column("many_p99_ms", f"p99 ms, {IN_FLIGHT} in flight", False),
+    *(Column(f"many_{count}_per_s", f"publish/s, {count} in flight", True) for count in MORE),
     Column("cancel_per_s", f"cancel/s, {IN_FLIGHT} in flight", True),
     Column("late_p50_ms", "late p50 ms", False),
     Column("late_p99_ms", "late p99 ms", False),

@@ -26,7 +26,7 @@ def test_a_figure_is_one_row() -> None:
     figure = Figure("POST, a|b", 42_345.678, "msg/s", p50_ms=0.51234, ratios={"hello": 0.75})
     figure.demand("≥ 60,000/s", False)
     figure.note = "first\nsecond"
-    other = Figure("memory", 24, "B/msg", p50_ms=None)
+    other = Figure("memory", 24.5, "B/msg", p50_ms=None)
     page = render(
         [Run("scripts/bench", "2026-01-02", MACHINE, rows_of(as_documents([figure, other])))]
     )
@@ -39,7 +39,7 @@ def test_a_figure_is_one_row() -> None:
 | figure | value | p50 ms | × hello | level | note |
 | --- | --- | --- | --- | --- | --- |
 | POST, a\\|b | 42,346 msg/s | 0.51 | 0.75 | ≥ 60,000/s: missed | first second |
-| memory | 24.00 B/msg |  |  |  |  |
+| memory | 24.50 B/msg |  |  |  |  |
 """
     )
 
@@ -59,7 +59,10 @@ def test_runs_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_counts_are_kept_exactly() -> None:
-    assert rows_of([{"case": "cycles", "value": 1_000_009, "unit": ""}])[0]["value"] == 1_000_009
+    rows = rows_of([{"case": "cycles", "value": 1_000_009, "unit": ""}])
+    rows += rows_of([{"case": "violations", "value": 0, "unit": ""}])
+    page = render([Run("a", "2026-01-02", MACHINE, rows)])
+    assert page.endswith("| cycles | 1,000,009 |\n| violations | 0 |\n")
 
 
 def test_this_machine_has_a_name() -> None:
