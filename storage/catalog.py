@@ -72,7 +72,7 @@ TABLES = frozenset(table.value for table in Table)
 Writes = Mapping[Table, Sequence[tuple[bytes, bytes | None]]]
 """Per table the pairs to write; a value of None removes the key. Later pairs win."""
 ManyWrites = Mapping[Table, Sequence[Columns]]
-"""As `Writes`, where there are very many."""
+"""Per table the pairs to write, as columns of keys and values: for very many of them."""
 
 
 class View(Protocol):
@@ -112,7 +112,8 @@ def _opened(path: str, table: Table, key: bytes, sealed: bytes) -> bytes:
 def _opened_many(
     path: str, table: Table, pairs: Sequence[tuple[bytes, bytes]]
 ) -> dict[bytes, bytes]:
-    """As `_opened`, of pairs of key and sealed value; by key."""
+    """Values by key, from pairs of key and sealed value. Raises DamageError for one that does not
+    match its checksum."""
     values = unseal_many(table, pairs)
     if values is None:
         values = [_opened(path, table, key, sealed) for key, sealed in pairs]

@@ -45,10 +45,10 @@ class File(Protocol):
         ...
 
     def pread_now(self, length: int, offset: int) -> bytes | None:
-        """As `pread`, if all of it is in memory; never waits for the disk.
+        """Read `length` bytes at `offset` if all of them are in memory; never waits for the disk.
 
-        None where it is not, where the system cannot tell, and where `pread` would fail or return
-        less: `pread` says what is the matter."""
+        None where they are not, where the system cannot tell, and where `pread` would fail or
+        return less: `pread` says what is the matter."""
         ...
 
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> None:
@@ -56,7 +56,7 @@ class File(Protocol):
         ...
 
     def pwrite_durable(self, buffers: Sequence[Buffer], offset: int) -> None:
-        """As `pwrite` followed by `fdatasync`, in one call where the system has one.
+        """Write all buffers at `offset`, durable on return; one system call where there is one.
 
         A file that is written this way must have no plain `pwrite` that is not synced: an error of
         that write could be reported here, for the wrong bytes.
@@ -69,11 +69,17 @@ class File(Protocol):
         """Make all that was written durable. Raises SyncError; never to be retried."""
         ...
 
-    def truncate(self, length: int) -> None: ...
+    def truncate(self, length: int) -> None:
+        """Cut the file, or fill it up with zeros, to `length` bytes. Not durable yet."""
+        ...
 
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """The length in bytes."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give the descriptor back. Nothing is synced."""
+        ...
 
 
 class Files(Protocol):

@@ -167,7 +167,7 @@ def unseal(sealed: bytes) -> bytes | None:
 
 
 def unseal_many(sealed: Sequence[bytes]) -> list[bytes] | None:
-    """As `unseal`, for many at once; None unless every one of them matches its checksum."""
+    """The data of sealed payloads, in their order; None unless every one matches its checksum."""
     data = [one[CRC_BYTES:] for one in sealed]
     stored = b"".join([one[:CRC_BYTES] for one in sealed])
     counted = np.fromiter(map(google_crc32c.value, data), "<u4", len(data))
@@ -213,7 +213,9 @@ def encode_parts(
     created_ms: int,
     stamp: int,
 ) -> tuple[Buffer, ...]:
-    """As `encode`, in pieces that stand one behind the other: nothing is copied."""
+    """One frame as header, rows, payload and padding, to be written one behind the other.
+
+    `rows` and `payload` are handed on as they are; `encode` would copy them."""
     dtype = DTYPES[kind]
     count, rest = divmod(len(rows), dtype.itemsize)
     assert rest == 0 and count > 0, (len(rows), dtype.itemsize)
@@ -370,10 +372,11 @@ def scan_live(
     payload: bool,
     after_seq: int = 0,
 ) -> Iterator[Frame | Damage]:
-    """As `scan`, of a file that a server may be writing (`end` None: what is there by then).
+    """All frames and damage, as `scan` yields them, of a file that a server may be writing.
 
-    What is not sound is looked at a second time, since it may have been read half-written: a frame
-    that became whole in between must not be taken for a hole before the next one."""
+    `end` None: up to the size that the file has by then. A stretch that is not sound may have been
+    read half-written, so it is read a second time before it counts as damage. Without that, a frame
+    that the server completed in between would be reported as a hole before the next one."""
     last_seq, suspect = after_seq, -1
     while True:
         size = file.size()

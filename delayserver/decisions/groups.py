@@ -86,14 +86,14 @@ class Groups:
             self._wake_asked = True
             self._ports.wake()
 
-    def when_free(self, decide: Callable[[], object]) -> None:
+    def decide_when_free(self, decide: Callable[[], object]) -> None:
         """Call `decide` as soon as the committer is free: what it decides goes into the group that
         is closed right after. What comes while a group is being synced is decided together then,
         which costs less than in the pieces in which it came."""
         self._gathered.append(decide)
         self.wake()
 
-    def this_turn(self, decide: Callable[[], object]) -> None:
+    def decide_this_turn(self, decide: Callable[[], object]) -> None:
         """Call `decide` at the end of this turn of the event loop, also while a group is being
         synced: what comes in one turn is decided together, and nothing waits to be decided."""
         self._urgent.append(decide)
@@ -101,7 +101,7 @@ class Groups:
             self._wake_asked = True
             self._ports.wake()
 
-    def before_closing(self, decide: Callable[[], None]) -> None:
+    def decide_before_closing(self, decide: Callable[[], None]) -> None:
         """Call `decide`, which may append an import, just before a group is closed."""
         self._imports.append(decide)
         self.wake()
@@ -165,7 +165,7 @@ class Groups:
         if self._import_seq > self.durable_seq:
             self._import_seq = 0
         for group in groups:
-            group.end(error)
+            group.tell_waiters(error)
         self.resume()
 
     # ── filing ─────────────────────────────────────────────────────────────────────────────────

@@ -120,7 +120,7 @@ class Publishing:
         if key is None:
             return self._accept(message, subject_id, NO_KEY, sealed)
         key_hash = self._key_hasher(subject_id, key)
-        known = self.taken(key_hash, now_ms)
+        known = self.holder_of_key(key_hash, now_ms)
         if known is None:
             return self._accept(message, subject_id, key_hash, sealed)
         # Before anything is appended: a refusal leaves no trace in the group that others fill.
@@ -226,7 +226,7 @@ class Publishing:
                 known = taken.get(first, first)
             elif (subject_id := subjects.get(subject)) is None:
                 continue  # under a new subject no key is taken
-            elif entry := self.taken(self._key_hasher(subject_id, key), now_ms):
+            elif entry := self.holder_of_key(self._key_hasher(subject_id, key), now_ms):
                 known = entry
             else:
                 continue
@@ -342,7 +342,7 @@ class Publishing:
         self.accepted_by_subject[subject_id] += 1
         return Accepted(self._ids.encode(due_ms, seq), due_ms, False, sequencer.group, seq)
 
-    def taken(self, key_hash: bytes, now_ms: int) -> KeyEntry | None:
+    def holder_of_key(self, key_hash: bytes, now_ms: int) -> KeyEntry | None:
         """The message that holds a key: pending, or due no longer ago than the dedupe window."""
         entry = self._sequencer.key(key_hash)
         if entry is None:

@@ -279,7 +279,7 @@ class Dispatcher:
         """To the webhook, or to consumers that wait; False: to nobody."""
         subscription, before = queue.subscription, queue.count
         if subscription.type == "webhook":
-            while (free := queue.free()) > 0:
+            while (free := queue.free_places()) > 0:
                 if not self._start(queue, min(free, READ_ROWS_MAX), None, now_ms):
                     break
         else:

@@ -246,7 +246,7 @@ class Shard(ABC):
         """Have the event loop call a function; called by any thread."""
 
     @abstractmethod
-    def soon(self, function: Callable[[], None]) -> None:
+    def call_soon(self, function: Callable[[], None]) -> None:
         """Have the event loop call a function at the end of this turn; called on it."""
 
     @abstractmethod
@@ -272,7 +272,7 @@ class Shard(ABC):
     # ── ports of the engine ────────────────────────────────────────────────────────────────────
 
     def wake(self) -> None:
-        self.soon(self._flush)
+        self.call_soon(self._flush)
 
     def _flush(self) -> None:
         self.engine.groups.flush(self.clock(), at_once=self.is_quick())
@@ -335,7 +335,7 @@ class Shard(ABC):
         def recorded() -> None:
             self.replayer.put(RetireRequest(hours, through_seq))
 
-        self._settle.forget += hours
+        self._settle.settled_hours += hours
         self.when_settled(recorded)
 
     def read(self, handout: Handout) -> None:
@@ -377,7 +377,7 @@ class Shard(ABC):
     def _settle_soon(self) -> None:
         if not self._settle_asked:
             self._settle_asked = True
-            self.soon(self._flush_settle)
+            self.call_soon(self._flush_settle)
 
     def _flush_settle(self) -> None:
         self._settle_asked = False
