@@ -80,7 +80,9 @@ class View(Protocol):
 
     What it sees is not given back to the system before `refresh`, so that has to come often."""
 
-    def get(self, table: Table, key: bytes) -> bytes | None: ...
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        """The value of a key, or None if there is none."""
+        ...
 
     def get_many(self, table: Table, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """The values of those keys that are there."""
@@ -125,7 +127,9 @@ class Catalog(Protocol):
 
     `get` and `scan` raise DamageError for a value that is not the one that was put there."""
 
-    def get(self, table: Table, key: bytes) -> bytes | None: ...
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        """The value of a key, or None if there is none."""
+        ...
 
     def view(self) -> View:
         """Look-ups that see one moment, at a third of the cost of `get`."""
@@ -153,7 +157,9 @@ class Catalog(Protocol):
         """Read every page and every value; what is damaged, in the order in which it was found."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the file. Everything that was committed is durable already."""
+        ...
 
 
 class LmdbCatalog:

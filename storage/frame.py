@@ -100,14 +100,17 @@ class Frame:
 
     @property
     def end(self) -> int:
+        """The offset behind the frame and its padding."""
         return self.offset + self.header.frame_bytes
 
     @property
     def first_seq(self) -> int:
+        """The first seq that the header names."""
         return self.header.first_seq
 
     @property
     def last_seq(self) -> int:
+        """The last seq that the header names; of an import, that of its last message."""
         return self.header.last_seq
 
     @property
@@ -132,6 +135,7 @@ class Damage:
     last_seq: int = 0
 
     def error(self) -> DamageError:
+        """The damage as an error that can be raised."""
         return DamageError(self.path, self.offset, self.reason, self.first_seq, self.last_seq)
 
 
@@ -141,7 +145,7 @@ def seal(data: bytes) -> bytes:
 
 
 def crcs_of(datas: list[bytes]) -> list[int]:
-    """The checksum of each."""
+    """The checksum (crc32c) of each."""
     return list(map(google_crc32c.value, datas))
 
 

@@ -251,7 +251,7 @@ class Imports:
         self._ports.verify(VerifyRequest(shown.id, progress))
 
     def on_verified(self, verified: Verified | None, error: Exception | None) -> None:
-        """The importer thread is done."""
+        """The importer thread has verified the staged import, or failed with `error`."""
         adoption = self._current
         assert adoption is not None
         if verified is None:

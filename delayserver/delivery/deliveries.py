@@ -108,13 +108,13 @@ class Deliveries(Sequence[DueDelivery]):
         return map(self.__getitem__, range(len(self.payloads)))
 
     def message_ids(self) -> list[bytes]:
-        """Of their messages, ASCII."""
+        """The ids of the messages, as ASCII."""
         ids = self._ids.encode_many(self._published_due_ms, self.settled["message_seq"])
         digits = ids.hex().encode()
         return [digits[at : at + ID_DIGITS] for at in range(0, len(digits), ID_DIGITS)]
 
     def subjects(self) -> list[str]:
-        """Of their messages."""
+        """The subjects of the messages."""
         names = self._subject_names
         return [names[subject_id] for subject_id in self.subject_ids]
 

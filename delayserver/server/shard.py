@@ -263,7 +263,7 @@ class Shard(ABC):
 
     @abstractmethod
     def given_up(self, delivery: DueDelivery, reason: str) -> None:
-        """A message is a dead letter."""
+        """A message has become a dead letter, for `reason`."""
 
     @abstractmethod
     def tick_soon(self, due_ms: int = 0) -> None:
@@ -360,7 +360,7 @@ class Shard(ABC):
         self.tick_for_timeouts()
 
     def tick_for_timeouts(self) -> None:
-        """A timeout was added."""
+        """A timeout was added: have the next tick come early enough for it."""
         next_ms = self.engine.timeouts.next_ms()
         if next_ms is not None:
             self.tick_soon(next_ms)
