@@ -72,7 +72,7 @@ TABLES = frozenset(table.value for table in Table)
 Writes = Mapping[Table, Sequence[tuple[bytes, bytes | None]]]
 """Per table the pairs to write; a value of None removes the key. Later pairs win."""
 ManyWrites = Mapping[Table, Sequence[Columns]]
-"""As `Writes`, where there are very many."""
+"""Per table the pairs to write, as columns of keys and values: for very many of them."""
 
 
 class View(Protocol):
@@ -80,7 +80,9 @@ class View(Protocol):
 
     What it sees is not given back to the system before `refresh`, so that has to come often."""
 
-    def get(self, table: Table, key: bytes) -> bytes | None: ...
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        """The value of a key, or None if there is none."""
+        ...
 
     def get_many(self, table: Table, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """The values of those keys that are there."""
@@ -112,7 +114,8 @@ def _opened(path: str, table: Table, key: bytes, sealed: bytes) -> bytes:
 def _opened_many(
     path: str, table: Table, pairs: Sequence[tuple[bytes, bytes]]
 ) -> dict[bytes, bytes]:
-    """As `_opened`, of pairs of key and sealed value; by key."""
+    """Values by key, from pairs of key and sealed value. Raises DamageError for one that does not
+    match its checksum."""
     values = unseal_many(table, pairs)
     if values is None:
         values = [_opened(path, table, key, sealed) for key, sealed in pairs]
@@ -124,7 +127,9 @@ class Catalog(Protocol):
 
     `get` and `scan` raise DamageError for a value that is not the one that was put there."""
 
-    def get(self, table: Table, key: bytes) -> bytes | None: ...
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        """The value of a key, or None if there is none."""
+        ...
 
     def view(self) -> View:
         """Look-ups that see one moment, at a third of the cost of `get`."""
@@ -152,7 +157,9 @@ class Catalog(Protocol):
         """Read every page and every value; what is damaged, in the order in which it was found."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the file. Everything that was committed is durable already."""
+        ...
 
 
 class LmdbCatalog:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _ROWS_SLICE = 8192
-"""As many as stay in the cache while one byte after the other is looked up."""
+"""Rows whose bytes stay in the cache while one column after the other is looked up."""
 
 
 class Columns(NamedTuple):

@@ -43,7 +43,7 @@ def seal(table: str, key: bytes, value: bytes) -> bytes:
 
 
 def seal_columns(table: str, columns: Columns) -> NDArray[np.void]:
-    """As `seal`, of many values at once."""
+    """The values of `columns` as they stand in the file, checksum first (void, shape n)."""
     values = as_columns(columns.values)
     pairs = np.concatenate([as_columns(columns.keys), values], axis=1)
     checksums = row_checksums(_prefixes[table], pairs).astype("<u4")
@@ -59,7 +59,9 @@ def unseal(table: str, key: bytes, sealed: bytes) -> bytes | None:
 
 
 def unseal_many(table: str, pairs: Sequence[tuple[bytes, bytes]]) -> list[bytes] | None:
-    """As `unseal`, of pairs of key and sealed value; None unless each matches its checksum."""
+    """The values of pairs of key and sealed value, in their order.
+
+    None unless every value matches its checksum: `unseal` tells which does not."""
     prefix = _prefixes[table]
     values = [sealed[CRC_BYTES:] for _, sealed in pairs]
     stored = b"".join([sealed[:CRC_BYTES] for _, sealed in pairs])

@@ -45,10 +45,10 @@ class File(Protocol):
         ...
 
     def pread_now(self, length: int, offset: int) -> bytes | None:
-        """As `pread`, if all of it is in memory; never waits for the disk.
+        """Read `length` bytes at `offset` if all of them are in memory; never waits for the disk.
 
-        None where it is not, where the system cannot tell, and where `pread` would fail or return
-        less: `pread` says what is the matter."""
+        None where they are not, where the system cannot tell, and where `pread` would fail or
+        return less: `pread` says what is the matter."""
         ...
 
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> None:
@@ -56,7 +56,7 @@ class File(Protocol):
         ...
 
     def pwrite_durable(self, buffers: Sequence[Buffer], offset: int) -> None:
-        """As `pwrite` followed by `fdatasync`, in one call where the system has one.
+        """Write all buffers at `offset`, durable on return; one system call where there is one.
 
         A file that is written this way must have no plain `pwrite` that is not synced: an error of
         that write could be reported here, for the wrong bytes.
@@ -69,11 +69,17 @@ class File(Protocol):
         """Make all that was written durable. Raises SyncError; never to be retried."""
         ...
 
-    def truncate(self, length: int) -> None: ...
+    def truncate(self, length: int) -> None:
+        """Cut the file, or fill it up with zeros, to `length` bytes. Not durable yet."""
+        ...
 
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """The length in bytes."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give the descriptor back. Nothing is synced."""
+        ...
 
 
 class Files(Protocol):
@@ -88,21 +94,29 @@ class Files(Protocol):
         `mode`: who may open a file that is made by this call."""
         ...
 
-    def exists(self, path: str) -> bool: ...
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or a directory at `path`."""
+        ...
 
     def list(self, directory: str) -> list[str]:
         """Names in a directory, sorted; an empty list where there is no such directory."""
         ...
 
-    def rename(self, source: str, target: str) -> None: ...
+    def rename(self, source: str, target: str) -> None:
+        """Give a file another name, in place of what has it. Durable after `sync_directory`."""
+        ...
 
-    def unlink(self, path: str) -> None: ...
+    def unlink(self, path: str) -> None:
+        """Delete a file. Durable after `sync_directory`."""
+        ...
 
     def make_directory(self, path: str) -> None:
         """Make a directory and its parents, durably; nothing where it exists."""
         ...
 
-    def sync_directory(self, path: str) -> None: ...
+    def sync_directory(self, path: str) -> None:
+        """Make the names in a directory durable. Raises SyncError; never to be retried."""
+        ...
 
     def free_bytes(self) -> int:
         """Bytes that are free on the device for this process."""

@@ -100,14 +100,17 @@ class Frame:
 
     @property
     def end(self) -> int:
+        """The offset behind the frame and its padding."""
         return self.offset + self.header.frame_bytes
 
     @property
     def first_seq(self) -> int:
+        """The first seq that the header names."""
         return self.header.first_seq
 
     @property
     def last_seq(self) -> int:
+        """The last seq that the header names; of an import, that of its last message."""
         return self.header.last_seq
 
     @property
@@ -132,6 +135,7 @@ class Damage:
     last_seq: int = 0
 
     def error(self) -> DamageError:
+        """The damage as an error that can be raised."""
         return DamageError(self.path, self.offset, self.reason, self.first_seq, self.last_seq)
 
 
@@ -141,7 +145,7 @@ def seal(data: bytes) -> bytes:
 
 
 def crcs_of(datas: list[bytes]) -> list[int]:
-    """The checksum of each."""
+    """The checksum (crc32c) of each."""
     return list(map(google_crc32c.value, datas))
 
 
@@ -167,7 +171,7 @@ def unseal(sealed: bytes) -> bytes | None:
 
 
 def unseal_many(sealed: Sequence[bytes]) -> list[bytes] | None:
-    """As `unseal`, for many at once; None unless every one of them matches its checksum."""
+    """The data of sealed payloads, in their order; None unless every one matches its checksum."""
     data = [one[CRC_BYTES:] for one in sealed]
     stored = b"".join([one[:CRC_BYTES] for one in sealed])
     counted = np.fromiter(map(google_crc32c.value, data), "<u4", len(data))
@@ -213,7 +217,9 @@ def encode_parts(
     created_ms: int,
     stamp: int,
 ) -> tuple[Buffer, ...]:
-    """As `encode`, in pieces that stand one behind the other: nothing is copied."""
+    """One frame as header, rows, payload and padding, to be written one behind the other.
+
+    `rows` and `payload` are handed on as they are; `encode` would copy them."""
     dtype = DTYPES[kind]
     count, rest = divmod(len(rows), dtype.itemsize)
     assert rest == 0 and count > 0, (len(rows), dtype.itemsize)
@@ -370,10 +376,11 @@ def scan_live(
     payload: bool,
     after_seq: int = 0,
 ) -> Iterator[Frame | Damage]:
-    """As `scan`, of a file that a server may be writing (`end` None: what is there by then).
+    """All frames and damage, as `scan` yields them, of a file that a server may be writing.
 
-    What is not sound is looked at a second time, since it may have been read half-written: a frame
-    that became whole in between must not be taken for a hole before the next one."""
+    `end` None: up to the size that the file has by then. A stretch that is not sound may have been
+    read half-written, so it is read a second time before it counts as damage. Without that, a frame
+    that the server completed in between would be reported as a hole before the next one."""
     last_seq, suspect = after_seq, -1
     while True:
         size = file.size()

@@ -53,7 +53,7 @@ def hour_name(hour: int) -> str:
 
 @lru_cache(_NAMES_KEPT)
 def parse_hour(name: str) -> int | None:
-    """The inverse of `hour_name`; None for another text."""
+    """The hour that `hour_name` names `name`; None for any other text."""
     try:
         start = datetime.strptime(name, _NAME).replace(tzinfo=UTC)
     except ValueError:
@@ -243,7 +243,9 @@ class HourLog:
         return file.pread(length, offset) if file else b""
 
     def read_now(self, hour: int, offset: int, length: int) -> bytes | None:
-        """As `read`, if all of it is in memory, else None; never waits for the disk."""
+        """Bytes of an hour's file if all of them are in memory; never waits for the disk.
+
+        The caller holds their checksum. None where they are not, and where no file is."""
         file = self._file(hour)
         return file.pread_now(length, offset) if file else None
 

@@ -246,8 +246,8 @@ class MessageLog:
                 self._files.unlink(path)
             del self._first_seqs[0]
 
-    def keep(self, path: str) -> None:
-        """A segment has damage: when it is not needed any more it is renamed, not deleted."""
+    def keep_segment(self, path: str) -> None:
+        """A segment has damage: `delete_through` renames it instead of deleting it, for people."""
         self._kept.add(path)
 
     def first_seq(self) -> int | None:

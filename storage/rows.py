@@ -38,7 +38,8 @@ class RecordKind(IntEnum):
     MOVE = 3
     """Removes `target_seq` and schedules the message again at `due_ms`."""
     RETRY = 4
-    """As MOVE, but for the delivery to `subscription_id` alone: its attempt `attempt` is next."""
+    """Removes `target_seq` for `subscription_id` alone, and schedules its delivery again at
+    `due_ms`, as attempt number `attempt`."""
     DEAD = 5
     """Removes `target_seq` for `subscription_id`; the message is a dead letter of it now."""
     REDRIVE = 6
@@ -55,7 +56,8 @@ class RecordKind(IntEnum):
     HEARTBEAT = 11
     """The payload is the definition of a heartbeat, or its end (no subject)."""
     FIRE = 12
-    """As MOVE, but an event did it: the message watches nothing any more."""
+    """Removes `target_seq` and schedules the message again at `due_ms`. The message watches nothing
+    from then on, since an event has fired it."""
 
 
 SCHEDULES = (

@@ -287,7 +287,7 @@ def encode_pulled(pulled: Pulled) -> bytes:
 
 _PIECES = 9
 _numbers = [b"%d" % number for number in range(1000)]
-"""As text: attempts, and the indexes of leases; made for as many as were ever pulled at once."""
+"""The text of numbers: attempts, and the indexes of leases. It grows to the largest pull."""
 
 
 @lru_cache(maxsize=4096)

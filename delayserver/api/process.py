@@ -69,7 +69,7 @@ def serve(settings: Settings) -> int:
             release_memory=release_memory,
             verify_catalog=faults.was_seen,
         )
-        faults.forget()
+        faults.remove_notes()
         with _port_errors(settings, listener):
             # uvloop would not tell that another server, which started with us, was quicker.
             listener.listen(BACKLOG)

@@ -90,12 +90,12 @@ class Produces:
         produce = DelayedProduce(self._groups, group, seq, level, timeout_ms, answer)
         self._purgatory.try_complete_else_watch(produce, [level, _Event.FAILED])
 
-    def moved(self, level: Level) -> None:
-        """The high watermark of a level has moved."""
+    def on_level_moved(self, level: Level) -> None:
+        """Answer the publishes that the new high watermark of a level has reached."""
         self._purgatory.check_and_complete(level)
 
-    def failed(self) -> None:
-        """Groups could not be written, and were rolled back."""
+    def on_rolled_back(self) -> None:
+        """Answer the publishes whose group could not be written and was rolled back."""
         self._purgatory.check_and_complete(_Event.FAILED)
 
     def count(self) -> int:

@@ -46,6 +46,7 @@ class Group:
 
     @property
     def last_seq(self) -> int:
+        """The seq of its last record, or of the last message of its import."""
         return self.first_seq + self.count - 1 + max(0, self.import_count - 1)
 
     @property
@@ -55,6 +56,7 @@ class Group:
 
     @property
     def total_bytes(self) -> int:
+        """Length of its rows and payloads."""
         return self.count * MESSAGE_ROW.size + self.payload_bytes
 
     def when_durable(self, waiter: Waiter) -> None:
@@ -64,8 +66,8 @@ class Group:
         else:
             self.waiters.append(waiter)
 
-    def end(self, error: Exception | None) -> None:
-        """Tell everybody who waits."""
+    def tell_waiters(self, error: Exception | None) -> None:
+        """The group is durable, or `error` kept it from being so: call all waiters with that."""
         self.is_ended, self.error = True, error
         waiters, self.waiters = self.waiters, []
         # It lives on until it is filed: the garbage collector must not walk over these until then.

@@ -2,12 +2,11 @@
 
     Sequencer.group ─flush─▶ committer ─on_committed─▶ replay ─on_filed─▶ ─on_checkpoint─▶ forgotten
 
-No timer closes a group. On a disk that syncs quickly a small group is closed at the end of a turn
-of the event loop and committed there, which costs less than handing it to a thread and back (as
-Redis does it before it answers). On any other the committer's thread has it: while one group is
-being synced the next one fills, and it is closed when the sync has come back. What is accepted and
-not filed yet is bounded, and answered with an error at the door when the bound is reached, never by
-growing.
+No timer closes a group. On a disk that syncs quickly, the event loop closes a small group at the
+end of its turn and commits it itself: a thread would cost more, there and back (Redis does the same
+before it answers). On any other disk the committer's thread syncs one group while the next one
+fills; that one is closed when the sync has come back. So one sync answers all that came meanwhile.
+What is accepted and not filed yet is bounded: at the bound, a publish is answered with an error.
 
 Cost: O(1) per group. Threads: belongs to the event loop.
 """
@@ -69,7 +68,7 @@ class Groups:
     # ── the door ───────────────────────────────────────────────────────────────────────────────
 
     def admit(self, total_bytes: int) -> None:
-        """Whether that much can be accepted now; every command that logs something asks first.
+        """Refuse what cannot be accepted now; every command that logs something asks first.
 
         Raises OverloadedError, StoppingError."""
         if self.stopping:
@@ -86,22 +85,24 @@ class Groups:
             self._wake_asked = True
             self._ports.wake()
 
-    def when_free(self, decide: Callable[[], object]) -> None:
-        """Call `decide` as soon as the committer is free: what it decides goes into the group that
-        is closed right after. What comes while a group is being synced is decided together then,
-        which costs less than in the pieces in which it came."""
+    def decide_when_free(self, decide: Callable[[], object]) -> None:
+        """Call `decide` as soon as the committer is free, just before the open group is closed.
+
+        All that comes while a group is being synced is decided together then. That costs less than
+        deciding it in the pieces in which it came."""
         self._gathered.append(decide)
         self.wake()
 
-    def this_turn(self, decide: Callable[[], object]) -> None:
-        """Call `decide` at the end of this turn of the event loop, also while a group is being
-        synced: what comes in one turn is decided together, and nothing waits to be decided."""
+    def decide_this_turn(self, decide: Callable[[], object]) -> None:
+        """Call `decide` at the end of this turn of the event loop, also while a group is synced.
+
+        What comes in one turn is decided together, and nothing waits longer than that."""
         self._urgent.append(decide)
         if not self._wake_asked:
             self._wake_asked = True
             self._ports.wake()
 
-    def before_closing(self, decide: Callable[[], None]) -> None:
+    def decide_before_closing(self, decide: Callable[[], None]) -> None:
         """Call `decide`, which may append an import, just before a group is closed."""
         self._imports.append(decide)
         self.wake()
@@ -140,8 +141,10 @@ class Groups:
             self.wake()
 
     def on_committed(self) -> Group:
-        """The group is durable; returns it. The caller applies it, which what is decided next has
-        to show; then tells its waiters, and calls `flush` before that or `resume` behind it."""
+        """The group that was being committed is durable; returns it.
+
+        The caller applies its effects first, since every later decision has to see them. Then it
+        tells the waiters, and calls `flush` before that or `resume` after it."""
         group = self._committing
         assert group is not None
         self._committing = None
@@ -154,9 +157,9 @@ class Groups:
         return group
 
     def on_commit_failed(self, error: Exception) -> None:
-        """The group could not be written (the disk is full): as if it had never been asked for.
+        """The group could not be written (the disk is full): roll it back, and tell its waiters.
 
-        The open group was decided on top of it, so it goes the same way."""
+        The open group was decided on top of it, so it is rolled back, too."""
         failed = self._committing
         assert failed is not None
         groups = [failed, self._sequencer.group]
@@ -165,7 +168,7 @@ class Groups:
         if self._import_seq > self.durable_seq:
             self._import_seq = 0
         for group in groups:
-            group.end(error)
+            group.tell_waiters(error)
         self.resume()
 
     # ── filing ─────────────────────────────────────────────────────────────────────────────────
@@ -204,7 +207,7 @@ class Groups:
 
     @property
     def is_importing(self) -> bool:
-        """Whether what is accepted now has to wait for an import to be filed first."""
+        """Whether an import is not filed yet: what is accepted now is filed after it."""
         return self._import_seq > self.filed_seq
 
     def not_durable(self) -> Group | None:
@@ -222,7 +225,7 @@ class Groups:
         return self._sequencer.group
 
     def is_in_memory(self, seq: int) -> bool:
-        """Whether record `seq` is not filed, and has not gone to the wheel by the express way."""
+        """Whether record `seq` is neither filed nor in the wheel by the express way."""
         return seq > self.durable_seq or (seq > self.filed_seq and seq not in self._express)
 
     def payload(self, seq: int) -> tuple[bytes, int] | None:

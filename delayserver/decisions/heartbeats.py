@@ -112,7 +112,7 @@ class Heartbeats:
         machine, and the group after which that may be told.
 
         Raises OverloadedError, DiskReserveError, StoppingError."""
-        self._timeouts.look(now_ms)
+        self._timeouts.note_time(now_ms)
         sealed = encode_payload(payload)
         before = self._beats.get(key)
         subject_id = self._sequencer.subjects.get(subject, 0)

@@ -58,7 +58,7 @@ class ImportedKeys:
         return len(self.rows)
 
     def hash_at(self, index: int) -> bytes:
-        """One of the hashes."""
+        """The hash of the key at `index`."""
         return bytes(self._hashes[index])
 
     def hashes(self, start: int, end: int) -> list[bytes]:

@@ -99,7 +99,7 @@ class ImportPorts(Protocol):
         """Verify a staged import; answer with `Imports.on_verified`."""
         ...
 
-    def soon(self, function: Callable[[], None]) -> None:
+    def call_soon(self, function: Callable[[], None]) -> None:
         """Call a function in the next turn of the event loop."""
         ...
 
@@ -251,7 +251,7 @@ class Imports:
         self._ports.verify(VerifyRequest(shown.id, progress))
 
     def on_verified(self, verified: Verified | None, error: Exception | None) -> None:
-        """The importer thread is done."""
+        """The importer thread has verified the staged import, or failed with `error`."""
         adoption = self._current
         assert adoption is not None
         if verified is None:
@@ -302,13 +302,13 @@ class Imports:
             self._decide_key(adoption, adoption.verified.keys, index)
         del adoption.undecided[: self.decide_keys]
         if adoption.undecided:
-            self._ports.soon(self._decide_some)
+            self._ports.call_soon(self._decide_some)
         else:
             adoption.shown.stage = Stage.COMMITTING
-            self._groups.before_closing(self._decide)
+            self._groups.decide_before_closing(self._decide)
 
     def _decide_key(self, adoption: _Adoption, keys: ImportedKeys, index: int) -> None:
-        entry = self._publishing.taken(keys.hash_at(index), self._messages.advanced_ms)
+        entry = self._publishing.holder_of_key(keys.hash_at(index), self._messages.advanced_ms)
         if entry is None:
             adoption.taken.pop(index, None)
         else:

@@ -133,11 +133,11 @@ class Messages:
         return parsed
 
     def message_id_text(self, seq: int, due_ms: int) -> str:
-        """The id of a message."""
+        """The id of the message that record `seq` published, due at `due_ms`, as text."""
         return self._ids.encode(due_ms, seq)
 
     def key_hash(self, subject_id: int, key: str | None) -> bytes:
-        """By which a key is indexed."""
+        """The hash under which the table KEYS knows a key of a subject; NO_KEY for None."""
         return NO_KEY if key is None else self._key_hasher(subject_id, key)
 
     def by_key(self, subject: str, key: str) -> MessageId:

@@ -55,7 +55,7 @@ class PublishBatch(msgspec.Struct):
         return len(self.subjects)
 
     def message(self, index: int) -> NewMessage:
-        """One of the messages."""
+        """The message at `index`, as an object."""
         payload = Payload(
             self.bodies[index],
             self.contents[index],
@@ -85,7 +85,7 @@ class SealedBatch:
 
     @property
     def total_bytes(self) -> int:
-        """Of the sealed payloads."""
+        """Bytes of all sealed payloads."""
         return sum(map(len, self.payloads)) + CRC_BYTES * len(self.payloads)
 
     def digests(self) -> list[int]:

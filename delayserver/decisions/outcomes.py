@@ -100,14 +100,14 @@ class Outcomes:
 
     def pull(self, subscription: Subscription, request: PullRequest, now_ms: int) -> DelayedFetch:
         """A consumer asks for messages; `cancel` what is returned if it is gone before."""
-        self._timeouts.look(now_ms)
+        self._timeouts.note_time(now_ms)
         return self._dispatcher.request(self._dispatcher.queue(subscription), request)
 
     def hand_out(self, handout: Handout, deliveries: Deliveries, now_ms: int) -> None:
         """Lease deliveries to the consumer that asked for them."""
         request = handout.request
         assert request is not None
-        self._timeouts.look(now_ms)
+        self._timeouts.note_time(now_ms)
         request.answer(Pulled(deliveries, self.leases.grant(deliveries, request.lease_ms)))
 
     def ack(
@@ -145,7 +145,7 @@ class Outcomes:
         subscription_id: int | None = None,
     ) -> list[str]:
         """A consumer needs more time, counted from now; returns tokens as `ack`."""
-        self._timeouts.look(now_ms)
+        self._timeouts.note_time(now_ms)
         return self.leases.extend(tokens, lease_ms, subscription_id)
 
     def _on_expired(self, some: Some) -> None:
@@ -155,7 +155,7 @@ class Outcomes:
         subscription = self._registry.by_id(some.deliveries.subscription_id)
         for delivery in some.each():
             if subscription is not None and delivery.attempt >= subscription.max_attempts:
-                self._give_back(delivery, now_ms)
+                self._return_one(delivery, now_ms)
             else:
                 self._retry(delivery, delay_ms, now_ms)
 
@@ -167,14 +167,14 @@ class Outcomes:
         if subscription is not None:
             is_last = deliveries.settled["attempt"][which] >= subscription.max_attempts
             for delivery in Some(deliveries, which[is_last]).each():
-                self._give_back(delivery, now_ms)
+                self._return_one(delivery, now_ms)
             which = which[~is_last]
         if len(which):
             self._dispatcher.return_leased(deliveries, which)
         if subscription is not None:
             self._dispatcher.pump(self._dispatcher.queue(subscription), now_ms)
 
-    def _give_back(self, delivery: DueDelivery, now_ms: int) -> None:
+    def _return_one(self, delivery: DueDelivery, now_ms: int) -> None:
         """A delivery was not taken: it is available again, or dead after its last attempt."""
         subscription = self._registry.by_id(delivery.subscription_id)
         if subscription is not None and delivery.attempt >= subscription.max_attempts:

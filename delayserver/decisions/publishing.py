@@ -1,10 +1,11 @@
-"""Publishing: what becomes a record of the message log, and which number and key it gets.
+"""Publishing: which messages become records of the message log, under which seq and key.
 
     admit ──▶ is its key taken? ──no──▶ record, key, express way ──▶ the open group
                      └──yes──▶ the same content: its first answer again; else ConflictError
 
-All of a request is accepted or none of it, in order. What a key stands for already is answered
-again, or refused where the content differs; both leave no trace.
+A request is accepted as a whole and in order, or not at all. A message whose key is taken is a
+repeat: with the same content it gets the first answer again, with other content it is refused.
+Neither writes a record.
 
 There are two ways, with the same effect: one message as an object (`publish_one`), many as columns
 (`publish_batch`; `publish_new` for what several connections sent, where all keys are new). Columns
@@ -120,7 +121,7 @@ class Publishing:
         if key is None:
             return self._accept(message, subject_id, NO_KEY, sealed)
         key_hash = self._key_hasher(subject_id, key)
-        known = self.taken(key_hash, now_ms)
+        known = self.holder_of_key(key_hash, now_ms)
         if known is None:
             return self._accept(message, subject_id, key_hash, sealed)
         # Before anything is appended: a refusal leaves no trace in the group that others fill.
@@ -144,10 +145,11 @@ class Publishing:
         return self._accept_some(new, taken) if taken else self._accept_all(new)
 
     def publish_new(self, batch: PublishBatch) -> AcceptedBatch | None:
-        """Accept messages of several requests, whose keys are all new; None if one may be taken:
-        then nothing was decided. Each is asked for alone, and none is refused for another's sake.
+        """Accept the messages of several requests at once, if all of their keys are new.
 
-        Raises OverloadedError, DiskReserveError, StoppingError: nothing was decided either."""
+        None if one key may be taken: nothing was decided then. The caller asks for each request
+        alone, so that none is refused for another's sake. Raises OverloadedError, DiskReserveError,
+        StoppingError: nothing was decided either."""
         new = self._admitted(batch)
         return self._accept_all(new) if self._are_new_keys(new) else None
 
@@ -160,7 +162,7 @@ class Publishing:
         return new
 
     def admit(self, subject: str, total_bytes: int) -> int:
-        """Whether something of a subject may be accepted; returns the subject's number.
+        """Refuse what cannot be accepted now; returns the number of the subject, which may be new.
 
         Raises OverloadedError, DiskReserveError, StoppingError."""
         self.refuse_when_disk_is_low()
@@ -174,7 +176,7 @@ class Publishing:
         return self._accept(message, subject_id, NO_KEY, sealed).seq
 
     def refuse_when_disk_is_low(self) -> None:
-        """Raises DiskReserveError."""
+        """Raise DiskReserveError while less than `disk_reserve_bytes` of the disk are free."""
         if self.disk_is_low:
             raise DiskReserveError(
                 f"the disk of the data directory has less than "
@@ -183,7 +185,7 @@ class Publishing:
             )
 
     def admit_subjects(self, names: Iterable[str]) -> None:
-        """Whether there may be these subjects. Raises OverloadedError."""
+        """Raise OverloadedError if these subjects would be more than `subjects_max`."""
         known = self._sequencer.subjects
         new = {name for name in names if name not in known}
         if new and len(known) + len(new) > self._settings.subjects_max:
@@ -209,10 +211,10 @@ class Publishing:
     def _look_up_keys(
         self, batch: PublishBatch, new: SealedBatch, now_ms: int
     ) -> dict[int, KeyEntry | int]:
-        """The messages of a batch whose keys are taken, by index: by a message that is there, or
-        by an earlier one of the batch (its index).
+        """What holds the keys of a batch, by the index of the message that asks for the key: the
+        entry of a message that is there, or the index of an earlier one of the batch.
 
-        It leaves no trace, since nothing is accepted if there are conflicts: raises InputErrors."""
+        Raises InputErrors if a key stands for other content. Nothing was decided by then."""
         subjects = self._sequencer.subjects
         digests = new.digests()
         conflicts: list[InputError] = []
@@ -226,7 +228,7 @@ class Publishing:
                 known = taken.get(first, first)
             elif (subject_id := subjects.get(subject)) is None:
                 continue  # under a new subject no key is taken
-            elif entry := self.taken(self._key_hasher(subject_id, key), now_ms):
+            elif entry := self.holder_of_key(self._key_hasher(subject_id, key), now_ms):
                 known = entry
             else:
                 continue
@@ -239,7 +241,7 @@ class Publishing:
         return taken
 
     def _accept_some(self, new: SealedBatch, taken: dict[int, KeyEntry | int]) -> AcceptedBatch:
-        """Accept what is not there yet of a batch, and answer for the rest what is."""
+        """Accept the new messages of a batch, and answer for the others what is there already."""
         count = len(new.batch)
         fresh = [index for index in range(count) if index not in taken]
         ids = [b""] * count
@@ -311,8 +313,8 @@ class Publishing:
         """The answer to a message that is there already."""
         change = self._sequencer.changes(known.seq).get(0)
         due_ms = change.due_ms if change else known.due_ms
-        # Its time may be that of a move which is not durable yet: told before, and rolled back
-        # after, it would be a time at which nothing fires.
+        # The due time may come from a move that is not durable yet. If the answer left before, and
+        # the move were rolled back, the client would wait for a moment at which nothing fires.
         group = self._messages.group_of_change(known.seq) or self._groups.group_of(known.seq)
         message_id = self._ids.encode(known.due_ms, known.seq)
         return Accepted(message_id, due_ms, True, group, known.seq)
@@ -342,8 +344,11 @@ class Publishing:
         self.accepted_by_subject[subject_id] += 1
         return Accepted(self._ids.encode(due_ms, seq), due_ms, False, sequencer.group, seq)
 
-    def taken(self, key_hash: bytes, now_ms: int) -> KeyEntry | None:
-        """The message that holds a key: pending, or due no longer ago than the dedupe window."""
+    def holder_of_key(self, key_hash: bytes, now_ms: int) -> KeyEntry | None:
+        """The message that holds a key, or None if a new message may have it.
+
+        A message holds its key until the dedupe window after its due time, and as long as it waits
+        or is being delivered. A cancelled message holds none."""
         entry = self._sequencer.key(key_hash)
         if entry is None:
             return None

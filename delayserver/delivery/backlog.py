@@ -39,12 +39,12 @@ class Lane:
         self.count = 0
 
     def push(self, fired: FiredRows) -> None:
-        """At the end."""
+        """Add rows that leave after all others."""
         self.slices.append(fired)
         self.count += len(fired.rows)
 
     def push_front(self, fired: FiredRows) -> None:
-        """Where the next one leaves."""
+        """Add rows that leave before all others."""
         self.slices.appendleft(fired)
         self.count += len(fired.rows)
 
@@ -53,7 +53,7 @@ class Lane:
         return self.slices[0].first_ms() if self.slices else None
 
     def is_before(self, time_ms: int) -> bool:
-        """Whether the first row fell due before that."""
+        """Whether the first row fell due before `time_ms`."""
         first_ms = self.first_ms()
         return first_ms is not None and first_ms < time_ms
 
@@ -109,7 +109,7 @@ class Backlog:
             self._pace.add(self._late.count)
 
     def change(self, before: Subscription, after: Subscription, now_ms: int) -> None:
-        """The subscription has another definition."""
+        """Follow another definition of the subscription."""
         if _limits(before) != _limits(after):
             self._define(after)
         if before.paused and not after.paused:
@@ -143,7 +143,7 @@ class Backlog:
     # ── in ─────────────────────────────────────────────────────────────────────────────────────
 
     def push(self, fired: FiredRows) -> None:
-        """Rows that fell due."""
+        """Add rows that fell due, in the order of their due times."""
         if not (self._spread_ms or self._drop_older_than_ms):
             self._fresh.push(fired)
             return
@@ -160,7 +160,7 @@ class Backlog:
             )
 
     def push_front(self, fired: FiredRows) -> None:
-        """Rows that left and came back: they are the next."""
+        """Add rows that left and came back: they leave before all others."""
         self._fresh.push_front(fired)
 
     # ── out ────────────────────────────────────────────────────────────────────────────────────
@@ -240,7 +240,7 @@ class Backlog:
         return min(times, default=None)
 
     def shift(self, delta_ms: int) -> None:
-        """The clock was set."""
+        """The clock was set by `delta_ms`."""
         if self._pace is not None:
             self._pace.shift(delta_ms)
 

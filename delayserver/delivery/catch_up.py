@@ -43,7 +43,7 @@ class Pace:
         return max(0, min(self._total, share) - self._left)
 
     def spend(self, count: int) -> None:
-        """That many leave."""
+        """Count rows that leave against the allowance."""
         self._left += count
         assert self._left <= self._total, (self._left, self._total)
 

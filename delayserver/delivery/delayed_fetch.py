@@ -36,7 +36,7 @@ class Pulled:
 
     @property
     def tokens(self) -> list[str]:
-        """Of the leases."""
+        """The tokens of the leases, in the order of the deliveries."""
         count = 0 if self.deliveries is None else len(self.deliveries)
         return [f"{self.lease_prefix}{index}" for index in range(count)]
 
@@ -84,7 +84,7 @@ class DelayedFetch(DelayedOperation):
         self._complete(self)
 
     def cancel(self) -> None:
-        """The consumer is gone."""
+        """The consumer is gone: end the wait, and take no messages."""
         self.is_gone = True
         self.force_complete()
 

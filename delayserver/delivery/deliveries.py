@@ -54,10 +54,11 @@ class Deliveries(Sequence[DueDelivery]):
         assert len(rows) == len(due_ms) == len(payloads)
         self.subscription_id = subscription_id
         self.rows = rows
-        """As they waited, for when they have to wait again."""
+        """The rows as they waited in the wheel. They wait again if nobody takes the messages."""
         self.payloads = payloads
         self.settled = settled = np.zeros(len(rows), DISPATCH_DTYPE)
-        """As they will stand in the dispatch log, but for the time, once they have arrived."""
+        """What the dispatch log gets once the messages have arrived (DISPATCH_DTYPE, shape n).
+        `settled_ms` is filled in then."""
         settled["seq"] = settled["message_seq"] = rows["seq"]
         settled["due_ms"] = due_ms
         settled["subscription_id"] = subscription_id
@@ -107,13 +108,13 @@ class Deliveries(Sequence[DueDelivery]):
         return map(self.__getitem__, range(len(self.payloads)))
 
     def message_ids(self) -> list[bytes]:
-        """Of their messages, ASCII."""
+        """The ids of the messages, as ASCII."""
         ids = self._ids.encode_many(self._published_due_ms, self.settled["message_seq"])
         digits = ids.hex().encode()
         return [digits[at : at + ID_DIGITS] for at in range(0, len(digits), ID_DIGITS)]
 
     def subjects(self) -> list[str]:
-        """Of their messages."""
+        """The subjects of the messages."""
         names = self._subject_names
         return [names[subject_id] for subject_id in self.subject_ids]
 

@@ -74,11 +74,13 @@ class Undelivered(Protocol):
     """What decides about deliveries that nobody is asked to take."""
 
     def on_outdated(self, delivery: DueDelivery, reason: str, now_ms: int) -> None:
-        """It is too old to be delivered."""
+        """A delivery is older than its subscription wants: it is not attempted."""
         ...
 
     def on_orphaned(self, delivery: DueDelivery, left_by: int, now_ms: int) -> None:
-        """It was for a subscription that is gone, and is nothing that a restart would find."""
+        """A delivery has lost its subscription, and no file says that anybody waits for it.
+
+        Unless this is recorded, a crash loses the message."""
         ...
 
 
@@ -132,7 +134,7 @@ class Dispatcher:
         return queue
 
     def queues(self) -> Iterator[Queue]:
-        """All queues."""
+        """The queues of all subscriptions that have had a row."""
         return iter(self._queues.values())
 
     def fire(self, slices: list[FiredRows], now_ms: int) -> None:
@@ -172,7 +174,7 @@ class Dispatcher:
         return queues
 
     def _adopt(self, fired: FiredRows, left_by: int) -> None:
-        """Rows for a subscription that is gone: they are read, and then judged."""
+        """Have rows of a subscription that is gone read; `_on_orphans_read` decides about them."""
         self.orphans.add(fired.rows["seq"].tolist())
         self._ports.read(Handout(NOBODY, [fired], {}, left_by=left_by))
 
@@ -279,7 +281,7 @@ class Dispatcher:
         """To the webhook, or to consumers that wait; False: to nobody."""
         subscription, before = queue.subscription, queue.count
         if subscription.type == "webhook":
-            while (free := queue.free()) > 0:
+            while (free := queue.free_places()) > 0:
                 if not self._start(queue, min(free, READ_ROWS_MAX), None, now_ms):
                     break
         else:
@@ -325,7 +327,9 @@ class Dispatcher:
         return True
 
     def on_read(self, handout: Handout, deliveries: Deliveries, now_ms: int) -> None:
-        """The payloads are here. Rows that could not be read were reported and are left out."""
+        """The payloads of a handout were read: send the deliveries, lease them or give them up.
+
+        Rows that could not be read were reported; `deliveries` has none of them."""
         if handout.left_by:
             self._on_orphans_read(handout, deliveries, now_ms)
             return
@@ -377,7 +381,7 @@ class Dispatcher:
             queue.posts.discard(deliveries[0].entry.seq)
 
     def request(self, queue: Queue, request: PullRequest) -> DelayedFetch:
-        """A consumer asks; it is answered when enough is due, or when its wait is over."""
+        """Let a consumer wait: it is answered when enough messages are due, or its time is up."""
 
         def ready() -> bool:
             return self._ready(queue) >= request.min_messages

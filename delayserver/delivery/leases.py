@@ -49,7 +49,7 @@ class Some(NamedTuple):
     which: NDArray[np.intp]
 
     def each(self) -> Iterator[DueDelivery]:
-        """One by one."""
+        """Each delivery as an object, in the order of the indexes."""
         return map(self.deliveries.__getitem__, self.which.tolist())
 
 

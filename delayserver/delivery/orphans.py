@@ -58,11 +58,11 @@ class Orphans:
         return len(self._counts)
 
     def add(self, seqs: Iterable[int]) -> None:
-        """Rows become orphans."""
+        """One more row of each seq is an orphan."""
         self._counts.update(seqs)
 
     def remove(self, seqs: Iterable[int]) -> None:
-        """Rows are no orphans any more."""
+        """One row of each seq is an orphan no longer; other seqs are passed over."""
         counts = self._counts
         for seq in seqs:
             counts[seq] -= 1

@@ -130,7 +130,7 @@ class Queue:
             for seq in seqs:
                 self.attempts.pop(seq, None)
 
-    def free(self) -> int:
+    def free_places(self) -> int:
         """How many rows may be sent as webhooks, in one batch or one by one."""
         most = self.subscription.max_in_flight
         if not self.subscription.batch_max:

@@ -56,7 +56,7 @@ CONNECT_S = 3.0
 """After which another address of the same name is tried, when there is one."""
 RESOLVER_THREADS = 4
 URLS_REMEMBERED = 4096
-"""As allowed, for the policy does not change."""
+"""How many URLs are remembered as allowed. They stay so, for the policy does not change."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """The addresses of a host name (and port). Raises OSError."""
@@ -84,7 +84,7 @@ class HttpWebhookSender:
         self._closed = False
 
     async def send(self, request: WebhookRequest) -> WebhookResponse:
-        """See WebhookSender."""
+        """One attempt, over a connection that is kept for the target's next one."""
         assert not self._closed
         try:
             target, path = self._target(request.url)
@@ -122,7 +122,7 @@ class HttpWebhookSender:
         return WebhookResponse(connection.status, retry_after_ms)
 
     async def close(self) -> None:
-        """See WebhookSender."""
+        """Close the idle connections. Sends are to be finished or cancelled before."""
         self._closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()

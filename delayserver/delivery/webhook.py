@@ -118,7 +118,7 @@ class PauseSubscription:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """No attempt is left."""
+    """No attempt is left: the message becomes a dead letter."""
 
     reason: str
 

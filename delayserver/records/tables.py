@@ -63,7 +63,7 @@ def number_key(number: int) -> bytes:
 
 
 def parse_number_key(key: bytes) -> int:
-    """The inverse of `number_key`. Raises struct.error."""
+    """The number in a key of a subject or a subscription. Raises struct.error."""
     number: int = _NUMBER.unpack(key)[0]
     return number
 
@@ -85,7 +85,7 @@ def pack_checkpoint(seq: int) -> bytes:
 
 
 def parse_checkpoint(value: bytes) -> int:
-    """The inverse of `pack_checkpoint`. Raises struct.error."""
+    """The seq in a value of CHECKPOINT_KEY or KEYS_AHEAD_KEY. Raises struct.error."""
     seq: int = _CHECKPOINT_VALUE.unpack(value)[0]
     return seq
 
@@ -114,7 +114,7 @@ def pack_definitions_place(place: DefinitionsPlace) -> bytes:
 
 
 def parse_definitions_place(value: bytes) -> DefinitionsPlace:
-    """The inverse of `pack_definitions_place`. Raises struct.error."""
+    """The place in a value of DEFINITIONS_KEY. Raises struct.error."""
     return DefinitionsPlace(*_DEFINITIONS_VALUE.unpack(value))
 
 
@@ -163,6 +163,7 @@ class HourState:
         return bool(self.retired_ms) and (hour + 1) * HOUR_MS + retention_ms <= now_ms
 
     def pack(self) -> bytes:
+        """A value of the table HOURS."""
         return _HOUR_VALUE.pack(
             self.length,
             self.entries,
@@ -174,7 +175,7 @@ class HourState:
 
     @classmethod
     def unpack(cls, value: bytes) -> "HourState":
-        """The inverse of `pack`. Raises struct.error."""
+        """The state in a value of the table HOURS. Raises struct.error."""
         if len(value) == _HOUR_VALUE.size - 8:
             value += bytes(8)  # It was written before there was a last number.
         return cls(*_HOUR_VALUE.unpack(value))
@@ -186,7 +187,7 @@ def hour_key(hour: int) -> bytes:
 
 
 def parse_hour_key(key: bytes) -> int:
-    """The inverse of `hour_key`. Raises struct.error."""
+    """The hour in a key of the tables HOURS and ARCHIVES. Raises struct.error."""
     hour: int = _HOUR_KEY.unpack(key)[0]
     return hour
 
@@ -234,19 +235,20 @@ def pack_key_entry(seq: int, due_ms: int, digest: int) -> bytes:
 def pack_key_values(
     seqs: Iterable[int], dues_ms: Iterable[int], digests: Iterable[int]
 ) -> list[bytes]:
-    """`pack_key_entry` of each."""
+    """Values of the table KEYS, one for each seq with its due time and its digest."""
     return list(map(_KEY_VALUE.pack, seqs, dues_ms, digests))
 
 
 def pack_key_entries(rows: NDArray[np.void], digests: NDArray[np.uint64]) -> NDArray[np.void]:
-    """`pack_key_entry` of the seq and the due time of each row, and its digest."""
+    """Values of the table KEYS for rows with `seq` and `due_ms` (shape n), and their digests
+    (shape n). Returns bytes (void, shape n)."""
     values = np.empty((len(rows), 3), ">u8")
     values[:, 0], values[:, 1], values[:, 2] = rows["seq"], rows["due_ms"], digests
     return values.view(f"V{_KEY_VALUE.size}")[:, 0]
 
 
 def unpack_key_entry(value: bytes) -> KeyEntry:
-    """The inverse of `pack_key_entry`."""
+    """The entry in a value of the table KEYS. Raises struct.error."""
     return KeyEntry(*_KEY_VALUE.unpack(value))
 
 
@@ -270,10 +272,10 @@ class ChangeState(IntEnum):
     RETRYING = 3
     DEAD = 4
     DISCARDED = 5
-    """As DEAD, and the dead letter was deleted. It never stands in the catalog: there a DEAD one
-    without its letter says the same."""
+    """The delivery is DEAD, and its dead letter was deleted. The catalog never holds this state:
+    there a DEAD change without its letter says the same."""
     FIRED = 6
-    """As MOVED, by an event."""
+    """The message was moved, and it watches nothing any more, since an event has fired it."""
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
@@ -313,7 +315,7 @@ def pack_change(change: Change) -> bytes:
 
 
 def unpack_change(value: bytes) -> Change:
-    """The inverse of `pack_change`."""
+    """The change in a value of the table CHANGES. Raises struct.error."""
     return Change(*_CHANGE_VALUE.unpack(value))
 
 
@@ -442,7 +444,9 @@ def pack_watch(due_ms: int, on_event: int) -> bytes:
 
 
 def unpack_watch(value: bytes) -> tuple[int, OnEvent]:
-    """The inverse of `pack_watch`. Raises struct.error, ValueError."""
+    """Due time at publish, and what an event does, from a value of the table WATCHES.
+
+    Raises struct.error, ValueError."""
     due_ms, on_event = WATCH_VALUE.unpack(value)
     return due_ms, OnEvent(on_event)
 
@@ -536,7 +540,7 @@ def pack_import(state: ImportState) -> bytes:
 
 
 def unpack_import(value: bytes) -> ImportState:
-    """The inverse of `pack_import`. Raises msgspec.DecodeError."""
+    """The state in a value of the table IMPORTS. Raises msgspec.DecodeError."""
     return msgspec.msgpack.decode(value, type=ImportState)
 
 
@@ -573,6 +577,7 @@ class Archived(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def extent(self) -> Extent:
+        """What of the hour the archive covers."""
         return Extent(self.schedule_bytes, self.dispatch_bytes, self.last_seq)
 
 
@@ -582,7 +587,7 @@ def pack_archived(archived: Archived) -> bytes:
 
 
 def unpack_archived(value: bytes) -> Archived:
-    """The inverse of `pack_archived`."""
+    """The archive in a value of the table ARCHIVES. Raises msgspec.DecodeError."""
     return msgspec.msgpack.decode(value, type=Archived)
 
 
@@ -635,7 +640,7 @@ def pack_damage(damage: Damage, found_ms: int) -> bytes:
 
 
 def unpack_damage(value: bytes) -> KnownDamage:
-    """The inverse of `pack_damage`. Raises msgspec.DecodeError."""
+    """The damage in a value of the table DAMAGE. Raises msgspec.DecodeError."""
     return msgspec.json.decode(value, type=KnownDamage)
 
 

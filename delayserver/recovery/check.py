@@ -90,7 +90,9 @@ def check_path(
 
 
 def check_files(files: Files, path: str, *, catalog_max_bytes: int, progress: Progress) -> Report:
-    """As `check_path`, of `files` and the catalog at `path`."""
+    """Check the data directory behind `files`, and its catalog, LMDB's directory `path`.
+
+    A test hands in files that it damaged. Nothing is written."""
     report = _check_all(files, path, catalog_max_bytes, progress)
     if files.exists(REPAIR_FILE):
         report.add(REPAIR_FILE, "a repair was interrupted: run it again")

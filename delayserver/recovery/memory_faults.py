@@ -37,8 +37,8 @@ class MemoryFaults:
             self._file = self._path.open("ab")
             faulthandler.enable(self._file, all_threads=False)
 
-    def forget(self) -> None:
-        """It was looked into."""
+    def remove_notes(self) -> None:
+        """Empty the file, once a start has verified the catalog because of what it says."""
         self.watch()
         if self._file is not None:
             self._file.truncate(0)

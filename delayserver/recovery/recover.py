@@ -194,7 +194,7 @@ def _replay_tail(
     for found in message_log.read(next_seq):
         if isinstance(found, Damage):
             damage.append(found)
-            message_log.keep(found.path)
+            message_log.keep_segment(found.path)
             next_seq = max(next_seq, found.last_seq + 1)
             continue
         next_seq = found.header.last_seq + 1

@@ -156,7 +156,10 @@ def repair(
     catalog_max_bytes: int,
     progress: Progress,
 ) -> RepairReport:
-    """As `repair_path`, with the files of `data_dir` as an argument."""
+    """Repair the directory that `files` shows; its catalog is LMDB's, below `data_dir`.
+
+    A test hands in files that it damaged. May be interrupted at any point and called again. Raises
+    what `repair_path` raises, but for NotADataDirectoryError."""
     with files.lock(LOCK_FILE):
         identity = open_identity(files, random_bytes=None)
         if identity.version < FORMAT_VERSION:

@@ -43,7 +43,7 @@ class RetiredHour:
 
     @property
     def total_bytes(self) -> int:
-        """Of both files."""
+        """Bytes of the hour's two files."""
         return self.extent.schedule_bytes + self.extent.dispatch_bytes
 
 

@@ -42,7 +42,7 @@ class Staging:
         self._slice_bytes = slice_bytes
 
     def expansion(self, record: ImportRecord, first_seq: int) -> "Expansion":
-        """What a record stands for."""
+        """The import that a record adopted, to be filed slice by slice."""
         return Expansion(self._files, record, first_seq, self._stamp, self._slice_bytes)
 
     def ids(self) -> set[str]:
@@ -103,7 +103,7 @@ class Expansion:
         return pieces, damage, self.last_seq if self._is_read else last_seq
 
     def advance(self) -> None:
-        """The slice has been filed."""
+        """Go on to the next slice: the one of `next_slice` has been filed."""
         self._slice = None
 
     def _with_seqs(self, before: int, found: Damage) -> Damage:

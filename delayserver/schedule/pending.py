@@ -36,7 +36,7 @@ class Position(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Which rows."""
+    """What a page of the list asks for."""
 
     subject_id: int
     subject: str

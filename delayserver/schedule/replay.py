@@ -242,11 +242,11 @@ class Replay:
         self.filed_seq = max(self.filed_seq, seq)
 
     def resume_definitions(self, *, from_catalog: bool = False) -> Damage | None:
-        """Cut the definitions log back to the checkpoint (I7); what is missing of it, if anything.
+        """Cut the definitions log back to the checkpoint (I7); returns what is missing, if any.
 
-        If something is, the next checkpoint writes it again from the catalog, which holds the same.
-        `from_catalog`: so it does in any case, since the directory was not made with this log.
-        Raises DamageError for a catalog that is older than the log."""
+        If something is missing, the next checkpoint writes the log again from the catalog, which
+        holds the same. With `from_catalog` it always does: the directory is older than this log.
+        Raises DamageError for a catalog that does not say how much of the log counts."""
         place = read_definitions_place(self._catalog)
         if place is None and self.has_checkpoint and not from_catalog:
             reason = "it does not say how much of the definitions log counts: it is an older one"
@@ -314,11 +314,11 @@ class Replay:
         return state is not None and bool(state.retired_ms)
 
     def snapshot(self, through_hour: int) -> list[Snapshot]:
-        """Mark all hours up to `through_hour` live, and tell what to load of those that were not.
+        """Mark all hours up to `through_hour` live; returns what to load of those that were not.
 
-        Whoever loads an hour asks here, behind all records that were filed: no row is loaded that a
-        cancel in the message log has removed (I5, I11). Settled hours and hours without messages
-        are left out."""
+        The replay thread takes a snapshot between two batches of records. So no row is loaded that
+        a filed cancel has removed (I5, I11), and no row that is filed later is missed (I3). Settled
+        hours and hours without messages are left out."""
         # After a crash it must be known what may have fired: if the clock was set back, it would
         # else wait until the clock reaches it again.
         self.live_once_through_hour = max(self.live_once_through_hour, through_hour)

@@ -255,7 +255,7 @@ class Wheel:
         self._hours.setdefault(hour, _HourWheel()).merged_runs.append(run)
 
     def insert(self, hour: int, rows: Rows) -> None:
-        """Add rows of one hour, in any order. They may be due already."""
+        """Add rows of one hour (WHEEL_DTYPE), in any order. They may be due already."""
         start_ms = hour * HOUR_MS
         opened = self._opened_until_ms - start_ms
         if opened > 0:
@@ -305,8 +305,11 @@ class Wheel:
     def remove_many(
         self, hour: int, seqs: NDArray[np.uint64], dues_ms: NDArray[np.int64]
     ) -> tuple[Rows, NDArray[np.intp]]:
-        """Take out waiting rows of one hour, `seqs` ascending, but for those that wait for some
-        subscriptions only; returns them, and of each which of `seqs` it is."""
+        """Take out the waiting rows of one hour that have these seqs and due times.
+
+        `seqs` (ascending) and `dues_ms` have shape n. Returns the rows (WHEEL_DTYPE, shape m), and
+        of each the index of its seq (shape m). A row that waits for one subscription alone stays:
+        its message is decided about one by one."""
         taken: list[Rows] = []
         which: list[NDArray[np.intp]] = []
         for rows, index, found in self._find_many(hour, seqs, dues_ms):
@@ -343,7 +346,7 @@ class Wheel:
         yield tail, index, closed[found]
 
     def contains(self, seq: int, due_ms: int) -> bool:
-        """Whether the row waits here."""
+        """Whether a row with that seq and due time waits here."""
         return self._find(seq, due_ms) is not None
 
     def get(self, seq: int, due_ms: int) -> Rows | None:

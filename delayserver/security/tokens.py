@@ -207,7 +207,7 @@ def decode_tokens(data: bytes, where: str) -> tuple[Token, ...]:
 
 
 def digest_of(token: bytes) -> bytes:
-    """By which a token is known."""
+    """The digest under which the server knows a token."""
     return hashlib.sha256(token).digest()
 
 

@@ -74,8 +74,8 @@ class Calls:
         self.subject_names = sequencer.subject_names
         self.changes = sequencer.changes
         self.admit = groups.admit
-        self.when_free = groups.when_free
-        self.this_turn = groups.this_turn
+        self.decide_when_free = groups.decide_when_free
+        self.decide_this_turn = groups.decide_this_turn
         self.not_durable = groups.not_durable
 
         # Messages: decided at once, to be answered when the group is durable.
@@ -94,7 +94,7 @@ class Calls:
         self.find_by_keys = cancels.by_keys
         self.cancel_many = cancels.cancel
 
-        # Subscriptions, dead letters, heartbeats, imports: likewise.
+        # Subscriptions, dead letters, heartbeats, imports: decided at once, too.
         self.registry = engine.registry
         self.subscription = engine.subscribing.subscription
         self.redrive = engine.outcomes.redrive
@@ -136,7 +136,7 @@ class Calls:
             else:
                 future.set_exception(error)
 
-        self._engine.timeouts.look(self.clock())
+        self._engine.timeouts.note_time(self.clock())
         self._engine.produces.wait(group, seq, level, timeout_ms, answer)
         self._shard.tick_soon()
         return await future

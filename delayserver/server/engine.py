@@ -185,7 +185,7 @@ class Engine:
         )
         if batches:
             self.dispatcher.fire(batches, now_ms)
-        self.timeouts.look(now_ms)
+        self.timeouts.note_time(now_ms)
         self.heartbeats.start()
         self.timeouts.advance(now_ms)
         more = self.heartbeats.fire_due(now_ms, rows_max)
@@ -269,10 +269,10 @@ class Engine:
         is_quick = self._ports.is_quick()
         if not is_quick:
             self.groups.flush(now_ms)  # the committer works while the waiters are told
-        group.end(None)
+        group.tell_waiters(None)
         if is_quick:
             self.groups.resume()
-        self.produces.moved(Level.DURABLE)
+        self.produces.on_level_moved(Level.DURABLE)
         return bool(group.express)
 
     def on_commit_failed(self, error: Exception) -> None:
@@ -280,7 +280,7 @@ class Engine:
         on top of it. Nobody was told of either, so it is as if it had never been asked for."""
         self.groups.on_commit_failed(error)
         self.subscribing.on_rolled_back()
-        self.produces.failed()
+        self.produces.on_rolled_back()
 
     def _insert_express(self, group: Group) -> None:
         by_hour: dict[int, list[tuple[int, int, int, int]]] = {}
@@ -306,7 +306,7 @@ class Engine:
         for hour, rows in filed.live:
             self._insert_unless_removed(hour, rows)
         self.groups.on_filed(filed.last_seq)
-        self.produces.moved(Level.FILED)
+        self.produces.on_level_moved(Level.FILED)
 
     def on_checkpoint(self, seq: int) -> None:
         """The catalog knows everything up to `seq`."""

@@ -44,7 +44,7 @@ class Histogram:
         self._sum += value * count
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str] = ()) -> Metric:
-        """As Prometheus wants it."""
+        """Add the sum, and buckets that each count all values up to a bound; returns `family`."""
         buckets: list[tuple[str, float]] = []
         total = 0
         for bound, count in zip([*map(str, self._bounds), "+Inf"], self._counts, strict=True):

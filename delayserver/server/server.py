@@ -202,7 +202,7 @@ class Server(Shard):
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *arguments)
 
-    def soon(self, function: Callable[[], None]) -> None:
+    def call_soon(self, function: Callable[[], None]) -> None:
         self._loop.call_soon(function)
 
     def tick_soon(self, due_ms: int = 0) -> None:

@@ -246,7 +246,7 @@ class Shard(ABC):
         """Have the event loop call a function; called by any thread."""
 
     @abstractmethod
-    def soon(self, function: Callable[[], None]) -> None:
+    def call_soon(self, function: Callable[[], None]) -> None:
         """Have the event loop call a function at the end of this turn; called on it."""
 
     @abstractmethod
@@ -263,7 +263,7 @@ class Shard(ABC):
 
     @abstractmethod
     def given_up(self, delivery: DueDelivery, reason: str) -> None:
-        """A message is a dead letter."""
+        """A message has become a dead letter, for `reason`."""
 
     @abstractmethod
     def tick_soon(self, due_ms: int = 0) -> None:
@@ -272,7 +272,7 @@ class Shard(ABC):
     # ── ports of the engine ────────────────────────────────────────────────────────────────────
 
     def wake(self) -> None:
-        self.soon(self._flush)
+        self.call_soon(self._flush)
 
     def _flush(self) -> None:
         self.engine.groups.flush(self.clock(), at_once=self.is_quick())
@@ -335,7 +335,7 @@ class Shard(ABC):
         def recorded() -> None:
             self.replayer.put(RetireRequest(hours, through_seq))
 
-        self._settle.forget += hours
+        self._settle.settled_hours += hours
         self.when_settled(recorded)
 
     def read(self, handout: Handout) -> None:
@@ -360,7 +360,7 @@ class Shard(ABC):
         self.tick_for_timeouts()
 
     def tick_for_timeouts(self) -> None:
-        """A timeout was added."""
+        """A timeout was added: have the next tick come early enough for it."""
         next_ms = self.engine.timeouts.next_ms()
         if next_ms is not None:
             self.tick_soon(next_ms)
@@ -377,7 +377,7 @@ class Shard(ABC):
     def _settle_soon(self) -> None:
         if not self._settle_asked:
             self._settle_asked = True
-            self.soon(self._flush_settle)
+            self.call_soon(self._flush_settle)
 
     def _flush_settle(self) -> None:
         self._settle_asked = False

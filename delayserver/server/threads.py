@@ -494,8 +494,8 @@ class SettleRequest:
     rows_by_hour: dict[int, list[bytes]] = field(default_factory=dict)
     """Each of the bytes is one row or more (DISPATCH_ROW)."""
     done: list[Callable[[], None]] = field(default_factory=list)
-    forget: list[int] = field(default_factory=list)
-    """Hours that are settled: nothing of them comes any more."""
+    settled_hours: list[int] = field(default_factory=list)
+    """Hours whose files the settler may close: no row of them comes any more."""
 
 
 class SettlerThread(Worker[SettleRequest]):
@@ -533,17 +533,17 @@ class SettlerThread(Worker[SettleRequest]):
             for hour, rows in item.rows_by_hour.items():
                 pending.rows_by_hour.setdefault(hour, []).extend(rows)
             pending.done += item.done
-            pending.forget += item.forget
+            pending.settled_hours += item.settled_hours
         items.clear()
         # If the disk is full, what is not written is still there when this is called again.
         self._settler.write(pending.rows_by_hour, self._clock())
-        waited_for = bool(pending.done or pending.forget)
+        waited_for = bool(pending.done or pending.settled_hours)
         is_time = self._monotonic() - self._synced_at >= self._sync_s
         if self._durable and (waited_for or is_time):
             self._settler.sync()
             self._synced_at = self._monotonic()
         self._pending = SettleRequest()
-        for hour in pending.forget:
+        for hour in pending.settled_hours:
             self._settler.release_hour(hour)
         for done in pending.done:
             self._post(done)

@@ -256,7 +256,7 @@ class SimulatedServer(Shard):
     def post(self, function: Callable[..., None], *arguments: Any) -> None:
         self._loop.append((function, arguments))
 
-    def soon(self, function: Callable[[], None]) -> None:
+    def call_soon(self, function: Callable[[], None]) -> None:
         self.post(function)
 
     def is_quick(self) -> bool:

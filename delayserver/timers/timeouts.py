@@ -24,8 +24,10 @@ class Timeouts:
         self.now_ms = now_ms
         """The present on this clock."""
 
-    def look(self, now_ms: int) -> int:
-        """It is `now_ms` by the clock of the machine; returns the present. Nothing expires."""
+    def note_time(self, now_ms: int) -> int:
+        """Note that the clock of the machine shows `now_ms`; returns the present. Nothing expires.
+
+        A length that is added next counts from there, and not from the last `advance`."""
         self.now_ms = max(self.now_ms, now_ms - self._shift_ms)
         return self.now_ms
 
@@ -41,7 +43,7 @@ class Timeouts:
         """Let expire what is over at `now_ms`; returns how many.
 
         Raises ExceptionGroup after the last of them, if callbacks raised."""
-        return self._timer.advance_clock(self.look(now_ms))
+        return self._timer.advance_clock(self.note_time(now_ms))
 
     def shift(self, delta_ms: int) -> None:
         """The clock of the machine was set by that much."""

@@ -137,7 +137,7 @@ class Runner:
                     group, _ = self.before.popleft()
                     self.durable_seq = group.last_seq
                     self.durable = self.before[0][1]
-                    group.end(None)
+                    group.tell_waiters(None)
             case Fail():
                 if len(self.before) == 2:
                     groups = [group for group, _ in self.before]

@@ -266,7 +266,7 @@ class MessageParts:
         for effect in group.effects:
             effect()
         self.groups.flush(START_MS)
-        group.end(None)
+        group.tell_waiters(None)
         return group
 
     def file(self) -> None:

@@ -140,7 +140,7 @@ class HotCancel:
         administrator for."""
         assert subject is not None or caller is None or caller.is_admin
         if not self._gathered:
-            self._calls.this_turn(self.decide)
+            self._calls.decide_this_turn(self.decide)
         self._gathered.append((responder, subject, text, caller))
 
     def decide(self) -> None:

@@ -113,7 +113,7 @@ class _HeadParser:
         self._bodies += 1
 
     def read(self, data: bytes) -> Head | None:
-        """See `read_head`."""
+        """Parse the head of one request; None if the hot protocol must not answer it."""
         parser = self._parser = httptools.HttpRequestParser(self)
         try:
             parser.feed_data(data)

@@ -134,7 +134,7 @@ class Hot:
 
         `responder` is given what `answer` would return, once it may be told."""
         if not self._gathered:
-            self._calls.when_free(self.decide)
+            self._calls.decide_when_free(self.decide)
         self._gathered.append((responder, data, caller))
 
     def decide(self) -> None:

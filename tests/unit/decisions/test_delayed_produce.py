@@ -33,10 +33,10 @@ def test_a_publish_is_answered_when_the_watermark_passes_it(level: Level) -> Non
     parts = Parts()
     parts.wait(level)
     parts.commit()
-    parts.produces.moved(Level.DURABLE)
+    parts.produces.on_level_moved(Level.DURABLE)
     assert parts.answers == ([(Level.DURABLE, None)] if level is Level.DURABLE else [])
     parts.file()
-    parts.produces.moved(Level.FILED)
+    parts.produces.on_level_moved(Level.FILED)
     assert parts.answers == [(level, None)]
     assert parts.produces.count() == parts.timeouts.size() == 0
 
@@ -58,7 +58,7 @@ def test_when_its_time_is_up_it_says_how_far_it_came() -> None:
     parts.wait(Level.FILED, 100)
     parts.timeouts.advance(START_MS + 50)
     parts.commit()
-    parts.produces.moved(Level.DURABLE)
+    parts.produces.on_level_moved(Level.DURABLE)
     parts.timeouts.advance(START_MS + 100)
     assert parts.answers == [(Level.ACCEPTED, None), (Level.DURABLE, None)]
 
@@ -72,10 +72,10 @@ def test_a_group_that_failed_fails_it_and_another_of_the_same_seqs_does_not_answ
     parts.groups.flush(START_MS)
     error = OSError()
     parts.groups.on_commit_failed(error)
-    parts.produces.failed()
+    parts.produces.on_rolled_back()
     parts.publish(message(LATER_MS))
     parts.commit()
-    parts.produces.moved(Level.DURABLE)
+    parts.produces.on_level_moved(Level.DURABLE)
     [(_, failed)] = parts.answers
     assert failed is error
     assert parts.timeouts.size() == 0

@@ -12,7 +12,7 @@ def test_a_group_tells_its_waiters_once_and_late_ones_at_once() -> None:
     group.when_durable(heard.append)
     assert heard == []
     error = DiskFullError("pwrite", "messages", "no space")
-    group.end(error)
+    group.tell_waiters(error)
     assert heard == [error]
     group.when_durable(heard.append)
     assert heard == [error, error]

@@ -109,7 +109,7 @@ def test_a_full_disk_rolls_back_the_group_and_the_one_decided_on_top_of_it(parts
 def test_an_import_is_decided_when_the_group_before_it_has_been_applied(parts: Parts) -> None:
     parts.append()
     parts.groups.flush(0)
-    parts.groups.before_closing(parts.append_import)
+    parts.groups.decide_before_closing(parts.append_import)
     parts.groups.flush(0)
     parts.groups.on_committed()
     # The caller is about to apply the group.
@@ -121,7 +121,7 @@ def test_an_import_is_decided_when_the_group_before_it_has_been_applied(parts: P
 def test_a_full_disk_does_not_leave_an_import_waiting_for_the_next_request(parts: Parts) -> None:
     parts.append()
     parts.groups.flush(0)
-    parts.groups.before_closing(parts.append_import)
+    parts.groups.decide_before_closing(parts.append_import)
     parts.groups.on_commit_failed(FULL)
     assert parts.ports.wakes == 2
     parts.groups.flush(0)
@@ -129,8 +129,8 @@ def test_a_full_disk_does_not_leave_an_import_waiting_for_the_next_request(parts
 
 
 def test_an_import_that_decides_nothing_does_not_hold_up_the_next(parts: Parts) -> None:
-    parts.groups.before_closing(lambda: None)
-    parts.groups.before_closing(parts.append_import)
+    parts.groups.decide_before_closing(lambda: None)
+    parts.groups.decide_before_closing(parts.append_import)
     parts.groups.flush(0)
     assert parts.ports.wakes == 2
     parts.groups.flush(0)
@@ -145,11 +145,11 @@ def test_what_comes_while_a_group_is_synced_is_decided_when_the_committer_is_fre
     def decide() -> None:
         decided.append(parts.append())
 
-    parts.groups.when_free(decide)
+    parts.groups.decide_when_free(decide)
     assert (parts.ports.wakes, decided) == (1, [])
     parts.groups.flush(0)
-    parts.groups.when_free(decide)
-    parts.groups.before_closing(parts.append_import)
+    parts.groups.decide_when_free(decide)
+    parts.groups.decide_before_closing(parts.append_import)
     parts.groups.flush(0)
     assert decided == [1]
     parts.groups.on_committed()
@@ -168,13 +168,13 @@ def test_what_is_decided_in_its_turn_does_not_wait_for_the_committer(parts: Part
     def decide() -> None:
         decided.append(parts.append())
 
-    parts.groups.this_turn(decide)
-    parts.groups.this_turn(decide)
+    parts.groups.decide_this_turn(decide)
+    parts.groups.decide_this_turn(decide)
     assert (parts.ports.wakes, decided) == (1, [])
     assert not parts.groups.is_idle
     parts.groups.flush(0)
     assert [group.count for group in parts.ports.committing] == [2]
-    parts.groups.this_turn(decide)
+    parts.groups.decide_this_turn(decide)
     parts.groups.flush(0)
     assert decided == [1, 2, 3]
     assert (parts.ports.wakes, len(parts.ports.committing)) == (2, 1)
@@ -188,7 +188,7 @@ def test_what_is_decided_in_its_turn_does_not_wait_for_the_committer(parts: Part
 def test_a_full_disk_does_not_leave_what_is_gathered_waiting(parts: Parts) -> None:
     parts.append()
     parts.groups.flush(0)
-    parts.groups.when_free(parts.append)
+    parts.groups.decide_when_free(parts.append)
     parts.groups.on_commit_failed(FULL)
     assert parts.ports.wakes == 2
     parts.groups.flush(0)

@@ -129,7 +129,7 @@ def test_a_pull_that_is_done_leaves_no_timeout(parts: Parts) -> None:
 
 def test_an_extended_lease_expires_at_its_new_deadline(parts: Parts) -> None:
     first, second = parts.grant((1, 2), 100)
-    parts.timeouts.look(50)
+    parts.timeouts.note_time(50)
     assert parts.leases.extend([first], 250) == []
     assert parts.expire(100) == [2]
     assert parts.leases.extend([second], 400) == [second]

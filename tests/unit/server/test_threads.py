@@ -676,9 +676,9 @@ def test_nothing_is_synced_where_the_page_cache_is_enough() -> None:
 
 def test_a_settled_hour_is_forgotten_after_its_last_row_is_durable() -> None:
     parts = Settling()
-    parts.handle(row(1), SettleRequest(forget=[HOUR]))
+    parts.handle(row(1), SettleRequest(settled_hours=[HOUR]))
     assert not parts.disk.settler.unsynced
-    parts.handle(row(2), SettleRequest(forget=[HOUR], done=[parts.done]))
+    parts.handle(row(2), SettleRequest(settled_hours=[HOUR], done=[parts.done]))
     assert parts.loop.take() == [(parts.done,)]
     parts.disk.replay.purging.delete_files(HOUR)
     parts.handle(row(3))

@@ -359,7 +359,7 @@ def test_a_damaged_segment_is_kept_under_another_name(files: SimulatedFiles) -> 
     for seq in (1, 3, 5):
         written(files, 2, from_seq=seq).close()
     log = opened(files)
-    log.keep(MessageLog.path(3))
+    log.keep_segment(MessageLog.path(3))
     before = content(files, MessageLog.path(3))
     log.delete_through(6)
     assert files.list("messages") == [

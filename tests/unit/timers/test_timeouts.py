@@ -13,7 +13,7 @@ def started() -> tuple[Timeouts, list[str]]:
 
 def test_a_timeout_counts_from_the_present_not_from_the_last_advance() -> None:
     timeouts, fired = started()
-    timeouts.look(START_MS + 400)
+    timeouts.note_time(START_MS + 400)
     timeouts.add(lambda: fired.append("a"), 100)
     assert timeouts.next_ms() is not None
     assert timeouts.advance(START_MS + 499) == 0
@@ -25,7 +25,7 @@ def test_a_timeout_counts_from_the_present_not_from_the_last_advance() -> None:
 def test_looking_lets_nothing_expire() -> None:
     timeouts, fired = started()
     timeouts.add(lambda: fired.append("a"), 100)
-    assert timeouts.look(START_MS + 5000) == START_MS + 5000
+    assert timeouts.note_time(START_MS + 5000) == START_MS + 5000
     assert fired == [] and timeouts.size() == 1
     timeouts.advance(START_MS + 5000)
     assert fired == ["a"]
@@ -50,8 +50,8 @@ def test_a_clock_that_is_set_back_ends_nothing_late() -> None:
 
 def test_a_step_back_that_nobody_noticed_stops_the_clock_until_it_is_made_up_for() -> None:
     timeouts, fired = started()
-    timeouts.look(START_MS + 50)
-    timeouts.look(START_MS + 10)
+    timeouts.note_time(START_MS + 50)
+    timeouts.note_time(START_MS + 10)
     timeouts.add(lambda: fired.append("a"), 100)
     assert timeouts.advance(START_MS + 149) == 0
     assert timeouts.advance(START_MS + 150) == 1

@@ -40,7 +40,7 @@ class Machine(MessageParts):
             message_id=self.messages.message_id,
             by_key=self.messages.by_key,
             cancel=self.messages.cancel,
-            this_turn=self.groups.this_turn,
+            decide_this_turn=self.groups.decide_this_turn,
             not_durable=self.groups.not_durable,
             subjects=self.sequencer.subjects,
             encode_id=self.ids.encode,
@@ -78,7 +78,7 @@ class Machine(MessageParts):
     def end(self, error: Exception | None = None) -> None:
         """The group that is being written is durable, or is not since there was an error."""
         if error is None:
-            self.groups.on_committed().end(None)
+            self.groups.on_committed().tell_waiters(None)
         else:
             self.groups.on_commit_failed(error)
 

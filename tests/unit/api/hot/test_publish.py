@@ -40,7 +40,7 @@ class Machine(MessageParts):
             message_id=self.messages.message_id,
             locate=self.messages.locate,
             version=self.messages.version,
-            when_free=self.groups.when_free,
+            decide_when_free=self.groups.decide_when_free,
         )
         self.calls = calls
         intake = Intake(self.settings, self.sequencer.subjects)
