@@ -162,15 +162,17 @@ def load(
     options = _options(option)
     import_id = import_id or f"load-{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
     with job("load", master, conf, as_json=as_json) as running:
-        from delayserver.pipeline.load.load import Load, read_table, run
-        from delayserver.pipeline.publish.mapping import Columns
+        from delayserver.pipeline.load.load import LoadJob, read_table, run
+        from delayserver.pipeline.publish.mapping import MessageColumns
         from storage.staging import OnConflict
 
-        wanted = Load(
+        wanted = LoadJob(
             import_id,
             data_dir,
             server,
-            Columns(due_column, subject, subject_column, key_column, body_column, headers_column),
+            MessageColumns(
+                due_column, subject, subject_column, key_column, body_column, headers_column
+            ),
             token,
             OnConflict(on_conflict),
             strict,

@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Answer:
+class HttpAnswer:
     """What came back."""
 
     status: int
@@ -93,7 +93,7 @@ class Transport(Protocol):
         *,
         headers: Mapping[str, str] = NO_HEADERS,
         timeout_s: float = TIMEOUT_S,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """One request, its body JSON. Raises UnreachableError, UnansweredError."""
         ...
 
@@ -168,7 +168,7 @@ class HttpTransport:
         *,
         headers: Mapping[str, str] = NO_HEADERS,
         timeout_s: float = TIMEOUT_S,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """See Transport."""
         head = b"%b %b HTTP/1.1\r\n%b" % (method.encode(), path.encode(), self._head)
         for name, value in headers.items():
@@ -197,7 +197,7 @@ class HttpTransport:
             for name, value in connection.headers
         }
         assert connection.status is not None
-        answer = Answer(connection.status, connection.body, answered)
+        answer = HttpAnswer(connection.status, connection.body, answered)
         self._release(connection)
         return answer
 

@@ -72,7 +72,7 @@ class SimulatedClock:
         self._monotonic_ms += max(by_ms, 1)
 
 
-class Watcher:
+class Observer:
     """Told what happens inside; the default ignores it."""
 
     def committed(self, rows: bytes, payload: bytes) -> None:
@@ -105,7 +105,7 @@ class Watcher:
 
 
 class _WatchedLog(MessageLog):
-    def __init__(self, watcher: Watcher, files: Files, **rest: Any) -> None:
+    def __init__(self, watcher: Observer, files: Files, **rest: Any) -> None:
         super().__init__(files, **rest)
         self._watcher = watcher
 
@@ -117,7 +117,7 @@ class _WatchedLog(MessageLog):
 
 
 class _WatchedReplay(Replay):
-    def __init__(self, watcher: Watcher, *rest: Any) -> None:
+    def __init__(self, watcher: Observer, *rest: Any) -> None:
         super().__init__(*rest, purge=partial(_WatchedPurge, watcher))
         self.effects.keys_slice = 1  # as with very many keys
         self._watcher = watcher
@@ -128,7 +128,7 @@ class _WatchedReplay(Replay):
 
 
 class _WatchedPurge(Purge):
-    def __init__(self, watcher: Watcher, *rest: Any) -> None:
+    def __init__(self, watcher: Observer, *rest: Any) -> None:
         super().__init__(*rest)
         self._watcher = watcher
 
@@ -146,7 +146,7 @@ def _each_row(rows: list[bytes]) -> list[bytes]:
 
 
 class _WatchedSettler(Settler):
-    def __init__(self, watcher: Watcher, dispatch: HourLog) -> None:
+    def __init__(self, watcher: Observer, dispatch: HourLog) -> None:
         super().__init__(dispatch)
         self._watcher = watcher
         self._written: list[bytes] = []
@@ -204,7 +204,7 @@ class SimulatedServer(Shard):
         catalog: Catalog,
         clock: SimulatedClock,
         rng: random.Random,
-        watcher: Watcher,
+        watcher: Observer,
         *,
         quick: Callable[[], bool] = lambda: False,
     ) -> None:
