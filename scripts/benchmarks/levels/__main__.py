@@ -158,8 +158,8 @@ def checked_out(revision: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", tree], capture_output=True, check=False)
 
 
-def main() -> int:
-    """Exit status 1: a case failed, or counts were wrong. A missed level is not a failure."""
+def parse_options() -> argparse.Namespace:
+    """The options, with `cases` as the list of cases to run. Ends the process if they are wrong."""
     parser = argparse.ArgumentParser(
         prog="scripts/bench levels",
         description=__doc__,
@@ -179,13 +179,18 @@ def main() -> int:
         help="where data directories are made, on the disk to be measured (default: %(default)s)",
     )
     options = parser.parse_args()
-    cases = options.only.split(",") if options.only else list(CASES)
-    if unknown := set(cases) - set(CASES):
+    options.cases = options.only.split(",") if options.only else list(CASES)
+    if unknown := set(options.cases) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
     if not wrk.is_installed():
         parser.error("wrk is not installed; on Debian and Ubuntu: apt-get install wrk")
+    return options
 
-    console = make_console()
+
+def measure(options: argparse.Namespace, console: Console) -> tuple[Bench | None, Bench, bool]:
+    """Run the cases: on the base, if there is one, on this tree, and whether all went well.
+
+    Raises BenchmarkError if the base cannot be checked out."""
     progress = Progress(
         SpinnerColumn(),
         TimeElapsedColumn(),
@@ -211,22 +216,30 @@ def main() -> int:
         head = Bench(ROOT, directory, pool, options.full, step)
         calibrate(head)
         if options.compare is not None:
-            try:
-                tree = stack.enter_context(checked_out(options.compare))
-            except BenchmarkError as error:
-                parser.error(str(error))
+            tree = stack.enter_context(checked_out(options.compare))
             below = directory / "base"
             below.mkdir()
             base = Bench(tree, below, pool, options.full, step)
         complete = True
-        for case in cases:
+        for case in options.cases:
             recalibrate(head)
             if base is not None:
                 base.sync_per_s, base.hello_per_s = head.sync_per_s, head.hello_per_s
                 base.busy_percent = head.busy_percent
                 complete &= run_case(base, case, console)
             complete &= run_case(head, case, console)
+    return base, head, complete
 
+
+def main() -> int:
+    """Exit status 1: a case failed, or counts were wrong. 2: it could not run. A missed level is
+    not a failure."""
+    options, console = parse_options(), make_console()
+    try:
+        base, head, complete = measure(options, console)
+    except BenchmarkError as error:
+        console.print(f"[bold red]{escape(str(error))}")
+        return 2
     if base is not None:
         title = f"{options.compare} and this tree, in one run"
         show_comparison(title, base.figures, head.figures, console)

@@ -18,7 +18,8 @@ BUSY_MAX_PERCENT = 10
 
 
 def recalibrate(bench: Bench) -> None:
-    """The same in short, just before a case: what is measured then has it beside it."""
+    """Measure disk, hello and the load of others once more, in short, just before a case. Its
+    figures then stand beside those of the case."""
     bench.step("calibration")
     bench.busy_percent = busy_percent(SHORT_S)
     times_ms = sync_times_ms(bench.directory / "sync", SHORT_S)
