@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class HttpAnswer:
-    """What came back."""
+    """What the server answered to a request."""
 
     status: int
     body: bytes
@@ -169,7 +169,7 @@ class HttpTransport:
         headers: Mapping[str, str] = NO_HEADERS,
         timeout_s: float = TIMEOUT_S,
     ) -> HttpAnswer:
-        """See Transport."""
+        """One request, its body JSON. Raises UnreachableError, UnansweredError."""
         head = b"%b %b HTTP/1.1\r\n%b" % (method.encode(), path.encode(), self._head)
         for name, value in headers.items():
             head += f"{name}: {value}\r\n".encode("latin-1")
@@ -202,7 +202,7 @@ class HttpTransport:
         return answer
 
     async def close(self) -> None:
-        """See Transport."""
+        """Close all connections; requests under way are unanswered."""
         self._closed = True
         for connection in tuple(self._open):
             connection.abort()

@@ -41,7 +41,7 @@ class StagedRow(NamedTuple):
 
 @dataclass(slots=True)
 class DurableMessage:
-    """A message, as the durable records tell."""
+    """A message, as the durable records of the simulation describe it."""
 
     seq: int
     due_ms: int

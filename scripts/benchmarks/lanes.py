@@ -78,7 +78,7 @@ class EngineParts:
 
 @contextmanager
 def new_parts() -> Iterator[Callable[[], EngineParts]]:
-    """Parts on an empty catalog, as often as they are asked for."""
+    """EngineParts on an empty catalog, as often as they are asked for."""
     with tempfile.TemporaryDirectory() as directory:
         catalog = LmdbCatalog(directory, max_bytes=1 << 26)
         try:
@@ -140,7 +140,7 @@ def seqs_and_dues(parts: EngineParts, number: int, size: int) -> tuple[range, li
 
 
 def timed_array(parts: EngineParts, number: int, size: int) -> bytes:
-    """As due at moments, which all differ."""
+    """A request body: a JSON array of `size` messages, each due at a moment of its own."""
     first_ms = NOW_MS + 1000 + number * size
     return b"[%b]" % b",".join(
         b'{"subject": "%b", "deliver_at": %d, "body": %b}'
@@ -171,13 +171,13 @@ def published(parts: EngineParts, number: int, size: int) -> Any:
 
 
 def each_alone(parts: EngineParts, requests: list[bytes]) -> None:
-    """As the door asks for each."""
+    """Publish each request by itself, as the server does when it came in alone."""
     for data in requests:
         parts.engine.publishing.publish_one(parts.intake.one(data, NOW_MS), NOW_MS)
 
 
 def together(parts: EngineParts, requests: list[bytes]) -> None:
-    """As the door asks for several that came in together."""
+    """Publish all requests at once, as the server does when they came in together."""
     parts.engine.publishing.publish_new(parts.intake.many(requests, NOW_MS))
 
 

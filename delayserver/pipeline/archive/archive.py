@@ -114,7 +114,7 @@ class HourReport:
 
 @dataclass(slots=True)
 class ArchiveRun:
-    """What a run did."""
+    """What a run of the archive command did."""
 
     to: str
     is_kept: bool
@@ -132,7 +132,7 @@ class ArchiveRun:
         return sum(hour.fate is fate for hour in self.hours)
 
     def document(self) -> dict[str, Any]:
-        """As a JSON document."""
+        """What `--json` prints: the fields, as JSON values."""
         return asdict(self)
 
 
@@ -151,7 +151,7 @@ class Sum(msgspec.Struct, frozen=True):
 
     @property
     def checksum(self) -> str:
-        """As people compare it."""
+        """The hashes as 16 hexadecimal digits, the form that people compare."""
         return f"{self.hashes:016x}"
 
 
@@ -229,7 +229,7 @@ class _Hour:
 
 
 class ArchiveCalls(ServerCalls):
-    """The server's side."""
+    """The calls by which the server lists hours to archive, and learns which are archived."""
 
     def waiting(self) -> tuple[bool, list[WantedHour]]:
         """Whether hours are kept until they are archived, and those that wait for it."""
@@ -247,7 +247,7 @@ class ArchiveCalls(ServerCalls):
         return page["archive"], hours
 
     def confirm(self, hour: WantedHour, checksum: str, location: str) -> None:
-        """An hour was archived. Raises CallRefusedError."""
+        """Tell the server that an hour was archived. Raises CallRefusedError."""
         document = {
             **hour.extent._asdict(),
             "count": hour.count,

@@ -138,7 +138,7 @@ class Loaded:
         return self.staged / seconds if seconds else 0.0
 
     def document(self) -> dict[str, Any]:
-        """As a JSON document."""
+        """What `--json` prints: the fields, and the rate, as JSON values."""
         return {**asdict(self), "rows_per_s": round(self.rows_per_s)}
 
 

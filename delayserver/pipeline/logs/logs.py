@@ -177,7 +177,8 @@ def rows_end(files: Files, piece: LogPiece, *, stamp: int, rows_max: int) -> tup
 def cut(
     files: Files, pieces: Iterable[LogPiece], *, stamp: int, bytes_max: int, seqs: Range = ALL
 ) -> list[LogPiece]:
-    """The same frames in pieces of about `bytes_max`, without those that hold none of the seqs."""
+    """Cut pieces into smaller ones of about `bytes_max`. Pieces that hold none of the seqs are left
+    out."""
     found: list[LogPiece] = []
     for piece in pieces:
         if piece.end - piece.start <= bytes_max and seqs == ALL:
@@ -265,7 +266,7 @@ def read(files: Files, piece: LogPiece, *, stamp: int, payload: bool) -> Iterato
 def read_file(
     file: File, piece: LogPiece, *, stamp: int, payload: bool = False
 ) -> Iterator[Frame | Damage]:
-    """As `read`, of a file that is open."""
+    """Frames of a piece whose file the caller has opened, and damage; the file stays open."""
     try:
         yield from _read(file, piece, stamp, payload)
     except DiskError as error:

@@ -142,7 +142,7 @@ class DelayHistory(DataSource):
 
 @dataclass(frozen=True, slots=True)
 class HistoryHour:
-    """What a task is told of an hour."""
+    """An hour to read the history of, as the driver hands it to a task."""
 
     wanted: WantedHour
     state: HourState | None

@@ -125,7 +125,7 @@ class DelayState(DataSource):
 
 @dataclass(frozen=True, slots=True)
 class StateHour:
-    """What a task is told of an hour."""
+    """An hour to read the states of, as the driver hands it to a task."""
 
     number: int
     state: HourState

@@ -55,7 +55,7 @@ def due_of(body: bytes) -> int:
 
 @dataclass(slots=True)
 class ClosedLoopResult:
-    """What a closed loop did."""
+    """What a ClosedLoop has published, and how long each answer took."""
 
     count: int = 0
     seconds: float = 0.0
@@ -68,7 +68,7 @@ class ClosedLoopResult:
 
 @dataclass(slots=True)
 class ClosedLoop:
-    """Publish with so many in flight, so long or so many."""
+    """How to publish: `in_flight` at once, for `seconds` or until `count` are published."""
 
     in_flight: int
     delay_ms: int

@@ -100,7 +100,8 @@ class DelayServer(Peer):
 
 
 class ClientLibrary(DelayServer):
-    """The same server; one task for each message in flight, each answered on its own."""
+    """The delay server through its client library: one task for each message in flight, and an
+    answer for each."""
 
     name = "delay server, client library"
     durability = "--durability fsync, without generated keys"
