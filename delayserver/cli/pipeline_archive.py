@@ -30,7 +30,7 @@ from delayserver.cli.session import URL_DEFAULT, TokenOption
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from delayserver.pipeline.archive.archive import Archived
+    from delayserver.pipeline.archive.archive import ArchiveRun
 
 _EXAMPLES = (
     "pipeline archive --data-dir data --to /srv/archive",
@@ -109,20 +109,20 @@ _LINES = {
 }
 
 
-def _rendered(archived: "Archived") -> "Table":
+def _rendered(archived: "ArchiveRun") -> "Table":
     from rich.table import Table
 
-    from delayserver.pipeline.archive.archive import FAILURES, Fate
+    from delayserver.pipeline.archive.archive import FAILURES, HourFate
 
     table = Table(title=f"Archive: {archived.to}", title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    for fate in Fate:
+    for fate in HourFate:
         count = archived.total(fate)
-        if count or fate is Fate.ARCHIVED:
-            style = "red" if fate in FAILURES else "bold" if fate is Fate.ARCHIVED else ""
+        if count or fate is HourFate.ARCHIVED:
+            style = "red" if fate in FAILURES else "bold" if fate is HourFate.ARCHIVED else ""
             table.add_row(_LINES[fate], text_of(count), style=style)
-    done = [hour for hour in archived.hours if hour.fate is Fate.ARCHIVED]
+    done = [hour for hour in archived.hours if hour.fate is HourFate.ARCHIVED]
     table.add_row("entries in them", text_of(sum(hour.count for hour in done)))
     table.add_row("of these, added now", text_of(sum(hour.added for hour in archived.hours)))
     table.add_row(

@@ -25,7 +25,7 @@ from delayserver.times import format_time, parse_duration_ms
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from delayserver.pipeline.reports.live import Watch
+    from delayserver.pipeline.reports.live import WatchedStream
 
 REFRESH_S = 0.5
 GRACE_MS = 2_000
@@ -108,7 +108,7 @@ def _duration_ms(text: str, option: str) -> int:
 
 
 def _follow(
-    watched: "Watch", screen: "_Screen", output: TextIO | None, for_s: float | None
+    watched: "WatchedStream", screen: "_Screen", output: TextIO | None, for_s: float | None
 ) -> None:
     began_s = time.monotonic()
     while for_s is None or time.monotonic() - began_s < for_s:
@@ -118,7 +118,7 @@ def _follow(
         watched.check()
 
 
-def _write(watched: "Watch", output: TextIO | None, now_ms: int) -> None:
+def _write(watched: "WatchedStream", output: TextIO | None, now_ms: int) -> None:
     """A line of JSON for each window that has ended by then."""
     if output is None:
         return
@@ -163,11 +163,11 @@ class _Screen:
         """Show what is being done before there is a table."""
         self._live.update(f"{what} …", refresh=True)
 
-    def show(self, watched: "Watch") -> None:
+    def show(self, watched: "WatchedStream") -> None:
         """Draw the table."""
         self._live.update(self._table(watched), refresh=True)
 
-    def _table(self, watched: "Watch") -> "RenderableType":
+    def _table(self, watched: "WatchedStream") -> "RenderableType":
         from rich.console import Group
         from rich.markup import escape
         from rich.table import Table

@@ -39,108 +39,122 @@ _EXAMPLES = (
 )
 
 
+DueColumnOption = Annotated[
+    str,
+    typer.Option(
+        metavar="COLUMN",
+        help="When it is due: a timestamp, milliseconds since 1970, or RFC 3339 text.",
+    ),
+]
+InputOption = Annotated[
+    str | None,
+    typer.Option("--input", metavar="PATH", help="The table.", show_default=False),
+]
+FormatOption = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help="parquet, csv, json, jdbc, or any other that Spark knows; default: by the name.",
+        show_default=False,
+    ),
+]
+SourceSettingsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE", help="Option of the format; may be repeated.", show_default=False
+    ),
+]
+SubjectOfAllOption = Annotated[
+    str | None,
+    typer.Option(metavar="SUBJECT", help="Subject of all rows.", show_default=False),
+]
+SubjectColumnOption = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Subject of each row.", show_default=False),
+]
+KeyColumnOption = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="Key.", show_default=False)
+]
+BodyColumnOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="Body: JSON text, binary, struct, map or array; default: all other columns as "
+        "one JSON object.",
+        show_default=False,
+    ),
+]
+HeadersColumnOption = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Headers: a map, or a JSON object.", show_default=False),
+]
+ImportIdOption = Annotated[
+    str | None,
+    typer.Option(
+        "--id",
+        metavar="NAME",
+        help="Name of the import. The same name is loaded once, however often it is run.",
+        show_default=False,
+    ),
+]
+OnConflictOption = Annotated[
+    str,
+    typer.Option(
+        metavar="refuse|keep",
+        help="A key stands for other content: refuse everything, or keep what there is.",
+    ),
+]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="Load nothing if any row is rejected.")
+]
+RejectsFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Rejected rows with the reason, as JSON lines; default: NAME.rejected.jsonl.",
+        show_default=False,
+    ),
+]
+IdsFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.parquet", help="Write the id of each row there.", show_default=False
+    ),
+]
+IdsColumnOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="A column to stand in the file of ids, too; may be repeated.",
+        show_default=False,
+    ),
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Check all rows, and load none.")]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to those of the pipeline."""
     pipeline_app.command("load", help=help_text(load.__doc__, *_EXAMPLES))(load)
 
 
 def load(
-    due_column: Annotated[
-        str,
-        typer.Option(
-            metavar="COLUMN",
-            help="When it is due: a timestamp, milliseconds since 1970, or RFC 3339 text.",
-        ),
-    ],
-    source: Annotated[
-        str | None,
-        typer.Option("--input", metavar="PATH", help="The table.", show_default=False),
-    ] = None,
-    file_format: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="parquet, csv, json, jdbc, or any other that Spark knows; default: by the name.",
-            show_default=False,
-        ),
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE", help="Option of the format; may be repeated.", show_default=False
-        ),
-    ] = None,
-    subject: Annotated[
-        str | None,
-        typer.Option(metavar="SUBJECT", help="Subject of all rows.", show_default=False),
-    ] = None,
-    subject_column: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN", help="Subject of each row.", show_default=False),
-    ] = None,
-    key_column: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Key.", show_default=False)
-    ] = None,
-    body_column: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="Body: JSON text, binary, struct, map or array; default: all other columns as "
-            "one JSON object.",
-            show_default=False,
-        ),
-    ] = None,
-    headers_column: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN", help="Headers: a map, or a JSON object.", show_default=False
-        ),
-    ] = None,
-    import_id: Annotated[
-        str | None,
-        typer.Option(
-            "--id",
-            metavar="NAME",
-            help="Name of the import. The same name is loaded once, however often it is run.",
-            show_default=False,
-        ),
-    ] = None,
-    on_conflict: Annotated[
-        str,
-        typer.Option(
-            metavar="refuse|keep",
-            help="A key stands for other content: refuse everything, or keep what there is.",
-        ),
-    ] = "refuse",
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Load nothing if any row is rejected.")
-    ] = False,
-    rejects: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Rejected rows with the reason, as JSON lines; default: NAME.rejected.jsonl.",
-            show_default=False,
-        ),
-    ] = None,
-    ids: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.parquet", help="Write the id of each row there.", show_default=False
-        ),
-    ] = None,
-    ids_column: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="A column to stand in the file of ids, too; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check all rows, and load none.")
-    ] = False,
+    due_column: DueColumnOption,
+    source: InputOption = None,
+    file_format: FormatOption = None,
+    option: SourceSettingsOption = None,
+    subject: SubjectOfAllOption = None,
+    subject_column: SubjectColumnOption = None,
+    key_column: KeyColumnOption = None,
+    body_column: BodyColumnOption = None,
+    headers_column: HeadersColumnOption = None,
+    import_id: ImportIdOption = None,
+    on_conflict: OnConflictOption = "refuse",
+    strict: StrictOption = False,
+    rejects: RejectsFileOption = None,
+    ids: IdsFileOption = None,
+    ids_column: IdsColumnOption = None,
+    dry_run: DryRunOption = False,
     data_dir: DataDirOption = Path("data"),
     server: ServerOption = URL_DEFAULT,
     token: TokenOption = None,
@@ -162,15 +176,17 @@ def load(
     options = _options(option)
     import_id = import_id or f"load-{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
     with job("load", master, conf, as_json=as_json) as running:
-        from delayserver.pipeline.load.load import Load, read_table, run
-        from delayserver.pipeline.publish.mapping import Columns
+        from delayserver.pipeline.load.load import LoadJob, read_table, run
+        from delayserver.pipeline.publish.mapping import MessageColumns
         from storage.staging import OnConflict
 
-        wanted = Load(
+        wanted = LoadJob(
             import_id,
             data_dir,
             server,
-            Columns(due_column, subject, subject_column, key_column, body_column, headers_column),
+            MessageColumns(
+                due_column, subject, subject_column, key_column, body_column, headers_column
+            ),
             token,
             OnConflict(on_conflict),
             strict,

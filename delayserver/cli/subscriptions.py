@@ -11,6 +11,106 @@ from delayserver.cli.options import NameArgument, number_or_text
 from delayserver.cli.output import details, rows
 from delayserver.cli.session import Session, path, server_command
 
+SubjectPatternArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SUBJECT", help="A subject, a prefix that ends in .* (any depth), or *."
+    ),
+]
+WebhookOption = Annotated[
+    str | None,
+    typer.Option(
+        "--webhook",
+        metavar="URL",
+        help="POST each message to this address. Without it, messages wait to be pulled.",
+        show_default=False,
+    ),
+]
+SecretOption = Annotated[
+    str | None,
+    typer.Option(
+        "--secret",
+        metavar="whsec_…",
+        envvar="DELAYSERVER_WEBHOOK_SECRET",
+        help="Webhook: sign with this secret (Standard Webhooks).",
+        show_default=False,
+    ),
+]
+TimeoutOption = Annotated[
+    str | None,
+    typer.Option(
+        "--timeout",
+        metavar="DURATION",
+        help="Webhook: the receiver answers within this time.",
+        show_default=False,
+    ),
+]
+MaxInFlightOption = Annotated[
+    int | None,
+    typer.Option(help="Webhook: most requests at once.", show_default=False),
+]
+MaxAttemptsOption = Annotated[
+    int | None,
+    typer.Option(help="Webhook: attempts before it is a dead letter.", show_default=False),
+]
+BackoffOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--backoff",
+        metavar="DURATION",
+        help="Webhook: wait before the next attempt; repeat for the ones after it.",
+    ),
+]
+PreviousSecretOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--previous-secret",
+        metavar="whsec_…",
+        envvar="DELAYSERVER_WEBHOOK_PREVIOUS_SECRET",
+        help="Webhook: sign with this one as well, while receivers change over.",
+    ),
+]
+RateOption = Annotated[
+    float | None,
+    typer.Option(help="Webhook: most messages a second.", show_default=False),
+]
+BurstOption = Annotated[
+    int | None,
+    typer.Option(help="Webhook: most messages at once, with --rate.", show_default=False),
+]
+BatchSizeOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Webhook: up to so many messages in one request, as an array.", show_default=False
+    ),
+]
+LingerOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DURATION",
+        help="Webhook: how long a message waits for others, with --batch.",
+        show_default=False,
+    ),
+]
+CatchUpOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="all|spread=DURATION|drop_older_than=DURATION",
+        help="What happens to messages that fell due during downtime or a pause: all at once, "
+        "evenly over a while, or dead letters beyond an age.",
+        show_default=False,
+    ),
+]
+LeaseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--lease",
+        metavar="DURATION",
+        help="Pull: a message that was not acknowledged by then comes again.",
+        show_default=False,
+    ),
+]
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
@@ -35,105 +135,20 @@ def subscribe(
     session: Session,
     *,
     name: NameArgument,
-    subject: Annotated[
-        str,
-        typer.Argument(
-            metavar="SUBJECT", help="A subject, a prefix that ends in .* (any depth), or *."
-        ),
-    ],
-    webhook: Annotated[
-        str | None,
-        typer.Option(
-            "--webhook",
-            metavar="URL",
-            help="POST each message to this address. Without it, messages wait to be pulled.",
-            show_default=False,
-        ),
-    ] = None,
-    secret: Annotated[
-        str | None,
-        typer.Option(
-            "--secret",
-            metavar="whsec_…",
-            envvar="DELAYSERVER_WEBHOOK_SECRET",
-            help="Webhook: sign with this secret (Standard Webhooks).",
-            show_default=False,
-        ),
-    ] = None,
-    timeout: Annotated[
-        str | None,
-        typer.Option(
-            "--timeout",
-            metavar="DURATION",
-            help="Webhook: the receiver answers within this time.",
-            show_default=False,
-        ),
-    ] = None,
-    max_in_flight: Annotated[
-        int | None,
-        typer.Option(help="Webhook: most requests at once.", show_default=False),
-    ] = None,
-    max_attempts: Annotated[
-        int | None,
-        typer.Option(help="Webhook: attempts before it is a dead letter.", show_default=False),
-    ] = None,
-    backoff: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--backoff",
-            metavar="DURATION",
-            help="Webhook: wait before the next attempt; repeat for the ones after it.",
-        ),
-    ] = None,
-    previous_secret: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--previous-secret",
-            metavar="whsec_…",
-            envvar="DELAYSERVER_WEBHOOK_PREVIOUS_SECRET",
-            help="Webhook: sign with this one as well, while receivers change over.",
-        ),
-    ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option(help="Webhook: most messages a second.", show_default=False),
-    ] = None,
-    burst: Annotated[
-        int | None,
-        typer.Option(help="Webhook: most messages at once, with --rate.", show_default=False),
-    ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option(
-            help="Webhook: up to so many messages in one request, as an array.", show_default=False
-        ),
-    ] = None,
-    linger: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION",
-            help="Webhook: how long a message waits for others, with --batch.",
-            show_default=False,
-        ),
-    ] = None,
-    catch_up: Annotated[
-        str | None,
-        typer.Option(
-            metavar="all|spread=DURATION|drop_older_than=DURATION",
-            help="What happens to messages that fell due during downtime or a pause: all at once, "
-            "evenly over a while, or dead letters beyond an age.",
-            show_default=False,
-        ),
-    ] = None,
-    lease: Annotated[
-        str | None,
-        typer.Option(
-            "--lease",
-            metavar="DURATION",
-            help="Pull: a message that was not acknowledged by then comes again.",
-            show_default=False,
-        ),
-    ] = None,
+    subject: SubjectPatternArgument,
+    webhook: WebhookOption = None,
+    secret: SecretOption = None,
+    timeout: TimeoutOption = None,
+    max_in_flight: MaxInFlightOption = None,
+    max_attempts: MaxAttemptsOption = None,
+    backoff: BackoffOption = None,
+    previous_secret: PreviousSecretOption = None,
+    rate: RateOption = None,
+    burst: BurstOption = None,
+    batch: BatchSizeOption = None,
+    linger: LingerOption = None,
+    catch_up: CatchUpOption = None,
+    lease: LeaseOption = None,
 ) -> None:
     """Make a subscription, or change it.
 

@@ -26,7 +26,7 @@ from delayserver.client.errors import (
     UnansweredError,
     UnreachableError,
 )
-from delayserver.client.transport import Answer, decoded, path_of
+from delayserver.client.transport import HttpAnswer, decoded, path_of
 from delayserver.client.values import Published
 from delayserver.errors import NotFoundError
 from delayserver.records.message_id import read_id
@@ -40,13 +40,13 @@ class Ask(Protocol):
 
     async def __call__(
         self, method: str, path: str, body: bytes | None, *, repeatable: bool = True
-    ) -> Answer: ...
+    ) -> HttpAnswer: ...
 
 
 # ── publish ────────────────────────────────────────────────────────────────────────────────────
 
 
-class Publishing(Item):
+class PublishItem(Item):
     """A message on its way."""
 
     __slots__ = ("key", "subject")
@@ -66,7 +66,7 @@ class _BatchAnswer(msgspec.Struct, gc=False):
     ids: list[str]
 
 
-async def send_publishes(ask: Ask, items: list[Publishing]) -> None:
+async def send_publishes(ask: Ask, items: list[PublishItem]) -> None:
     """Settle each of the messages, with one request if all goes well."""
     body = b"[" + b",".join([item.data for item in items]) + b"]"
     repeatable = all(item.key is not None for item in items)
@@ -91,7 +91,7 @@ async def send_publishes(ask: Ask, items: list[Publishing]) -> None:
         await send_publishes(ask, part)
 
 
-def _parts(items: list[Publishing], answer: Answer) -> list[list[Publishing]]:
+def _parts(items: list[PublishItem], answer: HttpAnswer) -> list[list[PublishItem]]:
     """A batch was refused: fail what is to blame, and return what is to be sent again, in
     batches that are smaller."""
     error = answer.error()
@@ -118,7 +118,7 @@ def _parts(items: list[Publishing], answer: Answer) -> list[list[Publishing]]:
     return []
 
 
-def _tell(items: list[Publishing], body: bytes) -> None:
+def _tell(items: list[PublishItem], body: bytes) -> None:
     """Give each caller its part of the answer to a batch."""
     answer = decoded(body, _BatchAnswer)
     ids = answer.ids

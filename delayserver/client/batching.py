@@ -90,7 +90,8 @@ class Batcher(Generic[I]):
         return True
 
     async def reserve(self, size_bytes: int) -> None:
-        """As `try_reserve`, when there is room: first come, first served. Raises ClosedError."""
+        """Wait until there is room for an item of that size, and take it; who came first gets it
+        first. The item is to be put before anything else is awaited. Raises ClosedError."""
         if self.try_reserve(size_bytes):
             return
         waiter = asyncio.get_running_loop().create_future()

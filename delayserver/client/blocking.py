@@ -31,7 +31,7 @@ class _Options(TypedDict, total=False):
 
 
 class ProducerOptions(_Options, total=False):
-    """See AsyncProducer."""
+    """Keyword arguments of Producer; AsyncProducer explains each of them."""
 
     retry: RetryPolicy
     generate_keys: bool
@@ -41,7 +41,7 @@ class ProducerOptions(_Options, total=False):
 
 
 class ConsumerOptions(_Options, total=False):
-    """See AsyncConsumer."""
+    """Keyword arguments of Consumer; AsyncConsumer explains each of them."""
 
     concurrency: int
     retry_delay_ms: Callable[[int], int]
@@ -109,7 +109,7 @@ class Producer:
         self.close(None if kind is None else EXIT_S)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """See AsyncProducer.close."""
+        """Wait for what is under way, at most `timeout_s`, then disconnect and end the thread."""
         try:
             self._thread.call(self._producer.close(timeout_s))
         except ClosedError:
@@ -126,7 +126,7 @@ class Producer:
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Published:
-        """See AsyncProducer.publish."""
+        """Publish a message; when this returns, it is durable. Raises as AsyncProducer.publish."""
         return self._thread.call(
             self._producer.publish(
                 subject, body, delay=delay, deliver_at=deliver_at, key=key, headers=headers
@@ -144,7 +144,7 @@ class Producer:
         headers: Mapping[str, str] | None = None,
         if_match: str | None = None,
     ) -> Published:
-        """See AsyncProducer.replace."""
+        """Publish in place of what waits under the key. Raises as AsyncProducer.replace."""
         return self._thread.call(
             self._producer.replace(
                 *(subject, key, body),
@@ -163,7 +163,7 @@ class Producer:
         key: str | None = None,
         if_match: str | None = None,
     ) -> None:
-        """See AsyncProducer.cancel."""
+        """Cancel a message; when this returns, it never fires. Raises as AsyncProducer.cancel."""
         self._thread.call(
             self._producer.cancel(message_id, subject=subject, key=key, if_match=if_match)
         )
@@ -171,7 +171,7 @@ class Producer:
     def get(
         self, message_id: str | None = None, *, subject: str | None = None, key: str | None = None
     ) -> Stored:
-        """See AsyncProducer.get."""
+        """Look a message up, by its id or by subject and key. Raises NotFoundError."""
         return self._thread.call(self._producer.get(message_id, subject=subject, key=key))
 
     def move(
@@ -184,7 +184,7 @@ class Producer:
         deliver_at: DeliverAt | None = None,
         if_match: str | None = None,
     ) -> Moved:
-        """See AsyncProducer.move."""
+        """Give a message a new due time. Raises as AsyncProducer.move."""
         return self._thread.call(
             self._producer.move(
                 message_id,
@@ -204,7 +204,7 @@ class Producer:
         until: DeliverAt | None = None,
         page: int = 1000,
     ) -> Iterator[Stored]:
-        """See AsyncProducer.pending."""
+        """Messages of a subject that wait, in due order: from `since` on, and before `until`."""
         found = self._producer.pending(subject, since=since, until=until, page=page)
         end = object()
 
@@ -242,11 +242,11 @@ class Consumer:
         lease: Delay = LEASE_MS,
         concurrency: int | None = None,
     ) -> Callable[[H], H]:
-        """See AsyncConsumer.subscribe."""
+        """Decorate the handler of a subject's messages; AsyncConsumer.subscribe has the options."""
         return self._consumer.subscribe(subject, name=name, lease=lease, concurrency=concurrency)
 
     def run(self, *, grace_s: float = GRACE_S) -> None:
-        """See AsyncConsumer.run. In the main thread, SIGTERM and ctrl-C call `stop`."""
+        """Handle messages until `stop` is called; in the main thread, SIGTERM and ctrl-C do it."""
         asyncio.run(self._run(grace_s))
 
     async def _run(self, grace_s: float) -> None:

@@ -32,14 +32,14 @@ import msgspec
 
 from delayserver.client.batches import (
     Cancelling,
-    Publishing,
+    PublishItem,
     message_path,
     send_cancels,
     send_publishes,
 )
 from delayserver.client.batching import Batcher
 from delayserver.client.retries import RetryPolicy, Time, answered
-from delayserver.client.transport import Answer, HttpTransport, Transport, decoded, path_of
+from delayserver.client.transport import HttpAnswer, HttpTransport, Transport, decoded, path_of
 from delayserver.client.values import Delay, DeliverAt, Moved, Published, Stored, duration, time
 
 URL_DEFAULT = "http://127.0.0.1:8080"
@@ -119,7 +119,7 @@ class AsyncProducer:
             pending_max=pending_max,
             pending_max_bytes=pending_max_bytes,
         )
-        self._publishes: Batcher[Publishing] = batcher(partial(send_publishes, self._ask))
+        self._publishes: Batcher[PublishItem] = batcher(partial(send_publishes, self._ask))
         self._cancels: Batcher[Cancelling] = batcher(partial(send_cancels, self._ask))
 
     async def __aenter__(self) -> Self:
@@ -164,7 +164,7 @@ class AsyncProducer:
         if not batcher.try_reserve(len(data)):
             await batcher.reserve(len(data))
         future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
-        batcher.put(Publishing(data, future, subject, own_key))
+        batcher.put(PublishItem(data, future, subject, own_key))
         return await future
 
     # ── cancel ─────────────────────────────────────────────────────────────────────────────────
@@ -270,7 +270,7 @@ class AsyncProducer:
 
     async def _ask_if(
         self, method: str, path: str, document: object, if_match: str | None
-    ) -> Answer:
+    ) -> HttpAnswer:
         """One call; its answer, which is a success."""
         body = None if document is None else _encode(document)
         headers = {} if if_match is None else {"if-match": f'"{if_match}"'}
@@ -284,7 +284,7 @@ class AsyncProducer:
 
     async def _ask(
         self, method: str, path: str, body: bytes | None, *, repeatable: bool = True
-    ) -> Answer:
+    ) -> HttpAnswer:
         request = partial(self._transport.request, method, path, body)
         return await answered(request, self._retry, self._time, repeatable=repeatable)
 
@@ -326,5 +326,5 @@ def _due(delay: Delay | None, deliver_at: DeliverAt | None) -> dict[str, Any]:
     return due
 
 
-def _version(answer: Answer) -> str:
+def _version(answer: HttpAnswer) -> str:
     return answer.headers.get("etag", "").strip('"')

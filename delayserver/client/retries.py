@@ -15,7 +15,7 @@ from http import HTTPStatus
 from itertools import count
 
 from delayserver.client.errors import UnansweredError, UnreachableError
-from delayserver.client.transport import Answer
+from delayserver.client.transport import HttpAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ _UNKNOWN = (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT)
 
 
 async def answered(
-    request: Callable[[], Awaitable[Answer]],
+    request: Callable[[], Awaitable[HttpAnswer]],
     policy: RetryPolicy,
     time: Time,
     *,
     repeatable: bool = True,
-) -> Answer:
+) -> HttpAnswer:
     """An answer to the request, which is made again until there is one or the policy's time is up.
 
     What is not `repeatable` is made again only where the server has certainly not acted on it.

@@ -47,8 +47,8 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Answer:
-    """What came back."""
+class HttpAnswer:
+    """What the server answered to a request."""
 
     status: int
     body: bytes
@@ -93,7 +93,7 @@ class Transport(Protocol):
         *,
         headers: Mapping[str, str] = NO_HEADERS,
         timeout_s: float = TIMEOUT_S,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """One request, its body JSON. Raises UnreachableError, UnansweredError."""
         ...
 
@@ -168,8 +168,8 @@ class HttpTransport:
         *,
         headers: Mapping[str, str] = NO_HEADERS,
         timeout_s: float = TIMEOUT_S,
-    ) -> Answer:
-        """See Transport."""
+    ) -> HttpAnswer:
+        """One request, its body JSON. Raises UnreachableError, UnansweredError."""
         head = b"%b %b HTTP/1.1\r\n%b" % (method.encode(), path.encode(), self._head)
         for name, value in headers.items():
             head += f"{name}: {value}\r\n".encode("latin-1")
@@ -197,12 +197,12 @@ class HttpTransport:
             for name, value in connection.headers
         }
         assert connection.status is not None
-        answer = Answer(connection.status, connection.body, answered)
+        answer = HttpAnswer(connection.status, connection.body, answered)
         self._release(connection)
         return answer
 
     async def close(self) -> None:
-        """See Transport."""
+        """Close all connections; requests under way are unanswered."""
         self._closed = True
         for connection in tuple(self._open):
             connection.abort()

@@ -19,7 +19,7 @@ CALL_TIMEOUT_S = 30.0
 _WAIT_FOR = (502, 503, 504)
 
 
-class RefusedError(PipelineError):
+class CallRefusedError(PipelineError):
     """The server understood, and said no."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -58,7 +58,7 @@ class ServerCalls:
     def call(
         self, method: str, path: str, document: object = None, timeout_s: float = CALL_TIMEOUT_S
     ) -> Any:
-        """The document of the answer. Raises RefusedError, PipelineError."""
+        """The document of the answer. Raises CallRefusedError, PipelineError."""
         deadline = self._monotonic() + self._wait_s
         while True:
             try:
@@ -83,7 +83,7 @@ class ServerCalls:
             return answer
         if isinstance(answer, dict) and "title" in answer:
             text = f"the server refused: {answer['title']}: {answer.get('detail', '')}"
-            raise RefusedError(response.status_code, text)
+            raise CallRefusedError(response.status_code, text)
         raise PipelineError(
             f"what answers at {self.url} is not a delay server (status {response.status_code})"
         )

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 
 from delayserver.errors import PipelineError
 from delayserver.pipeline.logs.source import DelayLog
-from delayserver.pipeline.publish.publish import DelayServer
+from delayserver.pipeline.publish.publish import DelayServerSink
 from delayserver.pipeline.states.history import DelayHistory
 from delayserver.pipeline.states.states import DelayState
 
@@ -125,7 +125,7 @@ def open_session(
     # It logs, as an error, what is raised as an exception besides.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     spark = _start(builder, master)
-    for source in (DelayLog, DelayState, DelayHistory, DelayServer):
+    for source in (DelayLog, DelayState, DelayHistory, DelayServerSink):
         spark.dataSource.register(source)
     try:
         yield spark

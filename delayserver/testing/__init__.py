@@ -20,15 +20,15 @@ that the message log made durable and from the answers that were given; both are
 
 from delayserver.testing.durable import Violation
 from delayserver.testing.ledger import Ledger
-from delayserver.testing.server import SimulatedClock, SimulatedServer, Watcher
+from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
 from delayserver.testing.world import World, run_world
 
 __all__ = [
     "Ledger",
+    "Observer",
     "SimulatedClock",
     "SimulatedServer",
     "Violation",
-    "Watcher",
     "World",
     "run_world",
 ]

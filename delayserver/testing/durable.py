@@ -19,7 +19,7 @@ from delayserver.records.message import Payload, decode_payload
 from delayserver.records.subscriptions import Subscription, decode_subscription
 from delayserver.records.tables import DeadLetter, Heartbeat, ImportRecord
 from delayserver.schedule.committed import Records
-from delayserver.testing.server import Watcher
+from delayserver.testing.server import Observer
 from storage.frame import unseal
 from storage.rows import FLAG_REMOVAL, HOUR_MS, REMOVES, SCHEDULES, RecordKind
 
@@ -40,8 +40,8 @@ class StagedRow(NamedTuple):
 
 
 @dataclass(slots=True)
-class Message:
-    """A message, as the durable records tell."""
+class DurableMessage:
+    """A message, as the durable records of the simulation describe it."""
 
     seq: int
     due_ms: int
@@ -59,11 +59,11 @@ class Message:
     """Somebody threw a dead letter of it away."""
 
 
-class DurableRecords(Watcher):
+class DurableRecords(Observer):
     """Everything that durable records say."""
 
     def __init__(self) -> None:
-        self.messages: dict[int, Message] = {}
+        self.messages: dict[int, DurableMessage] = {}
         self.subjects: dict[int, str] = {}
         self.subscriptions: dict[int, Subscription] = {}
         self.durable_seq = 0
@@ -173,7 +173,7 @@ class DurableRecords(Watcher):
             elif kind == RecordKind.DISCARD:
                 message.discarded = True
 
-    def known(self, message_seq: int) -> Message:
+    def known(self, message_seq: int) -> DurableMessage:
         """A message that is durable."""
         message = self.messages.get(message_seq)
         if message is None:
@@ -218,7 +218,7 @@ class DurableRecords(Watcher):
             if known is not None and self._surely_waits(known):
                 raise Violation(f"message {seq} has the key of message {known}, which waits (I3)")
             self._by_key[subject_id, payload.key] = seq
-        message = Message(seq, due_ms, subject_id, payload)
+        message = DurableMessage(seq, due_ms, subject_id, payload)
         message.where[0] = seq
         self.messages[seq] = message
 

@@ -81,7 +81,7 @@ class Operators(Actor):
     # ── subscriptions ──────────────────────────────────────────────────────────────────────────
 
     def with_options(self, subscription: Subscription) -> Subscription:
-        """The same, with limits on when rows may leave."""
+        """The subscription with random limits on when its rows may leave."""
         rng, options = self._options, dict[str, Any]()
         match rng.randrange(4):
             case 0:

@@ -72,8 +72,8 @@ class SimulatedClock:
         self._monotonic_ms += max(by_ms, 1)
 
 
-class Watcher:
-    """Told what happens inside; the default ignores it."""
+class Observer:
+    """The server tells it what happens inside. Each method of this one ignores that."""
 
     def committed(self, rows: bytes, payload: bytes) -> None:
         """A group is durable."""
@@ -104,38 +104,38 @@ class Watcher:
         """A damaged place was named."""
 
 
-class _WatchedLog(MessageLog):
-    def __init__(self, watcher: Watcher, files: Files, **rest: Any) -> None:
+class _ObservedLog(MessageLog):
+    def __init__(self, observer: Observer, files: Files, **rest: Any) -> None:
         super().__init__(files, **rest)
-        self._watcher = watcher
+        self._observer = observer
 
     def append(
         self, rows: bytes, payload: bytes, *, first_seq: int, last_seq: int, created_ms: int
     ) -> None:
         super().append(rows, payload, first_seq=first_seq, last_seq=last_seq, created_ms=created_ms)
-        self._watcher.committed(rows, payload)
+        self._observer.committed(rows, payload)
 
 
-class _WatchedReplay(Replay):
-    def __init__(self, watcher: Watcher, *rest: Any) -> None:
-        super().__init__(*rest, purge=partial(_WatchedPurge, watcher))
+class _ObservedReplay(Replay):
+    def __init__(self, observer: Observer, *rest: Any) -> None:
+        super().__init__(*rest, purge=partial(_ObservedPurge, observer))
         self.effects.keys_slice = 1  # as with very many keys
-        self._watcher = watcher
+        self._observer = observer
 
     def file(self, batch: Any, now_ms: int) -> Filed:
-        self._watcher.filing(list(batch))
+        self._observer.filing(list(batch))
         return super().file(batch, now_ms)
 
 
-class _WatchedPurge(Purge):
-    def __init__(self, watcher: Watcher, *rest: Any) -> None:
+class _ObservedPurge(Purge):
+    def __init__(self, observer: Observer, *rest: Any) -> None:
         super().__init__(*rest)
-        self._watcher = watcher
+        self._observer = observer
 
     def delete_files(self, hour: int) -> None:
         frames = [one for one in self._schedule.scan(hour) if isinstance(one, Frame)]
         seqs = {seq for frame in frames for seq in frame.rows["seq"].tolist()}
-        self._watcher.purging(hour, seqs, self._dispatch.size(hour))
+        self._observer.purging(hour, seqs, self._dispatch.size(hour))
         super().delete_files(hour)
 
 
@@ -145,10 +145,10 @@ def _each_row(rows: list[bytes]) -> list[bytes]:
     return [data[start : start + size] for start in range(0, len(data), size)]
 
 
-class _WatchedSettler(Settler):
-    def __init__(self, watcher: Watcher, dispatch: HourLog) -> None:
+class _ObservedSettler(Settler):
+    def __init__(self, observer: Observer, dispatch: HourLog) -> None:
         super().__init__(dispatch)
-        self._watcher = watcher
+        self._observer = observer
         self._written: list[bytes] = []
 
     def write(self, rows_by_hour: dict[int, list[bytes]], now_ms: int) -> None:
@@ -161,7 +161,7 @@ class _WatchedSettler(Settler):
 
     def sync(self) -> None:
         super().sync()
-        self._watcher.recorded(self._written)
+        self._observer.recorded(self._written)
         self._written = []
 
 
@@ -204,14 +204,14 @@ class SimulatedServer(Shard):
         catalog: Catalog,
         clock: SimulatedClock,
         rng: random.Random,
-        watcher: Watcher,
+        observer: Observer,
         *,
         quick: Callable[[], bool] = lambda: False,
     ) -> None:
         """Recover what is on the disk. `quick`: whether the committer would be at that moment.
 
         Raises StorageError."""
-        self.watcher = watcher
+        self.observer = observer
         self._quick = quick
         self.sending: list[list[DueDelivery]] = []
         """Webhooks that were sent and not answered."""
@@ -221,9 +221,9 @@ class SimulatedServer(Shard):
             monotonic=clock.monotonic_s,
             random_bytes=rng.randbytes,
             random=rng.random,
-            message_log=partial(_WatchedLog, watcher),
-            replay=partial(_WatchedReplay, watcher),
-            settler=partial(_WatchedSettler, watcher),
+            message_log=partial(_ObservedLog, observer),
+            replay=partial(_ObservedReplay, observer),
+            settler=partial(_ObservedSettler, observer),
             # One frame per slice, so that much may happen between two.
             staging=partial(Staging, slice_bytes=1),
             # Written anew again and again.
@@ -233,15 +233,15 @@ class SimulatedServer(Shard):
         self._watch()
 
     def _watch(self) -> None:
-        watcher = self.watcher
+        observer = self.observer
         fire, give_back = self.engine.dispatcher.fire, self.engine.outcomes.leases.on_expired
 
         def watched(slices: list[FiredRows], now_ms: int) -> None:
-            watcher.fired(slices, now_ms)
+            observer.fired(slices, now_ms)
             fire(slices, now_ms)
 
         def expired(some: Some) -> None:
-            watcher.expired(list(some.each()))
+            observer.expired(list(some.each()))
             give_back(some)
 
         # As with a million keys, much may happen while they are decided.
@@ -269,7 +269,7 @@ class SimulatedServer(Shard):
         raise AssertionError("only a thread that runs by itself calls this") from error
 
     def on_damage(self, error: DamageError) -> None:
-        self.watcher.damaged(error)
+        self.observer.damaged(error)
 
     def given_up(self, delivery: DueDelivery, reason: str) -> None:
         """The ledger finds out by itself."""
@@ -336,17 +336,17 @@ class SimulatedServer(Shard):
 
     def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
         for delivery in deliveries:
-            self.watcher.sent(handout.subscription, delivery)
+            self.observer.sent(handout.subscription, delivery)
         super().hand_out(handout, deliveries)
 
     def send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
         for delivery in deliveries:
-            self.watcher.sent(subscription, delivery)
+            self.observer.sent(subscription, delivery)
         self.sending.append(deliveries)
 
     def settle(self, hour: int, rows: bytes) -> None:
         for row in _each_row([rows]):
-            self.watcher.settled(row)
+            self.observer.settled(row)
         super().settle(hour, rows)
 
     # ── what clients and subscribers do ────────────────────────────────────────────────────────
@@ -357,7 +357,8 @@ class SimulatedServer(Shard):
         self.engine.outcomes.on_sent([(deliveries, response)], self.clock())
 
     def ack(self, tokens: list[str], answer: Callable[[list[str]], None]) -> None:
-        """As `Server.ack`: `answer` is called with the leases that were over."""
+        """A subscriber acknowledges. `answer` is called with the tokens whose leases were over,
+        once the others are settled durably."""
         expired = self.engine.outcomes.ack(tokens, self.clock())
         if len(expired) < len(tokens):
             self.when_settled(partial(answer, expired))

@@ -39,18 +39,21 @@ class AsyncioDriver(Generic[HandleT]):
         self._arm()
 
     def add(self, callback: Callback, delay_ms: int) -> HandleT:
-        """As ``Timer.add``, with the delay counted from the clock's time, rounded up."""
+        """Run ``callback`` on the event loop, ``delay_ms`` after the clock's time, rounded up.
+
+        Raises TimerShutdownError after ``shutdown``.
+        """
         since_advance_ms = ceil(self._clock()) - self._timer.now_ms
         handle = self._timer.add(callback, since_advance_ms + delay_ms)
         self._arm()
         return handle
 
     def cancel(self, handle: HandleT) -> bool:
-        """As ``Timer.cancel``."""
+        """Stop a timer. True if, and only if, it will now never (again) fire."""
         return self._timer.cancel(handle)
 
     def size(self) -> int:
-        """As ``Timer.size``."""
+        """How many timers are waiting."""
         return self._timer.size()
 
     def shutdown(self) -> None:

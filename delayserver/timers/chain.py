@@ -18,7 +18,7 @@ from typing import Generic, TypeVar, cast
 from delayserver.timers.interface import Callback, Handle, spent
 
 
-class Entry(Handle):
+class ChainEntry(Handle):
     """A handle that can stand in one chain."""
 
     __slots__ = ("due_tick", "next", "prev")
@@ -26,8 +26,8 @@ class Entry(Handle):
     def __init__(self, callback: Callback, due_tick: int) -> None:
         self.callback = callback
         self.due_tick = due_tick
-        self.prev: Entry = NOWHERE
-        self.next: Entry = NOWHERE
+        self.prev: ChainEntry = NOWHERE
+        self.next: ChainEntry = NOWHERE
 
     @property
     def linked(self) -> bool:
@@ -45,12 +45,12 @@ class Entry(Handle):
 
 # What an unlinked entry points to. With None in its place every access to a link would have to be
 # narrowed first, in the hottest lines of the package.
-NOWHERE: Entry = Entry.__new__(Entry)
+NOWHERE: ChainEntry = ChainEntry.__new__(ChainEntry)
 
-EntryT = TypeVar("EntryT", bound=Entry)
+EntryT = TypeVar("EntryT", bound=ChainEntry)
 
 
-class Chain(Entry, Generic[EntryT]):
+class Chain(ChainEntry, Generic[EntryT]):
     """A list of entries in the order of their arrival. The object is its own sentinel."""
 
     __slots__ = ()

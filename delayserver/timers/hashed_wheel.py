@@ -44,12 +44,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from delayserver.timers.chain import Chain, Entry
+from delayserver.timers.chain import Chain, ChainEntry
 from delayserver.timers.interface import ErrorHandler
-from delayserver.timers.wheel import Wheel
+from delayserver.timers.wheel import WheelTimer
 
 
-class Timeout(Entry):
+class Timeout(ChainEntry):
     """An entry that counts its rounds; ``rounds`` is set when it leaves the pending queue."""
 
     __slots__ = ("rounds",)
@@ -57,7 +57,7 @@ class Timeout(Entry):
     rounds: int
 
 
-class HashedWheelTimer(Wheel[Timeout]):
+class HashedWheelTimer(WheelTimer[Timeout]):
     """One wheel, rounds and a pending queue. The module's docstring has the algorithm."""
 
     __slots__ = ("_buckets", "_pending", "_transfer_limit")

@@ -62,14 +62,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from delayserver.timers.chain import Chain, Entry
+from delayserver.timers.chain import Chain, ChainEntry
 from delayserver.timers.interface import ErrorHandler
-from delayserver.timers.wheel import Wheel
+from delayserver.timers.wheel import WheelTimer
 
 NOT_QUEUED = -1
 
 
-class Bucket(Chain[Entry]):
+class Bucket(Chain[ChainEntry]):
     """The timers of one span of ticks, and the tick at which that span begins."""
 
     __slots__ = ("expiration_tick", "span_ticks")
@@ -80,7 +80,7 @@ class Bucket(Chain[Entry]):
         self.expiration_tick = NOT_QUEUED
 
 
-class Level:
+class WheelLevel:
     """One wheel: ``slot_count`` buckets of ``span_ticks`` each."""
 
     __slots__ = ("buckets", "end_tick", "revolution_ticks", "span_ticks")
@@ -97,7 +97,7 @@ class Level:
         self.end_tick = (tick // self.revolution_ticks + 1) * self.revolution_ticks
 
 
-class HierarchicalTimer(Wheel[Entry]):
+class HierarchicalTimer(WheelTimer[ChainEntry]):
     """Wheels of wheels and a delay queue. The module's docstring has the algorithm."""
 
     __slots__ = ("_levels", "_queue")
@@ -111,12 +111,12 @@ class HierarchicalTimer(Wheel[Entry]):
     ) -> None:
         if slot_count < 2:
             raise ValueError(f"levels of {slot_count=} would all be the same")
-        super().__init__(start_ms, tick_ms, slot_count, on_error, Entry)
-        self._levels = [Level(1, slot_count, 0)]
+        super().__init__(start_ms, tick_ms, slot_count, on_error, ChainEntry)
+        self._levels = [WheelLevel(1, slot_count, 0)]
         # No two queued buckets have the same expiration, so buckets are never compared.
         self._queue: list[tuple[int, Bucket]] = []
 
-    def _place(self, entry: Entry) -> None:
+    def _place(self, entry: ChainEntry) -> None:
         due_tick = entry.due_tick
         for level in self._levels:
             if due_tick < level.end_tick:
@@ -131,10 +131,10 @@ class HierarchicalTimer(Wheel[Entry]):
             bucket.expiration_tick = expiration_tick
             heappush(self._queue, (expiration_tick, bucket))
 
-    def _add_levels(self, due_tick: int) -> Level:
+    def _add_levels(self, due_tick: int) -> WheelLevel:
         level = self._levels[-1]
         while due_tick >= level.end_tick:
-            level = Level(level.revolution_ticks, self._slot_count, self._tick)
+            level = WheelLevel(level.revolution_ticks, self._slot_count, self._tick)
             self._levels.append(level)
         return level
 
@@ -165,7 +165,7 @@ class HierarchicalTimer(Wheel[Entry]):
             else:
                 self._expired.append(entry)
 
-    def _chains(self) -> Iterable[Chain[Entry]]:
+    def _chains(self) -> Iterable[Chain[ChainEntry]]:
         return (bucket for level in self._levels for bucket in level.buckets)
 
     def _next_tick(self) -> int:

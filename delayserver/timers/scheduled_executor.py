@@ -26,13 +26,19 @@ class ScheduledExecutor(ThreadDriver[HeapHandle]):
         super().__init__(self._heap, clock, thread_count)
 
     def add_fixed_rate(self, callback: Callback, delay_ms: int, period_ms: int) -> HeapHandle:
-        """As ``HeapTimer.add_fixed_rate``."""
+        """Run ``callback`` after ``delay_ms``, then every ``period_ms``, by the due times.
+
+        Raises ValueError for a period below 1 ms, and TimerShutdownError after ``shutdown``.
+        """
         return self._admit(
             lambda passed_ms: self._heap.add_fixed_rate(callback, passed_ms + delay_ms, period_ms)
         )
 
     def add_fixed_delay(self, callback: Callback, delay_ms: int, pause_ms: int) -> HeapHandle:
-        """As ``HeapTimer.add_fixed_delay``."""
+        """Run ``callback`` after ``delay_ms``, then ``pause_ms`` after each of its returns.
+
+        Raises ValueError for a pause below 1 ms, and TimerShutdownError after ``shutdown``.
+        """
         return self._admit(
             lambda passed_ms: self._heap.add_fixed_delay(callback, passed_ms + delay_ms, pause_ms)
         )

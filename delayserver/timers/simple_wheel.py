@@ -38,12 +38,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from delayserver.timers.chain import Chain, Entry
+from delayserver.timers.chain import Chain, ChainEntry
 from delayserver.timers.interface import ErrorHandler
-from delayserver.timers.wheel import Wheel
+from delayserver.timers.wheel import WheelTimer
 
 
-class SimpleWheelTimer(Wheel[Entry]):
+class SimpleWheelTimer(WheelTimer[ChainEntry]):
     """One revolution of lists and an overflow list. The module's docstring has the algorithm."""
 
     __slots__ = ("_end_tick", "_overflow", "_slots")
@@ -55,13 +55,13 @@ class SimpleWheelTimer(Wheel[Entry]):
         slot_count: int = 7_200,
         on_error: ErrorHandler | None = None,
     ) -> None:
-        super().__init__(start_ms, tick_ms, slot_count, on_error, Entry)
-        self._slots: list[Chain[Entry]] = [Chain() for _ in range(slot_count)]
-        self._overflow: Chain[Entry] = Chain()
+        super().__init__(start_ms, tick_ms, slot_count, on_error, ChainEntry)
+        self._slots: list[Chain[ChainEntry]] = [Chain() for _ in range(slot_count)]
+        self._overflow: Chain[ChainEntry] = Chain()
         # The first tick of the next revolution.
         self._end_tick = slot_count
 
-    def _place(self, entry: Entry) -> None:
+    def _place(self, entry: ChainEntry) -> None:
         if entry.due_tick < self._end_tick:
             self._slots[entry.due_tick % self._slot_count].append(entry)
         else:
@@ -84,5 +84,5 @@ class SimpleWheelTimer(Wheel[Entry]):
                 entry.unlink()
                 self._place(entry)
 
-    def _chains(self) -> Iterable[Chain[Entry]]:
+    def _chains(self) -> Iterable[Chain[ChainEntry]]:
         return (*self._slots, self._overflow)

@@ -82,16 +82,19 @@ class ThreadDriver(Generic[HandleT]):
         self.shutdown()
 
     def add(self, callback: Callback, delay_ms: int) -> HandleT:
-        """As ``Timer.add``, with the delay counted from the clock's time, rounded up."""
+        """Run ``callback`` in a worker thread, ``delay_ms`` after the clock's time, rounded up.
+
+        Raises TimerShutdownError after ``shutdown``.
+        """
         return self._admit(lambda passed_ms: self._timer.add(callback, passed_ms + delay_ms))
 
     def cancel(self, handle: HandleT) -> bool:
-        """As ``Timer.cancel``."""
+        """Stop a timer. True if, and only if, it will now never (again) fire."""
         with self._available:
             return self._timer.cancel(handle)
 
     def size(self) -> int:
-        """As ``Timer.size``."""
+        """How many timers are waiting."""
         with self._available:
             return self._timer.size()
 

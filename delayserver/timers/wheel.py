@@ -23,7 +23,7 @@ from delayserver.timers.interface import (
 )
 
 
-class Wheel(Timer[EntryT]):
+class WheelTimer(Timer[EntryT]):
     """A timer whose entries wait in chains by tick. Ticks are counted from ``start_ms``."""
 
     __slots__ = (

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from load import Connection, http_request
+from load import LoadConnection, http_request
 from report import (
     Figure,
     add_options,
@@ -39,9 +39,9 @@ from report import (
 from servers import Served, add_directory, delay_server, disk_directory
 from sessions import open_session
 
-from delayserver.pipeline.load.load import Load, Loaded, read_table, run
+from delayserver.pipeline.load.load import Loaded, LoadJob, read_table, run
 from delayserver.pipeline.progress import Job
-from delayserver.pipeline.publish.mapping import Columns
+from delayserver.pipeline.publish.mapping import MessageColumns
 
 WEEK_MS = 7 * 86_400_000
 WARM_ROWS = 20_000
@@ -76,8 +76,10 @@ def write_table(path: Path, made: list[dict[str, Any]]) -> None:
 
 def load(job: Job, server: Served, data_dir: Path, path: Path, name: str, keyed: bool) -> Loaded:
     """One load under a subject of its own, so that no key is taken."""
-    columns = Columns("due", subject=f"{SUBJECT}.{name}", key="key" if keyed else None, body="body")
-    wanted = Load(name, data_dir, f"http://127.0.0.1:{server.port}", columns)
+    columns = MessageColumns(
+        "due", subject=f"{SUBJECT}.{name}", key="key" if keyed else None, body="body"
+    )
+    wanted = LoadJob(name, data_dir, f"http://127.0.0.1:{server.port}", columns)
     return run(job, read_table(job, str(path), "parquet", {}), wanted)
 
 
@@ -96,7 +98,7 @@ def post(server: Served, made: list[dict[str, Any]], batch: int, keyed: bool) ->
         ]
         body = msgspec.json.encode(messages)
         requests.append(http_request("POST", "/v1/messages/batch", body))
-    with Connection(server.port) as connection:
+    with LoadConnection(server.port) as connection:
         began = time.monotonic()
         for request in requests:
             connection.demand(request)

@@ -15,7 +15,7 @@ from typing import cast
 import httptools
 import msgspec
 import uvloop
-from load import Connection, http_request, wait_for
+from load import LoadConnection, http_request, wait_for
 
 
 class _Pulled(msgspec.Struct):
@@ -71,7 +71,7 @@ def pull_all(
     answers: list[bytes] = []
     acked = 0
     pull = _pull_request(name, messages_max, 0)
-    with Connection(port) as connection:
+    with LoadConnection(port) as connection:
         wait_for(start_at)
         began_at = ended_at = time.monotonic()
         while ended_at - began_at < seconds_max:
@@ -103,7 +103,7 @@ def pull_on_time(port: int, name: str, count: int, idle_max_ms: int) -> Received
     received: list[tuple[int, bytes]] = []
     total = acked = acks_out = 0
     pull = _pull_request(name, 1000, idle_max_ms)
-    with Connection(port) as pulling, Connection(port) as acking:
+    with LoadConnection(port) as pulling, LoadConnection(port) as acking:
         pulling.send(pull)
         is_pulling = True
         while is_pulling or acks_out:

@@ -59,7 +59,7 @@ class NoPorts:
         return lambda *arguments, **named: None
 
 
-class Parts:
+class EngineParts:
     """An engine that accepts, and writes nothing."""
 
     def __init__(self, catalog: LmdbCatalog) -> None:
@@ -86,28 +86,28 @@ class Parts:
 
 
 @contextmanager
-def new_parts() -> Iterator[Callable[[], Parts]]:
-    """Parts on an empty catalog, as often as they are asked for."""
+def new_parts() -> Iterator[Callable[[], EngineParts]]:
+    """EngineParts on an empty catalog, as often as they are asked for."""
     with tempfile.TemporaryDirectory() as directory:
         catalog = LmdbCatalog(directory, max_bytes=1 << 26)
         try:
-            yield lambda: Parts(catalog)
+            yield lambda: EngineParts(catalog)
         finally:
             catalog.close()
 
 
-Way = Callable[[Parts, Any], object]
+Way = Callable[[EngineParts, Any], object]
 """One call of the size, with what was prepared for it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class MeasuredLane:
     """A way beside another one, at sizes at which it is used."""
 
     name: str
     beside: str
     sizes: Sequence[int]
-    prepare: Callable[[Parts, int, int], Any]
+    prepare: Callable[[EngineParts, int, int], Any]
     """For the call of that number, of so many messages. Not timed."""
     lane: Way
     other: Way
@@ -116,7 +116,7 @@ class Lane:
 # ── what is prepared ───────────────────────────────────────────────────────────────────────────
 
 
-def documents(parts: Parts, number: int, size: int, *, keyed: bool = False) -> list[bytes]:
+def documents(parts: EngineParts, number: int, size: int, *, keyed: bool = False) -> list[bytes]:
     """Requests that each publish a message."""
     start = b'{"subject": "%b", "delay": 86400000, ' % SUBJECT.encode()
     return [
@@ -127,29 +127,29 @@ def documents(parts: Parts, number: int, size: int, *, keyed: bool = False) -> l
     ]
 
 
-def keyed_documents(parts: Parts, number: int, size: int) -> list[bytes]:
+def keyed_documents(parts: EngineParts, number: int, size: int) -> list[bytes]:
     return documents(parts, number, size, keyed=True)
 
 
-def batch(parts: Parts, number: int, size: int) -> PublishBatch:
+def batch(parts: EngineParts, number: int, size: int) -> PublishBatch:
     return parts.intake.many(documents(parts, number, size), NOW_MS)
 
 
-def keyed_batch(parts: Parts, number: int, size: int) -> PublishBatch:
+def keyed_batch(parts: EngineParts, number: int, size: int) -> PublishBatch:
     return parts.intake.many(keyed_documents(parts, number, size), NOW_MS)
 
 
-def array(parts: Parts, number: int, size: int) -> bytes:
+def array(parts: EngineParts, number: int, size: int) -> bytes:
     return b"[" + b",".join(documents(parts, number, size)) + b"]"
 
 
-def seqs_and_dues(parts: Parts, number: int, size: int) -> tuple[range, list[int]]:
+def seqs_and_dues(parts: EngineParts, number: int, size: int) -> tuple[range, list[int]]:
     first_seq = 1 + number * size
     return range(first_seq, first_seq + size), [NOW_MS + seq for seq in range(size)]
 
 
-def timed_array(parts: Parts, number: int, size: int) -> bytes:
-    """As due at moments, which all differ."""
+def timed_array(parts: EngineParts, number: int, size: int) -> bytes:
+    """A request body: a JSON array of `size` messages, each due at a moment of its own."""
     first_ms = NOW_MS + 1000 + number * size
     return b"[%b]" % b",".join(
         b'{"subject": "%b", "deliver_at": %d, "body": %b}'
@@ -158,16 +158,16 @@ def timed_array(parts: Parts, number: int, size: int) -> bytes:
     )
 
 
-def publishes(parts: Parts, number: int, size: int) -> Publishes:
+def publishes(parts: EngineParts, number: int, size: int) -> Publishes:
     bodies = [BODY] * size
     return Publishes([NOW_MS] * size, [1] * size, bodies, crcs_of(bodies))
 
 
-def keys(parts: Parts, number: int, size: int) -> tuple[list[int], list[str]]:
+def keys(parts: EngineParts, number: int, size: int) -> tuple[list[int], list[str]]:
     return [1] * size, [f"order-{number * size + index}" for index in range(size)]
 
 
-def published(parts: Parts, number: int, size: int) -> Any:
+def published(parts: EngineParts, number: int, size: int) -> Any:
     """Seqs, due times and subjects of messages of the next day."""
     done = parts.engine.publishing.publish_new(batch(parts, number, size))
     assert done is not None
@@ -179,29 +179,29 @@ def published(parts: Parts, number: int, size: int) -> Any:
 # ── the ways ───────────────────────────────────────────────────────────────────────────────────
 
 
-def each_alone(parts: Parts, requests: list[bytes]) -> None:
-    """As the door asks for each."""
+def each_alone(parts: EngineParts, requests: list[bytes]) -> None:
+    """Publish each request by itself, as the server does when it came in alone."""
     for data in requests:
         parts.engine.publishing.publish_one(parts.intake.one(data, NOW_MS), NOW_MS)
 
 
-def together(parts: Parts, requests: list[bytes]) -> None:
-    """As the door asks for several that came in together."""
+def together(parts: EngineParts, requests: list[bytes]) -> None:
+    """Publish all requests at once, as the server does when they came in together."""
     parts.engine.publishing.publish_new(parts.intake.many(requests, NOW_MS))
 
 
-def look_up_keys(parts: Parts, one: PublishBatch) -> None:
+def look_up_keys(parts: EngineParts, one: PublishBatch) -> None:
     """A batch whose keys are looked at one by one."""
     publishing: Any = parts.engine.publishing
     publishing._are_new_keys = lambda new: False
     publishing.publish_batch(one, NOW_MS)
 
 
-def read_batch(parts: Parts, data: bytes) -> PublishBatch:
+def read_batch(parts: EngineParts, data: bytes) -> PublishBatch:
     return parts.intake.batch(data, "application/json", NOW_MS)
 
 
-def read_pairs(parts: Parts, data: bytes) -> None:
+def read_pairs(parts: EngineParts, data: bytes) -> None:
     """A batch whose due times are made from what each message says of them."""
 
     def dues_ms(delays: list[Any], moments: list[Any], now_ms: int) -> list[int]:
@@ -214,14 +214,14 @@ def read_pairs(parts: Parts, data: bytes) -> None:
     read_batch(parts, data)
 
 
-def cancel_each(parts: Parts, found: Any) -> None:
+def cancel_each(parts: EngineParts, found: Any) -> None:
     seqs, dues_ms, _ = found
     for seq, due_ms in zip(seqs, dues_ms, strict=True):
         parts.engine.messages.cancel(int(seq), int(due_ms), subject=SUBJECT)
 
 
 LANES = [
-    Lane(
+    MeasuredLane(
         "publish: one message alone",
         "columns of one",
         (1,),
@@ -229,7 +229,7 @@ LANES = [
         each_alone,
         together,
     ),
-    Lane(
+    MeasuredLane(
         "publish: requests together",
         "each alone",
         (COLUMNS_MIN, 16, 64, 128),
@@ -237,7 +237,7 @@ LANES = [
         together,
         each_alone,
     ),
-    Lane(
+    MeasuredLane(
         "publish: requests together, keys",
         "each alone",
         (COLUMNS_MIN, 16, 64, 128),
@@ -245,7 +245,7 @@ LANES = [
         together,
         each_alone,
     ),
-    Lane(
+    MeasuredLane(
         "publish: keys of a batch in one look",
         "key by key",
         (16, 100, 1000),
@@ -253,7 +253,7 @@ LANES = [
         lambda parts, one: parts.engine.publishing.publish_batch(one, NOW_MS),
         look_up_keys,
     ),
-    Lane(
+    MeasuredLane(
         "publish: due times of a batch, delays",
         "pair by pair",
         (16, 100, 1000),
@@ -261,7 +261,7 @@ LANES = [
         read_batch,
         read_pairs,
     ),
-    Lane(
+    MeasuredLane(
         "publish: due times of a batch, moments",
         "pair by pair",
         (16, 100, 1000),
@@ -269,7 +269,7 @@ LANES = [
         read_batch,
         read_pairs,
     ),
-    Lane(
+    MeasuredLane(
         "rows: a few, one by one",
         "an array",
         (2, 4, 8, 16, ARRAYS_MIN - 1),
@@ -277,7 +277,7 @@ LANES = [
         lambda parts, one: packing._pack_few(one, 1, 0),
         lambda parts, one: packing._pack_many(one, 1, 0),
     ),
-    Lane(
+    MeasuredLane(
         "ids: arrays",
         "each alone",
         (16, 64, 1000),
@@ -287,7 +287,7 @@ LANES = [
             parts.ids.encode(due_ms, seq) for seq, due_ms in zip(*one, strict=True)
         ],
     ),
-    Lane(
+    MeasuredLane(
         "key hashes: by subject",
         "each alone",
         (16, 64, 1000),
@@ -295,7 +295,7 @@ LANES = [
         lambda parts, one: parts.hasher.many(*one),
         lambda parts, one: [parts.hasher(*each) for each in zip(*one, strict=True)],
     ),
-    Lane(
+    MeasuredLane(
         "cancel: columns",
         "each alone",
         (COLUMNS_MIN, 64, 500),
@@ -309,7 +309,7 @@ LANES = [
 # ── measuring ──────────────────────────────────────────────────────────────────────────────────
 
 
-def measure(lane: Lane, size: int, messages: int, rounds: int) -> Figure:
+def measure(lane: MeasuredLane, size: int, messages: int, rounds: int) -> Figure:
     """The best round of both ways, in turn."""
     calls = max(1, messages // size)
     best_s = {"lane": float("inf"), "other": float("inf")}

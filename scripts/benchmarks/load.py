@@ -1,6 +1,6 @@
 """Publishing while a server is measured, counted to the message.
 
-A `Connection` is one keep-alive connection on a blocking socket. Requests
+A `LoadConnection` is one keep-alive connection on a blocking socket. Requests
 are built before the clock starts, so that sending one costs little more than the copy;
 `publish_batches` runs in a process of its own, beside others, and takes and gives plain data.
 Single POSTs come from `wrk`, deliveries are taken by `consumers`.
@@ -35,7 +35,7 @@ def http_request(method: str, path: str, body: bytes = b"", content_type: str = 
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
-class Connection:
+class LoadConnection:
     """One keep-alive connection to a server on loopback."""
 
     _length = re.compile(rb"\r\ncontent-length: *([0-9]+)", re.IGNORECASE)
@@ -127,7 +127,7 @@ def wait_for(moment: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Batches:
+class BatchRequests:
     """Requests that publish batches."""
 
     requests: list[bytes]
@@ -157,7 +157,7 @@ def make_batches(
     content_type: str = JSON,
     *,
     keyed: bool = False,
-) -> Batches:
+) -> BatchRequests:
     """Batches of `size` messages, one message for each due time; `size` divides their number."""
     messages = [{"subject": subject, "body": body, "deliver_at": due_ms} for due_ms in dues_ms]
     if keyed:
@@ -173,11 +173,11 @@ def make_batches(
     if keyed:
         # Put in now, since a template is shorter than what it makes, and the head has the length.
         requests = [request.replace((KEY % 0).encode(), KEY.encode()) for request in requests]
-    return Batches(requests, size, keyed)
+    return BatchRequests(requests, size, keyed)
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class ConnectionResult:
     """What one connection sent, all of it answered."""
 
     messages: int
@@ -188,7 +188,7 @@ class Sent:
 
 def publish_batches(
     port: int,
-    batches: Batches,
+    batches: BatchRequests,
     start_at: float,
     *,
     requests_max: float = float("inf"),
@@ -196,16 +196,16 @@ def publish_batches(
     interval_s: float = 0.0,
     first_key: int = 0,
     in_flight: int = 1,
-) -> Sent:
+) -> ConnectionResult:
     """Send the requests in turn, over and over: so many, or so long.
 
     With an interval they are paced, and latency counts from when a request was to be sent. Keys
     count up from `first_key`. With several in flight each has a connection of its own, and they are
     waited for in turn: groups of them are answered together."""
     latency_ms: list[float] = []
-    waiting: deque[tuple[Connection, float]] = deque()
+    waiting: deque[tuple[LoadConnection, float]] = deque()
     with ExitStack() as stack:
-        free = [stack.enter_context(Connection(port)) for _ in range(in_flight)]
+        free = [stack.enter_context(LoadConnection(port)) for _ in range(in_flight)]
         wait_for(start_at)
         began_at = ended_at = time.monotonic()
         sent = 0
@@ -226,4 +226,4 @@ def publish_batches(
             free.append(connection)
             ended_at = time.monotonic()
             latency_ms.append((ended_at - turn_at) * 1000)
-    return Sent(len(latency_ms) * batches.messages, began_at, ended_at, latency_ms)
+    return ConnectionResult(len(latency_ms) * batches.messages, began_at, ended_at, latency_ms)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from load import Connection, http_request
+from load import LoadConnection, http_request
 
 ROOT = Path(__file__).resolve().parents[2]
 START_MAX_S = 60.0
@@ -59,13 +59,13 @@ class Served:
 
     def stats(self) -> dict[str, Any]:
         """GET /v1/stats"""
-        with Connection(self.port) as connection:
+        with LoadConnection(self.port) as connection:
             answer: dict[str, Any] = connection.call("GET", "/v1/stats")
         return answer
 
     def metric(self, name: str) -> float:
         """A value of GET /metrics."""
-        with Connection(self.port) as connection:
+        with LoadConnection(self.port) as connection:
             _, text = connection.request(http_request("GET", "/metrics"))
         for line in text.decode().splitlines():
             if line.startswith(name + " "):
@@ -172,7 +172,7 @@ def _wait_until_ready(
         if process.poll() is not None:
             raise BenchmarkError(f"the server did not start: {log.read_text()[-2000:]}")
         try:
-            with Connection(port, timeout_s=5) as connection:
+            with LoadConnection(port, timeout_s=5) as connection:
                 if connection.request(http_request("GET", "/readyz"))[0] == 200:
                     return
         except OSError:

@@ -80,7 +80,7 @@ class Subject:
 
 
 @dataclass
-class Row:
+class TimerFigures:
     """The result of one case. Times are for one timer, except the last."""
 
     design: str
@@ -265,7 +265,7 @@ def fill(subject: Subject, delays_ms: list[int]) -> list[Any]:
     return [subject.add(*subject.arguments(delay_ms)) for delay_ms in delays_ms]
 
 
-def measure(design: str, pending: int) -> Row:
+def measure(design: str, pending: int) -> TimerFigures:
     """All figures of one case; called in a process that has done nothing else."""
     chance = random.Random(pending)
     with DESIGNS[design]() as subject:
@@ -282,7 +282,7 @@ def measure(design: str, pending: int) -> Row:
         del handles
         gc.collect()
         expire_ns = measure_expire(subject, pending)
-    return Row(design, pending, add_ns, cancel_ns, add_cancel_ns, expire_ns, empty_hour_ms)
+    return TimerFigures(design, pending, add_ns, cancel_ns, add_cancel_ns, expire_ns, empty_hour_ms)
 
 
 def measure_churn(
@@ -329,7 +329,7 @@ def measure_expire(subject: Subject, pending: int) -> float:
 # ---- reporting -------------------------------------------------------------------------------
 
 
-def show(rows: list[Row], console: Console) -> None:
+def show(rows: list[TimerFigures], console: Console) -> None:
     table = Table(title="One timer, in ns; the empty hour in ms")
     table.add_column("design", no_wrap=True)
     for name in ("pending", "add", "cancel", "add+cancel", "expire", "empty hour"):
@@ -345,7 +345,7 @@ def show(rows: list[Row], console: Console) -> None:
     console.print(table)
 
 
-def figures(rows: list[Row]) -> list[Figure]:
+def figures(rows: list[TimerFigures]) -> list[Figure]:
     """One for each case: its add+cancel, and the others beside it; then the ratios."""
     found = []
     for row in rows:
@@ -360,7 +360,7 @@ def figures(rows: list[Row]) -> list[Figure]:
     return found + [Figure(case, ratio, "×") for case, ratio in ratios(rows).items()]
 
 
-def ratios(rows: list[Row]) -> dict[str, float]:
+def ratios(rows: list[TimerFigures]) -> dict[str, float]:
     """How the hierarchical wheel grows with the timers, and how it stands beside asyncio."""
     by_case = {(row.design.split(maxsplit=1)[0], row.pending): row for row in rows}
     few, many = min(row.pending for row in rows), max(row.pending for row in rows)
@@ -378,7 +378,7 @@ def ratios(rows: list[Row]) -> dict[str, float]:
     }
 
 
-def plot(rows: list[Row], path: Path) -> None:
+def plot(rows: list[TimerFigures], path: Path) -> None:
     steps = {
         "add": "add_ns",
         "cancel at random": "cancel_ns",

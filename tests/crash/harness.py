@@ -33,7 +33,7 @@ from typing import Any
 from delayserver.cli.demo.ledger import (
     RECEIVE_MS,
     VIOLATIONS,
-    Ledger,
+    DemoLedger,
     Order,
     Outage,
     Verdict,
@@ -82,7 +82,7 @@ class Outcome:
 
     seed: int
     directory: Path
-    ledger: Ledger
+    ledger: DemoLedger
     verdict: Verdict
     failures: list[str]
     """What went wrong beyond the ledger: answers that must not be, a server that did not start."""
@@ -108,7 +108,7 @@ class CrashRun:
     ) -> None:
         self.rounds = rounds
         self.rounds_done = 0
-        self.ledger = Ledger()
+        self.ledger = DemoLedger()
         self.failures: list[str] = []
         self.counts: Counter[str] = Counter()
         self._seed = seed

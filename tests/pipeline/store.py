@@ -13,7 +13,7 @@ from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
-from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
+from delayserver.testing import Observer, SimulatedClock, SimulatedServer
 from delayserver.testing.publishes import publish_all
 from storage.catalog import LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY
@@ -46,7 +46,7 @@ class Store:
     def _start(self) -> SimulatedServer:
         self._catalog = LmdbCatalog(self._catalog_path, max_bytes=1 << 26)
         return SimulatedServer(
-            self.settings, OsFiles(self.root), self._catalog, self.clock, self._rng, Watcher()
+            self.settings, OsFiles(self.root), self._catalog, self.clock, self._rng, Observer()
         )
 
     def stop(self) -> None:

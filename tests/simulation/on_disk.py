@@ -15,7 +15,7 @@ from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import DueDelivery, Payload, Watch
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.threads import CheckpointRequest
-from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
+from delayserver.testing import Observer, SimulatedClock, SimulatedServer
 from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import START_MS
 from storage.catalog import LmdbCatalog
@@ -39,7 +39,7 @@ Receipt = tuple[str, bytes]
 
 
 @dataclass
-class Receiver(Watcher):
+class Receiver(Observer):
     """Takes everything, and remembers it."""
 
     receipts: list[Receipt] = field(default_factory=list)

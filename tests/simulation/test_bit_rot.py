@@ -15,7 +15,7 @@ from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import DueDelivery, Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.threads import CheckpointRequest
-from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
+from delayserver.testing import Observer, SimulatedClock, SimulatedServer
 from delayserver.testing.publishes import publish_all
 from storage.directory import LOG_DIRECTORIES
 from storage.errors import DamageError
@@ -34,7 +34,7 @@ Receipt = tuple[str, str, bytes]
 
 
 @dataclass
-class Receiver(Watcher):
+class Receiver(Observer):
     """Takes everything, and remembers it."""
 
     receipts: set[Receipt] = field(default_factory=set)

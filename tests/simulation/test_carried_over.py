@@ -10,7 +10,7 @@ import pytest
 from delayserver.records.tables import DEFINITIONS_KEY, read_definitions_place
 from delayserver.recovery.check import check_path
 from delayserver.recovery.definitions import differences, read_generation
-from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
+from delayserver.testing import Observer, SimulatedClock, SimulatedServer
 from storage.catalog import LmdbCatalog, Table
 from storage.check import Severity
 from storage.definitions_log import DIRECTORY as DEFINITIONS
@@ -103,7 +103,7 @@ def test_any_call_may_fail(kind: FaultKind, old: Path, in_memory: Path) -> None:
         catalog = opened(directory)
         files, clock = FaultyFiles(OsFiles(str(directory)), faults), SimulatedClock(END_MS)
         with contextlib.suppress(SimulatedCrash, DiskError):
-            SimulatedServer(SETTINGS, files, catalog, clock, random.Random(0), Watcher()).close()
+            SimulatedServer(SETTINGS, files, catalog, clock, random.Random(0), Observer()).close()
         catalog.close()
         Life(directory).end()
         must_be_carried_over(directory)

@@ -12,7 +12,7 @@ from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import ConflictError, NotFoundError
 from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
-from delayserver.testing import SimulatedClock, SimulatedServer, Watcher
+from delayserver.testing import Observer, SimulatedClock, SimulatedServer
 from delayserver.testing.publishes import publish_all
 from storage.rows import HOUR_MS
 from storage.testing.catalog import MemoryCatalog
@@ -38,7 +38,7 @@ class Machine:
 
     def start(self) -> None:
         self.server = SimulatedServer(
-            SETTINGS, self.disk, self.catalog, self.clock, self.rng, Watcher()
+            SETTINGS, self.disk, self.catalog, self.clock, self.rng, Observer()
         )
         self.look()
 

@@ -22,7 +22,7 @@ from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.replay import Replay
 from delayserver.server.threads import CheckpointRequest
-from delayserver.testing import SimulatedClock, SimulatedServer, Violation, Watcher
+from delayserver.testing import Observer, SimulatedClock, SimulatedServer, Violation
 from delayserver.testing.publishes import publish_all
 from storage import frame
 from storage.errors import DirectoryLockedError
@@ -48,7 +48,7 @@ class Machine:
 
     def start(self) -> SimulatedServer:
         files = FaultyFiles(self.disk, self.faults)
-        return SimulatedServer(SETTINGS, files, self.catalog, self.clock, self.rng, Watcher())
+        return SimulatedServer(SETTINGS, files, self.catalog, self.clock, self.rng, Observer())
 
     def kill(self) -> None:
         self.disk, self.catalog = self.disk.kill(), self.catalog.kill()

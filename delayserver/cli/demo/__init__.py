@@ -25,7 +25,7 @@ import typer
 
 from delayserver.cli.demo.ledger import VIOLATIONS, Verdict, judge
 from delayserver.cli.demo.process import ServerFailed
-from delayserver.cli.demo.shop import REFUND, UNPAID, Phase, Plan, Shop
+from delayserver.cli.demo.shop import REFUND, UNPAID, DemoPhase, DemoPlan, DemoShop
 from delayserver.cli.output import help_text, print_json
 from delayserver.cli.session import CommandError, JsonOption, error_exit
 
@@ -59,12 +59,12 @@ def demo(
     as_json: JsonOption = False,
 ) -> None:
     """The command; see HELP."""
-    plan = Plan(orders, seconds, random.randrange(1_000_000) if seed is None else seed)
+    plan = DemoPlan(orders, seconds, random.randrange(1_000_000) if seed is None else seed)
     directory = Path(tempfile.mkdtemp(prefix="delayserver-demo-"))
     try:
         with error_exit(as_json=as_json):
             try:
-                shop = asyncio.run(_run(Shop(plan, directory), quiet=as_json))
+                shop = asyncio.run(_run(DemoShop(plan, directory), quiet=as_json))
             except* asyncio.CancelledError as group:
                 raise typer.Exit(128 + signal.SIGTERM) from group
             except* ServerFailed as group:
@@ -96,7 +96,7 @@ def _first(group: BaseExceptionGroup[ServerFailed]) -> BaseException:
 # ---- while it runs -----------------------------------------------------------------------------
 
 
-async def _run(shop: Shop, *, quiet: bool) -> Shop:
+async def _run(shop: DemoShop, *, quiet: bool) -> DemoShop:
     """Run the shop, show how far it is, and leave no server behind when it is stopped."""
     task = asyncio.create_task(shop.run())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -110,7 +110,7 @@ async def _run(shop: Shop, *, quiet: bool) -> Shop:
 
 
 @contextlib.contextmanager
-def _progress(shop: Shop) -> Iterator[Any]:
+def _progress(shop: DemoShop) -> Iterator[Any]:
     """Bars on standard error: published, settled; and what is happening."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -130,7 +130,7 @@ def _progress(shop: Shop) -> Iterator[Any]:
         answered = sum(order.answered for order in orders)
         done = sum(order.cancelled_ms is not None or order.is_delivered for order in orders)
         total = len(orders) or None
-        phase = f"[yellow]{shop.phase}" if shop.phase is Phase.DOWN else shop.phase
+        phase = f"[yellow]{shop.phase}" if shop.phase is DemoPhase.DOWN else shop.phase
         progress.update(published, completed=answered, total=total, phase=phase)
         progress.update(settled, completed=done, total=total)
 
@@ -141,7 +141,7 @@ def _progress(shop: Shop) -> Iterator[Any]:
 # ---- when it is over ---------------------------------------------------------------------------
 
 
-def _document(shop: Shop, verdict: Verdict, directory: Path | None) -> dict[str, Any]:
+def _document(shop: DemoShop, verdict: Verdict, directory: Path | None) -> dict[str, Any]:
     return {
         "orders": shop.plan.orders,
         "seed": shop.plan.seed,
@@ -165,7 +165,9 @@ def _document(shop: Shop, verdict: Verdict, directory: Path | None) -> dict[str,
     }
 
 
-def _rendered(shop: Shop, verdict: Verdict, directory: Path | None) -> "Iterator[RenderableType]":
+def _rendered(
+    shop: DemoShop, verdict: Verdict, directory: Path | None
+) -> "Iterator[RenderableType]":
     from rich.table import Table
 
     ledger = shop.ledger

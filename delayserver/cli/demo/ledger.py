@@ -173,7 +173,7 @@ class Outage:
     up_ms: int
 
 
-class Ledger:
+class DemoLedger:
     """All orders and all outages of a run."""
 
     def __init__(self) -> None:
@@ -283,7 +283,7 @@ class Verdict:
 VIOLATIONS = ("lost", "early", "fired_cancelled", "repeated_recorded", "other_id", "garbled")
 
 
-def judge(ledger: Ledger, orders: Sequence[Order] | None = None) -> Verdict:
+def judge(ledger: DemoLedger, orders: Sequence[Order] | None = None) -> Verdict:
     """Compare what was promised with what was received, for all orders or some."""
     verdict = Verdict()
     for order in ledger.orders if orders is None else orders:
@@ -292,7 +292,7 @@ def judge(ledger: Ledger, orders: Sequence[Order] | None = None) -> Verdict:
     return verdict
 
 
-def _judge_order(order: Order, ledger: Ledger, verdict: Verdict) -> None:
+def _judge_order(order: Order, ledger: DemoLedger, verdict: Verdict) -> None:
     verdict.published += order.answered
     verdict.cancelled += order.cancelled_ms is not None
     verdict.delivered += order.is_delivered

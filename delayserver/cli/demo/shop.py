@@ -24,7 +24,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
-from delayserver.cli.demo.ledger import Ledger, Order, Outage
+from delayserver.cli.demo.ledger import DemoLedger, Order, Outage
 from delayserver.cli.demo.process import ServerFailed, ServerProcess, damage_in, free_port
 from delayserver.cli.demo.receiver import Receiver
 from delayserver.cli.session import path
@@ -56,7 +56,7 @@ SETTLE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DemoPlan:
     """What is to happen; the same seed plans the same."""
 
     orders: int = 200
@@ -64,7 +64,7 @@ class Plan:
     seed: int = 1
 
 
-class Phase(StrEnum):
+class DemoPhase(StrEnum):
     """How far the demo is."""
 
     STARTING = "starting the server"
@@ -75,13 +75,13 @@ class Phase(StrEnum):
     DONE = "done"
 
 
-class Shop:
+class DemoShop:
     """One run of the demo."""
 
-    def __init__(self, plan: Plan, directory: Path) -> None:
+    def __init__(self, plan: DemoPlan, directory: Path) -> None:
         self.plan = plan
-        self.ledger = Ledger()
-        self.phase = Phase.STARTING
+        self.ledger = DemoLedger()
+        self.phase = DemoPhase.STARTING
         self.start_s = 0.0
         self.restart_s = 0.0
         self.payments_too_late = 0
@@ -102,18 +102,18 @@ class Shop:
                 self._client = HttpTransport(f"http://127.0.0.1:{port}")
                 self.start_s = await self._start(server)
                 await self._subscribe(receiver.url)
-                self.phase = Phase.OPEN
+                self.phase = DemoPhase.OPEN
                 async with self._in_background(self._wallet()):
                     async with asyncio.TaskGroup() as tasks:
                         for life in self._lives():
                             tasks.create_task(life)
                         await self._crash(server)
-                    self.phase = Phase.WAITING
+                    self.phase = DemoPhase.WAITING
                     await self._wait_for_the_rest()
                 await self._client.close()
                 await asyncio.to_thread(server.stop)
         self.damage = await asyncio.to_thread(damage_in, data_dir)
-        self.phase = Phase.DONE
+        self.phase = DemoPhase.DONE
 
     # ── the server ─────────────────────────────────────────────────────────────────────────────
 
@@ -129,10 +129,10 @@ class Shop:
         down_ms = self.ledger.now_ms()
         server.kill()
         self.ledger.kills_ms.append(self.ledger.now_ms())
-        self.phase = Phase.DOWN
+        self.phase = DemoPhase.DOWN
         self.restart_s = await self._start(server)
         self.ledger.outages.append(Outage(down_ms, self.ledger.now_ms()))
-        self.phase = Phase.REOPENED
+        self.phase = DemoPhase.REOPENED
 
     async def _subscribe(self, url: str) -> None:
         webhook = {"subject": UNPAID, "type": "webhook", "url": url, "retry": {"backoff": ["1s"]}}
@@ -291,7 +291,7 @@ def parse_json(body: bytes) -> object:
 
 
 async def take(
-    ledger: Ledger,
+    ledger: DemoLedger,
     subscription: str,
     messages: list[dict[str, Any]],
     ack: Callable[[list[str]], Awaitable[set[str]]],

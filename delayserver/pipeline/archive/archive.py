@@ -39,7 +39,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from delayserver.errors import PipelineError
 from delayserver.pipeline.archive.place import Place
-from delayserver.pipeline.calls import RefusedError, ServerCalls
+from delayserver.pipeline.calls import CallRefusedError, ServerCalls
 from delayserver.pipeline.logs.columns import CORRUPT
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.states.history import TYPES, WantedHour, wanted_hours
@@ -64,7 +64,7 @@ _COLUMNS = {name: kind for name, kind in TYPES.items() if name not in (CORRUPT, 
 """Those in the files; the others are in the names of their directories."""
 
 
-class Fate(StrEnum):
+class HourFate(StrEnum):
     """What became of an hour."""
 
     ARCHIVED = "archived"
@@ -80,7 +80,7 @@ class Fate(StrEnum):
     """It would be archived (a dry run)."""
 
 
-FAILURES = (Fate.DAMAGED, Fate.DIFFERENT)
+FAILURES = (HourFate.DAMAGED, HourFate.DIFFERENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class HourReport:
     """What became of one hour."""
 
     hour: str
-    fate: Fate
+    fate: HourFate
     count: int
     added: int = 0
     """Rows that this run has added to the archive."""
@@ -113,8 +113,8 @@ class HourReport:
 
 
 @dataclass(slots=True)
-class Archived:
-    """What a run did."""
+class ArchiveRun:
+    """What a run of the archive command did."""
 
     to: str
     is_kept: bool
@@ -127,12 +127,12 @@ class Archived:
         """Whether every hour that could be archived was."""
         return not any(hour.fate in FAILURES for hour in self.hours)
 
-    def total(self, fate: Fate) -> int:
+    def total(self, fate: HourFate) -> int:
         """How many hours had this fate."""
         return sum(hour.fate is fate for hour in self.hours)
 
     def document(self) -> dict[str, Any]:
-        """As a JSON document."""
+        """What `--json` prints: the fields, as JSON values."""
         return asdict(self)
 
 
@@ -151,11 +151,11 @@ class Sum(msgspec.Struct, frozen=True):
 
     @property
     def checksum(self) -> str:
-        """As people compare it."""
+        """The hashes as 16 hexadecimal digits, the form that people compare."""
         return f"{self.hashes:016x}"
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class EditionManifest(msgspec.Struct, frozen=True):
     """An edition: rows of an hour that were archived at a time. It counts since it has this."""
 
     format: int
@@ -200,7 +200,7 @@ class _Hour:
 
     wanted: WantedHour
     survey: _Survey = field(default_factory=_Survey)
-    editions: list[Manifest] = field(default_factory=list)
+    editions: list[EditionManifest] = field(default_factory=list)
     """All that the archive has of it."""
 
     @property
@@ -217,7 +217,7 @@ class _Hour:
         return max((edition.last_seq for edition in self.editions), default=0)
 
     @property
-    def current(self) -> list[Manifest]:
+    def current(self) -> list[EditionManifest]:
         """The editions of what the server still has; older ones are of an hour that was deleted and
         came back."""
         first_seq = self.survey.first_seq
@@ -228,8 +228,8 @@ class _Hour:
         return self.survey.last_seq > self.through_seq
 
 
-class Archives(ServerCalls):
-    """The server's side."""
+class ArchiveCalls(ServerCalls):
+    """The calls by which the server lists hours to archive, and learns which are archived."""
 
     def waiting(self) -> tuple[bool, list[WantedHour]]:
         """Whether hours are kept until they are archived, and those that wait for it."""
@@ -247,7 +247,7 @@ class Archives(ServerCalls):
         return page["archive"], hours
 
     def confirm(self, hour: WantedHour, checksum: str, location: str) -> None:
-        """An hour was archived. Raises RefusedError."""
+        """Tell the server that an hour was archived. Raises CallRefusedError."""
         document = {
             **hour.extent._asdict(),
             "count": hour.count,
@@ -257,16 +257,16 @@ class Archives(ServerCalls):
         self.call("PUT", f"/v1/archives/{hour_name(hour.hour)}", document, CONFIRM_TIMEOUT_S)
 
 
-def run(job: Job, wanted: Archive) -> Archived:
-    """Archive all hours that wait for it. Raises PipelineError, RefusedError, StorageError."""
+def run(job: Job, wanted: Archive) -> ArchiveRun:
+    """Archive all hours that wait for it. Raises PipelineError, CallRefusedError, StorageError."""
     began = time.monotonic()
     stamp = open_directory(str(wanted.data_dir)).stamp
     place = Place(job, wanted.to)
-    with Archives(wanted.server, token=wanted.token, wait_s=wanted.wait_s) as server:
+    with ArchiveCalls(wanted.server, token=wanted.token, wait_s=wanted.wait_s) as server:
         is_kept, hours = server.waiting()
         if wanted.until_ms is not None:
             hours = [one for one in hours if (one.hour + 1) * HOUR_MS <= wanted.until_ms]
-        archived = Archived(place.root, is_kept)
+        archived = ArchiveRun(place.root, is_kept)
         if not wanted.dry_run:
             _own(place, stamp)
             place.delete(STAGING)
@@ -326,7 +326,7 @@ class _Step:
         job: Job,
         wanted: Archive,
         place: Place,
-        server: Archives,
+        server: ArchiveCalls,
         hours: Iterable[WantedHour],
     ) -> None:
         self._job = job
@@ -342,7 +342,7 @@ class _Step:
         hours = self._surveyed()
         if self._wanted.dry_run:
             for hour in hours:
-                self._report(hour, Fate.SOUND)
+                self._report(hour, HourFate.SOUND)
         elif hours:
             self._find_editions(hours)
             self._delete_unfinished(hours)
@@ -354,7 +354,7 @@ class _Step:
         return [self._reports[hour.number] for hour in self._hours]
 
     def _report(
-        self, hour: _Hour, fate: Fate, *, added: int = 0, checksum: str = "", reason: str = ""
+        self, hour: _Hour, fate: HourFate, *, added: int = 0, checksum: str = "", reason: str = ""
     ) -> None:
         wanted = hour.wanted
         total_bytes = wanted.schedule_bytes + wanted.dispatch_bytes
@@ -412,12 +412,12 @@ class _Step:
         for hour in hours:
             known = now.get(hour.number)
             if known is None:
-                self._report(hour, Fate.GONE)
+                self._report(hour, HourFate.GONE)
             elif known != hour.wanted:
-                self._report(hour, Fate.CHANGED)
+                self._report(hour, HourFate.CHANGED)
             else:
                 reason = f"{hour.survey.damage}; see `delayserver check`, and `delayserver repair`"
-                self._report(hour, Fate.DAMAGED, reason=reason)
+                self._report(hour, HourFate.DAMAGED, reason=reason)
 
     # ── what the archive has ───────────────────────────────────────────────────────────────────
 
@@ -426,7 +426,7 @@ class _Step:
         for name in self._place.names(MANIFESTS):
             hour = by_name.get(name.partition(".")[0])
             if hour is not None and name.endswith(".json"):
-                hour.editions.append(_decoded(self._place, f"{MANIFESTS}/{name}", Manifest))
+                hour.editions.append(_decoded(self._place, f"{MANIFESTS}/{name}", EditionManifest))
 
     def _delete_unfinished(self, hours: Iterable[_Hour]) -> None:
         """Files that stand in no manifest: whoever wrote them did not come to an end."""
@@ -500,7 +500,7 @@ class _Step:
                 )
             manifests = [self._place.url(edition.name) for edition in hour.current]
             advice = f"; to archive it anew, delete {', '.join(manifests)}" if manifests else ""
-            self._report(hour, Fate.DIFFERENT, reason=f"{reason}{advice}, and run it again")
+            self._report(hour, HourFate.DIFFERENT, reason=f"{reason}{advice}, and run it again")
         return good
 
     def _read_back(self, files: Mapping[int, list[str]]) -> dict[int, Sum | str]:
@@ -532,7 +532,7 @@ class _Step:
         if hour.has_new:
             before = reduce(Sum.__add__, (edition.sum for edition in hour.current), Sum())
             new = hour.survey.sum - before
-            manifest = Manifest(
+            manifest = EditionManifest(
                 FORMAT,
                 hour.name,
                 max(hour.survey.first_seq, hour.through_seq + 1),
@@ -549,16 +549,16 @@ class _Step:
         checksum = hour.survey.sum.checksum
         try:
             self._server.confirm(hour.wanted, checksum, self._place.root)
-        except RefusedError as error:
+        except CallRefusedError as error:
             match error.status:
                 case 404:
-                    self._report(hour, Fate.GONE, added=added)
+                    self._report(hour, HourFate.GONE, added=added)
                 case 409:
-                    self._report(hour, Fate.CHANGED, added=added)
+                    self._report(hour, HourFate.CHANGED, added=added)
                 case _:
                     raise
         else:
-            self._report(hour, Fate.ARCHIVED, added=added, checksum=checksum)
+            self._report(hour, HourFate.ARCHIVED, added=added, checksum=checksum)
 
 
 def _date_directory(name: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from delayserver.errors import PipelineError
-from delayserver.pipeline.calls import POLL_S, RefusedError, ServerCalls
+from delayserver.pipeline.calls import POLL_S, CallRefusedError, ServerCalls
 from delayserver.times import parse_time_ms
 from storage.staging import manifest_path
 
@@ -52,7 +52,7 @@ class Adoption(ServerCalls):
         self._id = import_id
 
     def begin(self, subjects: list[str]) -> Begun:
-        """Register the subjects. Raises RefusedError, PipelineError."""
+        """Register the subjects. Raises CallRefusedError, PipelineError."""
         numbers: dict[str, int] = {}
         for start in range(0, len(subjects), SUBJECTS_PER_CALL):
             some = subjects[start : start + SUBJECTS_PER_CALL]
@@ -70,14 +70,14 @@ class Adoption(ServerCalls):
         """How far the import is; None if the server has not begun to adopt it."""
         try:
             answer = self.call("GET", f"/v1/imports/{self._id}")
-        except RefusedError as error:
+        except CallRefusedError as error:
             if error.status == 404:
                 return None
             raise
         return _adopted(answer)
 
     def adopt(self) -> Adopted:
-        """Have it adopted; on return that is durable. Raises RefusedError, PipelineError."""
+        """Have it adopted; on return that is durable. Raises CallRefusedError, PipelineError."""
         document = {"manifest": manifest_path(self._id)}
         return _adopted(self.call("POST", "/v1/imports", document, timeout_s=ADOPT_TIMEOUT_S))
 

@@ -33,12 +33,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from delayserver.config import Settings
 from delayserver.errors import PipelineError
-from delayserver.pipeline.calls import RefusedError
+from delayserver.pipeline.calls import CallRefusedError
 from delayserver.pipeline.load import staging
 from delayserver.pipeline.load.adoption import Adopted, Adoption
-from delayserver.pipeline.load.staging import BODY, DUE, HEADERS, KEY, SUBJECT, Plan, Stager
+from delayserver.pipeline.load.staging import BODY, DUE, HEADERS, KEY, SUBJECT, Stager, StagingPlan
 from delayserver.pipeline.progress import Job
-from delayserver.pipeline.publish.mapping import NESTED, TIMES, Columns, is_whole
+from delayserver.pipeline.publish.mapping import NESTED, TIMES, MessageColumns, is_whole
 from delayserver.records.ids import IdCodec
 from delayserver.records.message import Content
 from delayserver.records.subjects import is_subject
@@ -87,13 +87,13 @@ _OUTCOME = T.StructType(
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadJob:
     """What is to be loaded, and how."""
 
     id: str
     data_dir: Path
     server: str
-    columns: Columns
+    columns: MessageColumns
     token: str | None = None
     on_conflict: OnConflict = OnConflict.REFUSE
     strict: bool = False
@@ -138,7 +138,7 @@ class Loaded:
         return self.staged / seconds if seconds else 0.0
 
     def document(self) -> dict[str, Any]:
-        """As a JSON document."""
+        """What `--json` prints: the fields, and the rate, as JSON values."""
         return {**asdict(self), "rows_per_s": round(self.rows_per_s)}
 
 
@@ -159,8 +159,8 @@ def read_table(
     return reader.load(source) if source else reader.load()
 
 
-def run(job: Job, table: DataFrame, load: Load) -> Loaded:
-    """Load the table. Raises PipelineError, RefusedError, StorageError."""
+def run(job: Job, table: DataFrame, load: LoadJob) -> Loaded:
+    """Load the table. Raises PipelineError, CallRefusedError, StorageError."""
     if not is_import_id(load.id):
         raise PipelineError(
             f"{load.id!r} cannot be the name of an import: 1 to 64 letters, digits, - and _"
@@ -179,7 +179,7 @@ def run(job: Job, table: DataFrame, load: Load) -> Loaded:
 class _Run:
     """One load."""
 
-    def __init__(self, job: Job, table: DataFrame, load: Load, adoption: Adoption) -> None:
+    def __init__(self, job: Job, table: DataFrame, load: LoadJob, adoption: Adoption) -> None:
         self._job = job
         self._table = table
         self._load = load
@@ -277,7 +277,7 @@ class _Run:
         passed = [self._table.schema[name] for name in self._load.ids_columns]
         return T.StructType([*_OUTCOME.fields, *passed])
 
-    def _plan(self) -> tuple[DataFrame, Plan]:
+    def _plan(self) -> tuple[DataFrame, StagingPlan]:
         """The table in the form that executors want, and what they must know."""
         load, columns, table = self._load, self._load.columns, self._table
         columns.check(table.schema, load.ids_columns)
@@ -300,7 +300,7 @@ class _Run:
             begun = self._adoption.begin(subjects)
             numbers = begun.subjects
             limits = (begun.now_ms, begun.delay_max_ms, begun.body_max_bytes)
-        plan = Plan(
+        plan = StagingPlan(
             load.id,
             "" if load.dry_run else str(load.data_dir),
             self._identity.stamp,
@@ -381,7 +381,7 @@ class _Run:
         self._job.progress("adopting", 0, 0)
         try:
             adopted = self._adoption.adopt()
-        except RefusedError:
+        except CallRefusedError:
             self._clear()
             raise
         except PipelineError as error:
@@ -440,7 +440,7 @@ class _Run:
         self._loaded.ids_file = str(path)
 
 
-def _stager(plan: Plan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _stager(plan: StagingPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return Stager(plan).stage(batches)
 

@@ -42,7 +42,7 @@ _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StagingPlan:
     """What every executor has to know."""
 
     import_id: str
@@ -72,7 +72,7 @@ class Plan:
 class Stager:
     """Stages the batches of one partition."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: StagingPlan) -> None:
         self._plan = plan
         self._hasher = KeyHasher(plan.id_secret)
         self._schema = pa.ipc.read_schema(pa.py_buffer(plan.schema))

@@ -88,7 +88,7 @@ Derive = Callable[[Rows, Names], pa.Array]
 Derived = Mapping[str, tuple[pa.DataType, Derive]]
 
 
-class Columns:
+class LogColumns:
     """The columns of one kind of rows: those of its dtype, and derived ones."""
 
     def __init__(self, dtype: np.dtype[np.void], derived: Derived) -> None:
@@ -115,11 +115,11 @@ class Columns:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-class Batches:
+class BatchBuilder:
     """Collects rows until there are enough for a batch: frames may be small. Those of a frame that
     is large enough by itself are not copied."""
 
-    def __init__(self, columns: Columns, schema: pa.Schema, names: Names) -> None:
+    def __init__(self, columns: LogColumns, schema: pa.Schema, names: Names) -> None:
         self._columns = columns
         self._schema = schema
         self._names = names
@@ -215,9 +215,9 @@ def lateness_columns(is_delivered: Callable[[Rows], np.ndarray]) -> Derived:
 # ── the logs ───────────────────────────────────────────────────────────────────────────────────
 
 LOGS = {
-    LogKind.MESSAGE: Columns(DTYPES[LogKind.MESSAGE], {**COMMON, **SUBJECT}),
-    LogKind.SCHEDULE: Columns(DTYPES[LogKind.SCHEDULE], {**COMMON, **SUBJECT}),
-    LogKind.DISPATCH: Columns(
+    LogKind.MESSAGE: LogColumns(DTYPES[LogKind.MESSAGE], {**COMMON, **SUBJECT}),
+    LogKind.SCHEDULE: LogColumns(DTYPES[LogKind.SCHEDULE], {**COMMON, **SUBJECT}),
+    LogKind.DISPATCH: LogColumns(
         DISPATCHED_DTYPE,
         {
             **COMMON,

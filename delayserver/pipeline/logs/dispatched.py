@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from delayserver.pipeline.logs import logs
-from delayserver.pipeline.logs.logs import Piece, Range
+from delayserver.pipeline.logs.logs import LogPiece, Range
 from delayserver.schedule.filing import schedule_rows
 from storage.files import Files
 from storage.frame import Damage, Frame, Rows
@@ -76,7 +76,7 @@ class Subjects:
     def _read(self, hour: int) -> tuple[np.ndarray, np.ndarray]:
         length = self._filed.get(hour, 0)
         path = hour_path(LogKind.SCHEDULE, hour)
-        return self._entries(Piece(LogKind.SCHEDULE, path, 0, length))
+        return self._entries(LogPiece(LogKind.SCHEDULE, path, 0, length))
 
     def _unfiled(self, seqs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         wanted = Range(int(seqs.min()), int(seqs.max()))
@@ -86,7 +86,7 @@ class Subjects:
             *logs.cut(self._files, pieces, stamp=self._stamp, bytes_max=total, seqs=wanted)
         )
 
-    def _entries(self, *pieces: Piece) -> tuple[np.ndarray, np.ndarray]:
+    def _entries(self, *pieces: LogPiece) -> tuple[np.ndarray, np.ndarray]:
         """Seqs in order, and their subjects. What is damaged is left out: others name it."""
         seqs, subject_ids = [np.empty(0, np.uint64)], [np.empty(0, np.uint32)]
         for piece in pieces:

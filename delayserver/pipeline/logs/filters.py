@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pyspark.sql import datasource
 
 from delayserver.pipeline.arrow import texts
-from delayserver.pipeline.logs.columns import Columns, Names, values
+from delayserver.pipeline.logs.columns import LogColumns, Names, values
 from delayserver.pipeline.logs.logs import ALL, Range
 from storage.frame import Rows
 from storage.rows import HOUR_MS
@@ -85,7 +85,7 @@ class Condition:
                 return Range(first=self.value)
 
 
-def condition_of(columns: Columns, wanted: datasource.Filter) -> Condition | None:
+def condition_of(columns: LogColumns, wanted: datasource.Filter) -> Condition | None:
     """The filter as a condition, or None if Spark has to apply it."""
     operator = _OPERATORS.get(type(wanted))
     if operator is None or len(wanted.attribute) != 1:  # type: ignore[attr-defined]
@@ -105,7 +105,7 @@ def condition_of(columns: Columns, wanted: datasource.Filter) -> Condition | Non
 
 
 def take(
-    columns: Columns, filters: Iterable[datasource.Filter], taken: list[Condition]
+    columns: LogColumns, filters: Iterable[datasource.Filter], taken: list[Condition]
 ) -> Iterator[datasource.Filter]:
     """Take the filters that are applied here; those that are not, for Spark."""
     for wanted in filters:

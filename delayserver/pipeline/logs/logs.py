@@ -62,7 +62,7 @@ ALL = Range()
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LogPiece:
     """Frames of one file, in bytes `[start, end)`."""
 
     kind: LogKind
@@ -78,7 +78,7 @@ class Piece:
 # ── which files ────────────────────────────────────────────────────────────────────────────────
 
 
-def message_pieces(files: Files, seqs: Range = ALL) -> list[Piece]:
+def message_pieces(files: Files, seqs: Range = ALL) -> list[LogPiece]:
     """The segments of the message log that may hold records of these seqs."""
     names = (parse_segment_name(name) for name in files.list(MESSAGES))
     first_seqs = sorted(first_seq for first_seq in names if first_seq is not None)
@@ -90,30 +90,30 @@ def message_pieces(files: Files, seqs: Range = ALL) -> list[Piece]:
         size = size_of(files, path)
         # An older segment was cut to its frames; only the newest can have a torn tail.
         promised = 0 if behind is None else size
-        pieces.append(Piece(LogKind.MESSAGE, path, 0, size, promised, first_seq - 1))
+        pieces.append(LogPiece(LogKind.MESSAGE, path, 0, size, promised, first_seq - 1))
     return pieces
 
 
-def schedule_pieces(states: Mapping[int, HourState], hours: Range = ALL) -> list[Piece]:
+def schedule_pieces(states: Mapping[int, HourState], hours: Range = ALL) -> list[LogPiece]:
     """What of the schedule log is filed, by the table of hours."""
     return [
-        Piece(LogKind.SCHEDULE, hour_path(LogKind.SCHEDULE, hour), 0, state.length, state.length)
+        LogPiece(LogKind.SCHEDULE, hour_path(LogKind.SCHEDULE, hour), 0, state.length, state.length)
         for hour, state in sorted(states.items())
         if state.length and hours.overlaps(hour, hour)
     ]
 
 
-def dispatch_pieces(files: Files, hours: Range = ALL) -> list[Piece]:
+def dispatch_pieces(files: Files, hours: Range = ALL) -> list[LogPiece]:
     """The files of the dispatch log."""
     kind = LogKind.DISPATCH
     numbers = (parse_hour_name(kind, name) for name in files.list("dispatch"))
     paths = [
         hour_path(kind, hour) for hour in numbers if hour is not None and hours.overlaps(hour, hour)
     ]
-    return [Piece(kind, path, 0, size_of(files, path)) for path in paths]
+    return [LogPiece(kind, path, 0, size_of(files, path)) for path in paths]
 
 
-def whole_end(files: Files, piece: Piece, *, stamp: int) -> int:
+def whole_end(files: Files, piece: LogPiece, *, stamp: int) -> int:
     """Where the last whole frame of a piece ends; its start if it has none.
 
     In the dispatch log it is looked for from behind, so that a long file costs no more than a short
@@ -142,14 +142,14 @@ def whole_end(files: Files, piece: Piece, *, stamp: int) -> int:
         file.close()
 
 
-def _last_end(file: File, piece: Piece, stamp: int) -> int:
+def _last_end(file: File, piece: LogPiece, stamp: int) -> int:
     end = piece.start
     for found in read_file(file, piece, stamp=stamp):
         end = found.end
     return end
 
 
-def rows_end(files: Files, piece: Piece, *, stamp: int, rows_max: int) -> tuple[int, int]:
+def rows_end(files: Files, piece: LogPiece, *, stamp: int, rows_max: int) -> tuple[int, int]:
     """Where so many rows of a piece end (a frame, if there may be any), and how many they are."""
     end, count = piece.start, 0
     if rows_max <= 0 or end == piece.end:
@@ -175,10 +175,11 @@ def rows_end(files: Files, piece: Piece, *, stamp: int, rows_max: int) -> tuple[
 
 
 def cut(
-    files: Files, pieces: Iterable[Piece], *, stamp: int, bytes_max: int, seqs: Range = ALL
-) -> list[Piece]:
-    """The same frames in pieces of about `bytes_max`, without those that hold none of the seqs."""
-    found: list[Piece] = []
+    files: Files, pieces: Iterable[LogPiece], *, stamp: int, bytes_max: int, seqs: Range = ALL
+) -> list[LogPiece]:
+    """Cut pieces into smaller ones of about `bytes_max`. Pieces that hold none of the seqs are left
+    out."""
+    found: list[LogPiece] = []
     for piece in pieces:
         if piece.end - piece.start <= bytes_max and seqs == ALL:
             found.append(piece)
@@ -187,14 +188,16 @@ def cut(
     return [piece for piece in found if piece.end > piece.start]
 
 
-def _cut(files: Files, piece: Piece, stamp: int, bytes_max: int, seqs: Range) -> Iterator[Piece]:
+def _cut(
+    files: Files, piece: LogPiece, stamp: int, bytes_max: int, seqs: Range
+) -> Iterator[LogPiece]:
     try:
         file = files.open(piece.path)
     except FileNotFoundError:
         yield piece  # Whoever reads it finds out.
         return
     try:
-        open_piece: Piece | None = None
+        open_piece: LogPiece | None = None
         offset, last_seq = piece.start, piece.after_seq
         while offset < piece.end:
             header = decode_header(file.pread(HEADER_BYTES, offset), piece.path, stamp=stamp)
@@ -230,13 +233,13 @@ def share(items: Sequence[T], sizes: Sequence[int], partitions: int) -> list[lis
 
 def plan(
     files: Files,
-    pieces: list[Piece],
+    pieces: list[LogPiece],
     *,
     stamp: int,
     partitions: int,
     seqs: Range = ALL,
     bytes_min: int = PARTITION_BYTES_MIN,
-) -> list[list[Piece]]:
+) -> list[list[LogPiece]]:
     """At most so many partitions of about the same size, each of `bytes_min` or more."""
     total = sum(piece.end - piece.start for piece in pieces)
     partitions = max(1, min(partitions, total // bytes_min))
@@ -248,7 +251,7 @@ def plan(
 # ── reading ────────────────────────────────────────────────────────────────────────────────────
 
 
-def read(files: Files, piece: Piece, *, stamp: int, payload: bool) -> Iterator[Frame | Damage]:
+def read(files: Files, piece: LogPiece, *, stamp: int, payload: bool) -> Iterator[Frame | Damage]:
     """Frames of a piece, and damage; no torn tail, and nothing of a file that is gone."""
     try:
         file = files.open(piece.path)
@@ -261,16 +264,16 @@ def read(files: Files, piece: Piece, *, stamp: int, payload: bool) -> Iterator[F
 
 
 def read_file(
-    file: File, piece: Piece, *, stamp: int, payload: bool = False
+    file: File, piece: LogPiece, *, stamp: int, payload: bool = False
 ) -> Iterator[Frame | Damage]:
-    """As `read`, of a file that is open."""
+    """Frames of a piece whose file the caller has opened, and damage; the file stays open."""
     try:
         yield from _read(file, piece, stamp, payload)
     except DiskError as error:
         yield Damage(piece.path, piece.start, piece.end, str(error), torn=False)
 
 
-def _read(file: File, piece: Piece, stamp: int, payload: bool) -> Iterator[Frame | Damage]:
+def _read(file: File, piece: LogPiece, stamp: int, payload: bool) -> Iterator[Frame | Damage]:
     # A group that was cut within its payloads was never answered: only they tell.
     may_be_torn = piece.kind is LogKind.MESSAGE and not piece.promised_end
     items = scan_live(

@@ -53,7 +53,7 @@ from delayserver.pipeline.logs.columns import (
     BATCH_ROWS,
     CORRUPT,
     LOGS,
-    Batches,
+    BatchBuilder,
     Names,
     batch_of_damage,
     batch_of_frame,
@@ -64,7 +64,7 @@ from delayserver.pipeline.logs.columns import (
 )
 from delayserver.pipeline.logs.dispatched import Subjects
 from delayserver.pipeline.logs.filters import Condition, hours_of, mask, seqs_of, take
-from delayserver.pipeline.logs.logs import ALL, Piece, Range
+from delayserver.pipeline.logs.logs import ALL, LogPiece, Range
 from delayserver.pipeline.logs.options import Options, parse_options
 from delayserver.pipeline.states.snapshot import Directory, open_directory, read_names
 from delayserver.pipeline.workers import spare_imports
@@ -123,11 +123,11 @@ class _LogOptions:
 
 
 @dataclass
-class Task(InputPartition):
+class LogTask(InputPartition):
     """What one task reads."""
 
     stamp: int
-    pieces: list[Piece]
+    pieces: list[LogPiece]
     conditions: list[Condition]
     names: Names
     filed: dict[int, int] | None
@@ -143,8 +143,8 @@ class _Reading:
         self._payload = needs_payload(schema.names)
 
     def _tasks(
-        self, directory: Directory, pieces: list[Piece], conditions: list[Condition]
-    ) -> list[Task]:
+        self, directory: Directory, pieces: list[LogPiece], conditions: list[Condition]
+    ) -> list[LogTask]:
         wanted = {*self._schema.names, *(one.column for one in conditions)}
         names, filed = Names(), None
         if wanted & {"subject", "subscription"} or needs_subjects(self._options.kind, wanted):
@@ -161,15 +161,15 @@ class _Reading:
             bytes_min=logs.PARTITION_BYTES_MIN if self._payload else logs.COLUMNS_BYTES_MIN,
         )
         numbered = [condition.numbered(names) for condition in conditions]
-        return [Task(directory.stamp, group, numbered, names, filed) for group in groups]
+        return [LogTask(directory.stamp, group, numbered, names, filed) for group in groups]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """All rows of a task that its conditions hold for."""
         spare_imports()
-        if not isinstance(partition, Task):
+        if not isinstance(partition, LogTask):
             return  # Spark's own partition, where there is nothing to read.
         files = Directory(self._options.root, partition.stamp).files
-        batches = Batches(LOGS[self._options.kind], self._schema, partition.names)
+        batches = BatchBuilder(LOGS[self._options.kind], self._schema, partition.names)
         subjects = None
         if partition.filed is not None:
             subjects = Subjects(files, partition.stamp, partition.filed)
@@ -188,7 +188,7 @@ class _Reading:
                     yield from batches.add(found.rows if keep.all() else select(found.rows, keep))
         yield from batches.rest()
 
-    def _with_payload(self, frame: Frame, task: Task) -> Iterator[pa.RecordBatch]:
+    def _with_payload(self, frame: Frame, task: LogTask) -> Iterator[pa.RecordBatch]:
         kept = np.flatnonzero(mask(task.conditions, frame.rows))
         for start in range(0, len(kept), BATCH_ROWS):
             some = kept[start : start + BATCH_ROWS]
@@ -205,7 +205,7 @@ class LogReader(_Reading, DataSourceReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         return take(LOGS[self._options.kind], filters, self._conditions)
 
-    def partitions(self) -> list[Task]:
+    def partitions(self) -> list[LogTask]:
         directory = open_directory(self._options.root)
         hours, seqs = hours_of(self._conditions), seqs_of(self._conditions)
         pieces = _pieces(self._options.kind, directory, hours, seqs)
@@ -214,7 +214,7 @@ class LogReader(_Reading, DataSourceReader):
 
 def _pieces(
     kind: LogKind, directory: Directory, hours: Range = ALL, seqs: Range = ALL
-) -> list[Piece]:
+) -> list[LogPiece]:
     match kind:
         case LogKind.MESSAGE:
             return logs.message_pieces(directory.files, seqs)
@@ -257,7 +257,7 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
         """So many rows, file by file."""
         directory = open_directory(self._options.root)
         for path, end in ends.items():
-            piece = Piece(self._options.kind, path, start.get(path, 0), end)
+            piece = LogPiece(self._options.kind, path, start.get(path, 0), end)
             ends[path], count = logs.rows_end(
                 directory.files, piece, stamp=directory.stamp, rows_max=rows_max
             )
@@ -277,10 +277,10 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
             ends[piece.path] = logs.whole_end(directory.files, unread, stamp=directory.stamp)
         return ends
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Task]:
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[LogTask]:
         directory = open_directory(self._options.root)
         pieces = [
-            Piece(self._options.kind, path, start.get(path, 0), stop, promised_end=stop)
+            LogPiece(self._options.kind, path, start.get(path, 0), stop, promised_end=stop)
             for path, stop in end.items()
             if stop > start.get(path, 0)
         ]

@@ -31,7 +31,7 @@ def is_whole(kind: T.DataType) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class MessageColumns:
     """Which columns of the table are what."""
 
     due: str

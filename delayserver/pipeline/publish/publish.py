@@ -3,7 +3,7 @@
     Arrow batch ──▶ rows as JSON ──▶ POST /v1/messages/batch ──▶ published, a duplicate, or refused
                           └─▶ cannot be sent              ▲ again, while the server is away
 
-    spark.dataSource.register(DelayServer)
+    spark.dataSource.register(DelayServerSink)
     events.writeStream.format("delayserver").option("subject", "order.unpaid")
         .option("dueColumn", "due").option("keyColumn", "order")
         .option("checkpointLocation", "…").start()
@@ -56,8 +56,14 @@ from delayserver.client.producer import URL_DEFAULT
 from delayserver.client.transport import HttpTransport
 from delayserver.errors import InputError
 from delayserver.pipeline.logs.options import Options, parse_named
-from delayserver.pipeline.publish.mapping import Columns
-from delayserver.pipeline.publish.sending import BATCH_ROWS, ArrowBatches, Plan, Sender, Sent
+from delayserver.pipeline.publish.mapping import MessageColumns
+from delayserver.pipeline.publish.sending import (
+    BATCH_ROWS,
+    ArrowBatches,
+    Sender,
+    SendingPlan,
+    SendingReport,
+)
 from delayserver.times import parse_duration_ms
 
 TIMEOUT_DEFAULT = "5m"
@@ -81,7 +87,7 @@ _OPTIONS = (
 _OPTIONS_OF_SPARK = ("checkpointLocation", "queryName")
 
 
-class DelayServer(DataSource):
+class DelayServerSink(DataSource):
     """A server, as a place to write messages to."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -103,14 +109,14 @@ class DelayServer(DataSource):
     def streamWriter(self, schema: T.StructType, overwrite: bool) -> "StreamWriter":
         return StreamWriter(self._checked(schema, overwrite), schema)
 
-    def _checked(self, schema: T.StructType, overwrite: bool) -> "Plan":
+    def _checked(self, schema: T.StructType, overwrite: bool) -> "SendingPlan":
         if overwrite:
             raise InputError("messages are added, never overwritten: use the mode append")
         self._plan.columns.check(schema)
         return self._plan
 
 
-def _plan(options: Options) -> Plan:
+def _plan(options: Options) -> SendingPlan:
     """Raises InputError."""
     subject, subject_column = options.text("subject"), options.text("subjectColumn")
     if (subject is None) == (subject_column is None):
@@ -131,11 +137,11 @@ def _plan(options: Options) -> Plan:
         timeout_ms = parse_duration_ms(options.text("timeout") or TIMEOUT_DEFAULT)
     except ValueError as error:
         raise InputError(f"an option of delayserver: {error}") from error
-    return Plan(
+    return SendingPlan(
         url,
         token,
         options.text("tlsCa"),
-        Columns(
+        MessageColumns(
             due,
             subject,
             subject_column,
@@ -154,18 +160,18 @@ def _plan(options: Options) -> Plan:
 class _Writer:
     """What tables and streams share."""
 
-    def __init__(self, plan: Plan, schema: T.StructType) -> None:
+    def __init__(self, plan: SendingPlan, schema: T.StructType) -> None:
         self._plan = plan
         self._schema = schema
 
-    def write(self, iterator: ArrowBatches) -> Sent:
+    def write(self, iterator: ArrowBatches) -> SendingReport:
         """Send the rows of one task."""
         return Sender(self._plan, self._schema).send(iterator)
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None], batch: int | None) -> None:
         """All tasks have ended: their rejected rows are shown under the name of the micro-batch, in
         place of those of an attempt before, and the counts are told."""
-        sent = [message for message in messages if isinstance(message, Sent)]
+        sent = [message for message in messages if isinstance(message, SendingReport)]
         names = []
         if self._plan.rejects is not None:
             names = _show_rejects(Path(self._plan.rejects), sent, batch)
@@ -185,7 +191,7 @@ class _Writer:
         """It is to be done again: what was published is known by its keys then."""
         if self._plan.rejects is not None:
             for message in messages:
-                if isinstance(message, Sent) and message.rejects_file is not None:
+                if isinstance(message, SendingReport) and message.rejects_file is not None:
                     Path(self._plan.rejects, message.rejects_file).unlink(missing_ok=True)
 
 
@@ -209,7 +215,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         self._abort(messages)
 
 
-def _show_rejects(directory: Path, sent: Sequence[Sent], batch: int | None) -> list[str]:
+def _show_rejects(directory: Path, sent: Sequence[SendingReport], batch: int | None) -> list[str]:
     """Give the files of rejected rows their names; these."""
     if batch is None:
         # A table is written once; the names that the tasks chose do not repeat.

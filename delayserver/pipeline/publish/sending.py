@@ -29,14 +29,14 @@ from pyspark import TaskContext
 from pyspark.sql import types as T
 from pyspark.sql.datasource import WriterCommitMessage
 
-from delayserver.client.batches import Publishing, send_publishes
+from delayserver.client.batches import PublishItem, send_publishes
 from delayserver.client.errors import ClientError, ConflictError, InvalidError
 from delayserver.client.producer import BATCH_MAX_BYTES, IN_FLIGHT_MAX
 from delayserver.client.retries import RetryPolicy, Time, answered
-from delayserver.client.transport import Answer, HttpTransport
+from delayserver.client.transport import HttpAnswer, HttpTransport
 from delayserver.client.values import Published
 from delayserver.errors import PipelineError
-from delayserver.pipeline.publish.mapping import Columns
+from delayserver.pipeline.publish.mapping import MessageColumns
 
 BATCH_ROWS = 2_000
 NAMED_MAX = 5
@@ -52,13 +52,13 @@ _check_json = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SendingPlan:
     """What every task has to know."""
 
     url: str
     token: str | None = field(repr=False)
     tls_ca: str | None
-    columns: Columns
+    columns: MessageColumns
     needs_key: bool
     """Each row needs a key: exactly once."""
     rejects: str | None
@@ -73,7 +73,7 @@ class _RejectedError(Exception):
 
 
 @dataclass(slots=True)
-class Sent(WriterCommitMessage):
+class SendingReport(WriterCommitMessage):
     """What one task did."""
 
     query: str = ""
@@ -85,7 +85,7 @@ class Sent(WriterCommitMessage):
     rejects_file: str | None = None
 
 
-class _Row(Publishing):
+class _Row(PublishItem):
     """A row on its way, and what became of it."""
 
     __slots__ = ("error", "is_duplicate", "values")
@@ -109,15 +109,15 @@ class _Row(Publishing):
 class Sender:
     """Sends the rows of one task."""
 
-    def __init__(self, plan: Plan, schema: T.StructType) -> None:
+    def __init__(self, plan: SendingPlan, schema: T.StructType) -> None:
         self._plan = plan
         self._columns = _ColumnReader(plan.columns, schema)
         context = TaskContext.get()
         query = (context.getLocalProperty(_QUERY_ID) if context else None) or ""
-        self._sent = Sent(query)
+        self._sent = SendingReport(query)
         self._rejects = _RejectFile(plan.rejects) if plan.rejects is not None else None
 
-    def send(self, batches: ArrowBatches) -> Sent:
+    def send(self, batches: ArrowBatches) -> SendingReport:
         """Send all rows; on return each is published, a duplicate, or rejected.
 
         Raises PipelineError when a row is refused and there is no directory for such, and when the
@@ -140,13 +140,13 @@ class Sender:
 
         async def ask(
             method: str, path: str, body: bytes | None, *, repeatable: bool = True
-        ) -> Answer:
+        ) -> HttpAnswer:
             return await answered(partial(transport.request, method, path, body), policy, time)
 
         async def follow(requests: Iterator[list[_Row]]) -> None:
             for rows in requests:
                 try:
-                    await send_publishes(ask, list[Publishing](rows))
+                    await send_publishes(ask, list[PublishItem](rows))
                 except ClientError as error:
                     raise PipelineError(str(error)) from error
                 self._settle(rows)
@@ -314,7 +314,7 @@ def _text(data: bytes | None) -> str | None:
 class _ColumnReader:
     """Takes subject, due time, key, body and headers out of Arrow batches."""
 
-    def __init__(self, columns: Columns, schema: T.StructType) -> None:
+    def __init__(self, columns: MessageColumns, schema: T.StructType) -> None:
         self._columns = columns
         self._at = {name: index for index, name in enumerate(schema.names)}
         self._rest = columns.rest(schema.names)

@@ -30,7 +30,7 @@ from delayserver.pipeline.logs.columns import CORRUPT_DDL
 from delayserver.pipeline.logs.options import TASKS_PER_CORE
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports.lateness import UPPER_MS_SQL
-from delayserver.pipeline.states.settlement import Problem, State
+from delayserver.pipeline.states.settlement import BrokenGuarantee, EntryState
 from delayserver.pipeline.states.snapshot import (
     Directory,
     open_directory,
@@ -167,7 +167,7 @@ def write_parquet(spark: SparkSession, found: Audit, target: str) -> None:
 def _facts(rows: DataFrame) -> DataFrame:
     """Counts, and the rows that are looked at one by one."""
     is_single = F.col("has_history") | (F.col("problems") != 0) | F.col("_corrupt").isNotNull()
-    lateness = F.when(_is(State.DELIVERED), F.col("settled_ms") - F.col("due_ms"))
+    lateness = F.when(_is(EntryState.DELIVERED), F.col("settled_ms") - F.col("due_ms"))
     return rows.groupBy(
         *_KEYS,
         *(F.when(is_single, F.col(name)).alias(name) for name in _SINGLE),
@@ -175,7 +175,7 @@ def _facts(rows: DataFrame) -> DataFrame:
     ).agg(F.count(F.lit(1)).alias("n"), F.max(lateness).alias("max_ms"))
 
 
-def _is(state: State, column: str = "state_code") -> Column:
+def _is(state: EntryState, column: str = "state_code") -> Column:
     return F.col(column) == int(state)
 
 
@@ -209,7 +209,7 @@ def _groups(facts: DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
                 F.coalesce(F.sum(F.when(_is(state), F.col("n"))), F.lit(0)).alias(
                     state.name.lower()
                 )
-                for state in State
+                for state in EntryState
             ),
             F.max("max_ms").alias("max_ms"),
         )
@@ -247,17 +247,17 @@ def _percentiles(by_key: DataFrame) -> DataFrame:
 
 def _deliveries(groups: pd.DataFrame) -> dict[str, int]:
     everything = groups[groups["dimension"] == "all"]
-    return {state.name.lower(): int(everything[state.name.lower()].sum()) for state in State}
+    return {state.name.lower(): int(everything[state.name.lower()].sum()) for state in EntryState}
 
 
 # ── messages ───────────────────────────────────────────────────────────────────────────────────
 
 _PLAIN = {
-    State.DROPPED: "dropped",
-    State.DELIVERED: "delivered",
-    State.CANCELLED: "cancelled",
-    State.PENDING: "pending",
-    State.MISSING: "missing",
+    EntryState.DROPPED: "dropped",
+    EntryState.DELIVERED: "delivered",
+    EntryState.CANCELLED: "cancelled",
+    EntryState.PENDING: "pending",
+    EntryState.MISSING: "missing",
 }
 
 
@@ -266,7 +266,7 @@ def _messages(facts: DataFrame, job: Job) -> dict[str, int]:
     found = dict.fromkeys(OUTCOMES, 0)
     plain = facts.where("is_first and not has_history").groupBy("entry_state").agg(F.sum("n"))
     for entry_state, count in plain.collect():
-        found[_PLAIN[State(entry_state)]] += count
+        found[_PLAIN[EntryState(entry_state)]] += count
     for outcome, count in _with_history(facts).groupBy("outcome").count().collect():
         found[outcome] += count
     return found
@@ -280,17 +280,17 @@ def _with_history(facts: DataFrame) -> DataFrame:
 
     # A redrive takes one dead letter of the message away again.
     redriven = F.col("is_first") & (F.col("kind") == int(RecordKind.REDRIVE))
-    dead = count(_is(State.DEAD)) - count(redriven)
+    dead = count(_is(EntryState.DEAD)) - count(redriven)
     return (
         facts.where("has_history")
         .groupBy("message_seq")
         .agg(
-            F.when(count(_is(State.MISSING)) > 0, "missing")
-            .when(count(_is(State.PENDING)) > 0, "pending")
+            F.when(count(_is(EntryState.MISSING)) > 0, "missing")
+            .when(count(_is(EntryState.PENDING)) > 0, "pending")
             .when(dead > 0, "dead")
-            .when(count(_is(State.CANCELLED)) > 0, "cancelled")
-            .when(count(_is(State.DELIVERED)) > 0, "delivered")
-            .when(count(_is(State.DROPPED)) > 0, "dropped")
+            .when(count(_is(EntryState.CANCELLED)) > 0, "cancelled")
+            .when(count(_is(EntryState.DELIVERED)) > 0, "delivered")
+            .when(count(_is(EntryState.DROPPED)) > 0, "dropped")
             .otherwise("deleted")
             .alias("outcome")
         )
@@ -356,7 +356,7 @@ def _violations(facts: DataFrame) -> dict[str, int]:
                 F.sum(F.when(F.col("problems").bitwiseAND(int(problem)) != 0, F.col("n"))).alias(
                     str(problem.name).lower()
                 )
-                for problem in Problem
+                for problem in BrokenGuarantee
             )
         )
         .collect()
@@ -373,7 +373,9 @@ def _examples(facts: DataFrame) -> pd.DataFrame:
         .toPandas()
     )
     problems = [
-        ", ".join(str(one.name).lower().replace("_", " ") for one in Problem if one & number)
+        ", ".join(
+            str(one.name).lower().replace("_", " ") for one in BrokenGuarantee if one & number
+        )
         for number in rows["problems"].tolist()
     ]
     return rows.drop(columns=["problems"]).assign(problem=problems)

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from delayserver.pipeline.reports.audit import OUTCOMES, PERCENTILES, Audit
 from delayserver.pipeline.reports.lateness import duration
-from delayserver.pipeline.reports.page import COLOURS, FAINT, INK, Page, hours_below, legend
+from delayserver.pipeline.reports.page import COLOURS, FAINT, INK, ReportPage, hours_below, legend
 from delayserver.times import format_time
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _table(found: Audit, dimension: str) -> "RenderableType":
 
 def page(found: Audit) -> str:
     """The page for --html."""
-    made = Page("Audit of a delay server")
+    made = ReportPage("Audit of a delay server")
     taken = datetime.fromtimestamp(found.taken_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     made.text(f"{found.data_dir}, {taken}; read in {found.took_s:.1f} s", "soft")
     made.text(verdict(found), f"verdict {'good' if found.is_clean else 'bad'}")
@@ -145,7 +145,7 @@ def page(found: Audit) -> str:
     return made.render()
 
 
-def _violations(made: Page, found: Audit) -> None:
+def _violations(made: ReportPage, found: Audit) -> None:
     if len(found.examples):
         made.heading("Violations")
         columns = ("problem", "subject", "subscription", "due", "settled", "seq", "message_id")
@@ -163,7 +163,7 @@ def _shown(value: Any) -> Any:
     return None if pd.isna(value) else value
 
 
-def _hours(made: Page, found: Audit) -> None:
+def _hours(made: ReportPage, found: Audit) -> None:
     hours = found.of("hour")
     if not len(hours):
         return
@@ -215,7 +215,7 @@ def _hours(made: Page, found: Audit) -> None:
         made.drawing(draw_late)
 
 
-def _lateness(made: Page, found: Audit) -> None:
+def _lateness(made: ReportPage, found: Audit) -> None:
     if not len(found.lateness):
         return
     overall = found.of("all").iloc[0]
@@ -241,7 +241,7 @@ def _lateness(made: Page, found: Audit) -> None:
     made.drawing(draw)
 
 
-def _slowest(made: Page, found: Audit, dimension: str, title: str) -> None:
+def _slowest(made: ReportPage, found: Audit, dimension: str, title: str) -> None:
     lines = found.of(dimension)
     if not len(lines):
         return

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from delayserver.pipeline.logs.columns import CORRUPT, CORRUPT_DDL
 from delayserver.pipeline.logs.options import TASKS_PER_CORE
 from delayserver.pipeline.progress import Job
-from delayserver.pipeline.states.settlement import State
+from delayserver.pipeline.states.settlement import EntryState
 from delayserver.pipeline.states.snapshot import open_directory
 from delayserver.records.tables import read_subjects
 from delayserver.schedule.wheel import SLOT_MS
@@ -147,7 +147,7 @@ def forecast(job: Job, data_dir: str, *, days: int = 7, now_ms: int | None = Non
 
 
 def _is_pending() -> Column:
-    return F.col("state_code") == int(State.PENDING)
+    return F.col("state_code") == int(EntryState.PENDING)
 
 
 def _named(table: pd.DataFrame, names: dict[int, str]) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from delayserver.pipeline.reports.forecast import MINUTE_MS, OTHERS, Forecast
-from delayserver.pipeline.reports.page import SERIES, Page, cell, hours_below, legend
+from delayserver.pipeline.reports.page import SERIES, ReportPage, cell, hours_below, legend
 from delayserver.times import format_time
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _minute(at_ms: int) -> str:
 
 def page(found: Forecast) -> str:
     """The page for --html."""
-    made = Page("Forecast of a delay server")
+    made = ReportPage("Forecast of a delay server")
     taken = datetime.fromtimestamp(found.taken_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     made.text(f"{found.data_dir}, {taken}; read in {found.took_s:.1f} s", "soft")
     hot = found.hot
@@ -124,7 +124,7 @@ def page(found: Forecast) -> str:
     return made.render()
 
 
-def _minutes(made: Page, found: Forecast) -> None:
+def _minutes(made: ReportPage, found: Forecast) -> None:
     minutes = found.minutes
     if not len(minutes):
         return
@@ -168,7 +168,7 @@ def _filled(minutes: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     return moments, np.array([counts.get(minute_ms, 0) for minute_ms in beside.tolist()])
 
 
-def _by_subject(made: Page, found: Forecast) -> None:
+def _by_subject(made: ReportPage, found: Forecast) -> None:
     if not len(found.by_subject):
         return
     made.heading("By hour and subject")
@@ -207,7 +207,7 @@ def _by_subject(made: Page, found: Forecast) -> None:
     )
 
 
-def _memory(made: Page, found: Forecast) -> None:
+def _memory(made: ReportPage, found: Forecast) -> None:
     made.heading("Memory of each hour")
     made.text(
         "From ten minutes before it begins until it is settled; while it is loaded, about as much "

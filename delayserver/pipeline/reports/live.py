@@ -121,7 +121,7 @@ def _line(key: tuple[int, str], group: _Group) -> Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class WatchedStream:
     """A stream that is being watched."""
 
     by: str
@@ -138,7 +138,7 @@ class Watch:
 
 
 @contextlib.contextmanager
-def watch(job: Job, data_dir: str, *, by: str, window_ms: int) -> Iterator[Watch]:
+def watch(job: Job, data_dir: str, *, by: str, window_ms: int) -> Iterator[WatchedStream]:
     """Watch the deliveries that are recorded from when the context has begun.
 
     Raises PipelineError, StorageError where the directory is none."""
@@ -180,7 +180,7 @@ def watch(job: Job, data_dir: str, *, by: str, window_ms: int) -> Iterator[Watch
             .start()
         )
         try:
-            watched = Watch(by, windows, damage, query)
+            watched = WatchedStream(by, windows, damage, query)
             job.progress("following the dispatch log", 0, 0)
             # What is recorded from then on is seen.
             while query.lastProgress is None:

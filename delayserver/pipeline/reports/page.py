@@ -79,7 +79,7 @@ th { color: var(--soft); font-weight: 500; } th.text, td.text { text-align: left
 
 
 @dataclass(slots=True)
-class Page:
+class ReportPage:
     """A page that is being written from top to bottom."""
 
     title: str

@@ -37,10 +37,10 @@ from delayserver.pipeline.logs.columns import (
     named,
     payloads_of,
 )
-from delayserver.pipeline.logs.logs import Piece, read, share
+from delayserver.pipeline.logs.logs import LogPiece, read, share
 from delayserver.pipeline.logs.options import Options, parse_options
 from delayserver.pipeline.states.hour_files import read_hour
-from delayserver.pipeline.states.settlement import SETTLED_DTYPE, Judgement, State, settle
+from delayserver.pipeline.states.settlement import SETTLED_DTYPE, EntryState, Judgement, settle
 from delayserver.pipeline.states.snapshot import (
     Directory,
     open_directory,
@@ -98,7 +98,7 @@ deliveries    per subscription: state; for what was delivered the attempt, when 
               how long after the due time
 """
 
-_STATES = pa.array([None, *(state.name.lower() for state in State)], pa.string())
+_STATES = pa.array([None, *(state.name.lower() for state in EntryState)], pa.string())
 _KINDS = name_table({kind: kind.name.lower() for kind in RecordKind})
 
 
@@ -141,8 +141,8 @@ class DelayHistory(DataSource):
 
 
 @dataclass(frozen=True, slots=True)
-class Hour:
-    """What a task is told of an hour."""
+class HistoryHour:
+    """An hour to read the history of, as the driver hands it to a task."""
 
     wanted: WantedHour
     state: HourState | None
@@ -150,10 +150,10 @@ class Hour:
 
 
 @dataclass
-class Task(InputPartition):
+class HistoryTask(InputPartition):
     """What one task reads, and by what it judges."""
 
-    hours: list[Hour]
+    hours: list[HistoryHour]
     subjects: dict[int, str]
     subscriptions: list[Subscription]
     names: Names
@@ -167,7 +167,7 @@ class HistoryReader(DataSourceReader):
         self._options = options
         self._schema = schema
 
-    def partitions(self) -> list[Task]:
+    def partitions(self) -> list[HistoryTask]:
         directory = open_directory(self._options.root)
         with directory.catalog() as catalog:
             wanted = self._wanted()
@@ -175,9 +175,9 @@ class HistoryReader(DataSourceReader):
                 retired = retired_hours(catalog, directory.files)
                 wanted = [WantedHour(one.hour, *one.extent, one.count) for one in retired]
             states = read_hours(catalog)
-            hours = [Hour(one, _as_wanted(one, states.get(one.hour))) for one in wanted]
+            hours = [HistoryHour(one, _as_wanted(one, states.get(one.hour))) for one in wanted]
             return [
-                Task(
+                HistoryTask(
                     some,
                     read_subjects(catalog),
                     list(read_subscriptions(catalog).values()),
@@ -202,7 +202,7 @@ class HistoryReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """All rows of a task's hours."""
-        if not isinstance(partition, Task):
+        if not isinstance(partition, HistoryTask):
             return  # Spark's own partition, where there is nothing to read.
         history = _History(open_directory(self._options.root), partition, self._schema)
         for hour in partition.hours:
@@ -236,21 +236,21 @@ def _as_wanted(wanted: WantedHour, state: HourState | None) -> HourState | None:
 class _History:
     """From the files of an hour to Arrow batches."""
 
-    def __init__(self, directory: Directory, task: Task, schema: pa.Schema) -> None:
+    def __init__(self, directory: Directory, task: HistoryTask, schema: pa.Schema) -> None:
         self._directory = directory
         self._task = task
         self._schema = schema
         self._ids = IdCodec(directory.shard, directory.id_secret)
         self._registry = Registry(task.subscriptions)
 
-    def read(self, hour: Hour) -> Iterator[pa.RecordBatch]:
+    def read(self, hour: HistoryHour) -> Iterator[pa.RecordBatch]:
         """All entries of an hour. Raises DamageError."""
         wanted, number = hour.wanted, hour.wanted.hour
         path = hour_path(LogKind.SCHEDULE, number)
         if hour.state is None:
             raise DamageError(path, 0, "the hour has changed since it was listed")
         settled = self._settled(hour, hour.state)
-        piece = Piece(LogKind.SCHEDULE, path, 0, wanted.schedule_bytes, wanted.schedule_bytes)
+        piece = LogPiece(LogKind.SCHEDULE, path, 0, wanted.schedule_bytes, wanted.schedule_bytes)
         stamp, files = self._directory.stamp, self._directory.files
         for found in read(files, piece, stamp=stamp, payload=True):
             if isinstance(found, Damage):
@@ -259,7 +259,7 @@ class _History:
             for start in range(0, len(kept), BATCH_ROWS):
                 yield self._batch(number, found, kept[start : start + BATCH_ROWS], settled)
 
-    def _settled(self, hour: Hour, state: HourState) -> Rows:
+    def _settled(self, hour: HistoryHour, state: HourState) -> Rows:
         """What became of the entries of an hour (SETTLED_DTYPE), in the order of seq."""
         wanted = hour.wanted
         rows, damage = read_hour(
@@ -338,11 +338,11 @@ class _History:
         """What became of each entry at its subscriptions; nothing of what is about all of them."""
         start = int(firsts[0])
         some = settled[start : int(lasts[-1])]
-        shown = (some["subscription_id"] != 0) | (some["state"] == State.DROPPED)
+        shown = (some["subscription_id"] != 0) | (some["state"] == EntryState.DROPPED)
         before = np.concatenate([[0], np.cumsum(shown)])
         offsets = np.append(before[firsts - start], before[int(lasts[-1]) - start])
         some = some[shown]
-        delivered = pa.array(some["state"] == State.DELIVERED)
+        delivered = pa.array(some["state"] == EntryState.DELIVERED)
         at = pa.array(some["settled_ms"] * 1000).cast(TIME)
         columns = (
             named(some["subscription_id"], self._task.names.subscriptions),

@@ -10,7 +10,7 @@ import contextlib
 
 import numpy as np
 
-from delayserver.pipeline.logs.logs import Piece, read_file
+from delayserver.pipeline.logs.logs import LogPiece, read_file
 from delayserver.pipeline.states.settlement import HourRows
 from delayserver.records.tables import HourState
 from storage.files import File, Files
@@ -40,7 +40,7 @@ def read_hour(
         schedule_file = _open(files, path, cleanup)
         schedule = _rows(
             schedule_file,
-            Piece(LogKind.SCHEDULE, path, 0, state.length, state.length),
+            LogPiece(LogKind.SCHEDULE, path, 0, state.length, state.length),
             SCHEDULE_DTYPE,
             stamp,
             damage,
@@ -58,7 +58,7 @@ def read_hour(
             damage.append(Damage(path_of_dispatch, 0, promised, reason, torn=False))
         dispatch = _rows(
             dispatch_file,
-            Piece(LogKind.DISPATCH, path_of_dispatch, 0, end, promised),
+            LogPiece(LogKind.DISPATCH, path_of_dispatch, 0, end, promised),
             DISPATCH_DTYPE,
             stamp,
             damage,
@@ -92,7 +92,7 @@ def _open(files: Files, path: str, cleanup: contextlib.ExitStack) -> File | None
 
 
 def _rows(
-    file: File | None, piece: Piece, dtype: np.dtype[np.void], stamp: int, damage: list[Damage]
+    file: File | None, piece: LogPiece, dtype: np.dtype[np.void], stamp: int, damage: list[Damage]
 ) -> Rows:
     parts: list[Rows] = []
     if file is not None and piece.end:

@@ -30,7 +30,7 @@ from storage.rows import FLAG_REMOVAL, Outcome, RecordKind, select
 SLICE_ENTRIES = 256 * 1024
 
 
-class State(IntEnum):
+class EntryState(IntEnum):
     """What became of an entry at one subscription; of an entry as a whole, the greatest."""
 
     DROPPED = 1
@@ -47,7 +47,7 @@ class State(IntEnum):
     """Its hour is retired, which says that all is settled, and this is not."""
 
 
-class Problem(IntFlag):
+class BrokenGuarantee(IntFlag):
     """What must not be."""
 
     REPEATED = 1
@@ -118,16 +118,16 @@ ENDING_DTYPE = np.dtype(
 """A tombstone or a dispatch row. `position`: of its entry in the hour; negative, there is none."""
 
 _STATES_BY_KIND = {
-    RecordKind.CANCEL: State.CANCELLED,
-    RecordKind.MOVE: State.MOVED,
-    RecordKind.FIRE: State.MOVED,
-    RecordKind.RETRY: State.RETRIED,
-    RecordKind.DEAD: State.DEAD,
+    RecordKind.CANCEL: EntryState.CANCELLED,
+    RecordKind.MOVE: EntryState.MOVED,
+    RecordKind.FIRE: EntryState.MOVED,
+    RecordKind.RETRY: EntryState.RETRIED,
+    RecordKind.DEAD: EntryState.DEAD,
 }
 _STATE_OF_KIND = np.zeros(256, np.uint8)
 _STATE_OF_KIND[list(_STATES_BY_KIND)] = list(_STATES_BY_KIND.values())
 _STATE_OF_OUTCOME = np.zeros(256, np.uint8)
-_STATE_OF_OUTCOME[[Outcome.DELIVERED, Outcome.DROPPED]] = [State.DELIVERED, State.DROPPED]
+_STATE_OF_OUTCOME[[Outcome.DELIVERED, Outcome.DROPPED]] = [EntryState.DELIVERED, EntryState.DROPPED]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ def _endings(entries: Rows, tombstones: Rows, dispatch: Rows) -> Rows:
     of_tombstones["state"] = _STATE_OF_KIND[tombstones["kind"]]
     of_tombstones["due_ms"] = tombstones["due_ms"]
     of_tombstones["subscription_id"] = tombstones["subscription_id"]
-    goes_on = np.isin(of_tombstones["state"], (State.MOVED, State.RETRIED))
+    goes_on = np.isin(of_tombstones["state"], (EntryState.MOVED, EntryState.RETRIED))
     of_tombstones["successor_seq"] = np.where(goes_on, tombstones["seq"], 0)
     of_dispatch["state"] = _STATE_OF_OUTCOME[dispatch["outcome"]]
     for name in ("seq", "subscription_id", "attempt", "settled_ms", "message_seq", "due_ms"):
@@ -217,7 +217,7 @@ def _strangers(endings: Rows) -> Rows:
     settled = np.zeros(len(endings), SETTLED_DTYPE)
     _copy_endings(endings, settled)
     settled["message_seq"], settled["due_ms"] = endings["message_seq"], endings["due_ms"]
-    settled["problems"] = Problem.UNKNOWN
+    settled["problems"] = BrokenGuarantee.UNKNOWN
     return settled
 
 
@@ -242,8 +242,8 @@ def _settle(entries: Rows, endings: Rows, judgement: Judgement) -> Rows:
     open_["seq"] = entries["seq"][absent]
     open_["subscription_id"] = absent_subscriptions
     is_missing = open_["seq"] <= judgement.retired_through_seq
-    open_["state"] = np.where(is_missing, State.MISSING, State.PENDING)
-    open_["problems"] = np.where(is_missing, Problem.MISSING, 0)
+    open_["state"] = np.where(is_missing, EntryState.MISSING, EntryState.PENDING)
+    open_["problems"] = np.where(is_missing, BrokenGuarantee.MISSING, 0)
     for name in ("message_seq", "due_ms", "subject_id", "kind"):
         settled[name] = entries[name][positions]
     _add_problems(ended, endings, entries, judgement)
@@ -255,7 +255,7 @@ def _settle(entries: Rows, endings: Rows, judgement: Judgement) -> Rows:
         settled["is_first"][starts] = True
         counts = np.diff(np.append(starts, len(settled)))
         state = np.maximum.reduceat(settled["state"], starts)
-        goes_on = np.isin(settled["state"], (State.MOVED, State.RETRIED, State.DEAD))
+        goes_on = np.isin(settled["state"], (EntryState.MOVED, EntryState.RETRIED, EntryState.DEAD))
         history = np.logical_or.reduceat(goes_on | (settled["kind"] != RecordKind.PUBLISH), starts)
         settled["entry_state"] = np.repeat(state, counts)
         settled["has_history"] = np.repeat(history, counts)
@@ -266,7 +266,7 @@ def _absent(entries: Rows, endings: Rows, judgement: Judgement) -> tuple[np.ndar
     """Positions of entries, and the subscriptions at which they have not ended."""
     has_ending, is_removed = np.zeros((2, len(entries)), bool)
     has_ending[endings["position"]] = True
-    is_whole = np.isin(endings["state"], (State.CANCELLED, State.MOVED))
+    is_whole = np.isin(endings["state"], (EntryState.CANCELLED, EntryState.MOVED))
     is_removed[endings["position"][is_whole]] = True
     is_due = entries["due_ms"] <= judgement.now_ms
     is_due |= entries["seq"] <= judgement.retired_through_seq
@@ -277,7 +277,7 @@ def _absent(entries: Rows, endings: Rows, judgement: Judgement) -> tuple[np.ndar
     # open a row for a subject waits until somebody had it (see the loader).
     is_expected, is_had = np.zeros((2, len(entries)), bool)
     is_expected[positions] = True
-    is_had[endings["position"][endings["state"] != State.DROPPED]] = True
+    is_had[endings["position"][endings["state"] != EntryState.DROPPED]] = True
     is_had |= has_ending & (entries["subscription_id"] != 0)
     is_had |= has_ending & (entries["seq"] <= judgement.retired_through_seq)
     anybody = np.flatnonzero(~is_expected & ~is_removed & ~is_had)
@@ -341,13 +341,13 @@ def _add_problems(ended: Rows, endings: Rows, entries: Rows, judgement: Judgemen
         endings["subscription_id"][1:] == endings["subscription_id"][:-1]
     )
     # Several deleted subscriptions drop the same row under the same number.
-    same &= endings["state"] != State.DROPPED
+    same &= endings["state"] != EntryState.DROPPED
     is_removed = np.zeros(len(entries), bool)
-    is_whole = np.isin(endings["state"], (State.CANCELLED, State.MOVED))
+    is_whole = np.isin(endings["state"], (EntryState.CANCELLED, EntryState.MOVED))
     is_removed[positions[is_whole]] = True
-    is_delivered = endings["state"] == State.DELIVERED
-    ended["problems"] |= np.where(same, Problem.REPEATED, 0).astype(np.uint8)
+    is_delivered = endings["state"] == EntryState.DELIVERED
+    ended["problems"] |= np.where(same, BrokenGuarantee.REPEATED, 0).astype(np.uint8)
     after = is_delivered & is_removed[positions]
-    ended["problems"] |= np.where(after, Problem.AFTER_REMOVAL, 0).astype(np.uint8)
+    ended["problems"] |= np.where(after, BrokenGuarantee.AFTER_REMOVAL, 0).astype(np.uint8)
     early = is_delivered & (endings["settled_ms"] < entries["due_ms"][positions])
-    ended["problems"] |= np.where(early, Problem.EARLY, 0).astype(np.uint8)
+    ended["problems"] |= np.where(early, BrokenGuarantee.EARLY, 0).astype(np.uint8)

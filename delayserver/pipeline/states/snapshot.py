@@ -88,7 +88,7 @@ def _names(subjects: Mapping[int, str], subscriptions: Mapping[int, Subscription
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StatesSnapshot:
     """What was known at one moment, but for the rows in the hours' files."""
 
     hours: dict[int, HourState]
@@ -112,7 +112,7 @@ class Snapshot:
         return _names(self.subjects, self.subscriptions)
 
 
-def take_snapshot(files: Files, catalog: Catalog, *, stamp: int) -> Snapshot:
+def take_snapshot(files: Files, catalog: Catalog, *, stamp: int) -> StatesSnapshot:
     """Read all of it, in the order that this module tells. Raises CatalogError, DiskError."""
     retired = {
         hour: state.last_entry_seq
@@ -132,7 +132,7 @@ def take_snapshot(files: Files, catalog: Catalog, *, stamp: int) -> Snapshot:
         if len(rows):
             unfiled[hour] = rows
             hours.setdefault(hour, HourState())
-    return Snapshot(
+    return StatesSnapshot(
         hours=hours,
         retired={hour: seq for hour, seq in retired.items() if hour in hours},
         through_seq=max(tail.seen_through_seq(checkpoint_seq), checkpoint_seq),

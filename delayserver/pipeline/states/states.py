@@ -30,9 +30,9 @@ from delayserver.pipeline.logs.columns import (
     CORRUPT,
     SETTLED,
     SUBJECT,
-    Batches,
-    Columns,
+    BatchBuilder,
     Derived,
+    LogColumns,
     Names,
     batch_of_damage,
     lateness_columns,
@@ -41,8 +41,19 @@ from delayserver.pipeline.logs.filters import Condition, hours_of, mask, take
 from delayserver.pipeline.logs.logs import share
 from delayserver.pipeline.logs.options import Options, parse_options
 from delayserver.pipeline.states.hour_files import read_hour
-from delayserver.pipeline.states.settlement import SETTLED_DTYPE, Judgement, Problem, State, settle
-from delayserver.pipeline.states.snapshot import Directory, Snapshot, open_directory, take_snapshot
+from delayserver.pipeline.states.settlement import (
+    SETTLED_DTYPE,
+    BrokenGuarantee,
+    EntryState,
+    Judgement,
+    settle,
+)
+from delayserver.pipeline.states.snapshot import (
+    Directory,
+    StatesSnapshot,
+    open_directory,
+    take_snapshot,
+)
 from delayserver.pipeline.workers import spare_imports
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import HourState, hour_key
@@ -53,8 +64,8 @@ from storage.frame import Damage, Rows
 from storage.hour_log import hour_path
 from storage.rows import SCHEDULE_DTYPE, LogKind, select
 
-_STATES = texts([None, *(state.name.lower() for state in State)])
-_PROBLEMS = {int(problem): problem.name.lower() for problem in Problem if problem.name}
+_STATES = texts([None, *(state.name.lower() for state in EntryState)])
+_PROBLEMS = {int(problem): problem.name.lower() for problem in BrokenGuarantee if problem.name}
 
 
 def _problem_names(rows: Rows, names: Names) -> pa.Array:
@@ -72,9 +83,9 @@ _DERIVED: Derived = {
     "state": (pa.string(), lambda rows, names: _STATES.take(fixed(rows["state"]))),
     "state_code": (pa.int8(), lambda rows, names: fixed(rows["state"], pa.int8())),
     "problem": (pa.string(), _problem_names),
-    **lateness_columns(lambda rows: rows["state"] == State.DELIVERED),
+    **lateness_columns(lambda rows: rows["state"] == EntryState.DELIVERED),
 }
-COLUMNS = Columns(SETTLED_DTYPE, _DERIVED)
+COLUMNS = LogColumns(SETTLED_DTYPE, _DERIVED)
 DEFAULT_COLUMNS = (
     "hour",
     "due",
@@ -113,8 +124,8 @@ class DelayState(DataSource):
 
 
 @dataclass(frozen=True, slots=True)
-class Hour:
-    """What a task is told of an hour."""
+class StateHour:
+    """An hour to read the states of, as the driver hands it to a task."""
 
     number: int
     state: HourState
@@ -123,11 +134,11 @@ class Hour:
 
 
 @dataclass
-class Task(InputPartition):
+class StateTask(InputPartition):
     """What one task reads, and by what it judges."""
 
     stamp: int
-    hours: list[Hour]
+    hours: list[StateHour]
     conditions: list[Condition]
     damage: list[Damage]
     through_seq: int
@@ -149,7 +160,7 @@ class StateReader(DataSourceReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         return take(COLUMNS, filters, self._conditions)
 
-    def partitions(self) -> list[Task]:
+    def partitions(self) -> list[StateTask]:
         directory = open_directory(self._options.root)
         with directory.catalog() as catalog:
             snapshot = take_snapshot(directory.files, catalog, stamp=directory.stamp)
@@ -158,7 +169,7 @@ class StateReader(DataSourceReader):
         sizes = _sizes(directory.files, hours)
         conditions = [condition.numbered(snapshot.names) for condition in self._conditions]
         return [
-            Task(
+            StateTask(
                 directory.stamp,
                 some,
                 conditions,
@@ -176,9 +187,9 @@ class StateReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """What became of the hours of a task."""
         spare_imports()
-        assert isinstance(partition, Task)
+        assert isinstance(partition, StateTask)
         directory = Directory(self._options.root, partition.stamp)
-        batches = Batches(COLUMNS, self._schema, partition.names)
+        batches = BatchBuilder(COLUMNS, self._schema, partition.names)
         damage = list(partition.damage)
         for hour in partition.hours:
             for rows in _settle(directory, hour, partition, damage):
@@ -191,16 +202,18 @@ class StateReader(DataSourceReader):
             raise damage[0].error()
 
 
-def _hours(snapshot: Snapshot, wanted: Callable[[int, int], bool]) -> list[Hour]:
+def _hours(snapshot: StatesSnapshot, wanted: Callable[[int, int], bool]) -> list[StateHour]:
     nothing = np.empty(0, SCHEDULE_DTYPE)
     return [
-        Hour(number, state, snapshot.retired.get(number, 0), snapshot.unfiled.get(number, nothing))
+        StateHour(
+            number, state, snapshot.retired.get(number, 0), snapshot.unfiled.get(number, nothing)
+        )
         for number, state in sorted(snapshot.hours.items())
         if wanted(number, number)
     ]
 
 
-def _sizes(files: Files, hours: list[Hour]) -> list[int]:
+def _sizes(files: Files, hours: list[StateHour]) -> list[int]:
     """About how much work each hour is: rows of both logs."""
     return [
         hour.state.entries
@@ -211,7 +224,9 @@ def _sizes(files: Files, hours: list[Hour]) -> list[int]:
     ]
 
 
-def _settle(directory: Directory, hour: Hour, task: Task, damage: list[Damage]) -> Iterator[Rows]:
+def _settle(
+    directory: Directory, hour: StateHour, task: StateTask, damage: list[Damage]
+) -> Iterator[Rows]:
     rows, found = read_hour(
         directory.files,
         hour.number,

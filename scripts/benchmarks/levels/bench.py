@@ -21,9 +21,9 @@ import numpy as np
 import wrk
 from load import (
     JSON,
-    Batches,
-    Connection,
-    Sent,
+    BatchRequests,
+    ConnectionResult,
+    LoadConnection,
     make_batches,
     publish_batches,
     start_together,
@@ -164,7 +164,7 @@ def random_batches(
     content_type: str = JSON,
     size: int = BATCH,
     keyed: bool = False,
-) -> Batches:
+) -> BatchRequests:
     """Batches whose messages are due at random times of a stretch."""
     dues_ms = np.random.default_rng(1).integers(from_ms, to_ms, DISTINCT).tolist()
     return make_batches(SUBJECT, dues_ms, BODY, size, content_type, keyed=keyed)
@@ -176,7 +176,7 @@ def batches_tomorrow(
     content_type: str = JSON,
     size: int = BATCH,
     keyed: bool = False,
-) -> Batches:
+) -> BatchRequests:
     """Due at random times of the 24 hours that begin in 24 hours."""
     from_ms = (now_ms() if from_ms is None else from_ms) + DAY_MS
     return random_batches(
@@ -214,12 +214,12 @@ def now_ms() -> int:
 def publish(
     bench: Bench,
     port: int,
-    batches: Batches,
+    batches: BatchRequests,
     *,
     count: int | None = None,
     seconds: float = 0,
     first_process: int = 0,
-) -> list[Sent]:
+) -> list[ConnectionResult]:
     """Publish so many messages, or so long, from PUBLISHERS processes.
 
     Where batches are keyed, each process, numbered from `first_process`, has keys of its own."""
@@ -245,7 +245,7 @@ def publish(
     return [future.result() for future in futures]
 
 
-def rate_of(sent: list[Sent]) -> float:
+def rate_of(sent: list[ConnectionResult]) -> float:
     """Messages each second, all processes together."""
     seconds = max(one.ended_at for one in sent) - min(one.began_at for one in sent)
     return sum(one.messages for one in sent) / seconds
@@ -253,7 +253,7 @@ def rate_of(sent: list[Sent]) -> float:
 
 def subscribe(server: Served, name: str, subscription: dict[str, object]) -> None:
     """A subscription to the subject of the same name."""
-    with Connection(server.port) as connection:
+    with LoadConnection(server.port) as connection:
         document = {"subject": name, **subscription}
         connection.call("PUT", f"/v1/subscriptions/{name}", document)
 

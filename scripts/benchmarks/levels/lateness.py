@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 import numpy as np
 from consumers import Received, bare_timers, pull_on_time, receive_webhooks
-from load import Sent, make_batches, publish_batches
+from load import ConnectionResult, make_batches, publish_batches
 from report import Figure
 from servers import BenchmarkError, Served, free_port
 
@@ -84,7 +84,7 @@ def _lateness_pull(bench: Bench, per_s: int, beside_per_s: int) -> None:
 
 def publish_beside(
     bench: Bench, server: Served, from_ms: int, per_s: int, seconds: float
-) -> Future[Sent] | None:
+) -> Future[ConnectionResult] | None:
     """Publish at an even rate while deliveries are measured; None: nothing."""
     if not per_s:
         return None
@@ -98,7 +98,7 @@ def publish_beside(
     )
 
 
-def beside_note(sent: Sent) -> str:
+def beside_note(sent: ConnectionResult) -> str:
     """How publishers fared meanwhile."""
     p99_ms = float(np.percentile(sent.latency_ms, 99))
     return f"publish p99 {p99_ms:.1f} ms, batches of {BESIDE_BATCH}"

@@ -7,7 +7,7 @@ from itertools import product
 
 import msgspec
 import wrk
-from load import Batches, http_request, publish_batches, start_together
+from load import BatchRequests, http_request, publish_batches, start_together
 from report import Figure
 from servers import Served, hello_server
 
@@ -161,7 +161,7 @@ def send_once(bench: Bench, server: Served, requests: list[bytes]) -> tuple[list
         bench.pool.submit(
             publish_batches,
             server.port,
-            Batches(requests[number::PUBLISHERS], BATCH),
+            BatchRequests(requests[number::PUBLISHERS], BATCH),
             start_at,
             requests_max=len(requests[number::PUBLISHERS]),
             in_flight=IN_FLIGHT_EACH,

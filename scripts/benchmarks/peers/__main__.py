@@ -39,7 +39,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from servers import add_directory, disk_directory, free_port
 
-from peers.base import Load, Peer, PeerError, Published, cancel, consume, publish, run
+from peers.base import ClosedLoop, ClosedLoopResult, Peer, PeerError, cancel, consume, publish, run
 from peers.beanstalkd import Beanstalkd
 from peers.bullmq import BullMQ
 from peers.ours import ClientLibrary, DelayServer
@@ -98,7 +98,7 @@ QUICK = Amounts(
 
 
 @dataclass(slots=True)
-class Row:
+class PeerFigures:
     """What was measured of one peer."""
 
     name: str
@@ -140,7 +140,7 @@ COLUMNS = (
 )
 
 
-def advantage(column: Column, ours: Row, row: Row) -> float | None:
+def advantage(column: Column, ours: PeerFigures, row: PeerFigures) -> float | None:
     """Above 1: we are ahead by that factor."""
     mine, its = getattr(ours, column.field), getattr(row, column.field)
     if mine <= 0 or its <= 0:
@@ -163,9 +163,9 @@ class Comparison:
         self._amounts = amounts
         self._step = step
 
-    def measure(self, kind: type[Peer]) -> Row:
+    def measure(self, kind: type[Peer]) -> PeerFigures:
         """All figures of one peer; `failed` says what kept it from the rest."""
-        row = Row(kind.name, kind.durability)
+        row = PeerFigures(kind.name, kind.durability)
         for what, case in (("publish", self._publish), ("lateness", self._lateness)):
             self._step(f"{kind.name}: {what}")
             directory = self._directory / f"{kind.__name__.lower()}-{what}"
@@ -184,23 +184,23 @@ class Comparison:
         seconds: float = run(peer.wait_until_ready)
         return seconds
 
-    def _load(self, peer: Peer, load: Load) -> Published:
+    def _load(self, peer: Peer, load: ClosedLoop) -> ClosedLoopResult:
         return self._pool.submit(publish, type(peer), peer.directory, peer.port, load).result()
 
-    def _publish(self, peer: Peer, row: Row) -> None:
+    def _publish(self, peer: Peer, row: PeerFigures) -> None:
         amounts = self._amounts
         seconds = amounts.publish_s
         self._start(peer)
-        self._load(peer, Load(IN_FLIGHT, DAY_MS, seconds=amounts.warm_s))
-        row.one_per_s = self._load(peer, Load(1, DAY_MS, seconds=seconds / 2)).rate
-        many = self._load(peer, Load(IN_FLIGHT, DAY_MS, seconds=seconds))
+        self._load(peer, ClosedLoop(IN_FLIGHT, DAY_MS, seconds=amounts.warm_s))
+        row.one_per_s = self._load(peer, ClosedLoop(1, DAY_MS, seconds=seconds / 2)).rate
+        many = self._load(peer, ClosedLoop(IN_FLIGHT, DAY_MS, seconds=seconds))
         row.many_per_s = many.rate
         row.many_p99_ms = float(np.percentile(many.latency_ms, 99))
         for count in MORE:
             if count <= peer.in_flight_max:
-                rate = self._load(peer, Load(count, DAY_MS, seconds=seconds / 2)).rate
+                rate = self._load(peer, ClosedLoop(count, DAY_MS, seconds=seconds / 2)).rate
                 setattr(row, f"many_{count}_per_s", rate)
-        cancels = Load(IN_FLIGHT, DAY_MS, count=amounts.cancels)
+        cancels = ClosedLoop(IN_FLIGHT, DAY_MS, count=amounts.cancels)
         cancelled = self._pool.submit(
             cancel, type(peer), peer.directory, peer.port, cancels
         ).result()
@@ -216,7 +216,7 @@ class Comparison:
             self._start(again)
             time.sleep(amounts.settle_s)
             memory, disk = again.memory_bytes(), again.disk_bytes()
-            self._load(again, Load(IN_FLIGHT, DAY_MS, count=amounts.pending))
+            self._load(again, ClosedLoop(IN_FLIGHT, DAY_MS, count=amounts.pending))
             time.sleep(amounts.settle_s * 2)
             row.memory_bytes = (again.memory_bytes() - memory) / amounts.pending
             row.disk_bytes = (again.disk_bytes() - disk) / amounts.pending
@@ -226,12 +226,12 @@ class Comparison:
         finally:
             again.kill()
 
-    def _lateness(self, peer: Peer, row: Row) -> None:
+    def _lateness(self, peer: Peer, row: PeerFigures) -> None:
         amounts = self._amounts
         self._start(peer)
         count = amounts.pace_per_s * amounts.pace_s
         receiving = self._pool.submit(consume, type(peer), peer.directory, peer.port, count)
-        load = Load(IN_FLIGHT, amounts.delay_ms, count=count, per_s=amounts.pace_per_s)
+        load = ClosedLoop(IN_FLIGHT, amounts.delay_ms, count=count, per_s=amounts.pace_per_s)
         self._load(peer, load)
         got = receiving.result()
         if len(got.due_ms) < count:
@@ -240,7 +240,7 @@ class Comparison:
         row.late_p50_ms, row.late_p99_ms = (float(x) for x in np.percentile(late_ms, [50, 99]))
 
 
-def make_table(rows: list[Row]) -> Table:
+def make_table(rows: list[PeerFigures]) -> Table:
     """Figures, and below each what we are ahead by."""
     table = Table(title="The same work, the same durability", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("", no_wrap=True)
@@ -255,7 +255,7 @@ def make_table(rows: list[Row]) -> Table:
     return table
 
 
-def _cell(column: Column, ours: Row, row: Row) -> str:
+def _cell(column: Column, ours: PeerFigures, row: PeerFigures) -> str:
     value = getattr(row, column.field)
     if not value:
         return "–"
@@ -269,7 +269,7 @@ def _cell(column: Column, ours: Row, row: Row) -> str:
     return f"{text}\n[green]we × {factor:,.2f}[/]"
 
 
-def figures(rows: list[Row]) -> list[Figure]:
+def figures(rows: list[PeerFigures]) -> list[Figure]:
     """By figure, all peers that have it; how many times as good ours is."""
     found = []
     for column in COLUMNS:
@@ -287,7 +287,7 @@ def figures(rows: list[Row]) -> list[Figure]:
     return found
 
 
-def plot(rows: list[Row], path: Path) -> None:
+def plot(rows: list[PeerFigures], path: Path) -> None:
     """Four figures as bars, on logarithmic scales."""
     shown = [column for column in COLUMNS if column.field in PLOTTED]
     figure, axes = new_drawing(len(shown), figsize=(16, 3.6), sharey=True)

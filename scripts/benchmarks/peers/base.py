@@ -54,8 +54,8 @@ def due_of(body: bytes) -> int:
 
 
 @dataclass(slots=True)
-class Published:
-    """What a closed loop did."""
+class ClosedLoopResult:
+    """What a ClosedLoop has published, and how long each answer took."""
 
     count: int = 0
     seconds: float = 0.0
@@ -67,8 +67,8 @@ class Published:
 
 
 @dataclass(slots=True)
-class Load:
-    """Publish with so many in flight, so long or so many."""
+class ClosedLoop:
+    """How to publish: `in_flight` at once, for `seconds` or until `count` are published."""
 
     in_flight: int
     delay_ms: int
@@ -129,14 +129,14 @@ class Peer(ABC):
         """Whether a client is served."""
 
     @abstractmethod
-    async def publish(self, load: Load) -> Published:
+    async def publish(self, load: ClosedLoop) -> ClosedLoopResult:
         """Durable publishes, each answered."""
 
     @abstractmethod
     async def consume(self, count: int, idle_max_s: float) -> Got:
         """Receive and acknowledge until so many have come, or nothing comes for a while."""
 
-    async def cancel(self, load: Load) -> Published | None:
+    async def cancel(self, load: ClosedLoop) -> ClosedLoopResult | None:
         """Durable cancels by key of `load.count` messages that wait, each answered; they are
         published before. None: it has no such call."""
         return None
@@ -277,11 +277,11 @@ class _Line(asyncio.Protocol):
 class _ClosedLoop:
     """A load over several connections to one port."""
 
-    def __init__(self, load: Load, request: Callable[[int], bytes]) -> None:
+    def __init__(self, load: ClosedLoop, request: Callable[[int], bytes]) -> None:
         self._load = load
         self._request = request
         self._asked = 0
-        self.published = Published()
+        self.published = ClosedLoopResult()
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def begin(self, lines: list[_Line], window: int) -> None:
@@ -323,13 +323,13 @@ def connect(port: int) -> socket.socket:
 
 async def closed_loop(
     port: int,
-    load: Load,
+    load: ClosedLoop,
     request: Callable[[int], bytes],
     make_counter: Callable[[], Counter],
     *,
     connections: int,
     connect: Callable[[int], socket.socket] = connect,
-) -> Published:
+) -> ClosedLoopResult:
     """Send requests (made from their due time) over so many connections until the load is done.
 
     Each connection has a counter of its own, which takes bytes and gives how many answers are
@@ -368,9 +368,11 @@ def count_lines(expected: bytes) -> Counter:
     return count
 
 
-async def paced_tasks(load: Load, publish: Callable[[int, int], Awaitable[None]]) -> Published:
+async def paced_tasks(
+    load: ClosedLoop, publish: Callable[[int, int], Awaitable[None]]
+) -> ClosedLoopResult:
     """A load for a client library: one task for each in flight; `publish(task, due_ms)`."""
-    published = Published()
+    published = ClosedLoopResult()
     begun_at = time.perf_counter()
     limit = float("inf") if load.count is None else load.count
     asked = 0
@@ -401,15 +403,17 @@ def run(work: Callable[[], Any]) -> Any:
         return runner.run(work())
 
 
-def publish(kind: type[Peer], directory: Path, port: int, load: Load) -> Published:
+def publish(kind: type[Peer], directory: Path, port: int, load: ClosedLoop) -> ClosedLoopResult:
     """In a process of its own."""
-    published: Published = run(lambda: kind(directory, port).publish(load))
+    published: ClosedLoopResult = run(lambda: kind(directory, port).publish(load))
     return published
 
 
-def cancel(kind: type[Peer], directory: Path, port: int, load: Load) -> Published | None:
+def cancel(
+    kind: type[Peer], directory: Path, port: int, load: ClosedLoop
+) -> ClosedLoopResult | None:
     """In a process of its own."""
-    cancelled: Published | None = run(lambda: kind(directory, port).cancel(load))
+    cancelled: ClosedLoopResult | None = run(lambda: kind(directory, port).cancel(load))
     return cancelled
 
 

@@ -8,7 +8,16 @@ import asyncio
 import shutil
 import time
 
-from peers.base import Got, Load, Peer, PeerError, Published, closed_loop, count_lines, make_body
+from peers.base import (
+    ClosedLoop,
+    ClosedLoopResult,
+    Got,
+    Peer,
+    PeerError,
+    closed_loop,
+    count_lines,
+    make_body,
+)
 
 
 class Beanstalkd(Peer):
@@ -34,7 +43,7 @@ class Beanstalkd(Peer):
         writer.close()
         return answer.startswith(b"OK")
 
-    async def publish(self, load: Load) -> Published:
+    async def publish(self, load: ClosedLoop) -> ClosedLoopResult:
         delay_s = -(-load.delay_ms // 1000)
 
         def request(due_ms: int) -> bytes:

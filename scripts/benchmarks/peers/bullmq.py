@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from peers.base import Got, Load, Peer, PeerError, Published
+from peers.base import ClosedLoop, ClosedLoopResult, Got, Peer, PeerError
 from peers.redis import RedisSortedSet, redis_is_ready, start_redis
 
 PROGRAM = Path(__file__).with_name("bullmq.mjs")
@@ -52,7 +52,7 @@ class BullMQ(Peer):
         answer: dict[str, Any] = json.loads(output)
         return answer
 
-    async def publish(self, load: Load) -> Published:
+    async def publish(self, load: ClosedLoop) -> ClosedLoopResult:
         answer = await self._run(
             "publish",
             inFlight=load.in_flight,
@@ -61,7 +61,7 @@ class BullMQ(Peer):
             count=load.count,
             perS=load.per_s,
         )
-        return Published(len(answer["latencyMs"]), answer["seconds"], answer["latencyMs"])
+        return ClosedLoopResult(len(answer["latencyMs"]), answer["seconds"], answer["latencyMs"])
 
     async def consume(self, count: int, idle_max_s: float) -> Got:
         answer = await self._run("consume", count=count, idleMaxS=idle_max_s)

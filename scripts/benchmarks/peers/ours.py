@@ -9,17 +9,17 @@ import time
 from functools import partial
 
 from consumers import pull_on_time
-from load import KEY, Connection, http_request, make_batches, publish_batches
+from load import KEY, LoadConnection, http_request, make_batches, publish_batches
 from servers import ROOT
 
 from delayserver.client import AsyncProducer
 from peers.base import (
+    ClosedLoop,
+    ClosedLoopResult,
     Counter,
     Got,
-    Load,
     Peer,
     PeerError,
-    Published,
     closed_loop,
     make_body,
     paced_tasks,
@@ -51,7 +51,7 @@ class DelayServer(Peer):
 
     async def is_ready(self) -> bool:
         def ask() -> bool:
-            with Connection(self.port, timeout_s=5) as connection:
+            with LoadConnection(self.port, timeout_s=5) as connection:
                 if connection.request(http_request("GET", "/readyz"))[0] != 200:
                     return False
                 document = {"subject": "bench.soon", "type": "pull"}
@@ -60,7 +60,7 @@ class DelayServer(Peer):
 
         return await asyncio.to_thread(ask)
 
-    async def publish(self, load: Load) -> Published:
+    async def publish(self, load: ClosedLoop) -> ClosedLoopResult:
         subject = b"bench.later" if load.delay_ms > 3_600_000 else b"bench.soon"
 
         def request(due_ms: int) -> bytes:
@@ -75,7 +75,7 @@ class DelayServer(Peer):
             self.port, load, request, lambda: answers(b"201"), connections=load.in_flight
         )
 
-    async def cancel(self, load: Load) -> Published:
+    async def cancel(self, load: ClosedLoop) -> ClosedLoopResult:
         assert load.count is not None
         keys = await publish_keys(self.port, load)
         waiting = iter(keys)
@@ -100,12 +100,13 @@ class DelayServer(Peer):
 
 
 class ClientLibrary(DelayServer):
-    """The same server; one task for each message in flight, each answered on its own."""
+    """The delay server through its client library: one task for each message in flight, and an
+    answer for each."""
 
     name = "delay server, client library"
     durability = "--durability fsync, without generated keys"
 
-    async def publish(self, load: Load) -> Published:
+    async def publish(self, load: ClosedLoop) -> ClosedLoopResult:
         subject = "bench.later" if load.delay_ms > 3_600_000 else "bench.soon"
         url = f"http://127.0.0.1:{self.port}"
         async with AsyncProducer(url, generate_keys=False) as producer:
@@ -115,7 +116,7 @@ class ClientLibrary(DelayServer):
 
             return await paced_tasks(load, send)
 
-    async def cancel(self, load: Load) -> Published:
+    async def cancel(self, load: ClosedLoop) -> ClosedLoopResult:
         waiting = iter(await publish_keys(self.port, load))
         async with AsyncProducer(f"http://127.0.0.1:{self.port}") as producer:
 
@@ -125,7 +126,7 @@ class ClientLibrary(DelayServer):
             return await paced_tasks(load, send)
 
 
-async def publish_keys(port: int, load: Load) -> list[str]:
+async def publish_keys(port: int, load: ClosedLoop) -> list[str]:
     """Messages under keys, in batches; the keys."""
     assert load.count is not None
     dues_ms = [load.due_ms()] * load.count

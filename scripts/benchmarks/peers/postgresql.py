@@ -14,7 +14,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from peers.base import POLL_S, Got, Load, Peer, PeerError, Published, make_body, paced_tasks
+from peers.base import (
+    POLL_S,
+    ClosedLoop,
+    ClosedLoopResult,
+    Got,
+    Peer,
+    PeerError,
+    make_body,
+    paced_tasks,
+)
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS messages (id bigserial PRIMARY KEY, due_ms bigint, body bytea);
@@ -101,7 +110,7 @@ class PostgreSQL(Peer):
         await connection.close()
         return True
 
-    async def publish(self, load: Load) -> Published:
+    async def publish(self, load: ClosedLoop) -> ClosedLoopResult:
         load.in_flight = min(load.in_flight, CONNECTIONS_MAX)
         connections = [await self._connect() for _ in range(load.in_flight)]
         inserts = [

@@ -15,7 +15,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from peers.base import Counter, Got, Load, Peer, PeerError, Published, closed_loop, make_body
+from peers.base import (
+    ClosedLoop,
+    ClosedLoopResult,
+    Counter,
+    Got,
+    Peer,
+    PeerError,
+    closed_loop,
+    make_body,
+)
 
 CONNECTIONS = 8
 PREFETCH = 2000
@@ -76,7 +85,7 @@ class RabbitMQ(Peer):
         await asyncio.to_thread(ask)
         return True
 
-    async def publish(self, load: Load) -> Published:
+    async def publish(self, load: ClosedLoop) -> ClosedLoopResult:
         from pamqp import commands, frame, header
 
         properties = commands.Basic.Properties(delivery_mode=2, expiration=str(load.delay_ms))

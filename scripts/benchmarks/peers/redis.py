@@ -12,11 +12,11 @@ import time
 from peers.base import (
     LEASE_MS,
     POLL_S,
+    ClosedLoop,
+    ClosedLoopResult,
     Got,
-    Load,
     Peer,
     PeerError,
-    Published,
     closed_loop,
     count_lines,
     make_body,
@@ -54,7 +54,7 @@ class RedisSortedSet(Peer):
     async def is_ready(self) -> bool:
         return await redis_is_ready(self.port)
 
-    async def publish(self, load: Load) -> Published:
+    async def publish(self, load: ClosedLoop) -> ClosedLoopResult:
         number = 0
 
         def request(due_ms: int) -> bytes:
@@ -72,7 +72,7 @@ class RedisSortedSet(Peer):
             connections=load.in_flight,
         )
 
-    async def cancel(self, load: Load) -> Published:
+    async def cancel(self, load: ClosedLoop) -> ClosedLoopResult:
         assert load.count is not None
         members = [make_body(load.due_ms())[:-12] + b"%012d" % key for key in range(load.count)]
         added = iter(members)

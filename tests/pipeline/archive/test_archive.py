@@ -25,9 +25,9 @@ from delayserver.pipeline.archive.archive import (
     MANIFESTS,
     STAGING,
     Archive,
-    Archived,
-    Archives,
-    Fate,
+    ArchiveCalls,
+    ArchiveRun,
+    HourFate,
     run,
 )
 from delayserver.pipeline.archive.place import Place
@@ -84,12 +84,12 @@ def lasting_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]
 @pytest.fixture
 def lasting(lasting_api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> ApiServer:
     """That server; what it was told of is listed as well, so that it is archived each time."""
-    call = Archives.call
+    call = ArchiveCalls.call
 
-    def listing(self: Archives, method: str, path: str, *rest: Any) -> Any:
+    def listing(self: ArchiveCalls, method: str, path: str, *rest: Any) -> Any:
         return call(self, method, path.replace("archives?", "archives?state=all&"), *rest)
 
-    monkeypatch.setattr(Archives, "call", listing)
+    monkeypatch.setattr(ArchiveCalls, "call", listing)
     return lasting_api
 
 
@@ -130,7 +130,7 @@ def rows_of(to: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def fates(archived: Archived) -> list[Fate]:
+def fates(archived: ArchiveRun) -> list[HourFate]:
     return [hour.fate for hour in archived.hours]
 
 
@@ -160,7 +160,7 @@ def test_every_message_is_there_with_what_became_of_it(
     api = serve()
     to = tmp_path / "archive"
     archived = run(job, wanted(api, to))
-    assert fates(archived) == [Fate.ARCHIVED, Fate.ARCHIVED]
+    assert fates(archived) == [HourFate.ARCHIVED, HourFate.ARCHIVED]
     assert archived.is_kept
     rows = rows_of(to)
     by_seq = {row["seq"]: row for row in rows}
@@ -207,7 +207,7 @@ def test_it_is_partitioned_by_date_and_subject_and_spark_reads_it(
     api = serve()
     to = tmp_path / "a place"
     archived = run(job, wanted(api, to.as_uri().replace("%20", " ")))
-    assert fates(archived) == [Fate.ARCHIVED] * 3
+    assert fates(archived) == [HourFate.ARCHIVED] * 3
     assert {path.name for path in to.glob("date=2026-05-31/*")} == {
         "subject=order.paid",
         "subject=order.unpaid",
@@ -228,12 +228,12 @@ def test_only_hours_that_ended_by_then_and_none_in_a_dry_run(
     api = serve()
     to = tmp_path / "archive"
     found = run(job, wanted(api, to, dry_run=True, until_ms=START_MS + 2 * HOUR_MS))
-    assert fates(found) == [Fate.SOUND, Fate.SOUND]
+    assert fates(found) == [HourFate.SOUND, HourFate.SOUND]
     assert not to.exists()
     archived = run(job, wanted(api, to, until_ms=START_MS + 2 * HOUR_MS - 1))
     assert [hour.hour for hour in archived.hours] == [hour_name(HOUR)]
     assert len(waiting(api)) == 2
-    assert fates(run(job, wanted(api, to))) == [Fate.ARCHIVED] * 2
+    assert fates(run(job, wanted(api, to))) == [HourFate.ARCHIVED] * 2
     assert fates(run(job, wanted(api, to))) == []
     assert len(rows_of(to)) == 30
 
@@ -253,7 +253,7 @@ def test_another_servers_archive_is_left_alone(
 
 # ---- a kill at any point -----------------------------------------------------------------------
 
-CALLS = ((Place, "rename"), (Place, "delete"), (Place, "sync"), (Archives, "confirm"))
+CALLS = ((Place, "rename"), (Place, "delete"), (Place, "sync"), (ArchiveCalls, "confirm"))
 """All that changes anything, but for what Spark writes."""
 
 
@@ -316,7 +316,7 @@ def test_after_a_kill_at_any_call_nothing_is_missing_and_nothing_there_twice(
         Killer(at).plant(patch)
         with pytest.raises(Killed):
             run(job, wanted(lasting, to, until_ms=START_MS + HOUR_MS))
-    assert fates(run(job, wanted(lasting, to))) == [Fate.ARCHIVED] * 2
+    assert fates(run(job, wanted(lasting, to))) == [HourFate.ARCHIVED] * 2
     check_archive(to, 20)
 
 
@@ -342,7 +342,7 @@ def test_a_job_that_is_killed_by_the_system_is_run_again(
         process.wait()
     assert not list(to.glob(f"{MANIFESTS}/*.json"))
     assert len(waiting(api)) == 3
-    assert fates(run(job, wanted(api, to))) == [Fate.ARCHIVED] * 3
+    assert fates(run(job, wanted(api, to))) == [HourFate.ARCHIVED] * 3
     check_archive(to, 30)
     wait_until(lambda: not list(api.data_dir.glob("schedule/*")))
 
@@ -356,16 +356,16 @@ def test_a_server_that_is_killed_is_waited_for(
 ) -> None:
     settled(store, hours=2)
     api = serve()
-    confirm = Archives.confirm
+    confirm = ArchiveCalls.confirm
 
-    def confirm_and_kill(self: Archives, *arguments: Any) -> None:
+    def confirm_and_kill(self: ArchiveCalls, *arguments: Any) -> None:
         confirm(self, *arguments)
         api.process.kill()
         api.launch()
 
-    monkeypatch.setattr(Archives, "confirm", confirm_and_kill)
+    monkeypatch.setattr(ArchiveCalls, "confirm", confirm_and_kill)
     to = tmp_path / "archive"
-    assert fates(run(job, wanted(api, to))) == [Fate.ARCHIVED] * 2
+    assert fates(run(job, wanted(api, to))) == [HourFate.ARCHIVED] * 2
     api.process.wait_ready()
     wait_until(lambda: not list(api.data_dir.glob("schedule/*")))
     check_archive(to, 20)
@@ -460,9 +460,9 @@ def test_an_archive_that_is_not_what_the_server_has_is_not_told_of(
         return read_back(self, files)
 
     monkeypatch.setattr(archives._Step, "_read_back", tampered)
-    monkeypatch.setattr(Archives, "confirm", lambda self, hour, *rest: told.append(hour.hour))
+    monkeypatch.setattr(ArchiveCalls, "confirm", lambda self, hour, *rest: told.append(hour.hour))
     archived = run(job, wanted(lasting, to))
-    assert fates(archived) == [Fate.DIFFERENT, Fate.ARCHIVED]
+    assert fates(archived) == [HourFate.DIFFERENT, HourFate.ARCHIVED]
     assert not archived.is_clean
     assert "run it again" in archived.hours[0].reason
     assert told == [HOUR + 1]
@@ -484,7 +484,7 @@ def test_an_archive_that_rots_before_the_server_heard_of_it(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Archives, "confirm", killed)
+        patch.setattr(ArchiveCalls, "confirm", killed)
         with pytest.raises(Killed):
             run(job, wanted(api, to))
     (manifest,) = (to / MANIFESTS).glob("*.json")
@@ -492,11 +492,11 @@ def test_an_archive_that_rots_before_the_server_heard_of_it(
     path.with_name(f".{path.name}.crc").unlink()
     change_body(path)
     archived = run(job, wanted(api, to))
-    assert fates(archived) == [Fate.DIFFERENT]
+    assert fates(archived) == [HourFate.DIFFERENT]
     assert f"delete {manifest.as_uri().replace('file://', 'file:')}" in archived.hours[0].reason
     assert len(files_of(api)) == 2
     manifest.unlink()
-    assert fates(run(job, wanted(api, to))) == [Fate.ARCHIVED]
+    assert fates(run(job, wanted(api, to))) == [HourFate.ARCHIVED]
     check_archive(to, 10)
 
 
@@ -512,7 +512,7 @@ def test_a_damaged_hour_is_named_and_the_others_are_archived(
     data[100] ^= 1
     path.write_bytes(data)
     archived = run(job, wanted(api, tmp_path / "archive"))
-    assert fates(archived) == [Fate.DAMAGED, Fate.ARCHIVED]
+    assert fates(archived) == [HourFate.DAMAGED, HourFate.ARCHIVED]
     assert path.name in archived.hours[0].reason
     assert "delayserver repair" in archived.hours[0].reason
     check_archive(tmp_path / "archive", 10)
@@ -561,7 +561,7 @@ def test_an_hour_that_comes_back_after_it_was_archived(
     assert waiting(live) == []
     come_back(live, 2)
     (again,) = run(job, wanted(live, to)).hours
-    assert (again.fate, again.count, again.added) == (Fate.ARCHIVED, 5, 2)
+    assert (again.fate, again.count, again.added) == (HourFate.ARCHIVED, 5, 2)
     check_archive(to, 5)
     assert len(list((to / MANIFESTS).glob("*.json"))) == 2
     # It is deleted, and comes back once more: as another one, with a new beginning.
@@ -570,7 +570,7 @@ def test_an_hour_that_comes_back_after_it_was_archived(
     live.restart(retention_ms=24 * HOUR_MS)
     come_back(live, 4)
     (anew,) = run(job, wanted(live, to)).hours
-    assert (anew.fate, anew.hour, anew.count, anew.added) == (Fate.ARCHIVED, again.hour, 4, 4)
+    assert (anew.fate, anew.hour, anew.count, anew.added) == (HourFate.ARCHIVED, again.hour, 4, 4)
     check_archive(to, 9)
 
 
@@ -578,30 +578,30 @@ def test_an_hour_that_comes_back_while_it_is_archived(
     live: ApiServer, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     to = tmp_path / "archive"
-    confirm = Archives.confirm
+    confirm = ArchiveCalls.confirm
 
-    def too_late(self: Archives, *arguments: Any) -> None:
+    def too_late(self: ArchiveCalls, *arguments: Any) -> None:
         come_back(live, 2)
         confirm(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Archives, "confirm", too_late)
+        patch.setattr(ArchiveCalls, "confirm", too_late)
         archived = run(job, wanted(live, to))
-    assert fates(archived) == [Fate.CHANGED]
+    assert fates(archived) == [HourFate.CHANGED]
     assert archived.is_clean
     assert len(waiting(live)) == 1
     (again,) = run(job, wanted(live, to)).hours
-    assert (again.fate, again.count, again.added) == (Fate.ARCHIVED, 5, 2)
+    assert (again.fate, again.count, again.added) == (HourFate.ARCHIVED, 5, 2)
     check_archive(to, 5)
 
 
 def test_an_hour_that_has_changed_since_it_was_listed(
     live: ApiServer, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting_now = Archives.waiting
+    waiting_now = ArchiveCalls.waiting
     asked = 0
 
-    def then_changed(self: Archives) -> Any:
+    def then_changed(self: ArchiveCalls) -> Any:
         nonlocal asked
         asked += 1
         found = waiting_now(self)
@@ -609,9 +609,9 @@ def test_an_hour_that_has_changed_since_it_was_listed(
             come_back(live, 2)
         return found
 
-    monkeypatch.setattr(Archives, "waiting", then_changed)
-    assert fates(run(job, wanted(live, tmp_path / "archive"))) == [Fate.CHANGED]
-    assert fates(run(job, wanted(live, tmp_path / "archive"))) == [Fate.ARCHIVED]
+    monkeypatch.setattr(ArchiveCalls, "waiting", then_changed)
+    assert fates(run(job, wanted(live, tmp_path / "archive"))) == [HourFate.CHANGED]
+    assert fates(run(job, wanted(live, tmp_path / "archive"))) == [HourFate.ARCHIVED]
     check_archive(tmp_path / "archive", 5)
 
 
@@ -621,10 +621,10 @@ def test_an_hour_that_is_deleted_meanwhile(
     """The server does not wait for archives."""
     live.settings.pop("archive")
     live.restart()
-    waiting_now = Archives.waiting
+    waiting_now = ArchiveCalls.waiting
     asked = 0
 
-    def then_deleted(self: Archives) -> Any:
+    def then_deleted(self: ArchiveCalls) -> Any:
         nonlocal asked
         asked += 1
         found = waiting_now(self)
@@ -633,9 +633,9 @@ def test_an_hour_that_is_deleted_meanwhile(
             wait_until(lambda: not list(live.data_dir.glob("schedule/*")))
         return found
 
-    monkeypatch.setattr(Archives, "waiting", then_deleted)
+    monkeypatch.setattr(ArchiveCalls, "waiting", then_deleted)
     archived = run(job, wanted(live, tmp_path / "archive"))
-    assert fates(archived) == [Fate.GONE]
+    assert fates(archived) == [HourFate.GONE]
     assert not archived.is_kept
 
 

@@ -16,11 +16,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from delayserver.errors import PipelineError
-from delayserver.pipeline.calls import RefusedError
+from delayserver.pipeline.calls import CallRefusedError
 from delayserver.pipeline.load.adoption import Adoption
-from delayserver.pipeline.load.load import Load, read_table, run
+from delayserver.pipeline.load.load import LoadJob, read_table, run
 from delayserver.pipeline.progress import Job
-from delayserver.pipeline.publish.mapping import Columns
+from delayserver.pipeline.publish.mapping import MessageColumns
 from delayserver.pipeline.reports.audit import audit
 from storage.staging import OnConflict, import_of
 from tests.integration.api_support import ApiServer, now_ms, unique, wait_until
@@ -42,12 +42,14 @@ def job(spark: SparkSession) -> Job:
 
 
 @pytest.fixture
-def make(api: ApiServer, tmp_path: Path) -> Callable[..., Load]:
+def make(api: ApiServer, tmp_path: Path) -> Callable[..., LoadJob]:
     """A load with a subject and a name of its own."""
 
-    def load(columns: Columns | None = None, **rest: Any) -> Load:
-        columns = columns or Columns("due", subject=unique("load.subject"), key="key", body="body")
-        return Load(
+    def load(columns: MessageColumns | None = None, **rest: Any) -> LoadJob:
+        columns = columns or MessageColumns(
+            "due", subject=unique("load.subject"), key="key", body="body"
+        )
+        return LoadJob(
             unique("import"),
             api.data_dir,
             str(api.base_url),
@@ -64,25 +66,25 @@ def table(spark: SparkSession, *rows: tuple[Any, ...], schema: str = "") -> Data
     return spark.createDataFrame(list(rows), schema or "due bigint, key string, body string")
 
 
-def ids(load: Load) -> list[dict[str, Any]]:
+def ids(load: LoadJob) -> list[dict[str, Any]]:
     assert load.ids is not None
     rows: list[dict[str, Any]] = pq.read_table(load.ids).to_pylist()
     return rows
 
 
-def rejected(load: Load) -> dict[str, str]:
+def rejected(load: LoadJob) -> dict[str, str]:
     """Reasons by the key of the row."""
     assert load.rejects is not None
     rows = [json.loads(line) for line in load.rejects.read_text().splitlines()]
     return {row["key"]: row["reason"] for row in rows}
 
 
-def staged(load: Load) -> list[str]:
+def staged(load: LoadJob) -> list[str]:
     directory = load.data_dir / "imports"
     return [path.name for path in directory.glob("*") if path.name.startswith(load.id + ".")]
 
 
-def test_rows_become_messages(api: ApiServer, job: Job, make: Callable[..., Load]) -> None:
+def test_rows_become_messages(api: ApiServer, job: Job, make: Callable[..., LoadJob]) -> None:
     load, tomorrow = make(), now_ms() + DAY_MS
     rows = [(tomorrow + number * 1000, f"k{number}", f'{{"n": {number}}}') for number in range(50)]
     loaded = run(job, table(job.spark, *rows), load)
@@ -101,7 +103,7 @@ def test_rows_become_messages(api: ApiServer, job: Job, make: Callable[..., Load
 
 
 def test_what_is_due_already_comes_at_once(
-    api: ApiServer, job: Job, make: Callable[..., Load]
+    api: ApiServer, job: Job, make: Callable[..., LoadJob]
 ) -> None:
     load = make()
     path = api.subscribe(unique("queue"), load.columns.subject or "")
@@ -110,7 +112,7 @@ def test_what_is_due_already_comes_at_once(
     assert sorted(message["body"] for message in api.pull_all(path, 20)) == list(range(20))
 
 
-def test_bad_rows_are_rejected_with_the_reason(job: Job, make: Callable[..., Load]) -> None:
+def test_bad_rows_are_rejected_with_the_reason(job: Job, make: Callable[..., LoadJob]) -> None:
     load, due_ms = make(), now_ms() + DAY_MS
     rows = [
         (due_ms, "good", "1"),
@@ -133,7 +135,7 @@ def test_bad_rows_are_rejected_with_the_reason(job: Job, make: Callable[..., Loa
 
 
 def test_strict_loads_nothing_if_a_row_is_rejected(
-    api: ApiServer, job: Job, make: Callable[..., Load]
+    api: ApiServer, job: Job, make: Callable[..., LoadJob]
 ) -> None:
     load, due_ms = make(strict=True), now_ms() + DAY_MS
     loaded = run(job, table(job.spark, (due_ms, "a", "1"), (due_ms, "b", "{")), load)
@@ -147,7 +149,7 @@ def test_strict_loads_nothing_if_a_row_is_rejected(
 
 
 def test_a_dry_run_checks_and_loads_nothing(
-    api: ApiServer, job: Job, make: Callable[..., Load]
+    api: ApiServer, job: Job, make: Callable[..., LoadJob]
 ) -> None:
     load, due_ms = make(dry_run=True), now_ms() + DAY_MS
     loaded = run(job, table(job.spark, (due_ms, "a", "1"), (due_ms, "b", "{")), load)
@@ -157,7 +159,7 @@ def test_a_dry_run_checks_and_loads_nothing(
 
 
 def test_keys_that_are_taken_are_left_out(
-    api: ApiServer, job: Job, make: Callable[..., Load]
+    api: ApiServer, job: Job, make: Callable[..., LoadJob]
 ) -> None:
     load, due_ms = make(), now_ms() + DAY_MS
     subject = load.columns.subject or ""
@@ -172,13 +174,13 @@ def test_keys_that_are_taken_are_left_out(
 
 
 def test_conflicts_refuse_everything_or_are_left_out(
-    api: ApiServer, job: Job, make: Callable[..., Load]
+    api: ApiServer, job: Job, make: Callable[..., LoadJob]
 ) -> None:
     load, due_ms = make(), now_ms() + DAY_MS
     subject = load.columns.subject or ""
     first = api.publish(subject, key="a", body="another", delay="2d")["id"]
     rows = table(job.spark, (due_ms, "a", "1"), (due_ms, "b", "2"))
-    with pytest.raises(RefusedError, match="other content") as caught:
+    with pytest.raises(CallRefusedError, match="other content") as caught:
         run(job, rows, load)
     assert caught.value.status == 409
     assert staged(load) == []
@@ -188,7 +190,7 @@ def test_conflicts_refuse_everything_or_are_left_out(
     assert {row["key"]: row["id"] for row in ids(load)}["a"] == first
 
 
-def test_the_same_name_is_loaded_once(job: Job, make: Callable[..., Load]) -> None:
+def test_the_same_name_is_loaded_once(job: Job, make: Callable[..., LoadJob]) -> None:
     load, rows = make(), table(job.spark, (now_ms() + DAY_MS, None, "1"))
     first, second = run(job, rows, load), run(job, rows, load)
     assert (first.was_adopted, first.accepted) == (False, 1)
@@ -196,7 +198,7 @@ def test_the_same_name_is_loaded_once(job: Job, make: Callable[..., Load]) -> No
 
 
 def test_what_an_interrupted_run_has_staged_is_adopted(
-    api: ApiServer, job: Job, make: Callable[..., Load], monkeypatch: pytest.MonkeyPatch
+    api: ApiServer, job: Job, make: Callable[..., LoadJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load, rows = make(wait_s=0), table(job.spark, (now_ms() + DAY_MS, "a", "1"))
 
@@ -213,9 +215,9 @@ def test_what_an_interrupted_run_has_staged_is_adopted(
     assert staged(load) == []
 
 
-def test_columns_of_every_kind(api: ApiServer, job: Job, make: Callable[..., Load]) -> None:
+def test_columns_of_every_kind(api: ApiServer, job: Job, make: Callable[..., LoadJob]) -> None:
     tomorrow = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
-    load = make(Columns("at", subject_column="kind", key="id", headers="extra"))
+    load = make(MessageColumns("at", subject_column="kind", key="id", headers="extra"))
     load = replace(load, ids_columns=("amount",))
     prefix = unique("kind")
     rows = [
@@ -242,7 +244,7 @@ def test_columns_of_every_kind(api: ApiServer, job: Job, make: Callable[..., Loa
 
 @pytest.mark.parametrize("file_format", ["csv", "json"])
 def test_files_of_text(
-    api: ApiServer, job: Job, make: Callable[..., Load], tmp_path: Path, file_format: str
+    api: ApiServer, job: Job, make: Callable[..., LoadJob], tmp_path: Path, file_format: str
 ) -> None:
     path, due = tmp_path / f"table.{file_format}", "2027-11-20T16:30:00.5+01:00"
     if file_format == "csv":
@@ -250,7 +252,7 @@ def test_files_of_text(
     else:
         documents = [{"due": due, "key": "a", "shop": "7"}, {"due": "tomorrow", "key": "b"}]
         path.write_text("\n".join(map(json.dumps, documents)))
-    load = make(Columns("due", subject=unique("text"), key="key"))
+    load = make(MessageColumns("due", subject=unique("text"), key="key"))
     loaded = run(job, read_table(job, str(path), None, {}), load)
     assert rejected(load) == {"b": "due time cannot be read"}
     assert loaded.accepted == (2 if file_format == "csv" else 1)
@@ -259,7 +261,7 @@ def test_files_of_text(
     assert message["deliver_at"] == "2027-11-20T15:30:00.500Z"
 
 
-def test_binary_bodies(api: ApiServer, job: Job, make: Callable[..., Load]) -> None:
+def test_binary_bodies(api: ApiServer, job: Job, make: Callable[..., LoadJob]) -> None:
     load = make()
     rows = table(
         job.spark, (now_ms() + DAY_MS, "a", b"\xff\0"), schema="due bigint, key string, body binary"
@@ -271,19 +273,19 @@ def test_binary_bodies(api: ApiServer, job: Job, make: Callable[..., Load]) -> N
 @pytest.mark.parametrize(
     ("columns", "text"),
     [
-        (Columns("none", subject="a"), "no column 'none'; it has due, key, body"),
-        (Columns("due", subject="no subject"), "cannot be a subject"),
-        (Columns("key", subject_column="due"), "no valid subject"),
+        (MessageColumns("none", subject="a"), "no column 'none'; it has due, key, body"),
+        (MessageColumns("due", subject="no subject"), "cannot be a subject"),
+        (MessageColumns("key", subject_column="due"), "no valid subject"),
     ],
 )
 def test_what_cannot_be_loaded_says_why(
-    job: Job, make: Callable[..., Load], columns: Columns, text: str
+    job: Job, make: Callable[..., LoadJob], columns: MessageColumns, text: str
 ) -> None:
     with pytest.raises(PipelineError, match=text):
         run(job, table(job.spark, (None, "a", "1")), make(columns))
 
 
-def test_a_directory_of_nobody(job: Job, make: Callable[..., Load], tmp_path: Path) -> None:
+def test_a_directory_of_nobody(job: Job, make: Callable[..., LoadJob], tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="not a data directory"):
         run(job, table(job.spark, (1, "a", "1")), replace(make(), data_dir=tmp_path))
 
@@ -314,11 +316,11 @@ def test_nothing_is_lost_or_repeated_when_the_server_is_killed(
     soon_ms = now_ms() + 20_000
     source = tmp_path / "coupons.parquet"
     _write_coupons(source, soon_ms)
-    load = Load(
+    load = LoadJob(
         "coupons",
         server.data_dir,
         str(server.base_url),
-        Columns("expires_at", subject="coupon.expiry", key="coupon", body="body"),
+        MessageColumns("expires_at", subject="coupon.expiry", key="coupon", body="body"),
         ids=tmp_path / "ids.parquet",
     )
     results: list[Any] = []
@@ -378,7 +380,7 @@ def _post(server: ApiServer, keys: list[str]) -> None:
         server.ask("POST", "/v1/messages/batch", json=messages)
 
 
-def _kill_in(server: ApiServer, load: Load, state: str) -> None:
+def _kill_in(server: ApiServer, load: LoadJob, state: str) -> None:
     """SIGKILL as soon as the import is in that state."""
 
     def is_there() -> bool:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from delayserver.errors import InputError
 from delayserver.pipeline.load import staging
-from delayserver.pipeline.load.staging import BODY, DUE, HEADERS, KEY, SUBJECT, Plan, Stager
+from delayserver.pipeline.load.staging import BODY, DUE, HEADERS, KEY, SUBJECT, Stager, StagingPlan
 from delayserver.records.ids import KeyHasher
 from delayserver.records.message import Content, Payload, check_headers, check_key, encode_payload
 from delayserver.times import TIME_MS_MAX, parse_time_ms
@@ -45,8 +45,8 @@ Row = tuple[str | None, Any, str | None, Any, str | None]
 """Subject, due, key, body, headers."""
 
 
-def plan(root: Path, **changes: Any) -> Plan:
-    return Plan(
+def plan(root: Path, **changes: Any) -> StagingPlan:
+    return StagingPlan(
         **{
             "import_id": "imp",
             "data_dir": str(root),

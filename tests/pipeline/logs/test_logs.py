@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from delayserver.pipeline.logs import logs
-from delayserver.pipeline.logs.logs import Piece, Range
+from delayserver.pipeline.logs.logs import LogPiece, Range
 from delayserver.pipeline.states.snapshot import Directory, open_directory, take_snapshot
 from delayserver.records.tables import read_hours
 from storage.check import NotADataDirectoryError
@@ -29,12 +29,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Directory:
     return open_directory(store.root)
 
 
-def schedule_piece(directory: Directory) -> Piece:
+def schedule_piece(directory: Directory) -> LogPiece:
     with directory.catalog() as catalog:
         return logs.schedule_pieces(read_hours(catalog), Range(HOUR, HOUR))[0]
 
 
-def seqs(directory: Directory, pieces: list[Piece]) -> list[int]:
+def seqs(directory: Directory, pieces: list[LogPiece]) -> list[int]:
     found: list[int] = []
     for piece in pieces:
         for frame in logs.read(directory.files, piece, stamp=directory.stamp, payload=False):
@@ -160,12 +160,12 @@ def test_a_torn_tail_of_a_file_that_grows_is_left(directory: Directory, tmp_path
     data = (Path(directory.root) / piece.path).read_bytes()
     (tmp_path / "grows").write_bytes(data + data[:90])
     files = Directory(str(tmp_path), directory.stamp).files
-    growing = Piece(LogKind.SCHEDULE, "grows", 0, len(data) + 90)
+    growing = LogPiece(LogKind.SCHEDULE, "grows", 0, len(data) + 90)
     assert len(list(logs.read(files, growing, stamp=directory.stamp, payload=False))) == 10
 
 
 def test_a_file_that_is_gone_was_deleted_by_the_server(directory: Directory) -> None:
-    gone = Piece(LogKind.DISPATCH, "dispatch/2020-01-01T00.dispatch", 0, 100)
+    gone = LogPiece(LogKind.DISPATCH, "dispatch/2020-01-01T00.dispatch", 0, 100)
     assert list(logs.read(directory.files, gone, stamp=directory.stamp, payload=False)) == []
 
 
@@ -198,7 +198,7 @@ def test_the_end_of_a_dispatch_log_is_found_from_behind(
     path.write_bytes(whole[: frames[1].offset + 64] + b"\xff" + whole[frames[1].offset + 65 :])
     assert logs.whole_end(directory.files, piece, stamp=directory.stamp) == len(whole)
     path.write_bytes(whole[:-1])
-    behind = Piece(LogKind.DISPATCH, piece.path, frames[-1].offset, len(whole) - 1)
+    behind = LogPiece(LogKind.DISPATCH, piece.path, frames[-1].offset, len(whole) - 1)
     assert logs.whole_end(directory.files, behind, stamp=directory.stamp) == frames[-1].offset
 
 

@@ -14,9 +14,9 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from delayserver.errors import InputError, PipelineError
-from delayserver.pipeline.publish.mapping import Columns
-from delayserver.pipeline.publish.publish import DelayServer
-from delayserver.pipeline.publish.sending import Plan, Sender, Sent
+from delayserver.pipeline.publish.mapping import MessageColumns
+from delayserver.pipeline.publish.publish import DelayServerSink
+from delayserver.pipeline.publish.sending import Sender, SendingPlan, SendingReport
 from tests.integration.api_support import ApiServer, make_token, now_ms, time_ms, unique, wait_until
 
 DAY_MS = 86_400_000
@@ -31,11 +31,11 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 
 @pytest.fixture
-def make(api: ApiServer, tmp_path: Path) -> Callable[..., Plan]:
+def make(api: ApiServer, tmp_path: Path) -> Callable[..., SendingPlan]:
     """A plan with a subject of its own."""
 
-    def plan(columns: Columns | None = None, **rest: Any) -> Plan:
-        columns = columns or Columns("due", subject=unique("sent"), key="key", body="body")
+    def plan(columns: MessageColumns | None = None, **rest: Any) -> SendingPlan:
+        columns = columns or MessageColumns("due", subject=unique("sent"), key="key", body="body")
         defaults: dict[str, Any] = {
             "url": str(api.base_url),
             "token": None,
@@ -47,12 +47,12 @@ def make(api: ApiServer, tmp_path: Path) -> Callable[..., Plan]:
             "batch_rows": 2,
             "timeout_s": 60.0,
         }
-        return Plan(**(defaults | rest))
+        return SendingPlan(**(defaults | rest))
 
     return plan
 
 
-def send(plan: Plan, columns: dict[str, Any]) -> Sent:
+def send(plan: SendingPlan, columns: dict[str, Any]) -> SendingReport:
     """Send columns as one batch."""
     batch = pa.RecordBatch.from_pydict(columns)
     schema = from_arrow_schema(batch.schema)
@@ -60,7 +60,7 @@ def send(plan: Plan, columns: dict[str, Any]) -> Sent:
     return Sender(plan, schema).send(iter([batch]))
 
 
-def rejected(plan: Plan, sent: Sent) -> list[dict[str, Any]]:
+def rejected(plan: SendingPlan, sent: SendingReport) -> list[dict[str, Any]]:
     assert plan.rejects is not None
     if sent.rejects_file is None:
         return []
@@ -68,7 +68,7 @@ def rejected(plan: Plan, sent: Sent) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def by_key(api: ApiServer, plan: Plan, key: str) -> dict[str, Any]:
+def by_key(api: ApiServer, plan: SendingPlan, key: str) -> dict[str, Any]:
     found: dict[str, Any] = api.ask("GET", f"/v1/subjects/{plan.columns.subject}/keys/{key}")
     return found
 
@@ -99,7 +99,7 @@ TOMORROW_MS = int(TOMORROW.timestamp() * 1000)
     ids=["long", "decimal", "microseconds", "no zone", "text", "number as text", "date"],
 )
 def test_due_times(
-    api: ApiServer, make: Callable[..., Plan], due: pa.Array, expected_ms: int
+    api: ApiServer, make: Callable[..., SendingPlan], due: pa.Array, expected_ms: int
 ) -> None:
     plan = make()
     assert send(plan, {"due": due, "key": ["k"], "body": ["1"]}).published == 1
@@ -107,7 +107,9 @@ def test_due_times(
 
 
 @pytest.mark.parametrize("due", [pa.array([1]), pa.array([-5]), pa.array(["-7"])])
-def test_what_is_past_is_due_now(api: ApiServer, make: Callable[..., Plan], due: pa.Array) -> None:
+def test_what_is_past_is_due_now(
+    api: ApiServer, make: Callable[..., SendingPlan], due: pa.Array
+) -> None:
     plan, before_ms = make(), now_ms()
     send(plan, {"due": due, "key": ["k"], "body": ["1"]})
     assert before_ms <= time_ms(by_key(api, plan, "k")["deliver_at"]) <= now_ms()
@@ -128,7 +130,9 @@ def test_what_is_past_is_due_now(api: ApiServer, make: Callable[..., Plan], due:
         (pa.array([b"\xff\x00"]), None),
     ],
 )
-def test_bodies(api: ApiServer, make: Callable[..., Plan], column: pa.Array, body: object) -> None:
+def test_bodies(
+    api: ApiServer, make: Callable[..., SendingPlan], column: pa.Array, body: object
+) -> None:
     plan = make()
     send(plan, {"due": [TOMORROW_MS], "key": ["k"], "body": column})
     found = by_key(api, plan, "k")
@@ -139,9 +143,9 @@ def test_bodies(api: ApiServer, make: Callable[..., Plan], column: pa.Array, bod
 
 
 def test_without_a_column_for_it_the_other_columns_are_the_body(
-    api: ApiServer, make: Callable[..., Plan]
+    api: ApiServer, make: Callable[..., SendingPlan]
 ) -> None:
-    plan = make(Columns("due", subject_column="kind", key="id", headers="extra"))
+    plan = make(MessageColumns("due", subject_column="kind", key="id", headers="extra"))
     subject = unique("kind")
     sent = send(
         plan,
@@ -160,16 +164,18 @@ def test_without_a_column_for_it_the_other_columns_are_the_body(
     assert (second["body"], second["headers"]) == ({"price": None, "on": None}, {})
 
 
-def test_a_row_that_is_sent_again_is_a_duplicate(api: ApiServer, make: Callable[..., Plan]) -> None:
+def test_a_row_that_is_sent_again_is_a_duplicate(
+    api: ApiServer, make: Callable[..., SendingPlan]
+) -> None:
     plan = make()
     rows: dict[str, list[Any]] = {
         "due": [TOMORROW_MS] * 5,
         "key": list("abcde"),
         "body": list("12345"),
     }
-    assert send(plan, rows) == Sent(published=5)
+    assert send(plan, rows) == SendingReport(published=5)
     again = {name: values[::-1] for name, values in rows.items()}
-    assert send(replace(plan, batch_rows=3), again) == Sent(duplicates=5)
+    assert send(replace(plan, batch_rows=3), again) == SendingReport(duplicates=5)
 
 
 BAD: dict[str, list[Any]] = {
@@ -179,7 +185,7 @@ BAD: dict[str, list[Any]] = {
 }
 
 
-def test_refused_rows_go_to_a_file_with_the_reason(make: Callable[..., Plan]) -> None:
+def test_refused_rows_go_to_a_file_with_the_reason(make: Callable[..., SendingPlan]) -> None:
     plan = make(batch_rows=100)
     sent = send(plan, BAD)
     assert (sent.published, sent.rejected) == (1, 7)
@@ -200,7 +206,7 @@ def test_refused_rows_go_to_a_file_with_the_reason(make: Callable[..., Plan]) ->
 
 
 def test_without_a_directory_refused_rows_are_an_error_that_names_them(
-    make: Callable[..., Plan],
+    make: Callable[..., SendingPlan],
 ) -> None:
     plan = make(rejects=None)
     with pytest.raises(PipelineError, match=r"1 rows .*key 'far'.*further away than"):
@@ -210,7 +216,7 @@ def test_without_a_directory_refused_rows_are_an_error_that_names_them(
         send(plan, {**rows, "due": pa.nulls(8, pa.int64())})
 
 
-def test_a_task_that_fails_leaves_no_file(make: Callable[..., Plan]) -> None:
+def test_a_task_that_fails_leaves_no_file(make: Callable[..., SendingPlan]) -> None:
     plan = make(token="wrong", url="http://127.0.0.1:1", timeout_s=0.0)
     with pytest.raises(PipelineError, match="no server can be reached"):
         send(plan, BAD)
@@ -218,24 +224,24 @@ def test_a_task_that_fails_leaves_no_file(make: Callable[..., Plan]) -> None:
 
 
 def test_without_a_key_rows_are_sent_at_least_once(
-    api: ApiServer, make: Callable[..., Plan]
+    api: ApiServer, make: Callable[..., SendingPlan]
 ) -> None:
-    plan = make(Columns("due", subject=unique("sent"), body="body"), needs_key=False)
+    plan = make(MessageColumns("due", subject=unique("sent"), body="body"), needs_key=False)
     rows = {"due": [TOMORROW_MS] * 3, "body": ["1"] * 3}
-    assert send(plan, rows) == send(plan, rows) == Sent(published=3)
+    assert send(plan, rows) == send(plan, rows) == SendingReport(published=3)
     path = f"/v1/subjects/{plan.columns.subject}/messages"
     assert len(api.ask("GET", path)["messages"]) == 6
 
 
 def test_a_token_is_shown_and_its_limits_are_told(
-    tmp_path: Path, make: Callable[..., Plan]
+    tmp_path: Path, make: Callable[..., SendingPlan]
 ) -> None:
     with_tokens = ApiServer(tmp_path)
     token = make_token(with_tokens.data_dir, "spark", "publish:order.*")
     with_tokens.start()
     try:
         plan = make(
-            Columns("due", subject="order.a", key="key", body="body"),
+            MessageColumns("due", subject="order.a", key="key", body="body"),
             url=str(with_tokens.base_url),
             token=token,
         )
@@ -251,7 +257,7 @@ def test_a_token_is_shown_and_its_limits_are_told(
 
 
 def test_a_server_that_is_killed_meanwhile_is_waited_for(
-    tmp_path: Path, make: Callable[..., Plan]
+    tmp_path: Path, make: Callable[..., SendingPlan]
 ) -> None:
     api = ApiServer(tmp_path, checkpoint_ms=100)
     api.start()
@@ -263,7 +269,7 @@ def test_a_server_that_is_killed_meanwhile_is_waited_for(
         "key": [f"k{n}" for n in range(count)],
         "body": [str(n) for n in range(count)],
     }
-    results: list[Sent] = []
+    results: list[SendingReport] = []
     thread = threading.Thread(target=lambda: results.append(send(plan, rows)))
     thread.start()
     try:
@@ -310,13 +316,13 @@ SCHEMA = T.StructType([T.StructField("due", T.LongType()), T.StructField("key", 
 def test_a_wrong_option_is_named(changes: dict[str, str | None], text: str) -> None:
     options = {name: value for name, value in {**OPTIONS, **changes}.items() if value is not None}
     with pytest.raises((InputError, PipelineError), match=text):
-        DelayServer(options).writer(SCHEMA, overwrite=False)
+        DelayServerSink(options).writer(SCHEMA, overwrite=False)
 
 
 def test_messages_are_added_never_overwritten() -> None:
-    DelayServer({**OPTIONS, "checkpointLocation": "/tmp"}).streamWriter(SCHEMA, overwrite=False)
-    DelayServer({"subject": "a", "dueColumn": "due", "delivery": "at-least-once"}).writer(
+    DelayServerSink({**OPTIONS, "checkpointLocation": "/tmp"}).streamWriter(SCHEMA, overwrite=False)
+    DelayServerSink({"subject": "a", "dueColumn": "due", "delivery": "at-least-once"}).writer(
         SCHEMA, overwrite=False
     )
     with pytest.raises(InputError, match="mode append"):
-        DelayServer(OPTIONS).writer(SCHEMA, overwrite=True)
+        DelayServerSink(OPTIONS).writer(SCHEMA, overwrite=True)

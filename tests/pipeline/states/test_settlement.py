@@ -10,10 +10,10 @@ from delayserver.pipeline.states.hour_files import read_hour
 from delayserver.pipeline.states.settlement import (
     SETTLED_DTYPE,
     SLICE_ENTRIES,
+    BrokenGuarantee,
+    EntryState,
     HourRows,
     Judgement,
-    Problem,
-    State,
     settle,
 )
 from delayserver.pipeline.states.snapshot import open_directory, take_snapshot
@@ -77,8 +77,8 @@ def test_after_every_crash_of_a_correct_server_nothing_is_wrong(seed: int) -> No
         settled, damage = settle_all(world.disk, world.catalog, world.clock.now_ms)
         assert damage == []
         # A clock that is set back between firing and recording makes a delivery look early.
-        assert problems(settled) & ~Problem.EARLY == 0
-        assert not (settled["state"] == State.MISSING).any()
+        assert problems(settled) & ~BrokenGuarantee.EARLY == 0
+        assert not (settled["state"] == EntryState.MISSING).any()
 
 
 def test_the_ledger_knows_the_same_messages() -> None:
@@ -89,7 +89,7 @@ def test_the_ledger_knows_the_same_messages() -> None:
     seen = set(settled["message_seq"].tolist())
     assert seen
     assert seen <= world.ledger.messages.keys()
-    cancelled = settled["message_seq"][settled["state"] == State.CANCELLED].tolist()
+    cancelled = settled["message_seq"][settled["state"] == EntryState.CANCELLED].tolist()
     assert cancelled
     assert all(world.ledger.messages[seq].cancelled for seq in cancelled)
 
@@ -145,7 +145,7 @@ def judged(
         (
             int(row["seq"]),
             int(row["subscription_id"]),
-            State(row["state"]).name if row["state"] else "",
+            EntryState(row["state"]).name if row["state"] else "",
             int(row["problems"]),
         )
         for rows in settle(HourRows(scheduled, dispatched), judgement)
@@ -161,11 +161,11 @@ BOTH = (subscription(1), subscription(2))
 def cases() -> Iterator[object]:
     delivered = (7, 1, "DELIVERED", 0)
     yield pytest.param([ENTRY], [(7, 1)], [delivered], id="delivered")
-    yield pytest.param([ENTRY], [], [(7, 1, "MISSING", Problem.MISSING)], id="removed")
-    repeated = (7, 1, "DELIVERED", Problem.REPEATED)
+    yield pytest.param([ENTRY], [], [(7, 1, "MISSING", BrokenGuarantee.MISSING)], id="removed")
+    repeated = (7, 1, "DELIVERED", BrokenGuarantee.REPEATED)
     yield pytest.param([ENTRY], [(7, 1), (7, 1)], [delivered, repeated], id="doubled")
     yield pytest.param([ENTRY, CANCEL], [], [(7, 0, "CANCELLED", 0)], id="cancelled")
-    after = (7, 1, "DELIVERED", Problem.AFTER_REMOVAL)
+    after = (7, 1, "DELIVERED", BrokenGuarantee.AFTER_REMOVAL)
     yield pytest.param(
         [ENTRY, CANCEL], [(7, 1)], [(7, 0, "CANCELLED", 0), after], id="cancelled and delivered"
     )
@@ -177,7 +177,7 @@ def cases() -> Iterator[object]:
     dead = (8, 7, 1, RecordKind.DEAD, 1)
     yield pytest.param([ENTRY, dead], [], [(7, 1, "DEAD", 0)], id="dead")
     yield pytest.param(
-        [], [(9, 1)], [(9, 1, "DELIVERED", Problem.UNKNOWN)], id="delivery of nothing"
+        [], [(9, 1)], [(9, 1, "DELIVERED", BrokenGuarantee.UNKNOWN)], id="delivery of nothing"
     )
     yield pytest.param([ENTRY], [(7, 1), (101, 1)], [delivered], id="behind the snapshot")
 
@@ -193,7 +193,7 @@ def test_one_subscription(
 
 def test_each_of_two_subscriptions_settles_for_itself() -> None:
     found = judged(schedule(ENTRY), dispatch((7, 2)), BOTH)
-    assert found == [(7, 2, "DELIVERED", 0), (7, 1, "MISSING", Problem.MISSING)]
+    assert found == [(7, 2, "DELIVERED", 0), (7, 1, "MISSING", BrokenGuarantee.MISSING)]
     found = judged(schedule(ENTRY), dispatch((7, 2)), BOTH, retired=False)
     assert found == [(7, 2, "DELIVERED", 0), (7, 1, "PENDING", 0)]
 
@@ -208,7 +208,9 @@ def test_a_subscription_that_came_later_is_not_waited_for() -> None:
     assert judged(schedule(ENTRY), dispatch((7, 1)), late) == [(7, 1, "DELIVERED", 0)]
     # With nobody else it is the first one that matches, whoever that was.
     assert judged(schedule(ENTRY), dispatch((7, 2)), late[1:]) == [(7, 2, "DELIVERED", 0)]
-    assert judged(schedule(ENTRY), dispatch(), late[1:]) == [(7, 0, "MISSING", Problem.MISSING)]
+    assert judged(schedule(ENTRY), dispatch(), late[1:]) == [
+        (7, 0, "MISSING", BrokenGuarantee.MISSING)
+    ]
 
 
 def test_nor_is_one_that_came_when_the_clock_was_set_back() -> None:
@@ -217,7 +219,7 @@ def test_nor_is_one_that_came_when_the_clock_was_set_back() -> None:
     assert judged(schedule(ENTRY), dispatch((7, 1)), late) == [(7, 1, "DELIVERED", 0)]
     in_time = (subscription(1), subscription(2, created_ms=DUE_MS + 1, horizon=(not_yet,)))
     found = judged(schedule(ENTRY), dispatch((7, 1)), in_time)
-    assert found == [(7, 1, "DELIVERED", 0), (7, 2, "MISSING", Problem.MISSING)]
+    assert found == [(7, 1, "DELIVERED", 0), (7, 2, "MISSING", BrokenGuarantee.MISSING)]
 
 
 def test_a_subscription_whose_subject_was_changed_later_is_not_waited_for() -> None:
@@ -246,7 +248,7 @@ def test_what_deleted_subscriptions_left_of_a_message_waits_for_others(retired: 
 
 def test_a_delivery_before_its_time_is_early() -> None:
     found = judged(schedule(ENTRY), dispatch((7, 1), late_ms=-1))
-    assert found == [(7, 1, "DELIVERED", Problem.EARLY)]
+    assert found == [(7, 1, "DELIVERED", BrokenGuarantee.EARLY)]
 
 
 def test_an_hour_longer_than_a_slice() -> None:
@@ -262,7 +264,7 @@ def test_an_hour_longer_than_a_slice() -> None:
     assert [len(one) for one in slices] == [SLICE_ENTRIES, SLICE_ENTRIES, 3]
     settled = np.concatenate(slices)
     assert settled["seq"].tolist() == entries["seq"].tolist()
-    assert settled["seq"][settled["state"] == State.MISSING].tolist() == [SLICE_ENTRIES]
+    assert settled["seq"][settled["state"] == EntryState.MISSING].tolist() == [SLICE_ENTRIES]
 
 
 def test_messages_with_a_history_are_marked_and_entries_are_counted_once() -> None:
@@ -277,8 +279,8 @@ def test_messages_with_a_history_are_marked_and_entries_are_counted_once() -> No
     assert by_seq[7]["has_history"].all() and by_seq[8]["has_history"].all()
     assert not by_seq[9]["has_history"].any()
     assert [int(rows["is_first"].sum()) for rows in by_seq.values()] == [1, 1, 1]
-    assert set(by_seq[7]["entry_state"].tolist()) == {State.RETRIED}
-    assert by_seq[7]["successor_seq"][by_seq[7]["state"] == State.RETRIED].tolist() == [8]
+    assert set(by_seq[7]["entry_state"].tolist()) == {EntryState.RETRIED}
+    assert by_seq[7]["successor_seq"][by_seq[7]["state"] == EntryState.RETRIED].tolist() == [8]
 
 
 def test_a_subject_that_a_subscription_got_later_is_not_missing_before(tmp_path: Path) -> None:
@@ -298,4 +300,4 @@ def test_a_subject_that_a_subscription_got_later_is_not_missing_before(tmp_path:
         settled, damage = settle_all(directory.files, catalog, store.clock.now_ms)
     assert damage == []
     assert problems(settled) == 0
-    assert settled["state"].tolist() == [State.DELIVERED] * 3
+    assert settled["state"].tolist() == [EntryState.DELIVERED] * 3

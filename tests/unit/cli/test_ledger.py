@@ -2,14 +2,14 @@
 
 import pytest
 
-from delayserver.cli.demo.ledger import RECORD_MS, VIOLATIONS, Ledger, Outage, judge
+from delayserver.cli.demo.ledger import RECORD_MS, VIOLATIONS, DemoLedger, Outage, judge
 
 DUE = 10_000
 
 
 @pytest.fixture
 def ledger():
-    return Ledger()
+    return DemoLedger()
 
 
 def published(ledger, *subscriptions):
@@ -195,7 +195,7 @@ def test_lateness_counts_only_while_the_server_was_up(ledger):
 
 
 def test_percentiles():
-    ledger = Ledger()
+    ledger = DemoLedger()
     verdict = judge(ledger)
     assert verdict.lateness_percentile_ms(50) is None
     verdict.lateness_ms = list(range(100))

@@ -11,7 +11,7 @@ import msgspec
 
 from delayserver.client.errors import UnansweredError, UnreachableError
 from delayserver.client.retries import Time
-from delayserver.client.transport import NO_HEADERS, TIMEOUT_S, Answer
+from delayserver.client.transport import NO_HEADERS, TIMEOUT_S, HttpAnswer
 
 TEST_MAX_S = 10
 DUE_MS = 1_795_192_200_000
@@ -34,31 +34,33 @@ def message_id(seq: int, due_ms: int = DUE_MS, shard: int = 0) -> str:
     return f"{shard:04x}{due_ms:012x}{seq:012x}{0:08x}"
 
 
-def answer(status: int, document: Any = None, **headers: str) -> Answer:
+def answer(status: int, document: Any = None, **headers: str) -> HttpAnswer:
     """An answer with a document."""
     body = b"" if document is None else msgspec.json.encode(document)
-    return Answer(status, body, {name.replace("_", "-"): text for name, text in headers.items()})
+    return HttpAnswer(
+        status, body, {name.replace("_", "-"): text for name, text in headers.items()}
+    )
 
 
-def problem(status: int, detail: str = "no", **fields: Any) -> Answer:
+def problem(status: int, detail: str = "no", **fields: Any) -> HttpAnswer:
     """A refusal; the header `Retry-After` with `retry_after`."""
     headers = {name: fields.pop(name) for name in ("retry_after",) if name in fields}
     document = {"type": "urn:x", "title": "Refused", "status": status, "detail": detail, **fields}
     return answer(status, document, **headers)
 
 
-def invalid(*pointers: str, detail: str = "wrong") -> Answer:
+def invalid(*pointers: str, detail: str = "wrong") -> HttpAnswer:
     """422 that names fields."""
     return problem(422, errors=[{"pointer": one, "detail": detail} for one in pointers])
 
 
-def stored(*seqs: int, duplicates: int = 0) -> Answer:
+def stored(*seqs: int, duplicates: int = 0) -> HttpAnswer:
     """The answer to a batch."""
     ids = [message_id(seq) for seq in seqs]
     return answer(200, {"count": len(ids), "duplicates": duplicates, "ids": ids})
 
 
-Reply = Answer | Exception | Callable[[Any], Answer] | None
+Reply = HttpAnswer | Exception | Callable[[Any], HttpAnswer] | None
 
 
 class FakeTransport:
@@ -85,7 +87,7 @@ class FakeTransport:
         *,
         headers: Mapping[str, str] = NO_HEADERS,
         timeout_s: float = TIMEOUT_S,
-    ) -> Answer:
+    ) -> HttpAnswer:
         document = None if body is None else msgspec.json.decode(body)
         self.requests.append((method, path, document))
         self.headers.append(dict(headers))
@@ -117,7 +119,7 @@ class FakeTransport:
         return [document for _, _, document in self.requests]
 
 
-def publishing() -> Callable[[str, str, Any], Answer]:
+def publishing() -> Callable[[str, str, Any], HttpAnswer]:
     """Takes every batch, and gives ids in order."""
     seqs = itertools.count(1)
     return lambda method, path, document: stored(*(next(seqs) for _ in document))

@@ -21,7 +21,7 @@ from delayserver.client import (
     UnansweredError,
     UnreachableError,
 )
-from delayserver.client.transport import Answer
+from delayserver.client.transport import HttpAnswer
 from tests.unit.client.fake_server import (
     DUE_MS,
     LOST,
@@ -312,9 +312,9 @@ async def test_a_subject_that_is_not_allowed_fails_alone():
         (problem(500), ServerError),
         (problem(507), DiskFullError),
         (problem(404), NotFoundError),
-        (Answer(200, b"hello"), NotADelayServerError),
-        (Answer(200, b'{"ids": []}'), NotADelayServerError),
-        (Answer(404, b"<html>", {"content-type": "text/html"}), NotADelayServerError),
+        (HttpAnswer(200, b"hello"), NotADelayServerError),
+        (HttpAnswer(200, b'{"ids": []}'), NotADelayServerError),
+        (HttpAnswer(404, b"<html>", {"content-type": "text/html"}), NotADelayServerError),
         (invalid("/7/x"), InvalidError),
     ],
 )

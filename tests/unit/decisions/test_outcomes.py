@@ -18,7 +18,7 @@ from delayserver.records.message import DueDelivery, Payload, State
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import ChangeState
 from delayserver.testing.publishes import publish_all
-from delayserver.testing.server import SimulatedClock, SimulatedServer, Watcher
+from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
 from delayserver.timers.timeouts import Timeouts
 from storage.errors import DiskFullError
 from storage.rows import HOUR_MS, MESSAGE_DTYPE, RecordKind
@@ -39,7 +39,7 @@ def server() -> SimulatedServer:
     """Four messages are due for a webhook that takes two at once; two are on their way."""
     clock = SimulatedClock()
     server = SimulatedServer(
-        Settings(), SimulatedFiles(), MemoryCatalog(), clock, random.Random(0), Watcher()
+        Settings(), SimulatedFiles(), MemoryCatalog(), clock, random.Random(0), Observer()
     )
     receiver = subscription(
         1, subject="*", type="webhook", max_in_flight=2, created_ms=clock.now_ms

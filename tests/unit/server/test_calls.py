@@ -19,7 +19,7 @@ from delayserver.records.message_id import MessageId
 from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.server.calls import Calls
 from delayserver.server.gauges import Gauges
-from delayserver.testing.server import SimulatedClock, SimulatedServer, Watcher
+from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
 from storage.errors import DamageError, DiskFullError
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
@@ -38,7 +38,7 @@ class Machine:
         files = FaultyFiles(SimulatedFiles(), self.faults)
         catalog, chance = MemoryCatalog(), random.Random(0)
         self.server = SimulatedServer(
-            Settings(), files, catalog, self.clock, chance, Watcher(), quick=lambda: False
+            Settings(), files, catalog, self.clock, chance, Observer(), quick=lambda: False
         )
         gauges = Gauges(self.server.engine, self.server.settings, self.clock)
         tokens = TokenTable(TokenFile(files), None, self.clock.monotonic_s)

@@ -8,7 +8,7 @@ from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.records.message import Payload
 from delayserver.server.gauges import Gauges
-from delayserver.testing.server import SimulatedClock, SimulatedServer, Watcher
+from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.files import SimulatedFiles
 
@@ -31,7 +31,7 @@ NAMES = {
 def test_the_numbers_are_the_same_in_both_forms() -> None:
     clock = SimulatedClock()
     server = SimulatedServer(
-        Settings(), SimulatedFiles(), MemoryCatalog(), clock, random.Random(0), Watcher()
+        Settings(), SimulatedFiles(), MemoryCatalog(), clock, random.Random(0), Observer()
     )
     gauges = Gauges(server.engine, server.settings, clock)
     for due_ms in (clock.now_ms, clock.now_ms + 60_000):

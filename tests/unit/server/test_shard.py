@@ -13,7 +13,7 @@ from delayserver.decisions.group import Group
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.records.message import Payload
 from delayserver.server.threads import QUICK_BYTES
-from delayserver.testing.server import SimulatedClock, SimulatedServer, Watcher
+from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
 from storage.errors import DiskFullError, SyncError
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
@@ -42,7 +42,7 @@ class Machine:
             self.catalog,
             self.clock,
             random.Random(0),
-            Watcher(),
+            Observer(),
             quick=self.quick,
         )
 

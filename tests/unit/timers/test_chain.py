@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from delayserver.timers.chain import NOWHERE, Chain, Entry
+from delayserver.timers.chain import NOWHERE, Chain, ChainEntry
 from delayserver.timers.interface import spent
 
 
-def make(*ticks: int) -> tuple[Chain[Entry], list[Entry]]:
-    chain: Chain[Entry] = Chain()
-    entries = [Entry(spent, tick) for tick in ticks]
+def make(*ticks: int) -> tuple[Chain[ChainEntry], list[ChainEntry]]:
+    chain: Chain[ChainEntry] = Chain()
+    entries = [ChainEntry(spent, tick) for tick in ticks]
     for entry in entries:
         chain.append(entry)
     return chain, entries
 
 
-def ticks(chain: Chain[Entry]) -> list[int]:
+def ticks(chain: Chain[ChainEntry]) -> list[int]:
     """The chain read forwards, after it was compared with the chain read backwards."""
     forwards = [entry.due_tick for entry in chain]
     backwards, entry = [], chain.prev
@@ -64,7 +64,7 @@ def test_takes_all_of_another_chain() -> None:
 
 def test_the_entry_at_hand_may_move_to_another_chain() -> None:
     chain, _ = make(1, 2, 3, 4)
-    even: Chain[Entry] = Chain()
+    even: Chain[ChainEntry] = Chain()
     for entry in chain:
         if entry.due_tick % 2 == 0:
             entry.unlink()

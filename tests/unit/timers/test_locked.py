@@ -9,7 +9,7 @@ from threading import Barrier, Lock, Thread
 import pytest
 
 from delayserver.timers import HierarchicalTimer, LockedTimer
-from delayserver.timers.chain import Entry
+from delayserver.timers.chain import ChainEntry
 
 WAIT_S = 10
 
@@ -18,7 +18,7 @@ def test_cancel_or_fire_and_never_both_nor_neither() -> None:
     timer = LockedTimer(HierarchicalTimer(start_ms=0))
     barrier = Barrier(3)
 
-    def cancel(handles: list[Entry]) -> list[bool]:
+    def cancel(handles: list[ChainEntry]) -> list[bool]:
         barrier.wait(WAIT_S)
         return [timer.cancel(handle) for handle in handles]
 
