@@ -54,7 +54,7 @@ from delayserver.schedule.purge import Purge
 from delayserver.schedule.wheel_rows import wheel_rows
 from storage.catalog import Catalog, Table
 from storage.definitions_log import DefinitionsLog, DefinitionsPlace
-from storage.errors import DiskFullError
+from storage.errors import DamageError, DiskFullError
 from storage.frame import Damage, Rows, unseal
 from storage.hour_log import HourLog
 from storage.message_log import MessageLog
