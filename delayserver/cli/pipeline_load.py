@@ -53,8 +53,7 @@ def load(
         ),
     ],
     source: Annotated[
-        str | None,
-        typer.Option("--input", metavar="PATH", help="The table.", show_default=False),
+        str | None, typer.Option("--input", metavar="PATH", help="The table.")
     ] = None,
     file_format: Annotated[
         str | None,
@@ -62,40 +61,29 @@ def load(
             "--format",
             metavar="FORMAT",
             help="parquet, csv, json, jdbc, or any other that Spark knows; default: by the name.",
-            show_default=False,
         ),
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE", help="Option of the format; may be repeated.", show_default=False
-        ),
+        typer.Option(metavar="NAME=VALUE", help="Option of the format; may be repeated."),
     ] = None,
     subject: Annotated[
-        str | None,
-        typer.Option(metavar="SUBJECT", help="Subject of all rows.", show_default=False),
+        str | None, typer.Option(metavar="SUBJECT", help="Subject of all rows.")
     ] = None,
     subject_column: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN", help="Subject of each row.", show_default=False),
+        str | None, typer.Option(metavar="COLUMN", help="Subject of each row.")
     ] = None,
-    key_column: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Key.", show_default=False)
-    ] = None,
+    key_column: Annotated[str | None, typer.Option(metavar="COLUMN", help="Key.")] = None,
     body_column: Annotated[
         str | None,
         typer.Option(
             metavar="COLUMN",
             help="Body: JSON text, binary, struct, map or array; default: all other columns as "
             "one JSON object.",
-            show_default=False,
         ),
     ] = None,
     headers_column: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN", help="Headers: a map, or a JSON object.", show_default=False
-        ),
+        str | None, typer.Option(metavar="COLUMN", help="Headers: a map, or a JSON object.")
     ] = None,
     import_id: Annotated[
         str | None,
@@ -103,7 +91,6 @@ def load(
             "--id",
             metavar="NAME",
             help="Name of the import. The same name is loaded once, however often it is run.",
-            show_default=False,
         ),
     ] = None,
     on_conflict: Annotated[
@@ -121,21 +108,15 @@ def load(
         typer.Option(
             metavar="FILE",
             help="Rejected rows with the reason, as JSON lines; default: NAME.rejected.jsonl.",
-            show_default=False,
         ),
     ] = None,
     ids: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.parquet", help="Write the id of each row there.", show_default=False
-        ),
+        Path | None, typer.Option(metavar="FILE.parquet", help="Write the id of each row there.")
     ] = None,
     ids_column: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="COLUMN",
-            help="A column to stand in the file of ids, too; may be repeated.",
-            show_default=False,
+            metavar="COLUMN", help="A column to stand in the file of ids, too; may be repeated."
         ),
     ] = None,
     dry_run: Annotated[

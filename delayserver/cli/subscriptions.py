@@ -44,43 +44,31 @@ def subscribe(
     webhook: Annotated[
         str | None,
         typer.Option(
-            "--webhook",
             metavar="URL",
             help="POST each message to this address. Without it, messages wait to be pulled.",
-            show_default=False,
         ),
     ] = None,
     secret: Annotated[
         str | None,
         typer.Option(
-            "--secret",
             metavar="whsec_…",
             envvar="DELAYSERVER_WEBHOOK_SECRET",
             help="Webhook: sign with this secret (Standard Webhooks).",
-            show_default=False,
         ),
     ] = None,
     timeout: Annotated[
         str | None,
-        typer.Option(
-            "--timeout",
-            metavar="DURATION",
-            help="Webhook: the receiver answers within this time.",
-            show_default=False,
-        ),
+        typer.Option(metavar="DURATION", help="Webhook: the receiver answers within this time."),
     ] = None,
     max_in_flight: Annotated[
-        int | None,
-        typer.Option(help="Webhook: most requests at once.", show_default=False),
+        int | None, typer.Option(help="Webhook: most requests at once.")
     ] = None,
     max_attempts: Annotated[
-        int | None,
-        typer.Option(help="Webhook: attempts before it is a dead letter.", show_default=False),
+        int | None, typer.Option(help="Webhook: attempts before it is a dead letter.")
     ] = None,
     backoff: Annotated[
         list[str] | None,
         typer.Option(
-            "--backoff",
             metavar="DURATION",
             help="Webhook: wait before the next attempt; repeat for the ones after it.",
         ),
@@ -88,32 +76,23 @@ def subscribe(
     previous_secret: Annotated[
         list[str] | None,
         typer.Option(
-            "--previous-secret",
             metavar="whsec_…",
             envvar="DELAYSERVER_WEBHOOK_PREVIOUS_SECRET",
             help="Webhook: sign with this one as well, while receivers change over.",
         ),
     ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option(help="Webhook: most messages a second.", show_default=False),
-    ] = None,
+    rate: Annotated[float | None, typer.Option(help="Webhook: most messages a second.")] = None,
     burst: Annotated[
-        int | None,
-        typer.Option(help="Webhook: most messages at once, with --rate.", show_default=False),
+        int | None, typer.Option(help="Webhook: most messages at once, with --rate.")
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(
-            help="Webhook: up to so many messages in one request, as an array.", show_default=False
-        ),
+        typer.Option(help="Webhook: up to so many messages in one request, as an array."),
     ] = None,
     linger: Annotated[
         str | None,
         typer.Option(
-            metavar="DURATION",
-            help="Webhook: how long a message waits for others, with --batch.",
-            show_default=False,
+            metavar="DURATION", help="Webhook: how long a message waits for others, with --batch."
         ),
     ] = None,
     catch_up: Annotated[
@@ -122,16 +101,13 @@ def subscribe(
             metavar="all|spread=DURATION|drop_older_than=DURATION",
             help="What happens to messages that fell due during downtime or a pause: all at once, "
             "evenly over a while, or dead letters beyond an age.",
-            show_default=False,
         ),
     ] = None,
     lease: Annotated[
         str | None,
         typer.Option(
-            "--lease",
             metavar="DURATION",
             help="Pull: a message that was not acknowledged by then comes again.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:
