@@ -122,17 +122,7 @@ class Intake:
             found = _decode_json_under_key(data or b"{}")
         except UNREADABLE as error:
             raise input_error(error) from error
-        publish = _Publish(
-            subject,
-            found.body,
-            found.body_base64,
-            found.delay,
-            found.deliver_at,
-            key,
-            found.headers,
-            found.watch,
-            found.on_event,
-        )
+        publish = _Publish(subject, key=key, **msgspec.structs.asdict(found))
         return self._message(publish, now_ms)
 
     def heartbeat(self, data: bytes, now_ms: int) -> tuple[int, NewMessage]:

@@ -18,7 +18,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import structlog
@@ -52,7 +52,7 @@ def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status."""
     set_up_logging(settings)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    release_memory = _tune_allocator()
+    _tune_allocator()
     try:
         check_uvicorn()
         tls = _tls(settings)
@@ -66,7 +66,6 @@ def serve(settings: Settings) -> int:
             settings,
             fatal=_end,
             progress=_progress,
-            release_memory=release_memory,
             verify_catalog=faults.was_seen,
         )
         faults.remove_notes()
@@ -146,22 +145,13 @@ async def _serve(
         await server.stop()
 
 
-def _tune_allocator() -> Callable[[], None]:
-    """Have the C library return large buffers when they are freed; returns what trims the rest.
+def _tune_allocator() -> None:
+    """Have the C library return large buffers when they are freed.
 
     Otherwise glibc raises its threshold with every large buffer that it sees, and keeps 200 MB of
-    them. A C library without these calls is left as it is."""
-    library = ctypes.CDLL(None)
-    try:
-        library.mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
-        trim = library.malloc_trim
-    except AttributeError:
-        return lambda: None
-
-    def release_memory() -> None:
-        trim(0)
-
-    return release_memory
+    them. A C library without this call is left as it is."""
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:

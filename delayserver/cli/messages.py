@@ -66,14 +66,10 @@ def list_pending(
     *,
     subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="Whose messages.")],
     since: Annotated[
-        str | None,
-        typer.Option(
-            "--from", metavar="TIME", help="Due at this time or later.", show_default=False
-        ),
+        str | None, typer.Option("--from", metavar="TIME", help="Due at this time or later.")
     ] = None,
     until: Annotated[
-        str | None,
-        typer.Option("--to", metavar="TIME", help="Due before this time.", show_default=False),
+        str | None, typer.Option("--to", metavar="TIME", help="Due before this time.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Most messages to list.")] = 100,
 ) -> None:
@@ -97,26 +93,19 @@ def publish(
     key: Annotated[
         str | None,
         typer.Option(
-            "--key",
-            metavar="KEY",
-            help="Your own name for it: publishing the same again changes nothing.",
-            show_default=False,
+            metavar="KEY", help="Your own name for it: publishing the same again changes nothing."
         ),
     ] = None,
     headers: HeaderOption = None,
     watch: Annotated[
         list[str] | None,
-        typer.Option(
-            "--watch", metavar="KEY", help="An event for it completes the message; up to 8."
-        ),
+        typer.Option(metavar="KEY", help="An event for it completes the message; up to 8."),
     ] = None,
     on_event: Annotated[
         str | None,
         typer.Option(
-            "--on-event",
             metavar="cancel|fire",
             help="What an event does: cancel it (the default), or deliver it now.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:

@@ -14,16 +14,12 @@ import typer
 
 from delayserver.cli.session import path
 
-IdArgument = Annotated[
-    str | None, typer.Argument(metavar="[ID]", help="Id of the message.", show_default=False)
-]
+IdArgument = Annotated[str | None, typer.Argument(metavar="[ID]", help="Id of the message.")]
 SubjectOption = Annotated[
-    str | None,
-    typer.Option("--subject", metavar="SUBJECT", help="Subject of the key.", show_default=False),
+    str | None, typer.Option("--subject", metavar="SUBJECT", help="Subject of the key.")
 ]
 KeyOption = Annotated[
-    str | None,
-    typer.Option("--key", metavar="KEY", help="Key instead of an id.", show_default=False),
+    str | None, typer.Option("--key", metavar="KEY", help="Key instead of an id.")
 ]
 NameArgument = Annotated[
     str, typer.Argument(metavar="SUBSCRIPTION", help="Name of the subscription.")
@@ -37,18 +33,12 @@ HeaderOption = Annotated[
     typer.Option("--header", metavar="NAME=VALUE", help="Sent along; may be repeated."),
 ]
 LinesArgument = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="[FILE]", help="One to a line; standard input without it.", show_default=False
-    ),
+    Path | None, typer.Argument(metavar="[FILE]", help="One to a line; standard input without it.")
 ]
 DelayOption = Annotated[
     str | None,
     typer.Option(
-        "--delay",
-        metavar="DURATION",
-        help="Due this long from now: 500ms, 30m, 1h30m, 2d.",
-        show_default=False,
+        "--delay", metavar="DURATION", help="Due this long from now: 500ms, 30m, 1h30m, 2d."
     ),
 ]
 AtOption = Annotated[
@@ -57,7 +47,6 @@ AtOption = Annotated[
         "--at",
         metavar="TIME",
         help="Due at this time: 2026-11-20T17:30:00+01:00, or milliseconds since the epoch.",
-        show_default=False,
     ),
 ]
 

@@ -49,7 +49,6 @@ ConfOption = Annotated[
         "--conf",
         metavar="NAME=VALUE",
         help="A setting of Spark, such as spark.driver.memory=4g; may be repeated.",
-        show_default=False,
         rich_help_panel="Spark",
     ),
 ]
@@ -65,16 +64,10 @@ ServerOption = Annotated[
     typer.Option("--server", metavar="URL", envvar="DELAYSERVER_URL", help="Where the server is."),
 ]
 JsonFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--json", metavar="FILE", help="Write it as JSON ('-': print it).", show_default=False
-    ),
+    Path | None, typer.Option("--json", metavar="FILE", help="Write it as JSON ('-': print it).")
 ]
 HtmlOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--html", metavar="FILE", help="Write one HTML page with drawings.", show_default=False
-    ),
+    Path | None, typer.Option("--html", metavar="FILE", help="Write one HTML page with drawings.")
 ]
 ParquetOption = Annotated[
     str | None,
@@ -82,7 +75,6 @@ ParquetOption = Annotated[
         "--parquet",
         metavar="DIR",
         help="Write its tables as Parquet, to any place that Spark can write to.",
-        show_default=False,
     ),
 ]
 

@@ -58,9 +58,7 @@ def archive(
     until: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME",
-            help="Only hours that ended by then (RFC 3339, or ms since 1970).",
-            show_default=False,
+            metavar="TIME", help="Only hours that ended by then (RFC 3339, or ms since 1970)."
         ),
     ] = None,
     dry_run: Annotated[

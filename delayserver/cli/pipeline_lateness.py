@@ -55,8 +55,7 @@ def lateness(
         ),
     ] = "subscription",
     for_: Annotated[
-        str | None,
-        typer.Option("--for", metavar="DURATION", help="End after so long.", show_default=False),
+        str | None, typer.Option("--for", metavar="DURATION", help="End after so long.")
     ] = None,
     json_file: Annotated[
         Path | None,
@@ -65,7 +64,6 @@ def lateness(
             metavar="FILE",
             help="Write a line of JSON for each window that has ended ('-': print them, and no "
             "table).",
-            show_default=False,
         ),
     ] = None,
     master: MasterOption = "local[*]",

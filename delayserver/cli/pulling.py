@@ -40,7 +40,6 @@ def pull(
         typer.Option(
             metavar="DURATION",
             help="Keep them from others this long (default: the subscription's).",
-            show_default=False,
         ),
     ] = None,
     acknowledge: Annotated[

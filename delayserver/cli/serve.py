@@ -35,11 +35,7 @@ text such as 500ms, 10m, 2d. On an address that others can reach, a token is nee
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
-        "--config",
-        metavar="FILE",
-        envvar="DELAYSERVER_CONFIG",
-        help="TOML file with settings.",
-        show_default=False,
+        "--config", metavar="FILE", envvar="DELAYSERVER_CONFIG", help="TOML file with settings."
     ),
 ]
 

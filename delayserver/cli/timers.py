@@ -34,9 +34,7 @@ def put(
     key: HeartbeatArgument,
     subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="What it publishes to.")],
     body: BodyArgument,
-    timeout: Annotated[
-        str, typer.Option("--timeout", metavar="DURATION", help="Renew it within: 10s, 5m, 1h.")
-    ],
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="Renew it within: 10s, 5m, 1h.")],
     headers: HeaderOption = None,
 ) -> None:
     """Make a heartbeat, or renew it: its message is published unless this is done again in time."""

@@ -61,21 +61,13 @@ def create(
     ],
     rate: Annotated[
         float | None,
-        typer.Option(
-            metavar="N",
-            help="Most requests, or messages of batches, per second.",
-            show_default=False,
-        ),
+        typer.Option(metavar="N", help="Most requests, or messages of batches, per second."),
     ] = None,
     burst: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="That many may come at once (default: --rate).", show_default=False
-        ),
+        int | None, typer.Option(metavar="N", help="That many may come at once (default: --rate).")
     ] = None,
     expires: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="Valid this long: 12h, 90d.", show_default=False),
+        str | None, typer.Option(metavar="DURATION", help="Valid this long: 12h, 90d.")
     ] = None,
     data_dir: DataDirOption = Path("data"),
     as_json: JsonOption = False,

@@ -7,20 +7,22 @@ Cost: a task and two hand-overs between threads per call. Threads: safe.
 """
 
 import asyncio
+import functools
 import signal
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import Any, Self, TypedDict, TypeVar, Unpack
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 from delayserver.client.consumer import GRACE_S, LEASE_MS, AsyncConsumer, H
 from delayserver.client.errors import ClosedError
 from delayserver.client.producer import EXIT_S, URL_DEFAULT, AsyncProducer
 from delayserver.client.retries import RetryPolicy, Time
 from delayserver.client.transport import Transport
-from delayserver.client.values import Delay, DeliverAt, Moved, Published, Stored
+from delayserver.client.values import Delay, DeliverAt, Stored
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class _Options(TypedDict, total=False):
@@ -91,6 +93,18 @@ class _LoopThread:
         await asyncio.gather(*others, return_exceptions=True)
 
 
+def _waiting(
+    method: Callable[Concatenate[AsyncProducer, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["Producer", P], T]:
+    """The same method with the same parameters, for a thread that waits for it."""
+
+    @functools.wraps(method)
+    def call(producer: "Producer", /, *arguments: P.args, **options: P.kwargs) -> T:
+        return producer._thread.call(method(producer._producer, *arguments, **options))
+
+    return call
+
+
 class Producer:
     """A producer for programs without asyncio. Options and errors: see AsyncProducer.
 
@@ -116,85 +130,11 @@ class Producer:
             return  # closed before
         self._thread.stop()
 
-    def publish(
-        self,
-        subject: str,
-        body: Any = None,
-        *,
-        delay: Delay | None = None,
-        deliver_at: DeliverAt | None = None,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Published:
-        """Publish a message; when this returns, it is durable. Raises as AsyncProducer.publish."""
-        return self._thread.call(
-            self._producer.publish(
-                subject, body, delay=delay, deliver_at=deliver_at, key=key, headers=headers
-            )
-        )
-
-    def replace(
-        self,
-        subject: str,
-        key: str,
-        body: Any = None,
-        *,
-        delay: Delay | None = None,
-        deliver_at: DeliverAt | None = None,
-        headers: Mapping[str, str] | None = None,
-        if_match: str | None = None,
-    ) -> Published:
-        """Publish in place of what waits under the key. Raises as AsyncProducer.replace."""
-        return self._thread.call(
-            self._producer.replace(
-                *(subject, key, body),
-                delay=delay,
-                deliver_at=deliver_at,
-                headers=headers,
-                if_match=if_match,
-            )
-        )
-
-    def cancel(
-        self,
-        message_id: str | None = None,
-        *,
-        subject: str | None = None,
-        key: str | None = None,
-        if_match: str | None = None,
-    ) -> None:
-        """Cancel a message; when this returns, it never fires. Raises as AsyncProducer.cancel."""
-        self._thread.call(
-            self._producer.cancel(message_id, subject=subject, key=key, if_match=if_match)
-        )
-
-    def get(
-        self, message_id: str | None = None, *, subject: str | None = None, key: str | None = None
-    ) -> Stored:
-        """Look a message up, by its id or by subject and key. Raises NotFoundError."""
-        return self._thread.call(self._producer.get(message_id, subject=subject, key=key))
-
-    def move(
-        self,
-        message_id: str | None = None,
-        *,
-        subject: str | None = None,
-        key: str | None = None,
-        delay: Delay | None = None,
-        deliver_at: DeliverAt | None = None,
-        if_match: str | None = None,
-    ) -> Moved:
-        """Give a message a new due time. Raises as AsyncProducer.move."""
-        return self._thread.call(
-            self._producer.move(
-                message_id,
-                subject=subject,
-                key=key,
-                delay=delay,
-                deliver_at=deliver_at,
-                if_match=if_match,
-            )
-        )
+    publish = _waiting(AsyncProducer.publish)
+    replace = _waiting(AsyncProducer.replace)
+    cancel = _waiting(AsyncProducer.cancel)
+    get = _waiting(AsyncProducer.get)
+    move = _waiting(AsyncProducer.move)
 
     def pending(
         self,

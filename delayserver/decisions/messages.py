@@ -132,10 +132,6 @@ class Messages:
             raise NotFoundError(f"there is no message {text!r}")
         return parsed
 
-    def message_id_text(self, seq: int, due_ms: int) -> str:
-        """The id of the message that record `seq` published, due at `due_ms`, as text."""
-        return self._ids.encode(due_ms, seq)
-
     def key_hash(self, subject_id: int, key: str | None) -> bytes:
         """The hash under which the table KEYS knows a key of a subject; NO_KEY for None."""
         return NO_KEY if key is None else self._key_hasher(subject_id, key)

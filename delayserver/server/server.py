@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
 DISK_CHECK_S = 1.0
 LOOK_MS = 1000
-RELEASE_RECORDS = 10_000
-"""Fewer leave no free memory worth giving back."""
 CLOCK_SET_MS = 1_000
 """A clock that differs by more than this from one that cannot be set was set. A slow drift of
 less adds up to this before it is noticed, and changes a lease by no more."""
@@ -79,7 +77,6 @@ class Server(Shard):
         progress: Progress = lambda what, done, total: None,
         sender: WebhookSender | None = None,
         telemetry: "Telemetry | None" = None,
-        release_memory: Callable[[], None] = lambda: None,
         verify_catalog: bool = False,
     ) -> None:
         """Lock the directory and recover what is in it. Nothing runs before `start`.
@@ -88,8 +85,6 @@ class Server(Shard):
         others could call without a token."""
         offset_ms = settings.clock_offset_ms
         self._fatal = fatal
-        self._release_memory = release_memory
-        self._seq_at_last_look = self._seq_at_release = 0
         self._sender = sender
         files = TimedFiles(str(settings.data_dir))
         self.tokens = TokenTable(TokenFile(files), settings.token, time.monotonic)
@@ -337,7 +332,6 @@ class Server(Shard):
         free = self.gauges.free_bytes = self.files.free_bytes()
         self.engine.publishing.disk_is_low = free < self.settings.disk_reserve_bytes
         self._refresh_tokens()
-        self._release_when_idle()
         self._disk_timer = self._loop.call_later(DISK_CHECK_S, self._check_disk)
 
     def _refresh_tokens(self) -> None:
@@ -349,17 +343,6 @@ class Server(Shard):
             if str(error) != self._tokens_error:
                 self._tokens_error = str(error)
                 log.error("the tokens stay as they were", error=str(error))
-
-    def _release_when_idle(self) -> None:
-        """Give free memory back to the system, once nothing has been accepted for a while.
-
-        Not under load: it would be needed again at once, and it is a pause of some ms."""
-        seq = self.engine.sequencer.next_seq
-        is_idle = seq == self._seq_at_last_look and seq == self.engine.groups.checkpoint_seq + 1
-        if is_idle and seq - self._seq_at_release >= RELEASE_RECORDS:
-            self._seq_at_release = seq
-            self._loop.run_in_executor(None, self._release_memory)
-        self._seq_at_last_look = seq
 
 
 def _named(damage: Damage) -> dict[str, object]:

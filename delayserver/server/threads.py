@@ -14,6 +14,7 @@ of the disk ends the server (I9).
 
 import contextlib
 import threading
+import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -66,7 +67,6 @@ class Worker(threading.Thread, Generic[Item]):
         self._wakes: SimpleQueue[bool] = SimpleQueue()
         self._fatal = fatal
         self._finish = False
-        self._ended = threading.Event()
         self._held: list[Item] = []
 
     def put(self, item: Item, *, wake: bool = True) -> None:
@@ -80,18 +80,13 @@ class Worker(threading.Thread, Generic[Item]):
         self._finish = True
         self._wakes.put(True)
 
-    def end_now(self) -> None:
-        """End without emptying the inbox, also while waiting for disk space."""
-        self._ended.set()
-        self._wakes.put(True)
-
     def timeout_s(self) -> float | None:
         """How long to wait for the next item before `handle` is called without any."""
         return None
 
     def run(self) -> None:
         try:
-            while not self._ended.is_set():
+            while True:
                 finish = self._finish
                 with contextlib.suppress(Empty):
                     self._wakes.get(timeout=0 if finish or self._held else self.timeout_s())
@@ -109,13 +104,13 @@ class Worker(threading.Thread, Generic[Item]):
             self._fatal(error)
 
     def _handle_until_done(self, items: list[Item]) -> None:
-        while not self._ended.is_set():
+        while True:
             try:
                 self.handle(items)
                 return
             except DiskFullError as error:
                 log.error("disk full", thread=self.name, error=str(error))
-                self._ended.wait(DISK_FULL_WAIT_S)
+                time.sleep(DISK_FULL_WAIT_S)
 
     @property
     def backlog(self) -> int:

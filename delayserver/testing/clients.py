@@ -9,11 +9,13 @@ Cost: about 20 µs per call. Threads: none.
 import contextlib
 import random
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
 import numpy as np
 
+from delayserver.decisions.group import Group
 from delayserver.decisions.imports import Import
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.publishing import Accepted
@@ -96,21 +98,17 @@ class Clients(Actor):
     def _await_publish(self, message: NewMessage, one: Accepted) -> None:
         seq = self._server.engine.ids.decode(one.message_id).seq
 
-        def answered(error: Exception | None) -> None:
-            if error is None:
-                self._ledger.published(seq)
-                known = self._ledger.messages[seq]
-                if known.payload.body != message.payload.body:
-                    raise Violation(f"the publish of {seq} was answered for other content (I3)")
-                if one.duplicate:
-                    self._counts["duplicates"] += 1
-                if one.duplicate and known.cancelled:
-                    self._counts["duplicates of cancelled ones"] += 1
+        def answered() -> None:
+            self._ledger.published(seq)
+            known = self._ledger.messages[seq]
+            if known.payload.body != message.payload.body:
+                raise Violation(f"the publish of {seq} was answered for other content (I3)")
+            if one.duplicate:
+                self._counts["duplicates"] += 1
+            if one.duplicate and known.cancelled:
+                self._counts["duplicates of cancelled ones"] += 1
 
-        if one.group is None:
-            answered(None)
-        else:
-            one.group.when_durable(answered)
+        _once_durable(one.group, answered)
 
     def replace(self) -> None:
         """Publish a message in place of the one that has its key."""
@@ -126,11 +124,10 @@ class Clients(Actor):
             published, replaced = publishing.replace(message, self._clock.now_ms)
         except DelayServerError:
             return
-        assert published.group is not None
         self._await_publish(message, published)
         if replaced:
             self._counts["replaced"] += 1
-            published.group.when_durable(partial(self._cancel_answered, before))
+            _once_durable(published.group, partial(self._ledger.cancelled, before))
 
     def complete_event(self) -> None:
         """An event that messages wait for: it cancels or fires them, each once (I5)."""
@@ -158,14 +155,7 @@ class Clients(Actor):
         if missing:
             raise Violation(f"an event for {key} left {missing} waiting (I5)")
 
-        def answered(error: Exception | None) -> None:
-            if error is None:
-                self._ledger.event_completed(done.cancelled, done.fired)
-
-        if done.group is None:
-            answered(None)
-        else:
-            done.group.when_durable(answered)
+        _once_durable(done.group, lambda: self._ledger.event_completed(done.cancelled, done.fired))
 
     def heartbeat(self) -> None:
         """Make, renew or delete a heartbeat."""
@@ -191,15 +181,7 @@ class Clients(Actor):
         self._counts["heartbeats"] += is_new
         self._counts["renewals"] += dice < 0.75
         deadline_ms = server.engine.timeouts.now_ms + timeout_ms
-
-        def answered(error: Exception | None) -> None:
-            if error is None:
-                self._ledger.renewed(payload.body, deadline_ms)
-
-        if group is None:
-            answered(None)
-        else:
-            group.when_durable(answered)
+        _once_durable(group, lambda: self._ledger.renewed(payload.body, deadline_ms))
 
     def _some_message(self) -> tuple[int, int] | None:
         """A message that a client may know; mostly a young one."""
@@ -218,16 +200,15 @@ class Clients(Actor):
         seq, due_ms = chosen
         try:
             group = self._server.engine.messages.cancel(seq, due_ms)
-        except ConflictError as error:
-            if error.state:
-                self._ledger.located(seq, State(error.state))
+        except DelayServerError as error:
+            self._refused(seq, error)
             return
-        except DelayServerError:
-            return
-        if group is None:
-            self._cancel_answered(seq, None)
-        else:
-            group.when_durable(partial(self._cancel_answered, seq))
+        _once_durable(group, partial(self._ledger.cancelled, seq))
+
+    def _refused(self, seq: int, error: Exception) -> None:
+        """A conflict tells in which state the message is."""
+        if isinstance(error, ConflictError) and error.state:
+            self._ledger.located(seq, State(error.state))
 
     def cancel_many(self) -> None:
         """Cancel several messages in one call."""
@@ -245,17 +226,10 @@ class Clients(Actor):
         group = engine.groups.not_durable()
         for index, one in enumerate(found):
             refusal = refusals.get(index)
-            if isinstance(refusal, ConflictError):
-                if refusal.state:
-                    self._ledger.located(one.seq, State(refusal.state))
-            elif refusal is None and group is None:
-                self._cancel_answered(one.seq, None)
-            elif refusal is None and group is not None:
-                group.when_durable(partial(self._cancel_answered, one.seq))
-
-    def _cancel_answered(self, seq: int, error: Exception | None) -> None:
-        if error is None:
-            self._ledger.cancelled(seq)
+            if refusal is None:
+                _once_durable(group, partial(self._ledger.cancelled, one.seq))
+            else:
+                self._refused(one.seq, refusal)
 
     def look_up(self) -> None:
         """Look a message up, and hold its state against what is durable."""
@@ -291,17 +265,10 @@ class Clients(Actor):
                     value.payload,
                     value.subject_id,
                 )
-            except ConflictError as conflict:
-                if conflict.state:
-                    self._ledger.located(seq, State(conflict.state))
+            except DelayServerError as refusal:
+                self._refused(seq, refusal)
                 return
-            except DelayServerError:
-                return
-            group.when_durable(answered)
-
-        def answered(error: Exception | None) -> None:
-            if error is None:
-                self._ledger.moved(seq, new_due_ms)
+            _once_durable(group, partial(self._ledger.moved, seq, new_due_ms))
 
         # A message that is being imported cannot be read yet.
         with contextlib.suppress(OverloadedError):
@@ -365,3 +332,11 @@ class Clients(Actor):
             was_sound = self._staged_in[import_id] == self._counts["lives"]
             if was_sound or import_id in self._ledger.imports:
                 raise Violation(f"the import {import_id} was refused: {error}")
+
+
+def _once_durable(group: Group | None, answered: Callable[[], None]) -> None:
+    """Answer when the group is durable, and never if it fails; at once where there is none."""
+    if group is None:
+        answered()
+    else:
+        group.when_durable(lambda error: None if error else answered())

@@ -170,14 +170,17 @@ class Faults:
         path: str,
         effect: Callable[[], _Result],
         *,
+        broken: Callable[[Fault], None] = lambda fault: None,
         takes_space: bool = False,
     ) -> _Result:
-        """Make a call that has its effect either as a whole or not at all."""
+        """Make a call. `broken`: what it does where it fails before its end; else nothing."""
         fault = self.next_fault(call, path, takes_space=takes_space)
         if fault is None:
             return effect()
         if fault.moment is Moment.AFTER:
             effect()
+        else:
+            broken(fault)
         raise self.error(fault)
 
 
@@ -197,41 +200,34 @@ class FaultyFile:
         return self._inner.pread_now(length, offset)
 
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> None:
-        fault = self._faults.next_fault("pwrite", self.path, takes_space=True)
-        if fault is None:
+        def broken(fault: Fault) -> None:
+            if fault.moment is Moment.MIDDLE:
+                self._write_part(buffers, offset, fault)
+
+        def effect() -> None:
             self._inner.pwrite(buffers, offset)
-            return
-        if fault.moment is Moment.AFTER:
-            self._inner.pwrite(buffers, offset)
-        elif fault.moment is Moment.MIDDLE:
-            self._write_part(buffers, offset, fault)
-        raise self._faults.error(fault)
+
+        self._faults.run("pwrite", self.path, effect, broken=broken, takes_space=True)
 
     def pwrite_durable(self, buffers: Sequence[Buffer], offset: int) -> None:
-        fault = self._faults.next_fault("pwrite_durable", self.path, takes_space=True)
-        if fault is None:
-            self._inner.pwrite_durable(buffers, offset)
-            return
-        if fault.moment is Moment.AFTER:
-            self._inner.pwrite_durable(buffers, offset)
-        elif fault.moment is Moment.MIDDLE:
-            if fault.kind is FaultKind.IO_ERROR:
+        def broken(fault: Fault) -> None:
+            if fault.moment is Moment.MIDDLE and fault.kind is FaultKind.IO_ERROR:
                 self._inner.pwrite(buffers, offset)
                 self._drop_unsynced()
-            else:
+            elif fault.moment is Moment.MIDDLE:
                 self._write_part(buffers, offset, fault)
-        raise self._faults.error(fault)
+
+        def effect() -> None:
+            self._inner.pwrite_durable(buffers, offset)
+
+        self._faults.run("pwrite_durable", self.path, effect, broken=broken, takes_space=True)
 
     def fdatasync(self) -> None:
-        fault = self._faults.next_fault("fdatasync", self.path)
-        if fault is None:
-            self._inner.fdatasync()
-            return
-        if fault.moment is Moment.AFTER:
-            self._inner.fdatasync()
-        elif fault.kind is not FaultKind.CRASH:
-            self._drop_unsynced()
-        raise self._faults.error(fault)
+        def broken(fault: Fault) -> None:
+            if fault.kind is not FaultKind.CRASH:
+                self._drop_unsynced()
+
+        self._faults.run("fdatasync", self.path, self._inner.fdatasync, broken=broken)
 
     def truncate(self, length: int) -> None:
         self._faults.run("truncate", self.path, lambda: self._inner.truncate(length))

@@ -22,6 +22,7 @@ from delayserver.api.fields import DURATION_HELP, DURATION_PATTERN
 from delayserver.errors import InputError
 from delayserver.records.subjects import ANY_PATTERN, SUBJECT_PATTERN
 from delayserver.times import parse_duration_ms
+from storage.rows import HOUR_MS
 
 
 def _duration(value: Any) -> int:
@@ -53,7 +54,6 @@ _TIME: dict[str, Any] = {
     "description": "RFC 3339 with an offset, or milliseconds since the epoch",
 }
 _NULL = {"type": "null"}
-HOUR_MS = 3_600_000
 WEEK_MS = 7 * 24 * HOUR_MS
 SIZE_MAX = 2**63 - 1
 YEAR_MS = 365 * 24 * HOUR_MS
@@ -88,7 +88,21 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", str_min_length=0)
 
 
-class PublishModel(Strict):
+class PublishUnderKeyModel(Strict):
+    """A message whose subject and key stand in the path."""
+
+    body: Any = None
+    body_base64: str | None = None
+    delay: Delay = None
+    deliver_at: DeliverAt = None
+    headers: dict[str, str] | None = Field(None, description="sent along with a webhook")
+    watch: WatchKeys | None = Field(None, description="an event for one of them completes it")
+    on_event: Literal["cancel", "fire"] | None = Field(
+        None, description="what such an event does: cancel (the default), or deliver it now"
+    )
+
+
+class PublishModel(PublishUnderKeyModel):
     """A message to publish. Give `body` or `body_base64`, and `delay` or `deliver_at`."""
 
     model_config = ConfigDict(
@@ -100,28 +114,7 @@ class PublishModel(Strict):
     )
 
     subject: Name
-    body: Any = None
-    body_base64: str | None = None
-    delay: Delay = None
-    deliver_at: DeliverAt = None
     key: Key | None = Field(None, description="1 to 256 bytes; the same key: the same message")
-    headers: dict[str, str] | None = Field(None, description="sent along with a webhook")
-    watch: WatchKeys | None = Field(None, description="an event for one of them completes it")
-    on_event: Literal["cancel", "fire"] | None = Field(
-        None, description="what such an event does: cancel (the default), or deliver it now"
-    )
-
-
-class PublishUnderKeyModel(Strict):
-    """A message whose subject and key stand in the path."""
-
-    body: Any = None
-    body_base64: str | None = None
-    delay: Delay = None
-    deliver_at: DeliverAt = None
-    headers: dict[str, str] | None = None
-    watch: WatchKeys | None = None
-    on_event: Literal["cancel", "fire"] | None = None
 
 
 class EventModel(BaseModel):

@@ -177,20 +177,6 @@ def test_any_other_error_ends_the_server() -> None:
     assert not worker.closed
 
 
-def test_a_thread_can_be_ended_while_it_waits_for_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers_module, "DISK_FULL_WAIT_S", WAIT_S * 10)
-    worker = Adder()
-    worker.failures = [DiskFullError("pwrite", "x", "no space")]
-    worker.put(1)
-    worker.start()
-    worker.gate.set()
-    worker.end_now()
-    worker.join(WAIT_S)
-    assert not worker.is_alive()
-    assert worker.calls == []
-    assert not worker.closed
-
-
 def test_a_timeout_calls_handle_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Adder()
     worker.gate.set()
