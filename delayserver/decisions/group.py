@@ -2,8 +2,8 @@
 
 It holds what each stage of its way needs: rows and payloads for the committer, the waiters to tell
 when it is durable, what happens on the event loop then (`effects`, `express`), and what undoes its
-decisions if it cannot be written (`undo`). After `end` only rows and payloads are left, from which
-bodies are read until the group is filed.
+decisions if it cannot be written (`undo`). After `tell_waiters` only rows and payloads are left,
+from which bodies are read until the group is filed.
 
 Rejected: one object per record. A group of 1,000 publishes is two lists of bytes, which become one
 write; objects would be walked by the garbage collector until the group is filed.

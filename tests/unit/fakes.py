@@ -313,6 +313,7 @@ class Disk:
         catalog: MemoryCatalog | None = None,
         *,
         slot_ms: int = 500,
+        is_carried_over: bool = False,
     ) -> None:
         self.files: Files = SimulatedFiles() if files is None else files
         self.catalog = MemoryCatalog() if catalog is None else catalog
@@ -330,7 +331,7 @@ class Disk:
             Staging(self.files, STAMP),
             DefinitionsLog(self.files, stamp=STAMP),
         )
-        self.replay.resume_definitions()
+        self.replay.resume_definitions(from_catalog=is_carried_over)
         self.settler = Settler(self.dispatch)
         self.loader = Loader(
             HourLog(self.files, LogKind.SCHEDULE, stamp=STAMP),

@@ -107,7 +107,6 @@ BOTH_SIDES = {
     "DiskFullError",
     "NotFoundError",
     "OverloadedError",
-    "RefusedError",
     "FieldError",
     "Problem",
 }
@@ -189,3 +188,22 @@ def test_a_public_class_name_stands_for_one_thing() -> None:
     sources = python_sources("delayserver", "storage", "scripts")
     assert len(sources) > 250
     assert defined_twice(sources) == {}
+
+
+def test_what_both_sides_have_is_on_both_sides() -> None:
+    """Else a name is allowed twice that nobody needs twice."""
+    client = "delayserver/client"
+    sources = python_sources("delayserver", "storage", "scripts")
+    of_client = {
+        name
+        for path, source in sources.items()
+        if path.startswith(client)
+        for name in public_classes(source)
+    }
+    of_others = {
+        name
+        for path, source in sources.items()
+        if not path.startswith(client)
+        for name in public_classes(source)
+    }
+    assert BOTH_SIDES - of_client == BOTH_SIDES - of_others == set()

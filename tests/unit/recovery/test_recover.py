@@ -64,10 +64,10 @@ class Machine:
     def commit_and_file(self) -> None:
         self.disk.file(self.commit())
 
-    def restart(self, *, power_loss: bool = False) -> Disk:
+    def restart(self, *, power_loss: bool = False, is_carried_over: bool = False) -> Disk:
         self.files = self.files.crash() if power_loss else self.files.kill()
         self.catalog = self.catalog.crash()
-        self.disk = Disk(self.files, self.catalog)
+        self.disk = Disk(self.files, self.catalog, is_carried_over=is_carried_over)
         return self.disk
 
 
@@ -551,7 +551,7 @@ def test_definitions_are_carried_over_from_a_catalog_of_version_1(machine: Machi
     machine.disk.replay.checkpoint()
     machine.catalog.commit({Table.META: [(DEFINITIONS_KEY, None)]})
     with pytest.raises(DamageError, match="how much of the definitions log counts"):
-        machine.restart().recover()
+        machine.restart()
     machine.files.unlink(DEFINITIONS)
-    machine.restart().recover(is_carried_over=True)
+    machine.restart(is_carried_over=True).recover(is_carried_over=True)
     assert defined(machine).generation == 1
