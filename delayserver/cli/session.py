@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 URL_DEFAULT = "http://127.0.0.1:8080"
 TIMEOUT_S = 30.0
 PAGE_MAX = 1000
-CANNOT_RUN_STATUS = 2
 NO_QUERY: Mapping[str, str | None] = {}
 
 P = ParamSpec("P")
@@ -59,7 +58,7 @@ class Refused(CommandError):
 class CannotRun(CommandError):
     """A check, a repair or a job could not do its work."""
 
-    exit_status = CANNOT_RUN_STATUS
+    exit_status = 2
 
 
 class Unreachable(CommandError):
