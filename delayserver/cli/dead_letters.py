@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from delayserver.cli.options import NameArgument
-from delayserver.cli.output import details, help_text, rows
+from delayserver.cli.output import help_text, rows
 from delayserver.cli.session import Session, path, server_command
 
 COLUMNS = ("id", "subject", "key", "attempts", "died_at", "reason")
@@ -60,8 +60,9 @@ def redrive(
     if bool(ids) == everything:
         raise typer.BadParameter("give ids, or --all")
     document = {"ids": ids} if ids else {}
-    answer = session.call("POST", path("subscriptions", name, "dead-letters", "redrive"), document)
-    session.show(answer, lambda: details(answer))
+    session.show(
+        session.call("POST", path("subscriptions", name, "dead-letters", "redrive"), document)
+    )
 
 
 def delete(
@@ -76,4 +77,4 @@ def delete(
     for message_id in ids:
         session.call("DELETE", path("subscriptions", name, "dead-letters", message_id))
     answer = {"deleted": len(ids)}
-    session.show(answer, lambda: details(answer))
+    session.show(answer)

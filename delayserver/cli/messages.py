@@ -20,7 +20,7 @@ from delayserver.cli.options import (
     message_path,
     with_body,
 )
-from delayserver.cli.output import details, rows
+from delayserver.cli.output import rows
 from delayserver.cli.session import Session, path, server_command
 
 
@@ -121,8 +121,7 @@ def publish(
         document["watch"] = watch
     if on_event is not None:
         document["on_event"] = on_event
-    answer = session.call("POST", path("messages"), content=with_body(document, body))
-    session.show(answer, lambda: details(answer))
+    session.show(session.call("POST", path("messages"), content=with_body(document, body)))
 
 
 def replace(
@@ -142,8 +141,7 @@ def replace(
     if headers:
         document["headers"] = header_fields(headers)
     content = with_body(document, body)
-    answer = session.call("PUT", path("subjects", subject, "keys", key), content=content)
-    session.show(answer, lambda: details(answer))
+    session.show(session.call("PUT", path("subjects", subject, "keys", key), content=content))
 
 
 def get(
@@ -154,8 +152,7 @@ def get(
     key: KeyOption = None,
 ) -> None:
     """Look a message up: its state, when it is due, what became of it."""
-    answer = session.call("GET", message_path(message_id, subject, key))
-    session.show(answer, lambda: details(answer))
+    session.show(session.call("GET", message_path(message_id, subject, key)))
 
 
 def cancel(
@@ -168,8 +165,7 @@ def cancel(
     """Cancel a message. Once this ends with status 0 it never fires.
 
     Status 1: it is being delivered, or was."""
-    answer = session.call("DELETE", message_path(message_id, subject, key))
-    session.show(answer, lambda: details(answer))
+    session.show(session.call("DELETE", message_path(message_id, subject, key)))
 
 
 def move(
@@ -185,5 +181,4 @@ def move(
     due = due_fields(delay, at)
     if not due:
         raise typer.BadParameter("say when it is due: --delay or --at")
-    answer = session.call("PATCH", message_path(message_id, subject, key), due)
-    session.show(answer, lambda: details(answer))
+    session.show(session.call("PATCH", message_path(message_id, subject, key), due))

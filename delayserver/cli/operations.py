@@ -4,7 +4,6 @@ Cost: one request; `check` reads every byte of a data directory, `repair` some o
 Threads: one.
 """
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,23 +12,25 @@ from urllib.parse import urlencode
 import typer
 
 from delayserver.cli.options import number_or_text
-from delayserver.cli.output import details, help_text, print_json, rows
+from delayserver.cli.output import help_text, progress_bar, rows
 from delayserver.cli.session import (
-    CANNOT_RUN_STATUS,
+    CannotRun,
     CommandError,
     JsonOption,
     Session,
+    error_exit,
     path,
     server_command,
 )
 from delayserver.errors import InputError
 from delayserver.times import parse_duration_ms
+from storage.errors import StorageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from delayserver.recovery.repair import RepairReport
-    from storage.check import Finding, Progress, Report
+    from storage.check import Finding, Report
 
 BAR_WIDTH = 40
 READY_TIMEOUT_S = 5.0
@@ -60,8 +61,7 @@ def register(app: typer.Typer) -> None:
 
 def stats(session: Session) -> None:
     """Show how much waits, is on its way, and was done since the server started."""
-    answer = session.call("GET", path("stats"))
-    session.show(answer, lambda: details(answer))
+    session.show(session.call("GET", path("stats")))
 
 
 def forecast(
@@ -117,7 +117,7 @@ def check(data_dir: DataDirOption = Path("data"), as_json: JsonOption = False) -
     from delayserver.recovery.check import check_path
 
     catalog_max_bytes = Settings.model_fields["catalog_max_bytes"].default
-    with _disk_errors(as_json), _progress("checking", quiet=as_json) as progress:
+    with _disk_errors(as_json), progress_bar("checking", quiet=as_json) as progress:
         report = check_path(data_dir, catalog_max_bytes=catalog_max_bytes, progress=progress)
     if as_json:
         typer.echo(report.to_json())
@@ -147,7 +147,7 @@ def repair(
 
     from delayserver.recovery.repair import repair_path
 
-    with _disk_errors(as_json), _progress("repairing", quiet=as_json) as progress:
+    with _disk_errors(as_json), progress_bar("repairing", quiet=as_json) as progress:
         now_ms = time.time_ns() // 1_000_000
         report = repair_path(data_dir, now_ms=now_ms, dry_run=dry_run, progress=progress)
     if as_json:
@@ -160,33 +160,8 @@ def repair(
         raise typer.Exit(DAMAGED_STATUS)
 
 
-@contextlib.contextmanager
-def _disk_errors(as_json: bool) -> "Iterator[None]":
-    from storage.errors import StorageError
-
-    try:
-        yield
-    except (StorageError, OSError) as error:
-        if as_json:
-            print_json({"title": str(error)}, err=True)
-        else:
-            typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(CANNOT_RUN_STATUS) from error
-
-
-@contextlib.contextmanager
-def _progress(doing: str, *, quiet: bool) -> "Iterator[Progress]":
-    """A bar on standard error that disappears in the end."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True, disable=quiet) as progress:
-        bar = progress.add_task(doing, total=None)
-
-        def show(what: str, done: int, total: int) -> None:
-            progress.update(bar, description=what, completed=done, total=total)
-
-        yield show
+def _disk_errors(as_json: bool) -> error_exit:
+    return error_exit(as_json=as_json, also=(StorageError, OSError), kind=CannotRun)
 
 
 def _rendered(report: "Report") -> "Iterator[RenderableType]":

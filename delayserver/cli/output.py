@@ -3,9 +3,10 @@
 Cost: rich is imported where a table is made. Threads: pure functions, but for the printing.
 """
 
+import contextlib
 import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -13,6 +14,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+
+    from storage.check import Progress
 
 
 def help_text(documentation: str | None, *examples: str) -> str:
@@ -104,3 +107,25 @@ def _cell(value: object) -> str:
     from rich.markup import escape
 
     return escape(text_of(value))
+
+
+@contextlib.contextmanager
+def progress_bar(doing: str, *, quiet: bool) -> Iterator["Progress"]:
+    """A bar on standard error that disappears in the end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns,
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=quiet,
+    ) as progress:
+        bar = progress.add_task(doing, total=None)
+
+        def show(what: str, done: int, total: int) -> None:
+            progress.update(bar, description=what, completed=done, total=total or None)
+
+        yield show

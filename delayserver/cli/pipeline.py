@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from delayserver.cli.operations import DataDirOption
-from delayserver.cli.output import help_text, print_json
-from delayserver.cli.session import CANNOT_RUN_STATUS
+from delayserver.cli.output import help_text, print_json, progress_bar
+from delayserver.cli.session import CannotRun, error_exit
+from delayserver.errors import DelayServerError
+from storage.errors import StorageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -185,11 +187,16 @@ def job(
     """A session and a progress bar, unless there is another place for the `progress`; what goes
     wrong is said in a sentence, with exit status 2."""
     settings = _settings(conf)
-    with _errors(as_json=as_json):
+    ours = (DelayServerError, StorageError, OSError)
+    with error_exit(as_json=as_json, also=ours, kind=CannotRun), _spark_errors():
         from delayserver.pipeline.progress import Job
         from delayserver.pipeline.session import open_session
 
-        bar = _bar(quiet=as_json) if progress is None else contextlib.nullcontext(progress)
+        bar = (
+            progress_bar("", quiet=as_json)
+            if progress is None
+            else contextlib.nullcontext(progress)
+        )
         with bar as show:
             show("starting Spark", 0, 0)
             with open_session(name, master=master, settings=settings) as spark:
@@ -197,32 +204,19 @@ def job(
 
 
 @contextlib.contextmanager
-def _errors(*, as_json: bool) -> Iterator[None]:
-    from delayserver.errors import DelayServerError
-    from storage.errors import StorageError
-
+def _spark_errors() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("pyspark", "pyarrow", "pandas", "py4j"):
             raise
         text = f"The pipeline needs {error.name}: install the extra `spark` (see docs/spark.md)"
-        _refuse(text, error, as_json=as_json)
-    except (DelayServerError, StorageError, OSError) as error:
-        _refuse(str(error), error, as_json=as_json)
+        raise CannotRun(text) from error
     except Exception as error:
         # pyspark may be missing, so its errors are known by the module of their class.
         if not type(error).__module__.startswith(("pyspark.", "py4j.")):
             raise
-        _refuse(f"Spark failed: {_first_lines(str(error))}", error, as_json=as_json)
-
-
-def _refuse(text: str, error: Exception, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"title": text}, err=True)
-    else:
-        typer.echo(f"error: {text}", err=True)
-    raise typer.Exit(CANNOT_RUN_STATUS) from error
+        raise CannotRun(f"Spark failed: {_first_lines(str(error))}") from error
 
 
 def _first_lines(text: str) -> str:
@@ -242,25 +236,3 @@ def _settings(conf: list[str] | None) -> dict[str, str]:
             )
         settings[name] = value
     return settings
-
-
-@contextlib.contextmanager
-def _bar(*, quiet: bool) -> "Iterator[Progress]":
-    """A bar on standard error that disappears in the end."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns,
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=quiet,
-    ) as progress:
-        bar = progress.add_task("", total=None)
-
-        def show(what: str, done: int, total: int) -> None:
-            progress.update(bar, description=what, completed=done, total=total or None)
-
-        yield show

@@ -2,6 +2,7 @@
 
     CommandError       exit status 1
     ├── Refused        1  the server said no (problem document, RFC 9457)
+    ├── CannotRun      2  a check, a repair or a job could not do its work
     └── Unreachable    3  there is no server, or not one of ours
 
 `server_command` registers a function whose first parameter is a `Session`; the command line gets
@@ -22,7 +23,7 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from delayserver.cli.output import help_text, print_json
+from delayserver.cli.output import details, help_text, print_json
 
 if TYPE_CHECKING:
     import ssl
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 URL_DEFAULT = "http://127.0.0.1:8080"
 TIMEOUT_S = 30.0
 PAGE_MAX = 1000
-CANNOT_RUN_STATUS = 2
-"""A check, a repair or a job that could not do its work."""
 NO_QUERY: Mapping[str, str | None] = {}
 
 P = ParamSpec("P")
@@ -54,6 +53,12 @@ class Refused(CommandError):
     def __init__(self, status: int, problem: Mapping[str, Any], retry_after: str | None) -> None:
         super().__init__(_sentence(status, problem, retry_after))
         self.document = problem
+
+
+class CannotRun(CommandError):
+    """A check, a repair or a job could not do its work."""
+
+    exit_status = 2
 
 
 class Unreachable(CommandError):
@@ -188,14 +193,14 @@ class Session:
             "Say where the server is with --url."
         )
 
-    def show(self, answer: object, rendered: "Callable[[], RenderableType]") -> None:
-        """Print an answer: as it came for programs, as `rendered` for people."""
+    def show(self, answer: Any, rendered: "Callable[[], RenderableType] | None" = None) -> None:
+        """Print an answer: as it came for programs, as `rendered` or its fields for people."""
         if self.as_json:
             print_json(answer)
         else:
             from rich.console import Console
 
-            Console().print(rendered())
+            Console().print(rendered() if rendered else details(answer))
 
 
 _ADVICE = {
@@ -339,15 +344,27 @@ def use_signature(function: Callable[..., Any], parameters: list[inspect.Paramet
 
 
 class error_exit:
-    """Ends the program with the error's sentence and status instead of a traceback."""
+    """Ends the program with the error's sentence and status instead of a traceback.
 
-    def __init__(self, *, as_json: bool = False) -> None:
+    `also`: what else is told so, as if it were an error of the class `kind`."""
+
+    def __init__(
+        self,
+        *,
+        as_json: bool = False,
+        also: tuple[type[Exception], ...] = (),
+        kind: type[CommandError] = CommandError,
+    ) -> None:
         self._as_json = as_json
+        self._also = also
+        self._kind = kind
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, self._also):
+            error = self._kind(str(error))
         if isinstance(error, CommandError):
             if self._as_json:
                 print_json(error.document or {"title": str(error)}, err=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from delayserver.cli.options import NameArgument, number_or_text
-from delayserver.cli.output import details, rows
+from delayserver.cli.output import rows
 from delayserver.cli.session import Session, path, server_command
 
 SubjectPatternArgument = Annotated[
@@ -175,8 +175,7 @@ def subscribe(
         "catch_up": _catch_up(catch_up),
         "lease": None if lease is None else number_or_text(lease),
     }
-    answer = session.call("PUT", path("subscriptions", name), _given(document))
-    session.show(answer, lambda: details(answer))
+    session.show(session.call("PUT", path("subscriptions", name), _given(document)))
 
 
 def _secrets(secret: str | None, previous: list[str] | None) -> list[str] | None:
@@ -216,20 +215,17 @@ def subscriptions(session: Session) -> None:
 
 def show(session: Session, *, name: NameArgument) -> None:
     """Show one subscription, and how much waits for it."""
-    answer = session.call("GET", path("subscriptions", name))
-    session.show(answer, lambda: details(answer))
+    session.show(session.call("GET", path("subscriptions", name)))
 
 
 def pause(session: Session, *, name: NameArgument) -> None:
     """Deliver nothing to a subscription until it is resumed; what falls due waits."""
-    answer = session.call("POST", path("subscriptions", name, "pause"))
-    session.show(answer, lambda: details(answer))
+    session.show(session.call("POST", path("subscriptions", name, "pause")))
 
 
 def resume(session: Session, *, name: NameArgument) -> None:
     """Deliver again to a subscription that was paused."""
-    answer = session.call("POST", path("subscriptions", name, "resume"))
-    session.show(answer, lambda: details(answer))
+    session.show(session.call("POST", path("subscriptions", name, "resume")))
 
 
 def delete(session: Session, *, name: NameArgument) -> None:

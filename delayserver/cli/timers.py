@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from delayserver.cli.options import BodyArgument, HeaderOption, header_fields, with_body
-from delayserver.cli.output import details, help_text
+from delayserver.cli.output import help_text
 from delayserver.cli.session import Session, path, server_command
 
 HELP = """Publish a message unless a heartbeat is renewed in time: a dead man's switch."""
@@ -41,14 +41,12 @@ def put(
     document: dict[str, Any] = {"timeout": timeout, "subject": subject}
     if headers:
         document["headers"] = header_fields(headers)
-    answer = session.call("PUT", path("heartbeats", key), content=with_body(document, body))
-    session.show(answer, lambda: details(answer))
+    session.show(session.call("PUT", path("heartbeats", key), content=with_body(document, body)))
 
 
 def get(session: Session, *, key: HeartbeatArgument) -> None:
     """Show a heartbeat, and when it expires."""
-    answer = session.call("GET", path("heartbeats", key))
-    session.show(answer, lambda: details(answer))
+    session.show(session.call("GET", path("heartbeats", key)))
 
 
 def delete(session: Session, *, key: HeartbeatArgument) -> None:

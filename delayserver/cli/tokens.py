@@ -8,8 +8,6 @@ Cost: one small file. Threads: one.
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +16,7 @@ import typer
 from delayserver.cli.operations import DataDirOption
 from delayserver.cli.options import number_or_text
 from delayserver.cli.output import details, help_text, print_json, rows
-from delayserver.cli.session import CommandError, JsonOption, error_exit
+from delayserver.cli.session import JsonOption, error_exit
 from delayserver.errors import DelayServerError, InputError
 from delayserver.security.tokens import SCOPE_HELP, Token, TokenFile
 from delayserver.times import format_time, parse_duration_ms
@@ -30,6 +28,7 @@ HELP = """Make, list and revoke the tokens of a data directory.
 Only digests are stored. A server that runs follows within a second; run the commands as the user
 that it runs as. Once a token was made, the server asks everybody for one."""
 
+_ERRORS = (DelayServerError, StorageError)
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the token.")]
 
 
@@ -74,7 +73,7 @@ def create(
 ) -> None:
     """Make a token and show it, this once: it is stored nowhere."""
     now_ms = time.time_ns() // 1_000_000
-    with _errors(as_json):
+    with error_exit(as_json=as_json, also=_ERRORS):
         token, text = TokenFile(OsFiles(str(data_dir))).create(
             name,
             scopes,
@@ -97,7 +96,7 @@ def create(
 def list_(*, data_dir: DataDirOption = Path("data"), as_json: JsonOption = False) -> None:
     """List the tokens, without the tokens themselves."""
     now_ms = time.time_ns() // 1_000_000
-    with _errors(as_json):
+    with error_exit(as_json=as_json, also=_ERRORS):
         documents = [_document(token, now_ms) for token in _existing(data_dir).read()]
     if as_json:
         print_json({"tokens": documents})
@@ -126,7 +125,7 @@ def revoke(
     """Revoke a token: within a second a server that runs refuses it.
 
     Revoking the last one does not open the server."""
-    with _errors(as_json):
+    with error_exit(as_json=as_json, also=_ERRORS):
         token = _existing(data_dir).revoke(name)
     if as_json:
         print_json({"revoked": token.name})
@@ -158,13 +157,3 @@ def _document(token: Token, now_ms: int) -> dict[str, Any]:
         "expires_at": None if token.expires_ms is None else format_time(token.expires_ms),
         "expired": not token.is_valid(now_ms),
     }
-
-
-@contextmanager
-def _errors(as_json: bool) -> Iterator[None]:
-    """Wrong input and what the disk refuses, as the other commands show them."""
-    with error_exit(as_json=as_json):
-        try:
-            yield
-        except (DelayServerError, StorageError) as error:
-            raise CommandError(str(error)) from error

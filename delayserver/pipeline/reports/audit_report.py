@@ -16,7 +16,15 @@ from rich.table import Table
 
 from delayserver.pipeline.reports.audit import OUTCOMES, PERCENTILES, Audit
 from delayserver.pipeline.reports.lateness import duration
-from delayserver.pipeline.reports.page import COLOURS, FAINT, INK, ReportPage, hours_below, legend
+from delayserver.pipeline.reports.page import (
+    COLOURS,
+    FAINT,
+    INK,
+    ReportPage,
+    hours_below,
+    legend,
+    stacked,
+)
 from delayserver.times import format_time
 
 if TYPE_CHECKING:
@@ -172,24 +180,9 @@ def _hours(made: ReportPage, found: Audit) -> None:
     made.text("Each message counts once for each subscription that it was for.", "soft")
 
     def draw(axes: Axes) -> None:
-        base = np.zeros(len(hours))
-        for state in _STATES:
-            counts = hours[state].to_numpy(float)
-            if counts.any():
-                axes.bar(
-                    moments,
-                    counts,
-                    width=np.timedelta64(54, "m"),
-                    bottom=base,
-                    align="edge",
-                    color=COLOURS[state],
-                    label=state,
-                )
-                base += counts
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        axes.grid(False, axis="x")
-        hours_below(axes)
-        legend(axes)
+        states = [state for state in _STATES if hours[state].any()]
+        parts = ((state, hours[state].to_numpy(float), COLOURS[state]) for state in states)
+        stacked(axes, moments, parts)
 
     made.drawing(draw)
     late = hours["p50_ms"].notna().to_numpy()
@@ -199,11 +192,7 @@ def _hours(made: ReportPage, found: Audit) -> None:
 
         def draw_late(axes: Axes) -> None:
             middle = moments[late] + np.timedelta64(27, "m")
-            for name, colour in (
-                ("p50_ms", "#8bc8ea"),
-                ("p99_ms", "#2f7ed8"),
-                ("max_ms", "#7a8b99"),
-            ):
+            for name, colour in _LINES.items():
                 values = np.maximum(hours[name].to_numpy(float)[late], 1)
                 axes.plot(
                     middle, values, marker="o", markersize=4, color=colour, label=_label(name)

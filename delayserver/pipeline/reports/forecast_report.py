@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
 from rich.markup import escape
 from rich.table import Table
 
 from delayserver.pipeline.reports.forecast import MINUTE_MS, OTHERS, Forecast
-from delayserver.pipeline.reports.page import SERIES, ReportPage, cell, hours_below, legend
+from delayserver.pipeline.reports.page import (
+    SERIES,
+    ReportPage,
+    cell,
+    counts_beside,
+    hours_below,
+    legend,
+    stacked,
+)
 from delayserver.times import format_time
 
 if TYPE_CHECKING:
@@ -144,7 +151,8 @@ def _minutes(made: ReportPage, found: Forecast) -> None:
             label="hot minutes",
         )
         axes.set_ylim(bottom=0)
-        _counts(axes)
+        counts_beside(axes)
+        hours_below(axes)
         legend(axes)
 
     made.drawing(draw)
@@ -181,24 +189,11 @@ def _by_subject(made: ReportPage, found: Forecast) -> None:
     moments = pd.to_datetime(table.index.to_numpy(), unit="ms").to_numpy()
 
     def draw(axes: Axes) -> None:
-        base = np.zeros(len(table))
         parts = [(str(name), table[name].to_numpy(float)) for name in named]
         if rest.any():
             parts.append(("others", rest.to_numpy(float)))
-        for (name, counts), colour in zip(parts, SERIES, strict=False):
-            axes.bar(
-                moments,
-                counts,
-                width=np.timedelta64(54, "m"),
-                bottom=base,
-                align="edge",
-                color=colour,
-                label=name,
-            )
-            base += counts
-        axes.grid(False, axis="x")
-        _counts(axes)
-        legend(axes)
+        coloured = zip(parts, SERIES, strict=False)
+        stacked(axes, moments, ((*part, colour) for part, colour in coloured))
 
     made.drawing(draw)
     made.table(
@@ -224,8 +219,3 @@ def _memory(made: ReportPage, found: Forecast) -> None:
     )
     if len(found.hours) > _SHOWN_HOURS:
         made.text(f"The largest {_SHOWN_HOURS} of {len(found.hours):,} hours.", "soft")
-
-
-def _counts(axes: Axes) -> None:
-    hours_below(axes)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))

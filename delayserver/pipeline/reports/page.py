@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 INK, FAINT = "#010101", "#020202"
 """Text, and lines behind the data."""
@@ -175,6 +177,31 @@ def drawing(draw: Callable[[Axes], None], *, height: float) -> str:
 def legend(axes: Axes) -> None:
     """The names of what is drawn, above it."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=8, borderaxespad=0.2)
+
+
+def stacked(axes: Axes, moments: np.ndarray, parts: Iterable[tuple[str, np.ndarray, str]]) -> None:
+    """Bars of an hour, one upon the other: name, count at each moment, and colour of each part."""
+    base = np.zeros(len(moments))
+    for name, counts, colour in parts:
+        axes.bar(
+            moments,
+            counts,
+            width=np.timedelta64(54, "m"),
+            bottom=base,
+            align="edge",
+            color=colour,
+            label=name,
+        )
+        base += counts
+    axes.grid(False, axis="x")
+    counts_beside(axes)
+    hours_below(axes)
+    legend(axes)
+
+
+def counts_beside(axes: Axes) -> None:
+    """Whole numbers beside a drawing."""
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
 def hours_below(axes: Axes) -> None:
