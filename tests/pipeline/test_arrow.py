@@ -71,7 +71,7 @@ def test_a_worker_that_reads_columns_imports_no_pandas() -> None:
 import sys
 import numpy as np
 import pyarrow as pa
-from delayserver.pipeline.logs.columns import LOGS, Batches, Names, name_table
+from delayserver.pipeline.logs.columns import LOGS, BatchBuilder, Names, name_table
 from delayserver.pipeline.logs.dispatched import DISPATCHED_DTYPE
 from storage.rows import DTYPES, LogKind
 names = Names(name_table({1: "order.unpaid"}))
@@ -79,7 +79,7 @@ for kind, columns in LOGS.items():
     schema = pa.schema(
         [(name, columns.types[name]) for name in (*columns.stored, "hour", "due", "subscription")]
     )
-    batches = Batches(columns, schema, names)
+    batches = BatchBuilder(columns, schema, names)
     dtype = DISPATCHED_DTYPE if kind is LogKind.DISPATCH else DTYPES[kind]
     assert not list(batches.add(np.zeros(3, dtype)))
     assert [batch.num_rows for batch in batches.rest()] == [3]
