@@ -5,11 +5,13 @@ Cost: about 2 ms per store. Threads: one.
 
 import fcntl
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from delayserver.config import Settings
 from delayserver.recovery.check import check, check_path
 from storage.catalog import Catalog
+from storage.check import Report
 from storage.directory import CATALOG_DIRECTORY, FORMAT_FILE, LOCK_FILE, LOG_DIRECTORIES
 from storage.errors import StorageError
 from storage.files import Files
@@ -63,7 +65,7 @@ class Stores:
 
     def _check_simulated(self, files: SimulatedFiles, catalog: Catalog) -> None:
         if not (self.is_off or files.is_off):
-            self._found += map(str, check(files, catalog).damage)
+            self._note(files.root, lambda: check(files, catalog))
 
     def _check_real(self, path: Path) -> None:
         self._real.discard(path)
@@ -72,11 +74,13 @@ class Stores:
         names = (CATALOG_DIRECTORY, *LOG_DIRECTORIES)
         if self.is_off or not any((path / name).exists() for name in names):
             return
+        self._note(f"{path}", lambda: check_path(path, catalog_max_bytes=CATALOG_MAX_BYTES))
+
+    def _note(self, root: str, run: Callable[[], Report]) -> None:
         try:
-            damage = check_path(path, catalog_max_bytes=CATALOG_MAX_BYTES).damage
-            self._found += [f"{path}: {found}" for found in damage]
+            self._found += [f"{root}: {found}" for found in run().damage]
         except StorageError as error:
-            self._found.append(f"{error}")
+            self._found.append(f"{root}: {error}")
 
 
 def _is_locked(path: Path) -> bool:
