@@ -16,10 +16,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from delayserver.schedule.replay import Replay
 from storage.catalog import Catalog
 from tests.stores import Stores
+
+# A busy machine is no finding: Hypothesis is to find wrong answers, and not slow ones.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 STORES = Stores()
 

@@ -66,7 +66,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MeasuredRun:
     """One run of a command. Each of `rows` has the `case`, `value` and `unit` of a figure, and of
     its other fields (`report.Figure`) those that are set."""
 
@@ -90,20 +90,20 @@ def this_machine() -> Machine:
 # ---- the file ----------------------------------------------------------------------------------
 
 
-def read_runs(directory: Path) -> list[Run]:
+def read_runs(directory: Path) -> list[MeasuredRun]:
     """The runs that are written down; none if there is no file."""
     path = directory / RUNS
     documents = json.loads(path.read_text())["runs"] if path.exists() else []
-    return [Run(**{**each, "machine": Machine(**each["machine"])}) for each in documents]
+    return [MeasuredRun(**{**each, "machine": Machine(**each["machine"])}) for each in documents]
 
 
-def merge(runs: Sequence[Run], new: Run) -> list[Run]:
+def merge(runs: Sequence[MeasuredRun], new: MeasuredRun) -> list[MeasuredRun]:
     """All runs, by their commands, with the new one in the place of one of the same command."""
     kept = {run.command: run for run in (*runs, new)}
     return [kept[command] for command in sorted(kept)]
 
 
-def write_runs(directory: Path, runs: Sequence[Run]) -> None:
+def write_runs(directory: Path, runs: Sequence[MeasuredRun]) -> None:
     """The file, and the page that is made from it."""
     directory.mkdir(exist_ok=True)
     document = {"runs": [asdict(run) for run in runs]}
@@ -134,12 +134,12 @@ def _short(value: Any) -> Any:
 # ---- the page ----------------------------------------------------------------------------------
 
 
-def render(runs: Sequence[Run]) -> str:
+def render(runs: Sequence[MeasuredRun]) -> str:
     """The page."""
     return "\n".join([HEAD, *map(_section, runs)])
 
 
-def _section(run: Run) -> str:
+def _section(run: MeasuredRun) -> str:
     ratios = list(dict.fromkeys(name for row in run.rows for name in row.get("ratios", ())))
     columns = {
         "figure": [row["case"] for row in run.rows],
@@ -172,8 +172,8 @@ def _cell(text: str) -> str:
 # ---- the command -------------------------------------------------------------------------------
 
 
-def measure(name: str, options: Sequence[str]) -> Run | None:
-    """Run what goes by that name; None: it failed."""
+def measure(name: str, options: Sequence[str]) -> MeasuredRun | None:
+    """MeasuredRun what goes by that name; None: it failed."""
     words = (*OTHERS.get(name, ("scripts/bench", name)), *options)
     program = sys.executable if words[0] == "python" else str(ROOT / words[0])
     with tempfile.TemporaryDirectory() as directory:
@@ -186,7 +186,7 @@ def measure(name: str, options: Sequence[str]) -> Run | None:
             return None
         figures = json.loads(path.read_text())["figures"]
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return Run(shlex.join(words), today, this_machine(), rows_of(figures))
+    return MeasuredRun(shlex.join(words), today, this_machine(), rows_of(figures))
 
 
 def main() -> int:

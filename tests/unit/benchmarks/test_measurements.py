@@ -7,15 +7,25 @@ from pathlib import Path
 
 import measurements
 import pytest
-from measurements import PAGE, RUNS, Machine, Run, merge, read_runs, render, rows_of, write_runs
+from measurements import (
+    PAGE,
+    RUNS,
+    Machine,
+    MeasuredRun,
+    merge,
+    read_runs,
+    render,
+    rows_of,
+    write_runs,
+)
 from report import Figure, as_documents
 
 MACHINE = Machine(2, "Some CPU @ 3 GHz", "Linux 6.1")
 
 
-def run(command: str, *values: float, date: str = "2026-01-02") -> Run:
+def run(command: str, *values: float, date: str = "2026-01-02") -> MeasuredRun:
     figures = [Figure(f"case {number}", value, "/s") for number, value in enumerate(values)]
-    return Run(command, date, MACHINE, rows_of(as_documents(figures)))
+    return MeasuredRun(command, date, MACHINE, rows_of(as_documents(figures)))
 
 
 def test_the_page_is_that_of_the_file() -> None:
@@ -28,7 +38,11 @@ def test_a_figure_is_one_row() -> None:
     figure.note = "first\nsecond"
     other = Figure("memory", 24.5, "B/msg", p50_ms=None)
     page = render(
-        [Run("scripts/bench", "2026-01-02", MACHINE, rows_of(as_documents([figure, other])))]
+        [
+            MeasuredRun(
+                "scripts/bench", "2026-01-02", MACHINE, rows_of(as_documents([figure, other]))
+            )
+        ]
     )
     assert page.endswith(
         """
@@ -61,7 +75,7 @@ def test_runs_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_counts_are_kept_exactly() -> None:
     rows = rows_of([{"case": "cycles", "value": 1_000_009, "unit": ""}])
     rows += rows_of([{"case": "violations", "value": 0, "unit": ""}])
-    page = render([Run("a", "2026-01-02", MACHINE, rows)])
+    page = render([MeasuredRun("a", "2026-01-02", MACHINE, rows)])
     assert page.endswith("| cycles | 1,000,009 |\n| violations | 0 |\n")
 
 
