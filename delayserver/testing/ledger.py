@@ -48,6 +48,9 @@ class Ledger(DurableRecords):
         """Message → subscriptions that saw it, whatever the server knows."""
         self.delivered: dict[int, set[int]] = {}
         """Message → subscriptions whose delivery is recorded."""
+        self._unclaimed: dict[int, int] = {}
+        """Message that fired while no subscription matched → the last record by then. The first
+        that comes gets it; those that are made later have no claim to it."""
         self.dropped: set[int] = set()
         self._completed: set[int] = set()
         """Messages that the answers to events have counted."""
@@ -72,6 +75,17 @@ class Ledger(DurableRecords):
                 if due_ms < last_ms:
                     raise Violation(f"due at {due_ms}, fired after {last_ms} (I13)")
                 last_ms = due_ms
+            for seq in batch.rows["seq"].tolist():
+                self._note_unclaimed(seq)
+
+    def _note_unclaimed(self, row_seq: int) -> None:
+        message = self.messages.get(self._entries.get(row_seq, (0, 0, 0))[1])
+        if message is None or message.seq in self._unclaimed:
+            return
+        subject = self.subjects[message.subject_id]
+        known = self.subscriptions.values()
+        if not any(one.matches(subject) and not one.deleted for one in known):
+            self._unclaimed[message.seq] = self.durable_seq
 
     def sent(self, subscription: Subscription, delivery: DueDelivery) -> None:
         self.counts["sent"] += 1
@@ -385,6 +399,8 @@ class Ledger(DurableRecords):
                 subscription = self.subscriptions[subscription_id]
                 if (
                     message.seq > made_seq
+                    and self._made_seqs[subscription_id]
+                    <= self._unclaimed.get(message.seq, self.durable_seq)
                     and subscription.matches(subject)
                     and subscription_id not in delivered | message.dead
                 ):
