@@ -21,7 +21,7 @@ from storage.rows import MESSAGE_DTYPE, NO_KEY, RecordKind
 MESSAGE_ROW = struct.Struct("<QqQQq16sIIIIIHBB")
 """One row of MESSAGE_DTYPE; packing one is five times faster than filling an array of one."""
 assert MESSAGE_ROW.size == MESSAGE_DTYPE.itemsize
-ARRAYS_MIN = 32
+ARRAYS_MIN = 64
 """Fewer rows are packed one by one in less time. Measured: docs/decisions/0024-lanes.md."""
 
 

@@ -272,7 +272,7 @@ LANES = [
     MeasuredLane(
         "rows: a few, one by one",
         "an array",
-        (2, 4, 8, 16, ARRAYS_MIN - 1),
+        (2, 4, 8, 16, ARRAYS_MIN // 2),
         publishes,
         lambda parts, one: packing._pack_few(one, 1, 0),
         lambda parts, one: packing._pack_many(one, 1, 0),
