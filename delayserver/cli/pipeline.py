@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from delayserver.cli.operations import DataDirOption
-from delayserver.cli.output import help_text, print_json, progress_bar
+from delayserver.cli.output import help_text, make_console, print_json, progress_bar
 from delayserver.cli.session import CannotRun, error_exit
 from delayserver.errors import DelayServerError
 from storage.errors import StorageError
@@ -170,9 +170,7 @@ def write_document(json_file: Path | None, document: dict[str, Any]) -> None:
 
 def print_parts(parts: "Iterable[RenderableType]") -> None:
     """Print what a job found, for people."""
-    from rich.console import Console
-
-    Console().print(*parts, sep="\n")
+    make_console().print(*parts, sep="\n")
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from delayserver.cli.operations import DataDirOption
-from delayserver.cli.output import help_text, print_json, text_of
+from delayserver.cli.output import help_text, make_console, print_json, text_of
 from delayserver.cli.pipeline import (
     FOUND_STATUS,
     ConfOption,
@@ -199,9 +199,7 @@ def load(
     if as_json:
         print_json(loaded.document())
     else:
-        from rich.console import Console
-
-        Console().print(_rendered(loaded))
+        make_console().print(_rendered(loaded))
     if strict and loaded.rejected:
         raise typer.Exit(FOUND_STATUS)
 
