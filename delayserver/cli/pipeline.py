@@ -185,8 +185,7 @@ def job(
     """A session and a progress bar, unless there is another place for the `progress`; what goes
     wrong is said in a sentence, with exit status 2."""
     settings = _settings(conf)
-    ours = (DelayServerError, StorageError, OSError)
-    with error_exit(as_json=as_json, also=ours, kind=CannotRun), _spark_errors():
+    with job_errors(as_json=as_json):
         from delayserver.pipeline.progress import Job
         from delayserver.pipeline.session import open_session
 
@@ -199,6 +198,14 @@ def job(
             show("starting Spark", 0, 0)
             with open_session(name, master=master, settings=settings) as spark:
                 yield Job(spark, show)
+
+
+@contextlib.contextmanager
+def job_errors(*, as_json: bool) -> Iterator[None]:
+    """What goes wrong is said in a sentence, with exit status 2."""
+    ours = (DelayServerError, StorageError, OSError)
+    with error_exit(as_json=as_json, also=ours, kind=CannotRun), _spark_errors():
+        yield
 
 
 @contextlib.contextmanager
