@@ -133,7 +133,10 @@ class Settings(BaseSettings):
         75 * SECOND_MS, gt=0, description="a connection without a request is closed"
     )
     metrics_subjects_max: int = Field(
-        100, ge=0, description="subjects with metrics of their own; the others are counted together"
+        100,
+        ge=0,
+        description="subjects, and as many subscriptions, with metrics of their own; the others are"
+        " counted together",
     )
     in_flight_max: int = Field(64, gt=0, description="default of a webhook's max_in_flight")
     clock_offset_ms: int = Field(0, description="added to the clock, to try an hour change")
