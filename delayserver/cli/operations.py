@@ -71,7 +71,7 @@ def forecast(
         str, typer.Option(metavar="DURATION", help="Whole hours that are counted together.")
     ] = "1h",
 ) -> None:
-    """Show how many messages fall due when, cancelled ones already taken out."""
+    """Show how many messages fall due when, without what was cancelled or delivered."""
     answer = session.call("GET", f"{path('forecast')}?{urlencode({'bucket': bucket})}")
     most = max((one["count"] for one in answer["buckets"]), default=0) or 1
     buckets = [

@@ -180,6 +180,21 @@ def test_the_forecast_counts_what_is_to_come_without_what_was_cancelled(shared_a
         assert [error["pointer"] for error in problem["errors"]] == ["/bucket"]
 
 
+def test_the_forecast_counts_no_message_that_was_delivered(api, subject):
+    path = api.subscribe("forecast", subject)
+    at_ms = (now_ms() // HOUR_MS + 1000) * HOUR_MS
+    api.publish(subject)
+    gone = api.publish(subject, deliver_at=at_ms)
+    api.ask("DELETE", f"/v1/messages/{gone['id']}")
+
+    def counts():
+        return [one["count"] for one in api.ask("GET", "/v1/forecast")["buckets"]]
+
+    assert counts() == [1]
+    api.pull_all(path, 1)
+    wait_until(lambda: counts() == [])
+
+
 def test_documentation_is_served(shared_api):
     assert "swagger" in shared_api.get("/docs").text
     assert shared_api.ask("GET", "/openapi.json")["openapi"].startswith("3.1")
