@@ -2,24 +2,29 @@
 
 Sources, the first that speaks wins: command-line flags, `DELAYSERVER_…` variables, a TOML file
 (`--config`, or DELAYSERVER_CONFIG), the defaults below. Relations between limits are checked when
-the settings are built, not when the first message trips over them.
+the settings are built, not when the first message trips over them. A list is written as people
+write one (`a, b`), or as JSON.
 """
 
 import ipaddress
+import json
+import re
 import tomllib
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 
 from delayserver.errors import InputError
 from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
+from delayserver.security.targets import TargetPolicy
 from delayserver.times import parse_duration_ms
 from storage.message_log import Durability
 
@@ -27,6 +32,7 @@ KIB = 1024
 MIB = 1024 * KIB
 SECOND_MS = 1000
 MINUTE_MS = 60 * SECOND_MS
+_JSON_LIST = re.compile(r'\s*\[\s*["\]]')
 DAY_MS = 24 * 60 * MINUTE_MS
 
 
@@ -53,8 +59,10 @@ class Settings(BaseSettings):
     tls_client_ca: Path | None = Field(
         None, description="ask clients for a certificate that one of these authorities made (PEM)"
     )
-    webhook_targets: tuple[str, ...] = Field(
-        (), description="hosts and networks that webhooks may go to (default: loopback only)"
+    webhook_targets: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="hosts and networks that webhooks may go to, with commas between them "
+        "(default: loopback only)",
     )
     log_json: bool = Field(False, description="log lines as JSON")
     log_level: str = Field(
@@ -125,7 +133,10 @@ class Settings(BaseSettings):
         75 * SECOND_MS, gt=0, description="a connection without a request is closed"
     )
     metrics_subjects_max: int = Field(
-        100, ge=0, description="subjects with metrics of their own; the others are counted together"
+        100,
+        ge=0,
+        description="subjects, and as many subscriptions, with metrics of their own; the others are"
+        " counted together",
     )
     in_flight_max: int = Field(64, gt=0, description="default of a webhook's max_in_flight")
     clock_offset_ms: int = Field(0, description="added to the clock, to try an hour change")
@@ -153,6 +164,24 @@ class Settings(BaseSettings):
                 return parse_duration_ms(value)
             except InputError as error:
                 raise ValueError(error.detail) from error
+        return value
+
+    @field_validator("webhook_targets", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return _items(value)
+        if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+            return [item for text in value for item in _items(text)]
+        return value
+
+    @field_validator("webhook_targets")
+    @classmethod
+    def _allowed(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            TargetPolicy(value)
+        except InputError as error:
+            raise ValueError(error.detail) from error
         return value
 
     @model_validator(mode="after")
@@ -202,6 +231,19 @@ class Settings(BaseSettings):
         return init_settings, env_settings, file
 
 
+def _items(text: str) -> list[str]:
+    """`a, b` or `["a", "b"]` as its items."""
+    if _JSON_LIST.match(text):  # [::1]:80 is none
+        try:
+            items = json.loads(text)
+        except ValueError:
+            items = None
+        if isinstance(items, list) and all(isinstance(item, str) for item in items):
+            return items
+        raise ValueError('a list is written a, b or ["a", "b"]')
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
 def _read_toml(path: object) -> dict[str, Any]:
     if path is None:
         return {}
@@ -209,3 +251,50 @@ def _read_toml(path: object) -> dict[str, Any]:
         return tomllib.loads(Path(str(path)).read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"cannot read the configuration file {path}: {error}") from error
+
+
+GROUPS: Final = {
+    "Where": ("host", "port", "data_dir"),
+    "Access": ("token", "tls_cert", "tls_key", "tls_client_ca", "webhook_targets"),
+    "What is kept, and for how long": (
+        "durability",
+        "dedupe_window_ms",
+        "retention_ms",
+        "archive",
+        "disk_reserve_bytes",
+    ),
+    "Logs, metrics, traces": ("log_json", "log_level", "otel", "metrics_subjects_max"),
+    "What is accepted": (
+        "delay_max_ms",
+        "body_max_bytes",
+        "batch_max_messages",
+        "batch_max_bytes",
+        "import_max_messages",
+        "imports_waiting_max",
+        "subjects_max",
+        "subscriptions_max",
+        "heartbeats_max",
+        "unfiled_max_bytes",
+    ),
+    "Connections": (
+        "connections_max",
+        "headers_max",
+        "head_max_bytes",
+        "head_timeout_ms",
+        "body_timeout_ms",
+        "write_timeout_ms",
+        "idle_timeout_ms",
+    ),
+    "Delivery": ("in_flight_max", "lead_ms", "drain_ms", "fire_rows_max", "clock_offset_ms"),
+    "Logs on the disk": (
+        "segment_bytes",
+        "group_max_bytes",
+        "file_ms",
+        "checkpoint_ms",
+        "checkpoint_bytes",
+        "settle_sync_ms",
+        "catalog_max_bytes",
+    ),
+}
+"""Headings, and the settings below them, as the help and the documents show them. A new setting is
+put into one of these."""

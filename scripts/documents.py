@@ -13,57 +13,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from delayserver.cli.serve import flag
-from delayserver.config import Settings
+from delayserver.config import GROUPS, Settings
 from delayserver.times import format_duration
 
 DOCUMENT: Final = Path(__file__).parents[1] / "docs" / "configuration.md"
 BEGIN: Final = "<!-- settings: written by scripts/docs -->\n"
 END: Final = "<!-- end of settings -->\n"
-
-GROUPS: Final = {
-    "Where": ("host", "port", "data_dir"),
-    "Access": ("token", "tls_cert", "tls_key", "tls_client_ca", "webhook_targets"),
-    "What is kept, and for how long": (
-        "durability",
-        "dedupe_window_ms",
-        "retention_ms",
-        "archive",
-        "disk_reserve_bytes",
-    ),
-    "Logs, metrics, traces": ("log_json", "log_level", "otel", "metrics_subjects_max"),
-    "What is accepted": (
-        "delay_max_ms",
-        "body_max_bytes",
-        "batch_max_messages",
-        "batch_max_bytes",
-        "import_max_messages",
-        "imports_waiting_max",
-        "subjects_max",
-        "subscriptions_max",
-        "heartbeats_max",
-        "unfiled_max_bytes",
-    ),
-    "Connections": (
-        "connections_max",
-        "headers_max",
-        "head_max_bytes",
-        "head_timeout_ms",
-        "body_timeout_ms",
-        "write_timeout_ms",
-        "idle_timeout_ms",
-    ),
-    "Delivery": ("in_flight_max", "lead_ms", "drain_ms", "fire_rows_max", "clock_offset_ms"),
-    "Logs on the disk": (
-        "segment_bytes",
-        "group_max_bytes",
-        "file_ms",
-        "checkpoint_ms",
-        "checkpoint_bytes",
-        "settle_sync_ms",
-        "catalog_max_bytes",
-    ),
-}
-"""Headings, and the settings below them. A new setting is put into one of these."""
 
 
 def shown(name: str, default: Any) -> str:

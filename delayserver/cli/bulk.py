@@ -43,8 +43,8 @@ def publish_many(session: Session, *, file: LinesArgument = None) -> None:
     A thousand lines are taken or refused together; at the first that are refused it stops, and says
     which lines are wrong. Give each message a key: then the file may be published again, and what
     was taken before is not taken twice."""
-    counts = {"published": 0, "duplicates": 0}
-    with _chunks(file) as chunks:
+    counts = Counter(published=0, duplicates=0)
+    with _chunks(file) as chunks, _told_when_stopped(counts.total, "taken"):
         for first, lines in chunks:
             content = "\n".join(lines)
             try:
@@ -54,7 +54,7 @@ def publish_many(session: Session, *, file: LinesArgument = None) -> None:
                     content_type="application/x-ndjson",
                 )
             except Refused as error:
-                raise _stopped(error, first, counts["published"] + counts["duplicates"]) from error
+                raise _stopped(error, first, counts.total()) from error
             counts["duplicates"] += answer["duplicates"]
             counts["published"] += answer["count"] - answer["duplicates"]
     session.show(counts, lambda: details(counts))
@@ -88,7 +88,7 @@ def cancel_many(session: Session, *, file: LinesArgument = None) -> None:
     Status 1: some could not be cancelled, and are listed with the state that they are in."""
     counts: Counter[str] = Counter()
     left: list[dict[str, Any]] = []
-    with _chunks(file) as chunks:
+    with _chunks(file) as chunks, _told_when_stopped(counts.total, "gone through"):
         for first, lines in chunks:
             request: dict[str, list[Any]] = {"ids": [], "keys": []}
             for number, line in enumerate(lines, first):
@@ -122,6 +122,20 @@ def _name(line: str, number: int) -> str | dict[str, str]:
         )
     found: dict[str, str] = name
     return found
+
+
+@contextlib.contextmanager
+def _told_when_stopped(done: Callable[[], int], what: str) -> Iterator[None]:
+    """With ctrl-C, say how far it got. The request that was under way may have been taken, too."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(
+            f"stopped: the first {done():,} lines were {what}, and perhaps up to {LINES_MAX:,} "
+            "behind them; run it again with the same file, if each has a key or an id",
+            err=True,
+        )
+        raise
 
 
 @contextlib.contextmanager

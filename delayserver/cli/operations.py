@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import typer
 
 from delayserver.cli.options import number_or_text
-from delayserver.cli.output import help_text, progress_bar, rows
+from delayserver.cli.output import help_text, make_console, progress_bar, rows
 from delayserver.cli.session import (
     CannotRun,
     CommandError,
@@ -71,7 +71,7 @@ def forecast(
         str, typer.Option(metavar="DURATION", help="Whole hours that are counted together.")
     ] = "1h",
 ) -> None:
-    """Show how many messages fall due when, cancelled ones already taken out."""
+    """Show how many messages fall due when, without what was cancelled or delivered."""
     answer = session.call("GET", f"{path('forecast')}?{urlencode({'bucket': bucket})}")
     most = max((one["count"] for one in answer["buckets"]), default=0) or 1
     buckets = [
@@ -122,9 +122,7 @@ def check(data_dir: DataDirOption = Path("data"), as_json: JsonOption = False) -
     if as_json:
         typer.echo(report.to_json())
     else:
-        from rich.console import Console
-
-        Console().print(*_rendered(report), sep="\n")
+        make_console().print(*_rendered(report), sep="\n")
     if not report.is_clean:
         raise typer.Exit(DAMAGED_STATUS)
 
@@ -153,9 +151,7 @@ def repair(
     if as_json:
         typer.echo(report.to_json())
     else:
-        from rich.console import Console
-
-        Console().print(*_rendered_repair(report), sep="\n")
+        make_console().print(*_rendered_repair(report), sep="\n")
     if report.remaining or (dry_run and report.is_needed):
         raise typer.Exit(DAMAGED_STATUS)
 

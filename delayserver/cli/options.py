@@ -7,12 +7,15 @@ Cost: none. Threads: pure, but for a body that is read from a file.
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from delayserver.cli.session import path
+from delayserver.errors import InputError
+from delayserver.times import parse_duration_ms, parse_time_ms
 
 IdArgument = Annotated[str | None, typer.Argument(metavar="[ID]", help="Id of the message.")]
 SubjectOption = Annotated[
@@ -65,8 +68,27 @@ def due_fields(delay: str | None, at: str | None) -> dict[str, Any]:
     if delay is not None and at is not None:
         raise typer.BadParameter("give either --delay or --at, not both")
     if delay is not None:
-        return {"delay": number_or_text(delay)}
-    return {} if at is None else {"deliver_at": number_or_text(at)}
+        return {"delay": duration(delay, "--delay")}
+    return {} if at is None else {"deliver_at": moment(at, "--at")}
+
+
+def duration(value: str, option: str) -> int | str:
+    """A duration as it goes to the server."""
+    return _read(value, option, parse_duration_ms)
+
+
+def moment(value: str, option: str) -> int | str:
+    """A time as it goes to the server."""
+    return _read(value, option, parse_time_ms)
+
+
+def _read(value: str, option: str, parse: Callable[[int | str], int]) -> int | str:
+    read = number_or_text(value)
+    try:
+        parse(read)
+    except InputError as error:
+        raise typer.BadParameter(error.detail, param_hint=option) from error
+    return read
 
 
 def number_or_text(value: str) -> int | str:

@@ -7,15 +7,22 @@ import contextlib
 import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
 
     from storage.check import Progress
+
+LOOSE: Final = ("body", "headers", "reason", "url", "watch")
+"""Columns that may be shortened on a narrow terminal; all others are needed whole."""
+LOOSE_MIN: Final = 12
+UNBOUNDED: Final = 100_000
+"""Width of what no screen bounds."""
 
 
 def help_text(documentation: str | None, *examples: str) -> str:
@@ -87,20 +94,62 @@ def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, 
 
 def rows(
     documents: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empty: str
-) -> "Table | str":
-    """Many things: a line for each, or the sentence `empty`."""
-    from rich.table import Table
+) -> "RenderableType":
+    """Many things: a line for each, or the sentence `empty`.
 
-    if not documents:
-        return empty
-    table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="bold")
-    for column in columns:
-        # An id that is broken over two lines cannot be copied.
-        no_wrap = column in ("id", "name", "subject")
-        table.add_column(column.replace("_", " "), overflow="fold", no_wrap=no_wrap)
-    for document in documents:
-        table.add_row(*(_cell(document.get(column)) for column in columns))
-    return table
+    Nothing is broken over lines, and no column is left out: on a terminal that is too narrow, what
+    clients wrote (see LOOSE) ends with an ellipsis, and if that is not enough, each thing has
+    lines of its own."""
+    return _Rows(documents, columns) if documents else empty
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    documents: Sequence[Mapping[str, Any]]
+    columns: Sequence[str]
+
+    def __rich_console__(
+        self, console: "Console", options: "ConsoleOptions"
+    ) -> Iterator["RenderableType"]:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="bold")
+        least = -2
+        for column in self.columns:
+            heading = column.replace("_", " ")
+            texts = [heading, *(text_of(document.get(column)) for document in self.documents)]
+            widths = [cell_width(text) for text in texts]
+            is_loose = column in LOOSE
+            least += 2 + (min(max(widths), LOOSE_MIN) if is_loose else max(widths))
+            table.add_column(heading, no_wrap=not is_loose)
+        if least > options.max_width:
+            yield blocks([_chosen(document, self.columns) for document in self.documents], empty="")
+            return
+        for document in self.documents:
+            cells = (text_of(document.get(column)) for column in self.columns)
+            table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells))
+        yield table
+
+
+def _chosen(document: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
+    return {column: document.get(column) for column in columns}
+
+
+def make_console() -> "Console":
+    """Standard output. What goes to a file or a program is as wide as it is: nothing there has a
+    screen's width."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=UNBOUNDED)
+
+
+def cell_width(text: str) -> int:
+    """Columns of a terminal that a text takes."""
+    from rich.cells import cell_len
+
+    return max(map(cell_len, text.split("\n")))
 
 
 def _cell(value: object) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from delayserver.cli.operations import DataDirOption
-from delayserver.cli.output import help_text, print_json, progress_bar
+from delayserver.cli.output import help_text, make_console, print_json, progress_bar
 from delayserver.cli.session import CannotRun, error_exit
 from delayserver.errors import DelayServerError
 from storage.errors import StorageError
@@ -170,9 +170,7 @@ def write_document(json_file: Path | None, document: dict[str, Any]) -> None:
 
 def print_parts(parts: "Iterable[RenderableType]") -> None:
     """Print what a job found, for people."""
-    from rich.console import Console
-
-    Console().print(*parts, sep="\n")
+    make_console().print(*parts, sep="\n")
 
 
 @contextlib.contextmanager
@@ -187,8 +185,7 @@ def job(
     """A session and a progress bar, unless there is another place for the `progress`; what goes
     wrong is said in a sentence, with exit status 2."""
     settings = _settings(conf)
-    ours = (DelayServerError, StorageError, OSError)
-    with error_exit(as_json=as_json, also=ours, kind=CannotRun), _spark_errors():
+    with job_errors(as_json=as_json):
         from delayserver.pipeline.progress import Job
         from delayserver.pipeline.session import open_session
 
@@ -201,6 +198,14 @@ def job(
             show("starting Spark", 0, 0)
             with open_session(name, master=master, settings=settings) as spark:
                 yield Job(spark, show)
+
+
+@contextlib.contextmanager
+def job_errors(*, as_json: bool) -> Iterator[None]:
+    """What goes wrong is said in a sentence, with exit status 2."""
+    ours = (DelayServerError, StorageError, OSError)
+    with error_exit(as_json=as_json, also=ours, kind=CannotRun), _spark_errors():
+        yield
 
 
 @contextlib.contextmanager

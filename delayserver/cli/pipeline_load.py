@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from delayserver.cli.operations import DataDirOption
-from delayserver.cli.output import help_text, print_json, text_of
+from delayserver.cli.output import help_text, make_console, print_json, text_of
 from delayserver.cli.pipeline import (
     FOUND_STATUS,
     ConfOption,
     MasterOption,
     ServerOption,
     job,
+    job_errors,
     pipeline_app,
 )
 from delayserver.cli.session import URL_DEFAULT, JsonOption, TokenOption
@@ -38,6 +39,9 @@ _EXAMPLES = (
     "--subject-column kind --due-column expires_at --conf spark.jars.packages=org.postgresql:...",
 )
 
+
+PATIENCE_S = 5.0
+"""For a server that does not answer before anything was done."""
 
 DueColumnOption = Annotated[
     str,
@@ -175,18 +179,26 @@ def load(
         raise typer.BadParameter("refuse or keep", param_hint="--on-conflict")
     options = _options(option)
     import_id = import_id or f"load-{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
-    with job("load", master, conf, as_json=as_json) as running:
-        from delayserver.pipeline.load.load import LoadJob, read_table, run
+    with job_errors(as_json=as_json):
+        from delayserver.pipeline.load import source as table
+        from delayserver.pipeline.load.adoption import Adoption
+        from delayserver.pipeline.load.load import LoadJob, run
         from delayserver.pipeline.publish.mapping import MessageColumns
         from storage.staging import OnConflict
 
+        columns = MessageColumns(
+            due_column, subject, subject_column, key_column, body_column, headers_column
+        )
+        # Spark takes a while to start: what is wrong is said before.
+        table.look(source, file_format, columns, tuple(ids_column or ()))
+        with Adoption(server, import_id, token=token, wait_s=PATIENCE_S) as adoption:
+            adoption.find()
+    with job("load", master, conf, as_json=as_json) as running:
         wanted = LoadJob(
             import_id,
             data_dir,
             server,
-            MessageColumns(
-                due_column, subject, subject_column, key_column, body_column, headers_column
-            ),
+            columns,
             token,
             OnConflict(on_conflict),
             strict,
@@ -195,13 +207,11 @@ def load(
             ids,
             tuple(ids_column or ()),
         )
-        loaded = run(running, read_table(running, source, file_format, options), wanted)
+        loaded = run(running, table.read_table(running, source, file_format, options), wanted)
     if as_json:
         print_json(loaded.document())
     else:
-        from rich.console import Console
-
-        Console().print(_rendered(loaded))
+        make_console().print(_rendered(loaded))
     if strict and loaded.rejected:
         raise typer.Exit(FOUND_STATUS)
 

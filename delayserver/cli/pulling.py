@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from delayserver.cli.options import NameArgument, number_or_text
+from delayserver.cli.options import NameArgument, duration, number_or_text
 from delayserver.cli.output import blocks
 from delayserver.cli.session import TIMEOUT_S, CommandError, Session, path, server_command
 from delayserver.errors import InputError
@@ -59,7 +59,7 @@ def pull(
         raise typer.BadParameter(error.detail, param_hint="--wait") from error
     request: dict[str, Any] = {"max": count_max, "wait": wait_ms}
     if lease is not None:
-        request["lease"] = number_or_text(lease)
+        request["lease"] = duration(lease, "--lease")
     answer = session.call(
         "POST",
         path("subscriptions", name, "pull"),
@@ -100,7 +100,7 @@ def nack(
     """Give messages back that were pulled with --no-ack: they come again, now or later.
 
     Status 1: a lease had expired, and its message may come at once."""
-    answer = _end(session, name, "nack", leases, delay=number_or_text(delay))
+    answer = _end(session, name, "nack", leases, delay=duration(delay, "--delay"))
     session.show(answer, lambda: f"{answer['nacked']} given back")
 
 
@@ -114,7 +114,7 @@ def extend(
     """Keep messages for longer that were pulled with --no-ack.
 
     Status 1: a lease had expired, and its message may come again."""
-    answer = _end(session, name, "extend", leases, lease=number_or_text(lease))
+    answer = _end(session, name, "extend", leases, lease=duration(lease, "--lease"))
     session.show(answer, lambda: f"{answer['extended']} extended")
 
 

@@ -7,9 +7,10 @@ mean, and what is wrong with them, is said in one place, the settings.
 Cost: none that lasts. Threads: the server's own.
 """
 
+import difflib
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, get_origin
@@ -20,12 +21,14 @@ from pydantic.fields import FieldInfo
 
 from delayserver.cli.output import help_text
 from delayserver.cli.session import use_signature
-from delayserver.config import Settings
+from delayserver.config import GROUPS, Settings
 from delayserver.errors import InputError
 from delayserver.times import format_duration
 
 USAGE_STATUS = 2
 ENVIRONMENT_PREFIX = "DELAYSERVER_"
+_OF_COMMANDS = ("CONFIG", "TLS_CA", "URL", "WEBHOOK_SECRET", "WEBHOOK_PREVIOUS_SECRET")
+"""Variables of other commands."""
 HELP = """Run a server, until it is told to stop (SIGTERM, or ctrl-C).
 
 Each option may also be given as a variable (--data-dir as DELAYSERVER_DATA_DIR), or in a TOML file
@@ -46,7 +49,11 @@ def register(app: typer.Typer) -> None:
         inspect.Parameter(
             "config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigOption
         ),
-        *(_parameter(name, field) for name, field in Settings.model_fields.items()),
+        *(
+            _parameter(name, Settings.model_fields[name], heading)
+            for heading, names in GROUPS.items()
+            for name in names
+        ),
     ]
     use_signature(serve, parameters)
     examples = (
@@ -69,6 +76,9 @@ def serve(config: Path | None = None, **options: Any) -> None:
             typer.echo(f"error: {line}", err=True)
         raise typer.Exit(USAGE_STATUS) from error
 
+    for line in misspelt(os.environ):
+        typer.echo(f"warning: {line}", err=True)
+
     from delayserver.api.process import serve as run  # the wiring: everything that a server needs
 
     raise SystemExit(run(settings))
@@ -82,7 +92,7 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+def _parameter(name: str, field: FieldInfo, heading: str) -> inspect.Parameter:
     annotation: Any = str | None
     declarations: tuple[str, ...] = (flag(name),)
     metavar: str | None = _metavar(name, field)
@@ -92,7 +102,11 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     elif get_origin(field.annotation) is tuple:
         annotation = list[str] | None
     option = typer.Option(
-        *declarations, metavar=metavar, help=_help(name, field), show_default=False
+        *declarations,
+        metavar=metavar,
+        help=_help(name, field),
+        show_default=False,
+        rich_help_panel=heading,
     )
     return inspect.Parameter(
         name,
@@ -128,6 +142,20 @@ def _default(name: str, default: Any) -> str | None:
     if isinstance(default, int) and name.endswith("_ms"):
         return format_duration(default)
     return str(default)
+
+
+def misspelt(variables: Iterable[str]) -> list[str]:
+    """A line for each variable that looks like a setting and is none. It is no error: a container
+    may be given such variables by others (Kubernetes makes DELAYSERVER_SERVICE_HOST of a service's
+    name)."""
+    known = {ENVIRONMENT_PREFIX + name.upper() for name in Settings.model_fields}
+    known |= {ENVIRONMENT_PREFIX + name for name in _OF_COMMANDS}
+    lines = []
+    for name in sorted(variables):
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            lines.append(f"{name} is no setting" + (f": is it {close[0]}?" if close else ""))
+    return lines
 
 
 # ---- what is wrong -----------------------------------------------------------------------------

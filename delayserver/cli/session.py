@@ -23,7 +23,7 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from delayserver.cli.output import details, help_text, print_json
+from delayserver.cli.output import details, help_text, make_console, print_json
 
 if TYPE_CHECKING:
     import ssl
@@ -50,8 +50,10 @@ class CommandError(Exception):
 class Refused(CommandError):
     """The server understood, and said no."""
 
-    def __init__(self, status: int, problem: Mapping[str, Any], retry_after: str | None) -> None:
-        super().__init__(_sentence(status, problem, retry_after))
+    def __init__(
+        self, status: int, path: str, problem: Mapping[str, Any], retry_after: str | None
+    ) -> None:
+        super().__init__(_sentence(status, path, problem, retry_after))
         self.document = problem
 
 
@@ -186,7 +188,8 @@ class Session:
         if response.is_success and answer is not None:
             return answer
         if isinstance(answer, dict) and "title" in answer:
-            raise Refused(response.status_code, answer, response.headers.get("retry-after"))
+            asked = response.request.url.path
+            raise Refused(response.status_code, asked, answer, response.headers.get("retry-after"))
         raise Unreachable(
             f"What answers at {self.url} is not a delay server (status {response.status_code}, "
             f"{response.headers.get('content-type', 'no content type')}). "
@@ -198,23 +201,36 @@ class Session:
         if self.as_json:
             print_json(answer)
         else:
-            from rich.console import Console
-
-            Console().print(rendered() if rendered else details(answer))
+            make_console().print(rendered() if rendered else details(answer))
 
 
 _ADVICE = {
     401: "Give the token with --token or DELAYSERVER_TOKEN.",
     403: "Use a token that has the right to do this.",
-    404: "An id or a key stands as `publish` printed it; what was settled is forgotten after the "
-    "server's retention time.",
     413: "Make it smaller, or raise the server's limit.",
     422: "Correct it and send it again; nothing was changed.",
     507: "Free some space on the server's disk.",
 }
 
 
-def _sentence(status: int, problem: Mapping[str, Any], retry_after: str | None) -> str:
+_WHERE_TO_LOOK = {
+    "/v1/messages/": "An id or a key stands as `publish` printed it; what was settled is forgotten "
+    "after the server's retention time.",
+    "/v1/subjects/": "An id or a key stands as `publish` printed it; what was settled is forgotten "
+    "after the server's retention time.",
+    "/v1/subscriptions/": "`delayserver subscriptions` lists those that there are.",
+}
+"""Advice for what is not there, by the beginning of its path."""
+
+
+def _advice(status: int, path: str) -> str:
+    if status == HTTPStatus.NOT_FOUND:
+        found = (text for begin, text in _WHERE_TO_LOOK.items() if path.startswith(begin))
+        return next(found, "")
+    return _ADVICE.get(status, "")
+
+
+def _sentence(status: int, path: str, problem: Mapping[str, Any], retry_after: str | None) -> str:
     """`The request is invalid: give either … (/deliver_at). Correct it …`"""
     title, detail = str(problem.get("title", "")), str(problem.get("detail", ""))
     errors = [error for error in problem.get("errors") or () if isinstance(error, dict)]
@@ -234,7 +250,7 @@ def _sentence(status: int, problem: Mapping[str, Any], retry_after: str | None) 
     if retry_after is not None:
         sentence += f"Try again in {retry_after} s."
     else:
-        sentence += _ADVICE.get(status, "")
+        sentence += _advice(status, path)
     return sentence.rstrip()
 
 
@@ -273,7 +289,7 @@ AuthorityOption = Annotated[
         rich_help_panel="Server",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON, for programs.")]
 
 
 def server_command(
@@ -296,6 +312,10 @@ def server_command(
             if context.invoked_subcommand is not None:
                 _refuse_options(context)
                 return
+            url, token, tls_ca = (
+                _before_command(context, name, value)
+                for name, value in (("url", url), ("token", token), ("tls_ca", tls_ca))
+            )
             factory: ClientFactory = context.obj or http_client
             headers = {"authorization": f"Bearer {token}"} if token else {}
             with (
@@ -325,6 +345,17 @@ def server_command(
         return function
 
     return register
+
+
+def _before_command(context: typer.Context, name: str, value: Any) -> Any:
+    """An option of the server, which may also stand before the command: behind it, it wins."""
+    root = context.find_root()
+    first = root.get_parameter_source(name)
+    here = context.get_parameter_source(name)
+    is_only_there = first is not None and first.name == "COMMANDLINE"
+    if is_only_there and (here is None or here.name != "COMMANDLINE"):
+        return root.params[name]
+    return value
 
 
 def _refuse_options(context: typer.Context) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from delayserver.cli.options import NameArgument, number_or_text
+from delayserver.cli.options import NameArgument, duration
 from delayserver.cli.output import rows
 from delayserver.cli.session import Session, path, server_command
 
@@ -155,7 +155,7 @@ def subscribe(
     It receives the messages of its subject that fall due from now on."""
     retry: dict[str, Any] = {
         "max_attempts": max_attempts,
-        "backoff": [number_or_text(delay) for delay in backoff] if backoff else None,
+        "backoff": [duration(delay, "--backoff") for delay in backoff] if backoff else None,
     }
     document: dict[str, Any] = {
         "subject": subject,
@@ -163,17 +163,17 @@ def subscribe(
         "url": webhook,
         "secret": None if previous_secret else secret,
         "secrets": _secrets(secret, previous_secret),
-        "timeout": None if timeout is None else number_or_text(timeout),
+        "timeout": None if timeout is None else duration(timeout, "--timeout"),
         "max_in_flight": max_in_flight,
         "retry": _given(retry) or None,
         "rate": _group({"per_second": rate, "burst": burst}, "per_second", "--rate"),
         "batch": _group(
-            {"max": batch, "linger": None if linger is None else number_or_text(linger)},
+            {"max": batch, "linger": None if linger is None else duration(linger, "--linger")},
             "max",
             "--batch",
         ),
         "catch_up": _catch_up(catch_up),
-        "lease": None if lease is None else number_or_text(lease),
+        "lease": None if lease is None else duration(lease, "--lease"),
     }
     session.show(session.call("PUT", path("subscriptions", name), _given(document)))
 
@@ -197,8 +197,8 @@ def _catch_up(text: str | None) -> object:
     """`spread=10m` as `{"spread": "10m"}`; the server judges it."""
     if text is None or "=" not in text:
         return text
-    name, _, duration = text.partition("=")
-    return {name.replace("-", "_"): number_or_text(duration)}
+    name, _, length = text.partition("=")
+    return {name.replace("-", "_"): duration(length, "--catch-up")}
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:

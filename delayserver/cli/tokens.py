@@ -15,7 +15,7 @@ import typer
 
 from delayserver.cli.operations import DataDirOption
 from delayserver.cli.options import number_or_text
-from delayserver.cli.output import details, help_text, print_json, rows
+from delayserver.cli.output import details, help_text, make_console, print_json, rows
 from delayserver.cli.session import JsonOption, error_exit
 from delayserver.errors import DelayServerError, InputError
 from delayserver.security.tokens import SCOPE_HELP, Token, TokenFile
@@ -86,9 +86,7 @@ def create(
     if as_json:
         print_json({**_document(token, now_ms), "token": text})
         return
-    from rich.console import Console
-
-    Console().print(details(_document(token, now_ms)), "")
+    make_console().print(details(_document(token, now_ms)), "")
     # Never wrapped, for it is to be copied.
     typer.echo(f"{text}\n\nThis is the only time that it is shown.")
 
@@ -101,8 +99,6 @@ def list_(*, data_dir: DataDirOption = Path("data"), as_json: JsonOption = False
     if as_json:
         print_json({"tokens": documents})
         return
-    from rich.console import Console
-
     columns = ("name", "scopes", "rate", "burst", "created_at", "expires_at")
     shown = [
         {
@@ -113,7 +109,7 @@ def list_(*, data_dir: DataDirOption = Path("data"), as_json: JsonOption = False
         for one in documents
     ]
     empty = "There are no tokens; make one with `delayserver token create`."
-    Console().print(rows(shown, columns, empty=empty))
+    make_console().print(rows(shown, columns, empty=empty))
 
 
 def revoke(

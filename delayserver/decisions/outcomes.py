@@ -17,7 +17,7 @@ Cost: columns for what consumers take and acknowledge, about 10 µs for a webhoo
 for a retry. Threads: belongs to the event loop.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -94,6 +94,8 @@ class Outcomes:
         """How many deliveries were tried again since the start, by subject id."""
         self.dead_by_subject: defaultdict[int, int] = defaultdict(int)
         """How many deliveries were given up since the start, by subject id."""
+        self.retried_by_subscription: Counter[int] = Counter()
+        self.dead_by_subscription: Counter[int] = Counter()
         dispatcher.outcomes = self
 
     # ── consumers ──────────────────────────────────────────────────────────────────────────────
@@ -263,6 +265,7 @@ class Outcomes:
         and the attempts before it would be made again."""
         self._schedule_again(delivery, delivery.attempt + 1, delay_ms, now_ms)
         self.retried_by_subject[delivery.origin.subject_id] += 1
+        self.retried_by_subscription[delivery.subscription_id] += 1
 
     def _schedule_again(
         self, delivery: DueDelivery, attempt: int, delay_ms: int, now_ms: int
@@ -326,6 +329,7 @@ class Outcomes:
         self._conclude(delivery, seq, change, now_ms, again)
         self._groups.wake()
         self.dead_by_subject[origin.subject_id] += 1
+        self.dead_by_subscription[delivery.subscription_id] += 1
         self._given_up(delivery, reason)
 
     def _conclude(

@@ -118,6 +118,7 @@ class Dispatcher:
         self.parked = Parked()
         self.orphans = Orphans(registry, changes, has_not_fired)
         self.delivered_by_subject: Counter[int] = Counter()
+        self.delivered_by_subscription: Counter[int] = Counter()
         """How many deliveries arrived since the start, by subject id."""
         self.draining = False
         """Nothing leaves the queues any more: the server is stopping."""
@@ -419,6 +420,7 @@ class Dispatcher:
     def settle_delivered(self, delivery: DueDelivery, now_ms: int) -> None:
         """Record a delivery that has arrived, so that a restart does not repeat it (I4)."""
         self.delivered_by_subject[delivery.origin.subject_id] += 1
+        self.delivered_by_subscription[delivery.subscription_id] += 1
         self._settle(delivery, Outcome.DELIVERED, now_ms)
         self.release_delivery(delivery)
 
@@ -433,6 +435,7 @@ class Dispatcher:
             self._hours.add(hour, -count)
         subject_ids = deliveries.subject_ids
         self.delivered_by_subject.update([subject_ids[index] for index in which.tolist()])
+        self.delivered_by_subscription[deliveries.subscription_id] += len(which)
         self._release_leased(deliveries.subscription_id, rows["seq"].tolist())
 
     def _release_leased(self, subscription_id: int, seqs: list[int]) -> Queue | None:

@@ -8,6 +8,7 @@ thread.
 """
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -115,18 +116,25 @@ class Queries:
             calls.gauges.archive_waiting = [one for one in retired if one.archived is None]
 
     async def forecast(self, bucket_ms: int) -> list[dict[str, object]]:
-        """How many messages fall due per bucket, a whole number of hours. Raises InputError."""
+        """How many messages fall due per bucket, a whole number of hours; of hours in memory, how
+        many deliveries are still to be made. Raises InputError."""
         if bucket_ms < HOUR_MS or bucket_ms % HOUR_MS:
             raise InputError("a bucket is a whole number of hours, such as 1h or 1d", "/bucket")
         await self._calls.checkpoint()
-        counts: dict[int, int] = {}
-        for hour, state in read_hours(self._calls.catalog).items():
-            if not state.retired_ms:
-                bucket = hour * HOUR_MS // bucket_ms * bucket_ms
-                counts[bucket] = counts.get(bucket, 0) + state.entries - state.removals
+        pending = {
+            hour: state.entries - state.removals
+            for hour, state in read_hours(self._calls.catalog).items()
+            if not state.retired_ms
+        }
+        # What was delivered is among the entries, but is not to come.
+        pending |= self._calls.unsettled_by_hour()
+        counts: Counter[int] = Counter()
+        for hour, count in pending.items():
+            counts[hour * HOUR_MS // bucket_ms * bucket_ms] += max(0, count)
         return [
-            {"from": format_time(bucket), "count": max(0, count)}
+            {"from": format_time(bucket), "count": count}
             for bucket, count in sorted(counts.items())
+            if count
         ]
 
 

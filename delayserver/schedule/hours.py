@@ -48,6 +48,11 @@ class Hours:
         assert known >= 0, (hour, known)
         self._unsettled[hour] = known
 
+    def unsettled_by_hour(self) -> dict[int, int]:
+        """Deliveries that are not settled, of each live hour that was loaded."""
+        known = self._unsettled.items()
+        return {hour: count for hour, count in known if hour not in self.loading}
+
     def unsettled(self) -> int:
         """Deliveries of all live hours that are not settled."""
         return sum(self._unsettled.values())

@@ -116,6 +116,10 @@ class Calls:
         queue = self._engine.dispatcher.queue(subscription)
         return queue.count, queue.in_flight
 
+    def unsettled_by_hour(self) -> dict[int, int]:
+        """Deliveries that are not settled, of each hour that is in memory."""
+        return self._engine.hours.unsettled_by_hour()
+
     def live_through_hour(self) -> int:
         """The last hour that is in memory."""
         return self._engine.hours.live_through_hour

@@ -8,10 +8,13 @@ Cost: nothing until somebody asks, then some µs. Threads: belongs to the event 
 
 from collections.abc import Callable
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
 from delayserver.config import Settings
+from delayserver.delivery.queue import Queue
 from delayserver.schedule.archives import RetiredHour
 from delayserver.server.engine import Engine
-from delayserver.server.metrics import Metrics
+from delayserver.server.metrics import Metrics, Values
 from delayserver.times import format_time
 
 
@@ -28,8 +31,13 @@ class Gauges:
         """Messages of hours that are not loaded, when it was counted last (see Queries)."""
         self.archive_waiting: list[RetiredHour] = []
         """Retired hours that are kept until they are archived, when they were listed last."""
-        self.metrics = Metrics(engine.sequencer.subject_names, settings.metrics_subjects_max)
+        self.metrics = Metrics(
+            engine.sequencer.subject_names.get,
+            self._subscription_name,
+            settings.metrics_subjects_max,
+        )
         self._add_counters()
+        self._add_subscriptions()
         self._add_deliveries()
         self._add_backlogs()
 
@@ -50,6 +58,41 @@ class Gauges:
             "heartbeats_fired", "Heartbeats that were not renewed", lambda: heartbeats.fired_total
         )
         counter("events", "Events that completed messages", lambda: events.events_total)
+
+    def _subscription_name(self, subscription_id: int) -> str | None:
+        found = self._engine.registry.by_id(subscription_id)
+        return None if found is None else found.name
+
+    def _add_subscriptions(self) -> None:
+        """Which receiver is slow, or away."""
+        engine, add = self._engine, self.metrics.by_subscription
+        dispatcher, outcomes = engine.dispatcher, engine.outcomes
+        counter, gauge = CounterMetricFamily, GaugeMetricFamily
+
+        def of_queues(value: Callable[[Queue], float]) -> Values:
+            return lambda: {queue.subscription.id: value(queue) for queue in dispatcher.queues()}
+
+        add(
+            *(counter, "delivered", "Deliveries that arrived"),
+            lambda: dispatcher.delivered_by_subscription,
+        )
+        add(
+            *(counter, "retried", "Deliveries tried again"),
+            lambda: outcomes.retried_by_subscription,
+        )
+        add(*(counter, "dead", "Deliveries given up"), lambda: outcomes.dead_by_subscription)
+        add(
+            *(gauge, "queued_deliveries", "Due, waiting for the subscriber"),
+            of_queues(lambda queue: queue.count),
+        )
+        add(
+            *(gauge, "in_flight_deliveries", "Being sent, or leased"),
+            of_queues(lambda queue: queue.in_flight),
+        )
+        add(
+            *(gauge, "oldest_due_age_seconds", "How long the first of its queue waits"),
+            of_queues(lambda queue: self._age_s(queue.rows.first_ms())),
+        )
 
     def _add_deliveries(self) -> None:
         """What waits for its time or for a subscriber."""

@@ -1,15 +1,17 @@
 """Metrics for Prometheus, in base units.
 
 Counters are plain integers of the parts, read when somebody scrapes; histograms are counted here.
-What is counted by subject has a label for the first subjects that were counted, up to a limit; all
-others stand together under `_other`, which is no subject's name.
+What is counted by subject or by subscription has a label for the first of them, up to a limit; all
+others stand together under `_other`, which is nobody's name.
 
-Cost: one bisection per observation; a scrape goes over all subjects. Threads: belongs to the event
-loop, but for the histograms of syncs, each of which belongs to the thread that syncs.
+Cost: one bisection per observation; a scrape goes over all subjects and subscriptions. Threads:
+belongs to the event loop, but for the histograms of syncs, each of which belongs to the thread that
+syncs.
 """
 
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -26,8 +28,9 @@ from storage.files import Buffer, OsFile, OsFiles
 LATENESS_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5, 30, 300, 3600)
 SYNC_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1)
 GROUP_RECORDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 10_000)
-OTHER_SUBJECTS: Final = "_other"
-UNKNOWN_SUBJECT: Final = "_unknown"
+WEBHOOK_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+OTHERS: Final = "_other"
+UNKNOWN: Final = "_unknown"
 
 
 class Histogram:
@@ -54,24 +57,76 @@ class Histogram:
         return family
 
 
+class Labels:
+    """Label values by id: the first `labels_max` have their name, which they keep, for a counter
+    must never go back; all others are one."""
+
+    def __init__(self, name_of: Callable[[int], str | None], labels_max: int) -> None:
+        self._name_of = name_of
+        self._labels_max = labels_max
+        self._labels: dict[int, str] = {0: UNKNOWN}
+
+    def __getitem__(self, number: int) -> str:
+        label = self._labels.get(number)
+        if label is None and len(self._labels) <= self._labels_max:
+            name = self._name_of(number)
+            if name is not None:
+                label = self._labels[number] = name
+        return OTHERS if label is None else label
+
+
+class Histograms:
+    """Histograms by id, as many as have a label; the others are one."""
+
+    def __init__(self, labels: Labels, bounds: Sequence[float]) -> None:
+        self._labels = labels
+        self._bounds = bounds
+        self._by_label: dict[str, Histogram] = {}
+
+    def __getitem__(self, number: int) -> Histogram:
+        label = self._labels[number]
+        histogram = self._by_label.get(label)
+        if histogram is None:
+            histogram = self._by_label[label] = Histogram(self._bounds)
+        return histogram
+
+    def add_to(self, family: HistogramMetricFamily) -> Metric:
+        """Add all of them; returns `family`."""
+        for label, histogram in self._by_label.items():
+            histogram.add_to(family, [label])
+        return family
+
+
 Value = Callable[[], float]
+Values = Callable[[], Mapping[int, float]]
+"""By id."""
 _Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
 
 
 class Metrics(Collector):
-    """All metrics of one server. `subject_names` by id; at most `subjects_max` have a label."""
+    """All metrics of one server. Names of subjects and subscriptions by id; at most `labels_max` of
+    either have a label."""
 
-    def __init__(self, subject_names: Mapping[int, str], subjects_max: int) -> None:
+    def __init__(
+        self,
+        subject_name: Callable[[int], str | None],
+        subscription_name: Callable[[int], str | None],
+        labels_max: int,
+    ) -> None:
+        self._subjects = Labels(subject_name, labels_max)
+        self._subscriptions = Labels(subscription_name, labels_max)
         self.lateness_seconds = Histogram(LATENESS_SECONDS)
         self.commit_seconds = Histogram(SYNC_SECONDS)
         self.group_records = Histogram(GROUP_RECORDS)
         self.fsync_seconds: dict[str, Histogram] = {}
         """By the directory of the file."""
-        self._subject_names = subject_names
-        self._subjects_max = subjects_max
-        self._labels: dict[int, str] = {0: UNKNOWN_SUBJECT}
+        self.lateness_by_subscription = Histograms(self._subscriptions, LATENESS_SECONDS)
+        self.webhook_seconds = Histograms(self._subscriptions, WEBHOOK_SECONDS)
+        self.webhook_answers: Counter[tuple[int, str]] = Counter()
+        """By subscription id and class of the status (`2xx`; `none`: there was no answer)."""
         self._values: list[tuple[_Kind, str, str, Value]] = []
         self._by_subject: list[tuple[str, str, Mapping[int, int]]] = []
+        self._by_subscription: list[tuple[_Kind, str, str, Values]] = []
 
     def counter(self, name: str, text: str, value: Value) -> None:
         """A number that only grows."""
@@ -85,17 +140,56 @@ class Metrics(Collector):
         """Numbers that only grow, by subject id (0: not known)."""
         self._by_subject.append((name, text, counts))
 
+    def by_subscription(self, kind: _Kind, name: str, text: str, values: Values) -> None:
+        """Numbers by subscription id."""
+        self._by_subscription.append((kind, name, text, values))
+
     def collect(self) -> Iterable[Metric]:
         """All families, as they are now."""
         for name, text, counts in self._by_subject:
-            yield self._family_by_subject(name, text, counts)
+            family = CounterMetricFamily(f"delayserver_{name}", text, labels=["subject"])
+            yield _labelled(family, self._subjects, counts)
+        for kind, name, text, values in self._by_subscription:
+            one = kind(f"delayserver_subscription_{name}", text, labels=["subscription"])
+            yield _labelled(one, self._subscriptions, values())
+        yield self._webhook_answers()
         for kind, name, text, value in self._values:
             single = kind(f"delayserver_{name}", text)
             single.add_metric([], value())
             yield single
+        yield from self._histograms()
+
+    def _webhook_answers(self) -> Metric:
+        totals: Counter[tuple[str, str]] = Counter()
+        for (subscription_id, status), count in self.webhook_answers.items():
+            totals[self._subscriptions[subscription_id], status] += count
+        family = CounterMetricFamily(
+            "delayserver_webhook_answers",
+            "Requests to webhooks, by what was answered (none: nothing)",
+            labels=["subscription", "status"],
+        )
+        for labels, total in totals.items():
+            family.add_metric(labels, total)
+        return family
+
+    def _histograms(self) -> Iterable[Metric]:
         yield self.lateness_seconds.add_to(
             HistogramMetricFamily(
                 "delayserver_delivery_lateness_seconds", "From due to sent, or handed to a consumer"
+            )
+        )
+        yield self.lateness_by_subscription.add_to(
+            HistogramMetricFamily(
+                "delayserver_subscription_lateness_seconds",
+                "From due to sent, or handed to a consumer",
+                labels=["subscription"],
+            )
+        )
+        yield self.webhook_seconds.add_to(
+            HistogramMetricFamily(
+                "delayserver_webhook_seconds",
+                "From a request to its answer, or to giving it up",
+                labels=["subscription"],
             )
         )
         yield self.commit_seconds.add_to(
@@ -114,20 +208,11 @@ class Metrics(Collector):
             histogram.add_to(synced, [log])
         yield synced
 
-    def _family_by_subject(self, name: str, text: str, counts: Mapping[int, int]) -> Metric:
-        family = CounterMetricFamily(f"delayserver_{name}", text, labels=["subject"])
-        totals: dict[str, int] = {}
-        for subject_id, count in counts.items():
-            label = self._labels.get(subject_id)
-            if label is None:
-                # Who has a label keeps it: a counter must never go back.
-                label = OTHER_SUBJECTS
-                if len(self._labels) <= self._subjects_max:
-                    label = self._labels[subject_id] = self._subject_names[subject_id]
-            totals[label] = totals.get(label, 0) + count
-        for label, total in totals.items():
-            family.add_metric([label], total)
-        return family
+    def on_webhook(self, subscription_id: int, status: int | None, seconds: float) -> None:
+        """A request to a webhook was answered (None: it was not)."""
+        kind = "none" if status is None else f"{status // 100}xx"
+        self.webhook_answers[subscription_id, kind] += 1
+        self.webhook_seconds[subscription_id].observe(seconds)
 
     def on_sync(self, path: str, seconds: float) -> None:
         """A file was synced."""
@@ -136,6 +221,21 @@ class Metrics(Collector):
         if histogram is None:
             histogram = self.fsync_seconds[log] = Histogram(SYNC_SECONDS)
         histogram.observe(seconds)
+
+
+def _labelled(
+    family: CounterMetricFamily | GaugeMetricFamily,
+    labels: Labels,
+    values: Mapping[int, float],
+) -> Metric:
+    """A family with its values, those without a label of their own added up."""
+    totals: dict[str, float] = {}
+    for number, value in values.items():
+        label = labels[number]
+        totals[label] = totals.get(label, 0) + value
+    for label, total in totals.items():
+        family.add_metric([label], total)
+    return family
 
 
 class TimedFiles(OsFiles):

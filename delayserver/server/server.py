@@ -246,19 +246,24 @@ class Server(Shard):
         super()._on_committed()
 
     def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
-        self._observe_lateness((self.clock() - deliveries.settled["due_ms"]).tolist())
+        late_ms = (self.clock() - deliveries.settled["due_ms"]).tolist()
+        self._observe_lateness(handout.subscription, late_ms)
         if self.telemetry is not None:
             for delivery in deliveries:
                 self.telemetry.delivery("receive", handout.subscription.name, delivery).end({})
         super().hand_out(handout, deliveries)
 
-    def _observe_lateness(self, late_ms: list[int]) -> None:
+    def _observe_lateness(self, subscription: Subscription, late_ms: list[int]) -> None:
+        of_all = self.metrics.lateness_seconds
+        of_subscription = self.metrics.lateness_by_subscription[subscription.id]
         for one_ms, count in Counter(late_ms).items():
-            self.metrics.lateness_seconds.observe(one_ms / 1000, count)
+            of_all.observe(one_ms / 1000, count)
+            of_subscription.observe(one_ms / 1000, count)
 
     def send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
         now_ms = self.clock()
-        self._observe_lateness([now_ms - delivery.entry.due_ms for delivery in deliveries])
+        late_ms = [now_ms - delivery.entry.due_ms for delivery in deliveries]
+        self._observe_lateness(subscription, late_ms)
         task = self._loop.create_task(self._send(subscription, deliveries))
         self._sending.add(task)
         task.add_done_callback(self._sent)
@@ -282,7 +287,9 @@ class Server(Shard):
                 # The receiver belongs to this delivery, which links to the publish.
                 headers = in_trace(request.headers, spans[0].trace, max_bytes=HEADERS_BYTES_MAX)
                 request = replace(request, headers=headers)
+        began_at = time.perf_counter()
         response: WebhookResponse = await self._sender.send(request)
+        self.metrics.on_webhook(subscription.id, response.status, time.perf_counter() - began_at)
         is_taken = response.status is not None and 200 <= response.status < 300
         failure = None if is_taken else response.error or f"HTTP {response.status}"
         for span in spans:

@@ -39,7 +39,8 @@ from report import (
 from servers import Served, add_directory, delay_server, disk_directory
 from sessions import open_session
 
-from delayserver.pipeline.load.load import Loaded, LoadJob, read_table, run
+from delayserver.pipeline.load.load import Loaded, LoadJob, run
+from delayserver.pipeline.load.source import read_table
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.publish.mapping import MessageColumns
 

@@ -78,6 +78,21 @@ def test_what_a_message_goes_through_is_counted_by_its_subject(make_api, receive
     assert total("cancelled", "one.a") == 1
     assert total("retried", "one.b") == 1
     samples = metrics_of(api)
+
+    def of_subscription(name, subscription, **labels):
+        pairs = sorted({"subscription": subscription, **labels}.items())
+        return samples.get((f"delayserver_{name}", tuple(pairs)), 0)
+
+    for subscription, delivered, retried, dead, handed in (
+        ("pulls", 4, 0, 0, 4),
+        ("fails", 0, 1, 1, 2),
+    ):
+        assert of_subscription("subscription_delivered_total", subscription) == delivered
+        assert of_subscription("subscription_retried_total", subscription) == retried
+        assert of_subscription("subscription_dead_total", subscription) == dead
+        assert of_subscription("subscription_lateness_seconds_count", subscription) == handed
+    assert of_subscription("webhook_answers_total", "fails", status="5xx") == 2
+    assert of_subscription("webhook_seconds_count", "fails") == 2
     lateness = "delayserver_delivery_lateness_seconds_count"
     assert samples[lateness, ()] == 6
     api.ask("GET", "/v1/forecast")  # after a checkpoint all is filed
@@ -98,6 +113,10 @@ def test_the_oldest_that_waits_is_seen(api, subject):
     wait_until(lambda: metrics_of(api)["delayserver_oldest_due_age_seconds", ()] > 0)
     samples = metrics_of(api)
     assert samples["delayserver_queued_deliveries", ()] == 1
+    nobody = (("subscription", "nobody"),)
+    assert samples["delayserver_subscription_queued_deliveries", nobody] == 1
+    assert samples["delayserver_subscription_oldest_due_age_seconds", nobody] > 0
+    assert samples["delayserver_subscription_in_flight_deliveries", nobody] == 0
     assert samples["delayserver_pending_deliveries", ()] == 1
     stats = api.ask("GET", "/v1/stats")
     assert stats["oldest_due_at"] == published["deliver_at"]
@@ -159,6 +178,21 @@ def test_the_forecast_counts_what_is_to_come_without_what_was_cancelled(shared_a
     for bucket in ("x", "90m", "0", "1s"):
         problem = api.ask("GET", f"/v1/forecast?bucket={bucket}", 422)
         assert [error["pointer"] for error in problem["errors"]] == ["/bucket"]
+
+
+def test_the_forecast_counts_no_message_that_was_delivered(api, subject):
+    path = api.subscribe("forecast", subject)
+    at_ms = (now_ms() // HOUR_MS + 1000) * HOUR_MS
+    api.publish(subject)
+    gone = api.publish(subject, deliver_at=at_ms)
+    api.ask("DELETE", f"/v1/messages/{gone['id']}")
+
+    def counts():
+        return [one["count"] for one in api.ask("GET", "/v1/forecast")["buckets"]]
+
+    assert counts() == [1]
+    api.pull_all(path, 1)
+    wait_until(lambda: counts() == [])
 
 
 def test_documentation_is_served(shared_api):

@@ -49,7 +49,7 @@ async def stats(parts: PartsOf) -> dict[str, Any]:
 
 @router.get("/v1/forecast", tags=["operations"], responses=INVALID)
 async def forecast(parts: PartsOf, bucket: str = "1h") -> dict[str, Any]:
-    """How many messages fall due when, cancelled ones already taken out."""
+    """How many messages fall due when, without those that were cancelled or delivered."""
     bucket_ms = parse_duration_ms(bucket, "/bucket")
     return {
         "bucket": format_duration(bucket_ms),

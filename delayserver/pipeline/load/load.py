@@ -36,6 +36,7 @@ from delayserver.errors import PipelineError
 from delayserver.pipeline.calls import CallRefusedError
 from delayserver.pipeline.load import staging
 from delayserver.pipeline.load.adoption import Adopted, Adoption
+from delayserver.pipeline.load.source import quoted
 from delayserver.pipeline.load.staging import BODY, DUE, HEADERS, KEY, SUBJECT, Stager, StagingPlan
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.publish.mapping import NESTED, TIMES, MessageColumns, is_whole
@@ -61,13 +62,6 @@ WORK_SUFFIX = ".work"
 """What the executors report, until the job has ended; the server leaves it alone."""
 PARTITIONS_PER_CORE = 2
 PIECES_MAX = 32
-FORMATS = {
-    ".parquet": "parquet",
-    ".csv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-}
 
 _OUTCOME = T.StructType(
     [
@@ -140,23 +134,6 @@ class Loaded:
     def document(self) -> dict[str, Any]:
         """What `--json` prints: the fields, and the rate, as JSON values."""
         return {**asdict(self), "rows_per_s": round(self.rows_per_s)}
-
-
-def read_table(
-    job: Job, source: str | None, file_format: str | None, options: Mapping[str, str]
-) -> DataFrame:
-    """The table: files of a format that Spark knows, or a query of a database.
-
-    Raises PipelineError."""
-    file_format = file_format or FORMATS.get(Path(source or "").suffix.lower())
-    if file_format is None:
-        raise PipelineError(f"the format of {source} is not known by its name; give --format")
-    if file_format == "jdbc":
-        options = {"url": source, **options} if source else options
-        source = None
-    defaults = {"header": "true"} if file_format == "csv" else {}
-    reader = job.spark.read.format(file_format).options(**{**defaults, **options})
-    return reader.load(source) if source else reader.load()
 
 
 def run(job: Job, table: DataFrame, load: LoadJob) -> Loaded:
@@ -284,12 +261,12 @@ class _Run:
         body, content, is_ours = self._body()
         chosen = [_due(table, columns.due).alias(DUE), body.alias(BODY)]
         if columns.subject_column is not None:
-            chosen.append(F.col(_quoted(columns.subject_column)).cast("string").alias(SUBJECT))
+            chosen.append(F.col(quoted(columns.subject_column)).cast("string").alias(SUBJECT))
         if columns.key is not None:
-            chosen.append(F.col(_quoted(columns.key)).cast("string").alias(KEY))
+            chosen.append(F.col(quoted(columns.key)).cast("string").alias(KEY))
         if columns.headers is not None:
             chosen.append(_headers(table, columns.headers).alias(HEADERS))
-        chosen += [F.col(_quoted(name)) for name in load.ids_columns]
+        chosen += [F.col(quoted(name)) for name in load.ids_columns]
         subjects = self._subjects()
         if load.dry_run:
             defaults = Settings()
@@ -323,7 +300,7 @@ class _Run:
         if columns.subject is not None:
             return [columns.subject]
         assert columns.subject_column is not None
-        column = F.col(_quoted(columns.subject_column)).cast("string")
+        column = F.col(quoted(columns.subject_column)).cast("string")
         found = self._table.select(column).distinct().limit(SUBJECTS_MAX + 1).collect()
         if len(found) > SUBJECTS_MAX:
             raise PipelineError(
@@ -342,8 +319,8 @@ class _Run:
             rest = columns.rest(table.columns)
             if not rest:
                 return F.lit("null"), Content.JSON, True
-            return _to_json(F.struct(*map(_quoted, rest))), Content.JSON, True
-        kind, column = table.schema[columns.body].dataType, F.col(_quoted(columns.body))
+            return _to_json(F.struct(*map(quoted, rest))), Content.JSON, True
+        kind, column = table.schema[columns.body].dataType, F.col(quoted(columns.body))
         if isinstance(kind, T.BinaryType):
             return column, Content.BINARY, True
         if isinstance(kind, NESTED):
@@ -472,18 +449,13 @@ def _ids(
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _quoted(name: str) -> str:
-    """A column by its name, whatever characters it has."""
-    return "`" + name.replace("`", "``") + "`"
-
-
 def _to_json(column: Column) -> Column:
     return F.to_json(column, {"ignoreNullFields": "false"})
 
 
 def _due(table: DataFrame, name: str) -> Column:
     """The due time as whole milliseconds, or as text that is read later."""
-    kind, column = table.schema[name].dataType, F.col(_quoted(name))
+    kind, column = table.schema[name].dataType, F.col(quoted(name))
     if isinstance(kind, TIMES):
         # Never earlier than it says: a part of a millisecond is rounded up.
         micros = F.unix_micros(column.cast("timestamp"))
@@ -492,5 +464,5 @@ def _due(table: DataFrame, name: str) -> Column:
 
 
 def _headers(table: DataFrame, name: str) -> Column:
-    column = F.col(_quoted(name))
+    column = F.col(quoted(name))
     return column if isinstance(table.schema[name].dataType, T.StringType) else F.to_json(column)

@@ -10,7 +10,7 @@
 Cost: none. Threads: values.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from pyspark.sql import types as T
@@ -43,15 +43,17 @@ class MessageColumns:
     """None: all columns that are nothing else, as one JSON object."""
     headers: str | None = None
 
+    def check_names(self, names: Collection[str], others: Iterable[str] = ()) -> None:
+        """Raises PipelineError where the table lacks a column, one of `others` included."""
+        named = (self.due, self.subject_column, self.key, self.body, self.headers, *others)
+        for name in named:
+            if name is not None and name not in names:
+                raise PipelineError(f"the table has no column {name!r}; it has {', '.join(names)}")
+
     def check(self, schema: T.StructType, others: Iterable[str] = ()) -> None:
         """Raises PipelineError where the table lacks a column, one of `others` included, or where
         one cannot be what it is to be."""
-        named = (self.due, self.subject_column, self.key, self.body, self.headers, *others)
-        for name in named:
-            if name is not None and name not in schema.names:
-                raise PipelineError(
-                    f"the table has no column {name!r}; it has {', '.join(schema.names)}"
-                )
+        self.check_names(schema.names, others)
         if self.subject is not None and not is_subject(self.subject):
             raise PipelineError(f"{self.subject!r} cannot be a subject")
         due = schema[self.due].dataType

@@ -4,6 +4,7 @@ Cost: half a second for the drawings. Threads: one.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
+from rich.console import Group
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from delayserver.pipeline.reports.audit import OUTCOMES, PERCENTILES, Audit
@@ -28,12 +31,13 @@ from delayserver.pipeline.reports.page import (
 from delayserver.times import format_time
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
 
 EXAMPLES_SHOWN = 10
 _EXAMPLE = ("subject", "subscription", "due")
 SHOWN_MAX = 25
 """Subjects and subscriptions in a drawing or a table; the most, or the slowest."""
+_UNBOUNDED = 100_000
 USUAL = ("delivered", "cancelled", "dead", "pending")
 _STATES = ("delivered", "retried", "dead", "cancelled", "moved", "dropped", "pending", "missing")
 _TIMES = (*PERCENTILES, "max_ms")
@@ -117,17 +121,38 @@ def lines(found: Audit) -> Iterator["RenderableType"]:
     yield f"[{'green' if found.is_clean else 'bold red'}]{verdict(found)}[/] ({found.took_s:.1f} s)"
 
 
+@dataclass(frozen=True, slots=True)
+class _Narrow:
+    """A table, or where the screen is too narrow for it, lines for each of its rows."""
+
+    table: Table
+    lines: Group
+
+    def __rich_console__(
+        self, console: "Console", options: "ConsoleOptions"
+    ) -> Iterator["RenderableType"]:
+        unbounded = options.update(width=_UNBOUNDED)
+        wanted = Measurement.get(console, unbounded, self.table).maximum
+        yield self.table if wanted <= options.max_width else self.lines
+
+
 def _table(found: Audit, dimension: str) -> "RenderableType":
     known = found.of(dimension).sort_values("delivered", ascending=False).head(SHOWN_MAX)
     states = [state for state in _STATES if known[state].any()]
+    names = [dimension, *states, *map(_label, _LINES)]
     table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="bold")
-    table.add_column(dimension, overflow="fold")
-    for name in (*states, *map(_label, _LINES)):
-        table.add_column(name, justify="right", no_wrap=True)
+    for index, name in enumerate(names):
+        table.add_column(name, justify="right" if index else "left", no_wrap=True)
+    blocks: list[RenderableType] = []
     for _, line in known.iterrows():
         times = (duration(line[name]) if pd.notna(line[name]) else "–" for name in _LINES)
-        table.add_row(escape(str(line["name"])), *(f"{line[state]:,}" for state in states), *times)
-    return table
+        cells = [escape(str(line["name"])), *(f"{line[state]:,}" for state in states), *times]
+        table.add_row(*cells)
+        block = Table.grid(padding=(0, 2))
+        for name, cell in zip(names, cells, strict=True):
+            block.add_row(f"[bold]{name}[/]", cell)
+        blocks += [block, ""]
+    return _Narrow(table, Group(*blocks[:-1]))
 
 
 def page(found: Audit) -> str:

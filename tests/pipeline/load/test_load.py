@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,7 +19,8 @@ from pyspark.sql import DataFrame, SparkSession
 from delayserver.errors import PipelineError
 from delayserver.pipeline.calls import CallRefusedError
 from delayserver.pipeline.load.adoption import Adoption
-from delayserver.pipeline.load.load import LoadJob, read_table, run
+from delayserver.pipeline.load.load import LoadJob, run
+from delayserver.pipeline.load.source import read_table
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.publish.mapping import MessageColumns
 from delayserver.pipeline.reports.audit import audit
@@ -240,6 +242,26 @@ def test_columns_of_every_kind(api: ApiServer, job: Job, make: Callable[..., Loa
     assert message["headers"] == {"x-shop": "7"}
     # Never earlier than it says: a part of a millisecond is rounded up.
     assert message["deliver_at"][-5:] == ".001Z"
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_nanoseconds_as_pandas_writes_them(
+    api: ApiServer, job: Job, make: Callable[..., LoadJob], tmp_path: Path, many: bool
+) -> None:
+    times = ["2027-11-20T15:30:00.500000000Z", "2027-11-20T15:30:00.500000001Z", "NaT"]
+    due = pd.to_datetime(times)
+    frame = pd.DataFrame({"due": due, "key": ["exact", "later", "never"], "shop": ["7"] * 3})
+    path = tmp_path / "table.parquet"
+    if many:
+        path.mkdir()
+    frame.to_parquet(path / "part-0.parquet" if many else path)
+    load = make(MessageColumns("due", subject=unique("nanos"), key="key"))
+    loaded = run(job, read_table(job, str(path), None, {}), load)
+    assert loaded.accepted == 2
+    assert set(rejected(load)) == {"never"}
+    for key, deliver_at in (("exact", "00.500Z"), ("later", "00.501Z")):
+        message = api.ask("GET", f"/v1/subjects/{load.columns.subject}/keys/{key}")
+        assert message["deliver_at"] == f"2027-11-20T15:30:{deliver_at}"
 
 
 @pytest.mark.parametrize("file_format", ["csv", "json"])

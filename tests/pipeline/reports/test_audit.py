@@ -1,5 +1,6 @@
 """The audit: what it finds, and that it finds nothing where nothing is wrong."""
 
+import io
 import json
 import re
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pyspark.sql import SparkSession
+from rich.console import Console
 from typer.testing import CliRunner
 
 from delayserver.cli import make_app
@@ -241,3 +243,19 @@ def test_without_java_the_command_says_what_to_install(
     found = CliRunner().invoke(make_app(), ["pipeline", "audit", "--data-dir", str(tmp_path)])
     assert found.exit_code == 2
     assert "apt-get install openjdk-17-jre-headless" in found.stderr
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_lines_have_every_subject_and_every_number(
+    store: Store, run: Callable[[Store], Audit], width: int
+) -> None:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    found = run(store)
+    console.print(*audit_report.lines(found), sep="\n")
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    for name in ("order.unpaid", "envelope"):
+        (line,) = (line for line in lines if name in line)
+        assert ("subject" in line) == (width < 200)
+    heading = [line.split()[0] for line in lines if line.strip()]
+    assert ("p99" in heading) == (width < 200)

@@ -16,7 +16,7 @@ class Cli:
     """Runs commands; `answers` are given one after the other, `requests` is what was asked."""
 
     monkeypatch: pytest.MonkeyPatch
-    answers: list[httpx.Response | Exception] = field(default_factory=list)
+    answers: list[httpx.Response | BaseException] = field(default_factory=list)
     requests: list[httpx.Request] = field(default_factory=list)
     clients: list[dict[str, Any]] = field(default_factory=list)
 
@@ -42,7 +42,7 @@ class Cli:
     def _handle(self, request: httpx.Request) -> httpx.Response:
         self.requests.append(request)
         answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 

@@ -134,3 +134,20 @@ def test_a_file_that_cannot_be_read(cli, tmp_path, command):
     result = cli.run(command, str(tmp_path / "binary"))
     assert result.exit_code == 2
     assert "not UTF-8" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "line", "answer"),
+    [
+        ("publish-many", '{"subject": "s", "body": 1}', {"count": 1000, "duplicates": 10}),
+        ("cancel-many", "00ff", {"results": [{"state": "cancelled", "error": None}] * 1000}),
+    ],
+)
+def test_ctrl_c_says_how_far_it_got(cli, tmp_path, command, line, answer):
+    file = tmp_path / "lines"
+    file.write_text(f"{line}\n" * 3000)
+    cli.answer(200, answer)
+    cli.answers.append(KeyboardInterrupt())
+    result = cli.run(command, str(file))
+    assert result.exit_code == 130
+    assert "the first 1,000 lines were" in result.stderr

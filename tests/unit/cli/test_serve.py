@@ -1,8 +1,11 @@
 """serve: every setting is an option, and what is wrong is said."""
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 import delayserver
+from delayserver.cli import COMMANDS, make_app, modules_of
 from delayserver.cli import serve as serve_command
 from delayserver.config import Settings
 
@@ -120,3 +123,66 @@ def test_every_command_has_help_with_an_example(cli, name):
     result = cli.run(name, "--help")
     assert result.exit_code == 0
     assert f"$ delayserver {name}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("written", "targets"),
+    [
+        (["--webhook-targets", "example.org, 10.0.0.0/8"], ("example.org", "10.0.0.0/8")),
+        (["--webhook-targets", '["example.org"]'], ("example.org",)),
+        (
+            ["--webhook-targets", "a.example,b.example", "--webhook-targets", "[::1]:80"],
+            ("a.example", "b.example", "[::1]:80"),
+        ),
+    ],
+)
+def test_a_list_as_people_write_it(cli, served, written, targets):
+    result = cli.run("serve", *written)
+    assert result.exit_code == 7, result.stderr
+    assert served[0].webhook_targets == targets
+
+
+def test_a_list_in_a_variable(cli, served, monkeypatch):
+    monkeypatch.setenv("DELAYSERVER_WEBHOOK_TARGETS", "example.com,10.0.0.0/8")
+    cli.run("serve")
+    assert served[0].webhook_targets == ("example.com", "10.0.0.0/8")
+
+
+@pytest.mark.parametrize("target", ["300.1.1.1/99", "*", '["a"'])
+def test_a_target_that_cannot_be_read_is_one_line(cli, served, target):
+    result = cli.run("serve", "--webhook-targets", target)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: --webhook-targets: ")
+    assert not served
+
+
+def test_a_misspelt_variable_is_told(cli, served, monkeypatch):
+    monkeypatch.setenv("DELAYSERVER_PORTT", "1")
+    monkeypatch.setenv("DELAYSERVER_URL", "http://127.0.0.1:1")
+    result = cli.run("serve")
+    assert result.stderr == "warning: DELAYSERVER_PORTT is no setting: is it DELAYSERVER_PORT?\n"
+    assert served == [Settings()]
+
+
+def test_the_modules_of_a_command():
+    assert modules_of(["--version"]) == ()
+    assert modules_of(["serve", "--port", "1"]) == ("serve",)
+    assert modules_of(["-h"]) == modules_of(["no-such"]) == tuple(COMMANDS)
+    assert modules_of(["--url", "http://a", "ready"]) == tuple(COMMANDS)
+
+
+def test_each_module_adds_the_commands_that_are_known_of_it():
+    groups = dict.fromkeys(module for module in COMMANDS if module.startswith("pipeline"))
+    alone = [[module] for module in COMMANDS if module not in groups]
+    for modules in [*alone, list(groups)]:
+        app = typer.main.get_command(make_app(modules))
+        assert isinstance(app, typer.core.TyperGroup)
+        assert set(app.commands) == {name for module in modules for name in COMMANDS[module]}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(cli, monkeypatch, shell):
+    monkeypatch.setenv("_DELAYSERVER_COMPLETE", f"source_{shell}")
+    result = CliRunner().invoke(make_app(), [], prog_name="delayserver")
+    assert "_DELAYSERVER_COMPLETE=complete_" in result.output

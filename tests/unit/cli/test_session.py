@@ -108,3 +108,40 @@ def test_not_an_address(cli):
     result = cli.run("stats", "--url", "127.0.0.1:8080")
     assert result.exit_code == 2
     assert "--url" in result.stderr
+
+
+def test_the_server_may_be_said_before_the_command(cli):
+    for arguments in (
+        ("--url", "http://host:1", "stats"),
+        ("--url", "http://host:0", "--token", "t" * 16, "stats", "--url", "http://host:2"),
+    ):
+        cli.answer(200, {})
+        assert cli.run(*arguments).exit_code == 0
+    first, second = cli.clients
+    assert (first["base_url"], first["headers"]) == ("http://host:1", {})
+    assert second["base_url"] == "http://host:2"
+    assert second["headers"] == {"authorization": "Bearer " + "t" * 16}
+
+
+def test_the_advice_fits_what_was_asked_for(cli):
+    cli.answer(404, problem(404, "Not found", "there is no subscription 'x'"))
+    result = cli.run("subscriptions", "show", "x")
+    assert "`delayserver subscriptions` lists" in result.stderr
+    assert "publish" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "arguments"),
+    [
+        ("--delay", ("publish", "a", "1", "--delay", "5x")),
+        ("--at", ("publish", "a", "1", "--at", "tomorrow")),
+        ("--lease", ("subscribe", "p", "a", "--lease", "5x")),
+        ("--lease", ("pull", "p", "--lease", "5x")),
+        ("--delay", ("nack", "p", "lease", "--delay", "5x")),
+    ],
+)
+def test_a_wrong_duration_names_its_option_and_asks_nobody(cli, option, arguments):
+    result = cli.run(*arguments)
+    assert result.exit_code == 2
+    assert option in result.stderr
+    assert not cli.requests

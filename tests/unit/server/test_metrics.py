@@ -1,10 +1,16 @@
 """Metrics: counters by subject never go back, and have a bounded number of labels."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 
 from delayserver.server.metrics import Histogram, Metrics, TimedFiles
+
+
+def make_metrics(names: Mapping[int, str], labels_max: int) -> Metrics:
+    return Metrics(names.get, {7: "shop", 8: "mail", 9: "sms"}.get, labels_max)
 
 
 def lines(metrics: Metrics) -> list[str]:
@@ -22,7 +28,7 @@ def samples(metrics: Metrics, name: str) -> dict[str, float]:
 
 def test_the_first_subjects_have_a_label_and_keep_it() -> None:
     counts = {3: 5, 1: 7}
-    metrics = Metrics({number: f"s{number}" for number in range(9)}, subjects_max=2)
+    metrics = make_metrics({number: f"s{number}" for number in range(9)}, labels_max=2)
     metrics.counter_by_subject("accepted", "Messages", counts)
     assert samples(metrics, "accepted_total") == {'{subject="s3"}': 5, '{subject="s1"}': 7}
     counts |= {2: 1, 4: 2, 1: 8}
@@ -34,7 +40,7 @@ def test_the_first_subjects_have_a_label_and_keep_it() -> None:
 
 
 def test_all_counters_name_the_same_subjects() -> None:
-    metrics = Metrics({1: "a", 2: "b"}, subjects_max=1)
+    metrics = make_metrics({1: "a", 2: "b"}, labels_max=1)
     metrics.counter_by_subject("accepted", "Messages", {1: 1, 2: 1})
     metrics.counter_by_subject("dead", "Messages", {0: 9, 2: 4, 1: 3})
     assert samples(metrics, "dead_total") == {
@@ -45,7 +51,7 @@ def test_all_counters_name_the_same_subjects() -> None:
 
 
 def test_a_histogram_counts_up_to_each_bound() -> None:
-    metrics = Metrics({}, 0)
+    metrics = make_metrics({}, labels_max=0)
     metrics.lateness_seconds = Histogram((0.1, 1))
     for value in (0.05, 0.1, 0.5, 100):
         metrics.lateness_seconds.observe(value)
@@ -60,7 +66,7 @@ def test_a_histogram_counts_up_to_each_bound() -> None:
 
 
 def test_syncs_are_timed_by_log(tmp_path: Path) -> None:
-    metrics = Metrics({}, 0)
+    metrics = make_metrics({}, labels_max=0)
     files = TimedFiles(str(tmp_path))
     files.on_sync = metrics.on_sync
     files.make_directory("messages")
@@ -71,3 +77,33 @@ def test_syncs_are_timed_by_log(tmp_path: Path) -> None:
     assert file.pread(6, 0) == b"abcdef"
     file.close()
     assert samples(metrics, "fsync_seconds_count") == {'{log="messages"}': 2}
+
+
+def test_subscriptions_have_labels_of_their_own_up_to_the_limit() -> None:
+    metrics = make_metrics({}, labels_max=2)
+    queued = {9: 1, 7: 2, 8: 3}
+    metrics.by_subscription(GaugeMetricFamily, "queued_deliveries", "Due", lambda: queued)
+    assert samples(metrics, "subscription_queued_deliveries") == {
+        '{subscription="sms"}': 1,
+        '{subscription="shop"}': 2,
+        '{subscription="_other"}': 3,
+    }
+    for number in (7, 8, 10):  # 10 was deleted before anybody looked
+        metrics.lateness_by_subscription[number].observe(0.001)
+    assert samples(metrics, "subscription_lateness_seconds_count") == {
+        '{subscription="shop"}': 1,
+        '{subscription="_other"}': 2,
+    }
+
+
+def test_a_webhook_is_counted_by_the_class_of_its_answer() -> None:
+    metrics = make_metrics({}, labels_max=9)
+    for status in (200, 204, 404, 503, None):
+        metrics.on_webhook(7, status, 0.2)
+    assert samples(metrics, "webhook_answers_total") == {
+        '{status="2xx",subscription="shop"}': 2,
+        '{status="4xx",subscription="shop"}': 1,
+        '{status="5xx",subscription="shop"}': 1,
+        '{status="none",subscription="shop"}': 1,
+    }
+    assert samples(metrics, "webhook_seconds_count") == {'{subscription="shop"}': 5}
