@@ -20,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.errors import DamageError
+from storage.errors import DamageError, ShortageError
 from storage.files import Buffer, File, Files
 from storage.frame import (
     ALIGNMENT,
@@ -145,7 +145,7 @@ class HourLog:
         """Write one frame at `offset`, the end of the file as the caller knows it.
 
         Returns where the payload blob begins and where the frame ends. Not durable before `sync`.
-        Repeating the call after a DiskFullError overwrites the same bytes."""
+        Repeating the call after a ShortageError overwrites the same bytes."""
         assert offset % ALIGNMENT == 0, (hour, offset)
         parts = encode_parts(
             self.kind,
@@ -245,8 +245,12 @@ class HourLog:
     def read_now(self, hour: int, offset: int, length: int) -> bytes | None:
         """Bytes of an hour's file if all of them are in memory; never waits for the disk.
 
-        The caller holds their checksum. None where they are not, and where no file is."""
-        file = self._file(hour)
+        The caller holds their checksum. None where they are not, where no file is, and where it
+        cannot be opened for now."""
+        try:
+            file = self._file(hour)
+        except ShortageError:
+            return None
         return file.pread_now(length, offset) if file else None
 
     def find(self, hour: int, seq: int) -> tuple[np.void, int] | None:
