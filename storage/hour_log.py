@@ -37,6 +37,7 @@ from storage.frame import (
 from storage.rows import FLAG_REMOVAL, HOUR_MS, LogKind
 
 OPEN_FILES_MAX = 128
+"""Unless told otherwise."""
 INDEXES_MAX = 256
 DECODED_FRAMES_MAX = 8
 
@@ -79,8 +80,11 @@ def parse_hour_name(kind: LogKind, name: str) -> int | None:
 class HourLog:
     """All files of one of the two logs."""
 
-    def __init__(self, files: Files, kind: LogKind, *, stamp: int) -> None:
+    def __init__(
+        self, files: Files, kind: LogKind, *, stamp: int, open_files_max: int = OPEN_FILES_MAX
+    ) -> None:
         self.kind = kind
+        self._open_files_max = open_files_max
         self.directory = kind.name.lower()
         self._files = files
         self._stamp = stamp
@@ -121,7 +125,7 @@ class HourLog:
             self._created = True  # Even if the call fails: it may have had its effect.
             file = self._files.open(path, create=True)
         self._open[hour] = file
-        while len(self._open) > OPEN_FILES_MAX:
+        while len(self._open) > self._open_files_max:
             oldest, old = self._open.popitem(last=False)
             if oldest in self._dirty:
                 old.fdatasync()

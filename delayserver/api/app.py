@@ -14,10 +14,9 @@ import asyncio
 import gc
 from collections.abc import Callable
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
 from delayserver.api.access import Access
 from delayserver.api.hot.asgi import Asgi, HotPath, Receive, Scope, Send
+from delayserver.api.hot.connection import Connection
 from delayserver.api.hot.protocol import make_protocol
 from delayserver.api.hot.publish import Hot
 from delayserver.api.intake import Intake
@@ -61,7 +60,7 @@ class Rest:
         await app(scope, receive, send)
 
 
-def make_app(calls: Calls) -> tuple[Asgi, type[HttpToolsProtocol], Rest]:
+def make_app(calls: Calls) -> tuple[Asgi, type[Connection], Rest]:
     """The ASGI application of a server, the protocol that takes the hot path past it, and the part
     of the application that may be begun beforehand."""
     intake = Intake(calls.settings, calls.subjects)

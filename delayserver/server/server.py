@@ -29,6 +29,7 @@ from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import NEVER_MS
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.sender import HttpWebhookSender
+from delayserver.delivery.turns import Turns
 from delayserver.delivery.webhook import (
     WebhookResponse,
     WebhookSender,
@@ -156,9 +157,13 @@ class Server(Shard):
         self._next_tick_ms = NEVER_MS
         self._clock_offset_ms = self.clock() - time.monotonic_ns() // 1_000_000
         self._sending: set[asyncio.Task[None]] = set()
+        self._turns = Turns(self.settings.webhook_connections_max)
         self._answers: list[Answer] = []
         if self._sender is None:
-            self._sender = HttpWebhookSender(TargetPolicy(self.settings.webhook_targets))
+            self._sender = HttpWebhookSender(
+                TargetPolicy(self.settings.webhook_targets),
+                connections_max=self.settings.webhook_connections_max,
+            )
         for thread in self.workers:
             thread.start()
         self._check_disk()
@@ -293,6 +298,14 @@ class Server(Shard):
             self.on_fatal(error)
 
     async def _send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
+        # To wait is no attempt: its time and its signature begin with the turn.
+        await self._turns.take(subscription.id)
+        try:
+            await self._attempt(subscription, deliveries)
+        finally:
+            self._turns.give_back(subscription.id)
+
+    async def _attempt(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
         assert self._sender is not None
         request = webhook_request(subscription, deliveries, self.clock() // 1000)
         spans = []
