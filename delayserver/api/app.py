@@ -5,7 +5,7 @@
 A server is ready when it has recovered and its port is open. FastAPI, pydantic's models and the
 routes take longer to import than a million messages take to recover, and publishing, delivering and
 /readyz need none of them: they are imported by a thread that begins once the port is open, and a
-call that needs them waits for it.
+call that needs them waits for it. From then on nothing is imported any more.
 
 Threads: belongs to the event loop.
 """
@@ -13,6 +13,8 @@ Threads: belongs to the event loop.
 import asyncio
 import gc
 from collections.abc import Callable
+from importlib import import_module
+from typing import Final
 
 from delayserver.api.access import Access
 from delayserver.api.hot.asgi import Asgi, HotPath, Receive, Scope, Send
@@ -21,6 +23,10 @@ from delayserver.api.hot.protocol import make_protocol
 from delayserver.api.hot.publish import Hot
 from delayserver.api.intake import Intake
 from delayserver.server.calls import Calls
+
+IMPORTED_LATE: Final = ("encodings.idna", "numpy.ma")
+"""What libraries import when they first need it. That may be when there is no descriptor for a
+module's file, and be the end of whoever needs it."""
 
 
 class Rest:
@@ -67,6 +73,8 @@ def make_app(calls: Calls) -> tuple[Asgi, type[Connection], Rest]:
     hot = Hot(calls, intake)
 
     def make() -> Asgi:
+        for name in IMPORTED_LATE:
+            import_module(name)
         from delayserver.api.rest.app import make_rest
 
         return make_rest(calls, intake, path)
