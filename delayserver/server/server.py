@@ -128,6 +128,10 @@ class Server(Shard):
         super().__init__(settings, files, open_catalog, surroundings)
         self.gauges = Gauges(self.engine, settings, self.clock)
         self.metrics = self.gauges.metrics
+        turns = self._turns = Turns(settings.webhook_connections_max)
+        self.metrics.gauge(
+            "waiting_webhooks", "Wait for a connection to be free", lambda: turns.waiting
+        )
         files.on_sync = self.metrics.on_sync
         self.calls = Calls(self, self.gauges, self.tokens, self.telemetry)
         self._report(self.recovered)
@@ -157,7 +161,6 @@ class Server(Shard):
         self._next_tick_ms = NEVER_MS
         self._clock_offset_ms = self.clock() - time.monotonic_ns() // 1_000_000
         self._sending: set[asyncio.Task[None]] = set()
-        self._turns = Turns(self.settings.webhook_connections_max)
         self._answers: list[Answer] = []
         if self._sender is None:
             self._sender = HttpWebhookSender(
