@@ -115,7 +115,7 @@ class Settings(BaseSettings):
     disk_reserve_bytes: int = Field(
         512 * MIB, ge=0, description="publishing is refused when less than this is free"
     )
-    connections_max: int = Field(10_000, gt=0, description="most connections at once")
+    connections_max: int = Field(10_000, gt=0, description="most connections of clients at once")
     headers_max: int = Field(100, gt=0, description="most headers of a request")
     head_max_bytes: int = Field(
         64 * KIB, ge=KIB, description="longest address and headers of a request"
@@ -139,6 +139,9 @@ class Settings(BaseSettings):
         " counted together",
     )
     in_flight_max: int = Field(64, gt=0, description="default of a webhook's max_in_flight")
+    webhook_connections_max: int = Field(
+        1024, gt=0, description="most webhooks on their way at once, each on a connection"
+    )
     clock_offset_ms: int = Field(0, description="added to the clock, to try an hour change")
     fire_rows_max: int = Field(10_000, gt=0, description="rows that fire in one step of the loop")
 
@@ -285,7 +288,14 @@ GROUPS: Final = {
         "write_timeout_ms",
         "idle_timeout_ms",
     ),
-    "Delivery": ("in_flight_max", "lead_ms", "drain_ms", "fire_rows_max", "clock_offset_ms"),
+    "Delivery": (
+        "in_flight_max",
+        "webhook_connections_max",
+        "lead_ms",
+        "drain_ms",
+        "fire_rows_max",
+        "clock_offset_ms",
+    ),
     "Logs on the disk": (
         "segment_bytes",
         "group_max_bytes",

@@ -30,7 +30,7 @@ import lmdb
 from storage import catalog_file
 from storage.catalog_columns import Columns, ascending
 from storage.catalog_file import seal, seal_columns, unseal, unseal_many
-from storage.errors import CatalogError, DamageError, DiskFullError
+from storage.errors import EXHAUSTED, CatalogError, DamageError, DiskFullError, ExhaustedError
 from storage.frame import Damage
 
 _PUT_SLICE = 500
@@ -150,7 +150,7 @@ class Catalog(Protocol):
     def commit(self, writes: Writes, many: ManyWrites | None = None) -> None:
         """Apply all or nothing, `many` behind the rest; durable on return.
 
-        Raises DiskFullError, CatalogError."""
+        Raises ShortageError, CatalogError."""
         ...
 
     def verify(self) -> list[Damage]:
@@ -273,6 +273,8 @@ class LmdbCatalog:
             # LMDB reports the system's error by its text alone. Either way nothing was committed.
             if os.strerror(errno.ENOSPC) in str(error):
                 raise DiskFullError("commit", "catalog", f"{error}") from error
+            if any(os.strerror(code) in str(error) for code in EXHAUSTED):
+                raise ExhaustedError("commit", "catalog", f"{error}") from error
             raise CatalogError("commit", f"{error}") from error
 
     def _put_many(self, transaction: Any, table: Table, columns: Columns) -> None:

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from storage.errors import DamageError, DiskFullError
+from storage.errors import DamageError, ShortageError
 from storage.files import Buffer, File, Files
 from storage.frame import (
     CRC_BYTES,
@@ -200,7 +200,7 @@ class DefinitionsLog:
         """Make the changes since the last checkpoint durable, for the checkpoint at `seq`.
 
         If it fails, or the catalog does not commit the place that it returns, it may be called
-        again. Raises DiskFullError, SyncError."""
+        again. Raises ShortageError, SyncError."""
         place = self._committed
         if self._source is not None:
             self._recorded = self._rewrite(_latest(self._source(), changes), seq)
@@ -250,7 +250,7 @@ class DefinitionsLog:
         """Write the live entries alone; False if that cannot be: then it is appended to."""
         try:
             self._recorded = self._rewrite(_latest(self._live(), changes), seq)
-        except DiskFullError:
+        except ShortageError:
             return False
         except DamageError as error:
             reason = error.reason
@@ -268,7 +268,7 @@ class DefinitionsLog:
                 file.pwrite(parts, length)
                 length += sum(map(len, parts))
             file.fdatasync()
-        except (DiskFullError, DamageError):
+        except (ShortageError, DamageError):
             self._files.unlink(path + NEW_SUFFIX)  # There may be room for less.
             raise
         finally:
@@ -303,14 +303,12 @@ class DefinitionsLog:
 
     def _remove_others(self, generation: int) -> None:
         """Delete all other generations, and what was never finished; durably."""
-        is_changed = False
         for name in self._files.list(DIRECTORY):
             other = parse_definitions_name(name.removesuffix(NEW_SUFFIX))
             if other is not None and name != definitions_path(generation).rpartition("/")[2]:
                 self._files.unlink(f"{DIRECTORY}/{name}")
-                is_changed = True
-        if is_changed:
-            self._files.sync_directory(DIRECTORY)
+        # Also where there was none: an earlier call may have come no further than to here.
+        self._files.sync_directory(DIRECTORY)
 
     def _close_file(self) -> None:
         file, self._file = self._file, None

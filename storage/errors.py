@@ -2,7 +2,9 @@
 
 StorageError
 ├── DiskError               the operating system refused a call (EIO, EACCES, …)
-│   ├── DiskFullError       no space is left; the same write may succeed later
+│   ├── ShortageError       what the call needs is used up for now; the same call may succeed later
+│   │   ├── DiskFullError       no space is left
+│   │   └── ExhaustedError      the system has no descriptor, or no memory, for the call
 │   └── SyncError           fsync failed: what is durable is unknown, the process must end (I9)
 ├── DamageError             bytes that were read do not match their checksum (I8)
 ├── FormatVersionError      written by a version of this software that is newer than this one
@@ -15,6 +17,12 @@ StorageError
 Every error says what happened, where, and what to do. A mistake of our own is an `assert`,
 never one of these.
 """
+
+import errno
+from typing import Final
+
+EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+"""What the system says when it has no descriptor, or no memory, for a call."""
 
 
 class StorageError(Exception):
@@ -31,8 +39,20 @@ class DiskError(StorageError):
         self.reason = reason
 
 
-class DiskFullError(DiskError):
-    """No space is left on the device (ENOSPC, EDQUOT). Nothing durable was lost."""
+class ShortageError(DiskError):
+    """What the call needs is used up for now. Nothing durable was lost: it may be tried again."""
+
+
+class ExhaustedError(ShortageError):
+    """The process or the system has no descriptor, or no memory, for the call (EXHAUSTED)."""
+
+    def __init__(self, call: str, path: str, reason: str) -> None:
+        advice = "have fewer files and connections open, or raise the limit (ulimit -n)"
+        super().__init__(call, path, reason, advice)
+
+
+class DiskFullError(ShortageError):
+    """No space is left on the device (ENOSPC, EDQUOT)."""
 
     def __init__(self, call: str, path: str, reason: str) -> None:
         super().__init__(call, path, reason, "free some space on the device of the data directory")

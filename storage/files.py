@@ -20,7 +20,15 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from storage.errors import DirectoryLockedError, DiskError, DiskFullError, SyncError
+from storage.errors import (
+    EXHAUSTED,
+    DirectoryLockedError,
+    DiskError,
+    DiskFullError,
+    ExhaustedError,
+    ShortageError,
+    SyncError,
+)
 
 Buffer = bytes | bytearray | memoryview
 
@@ -60,7 +68,7 @@ class File(Protocol):
 
         A file that is written this way must have no plain `pwrite` that is not synced: an error of
         that write could be reported here, for the wrong bytes.
-        Raises DiskFullError when there was no space: nothing of it counts as durable.
+        Raises ShortageError when there was no space: nothing of it counts as durable.
         Raises SyncError for any other failure, because the write and the sync cannot be told
         apart."""
         ...
@@ -115,7 +123,9 @@ class Files(Protocol):
         ...
 
     def sync_directory(self, path: str) -> None:
-        """Make the names in a directory durable. Raises SyncError; never to be retried."""
+        """Make the names in a directory durable. Raises SyncError; never to be retried.
+
+        Raises ExhaustedError where it was not begun: that may be."""
         ...
 
     def free_bytes(self) -> int:
@@ -159,6 +169,8 @@ def _wrap(call: str, path: str, error: OSError) -> DiskError:
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFullError(call, path, reason)
+    if error.errno in EXHAUSTED:
+        return ExhaustedError(call, path, reason)
     return DiskError(call, path, reason)
 
 
@@ -236,7 +248,7 @@ class OsFile:
             os.fdatasync(self._descriptor)
         except OSError as error:
             wrapped = _wrap("pwritev", self.path, error)
-            if isinstance(wrapped, DiskFullError):
+            if isinstance(wrapped, ShortageError):
                 raise wrapped from error
             raise SyncError("pwritev(RWF_DSYNC)", self.path, wrapped.reason) from error
 
@@ -347,12 +359,14 @@ class OsFiles:
 
     @staticmethod
     def _sync_directory(path: str) -> None:
-        # Whatever fails here, the names are not known to be durable: always a SyncError.
+        # Once it was begun, whatever fails, the names are not known to be durable: a SyncError.
         descriptor = -1
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             os.fsync(descriptor)
         except OSError as error:
+            if descriptor < 0 and error.errno in EXHAUSTED:
+                raise _wrap("open", path, error) from error
             raise SyncError("fsync of directory", path, error.strerror or "") from error
         finally:
             if descriptor >= 0:

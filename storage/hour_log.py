@@ -20,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.errors import DamageError
+from storage.errors import DamageError, ShortageError
 from storage.files import Buffer, File, Files
 from storage.frame import (
     ALIGNMENT,
@@ -37,6 +37,7 @@ from storage.frame import (
 from storage.rows import FLAG_REMOVAL, HOUR_MS, LogKind
 
 OPEN_FILES_MAX = 128
+"""Unless told otherwise."""
 INDEXES_MAX = 256
 DECODED_FRAMES_MAX = 8
 
@@ -79,8 +80,11 @@ def parse_hour_name(kind: LogKind, name: str) -> int | None:
 class HourLog:
     """All files of one of the two logs."""
 
-    def __init__(self, files: Files, kind: LogKind, *, stamp: int) -> None:
+    def __init__(
+        self, files: Files, kind: LogKind, *, stamp: int, open_files_max: int = OPEN_FILES_MAX
+    ) -> None:
         self.kind = kind
+        self._open_files_max = open_files_max
         self.directory = kind.name.lower()
         self._files = files
         self._stamp = stamp
@@ -121,7 +125,7 @@ class HourLog:
             self._created = True  # Even if the call fails: it may have had its effect.
             file = self._files.open(path, create=True)
         self._open[hour] = file
-        while len(self._open) > OPEN_FILES_MAX:
+        while len(self._open) > self._open_files_max:
             oldest, old = self._open.popitem(last=False)
             if oldest in self._dirty:
                 old.fdatasync()
@@ -145,7 +149,7 @@ class HourLog:
         """Write one frame at `offset`, the end of the file as the caller knows it.
 
         Returns where the payload blob begins and where the frame ends. Not durable before `sync`.
-        Repeating the call after a DiskFullError overwrites the same bytes."""
+        Repeating the call after a ShortageError overwrites the same bytes."""
         assert offset % ALIGNMENT == 0, (hour, offset)
         parts = encode_parts(
             self.kind,
@@ -245,8 +249,12 @@ class HourLog:
     def read_now(self, hour: int, offset: int, length: int) -> bytes | None:
         """Bytes of an hour's file if all of them are in memory; never waits for the disk.
 
-        The caller holds their checksum. None where they are not, and where no file is."""
-        file = self._file(hour)
+        The caller holds their checksum. None where they are not, where no file is, and where it
+        cannot be opened for now."""
+        try:
+            file = self._file(hour)
+        except ShortageError:
+            return None
         return file.pread_now(length, offset) if file else None
 
     def find(self, hour: int, seq: int) -> tuple[np.void, int] | None:

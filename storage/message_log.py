@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from enum import StrEnum
 
-from storage.errors import DamageError, DiskFullError
+from storage.errors import DamageError, ShortageError
 from storage.files import File, Files
 from storage.frame import (
     HEADER_BYTES,
@@ -160,7 +160,7 @@ class MessageLog:
     ) -> None:
         """Write one group; it is durable on return.
 
-        Raises DiskFullError (nothing of the group counts; it may be tried again or given up, and
+        Raises ShortageError (nothing of the group counts; it may be tried again or given up, and
         the same seqs used for another) and SyncError (the process has to end)."""
         frame = encode(
             LogKind.MESSAGE,
@@ -179,7 +179,7 @@ class MessageLog:
                 self._tail.pwrite_durable([frame], self._tail_offset)
             else:
                 self._tail.pwrite([frame], self._tail_offset)
-        except DiskFullError:
+        except ShortageError:
             # All of it may have reached the disk. It is taken back, durably, before anybody hears
             # that it was refused: what is answered from then on must not find it after a crash.
             self._end_tail()

@@ -5,7 +5,7 @@
 A server is ready when it has recovered and its port is open. FastAPI, pydantic's models and the
 routes take longer to import than a million messages take to recover, and publishing, delivering and
 /readyz need none of them: they are imported by a thread that begins once the port is open, and a
-call that needs them waits for it.
+call that needs them waits for it. From then on nothing is imported any more.
 
 Threads: belongs to the event loop.
 """
@@ -13,15 +13,20 @@ Threads: belongs to the event loop.
 import asyncio
 import gc
 from collections.abc import Callable
-
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from importlib import import_module
+from typing import Final
 
 from delayserver.api.access import Access
 from delayserver.api.hot.asgi import Asgi, HotPath, Receive, Scope, Send
+from delayserver.api.hot.connection import Connection
 from delayserver.api.hot.protocol import make_protocol
 from delayserver.api.hot.publish import Hot
 from delayserver.api.intake import Intake
 from delayserver.server.calls import Calls
+
+IMPORTED_LATE: Final = ("encodings.idna", "numpy.ma")
+"""What libraries import when they first need it. That may be when there is no descriptor for a
+module's file, and be the end of whoever needs it."""
 
 
 class Rest:
@@ -61,13 +66,15 @@ class Rest:
         await app(scope, receive, send)
 
 
-def make_app(calls: Calls) -> tuple[Asgi, type[HttpToolsProtocol], Rest]:
+def make_app(calls: Calls) -> tuple[Asgi, type[Connection], Rest]:
     """The ASGI application of a server, the protocol that takes the hot path past it, and the part
     of the application that may be begun beforehand."""
     intake = Intake(calls.settings, calls.subjects)
     hot = Hot(calls, intake)
 
     def make() -> Asgi:
+        for name in IMPORTED_LATE:
+            import_module(name)
         from delayserver.api.rest.app import make_rest
 
         return make_rest(calls, intake, path)

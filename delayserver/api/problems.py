@@ -26,11 +26,12 @@ from delayserver.errors import (
     StoppingError,
     TooLargeError,
 )
-from storage.errors import DamageError, DiskFullError, StagingError, StorageError
+from storage.errors import DamageError, DiskFullError, ExhaustedError, StagingError, StorageError
 
 MEDIA_TYPE = "application/problem+json"
 POINTED_ERRORS_MAX = 1000
 STOPPING_RETRY_AFTER_MS = 2000
+EXHAUSTED_RETRY_AFTER_MS = 1000
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for a document that is not what it should be."""
 
@@ -121,6 +122,9 @@ def problem_of(error: Exception) -> Problem:
             problem.headers["retry-after"] = _seconds(STOPPING_RETRY_AFTER_MS)
         case DiskReserveError() | DiskFullError():
             problem = _problem("disk-full", "The disk is nearly full", 507, error)
+        case ExhaustedError():
+            problem = _problem("overloaded", "Too much at once", 503, error)
+            problem.headers["retry-after"] = _seconds(EXHAUSTED_RETRY_AFTER_MS)
         case AccessError(authenticated=True):
             problem = _problem("forbidden", "Not allowed", 403, error)
         case AccessError():

@@ -13,22 +13,25 @@ import ctypes
 import gc
 import logging
 import os
-import resource
 import signal
 import socket
 import ssl
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import structlog
 import uvicorn
 
+from delayserver.api.acceptor import Acceptor
 from delayserver.api.app import Rest, make_app
+from delayserver.api.hot.connection import Connection
 from delayserver.api.uvicorn_interface import check_uvicorn
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError, InputError
 from delayserver.recovery.memory_faults import MemoryFaults
+from delayserver.server.descriptors import within_limit
 from delayserver.server.server import Server
 from storage.directory import CATALOG_DIRECTORY
 from storage.errors import StorageError
@@ -37,8 +40,6 @@ EXIT_REFUSED = 1
 EXIT_FATAL = 70
 GRACE_S = 5
 BACKLOG = 4096
-OWN_FILES_MAX = 1024
-"""For logs, webhooks and the like, besides the connections of clients."""
 SWITCH_INTERVAL_S = 0.00001
 """The GIL changes hands this often at the latest: the committer must not wait for 5 ms."""
 
@@ -56,7 +57,7 @@ def serve(settings: Settings) -> int:
     try:
         check_uvicorn()
         tls = _tls(settings)
-        _allow_connections(settings.connections_max)
+        settings = within_limit(settings)
         listener = _bind(settings)
         faults = MemoryFaults(settings.data_dir / CATALOG_DIRECTORY)
         faults.watch()
@@ -92,13 +93,30 @@ def serve(settings: Settings) -> int:
 class _Uvicorn(uvicorn.Server):
     """Lets long polls end before connections are waited for, and outlives the signal."""
 
-    def __init__(self, config: uvicorn.Config, server: Server, rest: Rest) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server: Server,
+        rest: Rest,
+        protocol: type[Connection],
+        tls: ssl.SSLContext | None,
+    ) -> None:
         super().__init__(config)
         self._server = server
         self._rest = rest
+        self._protocol = protocol
+        self._tls = tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """Instead of uvicorn's: connections are accepted by our own acceptor."""
+        assert sockets is not None
+        make_protocol = partial(
+            self._protocol, config=self.config, server_state=self.server_state, app_state={}
+        )
+        acceptor = Acceptor(sockets[0], make_protocol, self._server.settings, self._tls)
+        self.servers = [acceptor]  # type: ignore[list-item]  # it has what `shutdown` calls
+        acceptor.begin()
+        self.started = True
         self._rest.begin()
 
     @contextlib.contextmanager
@@ -133,14 +151,13 @@ async def _serve(
         proxy_headers=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_S,
-        ssl_context_factory=None if tls is None else lambda config, default: tls,
     )
     host, port = listener.getsockname()[:2]
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     scheme = "http" if tls is None else "https"
     log.info("listening", url=f"{scheme}://{authority}", pid=os.getpid())
     try:
-        await _Uvicorn(config, server, rest).serve(sockets=[listener])
+        await _Uvicorn(config, server, rest, protocol, tls).serve(sockets=[listener])
     finally:
         await server.stop()
 
@@ -171,22 +188,6 @@ def _tls(settings: Settings) -> ssl.SSLContext | None:
     except OSError as error:
         raise InputError(f"cannot use {what}: {error.strerror or error}") from error
     return context
-
-
-def _allow_connections(connections_max: int) -> None:
-    """Raise the limit of open files as far as the system lets us."""
-    wanted = connections_max + OWN_FILES_MAX
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        if soft < wanted:
-            log.warning(
-                "the system allows fewer open files than connections_max needs; raise its limit "
-                "(ulimit -n, LimitNOFILE)",
-                allowed=soft,
-                needed=wanted,
-            )
 
 
 def _bind(settings: Settings) -> socket.socket:

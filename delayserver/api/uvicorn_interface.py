@@ -23,6 +23,7 @@ from delayserver.errors import LibraryError
 
 METHODS: Mapping[type, Mapping[str, tuple[str, ...]]] = {
     HttpToolsProtocol: {
+        "__init__": ("config", "server_state", "app_state", "_loop"),
         "connection_made": ("transport",),
         "connection_lost": ("exc",),
         "data_received": ("data",),
@@ -49,7 +50,6 @@ METHODS: Mapping[type, Mapping[str, tuple[str, ...]]] = {
 
 ATTRIBUTES: Mapping[type, tuple[str, ...]] = {
     HttpToolsProtocol: (
-        "connections",
         "cycle",
         "flow",
         "headers",
@@ -67,7 +67,8 @@ ATTRIBUTES: Mapping[type, tuple[str, ...]] = {
         "more_body",
         "response_complete",
     ),
-    ServerState: ("connections", "total_requests"),
+    ServerState: ("total_requests",),
+    uvicorn.Server: ("config", "server_state", "started"),
 }
 """Attributes that objects of a class get when they are made, or a connection with a request.
 

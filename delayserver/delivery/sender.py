@@ -9,7 +9,10 @@ stalls, resets or streams without end has received the message, and loses its co
 redirects, cookies, proxies or decompression, and it makes the safety of a target plain to see: a
 name is resolved here, each address goes through `TargetPolicy.check_address`, and the socket is
 opened to that address and no other (Host, SNI and the certificate stay with the name). Everything
-that a receiver can make us hold is bounded: bytes, time, addresses, idle connections.
+that a receiver can make us hold is bounded: bytes, time, addresses, idle connections. So is what
+all of them make us hold together: to open a connection, an idle one of any target is closed where
+there are `connections_max`. If the machine lacks descriptors nevertheless, that is no failure of
+the receiver: the same is tried until there is one.
 
     name ──► addresses, for ADDRESS_TTL_S; later looked up again while the old ones serve
          └─► idle connections, newest first, each for IDLE_S (below the 5 s after which common
@@ -28,11 +31,13 @@ lines keeps its thread busy long after the request was given up, and every other
 import asyncio
 import socket
 import ssl
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
+
+import structlog
 
 from delayserver.delivery.webhook import (
     WebhookRequest,
@@ -44,6 +49,7 @@ from delayserver.errors import InputError
 from delayserver.http.connection import HttpConnection
 from delayserver.records.message import check_headers
 from delayserver.security.targets import Target, TargetPolicy, split_url
+from storage.errors import EXHAUSTED
 
 RESPONSE_BYTES_MAX = 64 * 1024
 ADDRESS_TTL_S = 30.0
@@ -54,17 +60,19 @@ IDLE_CONNECTIONS_MAX = 256
 """For each target."""
 CONNECT_S = 3.0
 """After which another address of the same name is tried, when there is one."""
+EXHAUSTED_WAIT_S = 1.0
 RESOLVER_THREADS = 4
 URLS_REMEMBERED = 4096
 """How many URLs are remembered as allowed. They stay so, for the policy does not change."""
 
+log = structlog.get_logger()
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """The addresses of a host name (and port). Raises OSError."""
 
 
 class HttpWebhookSender:
     """The sender over HTTP/1.1; one for all subscriptions. How many requests are in flight is the
-    caller's business.
+    caller's business: no more than `connections_max`.
 
     `resolve` replaces the system's name look-up, and `tls` its trusted certificates."""
 
@@ -72,10 +80,16 @@ class HttpWebhookSender:
         self,
         policy: TargetPolicy,
         *,
+        connections_max: int,
         resolve: Resolve | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._policy = policy
+        self._connections_max = connections_max
+        self._in_flight = 0
+        self._kept: OrderedDict[HttpConnection, _Route] = OrderedDict()
+        """The idle connections of all targets; the one used last is last."""
+        self._is_exhausted = False
         self._target = lru_cache(maxsize=URLS_REMEMBERED)(self._check_url)
         self._resolve = resolve or self._resolve_by_system
         self._given_tls = tls
@@ -96,11 +110,11 @@ class HttpWebhookSender:
         now_s = asyncio.get_running_loop().time()
         deadline_s = now_s + request.timeout_ms / 1000
         route.users += 1
+        self._in_flight += 1
         connection = self._idle(target, route, now_s)
         try:
             if connection is None:
-                async with asyncio.timeout_at(deadline_s):
-                    connection = await self._connect(target, route)
+                connection, deadline_s = await self._open(target, route, request.timeout_ms)
             # As one buffer: the copy costs less than a second system call, or uvloop's writelines.
             await connection.exchange(head + request.body, deadline_s)
         except TimeoutError:
@@ -109,6 +123,7 @@ class HttpWebhookSender:
             failure = str(error) or type(error).__name__
         finally:
             route.users -= 1
+            self._in_flight -= 1
             if connection is not None:
                 self._release(route, connection)
         if connection is None or connection.status is None:
@@ -132,6 +147,7 @@ class HttpWebhookSender:
             for connection in route.idle:
                 connection.abort()
         self._routes.clear()
+        self._kept.clear()
         if "_resolver_threads" in self.__dict__:
             self._resolver_threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.sleep(0)  # in which the transports close their sockets
@@ -212,11 +228,37 @@ class HttpWebhookSender:
         self._look_up_in_time(target, route, now_s)
         while route.idle and route.addresses:
             connection = route.idle.pop()
+            del self._kept[connection]
             fresh = now_s - connection.idle_since_s < IDLE_S
             if fresh and connection.is_open and connection.address in route.addresses:
                 return connection
             connection.abort()
         return None
+
+    async def _open(
+        self, target: Target, route: "_Route", timeout_ms: int
+    ) -> tuple[HttpConnection, float]:
+        """A new connection, and the deadline of the request. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        if self._in_flight + len(self._kept) > self._connections_max and self._kept:
+            longest_idle, its_route = self._kept.popitem(last=False)
+            its_route.idle.remove(longest_idle)
+            longest_idle.abort()
+            await asyncio.sleep(0)  # in which its transport closes its socket
+        while True:
+            deadline_s = loop.time() + timeout_ms / 1000
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    connection = await self._connect(target, route)
+                self._is_exhausted = False
+                return connection, deadline_s
+            except OSError as error:
+                if error.errno not in EXHAUSTED:
+                    raise
+                if not self._is_exhausted:
+                    log.error("webhooks wait for a socket", error=str(error))
+                self._is_exhausted = True
+            await asyncio.sleep(EXHAUSTED_WAIT_S)
 
     async def _connect(self, target: Target, route: "_Route") -> HttpConnection:
         """A new connection to a checked address. Raises OSError."""
@@ -253,6 +295,7 @@ class HttpWebhookSender:
         if connection.is_reusable and len(route.idle) < IDLE_CONNECTIONS_MAX and not self._closed:
             connection.idle_since_s = asyncio.get_running_loop().time()
             route.idle.append(connection)
+            self._kept[connection] = route
         else:
             connection.abort()
 
@@ -262,7 +305,9 @@ class HttpWebhookSender:
         now_s = loop.time()
         for target, route in list(self._routes.items()):
             while route.idle and now_s - route.idle[0].idle_since_s >= IDLE_S:
-                route.idle.popleft().abort()
+                connection = route.idle.popleft()
+                del self._kept[connection]
+                connection.abort()
             if not (route.users or route.idle or route.lookup) and now_s >= route.fresh_until_s:
                 del self._routes[target]
         self._sweeper = loop.call_later(IDLE_S, self._sweep) if self._routes else None

@@ -84,7 +84,7 @@ class Settler:
     def write(self, rows_by_hour: dict[int, list[bytes]], now_ms: int) -> None:
         """Append rows (DISPATCH_ROW) to their hours, and take out the hours that are written.
 
-        Raises DiskFullError: call again with what is left."""
+        Raises ShortageError: call again with what is left."""
         while rows_by_hour:
             hour, rows = next(iter(rows_by_hour.items()))
             if hour not in self._ends:

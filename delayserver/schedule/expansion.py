@@ -17,6 +17,7 @@ import numpy as np
 
 from delayserver.records.tables import ImportRecord
 from storage import staging
+from storage.errors import ShortageError
 from storage.files import Files
 from storage.frame import Damage, Frame, Rows, unseal
 from storage.rows import select
@@ -75,22 +76,17 @@ class Expansion:
 
     def next_slice(self, filed_seq: int) -> tuple[list[Piece], list[Damage], int]:
         """What comes after `filed_seq`: pieces, damaged stretches (by seq), and the last seq that
-        they cover. The same again until the caller has filed it."""
+        they cover. The same again until the caller has filed it. Raises ShortageError."""
         if self._frames is None:
             skip = max(0, filed_seq - self.first_seq + 1)
             parts = [Part(*part) for part in self.record.parts]
             self._frames = iter(StagedRows(self._files, parts, self._stamp, skip))
         if self._slice is None:
-            self._slice = []
-            total_bytes = 0
-            for before, found in self._frames:
-                self._slice.append((before, found))
-                if isinstance(found, Frame):
-                    total_bytes += found.header.frame_bytes
-                if total_bytes >= self._slice_bytes:
-                    break
-            else:
-                self._is_read = True
+            try:
+                self._slice = self._read_slice(self._frames)
+            except ShortageError:
+                self._frames = None  # It has ended with that: the next call begins where this did.
+                raise
         pieces: list[Piece] = []
         damage: list[Damage] = []
         last_seq = self.last_seq
@@ -101,6 +97,20 @@ class Expansion:
             last_seq = self.first_seq + before + found.last_seq - 1
             pieces += self._piece(before, found, filed_seq, damage)
         return pieces, damage, self.last_seq if self._is_read else last_seq
+
+    def _read_slice(
+        self, frames: Iterator[tuple[int, Frame | Damage]]
+    ) -> list[tuple[int, Frame | Damage]]:
+        here: list[tuple[int, Frame | Damage]] = []
+        total_bytes = 0
+        for before, found in frames:
+            here.append((before, found))
+            if isinstance(found, Frame):
+                total_bytes += found.header.frame_bytes
+            if total_bytes >= self._slice_bytes:
+                return here
+        self._is_read = True
+        return here
 
     def advance(self) -> None:
         """Go on to the next slice: the one of `next_slice` has been filed."""

@@ -29,7 +29,7 @@ from delayserver.schedule.archives import Archives
 from delayserver.schedule.committed import slices
 from delayserver.schedule.effects import Effects
 from storage.catalog import Catalog, Table
-from storage.errors import DamageError
+from storage.errors import DamageError, ShortageError
 from storage.frame import Damage, Frame
 from storage.hour_log import HourLog
 from storage.rows import FLAG_REMOVAL, FLAG_WATCHES, HOUR_MS, NO_KEY, is_among, select
@@ -69,7 +69,8 @@ class Purge:
     def step(self, now_ms: int, retention_ms: int, *, archive: bool = False) -> bool:
         """Purge the next slice; True: there is more to do.
 
-        `archive`: only what was archived. The catalog must be up to date with what is filed."""
+        `archive`: only what was archived. The catalog must be up to date with what is filed.
+        Raises ShortageError: call again."""
         if self._purging is None:
             for hour in self._hours:
                 if self._is_over(hour, now_ms, retention_ms, archive):
@@ -82,7 +83,7 @@ class Purge:
             # The clock was set back, and the hour may have got a message: it would be deleted
             # though its publish was answered (I3).
             self._purging = None
-        elif next(steps, steps) is steps:
+        elif self._is_last(steps):
             self._purging = None
             del self._hours[hour]
             self._effects.changed_hours.add(hour)
@@ -90,6 +91,13 @@ class Purge:
             self._purged.append(hour)
             self.finish()
         return True
+
+    def _is_last(self, steps: Iterator[None]) -> bool:
+        try:
+            return next(steps, steps) is steps
+        except ShortageError:
+            self._purging = None  # They have ended with that: all of them once more, next time.
+            raise
 
     def finish(self) -> None:
         """Delete the files of hours that are purged: before anything else is filed.

@@ -54,7 +54,7 @@ from delayserver.schedule.purge import Purge
 from delayserver.schedule.wheel_rows import wheel_rows
 from storage.catalog import Catalog, Table
 from storage.definitions_log import DefinitionsLog, DefinitionsPlace
-from storage.errors import DamageError, DiskFullError
+from storage.errors import DamageError, ShortageError
 from storage.frame import Damage, Rows, unseal
 from storage.hour_log import HourLog
 from storage.message_log import MessageLog
@@ -123,7 +123,7 @@ class Replay:
         """File committed records, in seq order, into their hours. Not durable before `checkpoint`.
 
         An import comes last in its batch: `is_importing` tells that `file_import` is to follow.
-        Raises DiskFullError: nothing of the batch is filed then, and it may be filed again."""
+        Raises ShortageError: nothing of the batch is filed then, and it may be filed again."""
         assert not self.is_importing
         rows, blob, express = join_records(batch)
         if not len(rows):
@@ -171,7 +171,7 @@ class Replay:
 
     def file_import(self, now_ms: int) -> Filed:
         """File the next slice of the import. Not durable before `checkpoint`, which may come in
-        between. Raises DiskFullError: nothing of the slice is filed then; call again."""
+        between. Raises ShortageError: nothing of the slice is filed then; call again."""
         importing = self._importing
         assert importing is not None
         self.purging.finish()
@@ -297,7 +297,7 @@ class Replay:
             self._staging.delete(self._imported[0][1])
             del self._imported[0]
         # Without it the next segment is made when it is needed.
-        with contextlib.suppress(DiskFullError):
+        with contextlib.suppress(ShortageError):
             self._message_log.prepare_spare()
         return self.checkpoint_seq
 

@@ -3,6 +3,9 @@
 This is the only place that starts threads and reads the clock. Every call of the engine is on the
 event loop, also what comes back from a thread. The HTTP layer asks through `server.calls`.
 
+A callback of the event loop that fails is a mistake of ours, and ends the server as a thread that
+fails does: what it was to do would be left undone for good, by a server that says it is ready.
+
 Cost: one loop wake-up per commit group. Threads: everything belongs to the event loop but `post`.
 """
 
@@ -14,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -25,6 +29,7 @@ from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import NEVER_MS
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.sender import HttpWebhookSender
+from delayserver.delivery.turns import Turns
 from delayserver.delivery.webhook import (
     WebhookResponse,
     WebhookSender,
@@ -123,6 +128,10 @@ class Server(Shard):
         super().__init__(settings, files, open_catalog, surroundings)
         self.gauges = Gauges(self.engine, settings, self.clock)
         self.metrics = self.gauges.metrics
+        turns = self._turns = Turns(settings.webhook_connections_max)
+        self.metrics.gauge(
+            "waiting_webhooks", "Wait for a connection to be free", lambda: turns.waiting
+        )
         files.on_sync = self.metrics.on_sync
         self.calls = Calls(self, self.gauges, self.tokens, self.telemetry)
         self._report(self.recovered)
@@ -146,14 +155,18 @@ class Server(Shard):
     async def start(self) -> None:
         """Start the threads and the clock: from now on messages fire."""
         self._loop = asyncio.get_running_loop()
-        self._alarm = Alarm(self._loop, self._tick)
+        self._loop.set_exception_handler(self._on_loop_error)
+        self._alarm = Alarm(self._loop, partial(self._call, self._tick))
         self._tick_asked = False
         self._next_tick_ms = NEVER_MS
         self._clock_offset_ms = self.clock() - time.monotonic_ns() // 1_000_000
         self._sending: set[asyncio.Task[None]] = set()
         self._answers: list[Answer] = []
         if self._sender is None:
-            self._sender = HttpWebhookSender(TargetPolicy(self.settings.webhook_targets))
+            self._sender = HttpWebhookSender(
+                TargetPolicy(self.settings.webhook_targets),
+                connections_max=self.settings.webhook_connections_max,
+            )
         for thread in self.workers:
             thread.start()
         self._check_disk()
@@ -195,15 +208,31 @@ class Server(Shard):
     def post(self, function: Callable[..., None], *arguments: Any) -> None:
         # The loop is closed already when a thread ends late; nobody waits for it then.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function, *arguments)
+            self._loop.call_soon_threadsafe(self._call, function, *arguments)
 
     def call_soon(self, function: Callable[[], None]) -> None:
-        self._loop.call_soon(function)
+        self._loop.call_soon(self._call, function)
 
     def tick_soon(self, due_ms: int = 0) -> None:
         if not self._tick_asked and due_ms < self._next_tick_ms:
             self._tick_asked = True
-            self._loop.call_soon(self._tick)
+            self.call_soon(self._tick)
+
+    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Every callback of the server goes through here."""
+        try:
+            function(*arguments)
+        except Exception as error:
+            self.on_fatal(error)
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What went past `_call`: the callback of somebody else, or what concerns one connection
+        or one task, and has ended that."""
+        error = context.get("exception")
+        if error is not None and "handle" in context:
+            self.on_fatal(error)
+        else:
+            loop.default_exception_handler(context)
 
     def on_fatal(self, error: BaseException) -> None:
         log.critical("the server must stop", error=str(error), exc_info=error)
@@ -277,6 +306,14 @@ class Server(Shard):
             self.on_fatal(error)
 
     async def _send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
+        # To wait is no attempt: its time and its signature begin with the turn.
+        await self._turns.take(subscription.id)
+        try:
+            await self._attempt(subscription, deliveries)
+        finally:
+            self._turns.give_back(subscription.id)
+
+    async def _attempt(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
         assert self._sender is not None
         request = webhook_request(subscription, deliveries, self.clock() // 1000)
         spans = []
@@ -303,16 +340,13 @@ class Server(Shard):
                     **self._about(delivery),
                 )
         if not self._answers:
-            self._loop.call_soon(self._on_answers)
+            self.call_soon(self._on_answers)
         self._answers.append((deliveries, response))
 
     def _on_answers(self) -> None:
         """All that came in this turn of the loop."""
         answers, self._answers = self._answers, []
-        try:
-            self.engine.outcomes.on_sent(answers, self.clock())
-        except Exception as error:
-            self.on_fatal(error)  # a mistake of ours: they would stay on their way for good
+        self.engine.outcomes.on_sent(answers, self.clock())
 
     # ── time, disk and memory ──────────────────────────────────────────────────────────────────
 
@@ -339,7 +373,7 @@ class Server(Shard):
         free = self.gauges.free_bytes = self.files.free_bytes()
         self.engine.publishing.disk_is_low = free < self.settings.disk_reserve_bytes
         self._refresh_tokens()
-        self._disk_timer = self._loop.call_later(DISK_CHECK_S, self._check_disk)
+        self._disk_timer = self._loop.call_later(DISK_CHECK_S, self._call, self._check_disk)
 
     def _refresh_tokens(self) -> None:
         """Handout over what `delayserver token` has changed."""

@@ -34,6 +34,7 @@ from delayserver.schedule.expansion import Staging
 from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Filed, Replay, Snapshot
 from delayserver.schedule.wheel import SLOT_MS
+from delayserver.server.descriptors import READ_HOURS_MAX, WRITTEN_HOURS_MAX
 from delayserver.server.engine import Engine
 from delayserver.server.threads import (
     CallRequest,
@@ -112,8 +113,8 @@ class Shard(ABC):
         identity = open_identity(files, random_bytes=surroundings.random_bytes)
         catalog = self.catalog = open_catalog()
 
-        def hour_log(kind: LogKind) -> HourLog:
-            made = HourLog(files, kind, stamp=identity.stamp)
+        def hour_log(kind: LogKind, open_files_max: int = READ_HOURS_MAX) -> HourLog:
+            made = HourLog(files, kind, stamp=identity.stamp, open_files_max=open_files_max)
             self._cleanup.callback(made.close)
             return made
 
@@ -123,7 +124,7 @@ class Shard(ABC):
             segment_bytes=settings.segment_bytes,
             durability=settings.durability,
         )
-        schedule = hour_log(LogKind.SCHEDULE)
+        schedule = hour_log(LogKind.SCHEDULE, WRITTEN_HOURS_MAX)
         definitions = surroundings.definitions(files, stamp=identity.stamp)
         self._cleanup.callback(definitions.close)
         self.replay = surroundings.replay(
@@ -134,7 +135,7 @@ class Shard(ABC):
             surroundings.staging(files, identity.stamp),
             definitions,
         )
-        self.settler = surroundings.settler(hour_log(LogKind.DISPATCH))
+        self.settler = surroundings.settler(hour_log(LogKind.DISPATCH, WRITTEN_HOURS_MAX))
         loader = Loader(hour_log(LogKind.SCHEDULE), hour_log(LogKind.DISPATCH), slot_ms=SLOT_MS)
         now_ms = self.clock()
         recovered = self.recovered = recover(

@@ -7,9 +7,9 @@
     importer    imports that were staged: verified before they are adopted
     settler     the tails of the dispatch logs
 
-The parts themselves know nothing of threads: the simulation calls them directly. A full disk makes
-a thread wait and try the same again, except the committer, whose group is refused; any other error
-of the disk ends the server (I9).
+The parts themselves know nothing of threads: the simulation calls them directly. A full disk,
+or no descriptor for a file, makes a thread wait and try the same again, except the committer, whose
+group is refused; any other error of the disk ends the server (I9).
 """
 
 import contextlib
@@ -35,10 +35,10 @@ from delayserver.records.tables import Archived
 from delayserver.schedule.committed import Records
 from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Filed, Replay, Snapshot
-from storage.errors import DiskFullError, StagingError
+from storage.errors import ShortageError, StagingError
 from storage.message_log import MessageLog
 
-DISK_FULL_WAIT_S = 1.0
+SHORTAGE_WAIT_S = 1.0
 QUICK_S = 0.0005
 """A commit that takes no longer, on average, is done where it is asked for: to hand it to a thread
 and back costs the event loop about as much."""
@@ -108,9 +108,9 @@ class Worker(threading.Thread, Generic[Item]):
             try:
                 self.handle(items)
                 return
-            except DiskFullError as error:
-                log.error("disk full", thread=self.name, error=str(error))
-                time.sleep(DISK_FULL_WAIT_S)
+            except ShortageError as error:
+                log.error("tried again soon", thread=self.name, error=str(error))
+                time.sleep(SHORTAGE_WAIT_S)
 
     @property
     def backlog(self) -> int:
@@ -120,7 +120,7 @@ class Worker(threading.Thread, Generic[Item]):
     def step(self, items_max: int) -> None:
         """One turn in the caller's thread instead of `run`, for the simulation; never waits.
 
-        Raises what `handle` raises; after a DiskFullError the next step tries the same again."""
+        Raises what `handle` raises; after a ShortageError the next step tries the same again."""
         if not self._held:
             while self._inbox and len(self._held) < items_max:
                 self._held.append(self._inbox.popleft())
@@ -179,7 +179,7 @@ class CommitterThread(Worker[Group]):
                 last_seq=group.last_seq,
                 created_ms=group.created_ms,
             )
-        except DiskFullError as error:
+        except ShortageError as error:
             post(self._on_failed, error)
         else:
             self._average_s += (self._monotonic() - began_s - self._average_s) * _RECENT
@@ -412,10 +412,11 @@ class LoaderThread(Worker[HourRequest]):
 
     def handle(self, items: list[HourRequest]) -> None:
         while items:
-            request = items.pop(0)
+            request = items[0]
             loaded = self._loader.load(request.snapshot, request.registry, request.subject_names)
             loaded.index()
             self._post(self._on_loaded, loaded)
+            del items[0]
 
 
 @dataclass(slots=True)
@@ -445,15 +446,17 @@ class ReaderThread(Worker[HandoutRequest | CallRequest]):
 
     def handle(self, items: list[HandoutRequest | CallRequest]) -> None:
         while items:
-            item = items.pop(0)
+            item = items[0]
             if isinstance(item, HandoutRequest):
                 self._post(item.done, item.handout, self._reader.fetch(item.handout, item.unfiled))
+                del items[0]
                 continue
             try:
                 result, error = item.function(self._reader), None
             except Exception as caught:  # handed to whoever asked
                 result, error = None, caught
             self._post(item.done, result, error)
+            del items[0]
 
 
 class ImporterThread(Worker[VerifyRequest]):
@@ -477,7 +480,7 @@ class ImporterThread(Worker[VerifyRequest]):
             verified, error = None, None
             try:
                 verified = self._importer.verify(request)
-            except (StagingError, DelayServerError, DiskFullError) as caught:
+            except (StagingError, DelayServerError, ShortageError) as caught:
                 error = caught  # told to whoever asked
             self._post(self._on_verified, verified, error)
 
@@ -530,7 +533,7 @@ class SettlerThread(Worker[SettleRequest]):
             pending.done += item.done
             pending.settled_hours += item.settled_hours
         items.clear()
-        # If the disk is full, what is not written is still there when this is called again.
+        # If it fails for a time, what is not written is still there when this is called again.
         self._settler.write(pending.rows_by_hour, self._clock())
         waited_for = bool(pending.done or pending.settled_hours)
         is_time = self._monotonic() - self._synced_at >= self._sync_s

@@ -29,7 +29,7 @@ from delayserver.testing.durable import StagedRow, Violation
 from delayserver.testing.ledger import Ledger
 from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import SimulatedClock, stage
-from storage.errors import StagingError
+from storage.errors import ShortageError, StagingError
 from storage.rows import HOUR_MS
 from storage.staging import OnConflict, manifest_path
 
@@ -138,7 +138,10 @@ class Clients(Actor):
         bodies = {}
         for watcher in watchers:
             entry = events.entry(watcher)
-            found = server.unfiled(entry) or server.reader.find(entry)
+            try:
+                found = server.unfiled(entry) or server.reader.find(entry)
+            except ShortageError:
+                return  # told to whoever asked
             if found is not None:
                 bodies[watcher.seq] = found.payload, found.subject_id
         already = {
@@ -253,6 +256,8 @@ class Clients(Actor):
         server, new_due_ms = self._server, self._due_ms()
 
         def found(value: Found | None, error: Exception | None) -> None:
+            if isinstance(error, ShortageError):
+                return  # told to whoever asked
             if error is not None:
                 raise error
             if value is None:

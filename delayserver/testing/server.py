@@ -39,7 +39,7 @@ from delayserver.server.threads import (
 from storage.catalog import Catalog
 from storage.definitions_log import DefinitionsLog
 from storage.directory import open_identity
-from storage.errors import DamageError, DiskFullError
+from storage.errors import DamageError, ShortageError
 from storage.files import Files
 from storage.frame import Frame
 from storage.hour_log import HourLog
@@ -288,12 +288,12 @@ class SimulatedServer(Shard):
         return True
 
     def run(self, worker: Worker[Any], items_max: int) -> bool:
-        """One turn of a thread; False if the disk was full: the next turn tries the same again.
+        """One turn of a thread; False if the disk was full, or the like: the next turn tries again.
 
         Raises StorageError: the server would end itself."""
         try:
             worker.step(items_max)
-        except DiskFullError:
+        except ShortageError:
             return False
         return True
 

@@ -24,7 +24,7 @@ from delayserver.testing.server import SimulatedClock, SimulatedServer
 from delayserver.testing.subscribers import Subscribers
 from storage import staging
 from storage.catalog import Table
-from storage.errors import DiskFullError, StorageError
+from storage.errors import ShortageError, StorageError
 from storage.rows import HOUR_MS
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
@@ -90,8 +90,10 @@ class World:
         weights = (step.weight * rng.choice((0.1, 1.0, 1.0, 3.0)) for step in self._steps)
         self._weights = tuple(itertools.accumulate(weights))
         ending = "power loss" if rng.random() < 0.5 else "kill"
+        is_up = False
         try:
             self._start()
+            is_up = True
             for _ in range(steps):
                 self._step()
             if rng.random() < 0.15:
@@ -101,6 +103,11 @@ class World:
                 self.counts["stops"] += 1
         except SimulatedCrash:
             self.counts["crashes inside a call"] += 1
+        except ShortageError as error:
+            if is_up:
+                raise Violation(f"what was used up for a time ended the server: {error}") from error
+            # The operator makes room, and the server is started again.
+            self.counts["started on a full disk"] += 1
         except StorageError:
             if not self.faults.struck:
                 raise
@@ -128,6 +135,9 @@ class World:
             return Faults(fault, only=only)  # type: ignore[arg-type]
         if dice < 0.75:
             return Faults(Fault(at, FaultKind.NO_SPACE, rng.choice(tuple(Moment)), for_good=True))
+        if self._disk_luck.random() < 0.5:
+            moment = self._disk_luck.choice(tuple(Moment))
+            return Faults(Fault(at, FaultKind.NO_DESCRIPTOR, moment, for_good=True))
         return Faults()
 
     def _quick(self) -> Callable[[], bool]:
@@ -138,20 +148,15 @@ class World:
 
     def _start(self) -> None:
         files = FaultyFiles(self.disk, self.faults)
-        try:
-            self.server = SimulatedServer(
-                self.settings,
-                files,
-                self.catalog,
-                self.clock,
-                self.rng,
-                self.ledger,
-                quick=self._quick(),
-            )
-        except DiskFullError:
-            # The operator makes room, and the server is started again.
-            self.counts["started on a full disk"] += 1
-            raise
+        self.server = SimulatedServer(
+            self.settings,
+            files,
+            self.catalog,
+            self.clock,
+            self.rng,
+            self.ledger,
+            quick=self._quick(),
+        )
         for actor in (self.clients, self.subscribers, self.operators):
             actor.begin(self.server, self.disk)
         self.ledger.recovered(self.server)

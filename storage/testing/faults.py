@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
-from storage.errors import DiskError, DiskFullError, SyncError
+from storage.errors import DiskError, DiskFullError, ExhaustedError, SyncError
 from storage.files import FILE_MODE, Buffer, File, Files
 from storage.testing.files import SimulatedFile
 
@@ -44,6 +44,9 @@ class FaultKind(enum.Enum):
     NO_SPACE = "no space"
     """ENOSPC: DiskFullError. Calls that take no space go through: all but the writes, rename,
     make_directory, lock, and open where it creates."""
+    NO_DESCRIPTOR = "no descriptor"
+    """EMFILE: ExhaustedError. Calls that need no descriptor go through: all but open, list,
+    make_directory, sync_directory and lock."""
     CRASH = "crash"
     """SimulatedCrash, from this call and all later ones."""
 
@@ -99,6 +102,9 @@ Call = Literal[
     "commit",
 ]
 """The calls that can fail: all of `Files` and `File`, and the commit of a catalog."""
+_DESCRIPTOR_CALLS: frozenset[Call] = frozenset(
+    {"open", "list", "make_directory", "sync_directory", "lock"}
+)
 _SYNC_CALLS: frozenset[Call] = frozenset({"pwrite_durable", "fdatasync", "sync_directory"})
 
 
@@ -146,6 +152,8 @@ class Faults:
             if fault.at == number or (fault.for_good and fault.at < number):
                 if fault.kind is FaultKind.NO_SPACE and not takes_space:
                     continue
+                if fault.kind is FaultKind.NO_DESCRIPTOR and call not in _DESCRIPTOR_CALLS:
+                    continue
                 self.struck.append(NumberedCall(number, call, path))
                 return fault
         return None
@@ -161,6 +169,9 @@ class Faults:
         if fault.kind is FaultKind.NO_SPACE:
             reason = f"{os.strerror(errno.ENOSPC)} (fault at call {number})"
             return DiskFullError(call, path, reason)
+        if fault.kind is FaultKind.NO_DESCRIPTOR:
+            reason = f"{os.strerror(errno.EMFILE)} (fault at call {number})"
+            return ExhaustedError(call, path, reason)
         reason = f"{os.strerror(errno.EIO)} (fault at call {number})"
         return (SyncError if call in _SYNC_CALLS else DiskError)(call, path, reason)
 

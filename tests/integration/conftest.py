@@ -1,9 +1,11 @@
 """Servers for the tests of the API: two that are shared, and as many of one's own as are needed."""
 
+import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 
 from tests.integration.api_support import ApiServer, Receiver
 
@@ -64,3 +66,26 @@ def receiver() -> Iterator[Receiver]:
     receiver = Receiver()
     yield receiver
     receiver.close()
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    """Who makes the certificates."""
+    return trustme.CA()
+
+
+@pytest.fixture
+def certificate(authority: trustme.CA, tmp_path: Path) -> dict[str, Path]:
+    """Settings of a server for 127.0.0.1."""
+    made = authority.issue_cert("127.0.0.1")
+    made.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+    made.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    return {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
+
+
+@pytest.fixture
+def trusting(authority: trustme.CA) -> ssl.SSLContext:
+    """What a client verifies such a server with."""
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context

@@ -11,27 +11,6 @@ from delayserver.cli import make_app
 from tests.integration.api_support import wait_until
 
 
-@pytest.fixture(scope="module")
-def authority():
-    return trustme.CA()
-
-
-@pytest.fixture
-def certificate(authority, tmp_path):
-    """Settings of a server for 127.0.0.1."""
-    made = authority.issue_cert("127.0.0.1")
-    made.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
-    made.private_key_pem.write_to_path(tmp_path / "key.pem")
-    return {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
-
-
-@pytest.fixture
-def trusting(authority):
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    return context
-
-
 def client_of(api, context):
     return httpx.Client(
         base_url=api.process.url.replace("http:", "https:"), verify=context, trust_env=False

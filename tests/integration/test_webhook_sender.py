@@ -4,6 +4,8 @@ Every test runs on the event loop of the standard library and on uvloop, whose t
 
 import asyncio
 import contextlib
+import errno
+import os
 import shutil
 import socket
 import ssl
@@ -102,8 +104,10 @@ def run(request):
 
 
 @contextlib.asynccontextmanager
-async def open_sender(*allowed, resolve=None, tls=None):
-    sender = HttpWebhookSender(TargetPolicy(allowed), resolve=resolve, tls=tls)
+async def open_sender(*allowed, connections_max=64, resolve=None, tls=None):
+    sender = HttpWebhookSender(
+        TargetPolicy(allowed), connections_max=connections_max, resolve=resolve, tls=tls
+    )
     try:
         yield sender
     finally:
@@ -446,6 +450,46 @@ def test_a_bad_receiver_delays_no_other(run):
                 task.cancel()
             await asyncio.gather(*stuck, return_exceptions=True)
             await bad.ended.wait()  # a cancelled send closes its connection
+
+    run(main)
+
+
+def test_an_idle_connection_makes_room_for_one_to_another_target(run):
+    async def main():
+        async with (
+            Receiver(OK) as first,
+            Receiver(OK) as second,
+            Receiver(OK) as third,
+            open_sender(connections_max=2) as sender,
+        ):
+            for receiver in (first, second, third, second, third):
+                assert await sender.send(request_to(receiver.port)) == WebhookResponse(200)
+            # The one that was idle for longest: its receiver sees it closed.
+            await first.ended.wait()
+            assert not second.ended.is_set()
+            assert [one.connections for one in (first, second, third)] == [1, 1, 1]
+            await sender.send(request_to(first.port))
+            assert first.connections == 2
+
+    run(main)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOBUFS])
+def test_a_machine_without_descriptors_is_no_failure_of_the_receiver(run, monkeypatch, number):
+    monkeypatch.setattr(sender_module, "EXHAUSTED_WAIT_S", 0)
+
+    async def main():
+        async with Receiver(OK) as receiver, open_sender() as sender:
+            connect, refusals = sender._connect, [OSError(number, os.strerror(number))] * 3
+
+            async def lacking(*arguments):
+                if refusals:
+                    raise refusals.pop()
+                return await connect(*arguments)
+
+            monkeypatch.setattr(sender, "_connect", lacking)
+            response = await sender.send(request_to(receiver.port))
+            assert (response, len(receiver.received)) == (WebhookResponse(200), 1)
 
     run(main)
 

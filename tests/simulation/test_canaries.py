@@ -610,6 +610,17 @@ def a_rewritten_definitions_log_replaces_the_old_one_before_it_is_synced(patch: 
     patch.setattr(DefinitionsLog, "_rewrite", _without_syncs(DefinitionsLog._rewrite))
 
 
+@canary(Violation)
+def no_descriptor_on_the_event_loop_ends_the_server(patch: Patch) -> None:
+    """What is used up for a time is waited for, by those who may wait."""
+
+    def read_now(self: Any, hour: int, offset: int, length: int) -> bytes | None:
+        file = self._file(hour)
+        return file.pread_now(length, offset) if file else None
+
+    patch.setattr(HourLog, "read_now", read_now)
+
+
 def first_catch(seeds: Iterable[int], caught_by: tuple[Caught, ...]) -> str | None:
     """The first world that ends by one of these; any other error is none of the canary's."""
     for seed in seeds:

@@ -27,7 +27,8 @@ from delayserver.testing.durable import StagedRow
 from delayserver.testing.operators import FAITHFUL, filed_rows
 from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import stage
-from storage.errors import StorageError
+from storage.catalog import Table
+from storage.errors import ShortageError, StorageError
 from storage.rows import HOUR_MS
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
@@ -355,3 +356,32 @@ def test_a_crash_at_every_call(moment: Moment, how: str) -> None:
 def test_a_failure_at_every_call(kind: FaultKind, moment: Moment, for_good: bool) -> None:
     for at in range(1, call_count() + 1):
         strike(Fault(at, kind, moment, for_good=for_good), KILL if at % 2 else POWER_LOSS, seed=at)
+
+
+class Lasting(Scenario):
+    """One in which nothing may end the server but its start and its stop."""
+
+    def work(self) -> None:
+        try:
+            super().work()
+        except ShortageError as error:
+            raise AssertionError("a server that runs waits, and tries again") from error
+
+
+@pytest.mark.parametrize("moment", Moment)
+def test_no_descriptor_at_any_call_ends_a_server_that_runs(moment: Moment) -> None:
+    lived = 0
+    for at in range(1, call_count() + 1):
+        machine, faults = Machine.new(at), Faults(Fault(at, FaultKind.NO_DESCRIPTOR, moment))
+        try:
+            Lasting(machine, faults).run()
+            machine.ledger.check_all_delivered(FAITHFUL)
+            # What was deleted is known nowhere, though its deletion may have been interrupted.
+            for table in (Table.HOURS, Table.KEYS, Table.CHANGES, Table.WATCHES, Table.ARCHIVES):
+                assert list(machine.catalog.scan(table)) == [], (table, faults.struck)
+            lived += bool(faults.struck)
+        except ShortageError:
+            pass  # at a start, or at a stop that was to be the end of it
+        machine.end(KILL if at % 2 else POWER_LOSS)
+        drain(machine)
+    assert lived > 30

@@ -6,10 +6,10 @@
     answer     a client that reads nothing for `write_timeout_ms` is cut off; nothing more is read
                from it while it does not read
     no request for `idle_timeout_ms`: the connection ends
-    too many connections: 503 for the newest, and it ends
 
-A request that comes in one piece is never timed. Each connection is looked at now and then by one
-timer of its own, whatever happens on it meanwhile.
+How many there may be is the business of the acceptor (`delayserver.api.acceptor`). A request that
+comes in one piece is never timed. Each connection is looked at now and then by one timer of its
+own, whatever happens on it meanwhile.
 
 Cost: nothing for a request that comes in one piece; 2 µs per look. Threads: belongs to the event
 loop.
@@ -17,6 +17,7 @@ loop.
 
 import asyncio
 from abc import abstractmethod
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Final
 
@@ -26,7 +27,7 @@ from delayserver.api.access import Access
 from delayserver.api.hot.answers import Answer, problem_answer
 from delayserver.api.problems import MEDIA_TYPE, Problem, ProblemDocument
 from delayserver.config import Settings
-from delayserver.errors import HeadTooLargeError, OverloadedError
+from delayserver.errors import HeadTooLargeError
 
 BODY_BYTES_PER_S: Final = 1024
 PART_MAX_BYTES: Final = 256 * 1024
@@ -72,6 +73,8 @@ class Connection(HttpToolsProtocol):
     _unwritten_bytes = 0
     _unwritten_since_s = 0.0
     _watch: asyncio.TimerHandle | None = None
+    on_lost: Callable[[], None]
+    """Told when the connection is no more; set by who has accepted it."""
 
     @abstractmethod
     def refuse(self, answer: Answer) -> None:
@@ -96,16 +99,12 @@ class Connection(HttpToolsProtocol):
         )
         self._look_s = max(LOOK_MIN_S, timeout_ms / 1000 / LOOKS_PER_TIMEOUT)
         self._watch = self.loop.call_later(self._look_s, self._look)
-        if len(self.connections) > settings.connections_max:
-            error = OverloadedError(
-                f"there are {settings.connections_max} connections (connections_max)"
-            )
-            self.refuse(problem_answer(error))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if self._watch is not None:
             self._watch.cancel()
+        self.on_lost()
 
     def check_head(self) -> None:
         """Stop the parser unless the head that has come in keeps the limits.

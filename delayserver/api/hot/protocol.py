@@ -24,7 +24,7 @@ import re
 from functools import partial
 from typing import TypeAlias, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from delayserver.api.access import Access
 from delayserver.api.hot.answers import Answer, consumer_answer, problem_answer, wire_of
@@ -58,7 +58,7 @@ _END_BYTES = len(_END)
 _CLOSE = b"\r\nconnection: close" + _END
 
 
-def make_protocol(hot: Hot, access: Access, settings: Settings) -> type[HttpToolsProtocol]:
+def make_protocol(hot: Hot, access: Access, settings: Settings) -> type[Connection]:
     """The protocol class for one server, as uvicorn's `http` setting takes it."""
     common: dict[bytes, int] = {}
     attributes = {

@@ -43,8 +43,13 @@ def test_other_parameters_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_attributes_are_named(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(self: object) -> None: ...
 
+    def made_of(
+        self: object, config: object, server_state: object, app_state: object, _loop: object
+    ) -> None: ...
+
     monkeypatch.setattr(kind, "__init__", nothing)
     if kind is HttpToolsProtocol:
+        monkeypatch.setattr(kind, "__init__", made_of)
         monkeypatch.setattr(kind, "on_message_begin", nothing)
     lacks = "; ".join(f"{kind.__name__}.{name}" for name in ATTRIBUTES[kind])
     with pytest.raises(LibraryError, match=f"lacks {lacks}. Install"):
@@ -77,7 +82,7 @@ def attributes(kind: type, *owners: str) -> Iterator[str]:
             last = getattr(owner, "id", None) or getattr(owner, "attr", None)
             if last in owners:
                 yield node.attr
-        elif isinstance(node, ast.FunctionDef) and "self" in owners:
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and "self" in owners:
             yield node.name
 
 

@@ -9,8 +9,9 @@ import pytest
 from delayserver.records.tables import read_hours, unpack_key_entry
 from delayserver.schedule import purge as purge_module
 from storage.catalog import Table
-from storage.errors import DamageError
+from storage.errors import DamageError, ExhaustedError
 from storage.rows import HOUR_MS
+from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles
 from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import HOUR, START_MS, Disk, Log
 from tests.unit.schedule.samples import (
@@ -156,6 +157,20 @@ def test_a_purge_goes_on_in_slices(disk: Disk, log: Log, monkeypatch: pytest.Mon
     retired(disk, HOUR)
     assert purge(disk, END_MS + DAY_MS) >= 3
     assert list(disk.catalog.scan(Table.KEYS)) == []
+
+
+def test_a_purge_that_lacks_a_descriptor_begins_again(log: Log) -> None:
+    faults = Faults()
+    disk = Disk(FaultyFiles(SimulatedFiles(), faults))
+    settled_hour(disk, log)
+    disk.schedule.release(HOUR)
+    faults.faults.append(Fault(1, FaultKind.NO_DESCRIPTOR, for_good=True))
+    with pytest.raises(ExhaustedError):
+        purge(disk, END_MS + DAY_MS)
+    faults.faults.clear()
+    purge(disk, END_MS + DAY_MS)
+    assert [key for key, _ in disk.catalog.scan(Table.KEYS)] == [bytes([3] * 16)]
+    assert disk.schedule.hours() == [HOUR + 1]
 
 
 def test_a_purge_stops_when_its_hour_gets_a_message(

@@ -5,7 +5,9 @@ What a thread does with its items is tested by calling `handle` here, without a 
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -40,7 +42,7 @@ from delayserver.server.threads import (
     Worker,
 )
 from storage.catalog import Table
-from storage.errors import DiskFullError, SyncError
+from storage.errors import DiskFullError, ExhaustedError, SyncError
 from storage.frame import Frame
 from storage.message_log import MessageLog
 from storage.rows import HOUR_MS
@@ -64,6 +66,19 @@ class Loop:
     def take(self) -> list[tuple[Any, ...]]:
         posted, self.posted = self.posted, []
         return posted
+
+
+def faulty_disk() -> Disk:
+    return Disk(FaultyFiles(SimulatedFiles(), Faults()))
+
+
+@contextlib.contextmanager
+def no_descriptor(disk: Disk) -> Iterator[None]:
+    """As long as this lasts, no file of `faulty_disk` can be opened."""
+    faults = disk.files._faults  # type: ignore[attr-defined]
+    faults.faults.append(Fault(1, FaultKind.NO_DESCRIPTOR, for_good=True))
+    yield
+    faults.faults.clear()
 
 
 class Clock:
@@ -152,7 +167,7 @@ def test_a_step_takes_no_more_items_than_asked_for_and_repeats_what_failed() -> 
 
 
 def test_a_full_disk_is_waited_for_with_the_same_items(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers_module, "DISK_FULL_WAIT_S", 0)
+    monkeypatch.setattr(workers_module, "SHORTAGE_WAIT_S", 0)
     worker = Adder()
     worker.gate.set()
     worker.failures = [DiskFullError("pwrite", "x", "no space")] * 2
@@ -246,6 +261,27 @@ def test_a_group_that_does_not_fit_on_the_disk_is_refused_and_the_next_is_tried(
     assert parts.loop.take() == [(parts.on_committed,)]
     parts.thread.close()
     assert parts.durable() == [1]
+
+
+def test_a_group_that_needs_a_segment_and_gets_no_descriptor_is_refused() -> None:
+    disk, log, loop = faulty_disk(), Log(), Loop()
+
+    def on_committed() -> None: ...
+
+    def on_failed(error: Exception) -> None: ...
+
+    thread = CommitterThread(
+        disk.message_log, lambda: 0.0, loop.post, on_committed, on_failed, fatal
+    )
+    log.publish(START_MS)
+    group = log.close()
+    with no_descriptor(disk):
+        thread.handle([group])
+    thread.handle([group])
+    [[failed, error], *committed] = loop.take()
+    assert failed == on_failed
+    assert isinstance(error, ExhaustedError)
+    assert committed == [(on_committed,)]
 
 
 def test_a_sync_that_fails_is_not_reported_but_raised() -> None:
@@ -547,6 +583,41 @@ def test_hours_are_loaded_and_reported_one_by_one() -> None:
     assert {function for function, *_ in loop.posted} == {on_loaded}
     hours = [one for [one] in loaded if isinstance(one, LoadedHour)]
     assert [(hour.hour, hour.count) for hour in hours] == [(HOUR, 1), (HOUR + 1, 1)]
+
+
+def test_an_hour_whose_file_cannot_be_opened_for_now_is_loaded_at_the_next_try() -> None:
+    disk, log, loop = faulty_disk(), Log(), Loop()
+    log.publish(START_MS)
+    disk.file(log.close())
+    thread = LoaderThread(disk.loader, loop.post, lambda loaded: None, fatal)
+    for snapshot in disk.replay.snapshot(HOUR):
+        thread.put(HourRequest(snapshot, Registry(), disk.names))
+    with no_descriptor(disk), pytest.raises(ExhaustedError):
+        thread.step(8)
+    assert loop.posted == []
+    thread.step(8)
+    assert [loaded.hour for _, loaded in loop.posted] == [HOUR]
+    assert thread.backlog == 0
+
+
+def test_bodies_whose_file_cannot_be_opened_for_now_are_read_at_the_next_try() -> None:
+    disk, log, loop = faulty_disk(), Log(), Loop()
+    disk.replay.snapshot(HOUR)
+    log.publish(START_MS, body=b"body")
+    [(hour, rows)] = disk.file(log.close()).live
+    handout = Handout(subscription(), [FiredRows(hour, rows)], {})
+    thread = ReaderThread(disk.reader, loop.post, fatal)
+    thread.put(HandoutRequest(handout, {}, lambda *_: None))
+    with no_descriptor(disk):
+        # The event loop leaves it to the thread.
+        assert disk.reader.fetch_now(handout, {}) is None
+        with pytest.raises(ExhaustedError):
+            thread.step(8)
+    assert loop.posted == []
+    thread.step(8)
+    [[_, _, fetched]] = loop.posted
+    assert [one.payload.body for one in disk.reader.open(handout, fetched)] == [b"body"]
+    assert thread.backlog == 0
 
 
 def test_bodies_and_answers_go_back_to_the_loop() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 
 from storage.files import Files
 from storage.frame import Rows, seal
-from storage.hour_log import HourLog
+from storage.hour_log import OPEN_FILES_MAX, HourLog
 from storage.message_log import Durability, MessageLog
 from storage.rows import (
     DISPATCH_DTYPE,
@@ -116,9 +116,9 @@ def append_rows(
     )[1]
 
 
-def schedule_log(files: Files) -> HourLog:
+def schedule_log(files: Files, *, open_files_max: int = OPEN_FILES_MAX) -> HourLog:
     """The schedule log of a directory."""
-    return HourLog(files, LogKind.SCHEDULE, stamp=STAMP)
+    return HourLog(files, LogKind.SCHEDULE, stamp=STAMP, open_files_max=open_files_max)
 
 
 def dispatch_log(files: Files) -> HourLog:

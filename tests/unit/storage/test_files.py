@@ -11,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import DirectoryLockedError, DiskError, DiskFullError, SyncError
+from storage.errors import (
+    DirectoryLockedError,
+    DiskError,
+    DiskFullError,
+    ExhaustedError,
+    SyncError,
+)
 from storage.files import Buffer, Files, OsFiles
 from storage.testing.faults import Faults, FaultyFiles
 from storage.testing.files import SimulatedFiles
@@ -387,6 +393,8 @@ def fail_with(number: int) -> Callable[..., int]:
         (errno.EIO, DiskError, SyncError),
         (errno.ENOSPC, DiskFullError, DiskFullError),
         (errno.EDQUOT, DiskFullError, DiskFullError),
+        (errno.ENOMEM, ExhaustedError, ExhaustedError),
+        (errno.ENOBUFS, ExhaustedError, ExhaustedError),
     ],
 )
 def test_write_errors_are_typed(
@@ -405,6 +413,25 @@ def test_write_errors_are_typed(
     assert (type(plain.value), type(durable.value)) == (from_pwrite, from_pwrite_durable)
     assert plain.value.path == durable.value.path == "a"
     file.close()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_what_needs_a_descriptor_may_be_tried_again(
+    os_files: OsFiles, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fail_with(number))
+        patch.setattr(os, "listdir", fail_with(number))
+        for call in (
+            lambda: os_files.open("a", create=True).close(),
+            lambda: os_files.list(""),
+            lambda: os_files.sync_directory(""),
+            lambda: os_files.make_directory("b"),
+        ):
+            with pytest.raises(ExhaustedError, match=os.strerror(number)):
+                call()
+    assert os_files.list("") == ["b"]
+    os_files.sync_directory("")
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])

@@ -417,12 +417,9 @@ def open_count(faults: Faults) -> int:
     return calls.count("open") - calls.count("close")
 
 
-def test_a_bounded_number_of_files_is_open(
-    files: SimulatedFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hour_log, "OPEN_FILES_MAX", 3)
+def test_a_bounded_number_of_files_is_open(files: SimulatedFiles) -> None:
     faults = Faults(keep_trace=True)
-    log = schedule_log(FaultyFiles(files, faults))
+    log = schedule_log(FaultyFiles(files, faults), open_files_max=3)
     for hour in range(HOUR, HOUR + 10):
         append(log, 0, [hour], hour)
     # A file that does not exist is asked for once before it is made.
@@ -433,14 +430,11 @@ def test_a_bounded_number_of_files_is_open(
     assert [after.size(hour) > 0 for hour in range(HOUR, HOUR + 10)] == [True] * 10
 
 
-def test_the_file_that_was_used_last_stays_open(
-    files: SimulatedFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hour_log, "OPEN_FILES_MAX", 2)
+def test_the_file_that_was_used_last_stays_open(files: SimulatedFiles) -> None:
     for hour in (1, 2, 3):
         append(schedule_log(files), 0, [hour], hour)
     faults = Faults(keep_trace=True, only={"open"})
-    log = schedule_log(FaultyFiles(files, faults))
+    log = schedule_log(FaultyFiles(files, faults), open_files_max=2)
     for hour in (1, 2, 1, 3, 1):
         log.size(hour)
     assert [entry.path for entry in faults.trace] == [log.path(hour) for hour in (1, 2, 3)]
@@ -449,9 +443,8 @@ def test_the_file_that_was_used_last_stays_open(
 def test_a_scan_goes_on_when_its_file_was_closed_meanwhile(
     files: SimulatedFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hour_log, "OPEN_FILES_MAX", 2)
     monkeypatch.setattr("storage.frame._READ_BYTES", 64)
-    log = schedule_log(files)
+    log = schedule_log(files, open_files_max=2)
     filled(log, [1], [2], [3])
     found = []
     for frame in log.scan(HOUR):

@@ -1,0 +1,99 @@
+"""The server on a real event loop: what it does with callbacks that fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from delayserver.config import Settings
+from delayserver.server.server import Server
+
+
+class Failing(Exception):
+    """A mistake of ours."""
+
+
+def fail(*arguments: object) -> None:
+    raise Failing
+
+
+def outcome(directory: Path, break_it: Callable[[Server, pytest.MonkeyPatch], object]) -> Any:
+    """What a server that runs ends with, after something of it was broken; None if with nothing."""
+
+    async def main() -> Any:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[BaseException] = loop.create_future()
+
+        def fatal(error: BaseException) -> None:
+            if not ended.done():
+                ended.set_result(error)
+
+        server = Server(Settings(data_dir=directory), fatal=fatal)
+        await server.start()
+        with pytest.MonkeyPatch.context() as patch:
+            break_it(server, patch)
+            await asyncio.wait([ended], timeout=5)
+        await server.stop()
+        return ended.result() if ended.done() else None
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main())
+
+
+def tick(server: Server, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(server.engine, "advance", fail)
+    server.tick_soon()
+
+
+def alarm(server: Server, patch: pytest.MonkeyPatch) -> None:
+    """The tick that comes by itself."""
+    patch.setattr(server.engine, "advance", fail)
+
+
+def posted_by_a_thread(server: Server, patch: pytest.MonkeyPatch) -> None:
+    server.post(fail, 1)
+
+
+def call_soon(server: Server, patch: pytest.MonkeyPatch) -> None:
+    server.call_soon(fail)
+
+
+def look_at_the_disk(server: Server, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(server.files, "free_bytes", fail)
+
+
+def callback_of_somebody_else(server: Server, patch: pytest.MonkeyPatch) -> None:
+    asyncio.get_running_loop().call_soon(fail)
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [tick, alarm, posted_by_a_thread, call_soon, look_at_the_disk, callback_of_somebody_else],
+)
+def test_a_callback_of_the_loop_that_fails_ends_the_server(
+    break_it: Callable[[Server, pytest.MonkeyPatch], object], tmp_path: Path
+) -> None:
+    assert isinstance(outcome(tmp_path, break_it), Failing)
+
+
+def test_what_fails_for_one_connection_ends_no_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def break_it(server: Server, patch: pytest.MonkeyPatch) -> None:
+        context = {"message": "Fatal error on transport", "exception": Failing()}
+        loop = asyncio.get_running_loop()
+        loop.call_exception_handler(context)
+        loop.call_soon(server.begin_stop)
+        patch.setattr(asyncio, "wait", _soon)
+
+    assert outcome(tmp_path, break_it) is None
+    assert "Fatal error on transport" in caplog.text
+
+
+async def _soon(*arguments: object, **named: object) -> None:
+    await asyncio.sleep(0)
