@@ -157,6 +157,22 @@ def test_a_subscription_is_changed_by_who_may_consume_what_it_was_and_what_it_be
     assert api.delete(path, headers=narrow).status_code == 204
 
 
+@pytest.mark.parametrize("query", ["", "?way=asgi"])
+def test_a_heartbeat_is_replaced_by_who_may_publish_what_it_was_and_what_it_becomes(api, query):
+    path = "/v1/heartbeats/of-others"
+    theirs = {"timeout": "1h", "subject": OTHERS, "body": "the alarm"}
+    mine = {"timeout": "2h", "subject": MINE}
+    api.put(path, json=theirs).raise_for_status()
+    for name, document in (("publisher", mine), ("publisher", theirs), ("other", mine)):
+        answer = api.put(path + query, json=document, headers=bearer(api.tokens[name]))
+        assert answer.status_code == 403
+    assert api.ask("GET", path)["subject"] == OTHERS
+    for name, document in (("other", theirs), ("everything", mine), ("publisher", mine)):
+        headers = bearer(api.tokens[name])
+        assert api.put(path + query, json=document, headers=headers).status_code == 200
+    assert api.ask("GET", path)["subject"] == MINE
+
+
 def test_the_subject_of_a_message_is_known_after_it_was_filed_and_after_a_restart(api, fields):
     other = bearer(api.tokens["other"])
     path = f"/v1/messages/{fields['message_id']}"

@@ -16,6 +16,7 @@ message of a batch. Threads: belongs to the event loop.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache, partial
 
 import msgspec
@@ -46,7 +47,7 @@ from delayserver.api.hot.paths import (
 )
 from delayserver.api.intake import Intake
 from delayserver.decisions.publishing import Accepted
-from delayserver.errors import DelayServerError
+from delayserver.errors import DelayServerError, NotFoundError
 from delayserver.records.ids import COLUMNS_MIN, IdCodec
 from delayserver.records.message import check_key
 from delayserver.records.message_id import ID_DIGITS
@@ -246,8 +247,11 @@ class Hot:
         calls = self._calls
         now_ms = calls.clock()
         timeout_ms, message = self._intake.heartbeat(data, now_ms)
-        if caller is not None:
+        if caller is not None and not caller.is_admin:
             caller.require(_PUBLISH, message.subject)
+            with suppress(NotFoundError):  # else the message of somebody else's would never come
+                replaced = calls.heartbeat(key)[0]
+                caller.require(_PUBLISH, calls.subject_names[replaced.subject_id])
         is_new, expires_ms, group = calls.put_heartbeat(
             key, timeout_ms, message.subject, message.payload, now_ms
         )
