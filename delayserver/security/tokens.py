@@ -278,6 +278,7 @@ class TokenTable:
         self._data: bytes | None = None
         self._next_expiry_ms = -math.inf
         self._callers: dict[bytes, Caller] = {}
+        self._waits: dict[Caller | None, set[Callable[[], None]]] = {}
         self._setting: Caller | None = None
         self.is_open = setting is None
         """Whether nobody is asked for a token."""
@@ -304,6 +305,26 @@ class TokenTable:
         if self._setting is not None:
             callers.append(self._setting)
         self._callers = {caller.digest: caller for caller in callers}
+        for caller in [one for one in self._waits if not self._is_valid(one)]:
+            for end in self._waits.pop(caller):
+                end()
+
+    def _is_valid(self, caller: Caller | None) -> bool:
+        """Whether who showed a token, or none, would still be let in."""
+        return self.is_open if caller is None else self._callers.get(caller.digest) is caller
+
+    def add_wait(self, caller: Caller | None, end: Callable[[], None]) -> None:
+        """Have `end` called when the token of a call that waits, or to call without one, is not
+        valid any more. `remove_wait` when it does not wait any more."""
+        self._waits.setdefault(caller, set()).add(end)
+
+    def remove_wait(self, caller: Caller | None, end: Callable[[], None]) -> None:
+        """A call does not wait any more."""
+        waits = self._waits.get(caller)
+        if waits is not None:
+            waits.discard(end)
+            if not waits:
+                del self._waits[caller]
 
     def __len__(self) -> int:
         return len(self._callers)

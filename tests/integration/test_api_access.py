@@ -1,5 +1,8 @@
 """Who may do what: every call with a token that may, one that may not, and none."""
 
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
 import pytest
 
 from delayserver.api.scopes import PUBLIC, RULES, Of
@@ -8,7 +11,7 @@ from delayserver.errors import AccessError
 from delayserver.security.tokens import Action, TokenFile
 from delayserver.server.server import Server
 from storage.files import OsFiles
-from tests.integration.api_support import ApiServer, make_token, wait_until
+from tests.integration.api_support import DEADLINE_S, ApiServer, make_token, unique, wait_until
 
 MINE, MINE_TOO, OTHERS = "mine.a", "mine.b", "others.a"
 LEASES = {"leases": ["none"]}
@@ -205,6 +208,28 @@ def test_a_change_takes_effect_while_the_server_runs(make_api):
     wait_until(lambda: api.post("/v1/messages", json=LATER).status_code == 401)
     assert api.get(f"/v1/messages/{published['id']}").status_code == 401
     assert text not in api.log
+
+
+def test_a_pull_that_waits_ends_with_its_token(api):
+    path = api.subscribe(unique("watched"), unique("watched"))
+    token = bearer(make_token(api.data_dir, "leaving", "consume:*"))
+    wait_until(lambda: api.get(path, headers=token).status_code == 200)
+    before = api.metric("waiting_pulls")
+    with ThreadPoolExecutor() as threads:
+
+        def pull(query):
+            return httpx.post(
+                f"{api.process.url}{path}/pull{query}",
+                json={"wait": "60s"},
+                headers=token,
+                timeout=DEADLINE_S,
+            )
+
+        answers = threads.map(pull, ["", "?way=asgi"])
+        wait_until(lambda: api.metric("waiting_pulls") == before + 2)
+        TokenFile(OsFiles(str(api.data_dir))).revoke("leaving")
+        assert [answer.status_code for answer in answers] == [401, 401]
+    assert api.metric("waiting_pulls") == before
 
 
 def test_a_token_file_that_is_damaged_opens_nothing(make_api):
