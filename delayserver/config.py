@@ -118,6 +118,12 @@ class Settings(BaseSettings):
     body_timeout_ms: int = Field(
         20 * SECOND_MS, gt=0, description="its body this long after that, and 1 s more for each KiB"
     )
+    body_time_max_ms: int = Field(
+        5 * MINUTE_MS, gt=0, description="… but no longer than this after that"
+    )
+    receiving_max_bytes: int = Field(
+        256 * MIB, gt=0, description="most bytes of all requests that have come in part"
+    )
     write_timeout_ms: int = Field(
         30 * SECOND_MS, gt=0, description="a client that reads nothing of its answer is cut off"
     )
@@ -142,6 +148,7 @@ class Settings(BaseSettings):
         "settle_sync_ms",
         "head_timeout_ms",
         "body_timeout_ms",
+        "body_time_max_ms",
         "write_timeout_ms",
         "idle_timeout_ms",
         mode="before",
@@ -161,6 +168,10 @@ class Settings(BaseSettings):
             raise ValueError(f"body_max_bytes is at most {PAYLOAD_MAX_BYTES // 2}")
         if self.body_max_bytes > self.batch_max_bytes:
             raise ValueError("batch_max_bytes must be at least body_max_bytes")
+        if self.batch_max_bytes > self.receiving_max_bytes:
+            raise ValueError("receiving_max_bytes must be at least batch_max_bytes")
+        if self.body_timeout_ms > self.body_time_max_ms:
+            raise ValueError("body_time_max_ms must be at least body_timeout_ms")
         if self.group_max_bytes > self.unfiled_max_bytes:
             raise ValueError("unfiled_max_bytes must be at least group_max_bytes")
         if self.checkpoint_bytes > self.unfiled_max_bytes:

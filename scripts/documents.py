@@ -49,6 +49,8 @@ GROUPS: Final = {
         "head_max_bytes",
         "head_timeout_ms",
         "body_timeout_ms",
+        "body_time_max_ms",
+        "receiving_max_bytes",
         "write_timeout_ms",
         "idle_timeout_ms",
     ),

@@ -17,7 +17,13 @@ from urllib.parse import urlsplit
 from delayserver.api.hot.answers import Headers, header, problem_answer
 from delayserver.api.hot.asgi import Asgi, Receive, Scope, Send, send_answer
 from delayserver.api.scopes import PUBLIC_PATHS
-from delayserver.errors import AccessError, DelayServerError, HeadTooLargeError
+from delayserver.errors import (
+    AccessError,
+    CodingError,
+    DelayServerError,
+    HeadTooLargeError,
+    MalformedError,
+)
 from delayserver.security.tokens import Caller, TokenTable
 
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -40,25 +46,31 @@ class Access:
         if scope["type"] == "http":
             try:
                 target = scope.get("raw_path") or scope["path"].encode()
-                self.check_head(target + scope["query_string"], scope["headers"])
+                headers = scope["headers"]
+                self.check_head(target + scope["query_string"], headers, scope["http_version"])
                 if scope["path"] not in PUBLIC_PATHS:
-                    scope["caller"] = self.check(scope["headers"])
+                    scope["caller"] = self.check(headers)
+                _check_coding(headers)
             except DelayServerError as error:
                 await send_answer(send, problem_answer(error))
                 return
         await self._app(scope, receive, send)
 
-    def check_head(self, target: bytes, headers: Headers) -> None:
-        """Raises HeadTooLargeError unless the head of a request keeps the limits."""
-        count = 0
+    def check_head(self, target: bytes, headers: Headers, version: str) -> None:
+        """Raises HeadTooLargeError unless the head of a request keeps the limits, MalformedError
+        unless it names one host (RFC 9112, 3.2); `version` of HTTP."""
+        count = hosts = 0
         total_bytes = len(target)
         for name, value in headers:
             count += 1
+            hosts += name == b"host"
             total_bytes += len(name) + len(value) + _SEPARATORS_BYTES
         if count > self.headers_max:
             raise HeadTooLargeError(f"more than {self.headers_max} headers (headers_max)")
         if total_bytes > self.head_max_bytes:
             raise self.head_too_long()
+        if hosts > 1 or (not hosts and version == "1.1"):
+            raise MalformedError(f"a request has one header `Host`, and this one has {hosts}")
 
     def head_too_long(self) -> HeadTooLargeError:
         """The head of a request has more bytes than it may have."""
@@ -67,28 +79,40 @@ class Access:
         )
 
     def check(self, headers: Headers) -> Caller | None:
-        """Who sent the request with these headers; None where nobody is asked.
+        """As `caller`, and the request is counted.
 
         Raises AccessError, RateLimitedError: it may not be served."""
+        caller = self.caller(headers)
+        if caller is not None:
+            caller.admit()
+        return caller
+
+    def caller(self, headers: Headers) -> Caller | None:
+        """Who sent the request with these headers; None where nobody is asked.
+
+        Raises AccessError: it may not be served."""
         if self.tokens.is_open:
             _check_is_local(headers)
             return None
         scheme, _, token = header(headers, b"authorization").partition(b" ")
         if scheme.lower() != b"bearer" or not token:
             raise AccessError("send the header `Authorization: Bearer TOKEN`")
-        caller = self.tokens.caller(token.strip())
-        caller.admit()
-        return caller
+        return self.tokens.caller(token.strip())
 
     def is_restricted(self, headers: Headers) -> bool:
         """Whether who sent the request may do some things only. Nothing is counted or refused."""
-        if self.tokens.is_open:
-            return False
-        token = header(headers, b"authorization").partition(b" ")[2]
         try:
-            return not self.tokens.caller(token.strip()).is_admin
+            caller = self.caller(headers)
         except AccessError:
             return False
+        return caller is not None and not caller.is_admin
+
+
+def _check_coding(headers: Headers) -> None:
+    for name, value in headers:
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            coding = value.decode("latin-1")
+            raise CodingError(f"send the body as it is: it came with Content-Encoding: {coding}")
 
 
 def _check_is_local(headers: Headers) -> None:

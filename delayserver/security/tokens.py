@@ -237,6 +237,13 @@ class Caller:
                 return True
         return False
 
+    def require_some(self, action: Action) -> None:
+        """Raises AccessError (403) unless that is allowed with some subject."""
+        if not self.is_admin and action not in self._patterns:
+            raise AccessError(
+                f"the token {self.name!r} has no scope for {action}", authenticated=True
+            )
+
     def require(self, actions: Iterable[Action], subject: str = "") -> None:
         """Raises AccessError (403) unless one of these is allowed."""
         for action in actions:
@@ -247,16 +254,20 @@ class Caller:
 
     def admit(self) -> None:
         """Count one request. Raises RateLimitedError."""
+        self.check_rate()
         if self._bucket is not None:
-            now_s = self._monotonic_s()
-            wait_s = self._bucket.wait_s(now_s)
+            self._bucket.take(1, self._monotonic_s())
+
+    def check_rate(self) -> None:
+        """Raises RateLimitedError if no request may be counted now."""
+        if self._bucket is not None:
+            wait_s = self._bucket.wait_s(self._monotonic_s())
             if wait_s:
                 raise RateLimitedError(
                     f"the token {self.name!r} may make {self.token.rate_per_s:g} requests, or "
                     "publish as many messages, per second",
                     int(wait_s * 1000) + 1,
                 )
-            self._bucket.take(1, now_s)
 
     def count(self, messages: int) -> None:
         """Count the messages of a batch, one of which is counted already; the requests after this

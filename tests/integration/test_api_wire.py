@@ -486,3 +486,67 @@ def test_a_cancel_with_a_head_like_others_is_held_against_the_limits(tmp_path, s
         wire.close()
     finally:
         server.shut_down()
+
+
+@pytest.mark.parametrize("path", [HOT, f"{HOT}?ack=filed", "/nowhere"])
+def test_a_client_that_ends_its_side_gets_its_answers(wire, api, subject, path):
+    wire.send(request(path, message(subject, key="0")) + request(HOT, message(subject, key="1")))
+    wire.socket.shutdown(socket.SHUT_WR)
+    assert wire.answer()[0] == (404 if path == "/nowhere" else 201)
+    status, headers, _ = wire.answer()
+    assert (status, headers["connection"]) == (201, "close")
+    assert wire.is_closed
+    assert count(api, subject) == (1 if path == "/nowhere" else 2)
+
+
+def test_a_consumer_that_ends_its_side_is_leased_nothing(wire, api, subject):
+    path = api.subscribe(unique("wire"), subject)
+    for query in ("", "?way=asgi"):
+        wire = Wire(api.process.port)
+        wire.send(request(f"{path}/pull{query}", b'{"wait": "60s"}'))
+        wire.socket.shutdown(socket.SHUT_WR)
+        assert wire.is_closed
+        wire.close()
+    api.publish(subject)
+    (pulled,) = api.pull(path)
+    assert pulled["attempt"] == 1
+
+
+@pytest.mark.parametrize("path", [HOT, REST])
+@pytest.mark.parametrize("hosts", ["", "host: localhost\r\nhost: evil.example\r\n"])
+def test_a_request_names_one_host(wire, path, hosts):
+    data = request(path, message("wire"), method="GET" if path == REST else "POST")
+    wire.send(data.replace(b"host: localhost\r\n", hosts.encode()))
+    status, headers, problem = wire.answer()
+    assert status == problem["status"] == 400
+    assert "one header `Host`" in problem["detail"]
+    assert headers["content-type"] == "application/problem+json"
+    assert wire.is_closed
+
+
+@pytest.mark.parametrize("path", [HOT, BATCH, "/nowhere"])
+def test_an_offer_of_another_protocol_is_ignored(wire, subject, path):
+    fields = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQ")
+    body = b"[" + message(subject) + b"]" if path == BATCH else message(subject)
+    for _ in range(2):
+        wire.send(request(path, body, *fields) + request(HOT, message(subject)))
+        assert wire.answer()[0] == {HOT: 201, BATCH: 200}.get(path, 404)
+        assert wire.answer()[0] == 201
+
+
+@pytest.mark.parametrize("path", [HOT, BATCH, "/v1/subjects/stop/keys/k"])
+def test_half_a_body_at_a_stop_gets_a_problem(tmp_path, path):
+    server = ApiServer(tmp_path)
+    server.start()
+    try:
+        wire = Wire(server.process.port)
+        method = "PUT" if path.endswith("k") else "POST"
+        wire.send(request(path, b"{", "content-length: 100", method=method, length=False))
+        assert server.ask("GET", REST) == {"status": "ok"}
+        assert server.process.stop() == 0
+        status, headers, problem = wire.answer()
+        assert (status, headers["retry-after"]) == (503, "2")
+        assert problem["type"] == "urn:delayserver:problem:stopping"
+        wire.close()
+    finally:
+        server.shut_down()

@@ -100,9 +100,7 @@ class Consuming:
 
         Returns what to call if the client is gone before that."""
         try:
-            subscription = self._calls.subscription(call.subscription)
-            if caller is not None:
-                caller.require(_CONSUME, subscription.subject)
+            subscription = self.subscription(call, caller)
             match call.action:
                 case "pull":
                     return self._pull(subscription, data, caller, told)
@@ -115,6 +113,13 @@ class Consuming:
         except Exception as error:  # told to whoever asked
             told(error)
         return _nothing
+
+    def subscription(self, call: ConsumerCall, caller: Caller | None) -> Subscription:
+        """The one that a call is for. Raises NotFoundError, AccessError."""
+        subscription = self._calls.subscription(call.subscription)
+        if caller is not None:
+            caller.require(_CONSUME, subscription.subject)
+        return subscription
 
     def _pull(
         self, subscription: Subscription, data: bytes, caller: Caller | None, told: Told

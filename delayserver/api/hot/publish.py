@@ -44,6 +44,7 @@ from delayserver.api.hot.paths import (
     HEARTBEATS_PATH,
     MESSAGES_PATH,
     REST_MAX_BYTES,
+    ConsumerCall,
 )
 from delayserver.api.intake import Intake
 from delayserver.decisions.publishing import Accepted
@@ -111,6 +112,16 @@ class Hot:
         if span is not None:
             _end_with(span.end, path, answer)
         return answer
+
+    def authorize(self, path: str, call: ConsumerCall | None, caller: Caller) -> None:
+        """What can be said of a call before its body is there. Raises AccessError, and
+        NotFoundError where a caller who may not do everything names what is not there."""
+        if caller.is_admin:
+            return
+        if call is not None:
+            self.consuming.subscription(call, caller)
+        elif path in (MESSAGES_PATH, BATCH_PATH) or path.startswith(HEARTBEATS_PATH):
+            caller.require_some(Action.PUBLISH)
 
     def health(self, path: str) -> Answer:
         """GET /healthz: the process is alive. GET /readyz: it has recovered, and accepts."""
