@@ -8,10 +8,14 @@ Where no token is asked for, a request that a web page of another origin sent is
 one for a host that is not this machine (a name of somebody else's that was made to resolve to
 127.0.0.1): a browser on this machine must not become a way in.
 
+HEAD is GET without the body of the answer, wherever there is a GET.
+
 Cost: a walk over the request's headers; one SHA-256 where there is a token. Threads: event loop.
 """
 
+from collections.abc import MutableMapping
 from functools import lru_cache
+from typing import Any
 from urllib.parse import urlsplit
 
 from delayserver.api.hot.answers import Headers, header, problem_answer
@@ -44,6 +48,8 @@ class Access:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            if scope["method"] == "HEAD":
+                scope, send = {**scope, "method": "GET"}, _without_body(send)
             try:
                 target = scope.get("raw_path") or scope["path"].encode()
                 headers = scope["headers"]
@@ -106,6 +112,15 @@ class Access:
         except AccessError:
             return False
         return caller is not None and not caller.is_admin
+
+
+def _without_body(send: Send) -> Send:
+    """What answers HEAD as GET is answered."""
+
+    async def send_head(message: MutableMapping[str, Any]) -> None:
+        await send({**message, "body": b""} if "body" in message else message)
+
+    return send_head
 
 
 def _check_coding(headers: Headers) -> None:

@@ -25,6 +25,7 @@ import structlog
 import uvicorn
 
 from delayserver.api.app import Rest, make_app
+from delayserver.api.hot.answers import Always
 from delayserver.api.uvicorn_interface import check_uvicorn
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError, InputError
@@ -110,6 +111,12 @@ class _Uvicorn(uvicorn.Server):
             loop.add_signal_handler(number, self.handle_exit, number, None)
         yield
 
+    async def on_tick(self, counter: int) -> bool:
+        """uvicorn renews the date of what goes through ASGI."""
+        should_exit = await super().on_tick(counter)
+        Always.set(self.server_state.default_headers)
+        return should_exit
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._server.begin_stop()
         await super().shutdown(sockets)
@@ -129,7 +136,6 @@ async def _serve(
         log_level="warning",
         access_log=False,
         server_header=False,
-        date_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_S,

@@ -42,6 +42,7 @@ METHODS: Mapping[type, Mapping[str, tuple[str, ...]]] = {
     uvicorn.Server: {
         "capture_signals": (),
         "handle_exit": ("sig", "frame"),
+        "on_tick": ("counter",),
         "serve": ("sockets",),
         "shutdown": ("sockets",),
         "startup": ("sockets",),
@@ -55,6 +56,7 @@ ATTRIBUTES: Mapping[type, tuple[str, ...]] = {
         "cycle",
         "flow",
         "headers",
+        "logger",
         "loop",
         "parser",
         "pipeline",
@@ -71,7 +73,8 @@ ATTRIBUTES: Mapping[type, tuple[str, ...]] = {
         "more_body",
         "response_complete",
     ),
-    ServerState: ("connections", "total_requests"),
+    uvicorn.Server: ("server_state",),
+    ServerState: ("connections", "default_headers", "total_requests"),
 }
 """Attributes that objects of a class get when they are made, or a connection with a request.
 

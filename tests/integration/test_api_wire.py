@@ -3,6 +3,7 @@
 import json
 import socket
 import time
+from email.utils import parsedate_to_datetime
 from http.client import HTTPResponse
 from typing import Any
 
@@ -550,3 +551,54 @@ def test_half_a_body_at_a_stop_gets_a_problem(tmp_path, path):
         wire.close()
     finally:
         server.shut_down()
+
+
+def test_head_wherever_there_is_a_get(wire, api, subject):
+    found = api.publish(subject, delay="1h")
+    paths = ["/healthz", "/readyz", f"{HOT}/{found['id']}", "/v1/subscriptions", "/openapi.json"]
+    for path in (*paths, "/v1/messages/nothing", "/nowhere", HOT):
+        wire.send(request(path, method="GET"))
+        status, headers, _ = wire.answer("GET")
+        wire.send(request(path, method="HEAD"))
+        assert wire.answer("HEAD")[0] == status
+        wire.send(request(path, method="HEAD"))  # nothing stands between two answers
+        _, same, nothing = wire.answer("HEAD")
+        assert nothing is None
+        assert same["content-length"] == headers["content-length"]
+        assert same["content-type"] == headers["content-type"]
+    assert status == 405
+    wire.send(request("/v1/stats", method="POST"))
+    status, headers, _ = wire.answer()
+    assert (status, headers["allow"]) == (405, "GET, HEAD")
+
+
+def test_every_answer_has_a_date(wire, api, subject):
+    path = api.subscribe(unique("wire"), subject)
+    before = time.time() - 2
+    hot, unread = message(subject, key="k"), request(HOT, b"{")
+    requests = [request(HOT, hot), request(HOT, hot), unread, request(BATCH, b"[]")]
+    requests += [cancel_by_key(subject, "k"), request(f"{path}/pull"), request(REST, method="GET")]
+    requests += [request("/v1/stats", method="GET"), request("/nowhere"), b"garbage\r\n\r\n"]
+    for data in (b"".join(requests[:4]), *requests[4:]):
+        wire.send(data)
+        for _ in range(4 if data.count(b"HTTP/1.1") == 4 else 1):
+            _, headers, _ = wire.answer()
+            assert len(headers.get_all("date")) == 1
+            date = parsedate_to_datetime(headers["date"]).timestamp()
+            assert before <= date <= time.time()
+
+
+def test_publishes_and_cancels_that_come_together_have_a_date(api, subject):
+    wires = [Wire(api.process.port) for _ in range(32)]
+    for requests in (
+        [request(HOT, message(subject, key=str(number))) for number in range(32)],
+        [cancel_by_key(subject, number) for number in range(32)],
+    ):
+        for wire, data in zip(wires, requests, strict=True):
+            wire.send(data)
+        for wire in wires:
+            status, headers, _ = wire.answer()
+            assert status in (200, 201)
+            assert len(headers.get_all("date")) == 1
+    for wire in wires:
+        wire.close()

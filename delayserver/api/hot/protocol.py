@@ -234,6 +234,7 @@ class _HotProtocol(Connection):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
+            self.logger.warning("Invalid HTTP request received.")
             self.send_400_response(str(error))
         except httptools.HttpParserUpgrade as offer:
             # What is not taken is ignored (RFC 9110, 7.8). The parser waits for a new request.

@@ -87,7 +87,7 @@ def test_a_head_that_does_not_name_one_host(hosts, version):
 
 
 def answer_of(access, **scope):
-    """What the application answers before it asks anything behind."""
+    """What is sent by this part of the application, or, without it, by the one behind."""
     sent = []
 
     async def send(message):
@@ -117,3 +117,19 @@ def test_a_body_that_is_compressed_is_not_read(coding):
 def test_a_body_that_is_not_is_read(coding):
     headers = [(b"host", b"localhost"), (b"content-encoding", coding)]
     assert answer_of(make_access(None, head_max_bytes=1000), headers=headers) == []
+
+
+@pytest.mark.parametrize("token", [None, TOKEN])
+def test_head_is_get_without_the_body_of_the_answer(token):
+    async def echo(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": scope["headers"]})
+        await send({"type": "http.response.body", "body": scope["method"].encode()})
+
+    access = make_access(token, head_max_bytes=1000)
+    access._app = echo
+    headers = [(b"host", b"localhost")]
+    whole = answer_of(access, method="GET", headers=headers)
+    assert whole[0]["status"] == (200 if token is None else 401)
+    assert whole[1]["body"]
+    expected = [whole[0], {**whole[1], "body": b""}]
+    assert answer_of(access, method="HEAD", headers=headers) == expected
