@@ -122,7 +122,9 @@ class Settings(BaseSettings):
         5 * MINUTE_MS, gt=0, description="… but no longer than this after that"
     )
     receiving_max_bytes: int = Field(
-        256 * MIB, gt=0, description="most bytes of all requests that have come in part"
+        256 * MIB,
+        gt=0,
+        description="most bytes of all bodies that have come in part; of heads, likewise",
     )
     write_timeout_ms: int = Field(
         30 * SECOND_MS, gt=0, description="a client that reads nothing of its answer is cut off"

@@ -3,8 +3,9 @@
     request    its head within `head_timeout_ms`, its body within `body_timeout_ms` after that and
                a second more for each KiB, up to `body_time_max_ms`; else 408, and the connection
                ends
-    requests   what has come in part on all connections is no more than `receiving_max_bytes`; the
-               one that brings more gets a 503, and its connection ends
+    requests   bodies that have come in part on all connections are no more than
+               `receiving_max_bytes` together, and heads no more than that; the one that brings more
+               gets a 503, and its connection ends
     head       no more headers, and no longer ones, than the limits allow; else 431
     answer     a client that reads nothing for `write_timeout_ms` is cut off; nothing more is read
                from it while it does not read
@@ -67,9 +68,13 @@ TOO_SLOW: Final = _refusal(
 
 
 class Receiving:
-    """What all connections of a server hold of requests that have come in part."""
+    """What all connections of a server hold of requests that have come in part.
 
-    held_bytes = 0
+    Heads and bodies apart: anybody can send a head, and it must not be at the cost of who may send
+    a body."""
+
+    def __init__(self) -> None:
+        self.held_bytes = dict.fromkeys(Phase, 0)
 
 
 class Connection(HttpToolsProtocol):
@@ -157,6 +162,7 @@ class Connection(HttpToolsProtocol):
         if self.phase is Phase.NOTHING:
             self._began_s = self.loop.time()
         if self.phase is not phase:
+            self.let_go()
             self.phase, self._received_bytes = phase, 0
         self._received_bytes += length
         settings, receiving = self.settings, self.receiving
@@ -165,8 +171,8 @@ class Connection(HttpToolsProtocol):
             self.refuse(problem_answer(self.access.head_too_long()))
         elif length and is_kept:
             self._held_bytes += length + PART_BYTES
-            receiving.held_bytes += length + PART_BYTES
-            if receiving.held_bytes > settings.receiving_max_bytes:
+            receiving.held_bytes[phase] += length + PART_BYTES
+            if receiving.held_bytes[phase] > settings.receiving_max_bytes:
                 self.has_come()
                 error = OverloadedError(
                     f"requests that are being received have {settings.receiving_max_bytes} bytes "
@@ -176,12 +182,12 @@ class Connection(HttpToolsProtocol):
 
     def has_come(self) -> None:
         """Nothing more is to come of the request that came in part."""
-        self.phase = Phase.NOTHING
         self.let_go()
+        self.phase = Phase.NOTHING
 
     def let_go(self) -> None:
         """Nothing is kept of what came in part."""
-        self.receiving.held_bytes -= self._held_bytes
+        self.receiving.held_bytes[self.phase] -= self._held_bytes
         self._held_bytes = 0
 
     # ── time ───────────────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from delayserver.api.access import Access
-from delayserver.api.hot.connection import PART_BYTES
+from delayserver.api.hot.connection import PART_BYTES, Phase
 from delayserver.api.hot.protocol import make_protocol
 from delayserver.security.tokens import TokenFile, TokenTable
 from storage.testing.files import SimulatedFiles
@@ -111,7 +111,10 @@ class Listener:
 
     @property
     def held_bytes(self) -> int:
-        return int(self.protocol.receiving.held_bytes)  # type: ignore[attr-defined]
+        """Of heads and bodies."""
+        held: dict[Phase, int] = self.protocol.receiving.held_bytes  # type: ignore[attr-defined]
+        assert held[Phase.NOTHING] == 0
+        return sum(held.values())
 
     def connect(self) -> tuple[Any, HandTransport]:
         connection: Any = self.protocol(self.config, self.state, {}, _loop=self.loop)  # type: ignore[arg-type]
@@ -159,6 +162,33 @@ def test_bodies_that_come_in_part_have_one_bound_together() -> None:
     assert ones[0][1].written.startswith(b"HTTP/1.1 422 ")
     assert listener.held_bytes == 4000 + PART_BYTES
     ones[1][0].connection_lost(None)
+    assert listener.held_bytes == 0
+
+
+def test_heads_have_a_bound_too_which_is_not_that_of_bodies() -> None:
+    listener = Listener(batch_max_bytes=5000, body_max_bytes=1000, receiving_max_bytes=5000)
+    (one, first), (other, second), (sender, third) = (listener.connect() for _ in range(3))
+    for connection in (one, other):
+        connection.data_received(b"GET /v1/elsewhere HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 2900)
+    assert not first.written
+    assert second.written.startswith(b"HTTP/1.1 503 ")
+    sender.data_received(head(5000) + b" " * 4000)
+    assert not third.written
+    assert listener.held_bytes > 6900
+    for connection in (one, sender):
+        connection.connection_lost(None)
+    assert listener.held_bytes == 0
+
+
+def test_a_head_that_came_in_part_does_not_count_with_its_body() -> None:
+    listener = Listener()
+    connection, _ = listener.connect()
+    data = head(100, "/v1/elsewhere").replace(b"POST", b"PUT")
+    connection.data_received(data[:30])
+    assert listener.held_bytes == 30 + PART_BYTES
+    connection.data_received(data[30:] + b"[")
+    assert listener.held_bytes == len(data) - 30 + 1 + PART_BYTES
+    connection.data_received(b"]" * 99)
     assert listener.held_bytes == 0
 
 
