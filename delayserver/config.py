@@ -8,7 +8,7 @@ the settings are built, not when the first message trips over them.
 import ipaddress
 import tomllib
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import (
@@ -28,6 +28,8 @@ MIB = 1024 * KIB
 SECOND_MS = 1000
 MINUTE_MS = 60 * SECOND_MS
 DAY_MS = 24 * 60 * MINUTE_MS
+ORIGIN_PATTERN = r"^https?://[^/?#@*\s]+$"
+"""That of a web page: never all of them."""
 
 
 class Settings(BaseSettings):
@@ -55,6 +57,9 @@ class Settings(BaseSettings):
     )
     webhook_targets: tuple[str, ...] = Field(
         (), description="hosts and networks that webhooks may go to (default: loopback only)"
+    )
+    cors_origins: tuple[Annotated[str, Field(pattern=ORIGIN_PATTERN)], ...] = Field(
+        (), description="origins whose web pages may call (CORS), such as https://shop.example"
     )
     log_json: bool = Field(False, description="log lines as JSON")
     log_level: str = Field(

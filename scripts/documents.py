@@ -22,7 +22,7 @@ END: Final = "<!-- end of settings -->\n"
 
 GROUPS: Final = {
     "Where": ("host", "port", "data_dir"),
-    "Access": ("token", "tls_cert", "tls_key", "tls_client_ca", "webhook_targets"),
+    "Access": ("token", "tls_cert", "tls_key", "tls_client_ca", "webhook_targets", "cors_origins"),
     "What is kept, and for how long": (
         "durability",
         "dedupe_window_ms",

@@ -13,7 +13,7 @@ HEAD is GET without the body of the answer, wherever there is a GET.
 Cost: a walk over the request's headers; one SHA-256 where there is a token. Threads: event loop.
 """
 
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
@@ -39,12 +39,20 @@ class Access:
     """ASGI middleware in front of everything. It puts a `caller` into the scope."""
 
     def __init__(
-        self, tokens: TokenTable, app: Asgi, *, headers_max: int, head_max_bytes: int
+        self,
+        tokens: TokenTable,
+        app: Asgi,
+        *,
+        headers_max: int,
+        head_max_bytes: int,
+        origins: Sequence[str] = (),
     ) -> None:
+        """`origins`: whose web pages may call, too, where no token is asked for."""
         self.tokens = tokens
         self._app = app
         self.headers_max = headers_max
         self.head_max_bytes = head_max_bytes
+        self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -98,7 +106,7 @@ class Access:
 
         Raises AccessError: it may not be served."""
         if self.tokens.is_open:
-            _check_is_local(headers)
+            self._check_is_local(headers)
             return None
         scheme, _, token = header(headers, b"authorization").partition(b" ")
         if scheme.lower() != b"bearer" or not token:
@@ -112,6 +120,21 @@ class Access:
         except AccessError:
             return False
         return caller is not None and not caller.is_admin
+
+    def _check_is_local(self, headers: Headers) -> None:
+        origin = header(headers, b"origin").decode("latin-1")
+        host = header(headers, b"host").decode("latin-1")
+        if origin and not _is_local(origin) and origin not in self._origins:
+            raise AccessError(
+                "requests from web pages of other origins need a token, or that the origin is "
+                "allowed (cors_origins)",
+                authenticated=True,
+            )
+        if host and not _is_local("//" + host):
+            raise AccessError(
+                f"without a token the server answers to localhost and 127.0.0.1, not to {host}",
+                authenticated=True,
+            )
 
 
 def _without_body(send: Send) -> Send:
@@ -128,20 +151,6 @@ def _check_coding(headers: Headers) -> None:
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             coding = value.decode("latin-1")
             raise CodingError(f"send the body as it is: it came with Content-Encoding: {coding}")
-
-
-def _check_is_local(headers: Headers) -> None:
-    origin = header(headers, b"origin").decode("latin-1")
-    host = header(headers, b"host").decode("latin-1")
-    if origin and not _is_local(origin):
-        raise AccessError(
-            "requests from web pages of other origins need a token", authenticated=True
-        )
-    if host and not _is_local("//" + host):
-        raise AccessError(
-            f"without a token the server answers to localhost and 127.0.0.1, not to {host}",
-            authenticated=True,
-        )
 
 
 @lru_cache(maxsize=256)

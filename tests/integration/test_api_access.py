@@ -255,3 +255,48 @@ def test_off_loopback_a_token_that_was_made_is_enough(tmp_path):
         Server(settings, fatal=fatal)
     make_token(settings.data_dir, "shop", "publish:*")
     Server(settings, fatal=fatal).close()
+
+
+PAGE = "https://shop.example"
+
+
+@pytest.fixture(scope="module", params=[None, "a token for the shop"], ids=["open", "token"])
+def shop(tmp_path_factory, request):
+    server = ApiServer(tmp_path_factory.mktemp("cors"), cors_origins=PAGE)
+    server.start(**({"token": request.param} if request.param else {}))
+    if request.param:
+        server.headers.update(bearer(request.param))
+    yield server
+    server.shut_down()
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages?ack=durable"])
+def test_a_page_of_an_origin_that_is_allowed_may_call(shop, path):
+    wanted = {"access-control-request-method": "POST"}
+    asked = {**wanted, "access-control-request-headers": "authorization,content-type,if-match"}
+    answer = shop.options(path, headers={"origin": PAGE, "authorization": "", **asked})
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == PAGE
+    for _ in range(2):  # a head that is known is served in the same way
+        answer = shop.post(path, json=LATER, headers={"origin": PAGE})
+        assert answer.status_code == 201
+        assert answer.headers["access-control-allow-origin"] == PAGE
+        assert "Location" in answer.headers["access-control-expose-headers"]
+    answer = shop.post(path, json=LATER)
+    assert answer.status_code == 201
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_a_page_of_another_origin_may_not(shop):
+    evil = {"origin": "https://evil.example"}
+    wanted = {"access-control-request-method": "POST"}
+    preflight = shop.options("/v1/messages", headers={**evil, **wanted})
+    assert preflight.status_code == 400
+    answer = shop.post("/v1/messages", json=LATER, headers=evil)
+    assert "access-control-allow-origin" not in answer.headers
+    assert answer.status_code == (201 if "authorization" in shop.headers else 403)
+
+
+def test_without_the_setting_no_page_is_told_anything(api):
+    answer = api.get("/healthz", headers={"origin": PAGE})
+    assert not [name for name in answer.headers if name.startswith("access-control")]

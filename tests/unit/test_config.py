@@ -63,6 +63,8 @@ def test_a_duration_is_milliseconds_or_text(value: object, milliseconds: int) ->
         ({"body_max_bytes": 2 * MIB, "batch_max_bytes": MIB}, "batch_max_bytes"),
         ({"batch_max_bytes": 300 * MIB}, "receiving_max_bytes"),
         ({"body_timeout_ms": 600_000}, "body_time_max_ms"),
+        ({"cors_origins": ["*"]}, "cors_origins"),
+        ({"cors_origins": ["https://a/"]}, "cors_origins"),
         ({"group_max_bytes": 300 * MIB}, "unfiled_max_bytes"),
         ({"checkpoint_bytes": 300 * MIB}, "unfiled_max_bytes"),
         ({"head_max_bytes": 1}, "head_max_bytes"),

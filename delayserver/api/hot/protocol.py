@@ -28,7 +28,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from delayserver.api.access import Access
-from delayserver.api.hot.answers import Answer, consumer_answer, problem_answer, wire_of
+from delayserver.api.hot.answers import Answer, consumer_answer, header, problem_answer, wire_of
 from delayserver.api.hot.connection import Connection, Phase, Receiving
 from delayserver.api.hot.consume import Cancel
 from delayserver.api.hot.heads import (
@@ -198,6 +198,7 @@ class _HotProtocol(Connection):
                 or body_start - start > self.access.head_max_bytes
                 or len(head.headers) > self.access.headers_max
                 or (head.is_cancel and asks_disk(head.path) and self._is_restricted(head))
+                or (self.settings.cors_origins and header(head.headers, b"origin"))
                 or (body_start + head.length > length and self._is_refused(head))
             ):
                 self._pass_on(data, start)
