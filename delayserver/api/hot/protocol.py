@@ -230,27 +230,27 @@ class _HotProtocol(Connection):
 
     def _pass_on(self, data: bytes, start: int) -> None:
         """Go uvicorn's way from here on."""
-        if start:
-            data = data[start:]
+        rest, parser = memoryview(data)[start:], self.parser
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserError as error:
+            while len(rest):
+                try:
+                    parser.feed_data(rest)
+                    break
+                except httptools.HttpParserUpgrade as offer:
+                    # What is not taken is ignored (RFC 9110, 7.8). The parser is ready for the head
+                    # again; CONNECT, which says no more, it does not let through.
+                    rest = rest[offer.args[0] :]
+                    line = parser.get_method(), self.url, parser.get_http_version()
+                    parser.feed_data(head_without_upgrade(*line, self.headers))
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self.logger.warning("Invalid HTTP request received.")
             self.send_400_response(str(error))
-        except httptools.HttpParserUpgrade as offer:
-            # What is not taken is ignored (RFC 9110, 7.8). The parser waits for a new request.
-            line = self.parser.get_method(), self.url, self.parser.get_http_version()
-            if line[0] == b"CONNECT":
-                self.send_400_response("not a proxy")
-            else:
-                head = head_without_upgrade(*line, self.headers)
-                self._pass_on(head + data[offer.args[0] :], 0)
-        else:
-            if self._parsing:
-                cycle = cast(_AnyCycle | None, self.cycle)
-                is_body = self._parsing is Phase.BODY
-                is_kept = not is_body or cycle is None or not cycle.response_complete
-                self.comes_in_part(self._parsing, len(data), is_kept=is_kept)
+            return
+        if self._parsing:
+            cycle = cast(_AnyCycle | None, self.cycle)
+            is_body = self._parsing is Phase.BODY
+            is_kept = not is_body or cycle is None or not cycle.response_complete
+            self.comes_in_part(self._parsing, len(data) - start, is_kept=is_kept)
 
     @staticmethod
     def _may_be_ours(data: bytes, start: int) -> bool:
@@ -321,8 +321,8 @@ class _HotProtocol(Connection):
             hot.cancels.decide()
         try:
             caller = self.access.check(head.headers)
-            if caller is not None:
-                hot.authorize(head.path, head.call, caller)
+            if caller is not None and head.call is None:
+                hot.authorize(head.path, None, caller)
             if head.may_gather and hot.gathers and unanswered.count == 1:
                 if caller is None:
                     if len(self.common) == HEADS_KEPT:

@@ -279,6 +279,15 @@ def test_an_offer_to_go_on_with_another_protocol_is_ignored(split: int) -> None:
             assert not [value for name, value in connection.headers if name == b"upgrade"]
 
 
+def test_many_offers_in_one_piece_are_ignored_one_after_the_other() -> None:
+    listener = Listener()
+    connection, _ = listener.connect()
+    one = head(0, "/v1/elsewhere", *OFFER)
+    connection.data_received(one * 3000)
+    assert listener.passed_on == ["/v1/elsewhere"]
+    assert len(connection.pipeline) == 2999
+
+
 def test_a_proxy_is_asked_for_in_vain() -> None:
     connection, transport = Listener().connect()
     connection.data_received(b"CONNECT localhost:80 HTTP/1.1\r\nhost: localhost:80\r\n\r\n")
