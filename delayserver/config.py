@@ -34,6 +34,8 @@ SECOND_MS = 1000
 MINUTE_MS = 60 * SECOND_MS
 _JSON_LIST = re.compile(r'\s*\[\s*["\]]')
 DAY_MS = 24 * 60 * MINUTE_MS
+ORIGIN_PATTERN = r"^https?://[^/?#@*\s]+$"
+"""That of a web page: never all of them."""
 
 
 class Settings(BaseSettings):
@@ -63,6 +65,11 @@ class Settings(BaseSettings):
         (),
         description="hosts and networks that webhooks may go to, with commas between them "
         "(default: loopback only)",
+    )
+    cors_origins: Annotated[tuple[Annotated[str, Field(pattern=ORIGIN_PATTERN)], ...], NoDecode] = (
+        Field(
+            (), description="origins whose web pages may call (CORS), such as https://shop.example"
+        )
     )
     log_json: bool = Field(False, description="log lines as JSON")
     log_level: str = Field(
@@ -126,6 +133,14 @@ class Settings(BaseSettings):
     body_timeout_ms: int = Field(
         20 * SECOND_MS, gt=0, description="its body this long after that, and 1 s more for each KiB"
     )
+    body_time_max_ms: int = Field(
+        5 * MINUTE_MS, gt=0, description="… but no longer than this after that"
+    )
+    receiving_max_bytes: int = Field(
+        256 * MIB,
+        gt=0,
+        description="most bytes of all bodies that have come in part; of heads, likewise",
+    )
     write_timeout_ms: int = Field(
         30 * SECOND_MS, gt=0, description="a client that reads nothing of its answer is cut off"
     )
@@ -156,6 +171,7 @@ class Settings(BaseSettings):
         "settle_sync_ms",
         "head_timeout_ms",
         "body_timeout_ms",
+        "body_time_max_ms",
         "write_timeout_ms",
         "idle_timeout_ms",
         mode="before",
@@ -169,7 +185,7 @@ class Settings(BaseSettings):
                 raise ValueError(error.detail) from error
         return value
 
-    @field_validator("webhook_targets", mode="before")
+    @field_validator("webhook_targets", "cors_origins", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
         if isinstance(value, str):
@@ -193,6 +209,10 @@ class Settings(BaseSettings):
             raise ValueError(f"body_max_bytes is at most {PAYLOAD_MAX_BYTES // 2}")
         if self.body_max_bytes > self.batch_max_bytes:
             raise ValueError("batch_max_bytes must be at least body_max_bytes")
+        if self.batch_max_bytes > self.receiving_max_bytes:
+            raise ValueError("receiving_max_bytes must be at least batch_max_bytes")
+        if self.body_timeout_ms > self.body_time_max_ms:
+            raise ValueError("body_time_max_ms must be at least body_timeout_ms")
         if self.group_max_bytes > self.unfiled_max_bytes:
             raise ValueError("unfiled_max_bytes must be at least group_max_bytes")
         if self.checkpoint_bytes > self.unfiled_max_bytes:
@@ -258,7 +278,14 @@ def _read_toml(path: object) -> dict[str, Any]:
 
 GROUPS: Final = {
     "Where": ("host", "port", "data_dir"),
-    "Access": ("token", "tls_cert", "tls_key", "tls_client_ca", "webhook_targets"),
+    "Access": (
+        "token",
+        "tls_cert",
+        "tls_key",
+        "tls_client_ca",
+        "webhook_targets",
+        "cors_origins",
+    ),
     "What is kept, and for how long": (
         "durability",
         "dedupe_window_ms",
@@ -285,6 +312,8 @@ GROUPS: Final = {
         "head_max_bytes",
         "head_timeout_ms",
         "body_timeout_ms",
+        "body_time_max_ms",
+        "receiving_max_bytes",
         "write_timeout_ms",
         "idle_timeout_ms",
     ),

@@ -11,6 +11,8 @@ DelayServerError
 ├── OverloadedError         a bounded queue is full: try again after `retry_after_ms`
 ├── RateLimitedError        a token is used more often than it may be, likewise
 ├── HeadTooLargeError       a request has more headers, or longer ones, than the limits allow
+├── MalformedError          a request is not as HTTP wants it
+├── CodingError             the body of a request is compressed
 ├── DiskReserveError        the disk is nearly full: publishing is refused, dispatch goes on
 ├── AckTimeoutError         a publish was accepted and is not durable within its timeout
 ├── StoppingError           the server is shutting down or has stopped after a failed fsync
@@ -93,6 +95,14 @@ class RateLimitedError(DelayServerError):
 
 class HeadTooLargeError(DelayServerError):
     """The head of a request (its address and headers) is longer than the limits allow."""
+
+
+class MalformedError(DelayServerError):
+    """A request that every part of HTTP could read in another way."""
+
+
+class CodingError(DelayServerError):
+    """The body of a request has a content coding, and none is known here."""
 
 
 class DiskReserveError(DelayServerError):

@@ -12,7 +12,7 @@ Threads: belongs to the event loop.
 
 import asyncio
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Final
 
@@ -87,5 +87,20 @@ def make_app(calls: Calls) -> tuple[Asgi, type[Connection], Rest]:
         path,
         headers_max=settings.headers_max,
         head_max_bytes=settings.head_max_bytes,
+        origins=settings.cors_origins,
     )
-    return access, make_protocol(hot, access, settings), rest
+    app = _with_cors(access, settings.cors_origins) if settings.cors_origins else access
+    return app, make_protocol(hot, access, settings), rest
+
+
+def _with_cors(app: Asgi, origins: Sequence[str]) -> Asgi:
+    """The same, and a browser is told which pages may call it, and read what of its answers."""
+    from starlette.middleware.cors import CORSMiddleware
+
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT"),
+        allow_headers=("Authorization", "If-Match", "If-None-Match", "traceparent", "tracestate"),
+        expose_headers=("ETag", "Location", "Retry-After"),
+    )

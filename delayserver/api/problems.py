@@ -13,12 +13,14 @@ from delayserver.api.conditions import entity_tag
 from delayserver.errors import (
     AccessError,
     AckTimeoutError,
+    CodingError,
     ConflictError,
     DelayServerError,
     DiskReserveError,
     HeadTooLargeError,
     InputError,
     InputErrors,
+    MalformedError,
     NotFoundError,
     OverloadedError,
     PreconditionError,
@@ -115,6 +117,11 @@ def problem_of(error: Exception) -> Problem:
             problem.headers["retry-after"] = _seconds(error.retry_after_ms)
         case HeadTooLargeError():
             problem = _problem("head-too-large", "The request's headers are too large", 431, error)
+        case MalformedError():
+            problem = _problem("malformed", "The request is malformed", 400, error)
+        case CodingError():
+            problem = _problem("coding", "The request's body is compressed", 415, error)
+            problem.headers["accept-encoding"] = "identity"  # RFC 9110, 15.5.16
         case AckTimeoutError():
             problem = _problem("ack-timeout", "Not durable in time", 504, error)
         case StoppingError():

@@ -26,6 +26,7 @@ import uvicorn
 
 from delayserver.api.acceptor import Acceptor
 from delayserver.api.app import Rest, make_app
+from delayserver.api.hot.answers import Always
 from delayserver.api.hot.connection import Connection
 from delayserver.api.uvicorn_interface import check_uvicorn
 from delayserver.config import Settings
@@ -128,6 +129,12 @@ class _Uvicorn(uvicorn.Server):
             loop.add_signal_handler(number, self.handle_exit, number, None)
         yield
 
+    async def on_tick(self, counter: int) -> bool:
+        """uvicorn renews the date of what goes through ASGI."""
+        should_exit = await super().on_tick(counter)
+        Always.set(self.server_state.default_headers)
+        return should_exit
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._server.begin_stop()
         await super().shutdown(sockets)
@@ -147,7 +154,6 @@ async def _serve(
         log_level="warning",
         access_log=False,
         server_header=False,
-        date_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_S,

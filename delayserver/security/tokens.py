@@ -237,6 +237,13 @@ class Caller:
                 return True
         return False
 
+    def require_some(self, action: Action) -> None:
+        """Raises AccessError (403) unless that is allowed with some subject."""
+        if not self.is_admin and action not in self._patterns:
+            raise AccessError(
+                f"the token {self.name!r} has no scope for {action}", authenticated=True
+            )
+
     def require(self, actions: Iterable[Action], subject: str = "") -> None:
         """Raises AccessError (403) unless one of these is allowed."""
         for action in actions:
@@ -247,16 +254,20 @@ class Caller:
 
     def admit(self) -> None:
         """Count one request. Raises RateLimitedError."""
+        self.check_rate()
         if self._bucket is not None:
-            now_s = self._monotonic_s()
-            wait_s = self._bucket.wait_s(now_s)
+            self._bucket.take(1, self._monotonic_s())
+
+    def check_rate(self) -> None:
+        """Raises RateLimitedError if no request may be counted now."""
+        if self._bucket is not None:
+            wait_s = self._bucket.wait_s(self._monotonic_s())
             if wait_s:
                 raise RateLimitedError(
                     f"the token {self.name!r} may make {self.token.rate_per_s:g} requests, or "
                     "publish as many messages, per second",
                     int(wait_s * 1000) + 1,
                 )
-            self._bucket.take(1, now_s)
 
     def count(self, messages: int) -> None:
         """Count the messages of a batch, one of which is counted already; the requests after this
@@ -278,6 +289,7 @@ class TokenTable:
         self._data: bytes | None = None
         self._next_expiry_ms = -math.inf
         self._callers: dict[bytes, Caller] = {}
+        self._waits: dict[Caller | None, set[Callable[[], None]]] = {}
         self._setting: Caller | None = None
         self.is_open = setting is None
         """Whether nobody is asked for a token."""
@@ -304,6 +316,26 @@ class TokenTable:
         if self._setting is not None:
             callers.append(self._setting)
         self._callers = {caller.digest: caller for caller in callers}
+        for caller in [one for one in self._waits if not self._is_valid(one)]:
+            for end in self._waits.pop(caller):
+                end()
+
+    def _is_valid(self, caller: Caller | None) -> bool:
+        """Whether who showed a token, or none, would still be let in."""
+        return self.is_open if caller is None else self._callers.get(caller.digest) is caller
+
+    def add_wait(self, caller: Caller | None, end: Callable[[], None]) -> None:
+        """Have `end` called when the token of a call that waits, or to call without one, is not
+        valid any more. `remove_wait` when it does not wait any more."""
+        self._waits.setdefault(caller, set()).add(end)
+
+    def remove_wait(self, caller: Caller | None, end: Callable[[], None]) -> None:
+        """A call does not wait any more."""
+        waits = self._waits.get(caller)
+        if waits is not None:
+            waits.discard(end)
+            if not waits:
+                del self._waits[caller]
 
     def __len__(self) -> int:
         return len(self._callers)

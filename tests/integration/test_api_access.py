@@ -1,5 +1,8 @@
 """Who may do what: every call with a token that may, one that may not, and none."""
 
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
 import pytest
 
 from delayserver.api.scopes import PUBLIC, RULES, Of
@@ -8,7 +11,7 @@ from delayserver.errors import AccessError
 from delayserver.security.tokens import Action, TokenFile
 from delayserver.server.server import Server
 from storage.files import OsFiles
-from tests.integration.api_support import ApiServer, make_token, wait_until
+from tests.integration.api_support import DEADLINE_S, ApiServer, make_token, unique, wait_until
 
 MINE, MINE_TOO, OTHERS = "mine.a", "mine.b", "others.a"
 LEASES = {"leases": ["none"]}
@@ -157,6 +160,22 @@ def test_a_subscription_is_changed_by_who_may_consume_what_it_was_and_what_it_be
     assert api.delete(path, headers=narrow).status_code == 204
 
 
+@pytest.mark.parametrize("query", ["", "?way=asgi"])
+def test_a_heartbeat_is_replaced_by_who_may_publish_what_it_was_and_what_it_becomes(api, query):
+    path = "/v1/heartbeats/of-others"
+    theirs = {"timeout": "1h", "subject": OTHERS, "body": "the alarm"}
+    mine = {"timeout": "2h", "subject": MINE}
+    api.put(path, json=theirs).raise_for_status()
+    for name, document in (("publisher", mine), ("publisher", theirs), ("other", mine)):
+        answer = api.put(path + query, json=document, headers=bearer(api.tokens[name]))
+        assert answer.status_code == 403
+    assert api.ask("GET", path)["subject"] == OTHERS
+    for name, document in (("other", theirs), ("everything", mine), ("publisher", mine)):
+        headers = bearer(api.tokens[name])
+        assert api.put(path + query, json=document, headers=headers).status_code == 200
+    assert api.ask("GET", path)["subject"] == MINE
+
+
 def test_the_subject_of_a_message_is_known_after_it_was_filed_and_after_a_restart(api, fields):
     other = bearer(api.tokens["other"])
     path = f"/v1/messages/{fields['message_id']}"
@@ -191,6 +210,28 @@ def test_a_change_takes_effect_while_the_server_runs(make_api):
     assert text not in api.log
 
 
+def test_a_pull_that_waits_ends_with_its_token(api):
+    path = api.subscribe(unique("watched"), unique("watched"))
+    token = bearer(make_token(api.data_dir, "leaving", "consume:*"))
+    wait_until(lambda: api.get(path, headers=token).status_code == 200)
+    before = api.metric("waiting_pulls")
+    with ThreadPoolExecutor() as threads:
+
+        def pull(query):
+            return httpx.post(
+                f"{api.process.url}{path}/pull{query}",
+                json={"wait": "60s"},
+                headers=token,
+                timeout=DEADLINE_S,
+            )
+
+        answers = threads.map(pull, ["", "?way=asgi"])
+        wait_until(lambda: api.metric("waiting_pulls") == before + 2)
+        TokenFile(OsFiles(str(api.data_dir))).revoke("leaving")
+        assert [answer.status_code for answer in answers] == [401, 401]
+    assert api.metric("waiting_pulls") == before
+
+
 def test_a_token_file_that_is_damaged_opens_nothing(make_api):
     api = make_api()
     text = make_token(api.data_dir, "first", "admin")
@@ -214,3 +255,48 @@ def test_off_loopback_a_token_that_was_made_is_enough(tmp_path):
         Server(settings, fatal=fatal)
     make_token(settings.data_dir, "shop", "publish:*")
     Server(settings, fatal=fatal).close()
+
+
+PAGE = "https://shop.example"
+
+
+@pytest.fixture(scope="module", params=[None, "a token for the shop"], ids=["open", "token"])
+def shop(tmp_path_factory, request):
+    server = ApiServer(tmp_path_factory.mktemp("cors"), cors_origins=PAGE)
+    server.start(**({"token": request.param} if request.param else {}))
+    if request.param:
+        server.headers.update(bearer(request.param))
+    yield server
+    server.shut_down()
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages?ack=durable"])
+def test_a_page_of_an_origin_that_is_allowed_may_call(shop, path):
+    wanted = {"access-control-request-method": "POST"}
+    asked = {**wanted, "access-control-request-headers": "authorization,content-type,if-match"}
+    answer = shop.options(path, headers={"origin": PAGE, "authorization": "", **asked})
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == PAGE
+    for _ in range(2):  # a head that is known is served in the same way
+        answer = shop.post(path, json=LATER, headers={"origin": PAGE})
+        assert answer.status_code == 201
+        assert answer.headers["access-control-allow-origin"] == PAGE
+        assert "Location" in answer.headers["access-control-expose-headers"]
+    answer = shop.post(path, json=LATER)
+    assert answer.status_code == 201
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_a_page_of_another_origin_may_not(shop):
+    evil = {"origin": "https://evil.example"}
+    wanted = {"access-control-request-method": "POST"}
+    preflight = shop.options("/v1/messages", headers={**evil, **wanted})
+    assert preflight.status_code == 400
+    answer = shop.post("/v1/messages", json=LATER, headers=evil)
+    assert "access-control-allow-origin" not in answer.headers
+    assert answer.status_code == (201 if "authorization" in shop.headers else 403)
+
+
+def test_without_the_setting_no_page_is_told_anything(api):
+    answer = api.get("/healthz", headers={"origin": PAGE})
+    assert not [name for name in answer.headers if name.startswith("access-control")]

@@ -28,6 +28,7 @@ HEADERS = (
     "www-authenticate",
     "content-length",
     "allow",
+    "accept-encoding",
 )
 LIMITS: dict[str, Any] = {
     "body_max_bytes": 10_000,
@@ -75,6 +76,10 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "nested deeply": (ONE, b'{"subject":"both","body":' + b"[" * 9000, {}),
     "nothing": (ONE, b"", {}),
     "compressed": (ONE, gzip.compress(b"{}"), {"content-encoding": "gzip"}),
+    "compressed without a token": (ONE, b"", {"content-encoding": "gzip", "authorization": ""}),
+    "not compressed": (ONE, LATER, {"content-encoding": "identity"}),
+    "offering another protocol": (ONE, LATER, {"connection": "upgrade", "upgrade": "h2c"}),
+    "with a slash at the end": (f"{ONE}/", LATER, {}),
     "another content type": (ONE, LATER, {"content-type": "text/plain"}),
     "body too large": (ONE, {**LATER, "body": "x" * 10_000}, {}),
     "request too large": (ONE, b" " * 200_000, {}),
@@ -99,6 +104,8 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "batch within the scope": (BATCH, [{**LATER, "subject": "both.a"}] * 2, as_token("scoped")),
     "batch partly outside": (BATCH, [{**LATER, "subject": "both.a"}, LATER], as_token("scoped")),
     "other scope": (ONE, LATER, as_token("consumer")),
+    "not JSON with another scope": (ONE, b"{", as_token("consumer")),
+    "batch too large with another scope": (BATCH, b" " * 200_001, as_token("consumer")),
     "invalid, outside of all scopes": (ONE, {"subject": "a b"}, as_token("scoped")),
     "the first in a while": (ONE, LATER, as_token("slow")),
     "one too many": (ONE, LATER, as_token("slow")),
@@ -199,6 +206,8 @@ OF_CONSUMERS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "pull from a bad name": ("/v1/subscriptions/a%20b/pull", {}, {}),
     "pull with the scope": (PULL, {}, as_token("consumer")),
     "pull with another scope": (PULL, {}, as_token("publisher")),
+    "pull from nothing with a scope": ("/v1/subscriptions/none/pull", b"{", as_token("consumer")),
+    "pull not JSON with another scope": (PULL, b"{", as_token("publisher")),
     "ack nothing": (ACK, {"leases": []}, {}),
     "ack what is over": (ACK, NO_LEASES, {}),
     "ack without leases": (ACK, {}, {}),
@@ -344,9 +353,14 @@ def test_both_ways_give_the_same_answer(through_protocol, through_asgi, name):
 
 def test_the_answers_are_those_of_the_contract(through_protocol):
     statuses = {name: status for name, (status, _, _) in through_protocol.items()}
-    expected = {200, 201, 401, 403, 404, 405, 409, 412, 413, 422, 429, 431}
+    expected = {200, 201, 401, 403, 404, 405, 409, 412, 413, 415, 422, 429, 431}
     assert set(statuses.values()) == expected
     assert statuses["one"] == statuses["another content type"] == 201
+    assert statuses["not compressed"] == statuses["offering another protocol"] == 201
+    assert statuses["with a slash at the end"] == 404
+    assert through_protocol["compressed"][1]["accept-encoding"] == "identity"
+    assert statuses["compressed without a token"] == 401
+    assert statuses["not JSON with another scope"] == 403
     assert statuses["duplicate"] == statuses["NDJSON"] == statuses["msgpack"] == 200
     assert statuses["another origin with the token"] == statuses["in a trace"] == 201
     assert statuses["again in another span"] == statuses["batch in a trace"] == 200

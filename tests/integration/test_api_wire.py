@@ -3,6 +3,7 @@
 import json
 import socket
 import time
+from email.utils import parsedate_to_datetime
 from http.client import HTTPResponse
 from typing import Any
 
@@ -486,3 +487,118 @@ def test_a_cancel_with_a_head_like_others_is_held_against_the_limits(tmp_path, s
         wire.close()
     finally:
         server.shut_down()
+
+
+@pytest.mark.parametrize("path", [HOT, f"{HOT}?ack=filed", "/nowhere"])
+def test_a_client_that_ends_its_side_gets_its_answers(wire, api, subject, path):
+    wire.send(request(path, message(subject, key="0")) + request(HOT, message(subject, key="1")))
+    wire.socket.shutdown(socket.SHUT_WR)
+    assert wire.answer()[0] == (404 if path == "/nowhere" else 201)
+    status, headers, _ = wire.answer()
+    assert (status, headers["connection"]) == (201, "close")
+    assert wire.is_closed
+    assert count(api, subject) == (1 if path == "/nowhere" else 2)
+
+
+def test_a_consumer_that_ends_its_side_is_leased_nothing(wire, api, subject):
+    path = api.subscribe(unique("wire"), subject)
+    for query in ("", "?way=asgi"):
+        wire = Wire(api.process.port)
+        wire.send(request(f"{path}/pull{query}", b'{"wait": "60s"}'))
+        wire.socket.shutdown(socket.SHUT_WR)
+        assert wire.is_closed
+        wire.close()
+    api.publish(subject)
+    (pulled,) = api.pull(path)
+    assert pulled["attempt"] == 1
+
+
+@pytest.mark.parametrize("path", [HOT, REST])
+@pytest.mark.parametrize("hosts", ["", "host: localhost\r\nhost: evil.example\r\n"])
+def test_a_request_names_one_host(wire, path, hosts):
+    data = request(path, message("wire"), method="GET" if path == REST else "POST")
+    wire.send(data.replace(b"host: localhost\r\n", hosts.encode()))
+    status, headers, problem = wire.answer()
+    assert status == problem["status"] == 400
+    assert "one header `Host`" in problem["detail"]
+    assert headers["content-type"] == "application/problem+json"
+    assert wire.is_closed
+
+
+@pytest.mark.parametrize("path", [HOT, BATCH, "/nowhere"])
+def test_an_offer_of_another_protocol_is_ignored(wire, subject, path):
+    fields = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQ")
+    body = b"[" + message(subject) + b"]" if path == BATCH else message(subject)
+    for _ in range(2):
+        wire.send(request(path, body, *fields) + request(HOT, message(subject)))
+        assert wire.answer()[0] == {HOT: 201, BATCH: 200}.get(path, 404)
+        assert wire.answer()[0] == 201
+
+
+@pytest.mark.parametrize("path", [HOT, BATCH, "/v1/subjects/stop/keys/k"])
+def test_half_a_body_at_a_stop_gets_a_problem(tmp_path, path):
+    server = ApiServer(tmp_path)
+    server.start()
+    try:
+        wire = Wire(server.process.port)
+        method = "PUT" if path.endswith("k") else "POST"
+        wire.send(request(path, b"{", "content-length: 100", method=method, length=False))
+        assert server.ask("GET", REST) == {"status": "ok"}
+        assert server.process.stop() == 0
+        status, headers, problem = wire.answer()
+        assert (status, headers["retry-after"]) == (503, "2")
+        assert problem["type"] == "urn:delayserver:problem:stopping"
+        wire.close()
+    finally:
+        server.shut_down()
+
+
+def test_head_wherever_there_is_a_get(wire, api, subject):
+    found = api.publish(subject, delay="1h")
+    paths = ["/healthz", "/readyz", f"{HOT}/{found['id']}", "/v1/subscriptions", "/openapi.json"]
+    for path in (*paths, "/v1/messages/nothing", "/nowhere", HOT):
+        wire.send(request(path, method="GET"))
+        status, headers, _ = wire.answer("GET")
+        wire.send(request(path, method="HEAD"))
+        assert wire.answer("HEAD")[0] == status
+        wire.send(request(path, method="HEAD"))  # nothing stands between two answers
+        _, same, nothing = wire.answer("HEAD")
+        assert nothing is None
+        assert same["content-length"] == headers["content-length"]
+        assert same["content-type"] == headers["content-type"]
+    assert status == 405
+    wire.send(request("/v1/stats", method="POST"))
+    status, headers, _ = wire.answer()
+    assert (status, headers["allow"]) == (405, "GET, HEAD")
+
+
+def test_every_answer_has_a_date(wire, api, subject):
+    path = api.subscribe(unique("wire"), subject)
+    before = time.time() - 2
+    hot, unread = message(subject, key="k"), request(HOT, b"{")
+    requests = [request(HOT, hot), request(HOT, hot), unread, request(BATCH, b"[]")]
+    requests += [cancel_by_key(subject, "k"), request(f"{path}/pull"), request(REST, method="GET")]
+    requests += [request("/v1/stats", method="GET"), request("/nowhere"), b"garbage\r\n\r\n"]
+    for data in (b"".join(requests[:4]), *requests[4:]):
+        wire.send(data)
+        for _ in range(4 if data.count(b"HTTP/1.1") == 4 else 1):
+            _, headers, _ = wire.answer()
+            assert len(headers.get_all("date")) == 1
+            date = parsedate_to_datetime(headers["date"]).timestamp()
+            assert before <= date <= time.time()
+
+
+def test_publishes_and_cancels_that_come_together_have_a_date(api, subject):
+    wires = [Wire(api.process.port) for _ in range(32)]
+    for requests in (
+        [request(HOT, message(subject, key=str(number))) for number in range(32)],
+        [cancel_by_key(subject, number) for number in range(32)],
+    ):
+        for wire, data in zip(wires, requests, strict=True):
+            wire.send(data)
+        for wire in wires:
+            status, headers, _ = wire.answer()
+            assert status in (200, 201)
+            assert len(headers.get_all("date")) == 1
+    for wire in wires:
+        wire.close()

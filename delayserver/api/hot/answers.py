@@ -46,10 +46,23 @@ def problem_answer(error: Exception) -> Answer:
     return Answer(problem.status, problem.encode(), fields.encode(), MEDIA_TYPE.encode())
 
 
+class Always:
+    """Header fields of all answers of the process: the `Date` (RFC 9110, 6.6.1), once a second."""
+
+    fields = b""
+    """As they go over the wire."""
+
+    @classmethod
+    def set(cls, headers: Headers) -> None:
+        """Have them from now on."""
+        cls.fields = b"".join(b"%b: %b\r\n" % header for header in headers)
+
+
 def wire_of(answer: Answer) -> bytes:
     """An answer as it goes over the wire."""
-    return b"HTTP/1.1 %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b" % (
+    return b"HTTP/1.1 %b\r\n%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b" % (
         _STATUSES[answer.status],
+        Always.fields,
         answer.content_type,
         len(answer.body),
         answer.fields,

@@ -73,16 +73,20 @@ class HotPath:
         path, hot, headers = scope["path"], self._hot, scope["headers"]
         takes_ack = path in (MESSAGES_PATH, BATCH_PATH) and scope["method"] == "POST"
         query = scope["query_string"] if takes_ack else b""
+        caller = scope.get("caller")
         try:
+            if caller is not None:
+                hot.authorize(path, None, caller)
             ack = parse_ack(query) if query else None
             data = await read_body(limited(headers, receive, hot.max_bytes(path)))
-            caller, content_type = scope.get("caller"), header(headers, b"content-type")
             if is_cancel(scope["method"], path):
                 restricted = caller is not None and not caller.is_admin and asks_disk(path)
                 subjects = await hot.cancels.subjects_of(path, data) if restricted else {}
                 answer = hot.cancels.answer(path, data, headers, caller, subjects)
             else:
+                content_type = header(headers, b"content-type")
                 answer = hot.answer(path, data, content_type, caller, trace_of(headers))
+            del data  # What it says is kept elsewhere while the answer has to wait.
             if ack is not None and answer.status < 400:
                 answer = await self._acknowledged(answer, ack)
             elif answer.group is not None:
@@ -102,19 +106,22 @@ class HotPath:
         call = parse_call(scope["method"], scope["path"])
         assert call is not None
         answered: asyncio.Future[bytes | Exception] = asyncio.get_running_loop().create_future()
+        caller = scope.get("caller")
 
         def told(answer: bytes | Exception) -> None:
             if not answered.done():
                 answered.set_result(answer)
 
         try:
+            if caller is not None:
+                self._hot.authorize(scope["path"], call, caller)
             data = await read_body(limited(scope["headers"], receive, REST_MAX_BYTES))
         except GoneError:
             return
         except DelayServerError as error:
             await send_answer(send, problem_answer(error))
             return
-        cancel = self._hot.consuming.serve(call, data, scope.get("caller"), told)
+        cancel = self._hot.consuming.serve(call, data, caller, told)
         gone = asyncio.ensure_future(_disconnect(receive))
         try:
             await asyncio.wait((answered, gone), return_when=asyncio.FIRST_COMPLETED)

@@ -70,8 +70,8 @@ def _cancelled(message_id: str) -> StateDocument:
     return StateDocument(message_id, State.CANCELLED)
 
 
-_CANCELLED_HEAD = wire_of(Answer(200, encode(_cancelled("0" * ID_DIGITS)))).partition(b"{")[0]
-"""Of what `_by_id` and `_by_key` answer, which is as long for every message."""
+_CANCELLED = Answer(200, encode(_cancelled("0" * ID_DIGITS)))
+"""What `_by_id` and `_by_key` answer, which is as long for every message."""
 _Gathered = tuple[Responder, str | None, str, Caller | None]
 """A cancel that waits to be decided together with others: who asked; subject and key, or None and
 the id."""
@@ -183,12 +183,13 @@ class HotCancel:
         except Exception as error:
             refusals, texts = dict.fromkeys(range(len(gathered)), error), [""] * len(gathered)
         group = self._calls.not_durable()
+        head = wire_of(_CANCELLED).partition(b"{")[0]
         for index, (responder, subject, text, _) in enumerate(gathered):
             if index in refusals:
                 responder.respond(wire_of(problem_answer(refusals[index])), None)
             else:
                 message_id = text if subject is None else str(texts[index])
-                responder.respond(_CANCELLED_HEAD + encode(_cancelled(message_id)), group)
+                responder.respond(head + encode(_cancelled(message_id)), group)
         return True
 
     # ── one ────────────────────────────────────────────────────────────────────────────────────

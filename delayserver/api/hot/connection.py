@@ -1,7 +1,11 @@
 """A connection that costs only itself: limits on what a client sends, and on how long it takes.
 
     request    its head within `head_timeout_ms`, its body within `body_timeout_ms` after that and
-               a second more for each KiB; else 408, and the connection ends
+               a second more for each KiB, up to `body_time_max_ms`; else 408, and the connection
+               ends
+    requests   bodies that have come in part on all connections are no more than
+               `receiving_max_bytes` together, and heads no more than that; the one that brings more
+               gets a 503, and its connection ends
     head       no more headers, and no longer ones, than the limits allow; else 431
     answer     a client that reads nothing for `write_timeout_ms` is cut off; nothing more is read
                from it while it does not read
@@ -27,9 +31,16 @@ from delayserver.api.access import Access
 from delayserver.api.hot.answers import Answer, problem_answer
 from delayserver.api.problems import MEDIA_TYPE, Problem, ProblemDocument
 from delayserver.config import Settings
-from delayserver.errors import HeadTooLargeError
+from delayserver.errors import (
+    HeadTooLargeError,
+    MalformedError,
+    OverloadedError,
+    StoppingError,
+)
 
 BODY_BYTES_PER_S: Final = 1024
+PART_BYTES: Final = 64
+"""What each part of a request costs besides its bytes."""
 PART_MAX_BYTES: Final = 256 * 1024
 """What comes in at once may hold whole requests before the head that is not whole."""
 LOOKS_PER_TIMEOUT: Final = 2
@@ -51,8 +62,20 @@ def _refusal(title: str, status: int, detail: str) -> Answer:
 
 NOT_HTTP: Final = _refusal("Bad Request", 400, "what came in is not an HTTP/1.1 request")
 TOO_SLOW: Final = _refusal(
-    "Request Timeout", 408, "the request did not come in time (head_timeout_ms, body_timeout_ms)"
+    "Request Timeout",
+    408,
+    "the request did not come in time (head_timeout_ms, body_timeout_ms, body_time_max_ms)",
 )
+
+
+class Receiving:
+    """What all connections of a server hold of requests that have come in part.
+
+    Heads and bodies apart: anybody can send a head, and it must not be at the cost of who may send
+    a body."""
+
+    def __init__(self) -> None:
+        self.held_bytes = dict.fromkeys(Phase, 0)
 
 
 class Connection(HttpToolsProtocol):
@@ -60,6 +83,7 @@ class Connection(HttpToolsProtocol):
 
     access: Access
     settings: Settings
+    receiving: Receiving
 
     phase = Phase.NOTHING
     """Of the request that has come in part."""
@@ -68,6 +92,8 @@ class Connection(HttpToolsProtocol):
     _began_s = 0.0
     _received_bytes = 0
     """Of what `phase` says."""
+    _held_bytes = 0
+    """Its share of `receiving`."""
     _refusal: Answer | None = None
     """What the parser was stopped with."""
     _unwritten_bytes = 0
@@ -102,36 +128,66 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self.let_go()
         if self._watch is not None:
             self._watch.cancel()
         self.on_lost()
 
-    def check_head(self) -> None:
-        """Stop the parser unless the head that has come in keeps the limits.
+    def shutdown(self) -> None:
+        """The server stops: what has come in part is refused, what has come is answered."""
+        if self.phase:
+            self._give_up(problem_answer(StoppingError("the server is stopping")))
+        else:
+            super().shutdown()
 
-        Raises HeadTooLargeError, which ends in `send_400_response`."""
+    def check_head(self) -> None:
+        """Stop the parser unless the head that has come in is sound and keeps the limits.
+
+        Raises MalformedError, HeadTooLargeError, which end in `send_400_response`."""
         try:
-            self.access.check_head(self.url, self.headers)
-        except HeadTooLargeError as error:
+            self.access.check_head(self.url, self.headers, self.parser.get_http_version())
+        except (MalformedError, HeadTooLargeError) as error:
             self._refusal = problem_answer(error)
             raise
 
     def send_400_response(self, msg: str) -> None:
-        """The parser cannot go on: uvicorn calls it."""
-        self.phase = Phase.NOTHING
+        """The parser cannot go on."""
+        self.has_come()
         self.refuse(self._refusal or NOT_HTTP)
 
-    def comes_in_part(self, phase: Phase, length: int) -> None:
-        """There is more to come of a request: it is timed from the first part on."""
+    def comes_in_part(self, phase: Phase, length: int, *, is_kept: bool = True) -> None:
+        """There is more to come of a request: it is timed from the first part on, and what is kept
+        of it is counted. Once it is refused here, nothing more of the connection is looked at."""
         if self.phase is Phase.NOTHING:
             self._began_s = self.loop.time()
         if self.phase is not phase:
+            self.let_go()
             self.phase, self._received_bytes = phase, 0
         self._received_bytes += length
-        head_max_bytes = self.settings.head_max_bytes
-        if phase is Phase.HEAD and self._received_bytes > head_max_bytes + PART_MAX_BYTES:
-            self.phase = Phase.NOTHING
+        settings, receiving = self.settings, self.receiving
+        if phase is Phase.HEAD and self._received_bytes > settings.head_max_bytes + PART_MAX_BYTES:
+            self.has_come()
             self.refuse(problem_answer(self.access.head_too_long()))
+        elif length and is_kept:
+            self._held_bytes += length + PART_BYTES
+            receiving.held_bytes[phase] += length + PART_BYTES
+            if receiving.held_bytes[phase] > settings.receiving_max_bytes:
+                self.has_come()
+                error = OverloadedError(
+                    f"requests that are being received have {settings.receiving_max_bytes} bytes "
+                    "together (receiving_max_bytes)"
+                )
+                self.refuse(problem_answer(error))
+
+    def has_come(self) -> None:
+        """Nothing more is to come of the request that came in part."""
+        self.let_go()
+        self.phase = Phase.NOTHING
+
+    def let_go(self) -> None:
+        """Nothing is kept of what came in part."""
+        self.receiving.held_bytes[self.phase] -= self._held_bytes
+        self._held_bytes = 0
 
     # ── time ───────────────────────────────────────────────────────────────────────────────────
 
@@ -154,22 +210,23 @@ class Connection(HttpToolsProtocol):
         elif self.phase:
             time_ms = settings.head_timeout_ms
             if self.phase is Phase.BODY:
-                time_ms += settings.body_timeout_ms
-                time_ms += self._received_bytes * 1000 // BODY_BYTES_PER_S
+                bought_ms = self._received_bytes * 1000 // BODY_BYTES_PER_S
+                time_ms += min(settings.body_timeout_ms + bought_ms, settings.body_time_max_ms)
             if now_s - self._began_s >= time_ms / 1000:
-                self._give_up()
+                self._give_up(TOO_SLOW)
         elif self.has_unanswered():
             self.idle_since_s = now_s
         elif now_s - self.idle_since_s >= settings.idle_timeout_ms / 1000:
             self.transport.close()
 
-    def _give_up(self) -> None:
+    def _give_up(self, answer: Answer) -> None:
+        """Refuse what has come in part."""
         is_answered = self.phase is Phase.BODY and not self.has_unanswered()
-        self.phase = Phase.NOTHING
+        self.has_come()
         if is_answered:
             self.transport.abort()  # the answer did not need the body
         else:
-            self.refuse(TOO_SLOW)
+            self.refuse(answer)
 
     def _unset_keepalive_if_required(self) -> None:
         """uvicorn's own timer is not used."""

@@ -30,7 +30,7 @@ from delayserver.api.hot.paths import ConsumerCall
 from delayserver.api.intake import Intake
 from delayserver.api.problems import UNREADABLE, input_error
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
-from delayserver.errors import ConflictError, InputError
+from delayserver.errors import AccessError, ConflictError, InputError
 from delayserver.records.subscriptions import Subscription
 from delayserver.security.tokens import Action, Caller
 from delayserver.server.calls import Calls
@@ -100,12 +100,10 @@ class Consuming:
 
         Returns what to call if the client is gone before that."""
         try:
-            subscription = self._calls.subscription(call.subscription)
-            if caller is not None:
-                caller.require(_CONSUME, subscription.subject)
+            subscription = self.subscription(call, caller)
             match call.action:
                 case "pull":
-                    return self._pull(subscription, data, told)
+                    return self._pull(subscription, data, caller, told)
                 case "ack":
                     self._ack(subscription, data, told)
                 case "nack":
@@ -116,7 +114,16 @@ class Consuming:
             told(error)
         return _nothing
 
-    def _pull(self, subscription: Subscription, data: bytes, told: Told) -> Cancel:
+    def subscription(self, call: ConsumerCall, caller: Caller | None) -> Subscription:
+        """The one that a call is for. Raises NotFoundError, AccessError."""
+        subscription = self._calls.subscription(call.subscription)
+        if caller is not None:
+            caller.require(_CONSUME, subscription.subject)
+        return subscription
+
+    def _pull(
+        self, subscription: Subscription, data: bytes, caller: Caller | None, told: Told
+    ) -> Cancel:
         wanted = _decode(_decode_pull, data or b"{}")
         wait_ms = _duration_ms(wanted.wait, "/wait", 0, PULL_WAIT_MAX_MS)
         lease_ms = subscription.lease_ms
@@ -127,15 +134,31 @@ class Consuming:
         if subscription.type != "pull":
             raise ConflictError(f"the subscription {subscription.name!r} is a webhook")
 
+        tokens, is_answered = self._calls.tokens, False
+
         def answer(pulled: Pulled) -> None:
+            nonlocal is_answered
+            is_answered = True
+            tokens.remove_wait(caller, refuse)
             try:
                 document: bytes | Exception = encode_pulled(pulled)
             except Exception as error:  # told to whoever asked
                 document = error
             told(document)
 
+        def leave() -> None:
+            tokens.remove_wait(caller, refuse)
+            cancel()
+
+        def refuse() -> None:
+            cancel()
+            told(AccessError("the pull waited, and its token is not valid any more"))
+
         request = PullRequest(wanted.max, lease_ms, wait_ms, answer, wanted.min_messages)
-        return self._calls.pull(subscription, request)
+        cancel = self._calls.pull(subscription, request)
+        if not is_answered:
+            tokens.add_wait(caller, refuse)
+        return leave
 
     def _ack(self, subscription: Subscription, data: bytes, told: Told) -> None:
         leases = _decode(_decode_leased, data).leases

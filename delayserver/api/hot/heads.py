@@ -11,6 +11,7 @@ another. Threads: belongs to the event loop.
 """
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -117,8 +118,14 @@ class _HeadParser:
         parser = self._parser = httptools.HttpRequestParser(self)
         try:
             parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+        except httptools.HttpParserError:
             return None
+        except httptools.HttpParserUpgrade as offer:
+            line = parser.get_method(), self._url, parser.get_http_version()
+            if offer.args[0] != len(data) or line[0] == b"CONNECT":
+                return None
+            head = _HeadParser().read(head_without_upgrade(*line, self._headers))
+            return head and head._replace(data=data if head.may_gather else b"")
         finally:
             del self._parser  # it knows this object
         path = _plain_path(self._url)
@@ -134,13 +141,13 @@ class _HeadParser:
             length = b"0"
         if not length.isdigit() or header(self._headers, b"transfer-encoding"):
             return None
+        names = [name for name, _ in self._headers]
+        if names.count(b"host") != 1 or b"content-encoding" in names:
+            return None
         keep_alive, trace = self._keep_alive, trace_of(self._headers)
         may_gather = path == MESSAGES_PATH and keep_alive and trace is None
         may_gather_cancel = (
-            method == "DELETE"
-            and keep_alive
-            and length == b"0"
-            and all(name != b"if-match" for name, _ in self._headers)
+            method == "DELETE" and keep_alive and length == b"0" and b"if-match" not in names
         )
         return Head(
             path,
@@ -155,6 +162,14 @@ class _HeadParser:
             may_gather_cancel,
             parse_call(method, path),
         )
+
+
+def head_without_upgrade(
+    method: bytes, target: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]
+) -> bytes:
+    """A head again, without the offer to go on with another protocol: it is never taken."""
+    lines = [b"%b: %b\r\n" % header for header in headers if header[0] != b"upgrade"]
+    return b"%b %b HTTP/%b\r\n%b\r\n" % (method, target, version.encode(), b"".join(lines))
 
 
 def _plain_path(url: bytes) -> str | None:

@@ -24,14 +24,22 @@ import re
 from functools import partial
 from typing import TypeAlias, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from delayserver.api.access import Access
-from delayserver.api.hot.answers import Answer, consumer_answer, problem_answer, wire_of
-from delayserver.api.hot.connection import Connection, Phase
+from delayserver.api.hot.answers import Answer, consumer_answer, header, problem_answer, wire_of
+from delayserver.api.hot.connection import Connection, Phase, Receiving
 from delayserver.api.hot.consume import Cancel
-from delayserver.api.hot.heads import HEADS_KEPT, OF_ONE, Head, read_head, read_head_of_one
-from delayserver.api.hot.paths import ConsumerCall, asks_disk, one_of
+from delayserver.api.hot.heads import (
+    HEADS_KEPT,
+    OF_ONE,
+    Head,
+    head_without_upgrade,
+    read_head,
+    read_head_of_one,
+)
+from delayserver.api.hot.paths import ConsumerCall, asks_disk, one_of, parse_call
 from delayserver.api.hot.publish import Hot
 from delayserver.config import Settings
 from delayserver.decisions.group import Group
@@ -66,6 +74,7 @@ def make_protocol(hot: Hot, access: Access, settings: Settings) -> type[Connecti
         "access": access,
         "tokens": access.tokens,
         "settings": settings,
+        "receiving": Receiving(),
         "common": common,
         "common_of_cancels": set[bytes](),
     }
@@ -120,6 +129,8 @@ class _HotProtocol(Connection):
     """The last one that an answer waited for, while one is due."""
     _cancel: Cancel | None = None
     """A consumer waits for its answer; what comes behind its call is looked at afterwards."""
+    _may_wait = False
+    """Whether the last request that went uvicorn's way is a call of a consumer."""
 
     def __init__(self, *arguments: object, **named: object) -> None:
         super().__init__(*arguments, **named)  # type: ignore[arg-type]
@@ -156,6 +167,8 @@ class _HotProtocol(Connection):
             data, self._rest = self._rest + data, b""
         length = len(data)
         while start < length:
+            if not unanswered.keep_alive:
+                return  # the connection ends with the answer that is due
             if self._cancel is not None:
                 self._hold(data[start:])
                 return
@@ -164,21 +177,20 @@ class _HotProtocol(Connection):
             if self._parsing or not is_free:
                 self._pass_on(data, start)
                 return
-            if not unanswered.keep_alive:
-                return  # the connection ends with the answer that is due
             end = data.find(_END, start, start + HEAD_MAX_BYTES)
             if end < 0 and self._may_be_ours(data, start):
                 self.comes_in_part(Phase.HEAD, 0)  # its length is bounded here
                 self._rest = data[start:]
                 return
-            body_start = end + len(_END)
+            body_start = end + _END_BYTES
             if end < 0:
                 head = None
             elif data.startswith(OF_ONE, start):
                 head = read_head_of_one(data[start:body_start])
             else:
                 head = read_head(data[start:body_start])
-            # A head or a body that is too long: uvicorn's way knows what to do.
+            # A head or a body that is too long, or not to be waited for: uvicorn's way knows what
+            # to do, and keeps nothing of a body before it has looked at the head.
             if (
                 head is None
                 or (head.call is not None and unanswered.count)
@@ -186,6 +198,8 @@ class _HotProtocol(Connection):
                 or body_start - start > self.access.head_max_bytes
                 or len(head.headers) > self.access.headers_max
                 or (head.is_cancel and asks_disk(head.path) and self._is_restricted(head))
+                or (self.settings.cors_origins and header(head.headers, b"origin"))
+                or (body_start + head.length > length and self._is_refused(head))
             ):
                 self._pass_on(data, start)
                 return
@@ -203,11 +217,40 @@ class _HotProtocol(Connection):
     def _is_restricted(self, head: Head) -> bool:
         return self.access.is_restricted(head.headers)
 
+    def _is_refused(self, head: Head) -> bool:
+        """Whether a request is not served, whatever its body says. Nothing is counted."""
+        try:
+            caller = self.access.caller(head.headers)
+            if caller is not None:
+                caller.check_rate()
+                self.hot.authorize(head.path, head.call, caller)
+        except DelayServerError:
+            return True
+        return False
+
     def _pass_on(self, data: bytes, start: int) -> None:
         """Go uvicorn's way from here on."""
-        super().data_received(data[start:] if start else data)
+        rest, parser = memoryview(data)[start:], self.parser
+        try:
+            while len(rest):
+                try:
+                    parser.feed_data(rest)
+                    break
+                except httptools.HttpParserUpgrade as offer:
+                    # What is not taken is ignored (RFC 9110, 7.8). The parser is ready for the head
+                    # again; CONNECT, which says no more, it does not let through.
+                    rest = rest[offer.args[0] :]
+                    line = parser.get_method(), self.url, parser.get_http_version()
+                    parser.feed_data(head_without_upgrade(*line, self.headers))
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self.logger.warning("Invalid HTTP request received.")
+            self.send_400_response(str(error))
+            return
         if self._parsing:
-            self.comes_in_part(self._parsing, len(data) - start)
+            cycle = cast(_AnyCycle | None, self.cycle)
+            is_body = self._parsing is Phase.BODY
+            is_kept = not is_body or cycle is None or not cycle.response_complete
+            self.comes_in_part(self._parsing, len(data) - start, is_kept=is_kept)
 
     @staticmethod
     def _may_be_ours(data: bytes, start: int) -> bool:
@@ -234,19 +277,43 @@ class _HotProtocol(Connection):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # It will be read again, without the offer.
         self.check_head()
         self._parsing = Phase.BODY
         super().on_headers_complete()
+        self._may_wait = parse_call(self.scope["method"], self.scope["path"]) is not None
 
     def on_message_complete(self) -> None:
-        self._parsing = self.phase = Phase.NOTHING
+        if self.parser.should_upgrade():
+            return
+        self._parsing = Phase.NOTHING
+        self.has_come()
         super().on_message_complete()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends nothing more. What it asked for is answered nevertheless, unless it may
+        wait for messages: a client that has gone looks alike, and nothing must be leased to it."""
+        self._drop_part()
+        self.has_come()
+        cycle = cast(_AnyCycle | None, self.cycle)
+        if (
+            cycle is None
+            or cycle.response_complete
+            or cycle.more_body
+            or self._cancel is not None
+            or (cycle is not self._unanswered and self._may_wait)
+            or not self.transport.can_write_eof()  # TLS ends in both directions at once
+        ):
+            return False
+        cycle.keep_alive = False
+        return True
 
     # ── answers ────────────────────────────────────────────────────────────────────────────────
 
     def _serve(self, head: Head, body: bytes) -> None:
         if self.phase:
-            self.phase = Phase.NOTHING
+            self.has_come()
         hot, unanswered = self.hot, self._unanswered
         if unanswered.count > 1:
             # What this connection asked for before is answered first.
@@ -254,6 +321,8 @@ class _HotProtocol(Connection):
             hot.cancels.decide()
         try:
             caller = self.access.check(head.headers)
+            if caller is not None and head.call is None:
+                hot.authorize(head.path, None, caller)
             if head.may_gather and hot.gathers and unanswered.count == 1:
                 if caller is None:
                     if len(self.common) == HEADS_KEPT:
@@ -379,10 +448,14 @@ class _HotProtocol(Connection):
         cycle = cast(_AnyCycle | None, self.cycle)
         return cycle is not None and not cycle.response_complete
 
-    def refuse(self, answer: Answer) -> None:
+    def _drop_part(self) -> None:
+        """A request whose body has come in part is none."""
         if self._head is not None:
             self._head, self._parts = None, []
             self._unanswered.count -= 1
+
+    def refuse(self, answer: Answer) -> None:
+        self._drop_part()
         cycle = cast(_AnyCycle | None, self.cycle)
         if cycle is not None and not cycle.response_complete and not cycle.more_body:
             # Whole requests before it are answered nevertheless.
@@ -417,5 +490,7 @@ class _HotProtocol(Connection):
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
             return
+        if not self.has_unanswered():
+            self.let_go()
         self._resume_reading()
         self.idle_since_s = self.loop.time()

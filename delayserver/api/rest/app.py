@@ -54,7 +54,10 @@ def make_rest(calls: Calls, intake: Intake, path: HotPath) -> Asgi:
         {"version": delayserver.__version__}
     )
     fastapi = _FastAPI(
-        title="Delay server", version=delayserver.__version__, description=DESCRIPTION
+        title="Delay server",
+        version=delayserver.__version__,
+        description=DESCRIPTION,
+        redirect_slashes=False,
     )
     fastapi.state.parts = Parts(
         calls=calls,
@@ -129,4 +132,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
         return _answer(problem_of(input_error(cause)))
     detail = f"{request.method} {request.url.path}: {error.detail}; see /docs"
     document = ProblemDocument("about:blank", str(error.detail), error.status_code, detail)
-    return _answer(Problem(document, dict(error.headers or {})))
+    headers = dict(error.headers or {})
+    if "GET" in headers.get("Allow", "").split(", "):
+        headers["Allow"] += ", HEAD"
+    return _answer(Problem(document, headers))

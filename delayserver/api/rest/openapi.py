@@ -65,6 +65,7 @@ _NDJSON = "".join(
 )
 
 _DESCRIPTIONS = {
+    "400": "The request is not as HTTP wants it",
     "401": "A token is needed",
     "403": "Not allowed",
     "404": "There is no such thing",
@@ -72,6 +73,7 @@ _DESCRIPTIONS = {
     "409": "The state does not allow it",
     "412": "It is not the version that `If-Match` names, or `If-None-Match: *` and it exists",
     "413": "The request is too large",
+    "415": "The body is compressed",
     "422": "The request is invalid; `errors` points to the fields",
     "429": "More requests or messages per second than the token allows",
     "431": "The headers are too many or too long",
@@ -138,9 +140,9 @@ def complete(document: dict[str, Any]) -> None:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             responses = operation["responses"]
-            common = [] if path in PUBLIC_PATHS else ["401", "403", "429", "431"]
+            common = [] if path in PUBLIC_PATHS else ["400", "401", "403", "429", "431"]
             if "requestBody" in operation:
-                common += ["408", "413", "422"]
+                common += ["408", "413", "415", "422"]
             responses.update(dict.fromkeys(common, None))
             for status in responses:
                 if int(status) >= 400:

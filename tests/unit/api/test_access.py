@@ -1,9 +1,11 @@
 """Who may call."""
 
+import asyncio
+
 import pytest
 
 from delayserver.api.access import Access
-from delayserver.errors import AccessError, HeadTooLargeError
+from delayserver.errors import AccessError, HeadTooLargeError, MalformedError
 from delayserver.security.tokens import TokenFile, TokenTable
 from storage.testing.files import SimulatedFiles
 
@@ -62,16 +64,72 @@ def test_pages_of_elsewhere_may_not(origin):
 
 
 def test_a_head_within_the_limits():
-    make_access().check_head(b"/", [(b"a", b"1"), (b"b", b"2"), (b"c", b"3")])
-    make_access().check_head(b"x" * 40, [(b"abc", b"def")])
+    make_access().check_head(b"/", [(b"host", b"1"), (b"b", b"2"), (b"c", b"3")], "1.1")
+    make_access().check_head(b"x" * 39, [(b"host", b"def")], "1.1")
+    make_access().check_head(b"x" * 40, [(b"abc", b"def")], "1.0")
 
 
 def test_too_many_headers():
     with pytest.raises(HeadTooLargeError, match=r"more than 3 headers \(headers_max\)"):
-        make_access().check_head(b"/", [(b"a", b"1")] * 4)
+        make_access().check_head(b"/", [(b"a", b"1")] * 4, "1.1")
 
 
 @pytest.mark.parametrize(("target", "value"), [(b"x" * 40, b"defg"), (b"/", b"d" * 50)])
 def test_a_head_that_is_too_long(target, value):
     with pytest.raises(HeadTooLargeError, match="head_max_bytes"):
-        make_access().check_head(target, [(b"abc", value)])
+        make_access().check_head(target, [(b"abc", value)], "1.1")
+
+
+@pytest.mark.parametrize(("hosts", "version"), [(0, "1.1"), (2, "1.1"), (2, "1.0")])
+def test_a_head_that_does_not_name_one_host(hosts, version):
+    with pytest.raises(MalformedError, match=f"one header `Host`, and this one has {hosts}"):
+        make_access().check_head(b"/", [(b"host", b"a")] * hosts, version)
+
+
+def answer_of(access, **scope):
+    """What is sent by this part of the application, or, without it, by the one behind."""
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    async def receive():
+        raise AssertionError("the body is not needed")
+
+    whole = {"type": "http", "method": "POST", "path": "/", "query_string": b"", **scope}
+    asyncio.run(access({"http_version": "1.1", **whole}, receive, send))
+    return sent
+
+
+@pytest.mark.parametrize("coding", [b"gzip", b"GZIP", b"identity, br", b"\xff"])
+def test_a_body_that_is_compressed_is_not_read(coding):
+    headers = [(b"host", b"localhost"), (b"content-encoding", coding)]
+    start, body = answer_of(make_access(None, head_max_bytes=1000), headers=headers)
+    assert start["status"] == 415
+    assert (b"accept-encoding", b"identity") in start["headers"]
+    assert b"Content-Encoding" in body["body"]
+    # Who it is is asked first.
+    (start, _) = answer_of(make_access(head_max_bytes=1000), headers=headers)
+    assert start["status"] == 401
+
+
+@pytest.mark.parametrize("coding", [b"", b"identity", b" Identity "])
+def test_a_body_that_is_not_is_read(coding):
+    headers = [(b"host", b"localhost"), (b"content-encoding", coding)]
+    assert answer_of(make_access(None, head_max_bytes=1000), headers=headers) == []
+
+
+@pytest.mark.parametrize("token", [None, TOKEN])
+def test_head_is_get_without_the_body_of_the_answer(token):
+    async def echo(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": scope["headers"]})
+        await send({"type": "http.response.body", "body": scope["method"].encode()})
+
+    access = make_access(token, head_max_bytes=1000)
+    access._app = echo
+    headers = [(b"host", b"localhost")]
+    whole = answer_of(access, method="GET", headers=headers)
+    assert whole[0]["status"] == (200 if token is None else 401)
+    assert whole[1]["body"]
+    expected = [whole[0], {**whole[1], "body": b""}]
+    assert answer_of(access, method="HEAD", headers=headers) == expected

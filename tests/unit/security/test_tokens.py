@@ -317,3 +317,42 @@ def test_the_token_of_the_settings_is_one_of_them(tokens: Fixture) -> None:
     assert not table.caller(text).is_admin
     with pytest.raises(AccessError, match="not valid"):
         table.caller(digest_of(text).hex().encode())
+
+
+# ---- calls that wait ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["revoked", "expired"])
+def test_what_waits_ends_with_its_token_and_with_no_other(tokens: Fixture, end: str) -> None:
+    texts = [
+        tokens.create("going", **{"expires_ms": NOW_MS + 1} if end == "expired" else {}),
+        tokens.create("staying"),
+    ]
+    table = tokens.table()
+    ended: list[str] = []
+    ends = [lambda name=name: ended.append(name) for name in ("first", "done", "other")]
+    going, staying = (table.caller(text) for text in texts)
+    for caller, one in zip((going, going, staying), ends, strict=True):
+        table.add_wait(caller, one)
+    table.remove_wait(going, ends[1])
+    table.refresh(NOW_MS)
+    assert ended == []
+    if end == "revoked":
+        tokens.file.revoke("going")
+    for _ in range(2):
+        table.refresh(NOW_MS + 1)
+        assert ended == ["first"]
+    table.remove_wait(going, ends[0])
+    table.remove_wait(staying, ends[2])
+    assert table._waits == {}
+
+
+def test_what_waits_without_a_token_ends_when_one_is_asked_for(tokens: Fixture) -> None:
+    table = tokens.table()
+    ended: list[bool] = []
+    table.add_wait(None, lambda: ended.append(True))
+    table.refresh(NOW_MS)
+    assert ended == []
+    tokens.create()
+    table.refresh(NOW_MS)
+    assert ended == [True]

@@ -27,8 +27,8 @@ from tests.unit.fakes import START_MS, MessageParts
 class Machine(MessageParts):
     """`Hot` on parts that are moved by hand."""
 
-    def __init__(self) -> None:
-        super().__init__(now_ms=START_MS)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(now_ms=START_MS, **settings)
         self.sequencer.subject_id("orders")
         calls = SimpleNamespace(
             settings=self.settings,
@@ -167,9 +167,12 @@ def test_the_answer_to_a_batch_has_the_form_that_its_struct_describes() -> None:
             machine.ids.decode(text)
 
 
+LINE = b"POST /v1/messages HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n"
+
+
 def test_which_heads_may_be_gathered() -> None:
     def may(head: bytes) -> bool:
-        found = read_head(b"POST /v1/messages HTTP/1.1\r\ncontent-length: 2\r\n%b\r\n" % head)
+        found = read_head(LINE + head + b"\r\n")
         return found is not None and found.may_gather
 
     assert may(b"")

@@ -1,0 +1,295 @@
+"""What connections hold of requests that come in part, and for how long; by hand, without a
+network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from delayserver.api.access import Access
+from delayserver.api.hot.connection import PART_BYTES, Phase
+from delayserver.api.hot.protocol import make_protocol
+from delayserver.security.tokens import TokenFile, TokenTable
+from storage.testing.files import SimulatedFiles
+from tests.unit.api.hot.test_publish import Machine
+
+TOKEN = "sixteen letters!"
+BATCH, ONE = "/v1/messages/batch", "/v1/messages"
+
+
+class Timer:
+    def __init__(self, due_s: float, call: Callable[[], None]) -> None:
+        self.due_s = due_s
+        self.call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        self.call = None
+
+
+class HandLoop:
+    """A loop whose time is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.timers: list[Timer] = []
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_later(self, wait_s: float, call: Callable[[], None]) -> Timer:
+        self.timers.append(Timer(self.now_s + wait_s, call))
+        return self.timers[-1]
+
+    def pass_time(self, seconds: float) -> None:
+        end_s = self.now_s + seconds
+        while due := [one for one in self.timers if one.call and one.due_s <= end_s]:
+            first = min(due, key=lambda one: one.due_s)
+            self.timers.remove(first)
+            self.now_s = max(self.now_s, first.due_s)
+            assert first.call is not None
+            first.call()
+        self.now_s = end_s
+
+
+class HandTransport:
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.closing = False
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.closing = True
+
+    abort = write_eof = close
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+    def pause_reading(self) -> None:
+        """Nothing more is sent in these tests."""
+
+    resume_reading = pause_reading
+
+
+class Listener:
+    """Connections of one server."""
+
+    def __init__(self, token: str | None = None, **settings: Any) -> None:
+        self.machine = Machine(**settings)
+        tokens = TokenTable(TokenFile(SimulatedFiles("data")), token, lambda: 0.0)
+        tokens.refresh(0)
+        limits = self.machine.settings
+        self.passed_on: list[str] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            """Never asked: tasks are noted, and do not run."""
+
+        access = Access(
+            tokens, app, headers_max=limits.headers_max, head_max_bytes=limits.head_max_bytes
+        )
+        self.protocol = make_protocol(self.machine.hot, access, limits)
+        self.config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
+        self.state = ServerState()
+        self.loop = HandLoop()
+
+    @property
+    def held_bytes(self) -> int:
+        """Of heads and bodies."""
+        held: dict[Phase, int] = self.protocol.receiving.held_bytes
+        assert held[Phase.NOTHING] == 0
+        return sum(held.values())
+
+    def connect(self) -> tuple[Any, HandTransport]:
+        connection: Any = self.protocol(self.config, self.state, {}, _loop=self.loop)  # type: ignore[arg-type]
+        connection._start_asgi_task = lambda cycle, app: self.passed_on.append(cycle.scope["path"])
+        connection.on_lost = lambda: None
+        transport = HandTransport()
+        connection.connection_made(transport)
+        return connection, transport
+
+
+def head(length: int, path: str = BATCH, *fields: str) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "host: localhost", f"content-length: {length}", *fields]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def test_a_body_without_a_token_is_not_kept() -> None:
+    listener = Listener(TOKEN)
+    for fields in ((), ("authorization: Bearer guess",)):
+        connection, _ = listener.connect()
+        connection.data_received(head(1000, BATCH, *fields) + b"[")
+        assert connection._head is None
+    assert listener.passed_on == [BATCH, BATCH]  # where they are answered without their bodies
+    connection, _ = listener.connect()
+    connection.data_received(head(1000, BATCH, f"authorization: Bearer {TOKEN}") + b"[")
+    assert connection._head.path == BATCH
+
+
+def test_bodies_that_come_in_part_have_one_bound_together() -> None:
+    listener = Listener(batch_max_bytes=5000, body_max_bytes=1000, receiving_max_bytes=10_000)
+    ones = [listener.connect() for _ in range(3)]
+    for connection, _ in ones[:2]:
+        connection.data_received(head(5000) + b" " * 4000)
+    assert listener.held_bytes == 2 * (4000 + PART_BYTES)
+    ones[2][0].data_received(head(5000) + b" " * 1000)
+    assert not ones[2][1].written
+    ones[2][0].data_received(b" " * 1000)
+    answer = ones[2][1].written
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"\r\nretry-after: 1\r\n" in answer
+    assert b"receiving_max_bytes" in answer
+    ones[2][0].data_received(b" " * 3000)  # nobody looks at it
+    assert ones[2][1].written == answer
+    assert listener.held_bytes == 2 * (4000 + PART_BYTES)
+    # The others go on, and what is whole counts no more.
+    ones[0][0].data_received(b"]".rjust(1000))
+    assert ones[0][1].written.startswith(b"HTTP/1.1 422 ")
+    assert listener.held_bytes == 4000 + PART_BYTES
+    ones[1][0].connection_lost(None)
+    assert listener.held_bytes == 0
+
+
+def test_heads_have_a_bound_too_which_is_not_that_of_bodies() -> None:
+    listener = Listener(batch_max_bytes=5000, body_max_bytes=1000, receiving_max_bytes=5000)
+    (one, first), (other, second), (sender, third) = (listener.connect() for _ in range(3))
+    for connection in (one, other):
+        connection.data_received(b"GET /v1/elsewhere HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 2900)
+    assert not first.written
+    assert second.written.startswith(b"HTTP/1.1 503 ")
+    sender.data_received(head(5000) + b" " * 4000)
+    assert not third.written
+    assert listener.held_bytes > 6900
+    for connection in (one, sender):
+        connection.connection_lost(None)
+    assert listener.held_bytes == 0
+
+
+def test_a_head_that_came_in_part_does_not_count_with_its_body() -> None:
+    listener = Listener()
+    connection, _ = listener.connect()
+    data = head(100, "/v1/elsewhere").replace(b"POST", b"PUT")
+    connection.data_received(data[:30])
+    assert listener.held_bytes == 30 + PART_BYTES
+    connection.data_received(data[30:] + b"[")
+    assert listener.held_bytes == len(data) - 30 + 1 + PART_BYTES
+    connection.data_received(b"]" * 99)
+    assert listener.held_bytes == 0
+
+
+def test_many_small_parts_cost_more_than_their_bytes() -> None:
+    listener = Listener(batch_max_bytes=5000, body_max_bytes=1000, receiving_max_bytes=5000)
+    connection, transport = listener.connect()
+    connection.data_received(head(5000) + b"[")
+    for _ in range(5000 // PART_BYTES):
+        connection.data_received(b" ")
+    assert transport.written.startswith(b"HTTP/1.1 503 ")
+
+
+@pytest.mark.parametrize("path", [BATCH, "/v1/elsewhere"])
+def test_a_body_does_not_buy_time_without_end(path: str) -> None:
+    listener = Listener(head_timeout_ms=1000, body_timeout_ms=1000, body_time_max_ms=30_000)
+    connection, transport = listener.connect()
+    connection.data_received(head(100_000, path) + b" " * 60_000)
+    listener.loop.pass_time(30.0)
+    assert not transport.written
+    listener.loop.pass_time(1.5)
+    assert transport.written.startswith(b"HTTP/1.1 408 ")
+    assert listener.held_bytes == 0
+
+
+@pytest.mark.parametrize("path", [ONE, BATCH, "/v1/elsewhere"])
+def test_what_has_come_in_part_is_refused_when_the_server_stops(path: str) -> None:
+    listener = Listener()
+    connection, transport = listener.connect()
+    connection.data_received(head(100, path) + b"[")
+    connection.shutdown()
+    first, _, rest = transport.written.partition(b"\r\n")
+    assert first == b"HTTP/1.1 503 Service Unavailable"
+    assert b"application/problem+json" in rest
+    assert b"problem:stopping" in rest
+    assert b"\r\nretry-after: 2\r\n" in rest
+
+
+def test_what_came_before_the_end_of_a_client_is_answered() -> None:
+    listener = Listener()
+    body = b'{"subject":"orders"}'
+    whole = head(len(body), ONE) + body
+    for rest, answers in ((b"", 2), (head(100), 2), (head(100) + b"[", 2), (b"POST /v1/m", 2)):
+        connection, transport = listener.connect()
+        connection.data_received(whole * 2 + rest)
+        assert connection.eof_received() is True
+        assert not transport.closing
+        listener.machine.commit()
+        assert transport.written.count(b"HTTP/1.1 201 ") == answers
+        assert transport.written.count(b"connection: close") == 1
+        assert transport.closing
+    connection, _ = listener.connect()
+    connection.data_received(head(100) + b"[")
+    assert connection.eof_received() is False
+    assert listener.held_bytes == 0
+
+
+def test_what_is_passed_on_is_answered_too_but_for_a_call_that_may_wait() -> None:
+    listener = Listener()
+    for path, stays in (("/v1/elsewhere", True), ("/v1/subscriptions/a/pull?b=c", False)):
+        connection, _ = listener.connect()
+        connection.data_received(head(0, path))
+        assert connection.eof_received() is stays
+
+
+OFFER = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
+
+
+@pytest.mark.parametrize("split", [1 << 20, 50, 1])
+def test_an_offer_to_go_on_with_another_protocol_is_ignored(split: int) -> None:
+    listener = Listener()
+    body = b'{"subject":"orders"}'
+    for path in (ONE, "/v1/elsewhere"):
+        connection, transport = listener.connect()
+        data = head(len(body), path, *OFFER) + body
+        for start in range(0, len(data), split):
+            connection.data_received(data[start : start + split])
+        if path == ONE:
+            listener.machine.commit()
+            assert transport.written.startswith(b"HTTP/1.1 201 ")
+            connection.data_received(data)  # a head that is known
+            listener.machine.commit()
+            assert transport.written.count(b"HTTP/1.1 201 ") == 2
+        else:
+            assert listener.passed_on == [path]
+            assert bytes(connection.cycle.body) == body
+            assert not connection.cycle.more_body
+            assert connection.cycle.keep_alive
+            assert not [value for name, value in connection.headers if name == b"upgrade"]
+
+
+def test_many_offers_in_one_piece_are_ignored_one_after_the_other() -> None:
+    listener = Listener()
+    connection, _ = listener.connect()
+    one = head(0, "/v1/elsewhere", *OFFER)
+    connection.data_received(one * 3000)
+    assert listener.passed_on == ["/v1/elsewhere"]
+    assert len(connection.pipeline) == 2999
+
+
+def test_a_proxy_is_asked_for_in_vain() -> None:
+    connection, transport = Listener().connect()
+    connection.data_received(b"CONNECT localhost:80 HTTP/1.1\r\nhost: localhost:80\r\n\r\n")
+    assert transport.written.startswith(b"HTTP/1.1 400 ")
