@@ -29,7 +29,7 @@ from delayserver.testing.durable import StagedRow, Violation
 from delayserver.testing.ledger import Ledger
 from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import SimulatedClock, stage
-from storage.errors import StagingError
+from storage.errors import DamageError, StagingError
 from storage.rows import HOUR_MS
 from storage.staging import OnConflict, manifest_path
 
@@ -136,9 +136,14 @@ class Clients(Actor):
         expected = self._ledger.watching(key, max(now_ms, server.engine.timeouts.now_ms))
         watchers = events.watchers(key, server.engine.sequencer.next_seq)
         bodies = {}
+        unreadable = set()
         for watcher in watchers:
             entry = events.entry(watcher)
-            found = server.unfiled(entry) or server.reader.find(entry)
+            try:
+                found = server.unfiled(entry) or server.reader.find(entry)
+            except DamageError:
+                unreadable.add(watcher.seq)  # It goes on waiting.
+                continue
             if found is not None:
                 bodies[watcher.seq] = found.payload, found.subject_id
         already = {
@@ -151,7 +156,7 @@ class Clients(Actor):
             done = events.complete(key, watchers, bodies, now_ms)
         except DelayServerError:
             return
-        missing = expected - already - {*done.cancelled, *done.fired}
+        missing = expected - already - unreadable - {*done.cancelled, *done.fired}
         if missing:
             raise Violation(f"an event for {key} left {missing} waiting (I5)")
 
@@ -253,6 +258,9 @@ class Clients(Actor):
         server, new_due_ms = self._server, self._due_ms()
 
         def found(value: Found | None, error: Exception | None) -> None:
+            if isinstance(error, DamageError):
+                self._counts["moves of what cannot be read"] += 1
+                return
             if error is not None:
                 raise error
             if value is None:

@@ -158,6 +158,15 @@ class Ledger(DurableRecords):
     def damaged(self, error: DamageError) -> None:
         self.damage.append(error)
 
+    def _is_named(self, entry_seqs: Iterable[int]) -> bool:
+        """Whether one of these rows was named as damaged in this life: who cannot be delivered
+        is in no queue, and nobody knows his state."""
+        return any(
+            one.first_seq <= seq <= (one.last_seq or seq)
+            for seq in entry_seqs
+            for one in self.damage
+        )
+
     def made(self, subscription_id: int) -> None:
         """Somebody makes a subscription; what others have had is not for it."""
         self._made_at[subscription_id] = len(self._outcomes) + 1
@@ -237,7 +246,7 @@ class Ledger(DurableRecords):
     def located(self, message_seq: int, state: State) -> None:
         """A look-up, a cancel or a move was answered with the state of a message."""
         message = self.messages.get(message_seq)
-        if message is None:
+        if message is None or self._is_named(message.where.values()):
             return
         ended = {
             outcome
@@ -297,6 +306,7 @@ class Ledger(DurableRecords):
         self._fired_until_ms = 0
         self._ended.clear()
         self._on_their_way.clear()
+        self.damage.clear()
 
     def recovered(self, server: SimulatedServer) -> None:
         """Hold the disk and the recovered state against what is durable."""
