@@ -31,6 +31,7 @@ from storage import catalog_file
 from storage.catalog_columns import Columns, ascending
 from storage.catalog_file import seal, seal_columns, unseal, unseal_many
 from storage.errors import EXHAUSTED, CatalogError, DamageError, DiskFullError, ExhaustedError
+from storage.files import DIRECTORY_MODE, FILE_MODE
 from storage.frame import Damage
 
 _PUT_SLICE = 500
@@ -174,6 +175,9 @@ class LmdbCatalog:
         self._path = path
         for damage in catalog_file.find_damage(path, TABLES, verify_all=verify_all):
             raise damage.error()
+        if not readonly:
+            # LMDB would give a directory the mode of its files.
+            os.makedirs(path, DIRECTORY_MODE, exist_ok=True)
         try:
             self._environment = lmdb.open(
                 path,
@@ -181,6 +185,7 @@ class LmdbCatalog:
                 max_dbs=len(Table),
                 max_readers=256,
                 readonly=readonly,
+                mode=FILE_MODE,
                 metasync=True,
                 sync=True,
                 # The backlog is larger than memory and access is random: read-ahead only evicts.

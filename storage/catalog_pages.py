@@ -30,6 +30,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from storage.errors import UnreadableError
 from storage.frame import Damage, Readable
 
 META_PAGES = 2
@@ -90,6 +91,13 @@ class _Broken(Exception):
     """A page is not what it should be."""
 
 
+def _read(file: Readable, length: int, offset: int) -> bytes:
+    try:
+        return file.pread(length, offset)
+    except UnreadableError as error:
+        raise _Broken(error.reason) from error
+
+
 def read_meta(file: Readable, size: int, *, transaction: int | None = None) -> Meta | Damage:
     """The meta page of the newest transaction, or of `transaction`."""
     found: list[Meta] = []
@@ -117,7 +125,7 @@ def read_meta(file: Readable, size: int, *, transaction: int | None = None) -> M
 
 def _parse_meta(file: Readable, size: int, number: int, page_bytes: int) -> Meta:
     """The meta page of that number; `page_bytes`: as far as they are known."""
-    page = file.pread(_META_BYTES, number * page_bytes)
+    page = _read(file, _META_BYTES, number * page_bytes)
     if len(page) < _META_BYTES:
         raise _Broken("a meta page is cut off")
     own_number, _, flags, _, _ = _PAGE.unpack_from(page)
@@ -183,7 +191,7 @@ class Walk:
     def _page(self, number: int) -> bytes:
         """A page that nobody has come by yet, with its own number."""
         self._use(number)
-        page = self._file.pread(self._meta.page_bytes, number * self._meta.page_bytes)
+        page = _read(self._file, self._meta.page_bytes, number * self._meta.page_bytes)
         if len(page) < self._meta.page_bytes or _NUMBER.unpack_from(page)[0] != number:
             raise _Broken("it is another page")
         return page
@@ -269,7 +277,7 @@ class Walk:
             raise _Broken(f"page {number} is not the value that belongs here")
         for behind in range(number + 1, number + pages):
             self._use(behind)
-        return self._file.pread(length, number * page_bytes + _PAGE.size), pages
+        return _read(self._file, length, number * page_bytes + _PAGE.size), pages
 
     def _free_pages(self) -> None:
         """The pages that LMDB will write next must not be in use."""

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from storage.catalog import Catalog, Table
 from storage.definitions_log import definitions_path, parse_definitions_name
 from storage.directory import open_identity
-from storage.errors import CatalogError, DamageError, DiskError, StorageError
+from storage.errors import CatalogError, DamageError, DiskError, StorageError, UnreadableError
 from storage.files import File, Files, OsFiles
 from storage.frame import (
     CRC_BYTES,
@@ -302,8 +302,9 @@ class _Check:
                     self._frame(found, _message_rules(found.header, found.rows))
                     expected = found.last_seq + 1
                 elif not found.torn:
-                    self._damage(found)
-                    expected = found.last_seq + 1
+                    damage = found if behind is None else found.before(behind)
+                    self._damage(damage)
+                    expected = damage.last_seq + 1
                 elif behind is None:
                     self._damage(found, Severity.TORN_TAIL)
                 else:
@@ -435,11 +436,14 @@ class _Check:
 
     def _padding(self, file: File, frame: Frame) -> None:
         """No checksum covers the zeros at the end of a frame, and no reader looks at them."""
-        start = frame.payload_start + frame.header.payload_bytes
-        if start < frame.end and any(file.pread(frame.end - start, start)):
-            self._report.add(
-                frame.path, "the padding of a frame is not zero", offset=start, end=frame.end
-            )
+        start, problem = frame.payload_start + frame.header.payload_bytes, ""
+        try:
+            if start < frame.end and any(file.pread(frame.end - start, start)):
+                problem = "the padding of a frame is not zero"
+        except UnreadableError as error:
+            problem = f"the padding of a frame: {error.reason}"
+        if problem:
+            self._report.add(frame.path, problem, offset=start, end=frame.end)
 
     def _damage(self, found: Damage, severity: Severity = Severity.DAMAGE) -> None:
         self._report.add(
@@ -462,7 +466,8 @@ class _Check:
         if not frame.payload_intact and not any(bad.any() for _, bad in payload_rules):
             self._report.add(
                 frame.path,
-                "the payloads as a whole do not match their checksum, though each one does",
+                frame.unreadable
+                or "the payloads as a whole do not match their checksum, though each one does",
                 offset=frame.payload_start,
                 end=frame.payload_start + header.payload_bytes,
                 severity=severity,
@@ -605,6 +610,6 @@ def _payload_rules(frame: Frame) -> list[Rule]:
                 foreign[index] = True
     return [
         ("a payload lies outside of the frame", outside),
-        ("a payload does not match its checksum", broken),
+        (frame.unreadable or "a payload does not match its checksum", broken),
         ("a payload is not the one that the row names", foreign),
     ]

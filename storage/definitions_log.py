@@ -288,7 +288,7 @@ class DefinitionsLog:
             if isinstance(found, Damage):
                 raise found.error()
             if not found.payload_intact:
-                reason = "the payloads do not match their checksum"
+                reason = found.unreadable or "the payloads do not match their checksum"
                 raise DamageError(file.path, found.payload_start, reason)
             starts = found.payload_start + CRC_BYTES + found.rows["payload_offset"].astype(np.int64)
             for one, start in zip(definitions_in(found), starts.tolist(), strict=True):

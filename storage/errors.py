@@ -7,6 +7,7 @@ StorageError
 │   │   └── ExhaustedError      the system has no descriptor, or no memory, for the call
 │   └── SyncError           fsync failed: what is durable is unknown, the process must end (I9)
 ├── DamageError             bytes that were read do not match their checksum (I8)
+│   └── UnreadableError     bytes that the device does not give back (a bad sector): damage, too
 ├── FormatVersionError      written by a version of this software that is newer than this one
 ├── FormatOutdatedError     written by an older version, and not carried over yet
 ├── RepairUnfinishedError   a repair was interrupted, and some files are old, some new
@@ -89,6 +90,16 @@ class DamageError(StorageError):
         self.reason = reason
         self.first_seq = first_seq
         self.last_seq = last_seq
+
+
+class UnreadableError(DamageError):
+    """The device does not give these bytes back: a sector is bad.
+
+    It is damage of this place and of nothing else, so it is no reason to end (I8)."""
+
+    def __init__(self, path: str, offset: int, reason: str) -> None:
+        super().__init__(path, offset, f"it cannot be read ({reason})")
+        self.cause = reason
 
 
 class FormatVersionError(StorageError):

@@ -17,7 +17,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from storage.errors import (
@@ -28,12 +28,18 @@ from storage.errors import (
     ExhaustedError,
     ShortageError,
     SyncError,
+    UnreadableError,
 )
 
 Buffer = bytes | bytearray | memoryview
 
 FILE_MODE = 0o640
 PRIVATE_MODE = 0o600
+DIRECTORY_MODE = 0o750
+SECTOR_BYTES = 4096
+"""What is lost with one bad sector: the system reads, and refuses to, by pages of this size."""
+UNREADABLE_BYTE = b"\xbd"
+"""Stands for what cannot be read. Not zero: zeros mean that nothing was written."""
 
 _BUFFERS_MAX = 64
 _WRITE_BYTES = 1024 * 1024
@@ -49,7 +55,9 @@ class File(Protocol):
     path: str
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Read up to `length` bytes at `offset`; fewer only at the end of the file."""
+        """Read up to `length` bytes at `offset`; fewer only at the end of the file.
+
+        Raises UnreadableError if the device does not give back some of them."""
         ...
 
     def pread_now(self, length: int, offset: int) -> bytes | None:
@@ -165,6 +173,34 @@ def size_of(files: Files, path: str) -> int:
         file.close()
 
 
+def read_past(
+    read: Callable[[int, int], bytes], length: int, offset: int
+) -> Iterator[tuple[int, bytes, UnreadableError | None]]:
+    """What `read`, a `File.pread`, gives of a stretch: in one piece, or else sector by sector.
+
+    Yields offset and bytes of each piece; where there is an error, UNREADABLE_BYTE in their place.
+    So who holds a checksum of what he reads loses no more than the sectors that are bad."""
+    try:
+        whole = read(length, offset)
+    except UnreadableError:
+        pass
+    else:
+        yield offset, whole, None
+        return
+    end = offset + length
+    while offset < end:
+        count = min(end - offset, SECTOR_BYTES - offset % SECTOR_BYTES)
+        try:
+            data = read(count, offset)
+        except UnreadableError as error:
+            yield offset, UNREADABLE_BYTE * count, error
+        else:
+            yield offset, data, None
+            if len(data) < count:
+                return
+        offset += count
+
+
 def _wrap(call: str, path: str, error: OSError) -> DiskError:
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -172,6 +208,15 @@ def _wrap(call: str, path: str, error: OSError) -> DiskError:
     if error.errno in EXHAUSTED:
         return ExhaustedError(call, path, reason)
     return DiskError(call, path, reason)
+
+
+_UNREADABLE = {
+    getattr(errno, name)
+    for name in ("EIO", "ENODATA", "EBADMSG", "EUCLEAN", "EILSEQ", "EREMOTEIO", "ETIMEDOUT")
+    if hasattr(errno, name)
+}
+"""What a read reports of a bad sector, of a checksum of the file system or of the device that does
+not match, and of a device that gave up. Not every system knows all of them."""
 
 
 @contextlib.contextmanager
@@ -208,6 +253,9 @@ class OsFile:
                 have += len(data)
             return b"".join(parts)
         except OSError as error:
+            if error.errno in _UNREADABLE:
+                reason = error.strerror or str(error)
+                raise UnreadableError(self.path, offset, reason) from error
             raise _wrap("pread", self.path, error) from error
 
     def pread_now(self, length: int, offset: int) -> bytes | None:
@@ -310,7 +358,7 @@ class OsFiles:
         if readonly:
             return
         with _disk_errors("mkdir", root):
-            os.makedirs(root, exist_ok=True)
+            os.makedirs(root, DIRECTORY_MODE, exist_ok=True)
         self._sync_directory(os.path.dirname(os.path.abspath(root)))
 
     def _full(self, path: str) -> str:
@@ -348,7 +396,10 @@ class OsFiles:
     def make_directory(self, path: str) -> None:
         # Synced even where it exists: a process that was killed may have made it a moment ago.
         with _disk_errors("mkdir", path):
-            os.makedirs(self._full(path), exist_ok=True)
+            parts = path.split("/")
+            # One by one: `makedirs` gives the mode to the last of them alone.
+            for count in range(1, len(parts) + 1):
+                os.makedirs(self._full("/".join(parts[:count])), DIRECTORY_MODE, exist_ok=True)
         parent = path
         while parent:
             parent = parent.rpartition("/")[0]

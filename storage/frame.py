@@ -15,11 +15,14 @@ A frame that does not verify is either a torn tail (nothing valid behind it: it 
 or damage (something valid behind it). `scan` tells the two apart by searching on for the next
 frame. Only frames with the stamp of this data directory count, a random number that no publisher
 knows; otherwise a message body could be made to look like a frame.
+
+A bad sector is damage like any other, and the scans read past it (`storage.files.read_past`). But
+no crash makes one: what ends in it is never taken for a torn tail.
 """
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import google_crc32c
@@ -27,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DamageError, FormatVersionError
-from storage.files import Buffer
-from storage.rows import DTYPES, LogKind
+from storage.files import Buffer, read_past
+from storage.rows import DTYPES, MESSAGE_DTYPE, LogKind
 
 MAGIC = b"DLY1"
 VERSION = 1
@@ -89,7 +92,8 @@ class Frame:
     """One frame that verified. `payload` is None when it was not asked for.
 
     `payload_intact` is False when the blob as a whole does not match its checksum: rows can be
-    trusted then, and each payload only by the checksum in its own row."""
+    trusted then, and each payload only by the checksum in its own row. `unreadable` says which of
+    its bytes the device did not give back, if that is why."""
 
     path: str
     offset: int
@@ -97,6 +101,7 @@ class Frame:
     rows: Rows
     payload: bytes | None
     payload_intact: bool = True
+    unreadable: str = ""
 
     @property
     def end(self) -> int:
@@ -123,8 +128,8 @@ class Frame:
 class Damage:
     """Bytes that are not a valid frame: `[offset, end)` of `path`.
 
-    `torn` means that nothing valid stands behind it. The seqs bound what is missing (0: unknown).
-    """
+    `torn` means that nothing valid stands behind it, and all of it was read; `is_unreadable`, that
+    it was not. The seqs bound what is missing (0: unknown)."""
 
     path: str
     offset: int
@@ -133,6 +138,11 @@ class Damage:
     torn: bool
     first_seq: int = 0
     last_seq: int = 0
+    is_unreadable: bool = False
+
+    def before(self, seq: int) -> "Damage":
+        """The same, where the record `seq` is known to stand behind it."""
+        return replace(self, last_seq=min(self.last_seq, seq - 1))
 
     def error(self) -> DamageError:
         """The damage as an error that can be raised."""
@@ -287,6 +297,30 @@ class Growing(Readable, Protocol):
     def size(self) -> int: ...
 
 
+class _Bad(NamedTuple):
+    """Bytes that cannot be read, up to `end`."""
+
+    end: int
+    reason: str
+
+
+class _Sectors:
+    """A file, read past what of it cannot be read; `bad` says where that is, by offset."""
+
+    def __init__(self, file: Readable) -> None:
+        self.path = file.path
+        self.bad: dict[int, _Bad] = {}
+        self._file = file
+
+    def pread(self, length: int, offset: int) -> bytes:
+        pieces = []
+        for at, data, error in read_past(self._file.pread, length, offset):
+            pieces.append(data)
+            if error is not None:
+                self.bad[at] = _Bad(at + len(data), error.cause)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
 class _Window:
     """Reads a file front to back in pieces, so that small frames cost no call each."""
 
@@ -335,20 +369,28 @@ def scan(
         if following is None and found == _ZEROS_FOUND and kind is LogKind.MESSAGE:
             return
         first_missing = last_seq + 1 if kind in _ASCENDING else 0
-        if following is None:
+        stop = end if following is None else following.offset
+        unreadable = scanner.unreadable(offset, stop)
+        if following is None and not unreadable:
             yield Damage(file.path, offset, end, found, torn=True, first_seq=first_missing)
             return
-        last_missing = following.header.first_seq - 1 if kind in _ASCENDING else 0
+        if kind not in _ASCENDING:
+            last_missing = 0
+        elif following is None:
+            last_missing = scanner.last_seq(offset, first_missing)
+        else:
+            last_missing = following.header.first_seq - 1
         yield Damage(
             file.path,
             offset,
-            following.offset,
-            found,
+            stop,
+            unreadable or found,
             torn=False,
             first_seq=first_missing,
             last_seq=last_missing,
+            is_unreadable=bool(unreadable),
         )
-        offset = following.offset
+        offset = stop
 
 
 def scan_headers(
@@ -412,7 +454,7 @@ def with_torn_payload(items: Iterable[Frame | Damage]) -> Iterator[Frame | Damag
                 break
             yield held
             held = None
-        if isinstance(found, Frame) and not found.payload_intact:
+        if isinstance(found, Frame) and not found.payload_intact and not found.unreadable:
             held = found
         else:
             yield found
@@ -433,11 +475,13 @@ class _Scanner:
     def __init__(
         self, file: Readable, end: int, kind: LogKind, stamp: int, ahead_bytes: int = _READ_BYTES
     ) -> None:
-        self._file = file
+        self._file = _Sectors(file)
         self._end = end
         self._kind = kind
         self._stamp = stamp
-        self._window = _Window(file, end, ahead_bytes)
+        self._used_end = 0
+        """As far as the last search has seen anything but zeros."""
+        self._window = _Window(self._file, end, ahead_bytes)
 
     def header(self, offset: int) -> Header | str:
         """The header of the frame at `offset`, or in words why there is none."""
@@ -464,12 +508,39 @@ class _Scanner:
             return "the rows do not match their checksum"
         if not payload:
             return Frame(path, offset, header, rows, None)
-        blob = window.read(offset + HEADER_BYTES + header.rows_bytes, header.payload_bytes)
-        return Frame(path, offset, header, rows, blob, crc32c(blob) == header.payload_crc)
+        start = offset + HEADER_BYTES + header.rows_bytes
+        blob = window.read(start, header.payload_bytes)
+        if crc32c(blob) == header.payload_crc:
+            return Frame(path, offset, header, rows, blob)
+        unreadable = self.unreadable(start, start + header.payload_bytes)
+        return Frame(path, offset, header, rows, blob, False, unreadable)
+
+    def unreadable(self, start: int, end: int) -> str:
+        """Which bytes between two offsets cannot be read, in words; empty if none."""
+        bad = sorted(one for one in self._file.bad.items() if start < one[1].end and one[0] < end)
+        if not bad:
+            return ""
+        (first, piece), more = bad[0], len(bad) - 1
+        others = f", and {more} more" if more else ""
+        return f"bytes {first}–{piece.end} cannot be read ({piece.reason}){others}"
+
+    def last_seq(self, offset: int, first_seq: int) -> int:
+        """A bound of the seqs that are lost with what begins at `offset`, where nothing follows.
+
+        In the message log, where nobody else may get them: what a header says, and as many as have
+        room behind it. The seqs of an hour have gaps: 0, unless the header speaks of all."""
+        header, last_seq = self.header(offset), first_seq
+        if isinstance(header, Header):
+            offset, last_seq = offset + header.frame_bytes, header.last_seq
+        rest = max(0, self._used_end - offset)
+        if self._kind is LogKind.MESSAGE:
+            return last_seq + rest // MESSAGE_DTYPE.itemsize
+        return 0 if rest else last_seq
 
     def search(self, start: int, last_seq: int) -> Frame | None:
         """The next frame from `start` on that verifies, without its payload."""
         start = padded(start)
+        self._used_end = start
         while start < self._end:
             piece = self._file.pread(min(_SEARCH_BYTES + len(MAGIC), self._end - start), start)
             position = piece.find(MAGIC)
@@ -482,5 +553,7 @@ class _Scanner:
                     ):
                         return found
                 position = piece.find(MAGIC, position + 1)
+            if used := len(piece.rstrip(b"\0")):
+                self._used_end = start + used
             start += _SEARCH_BYTES
         return None

@@ -20,8 +20,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.errors import DamageError, ShortageError
-from storage.files import Buffer, File, Files
+from storage.errors import DamageError, ShortageError, UnreadableError
+from storage.files import Buffer, File, Files, read_past
 from storage.frame import (
     ALIGNMENT,
     HEADER_BYTES,
@@ -34,7 +34,7 @@ from storage.frame import (
     scan,
     scan_headers,
 )
-from storage.rows import FLAG_REMOVAL, HOUR_MS, LogKind
+from storage.rows import FLAG_REMOVAL, HOUR_MS, SEQ_MAX, LogKind
 
 OPEN_FILES_MAX = 128
 """Unless told otherwise."""
@@ -186,12 +186,15 @@ class HourLog:
         """Write what stands from `start` on once more, so that the next `sync` makes it durable.
 
         For bytes that an earlier process wrote: if its sync failed, they can be read, but the
-        system takes them for written, and a sync alone would not write them."""
+        system takes them for written, and a sync alone would not write them. What cannot be read
+        stays as it is."""
         file = self._file(hour)
-        data = file.pread(file.size() - start, start) if file else b""
-        if file is not None and data:
-            file.pwrite([data], start)
-            self._dirty.add(hour)
+        if file is None or start >= file.size():
+            return
+        for offset, data, error in read_past(file.pread, file.size() - start, start):
+            if error is None:
+                file.pwrite([data], offset)
+        self._dirty.add(hour)
 
     def cut(self, hour: int, length: int) -> None:
         """Cut an hour's file back to `length` bytes, durably with the next `sync` (I7)."""
@@ -242,7 +245,9 @@ class HourLog:
         )
 
     def read(self, hour: int, offset: int, length: int) -> bytes:
-        """Bytes of an hour's file; the caller holds their checksum. Empty where no file is."""
+        """Bytes of an hour's file; the caller holds their checksum. Empty where no file is.
+
+        Raises UnreadableError."""
         file = self._file(hour)
         return file.pread(length, offset) if file else b""
 
@@ -312,10 +317,13 @@ class HourLog:
         if rows is not None:
             return rows
         path = self.path(hour)
-        header = decode_header(self.read(hour, offset, HEADER_BYTES), path, stamp=self._stamp)
-        rows = header and decode_rows(
-            header, self.read(hour, offset + HEADER_BYTES, header.rows_bytes)
-        )
+        try:
+            header = decode_header(self.read(hour, offset, HEADER_BYTES), path, stamp=self._stamp)
+            rows = header and decode_rows(
+                header, self.read(hour, offset + HEADER_BYTES, header.rows_bytes)
+            )
+        except UnreadableError as error:
+            raise DamageError(path, offset, error.reason, seq, seq) from error
         if rows is None:
             raise DamageError(path, offset, "the frame does not match its checksum", seq, seq)
         self._decoded[hour, offset] = rows
@@ -347,7 +355,8 @@ class HourLog:
                     break
                 else:
                     # `find` stumbles on it, so that what is damaged is not taken for unknown.
-                    entries.append((found.first_seq, found.last_seq, found.offset))
+                    last_missing = found.last_seq or SEQ_MAX
+                    entries.append((found.first_seq, last_missing, found.offset))
                 end = found.end
             index = np.concatenate([index, np.array(entries, _INDEX_DTYPE)])
         self._indexes[hour] = (index, end)

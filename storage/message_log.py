@@ -124,7 +124,10 @@ class MessageLog:
                         self.torn = found
                     break
                 end = found.end
-                yield found
+                if isinstance(found, Damage) and behind is not None:
+                    yield found.before(behind)
+                else:
+                    yield found
             if behind is None and end < size:
                 if end == 0:
                     self._refuse_foreign(file)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.errors import StagingError
+from storage.errors import StagingError, UnreadableError
 from storage.files import File, Files
 from storage.frame import (
     CRC_BYTES,
@@ -231,6 +231,8 @@ def read_manifest(files: Files, import_id: str) -> Manifest:
     file = files.open(path)
     try:
         text = file.pread(MANIFEST_MAX_BYTES, 0)
+    except UnreadableError as error:
+        raise StagingError(path, error.reason) from error
     finally:
         file.close()
     try:
@@ -389,7 +391,7 @@ def _problem(frame: Frame, last: int, payload_max_bytes: int) -> str | None:
     """What is wrong with a frame whose checksums hold."""
     rows, blob = frame.rows, frame.payload or b""
     if not frame.payload_intact:
-        return "the payloads do not match their checksum"
+        return frame.unreadable or "the payloads do not match their checksum"
     expected = np.arange(last + 1, last + 1 + len(rows), dtype=np.uint64)
     if (rows["seq"] != expected).any() or (rows["message_seq"] != expected).any():
         return "the rows are not numbered from 1 without gaps"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from storage.catalog import Catalog, Table
 from storage.directory import REPAIR_FILE
 from storage.errors import DamageError
-from storage.files import File, Files, replace_file
+from storage.files import File, Files, read_past, replace_file
 
 _COPY_BYTES = 1 << 20
 
@@ -60,12 +60,18 @@ class Swap:
         return new
 
     def copy(self, path: str) -> None:
-        """Put a copy of a file into the backup; it is going to be changed by other means."""
+        """Put a copy of a file into the backup; it is going to be changed by other means.
+
+        Zeros stand where the file cannot be read."""
         file = self._files.open(path)
         try:
             with self._written(f"{self.backup}/{path}") as target:
-                for offset in range(0, file.size(), _COPY_BYTES):
-                    target.pwrite([file.pread(_COPY_BYTES, offset)], offset)
+                target.truncate(size := file.size())
+                for start in range(0, size, _COPY_BYTES):
+                    count = min(_COPY_BYTES, size - start)
+                    for offset, data, error in read_past(file.pread, count, start):
+                        if error is None:
+                            target.pwrite([data], offset)
         finally:
             file.close()
 

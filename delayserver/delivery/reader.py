@@ -33,7 +33,7 @@ from delayserver.schedule.wheel_rows import (
     WHEEL_DTYPE,
     FiredRows,
 )
-from storage.errors import DamageError
+from storage.errors import DamageError, UnreadableError
 from storage.frame import Frame, Rows
 from storage.hour_log import HourLog
 from storage.rows import DISPATCH_DTYPE, concatenate, select
@@ -205,13 +205,33 @@ class Reader:
                 locators[index] = locator
             for error in damage:
                 self._on_damage(error)
-        self._read_spans(fired.hour, locators, payloads, self._schedule.read)
+        try:
+            self._read_spans(fired.hour, locators, payloads, self._schedule.read)
+            unreadable: dict[int, str] = {}
+        except UnreadableError:
+            unreadable = self._read_each(fired.hour, locators, payloads)
         path = self._schedule.path(fired.hour)
         for index, data in enumerate(payloads):
             if data is None:
                 seq, offset = seqs[index], locators[index] >> LOCATOR_LENGTH_BITS
-                self._on_damage(DamageError(path, offset, "a row is missing", seq, seq))
+                reason = unreadable.get(index, "a row is missing")
+                self._on_damage(DamageError(path, offset, reason, seq, seq))
         return payloads
+
+    def _read_each(
+        self, hour: int, locators: list[int], payloads: list[bytes | None]
+    ) -> dict[int, str]:
+        """Read what has a place in the file and was not read yet, each by itself: its neighbours
+        do not stand in a bad sector. Returns why, for those that do, by index."""
+        unreadable: dict[int, str] = {}
+        for index, locator in enumerate(locators):
+            if locator and payloads[index] is None:
+                offset, length = locator >> LOCATOR_LENGTH_BITS, locator & PAYLOAD_MAX_BYTES
+                try:
+                    payloads[index] = self._schedule.read(hour, offset, length)
+                except UnreadableError as error:
+                    unreadable[index] = error.reason
+        return unreadable
 
     @staticmethod
     def _read_spans(

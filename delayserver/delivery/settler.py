@@ -54,9 +54,10 @@ class Settler:
         """Cut the torn tails that a crash left; returns the damage found in what had been synced.
 
         A power loss may keep a later frame that was not synced, and lose an earlier one:
-        FLAG_AFTER_SYNC tells such a hole from damage. Nobody was told about a delivery in a torn
-        tail, so it is delivered again (I4). What is intact is written once more and synced: a
-        process that was killed, or whose sync failed, may have left it in the page cache alone."""
+        FLAG_AFTER_SYNC tells such a hole from damage, and so does a device that does not give it
+        back. Nobody was told about a delivery in a torn tail, so it is delivered again (I4). What
+        is intact is written once more and synced: a process that was killed, or whose sync failed,
+        may have left it in the page cache alone."""
         damage: list[Damage] = []
         for hour in hours:
             self._dispatch.touch(hour)
@@ -70,7 +71,7 @@ class Settler:
         unsynced_from = 0
         for found in self._dispatch.scan(hour):
             if isinstance(found, Damage):
-                holes.append(found)
+                (damage if found.is_unreadable else holes).append(found)
             elif found.rows["flags"][0] & FLAG_AFTER_SYNC:
                 damage += holes
                 holes.clear()

@@ -54,7 +54,8 @@ def read_generation(
             apply(definitions_in(found), defined.state)
             defined.last_seq = max(defined.last_seq, found.last_seq)
             if not found.payload_intact:
-                start, reason = found.payload_start, "payloads do not match their checksum"
+                start = found.payload_start
+                reason = found.unreadable or "payloads do not match their checksum"
                 defined.damage.append(Damage(found.path, start, found.end, reason, torn=False))
     finally:
         file.close()

@@ -10,10 +10,17 @@ Cost: none until it happens. Threads: set up before any starts.
 """
 
 import faulthandler
+import os
 from pathlib import Path
 from typing import BinaryIO
 
+from storage.files import FILE_MODE
+
 FAULT_FILE = "fault"
+
+
+def _opener(path: str, flags: int) -> int:
+    return os.open(path, flags, FILE_MODE)
 
 
 class MemoryFaults:
@@ -34,7 +41,7 @@ class MemoryFaults:
     def watch(self) -> None:
         """Note a fault from now on; nothing where the directory does not exist yet."""
         if self._file is None and self._path.parent.is_dir():
-            self._file = self._path.open("ab")
+            self._file = open(self._path, "ab", opener=_opener)  # noqa: SIM115 (it stays open)
             faulthandler.enable(self._file, all_threads=False)
 
     def remove_notes(self) -> None:

@@ -254,7 +254,7 @@ def _intact(frame: Frame, damage: list[Damage]) -> Records:
                     frame.path,
                     frame.payload_start + start,
                     frame.payload_start + start + length,
-                    "a payload does not match its checksum",
+                    frame.unreadable or "a payload does not match its checksum",
                     torn=False,
                     first_seq=int(row["seq"]),
                     last_seq=frame.last_seq if is_import else int(row["seq"]),

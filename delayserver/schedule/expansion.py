@@ -142,7 +142,7 @@ class Expansion:
                     keep[index] = False
                     place = (frame.path, frame.payload_start + start)
                     seq = int(rows["seq"][index])
-                    reason = "a payload does not match its checksum"
+                    reason = frame.unreadable or "a payload does not match its checksum"
                     end = frame.payload_start + start + length
                     damage.append(Damage(*place, end, reason, False, seq, seq))
         if keep.all():

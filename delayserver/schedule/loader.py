@@ -56,6 +56,8 @@ class LoadedHour:
     damage: list[Damage] = field(default_factory=list)
     fired: list[Mark] = field(default_factory=list)
     """What of it has fired though it is not due yet: the clock was set back."""
+    is_whole: bool = True
+    """Whether its rows could all be read."""
     _by_seq: tuple[NDArray[np.uint64], NDArray[np.intp]] | None = None
     """All seqs in order, and where their rows stand."""
 
@@ -120,6 +122,7 @@ class Loader:
     ) -> LoadedHour:
         damage: list[Damage] = []
         parts, tombstones = self._read_schedule(snapshot, damage)
+        is_whole = not damage
         # What was cancelled or moved must not fire (I5), nor what was delivered, again (I4).
         settled, due_ms = self._read_settled(snapshot.hour, tombstones, damage)
         ahead = due_ms >= now_ms
@@ -143,7 +146,8 @@ class Loader:
             for subscription, remains in remaining(entries, settled, registry, subject_names):
                 parts.append(select(here, remains))
                 parts[-1]["route"] = subscription.id | ROUTE_SUBSCRIPTION
-        return LoadedHour(snapshot.hour, merge_run(parts, self._slot_ms), damage, fired)
+        run = merge_run(parts, self._slot_ms)
+        return LoadedHour(snapshot.hour, run, damage, fired, is_whole)
 
     def _read_schedule(self, snapshot: Snapshot, damage: list[Damage]) -> tuple[list[Rows], Rows]:
         """The entries as they wait in the wheel, in parts of some length, and the tombstones."""

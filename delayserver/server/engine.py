@@ -230,7 +230,8 @@ class Engine:
         found = loaded.find(np.fromiter(removed, np.uint64, len(removed)))
         gone = found[self._removed_among(loaded.hour, select(run.rows, found))]
         run.rows["seq"][gone] = 0
-        self.hours.add(loaded.hour, loaded.count - len(gone))
+        # What could not be read stays unsettled: its hour is kept, for the repair (I8).
+        self.hours.add(loaded.hour, loaded.count - len(gone) + (not loaded.is_whole))
         self.wheel.load(loaded.hour, run)
         self.hours.loading.discard(loaded.hour)
         self._prune()

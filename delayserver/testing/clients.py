@@ -29,7 +29,7 @@ from delayserver.testing.durable import StagedRow, Violation
 from delayserver.testing.ledger import Ledger
 from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import SimulatedClock, stage
-from storage.errors import ShortageError, StagingError
+from storage.errors import DamageError, ShortageError, StagingError
 from storage.rows import HOUR_MS
 from storage.staging import OnConflict, manifest_path
 
@@ -136,12 +136,16 @@ class Clients(Actor):
         expected = self._ledger.watching(key, max(now_ms, server.engine.timeouts.now_ms))
         watchers = events.watchers(key, server.engine.sequencer.next_seq)
         bodies = {}
+        unreadable = set()
         for watcher in watchers:
             entry = events.entry(watcher)
             try:
                 found = server.unfiled(entry) or server.reader.find(entry)
             except ShortageError:
                 return  # told to whoever asked
+            except DamageError:
+                unreadable.add(watcher.seq)  # It goes on waiting.
+                continue
             if found is not None:
                 bodies[watcher.seq] = found.payload, found.subject_id
         already = {
@@ -154,7 +158,7 @@ class Clients(Actor):
             done = events.complete(key, watchers, bodies, now_ms)
         except DelayServerError:
             return
-        missing = expected - already - {*done.cancelled, *done.fired}
+        missing = expected - already - unreadable - {*done.cancelled, *done.fired}
         if missing:
             raise Violation(f"an event for {key} left {missing} waiting (I5)")
 
@@ -258,6 +262,9 @@ class Clients(Actor):
         def found(value: Found | None, error: Exception | None) -> None:
             if isinstance(error, ShortageError):
                 return  # told to whoever asked
+            if isinstance(error, DamageError):
+                self._counts["moves of what cannot be read"] += 1
+                return
             if error is not None:
                 raise error
             if value is None:

@@ -9,6 +9,7 @@ Cost: about 10 µs per record. Threads: none.
 """
 
 from collections.abc import Iterable
+from typing import NoReturn
 
 import msgspec
 
@@ -21,7 +22,7 @@ from delayserver.testing.durable import DurableRecords, Violation
 from delayserver.testing.server import SimulatedServer
 from storage.catalog import Table
 from storage.errors import DamageError
-from storage.frame import Frame
+from storage.frame import Damage
 from storage.rows import FLAG_REMOVAL, HOUR_MS, Outcome
 
 
@@ -157,6 +158,15 @@ class Ledger(DurableRecords):
     def damaged(self, error: DamageError) -> None:
         self.damage.append(error)
 
+    def _is_named(self, entry_seqs: Iterable[int]) -> bool:
+        """Whether one of these rows was named as damaged in this life: who cannot be delivered
+        is in no queue, and nobody knows his state."""
+        return any(
+            one.first_seq <= seq <= (one.last_seq or seq)
+            for seq in entry_seqs
+            for one in self.damage
+        )
+
     def made(self, subscription_id: int) -> None:
         """Somebody makes a subscription; what others have had is not for it."""
         self._made_at[subscription_id] = len(self._outcomes) + 1
@@ -236,7 +246,7 @@ class Ledger(DurableRecords):
     def located(self, message_seq: int, state: State) -> None:
         """A look-up, a cancel or a move was answered with the state of a message."""
         message = self.messages.get(message_seq)
-        if message is None:
+        if message is None or self._is_named(message.where.values()):
             return
         ended = {
             outcome
@@ -296,6 +306,7 @@ class Ledger(DurableRecords):
         self._fired_until_ms = 0
         self._ended.clear()
         self._on_their_way.clear()
+        self.damage.clear()
 
     def recovered(self, server: SimulatedServer) -> None:
         """Hold the disk and the recovered state against what is durable."""
@@ -311,7 +322,7 @@ class Ledger(DurableRecords):
             self._apply(records.rows.tobytes(), records.payload)
         self._tentative.clear()
         for damage in server.recovered.damage:
-            raise Violation(f"a crash left damage behind: {damage} (I8)")
+            _refuse(damage, "a crash left damage behind (I8)")
         if server.recovered.subjects != {name: key for key, name in self.subjects.items()}:
             raise Violation(f"subjects are {server.recovered.subjects} (I7)")
         expected = {s.id: s for s in self.subscriptions.values() if not s.deleted}
@@ -339,8 +350,8 @@ class Ledger(DurableRecords):
             found: list[tuple[int, int]] = []
             if state is not None:
                 for frame in server.reader._schedule.scan(hour):
-                    if not isinstance(frame, Frame):
-                        raise Violation(f"damage in a schedule file: {frame} (I7)")
+                    if isinstance(frame, Damage):
+                        _refuse(frame, "damage in a schedule file (I7)")
                     found += zip(
                         frame.rows["seq"].tolist(), frame.rows["flags"].tolist(), strict=True
                     )
@@ -356,8 +367,8 @@ class Ledger(DurableRecords):
     def _check_dispatch(self, server: SimulatedServer, hour: int, entry_seqs: set[int]) -> None:
         on_disk: list[bytes] = []
         for frame in server.reader._dispatch.scan(hour):
-            if not isinstance(frame, Frame):
-                raise Violation(f"damage in a dispatch file: {frame} (I4)")
+            if isinstance(frame, Damage):
+                _refuse(frame, "damage in a dispatch file (I4)")
             data, size = frame.rows.tobytes(), frame.rows.dtype.itemsize
             # The last byte is the flags, which the settler sets.
             on_disk += [data[at : at + size - 1] + b"\0" for at in range(0, len(data), size)]
@@ -407,3 +418,10 @@ class Ledger(DurableRecords):
                     raise Violation(f"message {message.seq} never came to {subscription.name} (I3)")
             if not delivered and not message.dead and message.seq not in self.dropped:
                 raise Violation(f"message {message.seq} was lost (I3)")
+
+
+def _refuse(damage: Damage, what: str) -> NoReturn:
+    """Nothing but a disk that fails may leave damage behind."""
+    if damage.is_unreadable:
+        raise damage.error()
+    raise Violation(f"{what}: {damage}")

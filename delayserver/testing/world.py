@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,7 +25,9 @@ from delayserver.testing.subscribers import Subscribers
 from storage import staging
 from storage.catalog import Table
 from storage.errors import ShortageError, StorageError
-from storage.rows import HOUR_MS
+from storage.files import size_of
+from storage.hour_log import hour_path
+from storage.rows import HOUR_MS, LogKind
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
 from storage.testing.files import SimulatedFiles
@@ -46,6 +48,9 @@ class World:
         self.rng = rng = random.Random(seed)
         # Of its own, since it is asked now and then without anything coming of it.
         self._disk_luck = random.Random(seed + 1)
+        self._device_luck = random.Random(f"device {seed}")
+        self._bad_hour: int | None = None
+        """The hour whose file cannot be read to its end."""
         self.seed = seed
         self.clock = SimulatedClock()
         self.ledger = Ledger()
@@ -86,6 +91,7 @@ class World:
         self.server = None
         self.faults = self._plan()
         self.catalog.faults = self.faults
+        self.disk.on_sync = self._slow_syncs()
         # A bias of its own in every life: one thread may starve, another be everywhere first.
         weights = (step.weight * rng.choice((0.1, 1.0, 1.0, 3.0)) for step in self._steps)
         self._weights = tuple(itertools.accumulate(weights))
@@ -113,8 +119,53 @@ class World:
                 raise
             self.counts["ended by a failed disk"] += 1
         self.counts[ending] += 1
+        self._restore()
         self.disk = self.disk.crash() if ending == "power loss" else self.disk.kill()
         self.catalog = self.catalog.crash()
+
+    def _slow_syncs(self) -> Callable[[], None]:
+        """A disk on which, in some lives, time passes while something is synced."""
+        luck = self._device_luck
+        share = luck.choice((0.0, 0.0, 0.05, 0.5))
+
+        def on_sync() -> None:
+            if luck.random() < share:
+                self.counts["slow syncs"] += 1
+                self.clock.move(luck.choice((1, 20, 300)))
+
+        return on_sync
+
+    def _maybe_fail_reads(self) -> None:
+        """The beginning of an hour's file cannot be read any more, for the rest of this life.
+
+        What was there is not lost: it stays unsettled, and is delivered once somebody has put back
+        a copy. The hour is loaded already; `test_bad_sectors.py` looks at those that are not."""
+        luck, hours = self._device_luck, self._running.replay.hours
+        if self._bad_hour is None and luck.random() < 0.01 and self.settings.retention_ms:
+            known = self._running.engine.hours
+            loaded = [
+                hour
+                for hour, state in sorted(hours.items())
+                if known.is_live(hour) and hour not in known.loading and not state.retired_ms
+            ]
+            if loaded:
+                self._bad_hour = luck.choice(loaded)
+                path = hour_path(LogKind.SCHEDULE, self._bad_hour)
+                end = luck.randrange(1, 1 + max(1, size_of(self.disk, path)))
+                self.disk.fail_reads(path, 0, end)
+                self.counts["bad sectors"] += 1
+
+    def _restore_if_settled(self) -> None:
+        """Whoever archives or purges an hour has to read it."""
+        if self._bad_hour is not None:
+            state = self._running.replay.hours.get(self._bad_hour)
+            if state is None or state.retired_ms:
+                self._restore()
+
+    def _restore(self) -> None:
+        """A copy is put back in the place of what cannot be read."""
+        self.disk.mend_reads()
+        self._bad_hour = None
 
     @property
     def _running(self) -> SimulatedServer:
@@ -157,6 +208,14 @@ class World:
             self.ledger,
             quick=self._quick(),
         )
+        purging = self.server.replay.purging
+        purge = purging.step
+
+        def step(*arguments: Any, **named: Any) -> bool:
+            self._restore_if_settled()
+            return purge(*arguments, **named)
+
+        purging.step = step  # type: ignore[method-assign]
         for actor in (self.clients, self.subscribers, self.operators):
             actor.begin(self.server, self.disk)
         self.ledger.recovered(self.server)
@@ -210,6 +269,8 @@ class World:
             if step.is_possible():
                 step.do()
                 break
+        self._maybe_fail_reads()
+        self._restore_if_settled()
         if self.settings.archive:
             self.operators.maybe_archive()
 
@@ -253,6 +314,7 @@ class World:
         self.subscribers.is_patient = True
         self.faults = Faults()
         self.catalog.faults = None
+        self.disk.on_sync = lambda: None
         self._start()
         server, subscribers = self._running, self.subscribers
         server.rest()

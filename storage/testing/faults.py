@@ -25,7 +25,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
-from storage.errors import DiskError, DiskFullError, ExhaustedError, SyncError
+from storage.errors import (
+    DiskError,
+    DiskFullError,
+    ExhaustedError,
+    StorageError,
+    SyncError,
+    UnreadableError,
+)
 from storage.files import FILE_MODE, Buffer, File, Files
 from storage.testing.files import SimulatedFile
 
@@ -40,7 +47,8 @@ class FaultKind(enum.Enum):
     """What goes wrong."""
 
     IO_ERROR = "I/O error"
-    """EIO. SyncError from the calls that sync, DiskError from all others."""
+    """EIO. SyncError from the calls that sync, UnreadableError from `pread`, DiskError from all
+    others."""
     NO_SPACE = "no space"
     """ENOSPC: DiskFullError. Calls that take no space go through: all but the writes, rename,
     make_directory, lock, and open where it creates."""
@@ -158,8 +166,8 @@ class Faults:
                 return fault
         return None
 
-    def error(self, fault: Fault) -> DiskError | SimulatedCrash:
-        """What the call that was struck last has to raise."""
+    def error(self, fault: Fault, read_at: int = 0) -> StorageError | SimulatedCrash:
+        """What the call that was struck last has to raise; `read_at`: where it was to read."""
         number, call, path = self.struck[-1]
         if fault.kind is FaultKind.CRASH:
             self.crash = SimulatedCrash(
@@ -173,6 +181,8 @@ class Faults:
             reason = f"{os.strerror(errno.EMFILE)} (fault at call {number})"
             return ExhaustedError(call, path, reason)
         reason = f"{os.strerror(errno.EIO)} (fault at call {number})"
+        if call == "pread":
+            return UnreadableError(path, read_at, reason)
         return (SyncError if call in _SYNC_CALLS else DiskError)(call, path, reason)
 
     def run(
@@ -204,7 +214,9 @@ class FaultyFile:
         self._faults = faults
 
     def pread(self, length: int, offset: int) -> bytes:
-        return self._faults.run("pread", self.path, lambda: self._inner.pread(length, offset))
+        if (fault := self._faults.next_fault("pread", self.path)) is not None:
+            raise self._faults.error(fault, offset)
+        return self._inner.pread(length, offset)
 
     def pread_now(self, length: int, offset: int) -> bytes | None:
         """Not one of the calls that fail: it tells of no failure."""

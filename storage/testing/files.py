@@ -19,6 +19,10 @@ until `sync_directory`, one by one, even if the file's data was synced. Two rule
 change survives only together with those it was built on (a name cannot be taken before it was
 freed), and a rename is atomic, so a file that was synced in is never at both names, nor at none.
 
+`fail_reads` makes a sector bad: what touches it cannot be read any more, in this process and after
+any crash, whatever name the file gets; writes go on as if nothing was the matter. `on_sync` is
+called in every sync, before it has its effect: a disk on which a sync takes its time.
+
 All of it is decided by the `rng` that was passed in: the same seed and the same calls give the
 same outcome, in every process. Nothing here reads a clock or touches the disk.
 
@@ -35,10 +39,10 @@ import contextlib
 import errno
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from storage.errors import DirectoryLockedError, DiskError, SyncError
+from storage.errors import DirectoryLockedError, DiskError, SyncError, UnreadableError
 from storage.files import FILE_MODE, Buffer
 
 SECTOR_BYTES = 512
@@ -103,9 +107,16 @@ class _Inode:
     the one to the other. After a failed sync it does not: what was dropped is in `content` alone.
     """
 
-    __slots__ = ("_private", "content", "durable", "locked", "unsynced")
+    __slots__ = ("_private", "bad", "content", "durable", "locked", "unsynced")
 
-    def __init__(self, content: bytearray, durable: bytearray, unsynced: list[_Change]) -> None:
+    def __init__(
+        self,
+        content: bytearray,
+        durable: bytearray,
+        unsynced: list[_Change],
+        bad: Sequence[range] = (),
+    ) -> None:
+        self.bad = list(bad)
         self.content = content
         self.durable = durable
         self.unsynced = unsynced
@@ -137,7 +148,7 @@ class _Inode:
 
     def after_crash(self, rng: random.Random) -> "_Inode":
         if not self.unsynced:
-            return _Inode(self.durable, self.durable, [])
+            return _Inode(self.durable, self.durable, [], self.bad)
         content = bytearray(self.durable)
         tear_chance = rng.choice((0.0, 0.5))
         survivors = _survivors(rng, len(self.unsynced))
@@ -149,10 +160,10 @@ class _Inode:
                     _apply_torn(content, change.offset, change.data, rng)
                 else:
                     _apply(content, change.offset, change.data)
-        return _Inode(content, content, [])
+        return _Inode(content, content, [], self.bad)
 
     def after_kill(self) -> "_Inode":
-        return _Inode(self.content, self.durable, self.unsynced.copy())
+        return _Inode(self.content, self.durable, self.unsynced.copy(), self.bad)
 
 
 class _Slot(NamedTuple):
@@ -206,12 +217,17 @@ class SimulatedFile:
     def pread(self, length: int, offset: int) -> bytes:
         assert length >= 0 and offset >= 0, (length, offset)
         self._check_usable("pread", DiskError)
+        if any(bad.start < offset + length and offset < bad.stop for bad in self._inode.bad):
+            raise UnreadableError(self.path, offset, os.strerror(errno.EIO))
         return bytes(memoryview(self._inode.content)[offset : offset + length])
 
     def pread_now(self, length: int, offset: int) -> bytes | None:
         if self._closed or self._machine.is_off or not self._machine.is_in_memory():
             return None
-        data = self.pread(length, offset)
+        try:
+            data = self.pread(length, offset)
+        except UnreadableError:
+            return None
         return data if len(data) == length else None
 
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> None:
@@ -220,10 +236,12 @@ class SimulatedFile:
 
     def pwrite_durable(self, buffers: Sequence[Buffer], offset: int) -> None:
         self._check_usable("pwritev(RWF_DSYNC)", SyncError)
+        self._machine.on_sync()
         self._write(buffers, offset, durable=True)
 
     def fdatasync(self) -> None:
         self._check_usable("fdatasync", SyncError)
+        self._machine.on_sync()
         self._inode.sync()
 
     def truncate(self, length: int) -> None:
@@ -271,6 +289,7 @@ class SimulatedFiles:
         self.root = root
         self.free_space_bytes = 1 << 40
         self.is_off = False
+        self.on_sync: Callable[[], None] = lambda: None
         self._rng = random.Random(0) if rng is None else rng
         # Of its own, so that what a power loss leaves does not depend on what was read.
         self._page_cache = random.Random(0)
@@ -281,6 +300,19 @@ class SimulatedFiles:
     def is_in_memory(self) -> bool:
         """Whether what is read next can be read without waiting: the system keeps what it likes."""
         return self._page_cache.random() < 0.5
+
+    def fail_reads(self, path: str, start: int, end: int) -> None:
+        """Let every read of `[start, end)` of a file fail from now on."""
+        inode = self._find(path)
+        if inode is None:
+            raise _not_found(path)
+        inode.bad.append(range(start, end))
+
+    def mend_reads(self) -> None:
+        """Let all be read again, as from a copy that somebody has kept."""
+        for entries in (*self._names.values(), *self._durable_names.values()):
+            for inode in entries.values():
+                inode.bad.clear()
 
     def crash(self) -> "SimulatedFiles":
         """Cut the power, and return the machine that comes up again.
@@ -392,6 +424,7 @@ class SimulatedFiles:
         if self.is_off or path not in self._names:
             reason = "the simulated machine is off" if self.is_off else os.strerror(errno.ENOENT)
             raise SyncError("fsync of directory", path or ".", reason)
+        self.on_sync()
         # With the changes of this directory become durable those they were built on: what happened
         # before to the same names, be it in another directory.
         slots: set[_Slot] = set()
@@ -429,6 +462,7 @@ class SimulatedFiles:
     def _next_machine(self) -> "SimulatedFiles":
         machine = SimulatedFiles(self.root, self._rng)
         machine.free_space_bytes = self.free_space_bytes
+        machine.on_sync = self.on_sync
         machine._page_cache = self._page_cache
         return machine
 

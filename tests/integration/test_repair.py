@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import stat
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from delayserver.cli import make_app
 from delayserver.cli.demo.process import ServerProcess, free_port
+from storage.files import OsFiles
 
 MESSAGES = 30
 WAIT_S = 30.0
@@ -90,21 +92,73 @@ def test_a_damaged_catalog_is_built_again(server: ServerProcess) -> None:
     assert pending(server) == set(range(MESSAGES))
 
 
-def test_a_memory_fault_is_looked_into(server: ServerProcess) -> None:
-    """What the system says when LMDB follows a number out of its map."""
+@pytest.mark.parametrize(
+    ("fault_signal", "name"), [(signal.SIGSEGV, "Segmentation fault"), (signal.SIGBUS, "Bus error")]
+)
+def test_a_memory_fault_is_looked_into(
+    server: ServerProcess, fault_signal: signal.Signals, name: str
+) -> None:
+    """What the system says when LMDB follows a number out of its map, or into a bad sector."""
     publish(server)
-    os.kill(server.pid, signal.SIGSEGV)
+    os.kill(server.pid, fault_signal)
     until_s = time.monotonic() + WAIT_S
     while server.is_running:
         assert time.monotonic() < until_s
         time.sleep(0.05)
     fault = server.data_dir / "catalog" / "fault"
-    assert "Segmentation fault" in fault.read_text()
+    assert name in fault.read_text()
     server.start()
     server.wait_ready()
     assert "memory fault" in server.log_path.read_text()
     assert fault.read_text() == ""
     assert pending(server) == set(range(MESSAGES))
+
+
+def modes(root: Path) -> dict[str, int]:
+    """Who may do what with each file and directory."""
+    paths = [root, *root.rglob("*")]
+    return {str(path.relative_to(root)): stat.S_IMODE(path.lstat().st_mode) for path in paths}
+
+
+def test_nobody_else_may_read_any_of_it(tmp_path: Path) -> None:
+    """Secrets of webhooks, bodies and headers stand in the catalog as well as in the logs."""
+    before = os.umask(0o022)
+    try:
+        data_dir = tmp_path / "made" / "data"
+        where = ("--data-dir", str(data_dir))
+        assert delayserver("token", "create", "root", "--scope", "admin", *where)[0] == 0
+        assert delayserver("token", "revoke", "root", *where)[0] == 0
+        (data_dir / "TOKENS").unlink()
+        OsFiles(str(data_dir)).make_directory("imports")
+        with ServerProcess(data_dir, port=free_port(), log_path=tmp_path / "log") as server:
+            server.options = ["--checkpoint-ms=50"]
+            server.start()
+            server.wait_ready()
+            publish(server)
+            url, pull = f"{server.url}/v1/subscriptions/s", {"subject": "now", "type": "pull"}
+            assert httpx.put(url, json=pull).is_success
+            message = {"subject": "now", "body": 1, "delay": "1ms"}
+            assert httpx.post(f"{server.url}/v1/messages", json=message).is_success
+            pulled = httpx.post(f"{url}/pull", json={"max": 1, "wait": "10s"}).json()["messages"]
+            leases = {"leases": [one["lease"] for one in pulled]}
+            assert httpx.post(f"{url}/ack", json=leases).is_success
+            server.kill()
+            flip(data_dir / "catalog" / "data.mdb", 20)
+            assert delayserver("repair", *where)[0] == 0
+            server.start()
+            server.wait_ready()
+        assert delayserver("token", "create", "root", "--scope", "admin", *where)[0] == 0
+    finally:
+        os.umask(before)
+    found = modes(data_dir)
+    assert {path.split("/")[0] for path in found} >= {
+        *("FORMAT", "LOCK", "TOKENS", "TOKENS.lock", "messages", "schedule", "dispatch"),
+        *("definitions", "catalog", "imports", "repair"),
+    }
+    assert {"catalog/data.mdb", "catalog/lock.mdb", "catalog/fault"} <= found.keys()
+    assert found.pop("TOKENS") == 0o600
+    kinds = {path: 0o750 if (data_dir / path).is_dir() else 0o640 for path in found}
+    assert found == kinds
 
 
 def test_what_is_no_data_directory(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ from delayserver.server import shard
 from delayserver.server.engine import Engine
 from delayserver.testing import Violation, run_world, server
 from storage.definitions_log import DefinitionsLog
-from storage.errors import DamageError, SyncError
+from storage.errors import DamageError, DiskError, SyncError, UnreadableError
 from storage.hour_log import HourLog
 from storage.rows import HOUR_MS, SEQ_MAX
 from storage.testing.files import SimulatedFile
@@ -635,6 +635,20 @@ def first_catch(seeds: Iterable[int], caught_by: tuple[Caught, ...]) -> str | No
                 "the canary may have died of itself"
             ) from error
     return None
+
+
+@canary(DiskError)
+def a_bad_sector_ends_the_server(patch: Patch) -> None:
+    """I8"""
+    original = HourLog.read
+
+    def read(self: Any, hour: int, offset: int, length: int) -> bytes:
+        try:
+            return original(self, hour, offset, length)
+        except UnreadableError as error:
+            raise DiskError("pread", error.path, error.cause) from error
+
+    patch.setattr(HourLog, "read", read)
 
 
 @pytest.mark.timeout(600)

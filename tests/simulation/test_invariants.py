@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ import pytest
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.dispatcher import Dispatcher
+from delayserver.delivery.reader import Reader
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
+from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Replay
 from delayserver.server.threads import CheckpointRequest
 from delayserver.testing import Observer, SimulatedClock, SimulatedServer, Violation
@@ -144,6 +147,85 @@ def checksums_are_ignored(patch: Patch) -> None:
     patch.setattr(frame, "crc32c", lambda data: _Whatever(original(data)))
 
 
+def _three_due(machine: Machine) -> tuple[SimulatedServer, str, bytes]:
+    """A server with three filed messages of several sectors, due in 100 ms; their file."""
+    server = machine.start()
+    subscribe(server, "quick")
+    due_ms = machine.clock.now_ms + 100
+    long = [Payload(b'"%d%s"' % (number, b"." * 10_000)) for number in range(3)]
+    messages = [NewMessage("orders", due_ms, payload) for payload in long]
+    publish_all(server.engine.publishing, messages, machine.clock.now_ms)
+    server.rest()
+    server.replayer.put(CheckpointRequest(lambda: None))
+    server.rest()
+    path = "schedule/" + machine.disk.list("schedule")[0]
+    file = machine.disk.open(path)
+    return server, path, file.pread(file.size(), 0)
+
+
+def a_bad_sector_costs_what_stands_in_it() -> None:
+    machine = Machine()
+    server, path, data = _three_due(machine)
+    place = data.index(b'"1.') + 5000
+    machine.disk.fail_reads(path, place, place + 1)
+    machine.clock.move(100)
+    server.tick()
+    server.rest()
+    bodies = {one.payload.body[:2] for deliveries in server.sending for one in deliveries}
+    while server.sending:
+        server.answer(server.sending[0], WebhookResponse(200))
+    is_kept = _is_kept(machine, server)
+    machine.disk.mend_reads()
+    if bodies != {b'"0', b'"2'}:
+        raise Violation(f"a bad sector in the second of three messages, and {bodies} came (I8)")
+    if not is_kept:
+        raise Violation("nobody has had the second message, and it counts as delivered (I8)")
+
+
+def _is_kept(machine: Machine, server: SimulatedServer) -> bool:
+    """Whether the hour of the messages is still there for a repair, long after it."""
+    for _ in range(5):
+        machine.clock.move(HOUR_MS)
+        server.tick()
+        server.rest()
+    return any(not state.retired_ms for state in server.replay.hours.values())
+
+
+def the_neighbours_of_a_bad_sector_are_lost(patch: Patch) -> None:
+    patch.setattr(Reader, "_read_each", lambda self, hour, locators, payloads: {})
+
+
+def what_cannot_be_read_counts_as_settled(patch: Patch) -> None:
+    original = Dispatcher.on_read
+
+    def on_read(self: Any, handout: Any, deliveries: Any, now_ms: int) -> None:
+        original(self, handout, deliveries, now_ms)
+        self._hours.add(handout.slices[0].hour, -len(handout.unread(deliveries)))
+
+    patch.setattr(Dispatcher, "on_read", on_read)
+
+
+def an_hour_that_cannot_be_read_is_kept() -> None:
+    machine = Machine()
+    _, path, data = _three_due(machine)
+    machine.disk.fail_reads(path, 0, len(data))
+    machine.kill()
+    server = machine.start()
+    is_kept = _is_kept(machine, server)
+    machine.disk.mend_reads()
+    if not is_kept:
+        raise Violation(f"nobody has seen what {path} holds, and it counts as delivered (I8)")
+
+
+def an_hour_that_cannot_be_read_is_retired(patch: Patch) -> None:
+    original = Loader.load
+
+    def load(self: Any, *arguments: Any, **named: Any) -> LoadedHour:
+        return replace(original(self, *arguments, **named), is_whole=True)
+
+    patch.setattr(Loader, "load", load)
+
+
 # ── I10 ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -197,6 +279,9 @@ def the_lock_is_not_taken(patch: Patch) -> None:
 CHECKS: list[tuple[Callable[[], None], Callable[[Patch], None]]] = [
     (a_silent_subscriber_delays_nobody, one_queue_for_all),
     (a_flipped_bit_is_named, checksums_are_ignored),
+    (a_bad_sector_costs_what_stands_in_it, the_neighbours_of_a_bad_sector_are_lost),
+    (a_bad_sector_costs_what_stands_in_it, what_cannot_be_read_counts_as_settled),
+    (an_hour_that_cannot_be_read_is_kept, an_hour_that_cannot_be_read_is_retired),
     (a_start_does_not_read_the_backlog, the_whole_backlog_is_loaded),
     (a_second_server_is_refused, the_lock_is_not_taken),
 ]

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from delayserver.records.tables import HourState
 from storage.errors import DiskError
-from storage.files import File, Files, size_of
+from storage.files import File, Files, read_past, size_of
 from storage.frame import (
     HEADER_BYTES,
     MAGIC,
@@ -128,7 +128,7 @@ def whole_end(files: Files, piece: LogPiece, *, stamp: int) -> int:
         end = min(piece.end, file.size())
         while end > piece.start:
             start = max(piece.start, (end - 1) // TAIL_BYTES * TAIL_BYTES)
-            data = file.pread(end - start + HEADER_BYTES, start)
+            data = _bytes(file, end - start + HEADER_BYTES, start)
             at = end - start
             while (at := data.rfind(MAGIC, 0, at + len(MAGIC) - 1)) >= 0:
                 head = data[at : at + HEADER_BYTES]
@@ -140,6 +140,11 @@ def whole_end(files: Files, piece: LogPiece, *, stamp: int) -> int:
         return piece.start
     finally:
         file.close()
+
+
+def _bytes(file: File, length: int, offset: int) -> bytes:
+    """What is there, and no header where it cannot be read."""
+    return b"".join(data for _, data, _ in read_past(file.pread, length, offset))
 
 
 def _last_end(file: File, piece: LogPiece, stamp: int) -> int:
@@ -160,7 +165,7 @@ def rows_end(files: Files, piece: LogPiece, *, stamp: int, rows_max: int) -> tup
         return piece.end, 0
     try:
         while end < piece.end:
-            header = decode_header(file.pread(HEADER_BYTES, end), piece.path, stamp=stamp)
+            header = decode_header(_bytes(file, HEADER_BYTES, end), piece.path, stamp=stamp)
             if header is None:
                 return piece.end, count  # Whoever reads it finds the damage.
             if count and count + header.count > rows_max:
@@ -200,7 +205,7 @@ def _cut(
         open_piece: LogPiece | None = None
         offset, last_seq = piece.start, piece.after_seq
         while offset < piece.end:
-            header = decode_header(file.pread(HEADER_BYTES, offset), piece.path, stamp=stamp)
+            header = decode_header(_bytes(file, HEADER_BYTES, offset), piece.path, stamp=stamp)
             if header is None:
                 break
             wanted = seqs.overlaps(header.first_seq, header.last_seq)

@@ -9,6 +9,8 @@ from delayserver.pipeline.logs.logs import LogPiece, Range
 from delayserver.pipeline.states.snapshot import Directory, open_directory, take_snapshot
 from delayserver.records.tables import read_hours
 from storage.check import NotADataDirectoryError
+from storage.errors import UnreadableError
+from storage.files import OsFile
 from storage.frame import Damage, Frame
 from storage.rows import HOUR_MS, LogKind
 from tests.pipeline.store import HOUR, Store
@@ -215,3 +217,60 @@ def test_so_many_rows_end_with_a_frame(directory: Directory) -> None:
     assert (end(1), end(2), end(3)) == ((ends[0], 2),) * 3
     assert end(4) == (ends[1], 4)
     assert end(1000) == (piece.end, 2 * len(ends))
+
+
+def test_a_bad_sector_costs_its_frame(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, stamp, piece = directory.files, directory.stamp, schedule_piece(directory)
+    frames = [
+        one for one in logs.read(files, piece, stamp=stamp, payload=False) if isinstance(one, Frame)
+    ]
+    bad, pread = frames[3], OsFile.pread
+
+    def fail(self: OsFile, length: int, offset: int) -> bytes:
+        if self.path == piece.path and offset <= bad.offset < offset + length:
+            raise UnreadableError(self.path, offset, "Input/output error")
+        return pread(self, length, offset)
+
+    monkeypatch.setattr(OsFile, "pread", fail)
+    monkeypatch.setattr("storage.files.SECTOR_BYTES", 8)
+    pieces = logs.cut(files, [piece], stamp=stamp, bytes_max=200)
+    assert (pieces[0].start, pieces[-1].end) == (0, piece.end)
+    found = [one for part in pieces for one in logs.read(files, part, stamp=stamp, payload=True)]
+    (damage,) = (one for one in found if isinstance(one, Damage))
+    assert (damage.offset, damage.end) == (bad.offset, bad.end) and not damage.torn
+    assert "cannot be read (Input/output error)" in damage.reason
+    assert [one.offset for one in found if isinstance(one, Frame)] == [
+        one.offset for one in frames if one is not bad
+    ]
+    assert logs.rows_end(files, piece, stamp=stamp, rows_max=100) == (piece.end, 6)
+
+
+def test_the_last_whole_frame_stands_before_a_bad_sector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    store.subscribe("all", "*")
+    for due_ms in (1000, 2000, 3000):
+        store.publish("a", [due_ms])
+        store.run(due_ms + 1)
+    store.kill()
+    directory = open_directory(store.root)
+    (piece,) = logs.dispatch_pieces(directory.files)
+    frames = list(logs.read(directory.files, piece, stamp=directory.stamp, payload=False))
+    last, pread = frames[-1], OsFile.pread
+
+    def fail(self: OsFile, length: int, offset: int) -> bytes:
+        if self.path == piece.path and offset <= last.offset < offset + length:
+            raise UnreadableError(self.path, offset, "Input/output error")
+        return pread(self, length, offset)
+
+    monkeypatch.setattr(OsFile, "pread", fail)
+    monkeypatch.setattr("storage.files.SECTOR_BYTES", 8)
+    # It is no torn tail, so whoever reads up to there is told.
+    end = logs.whole_end(directory.files, piece, stamp=directory.stamp)
+    assert end == piece.end
+    there = LogPiece(LogKind.DISPATCH, piece.path, 0, end)
+    *_, damage = logs.read(directory.files, there, stamp=directory.stamp, payload=False)
+    assert isinstance(damage, Damage) and damage.offset == last.offset

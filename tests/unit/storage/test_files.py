@@ -17,8 +17,9 @@ from storage.errors import (
     DiskFullError,
     ExhaustedError,
     SyncError,
+    UnreadableError,
 )
-from storage.files import Buffer, Files, OsFiles
+from storage.files import SECTOR_BYTES, UNREADABLE_BYTE, Buffer, Files, OsFiles, read_past
 from storage.testing.faults import Faults, FaultyFiles
 from storage.testing.files import SimulatedFiles
 
@@ -466,3 +467,60 @@ def test_a_reader_reads_and_the_system_refuses_the_rest(os_files: OsFiles) -> No
         file.pwrite([b"x"], 0)
     file.close()
     assert get(os_files, "a") == b"data"
+
+
+# ---- bad sectors -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN])
+def test_a_bad_sector_is_damage(
+    os_files: OsFiles, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    put(os_files, "a", b"data")
+    file = os_files.open("a")
+    monkeypatch.setattr(os, "pread", fail_with(number))
+    monkeypatch.setattr(os, "preadv", fail_with(number))
+    with pytest.raises(UnreadableError, match="cannot be read") as caught:
+        file.pread(4, 7)
+    assert (caught.value.path, caught.value.offset) == ("a", 7)
+    assert caught.value.cause == os.strerror(number)
+    assert file.pread_now(4, 0) is None
+    file.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EINVAL, errno.EACCES])
+def test_any_other_refusal_of_a_read_is_none(
+    os_files: OsFiles, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    put(os_files, "a", b"data")
+    file = os_files.open("a")
+    monkeypatch.setattr(os, "pread", fail_with(number))
+    with pytest.raises(DiskError):
+        file.pread(4, 0)
+    file.close()
+
+
+def past(files: Files, length: int, offset: int) -> list[tuple[int, bytes, bool]]:
+    file = files.open("a")
+    pieces = [
+        (at, data, error is not None) for at, data, error in read_past(file.pread, length, offset)
+    ]
+    file.close()
+    return pieces
+
+
+def test_a_file_is_read_past_its_bad_sectors() -> None:
+    files, size = SimulatedFiles(), SECTOR_BYTES
+    data = random.Random(0).randbytes(4 * size + 10)
+    put(files, "a", data)
+    assert past(files, 5 * size, 100) == [(100, data[100:], False)]
+    files.fail_reads("a", 2 * size + 5, 2 * size + 6)
+    assert past(files, size, 0) == [(0, data[:size], False)]
+    assert past(files, 5 * size, 100) == [
+        (100, data[100:size], False),
+        (size, data[size : 2 * size], False),
+        (2 * size, UNREADABLE_BYTE * size, True),
+        (3 * size, data[3 * size : 4 * size], False),
+        (4 * size, data[4 * size :], False),
+    ]
+    assert past(files, 8, 2 * size) == [(2 * size, UNREADABLE_BYTE * 8, True)]

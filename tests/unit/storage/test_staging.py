@@ -284,6 +284,13 @@ def test_a_manifest_that_is_none(files: SimulatedFiles, text: str) -> None:
         read_manifest(files, "a")
 
 
+def test_a_manifest_that_cannot_be_read(files: SimulatedFiles) -> None:
+    write_manifest(files, stage(files, rows(1)))
+    files.fail_reads(manifest_path("a"), 0, 1)
+    with pytest.raises(StagingError, match="cannot be read"):
+        read_manifest(files, "a")
+
+
 def test_a_manifest_that_names_what_is_not_its_own(files: SimulatedFiles) -> None:
     part = Part("b.0.part", 1, 1, 1)
     for manifest, text in (

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.errors import DirectoryLockedError, DiskError
+from storage.errors import DirectoryLockedError, DiskError, UnreadableError
 from storage.files import File, Files
 from storage.testing.files import SECTOR_BYTES, SimulatedFiles
 from tests.unit.storage.samples import content
@@ -439,3 +439,42 @@ def test_what_a_crash_leaves_is_explained_by_what_was_done(
             and all(models[file].explains(found[path]) for path, file in may_be.items())
             for may_be in names.may_be
         ), (found, names.may_be)
+
+
+# ---- bad sectors and slow syncs --------------------------------------------------------------
+
+
+def test_a_bad_sector_stays_bad() -> None:
+    files = SimulatedFiles()
+    file = durable_file(files, "a", b"0123456789")
+    files.sync_directory("")
+    files.fail_reads("a", 4, 6)
+    files.rename("a", "b")
+    files.sync_directory("")
+    file.pwrite_durable([b"x" * 10], 0)
+    for machine in (files, files.kill(), files.crash(), files.kill().crash()):
+        machine.is_off = False
+        found = machine.open("b")
+        assert (found.pread(4, 0), found.pread(10, 6)) == (b"xxxx", b"xxxx")
+        for length, offset in ((5, 0), (1, 4), (1, 5), (10, 0)):
+            with pytest.raises(UnreadableError, match=f"b is damaged at offset {offset}"):
+                found.pread(length, offset)
+            assert all(found.pread_now(length, offset) is None for _ in range(9))
+        machine.mend_reads()
+        assert found.pread(10, 0) == b"x" * 10
+
+
+def test_a_sync_may_take_its_time() -> None:
+    files, durable = SimulatedFiles(), []
+
+    def on_sync() -> None:
+        durable.append(contents(files, "a"))
+
+    file = durable_file(files, "a", b"old")
+    files.on_sync = on_sync
+    file.pwrite([b"new"], 0)
+    file.fdatasync()
+    file.pwrite_durable([b"now"], 0)
+    files.sync_directory("")
+    assert durable[0] >= {b"old", b"new"} and durable[1:] == [{b"new"}, {b"now"}]
+    assert files.kill().on_sync is on_sync
