@@ -19,12 +19,14 @@ import httptools
 
 from delayserver.api.hot.answers import header
 from delayserver.api.hot.paths import (
+    BATCH_PATH,
     HEARTBEATS_PATH,
     MESSAGE_PATH,
     MESSAGES_PATH,
     ConsumerCall,
     is_cancel,
     is_hot,
+    is_packed,
     parse_call,
 )
 from delayserver.records.tracecontext import Trace, trace_of
@@ -129,6 +131,9 @@ class _HeadParser:
             return None
         if parser.get_http_version() != "1.1" or header(self._headers, b"expect"):
             return None
+        content_type = header(self._headers, b"content-type")
+        if path == BATCH_PATH and is_packed(content_type):
+            return None
         length = header(self._headers, b"content-length")
         if not length and method == "DELETE":
             length = b"0"
@@ -146,7 +151,7 @@ class _HeadParser:
             path,
             int(length),
             self._headers,
-            header(self._headers, b"content-type"),
+            content_type,
             keep_alive,
             trace,
             is_cancel(method, path),

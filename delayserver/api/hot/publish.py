@@ -44,7 +44,7 @@ from delayserver.api.hot.paths import (
     MESSAGES_PATH,
     REST_MAX_BYTES,
 )
-from delayserver.api.intake import Intake
+from delayserver.api.intake import ENVELOPE_BYTES, Intake
 from delayserver.decisions.publishing import Accepted
 from delayserver.errors import DelayServerError
 from delayserver.records.ids import COLUMNS_MIN, IdCodec
@@ -55,10 +55,6 @@ from delayserver.security.tokens import Action, Caller
 from delayserver.server.calls import Calls
 from delayserver.times import format_duration, format_time
 from storage.errors import StorageError
-
-ENVELOPE_BYTES = 64 * 1024
-"""A request may be longer than its body by this much."""
-
 
 _PUBLISH = (Action.PUBLISH,)
 _encode = msgspec.json.Encoder().encode
@@ -75,7 +71,7 @@ class Hot:
     def __init__(self, calls: Calls, intake: Intake) -> None:
         self.consuming = Consuming(calls, intake)
         self._calls = calls
-        self._intake = intake
+        self.intake = intake
         self.cancels = HotCancel(calls)
         self._gathered: list[_Gathered] = []
         self.gathers = calls.telemetry is None
@@ -152,7 +148,7 @@ class Hot:
         now_ms = calls.clock()
         responders, bodies, callers = zip(*gathered, strict=True)
         try:
-            batch = self._intake.many(bodies, now_ms)
+            batch = self.intake.many(bodies, now_ms)
             if callers.count(None) < len(callers):
                 for subject, caller in zip(batch.subjects, callers, strict=True):
                     if caller is not None:
@@ -190,7 +186,7 @@ class Hot:
         """POST /v1/messages"""
         calls = self._calls
         now_ms = calls.clock()
-        message = self._intake.one(data, now_ms)
+        message = self.intake.one(data, now_ms)
         if caller is not None:
             caller.require(_PUBLISH, message.subject)
         message.trace = trace
@@ -223,7 +219,7 @@ class Hot:
         """POST /v1/messages/batch"""
         calls = self._calls
         now_ms = calls.clock()
-        batch = self._intake.batch(data, content_type, now_ms)
+        batch = self.intake.batch(data, content_type, now_ms)
         if caller is not None:
             for subject in set(batch.subjects):
                 caller.require(_PUBLISH, subject)
@@ -245,7 +241,7 @@ class Hot:
         check_key(key, "/path/key")
         calls = self._calls
         now_ms = calls.clock()
-        timeout_ms, message = self._intake.heartbeat(data, now_ms)
+        timeout_ms, message = self.intake.heartbeat(data, now_ms)
         if caller is not None:
             caller.require(_PUBLISH, message.subject)
         is_new, expires_ms, group = calls.put_heartbeat(
