@@ -122,6 +122,13 @@ CANCELS: dict[str, tuple[str, str, Any, dict[str, str]]] = {
     "by a key with a slash": ("DELETE", f"{KEYS}/d/e", None, {}),
     "with a query": ("DELETE", f"{KEYS}/q?x=1", None, {}),
     "with a body": ("DELETE", f"{KEYS}/body", {"a": 1}, {}),
+    "by a key that is not UTF-8": ("DELETE", f"{KEYS}/order-%FF", None, {}),
+    "by a key with the mark of what is not": ("DELETE", f"{KEYS}/%EF%BF%BD", None, {}),
+    "put by a key that is not UTF-8": ("PUT", f"{KEYS}/order-%C0%80", LATER, {}),
+    "moved by a key that is not UTF-8": ("PATCH", f"{KEYS}/order-%FF", {"delay": 1}, {}),
+    "found by a key that is not UTF-8": ("GET", f"{KEYS}/order-%FF?x=%FF", None, {}),
+    "a heartbeat that is not UTF-8": ("PUT", "/v1/heartbeats/%FF", LATER, {}),
+    "an event that is not UTF-8": ("POST", "/v1/events/%FF", None, {}),
     "no such key": ("DELETE", f"{KEYS}/none", None, {}),
     "an empty key": ("DELETE", f"{KEYS}/", None, {}),
     "a bad subject": ("DELETE", "/v1/subjects/bad%20one/keys/x", None, {}),
@@ -360,6 +367,10 @@ def test_the_answers_are_those_of_the_contract(through_protocol):
         assert statuses[name] == 200
     for name in ("no such key", "an empty key", "by a bad id", "a bad id with a scope"):
         assert statuses[name] == 404
+    for name in CANCELS:
+        if name.endswith("that is not UTF-8"):
+            assert statuses[name] == 422, name
+    assert statuses["by a key with the mark of what is not"] == 404
     for name in ("a bad subject", "if it is no version", "if it is nothing", "too many to cancel"):
         assert statuses[name] == 422
     assert statuses["if it is another version"] == 412

@@ -1,6 +1,7 @@
 """The hot path as plain ASGI, in front of FastAPI, for any ASGI server.
 
-    call ──▶ of a consumer? ──▶ Consuming ──▶ answered when it is told, or the client is gone
+    call ──▶ path not UTF-8? ─▶ refused, since different keys would be one
+         ──▶ of a consumer? ──▶ Consuming ──▶ answered when it is told, or the client is gone
          ──▶ hot?           ──▶ Hot       ──▶ answered when its group is durable, or filed
          ──▶ health?        ──▶ answered
          ──▶ else           ──▶ FastAPI, its body limited
@@ -15,7 +16,7 @@ Cost: 100 µs per call more than without ASGI. Threads: belongs to the event loo
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, MutableMapping
 from typing import Any, cast
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote_to_bytes
 
 from delayserver.api.hot.answers import (
     JSON,
@@ -67,7 +68,10 @@ class HotPath:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_http = scope["type"] == "http"
-        if is_http and parse_call(scope["method"], scope["path"]) is not None:
+        if is_http and "\ufffd" in scope["path"] and not _is_utf8(scope):
+            error = InputError("the path is not UTF-8 behind its escapes (%XX)", "/path")
+            await send_answer(send, problem_answer(error))
+        elif is_http and parse_call(scope["method"], scope["path"]) is not None:
             await self.consume(scope, receive, send)
         elif is_http and is_hot(scope["method"], scope["path"]):
             await self.publish(scope, receive, send)
@@ -150,6 +154,15 @@ class HotPath:
         if reached.value < level.value:
             answer.status = 202
         return answer
+
+
+def _is_utf8(scope: Scope) -> bool:
+    """Whether the path is: what is not was replaced in it by U+FFFD, all of it by the same."""
+    try:
+        unquote_to_bytes(scope.get("raw_path") or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 async def _in_slices(work: Generator[None, None, bytes]) -> bytes:

@@ -163,8 +163,12 @@ class _HeadParser:
 
 
 def _plain_path(url: bytes) -> str | None:
-    """The path of a URL that is nothing but a path, without its escapes, as uvicorn does it."""
+    """The path of a URL that is nothing but a path, without its escapes; None if it is another one,
+    or not UTF-8, which is refused elsewhere."""
     if b"?" in url or b"#" in url or not url.isascii():
         return None
     path = url.decode()
-    return unquote(path) if "%" in path else path
+    try:
+        return unquote(path, errors="strict") if "%" in path else path
+    except UnicodeDecodeError:
+        return None

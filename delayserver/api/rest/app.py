@@ -54,7 +54,10 @@ def make_rest(calls: Calls, intake: Intake, path: HotPath) -> Asgi:
         {"version": delayserver.__version__}
     )
     fastapi = _FastAPI(
-        title="Delay server", version=delayserver.__version__, description=DESCRIPTION
+        title="Delay server",
+        version=delayserver.__version__,
+        description=DESCRIPTION,
+        redirect_slashes=False,  # a 307 without a word; the client may lose its token or body
     )
     fastapi.state.parts = Parts(
         calls=calls,
