@@ -18,6 +18,8 @@ Duration = Annotated[
     | Annotated[str, Meta(extra_json_schema={"pattern": DURATION_PATTERN})],
     Meta(description=DURATION_HELP, examples=["30s"]),
 ]
+Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+"""RFC 3339 in UTC, with milliseconds."""
 OnEventName = Annotated[str, Meta(extra_json_schema={"enum": ["cancel", "fire"]})]
 MessageState = Annotated[
     str,

@@ -27,7 +27,7 @@ from delayserver.api.problems import (
 from delayserver.api.rest import bulk, messages, operations, subscriptions, timers
 from delayserver.api.rest.authorize import authorize
 from delayserver.api.rest.common import Parts
-from delayserver.api.rest.openapi import complete
+from delayserver.api.rest.openapi import complete, operation_id
 from delayserver.errors import DelayServerError, InputError, InputErrors
 from delayserver.queries.dead_letters import DeadLetters
 from delayserver.queries.listing import Listing
@@ -57,6 +57,8 @@ def make_rest(calls: Calls, intake: Intake, path: HotPath) -> Asgi:
         title="Delay server",
         version=delayserver.__version__,
         description=DESCRIPTION,
+        license_info={"name": "Apache 2.0", "identifier": "Apache-2.0"},
+        generate_unique_id_function=operation_id,
         redirect_slashes=False,  # a 307 without a word; the client may lose its token or body
     )
     fastapi.state.parts = Parts(
