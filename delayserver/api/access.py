@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from delayserver.api.hot.answers import Headers, header, problem_answer
 from delayserver.api.hot.asgi import Asgi, Receive, Scope, Send, send_answer
-from delayserver.api.scopes import PUBLIC_PATHS
+from delayserver.api.scopes import UNGUARDED_PATHS
 from delayserver.errors import AccessError, DelayServerError, HeadTooLargeError
 from delayserver.security.tokens import Caller, TokenTable
 
@@ -41,7 +41,7 @@ class Access:
             try:
                 target = scope.get("raw_path") or scope["path"].encode()
                 self.check_head(target + scope["query_string"], scope["headers"])
-                if scope["path"] not in PUBLIC_PATHS:
+                if scope["path"] not in UNGUARDED_PATHS:
                     scope["caller"] = self.check(scope["headers"])
             except DelayServerError as error:
                 await send_answer(send, problem_answer(error))
