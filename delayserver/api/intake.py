@@ -9,14 +9,15 @@ argument.
 """
 
 import base64
-from collections.abc import Container, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from functools import lru_cache
-from typing import Literal, NoReturn, cast
+from typing import Any, Literal, NoReturn, cast
 
 import msgspec
 
 from delayserver.api.packed import json_items
 from delayserver.api.problems import UNREADABLE, input_error
+from delayserver.api.second_look import in_one, readable_fields
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage, PublishBatch
 from delayserver.decisions.watches import WATCHES_MAX
@@ -93,10 +94,9 @@ class Intake:
         """A single message as JSON. Raises InputError, TooLargeError."""
         try:
             check_utf8(data)
-            publish = _decode_json(data)
-        except UNREADABLE as error:
-            raise input_error(error) from error
-        return self._message(publish, now_ms)
+            return self._message(_decode_json(data), now_ms)
+        except (*UNREADABLE, InputError) as error:
+            raise in_one(self._errors(data, _Publish, now_ms)) from error
 
     def many(self, bodies: Sequence[bytes], now_ms: int) -> PublishBatch:
         """Single messages of several requests. Raises for the first that `one` would refuse."""
@@ -111,27 +111,33 @@ class Intake:
 
     def under_key(self, data: bytes, subject: str, key: str, now_ms: int) -> NewMessage:
         """A message whose subject and key stand in the path. Raises as `one`."""
+        data = data or b"{}"
         try:
             check_utf8(data)
-            found = _decode_json_under_key(data or b"{}")
-        except UNREADABLE as error:
-            raise input_error(error) from error
-        publish = _Publish(subject, key=key, **msgspec.structs.asdict(found))
-        return self._message(publish, now_ms)
+            found = _decode_json_under_key(data)
+            publish = _Publish(subject, key=key, **msgspec.structs.asdict(found))
+            return self._message(publish, now_ms)
+        except (*UNREADABLE, InputError) as error:
+            errors = self._errors(data, _PublishUnderKey, now_ms, subject=subject, key=key)
+            raise in_one(errors) from error
 
     def heartbeat(self, data: bytes, now_ms: int) -> tuple[int, NewMessage]:
         """The timeout of a heartbeat in ms, and its message. Raises as `one`."""
         try:
             check_utf8(data)
             found = _decode_json_heartbeat(data)
-        except UNREADABLE as error:
-            raise input_error(error) from error
-        timeout_ms = _duration_ms(found.timeout, "/timeout")
+            timeout_ms = self._timeout_ms(found.timeout)
+            publish = _Publish(found.subject, found.body, found.body_base64, headers=found.headers)
+            return timeout_ms, self._message(publish, now_ms)
+        except (*UNREADABLE, InputError) as error:
+            raise in_one(self._errors(data, _Heartbeat, now_ms)) from error
+
+    def _timeout_ms(self, timeout: int | str) -> int:
+        timeout_ms = _duration_ms(timeout, "/timeout")
         if timeout_ms < 1:
             raise InputError("a timeout is at least 1 ms", "/timeout")
         self.check_wait(timeout_ms, "/timeout")
-        publish = _Publish(found.subject, found.body, found.body_base64, headers=found.headers)
-        return timeout_ms, self._message(publish, now_ms)
+        return timeout_ms
 
     def unpacked(self, data: bytes, now_ms: int) -> Generator[None, None, bytes]:
         """A batch in MessagePack as JSON; yields after each slice of work. Raises as `batch`."""
@@ -240,12 +246,41 @@ class Intake:
             try:
                 check_utf8(raw)
                 self._message(_decode_json(raw), now_ms)
-            except UNREADABLE as error:
-                errors.append(input_error(error, f"/{index}"))
-            except InputError as error:
-                errors.append(error.below(f"/{index}"))
+                continue
+            except (*UNREADABLE, InputError):
+                found = self._errors(raw, _Publish, now_ms)
+            errors += [error.below(f"/{index}") for error in found]
         assert errors, "a batch was refused for no reason"
-        raise InputErrors(f"{len(errors)} of {len(raws)} messages are invalid", errors)
+        count = len({error.pointer.split("/")[1] for error in errors})
+        raise InputErrors(f"{count} of {len(raws)} messages are invalid", errors)
+
+    def _errors(
+        self, data: bytes, form: type[msgspec.Struct], now_ms: int, **given: str
+    ) -> list[InputError]:
+        """All that is wrong with a message that was refused; `given`: what its path says of it."""
+        found, errors = readable_fields(data, form)
+        values: dict[str, Any] = {**found, **given}
+        get = values.get
+        checks: list[Callable[[], object]] = [
+            lambda: self._body(get("body", _UNSET), get("body_base64")),
+            lambda: self.due_ms(get("delay"), get("deliver_at"), now_ms),
+            lambda: _watch(get("watch"), get("on_event")),
+        ]
+        if "timeout" in values:
+            checks.append(lambda: self._timeout_ms(values["timeout"]))
+        if "subject" in values:
+            checks.append(lambda: self._check_subject(values["subject"]))
+        if get("key") is not None:
+            checks.append(lambda: check_key(values["key"]))
+        if get("headers") is not None:
+            checks.append(lambda: check_headers(values["headers"]))
+        for check in checks:
+            try:
+                check()
+            except InputError as error:
+                errors.append(error)
+        assert errors, "a message was refused for no reason"
+        return errors
 
     def _check_count(self, count: int) -> None:
         if count > self._settings.batch_max_messages:

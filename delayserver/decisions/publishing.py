@@ -34,10 +34,10 @@ from delayserver.decisions.packing import Publishes
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.watches import Watches
 from delayserver.errors import (
-    ConflictError,
     DiskReserveError,
     InputError,
     InputErrors,
+    KeyConflictError,
     OverloadedError,
 )
 from delayserver.records.content import content_digest, has_content
@@ -108,7 +108,7 @@ class Publishing:
     def publish_one(self, message: NewMessage, now_ms: int) -> Accepted:
         """Accept a message.
 
-        Raises ConflictError with the state of the message that holds its key, OverloadedError,
+        Raises KeyConflictError with the state of the message that holds its key, OverloadedError,
         DiskReserveError, StoppingError."""
         self.refuse_when_disk_is_low()
         sealed = encode_payload(message.payload)
@@ -128,13 +128,13 @@ class Publishing:
         # Before anything is appended: a refusal leaves no trace in the group that others fill.
         if not has_content(known.digest, content_digest(message.payload, sealed), sealed):
             state = self._messages.locate(known.seq, known.due_ms).state
-            raise ConflictError(_conflict(message.subject, key), state)
+            raise KeyConflictError(_conflict(message.subject, key), state)
         return self._duplicate(known)
 
     def publish_batch(self, batch: PublishBatch, now_ms: int) -> AcceptedBatch:
         """Accept all messages or none, in order.
 
-        Raises ConflictError (one message) or InputErrors (several) for keys that stand for other
+        Raises KeyConflictError (one message) or InputErrors (several) for keys that stand for other
         content, OverloadedError, DiskReserveError, StoppingError."""
         if len(batch) == 1:
             # Its conflict has a form of its own.

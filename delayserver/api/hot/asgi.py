@@ -18,6 +18,8 @@ from collections.abc import Awaitable, Callable, Generator, MutableMapping
 from typing import Any, cast
 from urllib.parse import parse_qsl, unquote_to_bytes
 
+import msgspec
+
 from delayserver.api.hot.answers import (
     JSON,
     Answer,
@@ -88,7 +90,8 @@ class HotPath:
         query = scope["query_string"] if takes_ack else b""
         try:
             ack = parse_ack(query) if query else None
-            data = await read_body(limited(headers, receive, hot.max_bytes(path)))
+            limit = hot.max_bytes(path)
+            data = await read_body(limited(headers, receive, limit, hot.about_limit(path)))
             caller, content_type = scope.get("caller"), header(headers, b"content-type")
             if is_cancel(scope["method"], path):
                 restricted = caller is not None and not caller.is_admin and asks_disk(path)
@@ -146,10 +149,11 @@ class HotPath:
         level, timeout_ms = ack
         reached = await self._calls.acknowledged(answer.group, answer.seq, level, timeout_ms)
         if reached is Level.ACCEPTED:
-            waited, what = format_duration(timeout_ms), answer.body.decode()
+            made = msgspec.json.decode(answer.body)
             raise AckTimeoutError(
-                f"not durable within {waited}; it was accepted and may become so: look it up, or "
-                f"publish it again under its key: {what}"
+                f"not durable within {format_duration(timeout_ms)}; it was accepted and may become "
+                "so: look it up by its id (ids), or publish it again under its key",
+                made["ids"] if "ids" in made else [made["id"]],
             )
         if reached.value < level.value:
             answer.status = 202
@@ -197,9 +201,9 @@ def parse_ack(query: bytes) -> Ack:
     return level, timeout_ms
 
 
-def limited(headers: Headers, receive: Receive, max_bytes: int) -> Receive:
+def limited(headers: Headers, receive: Receive, max_bytes: int, about: str = "") -> Receive:
     """The same, but for a request body that is longer: then it raises TooLargeError, at once when
-    the length is known."""
+    the length is known. `about`: which limit it is, if not of the request itself."""
     length = header(headers, b"content-length")
     total = int(length) if length.isdigit() else 0
     counted = 0
@@ -211,7 +215,8 @@ def limited(headers: Headers, receive: Receive, max_bytes: int) -> Receive:
             counted += len(message.get("body", b""))
             total = max(total, counted)
         if total > max_bytes:
-            raise TooLargeError(f"the request has more than {max_bytes} bytes")
+            what = about or f"at most {max_bytes} bytes"
+            raise TooLargeError(f"the request is too long: {what}")
         return message
 
     return receive_limited

@@ -123,6 +123,15 @@ class Hot:
             return REST_MAX_BYTES
         return self.batch_max_bytes if path == BATCH_PATH else self.one_max_bytes
 
+    def about_limit(self, path: str) -> str:
+        """The setting that `max_bytes` follows from, for whoever sent more."""
+        settings = self._calls.settings
+        if path == CANCEL_PATH:
+            return f"at most {REST_MAX_BYTES} bytes"
+        if path == BATCH_PATH:
+            return f"a batch has at most {settings.batch_max_bytes} bytes (batch_max_bytes)"
+        return f"a body has at most {settings.body_max_bytes} bytes (body_max_bytes)"
+
     # ── publishes that come in together ────────────────────────────────────────────────────────
 
     def gather(self, responder: Responder, data: bytes, caller: Caller | None) -> None:

@@ -296,3 +296,57 @@ def test_a_long_batch_is_done_in_slices():
     with pytest.raises(TooLargeError, match="as JSON"):
         for _ in intake.unpacked(msgpack.packb(longest), NOW_MS):
             pass
+
+
+ALL_WRONG = {
+    "subject": "a b",
+    "delay": "soon",
+    "key": "",
+    "headers": {"host": "x"},
+    "watch": ["a", "a"],
+    "body": 1,
+    "body_base64": "YQ==",
+    "on_event": "explode",
+    "colour": "red",
+}
+POINTERS = {"/subject", "/delay", "/key", "/headers/host", "/watch", "/body_base64", "/on_event"}
+
+
+def pointers_of(read):
+    with pytest.raises(InputErrors) as caught:
+        read()
+    for error in caught.value.errors[:5]:
+        assert error.detail in str(caught.value) or "messages are invalid" in str(caught.value)
+    return sorted(error.pointer for error in caught.value.errors)
+
+
+def test_all_that_is_wrong_is_said_at_once(intake):
+    data = json.dumps(ALL_WRONG).encode()
+    wrong = sorted(POINTERS | {"/colour"})
+    assert pointers_of(lambda: intake.one(data, NOW_MS)) == wrong
+    for form in FORMS:
+        batch = encode(form, [{"subject": "a"}, ALL_WRONG])
+        found = pointers_of(lambda batch=batch, form=form: read_batch(intake, batch, form, NOW_MS))
+        assert found == ["/1" + pointer for pointer in wrong]
+    under_key = json.dumps({"delay": -1, "watch": 5, "body_base64": "x"}).encode()
+    found = pointers_of(lambda: intake.under_key(under_key, "a", "k", NOW_MS))
+    assert found == ["/body_base64", "/delay", "/watch"]
+    heartbeat = b'{"timeout":0,"body_base64":"x"}'
+    found = pointers_of(lambda: intake.heartbeat(heartbeat, NOW_MS))
+    assert found == ["/body_base64", "/subject", "/timeout"]
+
+
+def test_one_error_is_told_as_it_is(intake):
+    with pytest.raises(TooLargeError) as caught:
+        intake.one(b'{"subject":"a","body":"%b"}' % (b"x" * 2000), NOW_MS)
+    assert caught.value.pointer == "/body"
+    for data, text in (
+        (b"", "no body"),
+        (b" ", "no body"),
+        (b'{"subject":', "ends too early"),
+        (b"[]", "Expected `object`"),
+        (b'{"subject":"\xff"}', "not UTF-8"),
+    ):
+        with pytest.raises(InputError, match=text) as wrong:
+            intake.one(data, NOW_MS)
+        assert not isinstance(wrong.value, InputErrors)
