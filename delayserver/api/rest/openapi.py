@@ -5,7 +5,7 @@ documents, with a media type of their own, and some of them may come with every 
 shows a token; the hot calls, which FastAPI never sees, have examples; and webhooks are requests
 that the server makes.
 
-Generators make clients from it (scripts/openapi-clients tries three), so each call has an id and
+Generators make clients from it (scripts/generators tries three), so each call has an id and
 each body a component with names of our own, and what a request may leave out has no `default`:
 some take that for a field that is always there.
 
