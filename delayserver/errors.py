@@ -7,6 +7,7 @@ DelayServerError
 ├── SignatureError          a webhook that was received is not authentic (security.signing)
 ├── NotFoundError           no such message, key, subscription, …
 ├── ConflictError           the state does not allow it; carries the state
+│   └── KeyConflictError    a key stands for a message with other content
 ├── PreconditionError       it is not the version that the caller expected; carries the version
 ├── OverloadedError         a bounded queue is full: try again after `retry_after_ms`
 ├── RateLimitedError        a token is used more often than it may be, likewise
@@ -68,6 +69,10 @@ class ConflictError(DelayServerError):
         self.state = state
 
 
+class KeyConflictError(ConflictError):
+    """A key stands for a message with other content. `state` is the state of that message."""
+
+
 class PreconditionError(DelayServerError):
     """The thing is not what the caller expected it to be; nothing was changed. `version` is what
     it is, empty where there is none."""
@@ -110,7 +115,12 @@ class DiskReserveError(DelayServerError):
 
 
 class AckTimeoutError(DelayServerError):
-    """A publish was accepted, and was not durable within the time that its client gave it."""
+    """A publish was accepted, and was not durable within the time that its client gave it. `ids`:
+    of its messages."""
+
+    def __init__(self, detail: str, ids: list[str]) -> None:
+        super().__init__(detail)
+        self.ids = ids
 
 
 class StoppingError(DelayServerError):

@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from delayserver.api.fields import MessageState, OnEventName, PendingState
+from delayserver.api.fields import MessageState, OnEventName, PendingState, Time
 from delayserver.delivery.batch import body_fields
 from delayserver.delivery.delayed_fetch import Pulled
 from delayserver.queries.dead_letters import DeadLetterView
@@ -29,6 +29,46 @@ _Unset = msgspec.UnsetType
 encode = msgspec.json.Encoder().encode
 
 
+class StatsDocument(msgspec.Struct):
+    """Counters since the start of this process, and what waits now."""
+
+    version: str
+    started_at: Time
+    accepted: int
+    cancelled: int
+    delivered: int
+    retried: int
+    dead: int
+    last_seq: int
+    checkpoint_seq: int
+    pending_loaded: Annotated[int, Meta(description="that are due soon")]
+    pending_later: Annotated[int, Meta(description="as of the last checkpoint")]
+    queued: Annotated[int, Meta(description="due, and waiting for a subscriber")]
+    in_flight: int
+    oldest_due_at: Annotated[Time | None, Meta(description="of what is queued")]
+    unmatched: Annotated[int, Meta(description="due, and no subscription matches")]
+    subjects: int
+    subscriptions: int
+    unfiled_bytes: int
+    archive_waiting_hours: int
+    archive_waiting_bytes: int
+    disk_free_bytes: int
+
+
+class ForecastBucketDocument(msgspec.Struct, rename={"since": "from"}):
+    """How many messages fall due in one span of time."""
+
+    since: Time
+    count: int
+
+
+class ForecastDocument(msgspec.Struct):
+    """How many messages fall due when."""
+
+    bucket: str
+    buckets: list[ForecastBucketDocument]
+
+
 class HealthDocument(msgspec.Struct):
     """The answer to /healthz and /readyz."""
 
@@ -41,7 +81,7 @@ class PublishedDocument(msgspec.Struct):
     id: str
     subject: str
     key: str | None
-    deliver_at: str
+    deliver_at: Time
     state: str
     duplicate: Annotated[bool, Meta(description="the key stood for the same message already")]
 
@@ -60,7 +100,7 @@ class DeliveryDocument(msgspec.Struct):
     subscription: str
     state: str
     attempt: int
-    at: str
+    at: Time
 
 
 class MessageDocument(msgspec.Struct):
@@ -69,7 +109,7 @@ class MessageDocument(msgspec.Struct):
     id: str
     subject: str
     key: str | None
-    deliver_at: str
+    deliver_at: Time
     state: MessageState
     attempts: int
     headers: dict[str, str]
@@ -87,7 +127,7 @@ class HeartbeatDocument(msgspec.Struct):
     timeout: str
     subject: str
     expires_at: Annotated[
-        str, Meta(description="when the message is published unless it is renewed")
+        Time, Meta(description="when the message is published unless it is renewed")
     ]
     headers: dict[str, str] | _Unset = _UNSET
     body: msgspec.Raw | _Unset = _UNSET
@@ -100,7 +140,7 @@ class PendingDocument(msgspec.Struct):
     id: str
     subject: str
     key: str | None
-    deliver_at: Annotated[str, Meta(description="of the next attempt, when it is being retried")]
+    deliver_at: Annotated[Time, Meta(description="of the next attempt, when it is being retried")]
     state: PendingState
     attempts: Annotated[int, Meta(description="that were made")]
     headers: dict[str, str]
@@ -124,7 +164,7 @@ class PulledDocument(msgspec.Struct):
     subject: str
     key: str | None
     headers: dict[str, str]
-    deliver_at: str
+    deliver_at: Time
     attempt: int
     lease: Annotated[str, Meta(description="to be named in ack, nack and extend")]
     body: msgspec.Raw | _Unset = _UNSET
@@ -190,7 +230,7 @@ class DeadLetterDocument(msgspec.Struct):
     key: str | None
     reason: str
     attempts: int
-    died_at: str
+    died_at: Time
     headers: dict[str, str]
     body: msgspec.Raw | _Unset = _UNSET
     body_base64: str | _Unset = _UNSET

@@ -20,6 +20,7 @@ from delayserver.errors import (
     HeadTooLargeError,
     InputError,
     InputErrors,
+    KeyConflictError,
     MalformedError,
     NotFoundError,
     OverloadedError,
@@ -58,6 +59,10 @@ class ProblemDocument(msgspec.Struct, omit_defaults=True):
     state: Annotated[
         str, msgspec.Meta(description="with 409: the state that the message is in")
     ] = ""
+    ids: Annotated[
+        list[str] | None,
+        msgspec.Meta(description="with 504: the messages that were accepted, in order"),
+    ] = None
 
 
 @dataclass(slots=True)
@@ -102,6 +107,9 @@ def problem_of(error: Exception) -> Problem:
             problem.document.errors = [FieldError(error.pointer, error.detail)]
         case NotFoundError():
             problem = _problem("not-found", "Not found", 404, error)
+        case KeyConflictError():
+            problem = _problem("key-conflict", "The key stands for other content", 409, error)
+            problem.document.state = error.state
         case ConflictError():
             problem = _problem("conflict", "The state does not allow it", 409, error)
             problem.document.state = error.state
@@ -124,6 +132,7 @@ def problem_of(error: Exception) -> Problem:
             problem.headers["accept-encoding"] = "identity"  # RFC 9110, 15.5.16
         case AckTimeoutError():
             problem = _problem("ack-timeout", "Not durable in time", 504, error)
+            problem.document.ids = error.ids
         case StoppingError():
             problem = _problem("stopping", "The server is stopping", 503, error)
             problem.headers["retry-after"] = _seconds(STOPPING_RETRY_AFTER_MS)
@@ -171,6 +180,8 @@ def input_error(error: Exception, pointer: str = "") -> InputError:
         text = found["detail"]
         for name, index in _STEP.findall(found["path"]):
             pointer += pointer_to(name or index)
+    if text == "Input data was truncated":
+        text = "the JSON ends too early, or there is none"
     named = _UNKNOWN.search(text) or _MISSING.search(text)
     if named is not None:
         pointer += pointer_to(named["name"])

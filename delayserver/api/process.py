@@ -23,6 +23,7 @@ from typing import Any
 
 import structlog
 import uvicorn
+from structlog.typing import EventDict
 
 from delayserver.api.acceptor import Acceptor
 from delayserver.api.app import Rest, make_app
@@ -229,12 +230,25 @@ def _progress(what: str, done: int, total: int) -> None:
     log.info("recovering", what=what, done=done, total=total)
 
 
+def escape_controls(logger: object, method: str, event: EventDict) -> EventDict:
+    """Write what is no printable character as an escape: a key or a name that a client chose must
+    not clear a screen, or hide a line. An exception keeps its lines."""
+    for name, value in event.items():
+        if isinstance(value, str) and not value.isprintable():
+            keeps = "\n\t" if name == "exception" else ""
+            event[name] = "".join(
+                one if one.isprintable() or one in keeps else one.encode("unicode_escape").decode()
+                for one in value
+            )
+    return event
+
+
 def set_up_logging(settings: Settings) -> None:
     """Lines for people on a terminal, JSON for programs; always on standard error."""
-    renderer: Any = (
-        structlog.processors.JSONRenderer()
+    renderers: list[Any] = (
+        [structlog.processors.JSONRenderer()]  # which escapes by itself
         if settings.log_json
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        else [escape_controls, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
     )
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     shared: list[Any] = [
@@ -243,7 +257,7 @@ def set_up_logging(settings: Settings) -> None:
         structlog.processors.format_exc_info,
     ]
     structlog.configure(
-        processors=[*shared, renderer],
+        processors=[*shared, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
@@ -253,7 +267,7 @@ def set_up_logging(settings: Settings) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
         )
     )
     logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler])

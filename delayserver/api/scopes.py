@@ -88,4 +88,13 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("GET", "/healthz"): PUBLIC,
     ("GET", "/readyz"): PUBLIC,
 }
+DOCS_PATH = "/docs"
+DOCUMENT_PATH = "/openapi.json"
 PUBLIC_PATHS = frozenset(path for (_, path), rule in RULES.items() if rule is PUBLIC)
+UNGUARDED_PATHS = PUBLIC_PATHS | {
+    DOCS_PATH,
+    DOCUMENT_PATH,
+    f"{DOCS_PATH}/swagger-ui.css",
+    f"{DOCS_PATH}/swagger-ui-bundle.js",
+}
+"""Where nobody is asked for a token: how the server is, and what the API is."""

@@ -40,6 +40,7 @@ from delayserver.errors import (
     StoppingError,
     TooLargeError,
 )
+from delayserver.records.content import have_same_content
 from delayserver.records.tables import (
     DUPLICATE_DTYPE,
     ImportRecord,
@@ -384,8 +385,8 @@ class Imports:
         rest["row"] = repeats.rows
         rest["seq"] = np.where(own, first_seq + keys.rows[repeats.first], seqs[repeats.first])
         rest["due_ms"] = due_ms[repeats.first]
-        conflicts = int((digests[indexes] != keys.digests[indexes]).sum())
-        conflicts += int((repeats.digests != digests[repeats.first]).sum())
+        conflicts = int((~have_same_content(digests[indexes], keys.digests[indexes])).sum())
+        conflicts += int((~have_same_content(repeats.digests, digests[repeats.first])).sum())
         if conflicts and verified.manifest.on_conflict == OnConflict.REFUSE:
             raise ConflictError(
                 f"{conflicts} rows have keys that stand for messages with other content; "

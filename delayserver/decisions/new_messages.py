@@ -17,6 +17,7 @@ from copy import copy
 import msgspec
 
 from delayserver.decisions.packing import Publishes
+from delayserver.records.content import digest_of, in_order, is_ordered
 from delayserver.records.message import (
     HEADERS_BYTES_MAX,
     Content,
@@ -89,10 +90,20 @@ class SealedBatch:
         return sum(map(len, self.payloads)) + CRC_BYTES * len(self.payloads)
 
     def digests(self) -> list[int]:
-        """The `content_digest` of each message."""
+        """The digest of the content of each message with a key (`delayserver.records.content`), 0
+        of the others."""
+        batch, datas, crcs = self.batch, self.payloads, self.crcs
+        if any(batch.headers):
+            datas, crcs = datas.copy(), crcs.copy()
+            for index, headers in enumerate(batch.headers):
+                if headers is not None and not is_ordered(headers):
+                    sealed = in_order(batch.message(index).payload, b"")
+                    datas[index], crcs[index] = sealed[CRC_BYTES:], sealed_crc(sealed)
+        if None not in batch.keys:
+            return list(map(digest_of, datas, crcs))
         return [
-            len(data) + CRC_BYTES << 32 | crc
-            for data, crc in zip(self.payloads, self.crcs, strict=True)
+            0 if key is None else digest_of(data, crc)
+            for key, data, crc in zip(batch.keys, datas, crcs, strict=True)
         ]
 
     def select(self, indexes: Sequence[int]) -> "SealedBatch":
@@ -105,29 +116,22 @@ class SealedBatch:
         return chosen
 
 
-def content_digest(sealed: bytes) -> int:
-    """64 bits that tell whether two messages have the same content: checksum and length."""
-    return len(sealed) << 32 | sealed_crc(sealed)
-
-
-def stored(message: NewMessage, sealed: bytes) -> tuple[bytes, int]:
+def stored(message: NewMessage, sealed: bytes) -> bytes:
     """What is logged of a message: its payload, with the trace context if there is one and room
-    for it; and with a key the digest of the content, where the payload holds more (else 0)."""
+    for it."""
     if message.trace is None:
-        return sealed, 0
+        return sealed
     payload = message.payload
     headers = with_trace(payload.headers, message.trace, max_bytes=HEADERS_BYTES_MAX)
     if headers is None:
-        return sealed, 0
-    stored = encode_payload(msgspec.structs.replace(payload, headers=headers))
-    return stored, 0 if payload.key is None else content_digest(sealed)
+        return sealed
+    return encode_payload(msgspec.structs.replace(payload, headers=headers))
 
 
 def with_traces(new: SealedBatch, publishes: Publishes) -> Publishes:
     """Records whose payloads hold the trace contexts of their messages, too. See `stored`."""
-    payloads, digests = [], []
-    for index, data in enumerate(new.payloads):
-        sealed, digest = stored(new.batch.message(index), seal(data))
-        payloads.append(sealed[CRC_BYTES:])
-        digests.append(digest)
-    return publishes._replace(payloads=payloads, crcs=crcs_of(payloads), digests=digests)
+    payloads = [
+        stored(new.batch.message(index), seal(data))[CRC_BYTES:]
+        for index, data in enumerate(new.payloads)
+    ]
+    return publishes._replace(payloads=payloads, crcs=crcs_of(payloads))

@@ -37,7 +37,7 @@ class Publishes(NamedTuple):
     key_hashes: Sequence[bytes] = ()
     """Empty: there are no keys."""
     digests: Sequence[int] | int = 0
-    """Of the content, where there is a key and the payload holds more."""
+    """Of the content, where there is a key."""
     flags: Sequence[int] | int = 0
 
 

@@ -27,7 +27,6 @@ from delayserver.decisions.new_messages import (
     NewMessage,
     PublishBatch,
     SealedBatch,
-    content_digest,
     stored,
     with_traces,
 )
@@ -35,12 +34,13 @@ from delayserver.decisions.packing import Publishes
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.watches import Watches
 from delayserver.errors import (
-    ConflictError,
     DiskReserveError,
     InputError,
     InputErrors,
+    KeyConflictError,
     OverloadedError,
 )
+from delayserver.records.content import content_digest, has_content
 from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import (
     Payload,
@@ -50,6 +50,7 @@ from delayserver.records.message import (
 )
 from delayserver.records.message_id import ID_BYTES
 from delayserver.records.tables import ChangeState, KeyEntry, pack_key_values
+from storage.frame import seal
 from storage.rows import FLAG_WATCHES, NO_KEY, RecordKind
 
 
@@ -107,7 +108,7 @@ class Publishing:
     def publish_one(self, message: NewMessage, now_ms: int) -> Accepted:
         """Accept a message.
 
-        Raises ConflictError with the state of the message that holds its key, OverloadedError,
+        Raises KeyConflictError with the state of the message that holds its key, OverloadedError,
         DiskReserveError, StoppingError."""
         self.refuse_when_disk_is_low()
         sealed = encode_payload(message.payload)
@@ -125,15 +126,15 @@ class Publishing:
         if known is None:
             return self._accept(message, subject_id, key_hash, sealed)
         # Before anything is appended: a refusal leaves no trace in the group that others fill.
-        if known.digest != content_digest(sealed):
+        if not has_content(known.digest, content_digest(message.payload, sealed), sealed):
             state = self._messages.locate(known.seq, known.due_ms).state
-            raise ConflictError(_conflict(message.subject, key), state)
+            raise KeyConflictError(_conflict(message.subject, key), state)
         return self._duplicate(known)
 
     def publish_batch(self, batch: PublishBatch, now_ms: int) -> AcceptedBatch:
         """Accept all messages or none, in order.
 
-        Raises ConflictError (one message) or InputErrors (several) for keys that stand for other
+        Raises KeyConflictError (one message) or InputErrors (several) for keys that stand for other
         content, OverloadedError, DiskReserveError, StoppingError."""
         if len(batch) == 1:
             # Its conflict has a form of its own.
@@ -233,7 +234,7 @@ class Publishing:
             else:
                 continue
             digest = known.digest if isinstance(known, KeyEntry) else digests[known]
-            if digest != digests[index]:
+            if not has_content(digest, digests[index], seal(new.payloads[index])):
                 conflicts.append(InputError(_conflict(subject, key), f"/{index}/key"))
             taken[index] = known
         if conflicts:
@@ -283,12 +284,14 @@ class Publishing:
         hashes = new.key_hashes
         if has_keys and not hashes:
             hashes = self._key_hasher.many(subject_ids, keys)
+        digests = new.digests() if has_keys else []
         publishes = Publishes(
             dues_ms,
             subject_ids,
             new.payloads,
             new.crcs,
             hashes,
+            digests if has_keys else 0,
             flags=[FLAG_WATCHES * (w is not None) for w in batch.watches] if has_watches else 0,
         )
         if any(batch.traces):
@@ -297,7 +300,7 @@ class Publishing:
         last_seq = first_seq + count - 1
         seqs = range(first_seq, last_seq + 1)
         if has_keys:
-            values = pack_key_values(seqs, dues_ms, new.digests())
+            values = pack_key_values(seqs, dues_ms, digests)
             pairs = dict(zip(hashes, values, strict=True))
             pairs.pop(NO_KEY, None)
             sequencer.put_keys(last_seq, pairs)
@@ -324,22 +327,20 @@ class Publishing:
     ) -> Accepted:
         """Put the record of a message, which is new, into the open group."""
         sequencer, due_ms, watch = self._sequencer, message.due_ms, message.payload.watch
-        sealed, digest = stored(message, sealed)
+        digest = 0 if key_hash is NO_KEY else content_digest(message.payload, sealed)
         seq = sequencer.append(
             RecordKind.PUBLISH,
             due_ms=due_ms,
             key_hash=key_hash,
             subject_id=subject_id,
-            payload=sealed,
+            payload=stored(message, sealed),
             target_due_ms=digest,
             flags=row_flags(message.payload),
         )
         if watch is not None:
             self._watches.add(sequencer.group, seq, due_ms, watch)
         if key_hash is not NO_KEY:
-            sequencer.put_key(
-                seq, key_hash, KeyEntry(seq, due_ms, digest or content_digest(sealed))
-            )
+            sequencer.put_key(seq, key_hash, KeyEntry(seq, due_ms, digest))
         self._messages.schedule(seq, due_ms, subject_id)
         self.accepted_by_subject[subject_id] += 1
         return Accepted(self._ids.encode(due_ms, seq), due_ms, False, sequencer.group, seq)

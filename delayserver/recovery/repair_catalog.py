@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from delayserver.records.content import content_digest
 from delayserver.records.message import decode_payload, encode_payload
 from delayserver.records.subscriptions import Subscription, encode_subscription
 from delayserver.records.tables import (
@@ -38,7 +39,7 @@ from delayserver.records.tables import (
 )
 from delayserver.records.tracecontext import TRACE_NAMES
 from storage.catalog import Table
-from storage.frame import Rows, sealed_crc
+from storage.frame import Rows
 from storage.rows import FLAG_REMOVAL, FLAG_WATCHES, NO_KEY, RecordKind
 
 _STATES = {RecordKind.MOVE: ChangeState.MOVED, RecordKind.FIRE: ChangeState.FIRED}
@@ -82,7 +83,7 @@ class Rebuilt:
                     self._put_watches(message_seq, due_ms, sealed)
                 if kind is RecordKind.PUBLISH:
                     if key_hash != NO_KEY:
-                        self._put_key(key_hash, seq, due_ms, content_digest(sealed))
+                        self._put_key(key_hash, seq, due_ms, published_digest(sealed))
                     continue
                 state = _STATES.get(kind, ChangeState.RETRYING)
                 change = Change(state, seq, due_ms, attempt, subject_id)
@@ -106,7 +107,7 @@ class Rebuilt:
         """The publish may have been deleted with its hour: its content stands in what was moved."""
         origin = decode_payload(sealed, "schedule", 0, 0).origin
         if origin is not None:
-            digest = content_digest(sealed)
+            digest = published_digest(sealed)
             self._put_key(key_hash, origin.message_seq, origin.published_due_ms, digest)
 
     def _put_watches(self, message_seq: int, due_ms: int, sealed: bytes) -> None:
@@ -137,17 +138,15 @@ class Rebuilt:
         return self._watches
 
 
-def content_digest(sealed: bytes) -> int:
+def published_digest(sealed: bytes) -> int:
     """What tells whether two messages have the same content, which a trace and an origin are no
     part of. (If the publisher himself wrote a trace into the headers, it was: not to be told.)"""
     payload = decode_payload(sealed, "schedule", 0, 0)
     headers = payload.headers and {
         name: value for name, value in payload.headers.items() if name not in TRACE_NAMES
     }
-    if payload.origin is not None or headers != payload.headers:
-        bare = msgspec.structs.replace(payload, origin=None, headers=headers or None)
-        sealed = encode_payload(bare)
-    return len(sealed) << 32 | sealed_crc(sealed)
+    bare = msgspec.structs.replace(payload, origin=None, headers=headers or None)
+    return content_digest(bare, encode_payload(bare))
 
 
 # ── the catalog as a whole ─────────────────────────────────────────────────────────────────────

@@ -278,12 +278,12 @@ def _watch_of(row: MessageRow, blob: bytes) -> Watch | None:
 
 
 def content_digests(rows: Rows) -> NDArray[np.uint64]:
-    """For each PUBLISH 64 bits that tell whether two messages have the same content: crc and length
-    of the payload, or what stands in the row since the payload holds more than the content."""
+    """For each PUBLISH what tells whether two messages have the same content
+    (`delayserver.records.content`): what stands in the row; in an old one and in that of an import,
+    where nothing does, length and crc of the payload."""
     lengths = rows["payload_length"].astype(np.uint64) << np.uint64(32)
     digests: NDArray[np.uint64] = lengths | rows["payload_crc"]
     if "target_due_ms" in (rows.dtype.names or ()):
-        # Rows of an import have no other digest.
         given = rows["target_due_ms"].astype(np.uint64)
         digests = np.where(given != 0, given, digests)
     return digests

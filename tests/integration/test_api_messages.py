@@ -142,7 +142,7 @@ def test_what_is_not_json_is_refused(api, subject, content):
     [
         f"/v1/messages/{NOWHERE}",
         "/v1/messages/x",
-        "/v1/messages/%C3%A9%FF",
+        "/v1/messages/%C3%A9",
         "/v1/messages/" + "٣" * 36,
         "/v1/messages/" + "0" * 35 + "%20",
         "/v1/subjects/nothing/keys/x",
@@ -153,6 +153,15 @@ def test_what_is_not_there_is_not_found(api, method, path):
     document = {"delay": "1h"} if method == "PATCH" else None
     problem = api.ask(method, path, 404, json=document)
     assert problem["type"] == "urn:delayserver:problem:not-found"
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE", "PATCH"])
+def test_a_path_that_is_not_utf8_is_refused(api, method):
+    """Keys that differ in such bytes alone would be one key."""
+    document = {"delay": "1h"} if method == "PATCH" else None
+    for path in ("/v1/messages/%C3%A9%FF", "/v1/subjects/nothing/keys/%FE"):
+        problem = api.ask(method, path, 422, json=document)
+        assert [error["pointer"] for error in problem["errors"]] == ["/path"]
 
 
 def test_an_id_with_a_digit_changed_is_not_found(api, subject):

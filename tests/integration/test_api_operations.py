@@ -1,6 +1,7 @@
 """What operators look at, who may call, and that the store's limits and its clock are respected."""
 
 import json
+import re
 import socket
 
 import pytest
@@ -196,7 +197,16 @@ def test_the_forecast_counts_no_message_that_was_delivered(api, subject):
 
 
 def test_documentation_is_served(shared_api):
-    assert "swagger" in shared_api.get("/docs").text
+    page = shared_api.get("/docs").text
+    assert "https://" not in page and "http://" not in page
+    for path in re.findall(r'(?:src|href)="([^"]+)"', page):
+        if not path.startswith("data:"):
+            packed = shared_api.get(f"/{path}")
+            assert packed.headers["content-encoding"] == "gzip"
+            plain = shared_api.get(f"/{path}", headers={"accept-encoding": "identity"})
+            assert "content-encoding" not in plain.headers
+            assert plain.content == packed.content and len(plain.content) > 100_000
+    assert "openapi.json" in page
     assert shared_api.ask("GET", "/openapi.json")["openapi"].startswith("3.1")
 
 
@@ -235,7 +245,7 @@ def test_a_page_of_another_origin_may_not_call(shared_api, subject, origin, stat
 def test_with_a_token_only_its_holder_may_call(make_api, subject):
     api = make_api(token=TOKEN)
     api.start()
-    paths = ("/v1/messages", "/v1/subscriptions", "/metrics", "/docs", "/openapi.json", "/nowhere")
+    paths = ("/v1/messages", "/v1/subscriptions", "/metrics", "/v1/stats", "/nowhere")
     for path in paths:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": TOKEN}):
             answer = api.post(path, json={"subject": subject}, headers=headers)

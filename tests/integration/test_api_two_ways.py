@@ -14,6 +14,7 @@ import pytest
 
 from delayserver.api.app import make_app
 from delayserver.config import Settings
+from delayserver.decisions.delayed_produce import Level
 from delayserver.queries.look_up import Queries
 from delayserver.server.server import Server
 from tests.integration.api_support import ApiServer, make_token
@@ -70,6 +71,7 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "bad header": (ONE, {**LATER, "headers": {"host": "a"}}, {}),
     "unknown field": (ONE, {**LATER, "x": 1}, {}),
     "two times": (ONE, {**LATER, "deliver_at": 1}, {}),
+    "much wrong at once": (ONE, {"subject": "a b", "delay": "soon", "key": "", "x": 1}, {}),
     "too far": (ONE, {"subject": "both", "delay": "1000d"}, {}),
     "not JSON": (ONE, b"{", {}),
     "not UTF-8": (ONE, b'{"subject":"both","body":"\xff"}', {}),
@@ -129,6 +131,13 @@ CANCELS: dict[str, tuple[str, str, Any, dict[str, str]]] = {
     "by a key with a slash": ("DELETE", f"{KEYS}/d/e", None, {}),
     "with a query": ("DELETE", f"{KEYS}/q?x=1", None, {}),
     "with a body": ("DELETE", f"{KEYS}/body", {"a": 1}, {}),
+    "by a key that is not UTF-8": ("DELETE", f"{KEYS}/order-%FF", None, {}),
+    "by a key with the mark of what is not": ("DELETE", f"{KEYS}/%EF%BF%BD", None, {}),
+    "put by a key that is not UTF-8": ("PUT", f"{KEYS}/order-%C0%80", LATER, {}),
+    "moved by a key that is not UTF-8": ("PATCH", f"{KEYS}/order-%FF", {"delay": 1}, {}),
+    "found by a key that is not UTF-8": ("GET", f"{KEYS}/order-%FF?x=%FF", None, {}),
+    "a heartbeat that is not UTF-8": ("PUT", "/v1/heartbeats/%FF", LATER, {}),
+    "an event that is not UTF-8": ("POST", "/v1/events/%FF", None, {}),
     "no such key": ("DELETE", f"{KEYS}/none", None, {}),
     "an empty key": ("DELETE", f"{KEYS}/", None, {}),
     "a bad subject": ("DELETE", "/v1/subjects/bad%20one/keys/x", None, {}),
@@ -212,6 +221,7 @@ OF_CONSUMERS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "ack what is over": (ACK, NO_LEASES, {}),
     "ack without leases": (ACK, {}, {}),
     "ack numbers": (ACK, {"leases": [1]}, {}),
+    "pull with much wrong": (PULL, {"max": 0, "wait": [], "x": 1}, {}),
     "ack too many": (ACK, {"leases": [""] * 10_001}, {}),
     "ack without a body": (ACK, b"", {}),
     "ack with another scope": (ACK, NO_LEASES, as_token("publisher")),
@@ -374,6 +384,10 @@ def test_the_answers_are_those_of_the_contract(through_protocol):
         assert statuses[name] == 200
     for name in ("no such key", "an empty key", "by a bad id", "a bad id with a scope"):
         assert statuses[name] == 404
+    for name in CANCELS:
+        if name.endswith("that is not UTF-8"):
+            assert statuses[name] == 422, name
+    assert statuses["by a key with the mark of what is not"] == 404
     for name in ("a bad subject", "if it is no version", "if it is nothing", "too many to cancel"):
         assert statuses[name] == 422
     assert statuses["if it is another version"] == 412
@@ -409,6 +423,18 @@ def test_the_answers_are_those_of_the_contract(through_protocol):
         status, _, document = through_protocol[name]
         assert status == 422
         assert [error["pointer"] for error in document["errors"]] == [pointer]
+    for name, wrong in (
+        ("much wrong at once", ["/x", "/delay", "/subject", "/key"]),
+        ("pull with much wrong", ["/max", "/wait", "/x"]),
+    ):
+        assert [one["pointer"] for one in through_protocol[name][2]["errors"]] == wrong
+    assert through_protocol["conflict"][2]["type"].endswith(":key-conflict")
+    assert through_protocol["pull from a webhook"][2]["type"].endswith(":conflict")
+    too_large = through_protocol["request too large"][2]["detail"]
+    assert "a body has at most 10000 bytes (body_max_bytes)" in too_large
+    too_large = through_protocol["batch too large"][2]["detail"]
+    assert "a batch has at most 200000 bytes (batch_max_bytes)" in too_large
+    assert "no body" in through_protocol["nothing"][2]["detail"]
     for name in ("too many headers", "headers too long", "address too long"):
         assert statuses[name] == 431
     assert statuses["headers too long without a token"] == 431
@@ -446,3 +472,31 @@ def test_an_error_of_ours_is_a_500_and_no_exception(tmp_path, monkeypatch, capsy
         assert answer.headers["content-type"] == "application/problem+json"
         assert "division" not in answer.text
     assert "ZeroDivisionError" in "".join(capsys.readouterr())
+
+
+def test_what_is_not_durable_in_time_is_named(tmp_path, monkeypatch):
+    async def not_yet(*arguments):
+        return Level.ACCEPTED
+
+    async def ask():
+        async with server_in_process(tmp_path) as server:
+            app, *_ = make_app(server.calls)
+            monkeypatch.setattr(server.calls, "acknowledged", not_yet)
+            headers = {"authorization": f"Bearer {TOKEN}"}
+            async with httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://test", headers=headers
+            ) as client:
+                answers = [
+                    await client.post(f"{ONE}?ack=filed", json=LATER),
+                    await client.post(f"{BATCH}?timeout=5", json=[LATER, LATER]),
+                ]
+                ids = [message_id for answer in answers for message_id in answer.json()["ids"]]
+                return answers, [await client.get(f"{ONE}/{one}") for one in ids]
+
+    answers, found = asyncio.run(ask())
+    for answer in answers:
+        assert answer.status_code == 504
+        problem = answer.json()
+        assert problem["type"] == "urn:delayserver:problem:ack-timeout"
+        assert "{" not in problem["detail"]
+    assert [one.json()["state"] for one in found] == ["scheduled"] * 3

@@ -105,6 +105,62 @@ def test_what_the_document_refers_to_is_in_it_and_is_used(document):
     assert "#/$defs" not in json.dumps(document)  # it would be looked for at the root
 
 
+def references(part):
+    if isinstance(part, dict):
+        if "$ref" in part:
+            yield part["$ref"]
+        part = list(part.values())
+    if isinstance(part, list):
+        for one in part:
+            yield from references(one)
+
+
+def test_every_reference_leads_to_something_from_the_root(document):
+    found = set(references(document))
+    assert found
+    for reference in found:
+        root, *steps = reference.split("/")
+        assert root == "#"
+        here = document
+        for step in steps:
+            here = here[step]
+
+
+def test_calls_and_bodies_have_names_of_our_own(document):
+    ids = [operation["operationId"] for operation in operations(document).values()]
+    assert len(set(ids)) == len(ids)
+    assert {"publishMessage", "publishBatch", "getStats", "putHeartbeat"} <= set(ids)
+    assert all(re.fullmatch("[a-z]+([A-Z][a-z]+)+", one) for one in ids)
+    for (method, path), operation in operations(document).items():
+        bodies = [operation.get("requestBody"), *operation["responses"].values()]
+        for body in filter(None, bodies):
+            for media_type, content in body.get("content", {}).items():
+                schema = content["schema"]
+                if media_type in ("application/json", "application/problem+json"):
+                    assert "$ref" in schema or "$ref" in schema["items"], (method, path)
+
+
+def test_generators_are_told_what_may_be_left_out_and_what_is_a_time(document):
+    schemas = document["components"]["schemas"]
+    for name in ("SubscriptionModel", "RetryModel", "PullBody", "NackBody", "PublishModel"):
+        assert not any("default" in field for field in schemas[name]["properties"].values()), name
+    assert schemas["SubscriptionModel"]["required"] == ["subject", "type"]
+    for name, field in (("PublishedDocument", "deliver_at"), ("StatsDocument", "started_at")):
+        assert schemas[name]["properties"][field]["format"] == "date-time"
+    assert document["info"]["license"]["identifier"] == "Apache-2.0"
+    assert document["servers"]
+    assert {"message", "batch"} == document["webhooks"].keys()
+
+
+def test_the_default_of_a_duration_is_taken_in_a_query(shared_api, document):
+    for method, path in (("POST", "/v1/messages"), ("GET", "/v1/forecast")):
+        parameters = operations(document)[method, path]["parameters"]
+        query = {one["name"]: one["schema"]["default"] for one in parameters}
+        answer = shared_api.request(method, path, params=query, json={"subject": "openapi"})
+        assert answer.status_code in (200, 201), answer.text
+    assert shared_api.get("/v1/forecast?bucket=3600000").json()["bucket"] == "1h"
+
+
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 def test_calls_made_from_the_document(shared_api, mode):
     schema = schemathesis.openapi.from_url(f"{shared_api.process.url}/openapi.json")

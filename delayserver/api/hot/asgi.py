@@ -1,22 +1,33 @@
 """The hot path as plain ASGI, in front of FastAPI, for any ASGI server.
 
-    call ──▶ of a consumer? ──▶ Consuming ──▶ answered when it is told, or the client is gone
+    call ──▶ path not UTF-8? ─▶ refused, since different keys would be one
+         ──▶ of a consumer? ──▶ Consuming ──▶ answered when it is told, or the client is gone
          ──▶ hot?           ──▶ Hot       ──▶ answered when its group is durable, or filed
          ──▶ health?        ──▶ answered
          ──▶ else           ──▶ FastAPI, its body limited
 
 What `protocol` does not serve comes this way: a publish that says with `ack` what it waits for, a
-cancel whose subject has to be read, a head that is not as plain as most.
+batch in MessagePack, which is made into JSON in slices, a cancel whose subject has to be read, a
+head that is not as plain as most.
 
 Cost: 100 µs per call more than without ASGI. Threads: belongs to the event loop.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
-from urllib.parse import parse_qsl
+from collections.abc import Awaitable, Callable, Generator, MutableMapping
+from typing import Any, cast
+from urllib.parse import parse_qsl, unquote_to_bytes
 
-from delayserver.api.hot.answers import Answer, Headers, consumer_answer, header, problem_answer
+import msgspec
+
+from delayserver.api.hot.answers import (
+    JSON,
+    Answer,
+    Headers,
+    consumer_answer,
+    header,
+    problem_answer,
+)
 from delayserver.api.hot.paths import (
     BATCH_PATH,
     MESSAGES_PATH,
@@ -25,6 +36,7 @@ from delayserver.api.hot.paths import (
     is_cancel,
     is_health,
     is_hot,
+    is_packed,
     parse_call,
 )
 from delayserver.api.hot.publish import Hot
@@ -58,7 +70,10 @@ class HotPath:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_http = scope["type"] == "http"
-        if is_http and parse_call(scope["method"], scope["path"]) is not None:
+        if is_http and "\ufffd" in scope["path"] and not _is_utf8(scope):
+            error = InputError("the path is not UTF-8 behind its escapes (%XX)", "/path")
+            await send_answer(send, problem_answer(error))
+        elif is_http and parse_call(scope["method"], scope["path"]) is not None:
             await self.consume(scope, receive, send)
         elif is_http and is_hot(scope["method"], scope["path"]):
             await self.publish(scope, receive, send)
@@ -78,13 +93,17 @@ class HotPath:
             if caller is not None:
                 hot.authorize(path, None, caller)
             ack = parse_ack(query) if query else None
-            data = await read_body(limited(headers, receive, hot.max_bytes(path)))
+            limit = hot.max_bytes(path)
+            data = await read_body(limited(headers, receive, limit, hot.about_limit(path)))
+            content_type = header(headers, b"content-type")
             if is_cancel(scope["method"], path):
                 restricted = caller is not None and not caller.is_admin and asks_disk(path)
                 subjects = await hot.cancels.subjects_of(path, data) if restricted else {}
                 answer = hot.cancels.answer(path, data, headers, caller, subjects)
             else:
-                content_type = header(headers, b"content-type")
+                if path == BATCH_PATH and is_packed(content_type):
+                    unpacked = hot.intake.unpacked(data, self._calls.clock())
+                    data, content_type = await _in_slices(unpacked), JSON
                 answer = hot.answer(path, data, content_type, caller, trace_of(headers))
             del data  # What it says is kept elsewhere while the answer has to wait.
             if ack is not None and answer.status < 400:
@@ -137,14 +156,34 @@ class HotPath:
         level, timeout_ms = ack
         reached = await self._calls.acknowledged(answer.group, answer.seq, level, timeout_ms)
         if reached is Level.ACCEPTED:
-            waited, what = format_duration(timeout_ms), answer.body.decode()
+            made = msgspec.json.decode(answer.body)
             raise AckTimeoutError(
-                f"not durable within {waited}; it was accepted and may become so: look it up, or "
-                f"publish it again under its key: {what}"
+                f"not durable within {format_duration(timeout_ms)}; it was accepted and may become "
+                "so: look it up by its id (ids), or publish it again under its key",
+                made["ids"] if "ids" in made else [made["id"]],
             )
         if reached.value < level.value:
             answer.status = 202
         return answer
+
+
+def _is_utf8(scope: Scope) -> bool:
+    """Whether the path is: what is not was replaced in it by U+FFFD, all of it by the same."""
+    try:
+        unquote_to_bytes(scope.get("raw_path") or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+async def _in_slices(work: Generator[None, None, bytes]) -> bytes:
+    """Do some work, and let others have the event loop after each slice of it."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            return cast(bytes, done.value)
+        await asyncio.sleep(0)
 
 
 Ack = tuple[Level, int]
@@ -169,9 +208,9 @@ def parse_ack(query: bytes) -> Ack:
     return level, timeout_ms
 
 
-def limited(headers: Headers, receive: Receive, max_bytes: int) -> Receive:
+def limited(headers: Headers, receive: Receive, max_bytes: int, about: str = "") -> Receive:
     """The same, but for a request body that is longer: then it raises TooLargeError, at once when
-    the length is known."""
+    the length is known. `about`: which limit it is, if not of the request itself."""
     length = header(headers, b"content-length")
     total = int(length) if length.isdigit() else 0
     counted = 0
@@ -183,7 +222,8 @@ def limited(headers: Headers, receive: Receive, max_bytes: int) -> Receive:
             counted += len(message.get("body", b""))
             total = max(total, counted)
         if total > max_bytes:
-            raise TooLargeError(f"the request has more than {max_bytes} bytes")
+            what = about or f"at most {max_bytes} bytes"
+            raise TooLargeError(f"the request is too long: {what}")
         return message
 
     return receive_limited

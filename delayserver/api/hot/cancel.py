@@ -28,6 +28,7 @@ from delayserver.api.hot.answers import Answer, Headers, Responder, problem_answ
 from delayserver.api.hot.paths import CANCEL_PATH, MESSAGE_PATH, asks_disk, one_of
 from delayserver.api.intake import check_utf8
 from delayserver.api.problems import UNREADABLE, input_error
+from delayserver.api.second_look import in_one, readable_fields
 from delayserver.decisions.cancels import Refusal
 from delayserver.errors import (
     AccessError,
@@ -295,7 +296,8 @@ def _read(data: bytes) -> CancelBody:
         check_utf8(data)
         return _decode(data)
     except UNREADABLE as error:
-        raise input_error(error) from error
+        _, errors = readable_fields(data, CancelBody)
+        raise in_one(errors or [input_error(error)]) from error
 
 
 def _refusals(caller: Caller, request: CancelBody, subjects: Subjects) -> dict[int, Exception]:

@@ -29,6 +29,7 @@ from delayserver.api.fields import Duration
 from delayserver.api.hot.paths import ConsumerCall
 from delayserver.api.intake import Intake
 from delayserver.api.problems import UNREADABLE, input_error
+from delayserver.api.second_look import in_one, readable_fields
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.errors import AccessError, ConflictError, InputError
 from delayserver.records.subscriptions import Subscription
@@ -124,7 +125,7 @@ class Consuming:
     def _pull(
         self, subscription: Subscription, data: bytes, caller: Caller | None, told: Told
     ) -> Cancel:
-        wanted = _decode(_decode_pull, data or b"{}")
+        wanted = _decode(_decode_pull, data or b"{}", PullBody)
         wait_ms = _duration_ms(wanted.wait, "/wait", 0, PULL_WAIT_MAX_MS)
         lease_ms = subscription.lease_ms
         if wanted.lease is not None:
@@ -161,11 +162,11 @@ class Consuming:
         return leave
 
     def _ack(self, subscription: Subscription, data: bytes, told: Told) -> None:
-        leases = _decode(_decode_leased, data).leases
+        leases = _decode(_decode_leased, data, LeasesBody).leases
         self._calls.ack(subscription, leases, partial(_tell, told, AckedDocument, len(leases)))
 
     def _nack(self, subscription: Subscription, data: bytes, told: Told) -> None:
-        wanted = _decode(_decode_nack, data)
+        wanted = _decode(_decode_nack, data, NackBody)
         delay_ms = parse_duration_ms(wanted.delay, "/delay")
         self._intake.check_wait(delay_ms, "/delay")
         leases = wanted.leases
@@ -183,7 +184,7 @@ class Consuming:
             group.when_durable(durable)
 
     def _extend(self, subscription: Subscription, data: bytes, told: Told) -> None:
-        wanted = _decode(_decode_extend, data)
+        wanted = _decode(_decode_extend, data, ExtendBody)
         lease_ms = _duration_ms(wanted.lease, "/lease", 1, LEASE_MAX_MS)
         expired = self._calls.extend(subscription, wanted.leases, lease_ms)
         _tell(told, ExtendedDocument, len(wanted.leases), expired)
@@ -197,11 +198,12 @@ def _tell(told: Told, document: _Done, count: int, expired: list[str]) -> None:
     told(encode(document(count - len(expired), expired)))
 
 
-def _decode(decode: Callable[[bytes], T], data: bytes) -> T:
+def _decode(decode: Callable[[bytes], T], data: bytes, form: type[T]) -> T:
     try:
         return decode(data)
     except UNREADABLE as error:
-        raise input_error(error) from error
+        _, errors = readable_fields(data, form)
+        raise in_one(errors or [input_error(error)]) from error
 
 
 def _duration_ms(value: int | str, pointer: str, least_ms: int, most_ms: int) -> int:

@@ -20,12 +20,14 @@ import httptools
 
 from delayserver.api.hot.answers import header
 from delayserver.api.hot.paths import (
+    BATCH_PATH,
     HEARTBEATS_PATH,
     MESSAGE_PATH,
     MESSAGES_PATH,
     ConsumerCall,
     is_cancel,
     is_hot,
+    is_packed,
     parse_call,
 )
 from delayserver.records.tracecontext import Trace, trace_of
@@ -136,6 +138,9 @@ class _HeadParser:
             return None
         if parser.get_http_version() != "1.1" or header(self._headers, b"expect"):
             return None
+        content_type = header(self._headers, b"content-type")
+        if path == BATCH_PATH and is_packed(content_type):
+            return None
         length = header(self._headers, b"content-length")
         if not length and method == "DELETE":
             length = b"0"
@@ -153,7 +158,7 @@ class _HeadParser:
             path,
             int(length),
             self._headers,
-            header(self._headers, b"content-type"),
+            content_type,
             keep_alive,
             trace,
             is_cancel(method, path),
@@ -173,8 +178,12 @@ def head_without_upgrade(
 
 
 def _plain_path(url: bytes) -> str | None:
-    """The path of a URL that is nothing but a path, without its escapes, as uvicorn does it."""
+    """The path of a URL that is nothing but a path, without its escapes; None if it is another one,
+    or not UTF-8, which is refused elsewhere."""
     if b"?" in url or b"#" in url or not url.isascii():
         return None
     path = url.decode()
-    return unquote(path) if "%" in path else path
+    try:
+        return unquote(path, errors="strict") if "%" in path else path
+    except UnicodeDecodeError:
+        return None

@@ -31,6 +31,11 @@ def is_hot(method: str, path: str) -> bool:
     return (method == "PUT" and path.startswith(HEARTBEATS_PATH)) or is_cancel(method, path)
 
 
+def is_packed(content_type: bytes) -> bool:
+    """Whether a batch comes as MessagePack."""
+    return b"msgpack" in content_type.lower()
+
+
 def is_health(method: str, path: str) -> bool:
     """Whether the call asks how the server is."""
     return method == "GET" and path in (ALIVE_PATH, READY_PATH)

@@ -47,7 +47,7 @@ from delayserver.api.hot.paths import (
     REST_MAX_BYTES,
     ConsumerCall,
 )
-from delayserver.api.intake import Intake
+from delayserver.api.intake import ENVELOPE_BYTES, Intake
 from delayserver.decisions.publishing import Accepted
 from delayserver.errors import DelayServerError, NotFoundError
 from delayserver.records.ids import COLUMNS_MIN, IdCodec
@@ -58,10 +58,6 @@ from delayserver.security.tokens import Action, Caller
 from delayserver.server.calls import Calls
 from delayserver.times import format_duration, format_time
 from storage.errors import StorageError
-
-ENVELOPE_BYTES = 64 * 1024
-"""A request may be longer than its body by this much."""
-
 
 _PUBLISH = (Action.PUBLISH,)
 _encode = msgspec.json.Encoder().encode
@@ -78,7 +74,7 @@ class Hot:
     def __init__(self, calls: Calls, intake: Intake) -> None:
         self.consuming = Consuming(calls, intake)
         self._calls = calls
-        self._intake = intake
+        self.intake = intake
         self.cancels = HotCancel(calls)
         self._gathered: list[_Gathered] = []
         self.gathers = calls.telemetry is None
@@ -140,6 +136,15 @@ class Hot:
             return REST_MAX_BYTES
         return self.batch_max_bytes if path == BATCH_PATH else self.one_max_bytes
 
+    def about_limit(self, path: str) -> str:
+        """The setting that `max_bytes` follows from, for whoever sent more."""
+        settings = self._calls.settings
+        if path == CANCEL_PATH:
+            return f"at most {REST_MAX_BYTES} bytes"
+        if path == BATCH_PATH:
+            return f"a batch has at most {settings.batch_max_bytes} bytes (batch_max_bytes)"
+        return f"a body has at most {settings.body_max_bytes} bytes (body_max_bytes)"
+
     # ── publishes that come in together ────────────────────────────────────────────────────────
 
     def gather(self, responder: Responder, data: bytes, caller: Caller | None) -> None:
@@ -165,7 +170,7 @@ class Hot:
         now_ms = calls.clock()
         responders, bodies, callers = zip(*gathered, strict=True)
         try:
-            batch = self._intake.many(bodies, now_ms)
+            batch = self.intake.many(bodies, now_ms)
             if callers.count(None) < len(callers):
                 for subject, caller in zip(batch.subjects, callers, strict=True):
                     if caller is not None:
@@ -204,7 +209,7 @@ class Hot:
         """POST /v1/messages"""
         calls = self._calls
         now_ms = calls.clock()
-        message = self._intake.one(data, now_ms)
+        message = self.intake.one(data, now_ms)
         if caller is not None:
             caller.require(_PUBLISH, message.subject)
         message.trace = trace
@@ -237,7 +242,7 @@ class Hot:
         """POST /v1/messages/batch"""
         calls = self._calls
         now_ms = calls.clock()
-        batch = self._intake.batch(data, content_type, now_ms)
+        batch = self.intake.batch(data, content_type, now_ms)
         if caller is not None:
             for subject in set(batch.subjects):
                 caller.require(_PUBLISH, subject)
@@ -259,7 +264,7 @@ class Hot:
         check_key(key, "/path/key")
         calls = self._calls
         now_ms = calls.clock()
-        timeout_ms, message = self._intake.heartbeat(data, now_ms)
+        timeout_ms, message = self.intake.heartbeat(data, now_ms)
         if caller is not None and not caller.is_admin:
             caller.require(_PUBLISH, message.subject)
             with suppress(NotFoundError):  # else the message of somebody else's would never come

@@ -24,10 +24,11 @@ from delayserver.api.problems import (
     pointer_to,
     problem_of,
 )
-from delayserver.api.rest import bulk, messages, operations, subscriptions, timers
+from delayserver.api.rest import bulk, docs_page, messages, operations, subscriptions, timers
 from delayserver.api.rest.authorize import authorize
 from delayserver.api.rest.common import Parts
-from delayserver.api.rest.openapi import complete
+from delayserver.api.rest.openapi import complete, operation_id
+from delayserver.api.scopes import DOCUMENT_PATH
 from delayserver.errors import DelayServerError, InputError, InputErrors
 from delayserver.queries.dead_letters import DeadLetters
 from delayserver.queries.listing import Listing
@@ -57,7 +58,12 @@ def make_rest(calls: Calls, intake: Intake, path: HotPath) -> Asgi:
         title="Delay server",
         version=delayserver.__version__,
         description=DESCRIPTION,
-        redirect_slashes=False,
+        license_info={"name": "Apache 2.0", "identifier": "Apache-2.0"},
+        generate_unique_id_function=operation_id,
+        openapi_url=DOCUMENT_PATH,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # a 307 without a word; the client may lose its token or body
     )
     fastapi.state.parts = Parts(
         calls=calls,
@@ -71,6 +77,7 @@ def make_rest(calls: Calls, intake: Intake, path: HotPath) -> Asgi:
     )
     for routes in (messages, subscriptions, bulk, operations, timers):
         fastapi.include_router(routes.router, dependencies=[Depends(authorize)])
+    fastapi.include_router(docs_page.router)
     fastapi.add_exception_handler(DelayServerError, _on_error)
     fastapi.add_exception_handler(StorageError, _on_error)
     fastapi.add_exception_handler(RequestValidationError, _on_invalid)

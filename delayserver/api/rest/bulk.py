@@ -69,7 +69,7 @@ async def get_import(import_id: ImportPath, parts: PartsOf) -> models.ImportView
 
 
 @router.get("/v1/imports/{import_id}/duplicates", tags=["bulk"], responses=MISSING)
-async def list_duplicates(
+async def list_import_duplicates(
     import_id: ImportPath,
     parts: PartsOf,
     limit: Annotated[int, Query(ge=1, le=DUPLICATES_PAGE_MAX)] = 1000,

@@ -85,7 +85,7 @@ router = APIRouter()
     },
     openapi_extra=json_body(models.PublishModel),
 )
-async def publish(
+async def publish_message(
     request: Request, parts: PartsOf, ack: AckQuery = "durable", timeout: AckTimeout = 60_000
 ) -> Response:
     """Publish a message: it is durable when this answers, or also filed, if `ack` says so."""
@@ -116,7 +116,7 @@ async def publish_batch(
     responses=INVALID | LOGGED | {200: answer(CancelledDocument)},
     openapi_extra=json_body(CancelBody),
 )
-async def cancel_many(request: Request, parts: PartsOf) -> Response:
+async def cancel_messages(request: Request, parts: PartsOf) -> Response:
     """Cancel many messages by id and by key; one result for each."""
     return Forward(parts.path.publish, request)
 
@@ -170,7 +170,7 @@ async def move_message(
     tags=["keys"],
     responses=MISSING | STORED | {200: answer(MessageDocument)},
 )
-async def get_by_key(subject: SubjectPath, key: KeyPath, parts: PartsOf) -> Response:
+async def get_message_by_key(subject: SubjectPath, key: KeyPath, parts: PartsOf) -> Response:
     """The message that a key stands for."""
     found = parts.calls.by_key(subject, key)
     return _message(await parts.queries.look_up(found.seq, found.due_ms))
@@ -181,7 +181,7 @@ async def get_by_key(subject: SubjectPath, key: KeyPath, parts: PartsOf) -> Resp
     tags=["keys"],
     responses=CONDITIONAL | LOGGED | {200: answer(StateDocument)},
 )
-async def cancel_by_key(
+async def cancel_message_by_key(
     subject: SubjectPath, key: KeyPath, request: Request, parts: PartsOf, if_match: IfMatch = None
 ) -> Response:
     """Cancel the message that a key stands for."""
@@ -193,7 +193,7 @@ async def cancel_by_key(
     tags=["keys"],
     responses=CONDITIONAL | STORED | LOGGED,
 )
-async def move_by_key(
+async def move_message_by_key(
     subject: SubjectPath,
     key: KeyPath,
     move: models.MoveModel,
@@ -218,7 +218,7 @@ async def move_by_key(
     },
     openapi_extra=json_body(models.PublishUnderKeyModel, required=False),
 )
-async def put_by_key(
+async def put_message_by_key(
     subject: SubjectPath,
     key: KeyPath,
     request: Request,
@@ -258,7 +258,7 @@ async def put_by_key(
     tags=["messages"],
     responses=INVALID | STORED | {200: answer(PendingListDocument)},
 )
-async def list_pending(
+async def list_messages(
     subject: SubjectPath,
     parts: PartsOf,
     since: Annotated[str | None, Query(alias="from", description=_FROM)] = None,

@@ -54,6 +54,7 @@ _TIME: dict[str, Any] = {
     "description": "RFC 3339 with an offset, or milliseconds since the epoch",
 }
 _NULL = {"type": "null"}
+Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 WEEK_MS = 7 * 24 * HOUR_MS
 SIZE_MAX = 2**63 - 1
 YEAR_MS = 365 * 24 * HOUR_MS
@@ -153,7 +154,7 @@ class MovedModel(BaseModel):
     """The answer to a move."""
 
     id: str
-    deliver_at: str
+    deliver_at: Time
     state: str
 
 
@@ -241,13 +242,34 @@ class SubscriptionModel(Strict):
     lease: LeaseMs = Field(30_000, description="pull: time to acknowledge")
 
 
+class RetryViewModel(BaseModel):
+    """When a failed webhook is tried again."""
+
+    max_attempts: int
+    backoff: list[str]
+
+
+class RateViewModel(BaseModel):
+    """How many messages are sent."""
+
+    per_second: float
+    burst: int
+
+
+class BatchingViewModel(BaseModel):
+    """Several messages in one request."""
+
+    max: int
+    linger: str
+
+
 class SubscriptionViewModel(BaseModel):
     """A subscription as it is. The secret is never shown."""
 
     name: str
     subject: str
     type: str
-    created_at: str
+    created_at: Time
     paused: bool
     queued: int = Field(description="due, and waiting for the subscriber")
     in_flight: int
@@ -255,9 +277,9 @@ class SubscriptionViewModel(BaseModel):
     signed: bool | None = None
     timeout: str | None = None
     max_in_flight: int | None = None
-    retry: dict[str, Any]
-    rate: dict[str, Any] | None = None
-    batch: dict[str, Any] | None = None
+    retry: RetryViewModel
+    rate: RateViewModel | None = None
+    batch: BatchingViewModel | None = None
     catch_up: str | dict[str, str]
     lease: str | None = None
 
@@ -292,7 +314,7 @@ class ImportBegunModel(BaseModel):
     id: str
     state: Literal["staging", "waiting", "verifying", "committing", "filing", "adopted"]
     subjects: dict[str, int] = Field(description="the numbers that stand in the staged rows")
-    now: str = Field(description="the server's clock: what is due before it is due now")
+    now: Time = Field(description="the server's clock: what is due before it is due now")
     delay_max_ms: int
     body_max_bytes: int
 
@@ -367,14 +389,14 @@ class ArchiveViewModel(BaseModel):
         description="in UTC, as in the names of its files", examples=["2026-11-20T15"]
     )
     state: Literal["waiting", "archived"]
-    retired_at: str = Field(description="when everything was settled")
+    retired_at: Time = Field(description="when everything was settled")
     count: int = Field(
         description="entries: messages, and once more for each time one was moved or tried again"
     )
     last_seq: int
     schedule_bytes: int
     dispatch_bytes: int
-    archived_at: str | None = None
+    archived_at: Time | None = None
     checksum: str | None = None
     location: str | None = None
 
@@ -384,7 +406,7 @@ class ArchiveConfirmedModel(BaseModel):
 
     hour: str
     state: Literal["archived"]
-    archived_at: str
+    archived_at: Time
 
 
 class ArchivesModel(BaseModel):

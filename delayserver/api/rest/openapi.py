@@ -2,15 +2,23 @@
 
 That is: what msgspec decodes and writes has a schema made from its struct; errors are problem
 documents, with a media type of their own, and some of them may come with every call; who calls,
-shows a token; and the hot calls, which FastAPI never sees, have examples.
+shows a token; the hot calls, which FastAPI never sees, have examples; and webhooks are requests
+that the server makes.
+
+Generators make clients from it (scripts/generators tries three), so each call has an id and
+each body a component with names of our own, and what a request may leave out has no `default`:
+some take that for a field that is always there.
 
 Cost: made once, at the first request. Threads: pure.
 """
 
 import json
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
+from fastapi.routing import APIRoute
+from pydantic.json_schema import models_json_schema
 
 from delayserver.api import documents
 from delayserver.api.hot.cancel import CancelBody
@@ -18,9 +26,11 @@ from delayserver.api.hot.consume import ExtendBody, LeasesBody, NackBody, PullBo
 from delayserver.api.problems import MEDIA_TYPE, ProblemDocument
 from delayserver.api.rest import models
 from delayserver.api.scopes import ADMIN, PUBLIC_PATHS, RULES
+from delayserver.delivery.batch import BatchedMessage
 from delayserver.security.tokens import SCOPE_HELP
 
 _REF: Final = "#/components/schemas/{name}"
+_REF_MODEL: Final = "#/components/schemas/{model}"
 _STRUCTS: Final[tuple[type[msgspec.Struct], ...]] = (
     ProblemDocument,
     documents.HealthDocument,
@@ -36,6 +46,8 @@ _STRUCTS: Final[tuple[type[msgspec.Struct], ...]] = (
     documents.NackedDocument,
     documents.ExtendedDocument,
     documents.DeadLettersDocument,
+    documents.StatsDocument,
+    documents.ForecastDocument,
     CancelBody,
     PullBody,
     LeasesBody,
@@ -43,6 +55,12 @@ _STRUCTS: Final[tuple[type[msgspec.Struct], ...]] = (
     ExtendBody,
 )
 """What goes in and out past FastAPI; what these hold is described with them."""
+_MODELS: Final[tuple[type[models.Strict], ...]] = (
+    models.PublishModel,
+    models.PublishUnderKeyModel,
+    models.HeartbeatModel,
+)
+"""What the intake decodes."""
 _MESSAGE = {
     "subject": "order.unpaid",
     "body": {"order": 1001},
@@ -104,9 +122,7 @@ def json_body(
 
 
 def _schema(form: type[models.Strict] | type[msgspec.Struct]) -> dict[str, Any]:
-    if issubclass(form, models.Strict):
-        return form.model_json_schema()
-    assert form in _STRUCTS, form
+    assert form in _STRUCTS or form in _MODELS, form
     return {"$ref": _REF.format(name=form.__name__)}
 
 
@@ -114,7 +130,7 @@ def batch_body() -> dict[str, Any]:
     """The request body of a batch, in its three forms."""
     items = {
         "type": "array",
-        "items": models.PublishModel.model_json_schema(),
+        "items": _schema(models.PublishModel),
         "maxItems": 10_000,
     }
     content = {
@@ -127,15 +143,24 @@ def batch_body() -> dict[str, Any]:
             "schema": {
                 "type": "string",
                 "format": "binary",
-                "description": "an array of the same maps; a `body` of type bin is binary",
+                "description": "an array of the same maps; a `body` of type bin is binary. What "
+                "JSON does not have is refused (NaN, binary inside a body, extensions), and so is "
+                "a message longer than `body_max_bytes` and 64 KiB",
             }
         },
     }
     return {"requestBody": {"required": True, "content": content}}
 
 
+def operation_id(route: APIRoute) -> str:
+    """The name of a call, for people and for generators: that of its function."""
+    first, *others = route.name.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
 def complete(document: dict[str, Any]) -> None:
     """Add to FastAPI's document what it does not know."""
+    document["servers"] = [{"url": "/", "description": "the server that this comes from"}]
     problem = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
@@ -157,6 +182,19 @@ def complete(document: dict[str, Any]) -> None:
         schemas.pop(unused, None)
     _, components = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)
     schemas.update(components)
+    _, described = models_json_schema(
+        [(form, "validation") for form in _MODELS], ref_template=_REF_MODEL
+    )
+    schemas.update(described["$defs"])
+    for name in _named_by(
+        [
+            operation.get("requestBody")
+            for operations in document["paths"].values()
+            for operation in operations.values()
+        ],
+        schemas,
+    ):
+        _leave_out_defaults(schemas[name])
     document["components"]["securitySchemes"] = {
         "token": {
             "type": "http",
@@ -165,6 +203,7 @@ def complete(document: dict[str, Any]) -> None:
         }
     }
     _add_examples(document["paths"])
+    document["webhooks"] = _webhooks()
 
 
 def _add_examples(paths: dict[str, Any]) -> None:
@@ -185,3 +224,110 @@ def _add_examples(paths: dict[str, Any]) -> None:
 def _json_of(operation: dict[str, Any], status: str) -> dict[str, Any]:
     content: dict[str, Any] = operation["responses"][status]["content"]["application/json"]
     return content
+
+
+def _named_by(part: Any, schemas: dict[str, Any]) -> set[str]:
+    """The names of the schemas that a part of the document refers to, and those refer to."""
+    found: set[str] = set()
+    waiting = list(_references(part))
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += _references(schemas[name])
+    return found
+
+
+def _references(part: Any) -> Iterator[str]:
+    if isinstance(part, dict):
+        if isinstance(part.get("$ref"), str):
+            yield part["$ref"].removeprefix(_REF.format(name=""))
+        part = list(part.values())
+    if isinstance(part, list):
+        for one in part:
+            yield from _references(one)
+
+
+def _leave_out_defaults(schema: dict[str, Any]) -> None:
+    """Say in words what a field of a request is if it is left out."""
+    for field in schema.get("properties", {}).values():
+        default = field.pop("default", None)
+        if default is not None and not isinstance(default, dict):
+            text = json.dumps(default)
+            field["description"] = "; ".join(
+                filter(None, [field.get("description"), f"default: {text}"])
+            )
+
+
+_WEBHOOK_HEADERS: Final = {
+    "webhook-id": "the id of the message, the same in every attempt: drop repeats by it",
+    "webhook-timestamp": "when the attempt was made, in seconds since the epoch",
+    "webhook-signature": "v1,… for each secret: base64 of HMAC-SHA256 of id.timestamp.body",
+    "delay-subject": "the subject",
+    "delay-key": "the key, if there is one; all but visible ASCII percent-encoded",
+    "delay-due": "when the message was due: RFC 3339",
+    "delay-attempt": "which attempt it is, from 1",
+}
+
+
+def _webhooks() -> dict[str, Any]:
+    """What the server sends to the URL of a subscription."""
+    one = {
+        "application/json": {"schema": {}, "example": _MESSAGE["body"]},
+        "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+    }
+    # Not a component: oapi-codegen leaves out those that only a webhook refers to.
+    _, message = msgspec.json.schema_components((BatchedMessage,), ref_template=_REF)
+    many = {
+        "application/json": {"schema": {"type": "array", "items": message["BatchedMessage"]}},
+    }
+    of_batch = {
+        **{name: _WEBHOOK_HEADERS[name] for name in list(_WEBHOOK_HEADERS)[:3]},
+        "delay-count": "how many messages it holds",
+    }
+    return {
+        "message": _webhook(
+            "receiveMessage",
+            "A message is due: its body, as it was published. The message's own headers follow.",
+            _WEBHOOK_HEADERS,
+            one,
+        ),
+        "batch": _webhook(
+            "receiveBatch",
+            "Several messages are due, for a subscription with `batch`.",
+            of_batch,
+            many,
+        ),
+    }
+
+
+def _webhook(
+    name: str, description: str, headers: dict[str, str], content: dict[str, Any]
+) -> dict[str, Any]:
+    parameters = [
+        {
+            "name": header,
+            "in": "header",
+            "required": header not in ("webhook-signature", "delay-key"),
+            "description": about,
+            "schema": {"type": "string"},
+        }
+        for header, about in headers.items()
+    ]
+    responses = {
+        "2XX": {"description": "It is delivered"},
+        "410": {"description": "Nobody wants them any more: the subscription is paused"},
+        "429": {"description": "Try again after `Retry-After`"},
+        "503": {"description": "Try again after `Retry-After`"},
+        "default": {"description": "Try again, as `retry` of the subscription says"},
+    }
+    return {
+        "post": {
+            "operationId": name,
+            "description": description,
+            "parameters": parameters,
+            "requestBody": {"required": True, "content": content},
+            "responses": responses,
+            "security": [],
+        }
+    }

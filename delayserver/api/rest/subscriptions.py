@@ -109,13 +109,13 @@ async def delete_subscription(name: NamePath, parts: PartsOf) -> None:
 
 
 @router.post("/v1/subscriptions/{name}/pause", tags=["subscriptions"], responses=MISSING | LOGGED)
-async def pause(name: NamePath, parts: PartsOf) -> models.SubscriptionViewModel:
+async def pause_subscription(name: NamePath, parts: PartsOf) -> models.SubscriptionViewModel:
     """Deliver nothing until it is resumed; what falls due waits."""
     return _view(parts.calls, await _change(parts.calls, name, paused=True))
 
 
 @router.post("/v1/subscriptions/{name}/resume", tags=["subscriptions"], responses=MISSING | LOGGED)
-async def resume(name: NamePath, parts: PartsOf) -> models.SubscriptionViewModel:
+async def resume_subscription(name: NamePath, parts: PartsOf) -> models.SubscriptionViewModel:
     """Deliver again."""
     return _view(parts.calls, await _change(parts.calls, name, paused=False))
 
@@ -129,7 +129,7 @@ async def resume(name: NamePath, parts: PartsOf) -> models.SubscriptionViewModel
     responses=CONFLICT | {200: answer(PulledListDocument)},
     openapi_extra=json_body(PullBody, required=False),
 )
-async def pull(name: NamePath, request: Request, parts: PartsOf) -> Response:
+async def pull_messages(name: NamePath, request: Request, parts: PartsOf) -> Response:
     """Messages that are due, each with a lease; waits for `min_messages` up to `wait`, and
     then answers with what there is."""
     return Forward(parts.path.consume, request)
@@ -141,7 +141,7 @@ async def pull(name: NamePath, request: Request, parts: PartsOf) -> Response:
     responses=MISSING | {200: answer(AckedDocument)},
     openapi_extra=json_body(LeasesBody),
 )
-async def ack(name: NamePath, request: Request, parts: PartsOf) -> Response:
+async def ack_messages(name: NamePath, request: Request, parts: PartsOf) -> Response:
     """These are done; when this answers it is recorded, and they never come again."""
     return Forward(parts.path.consume, request)
 
@@ -152,7 +152,7 @@ async def ack(name: NamePath, request: Request, parts: PartsOf) -> Response:
     responses=MISSING | LOGGED | {200: answer(NackedDocument)},
     openapi_extra=json_body(NackBody),
 )
-async def nack(name: NamePath, request: Request, parts: PartsOf) -> Response:
+async def nack_messages(name: NamePath, request: Request, parts: PartsOf) -> Response:
     """These are not done: deliver them again, now or after `delay`."""
     return Forward(parts.path.consume, request)
 
@@ -163,7 +163,7 @@ async def nack(name: NamePath, request: Request, parts: PartsOf) -> Response:
     responses=MISSING | {200: answer(ExtendedDocument)},
     openapi_extra=json_body(ExtendBody),
 )
-async def extend(name: NamePath, request: Request, parts: PartsOf) -> Response:
+async def extend_leases(name: NamePath, request: Request, parts: PartsOf) -> Response:
     """These need more time: `lease` from now."""
     return Forward(parts.path.consume, request)
 
@@ -199,7 +199,7 @@ async def list_dead_letters(
     tags=["dead letters"],
     responses=MISSING | STORED | LOGGED,
 )
-async def redrive(
+async def redrive_dead_letters(
     name: NamePath, parts: PartsOf, which: Annotated[models.RedriveModel, Body()] = _REDRIVE_ALL
 ) -> models.RedrivenModel:
     """Deliver dead letters again, all or those named by message id."""
@@ -215,7 +215,7 @@ async def redrive(
     status_code=204,
     responses=MISSING | LOGGED,
 )
-async def discard(name: NamePath, message_id: str, parts: PartsOf) -> None:
+async def discard_dead_letter(name: NamePath, message_id: str, parts: PartsOf) -> None:
     """Delete a dead letter, by message id."""
     await parts.dead_letters.discard(parts.calls.subscription(name), message_id)
 
@@ -316,14 +316,16 @@ def _view(calls: Calls, subscription: Subscription) -> models.SubscriptionViewMo
         signed=bool(subscription.secrets) if webhook else None,
         timeout=format_duration(subscription.timeout_ms) if webhook else None,
         max_in_flight=subscription.max_in_flight if webhook else None,
-        retry={
-            "max_attempts": policy.max_attempts,
-            "backoff": [format_duration(wait_ms) for wait_ms in policy.backoff_ms],
-        },
-        rate={"per_second": subscription.rate_per_s, "burst": subscription.rate_burst}
+        retry=models.RetryViewModel(
+            max_attempts=policy.max_attempts,
+            backoff=[format_duration(wait_ms) for wait_ms in policy.backoff_ms],
+        ),
+        rate=models.RateViewModel(per_second=subscription.rate_per_s, burst=subscription.rate_burst)
         if subscription.rate_per_s
         else None,
-        batch={"max": subscription.batch_max, "linger": format_duration(subscription.linger_ms)}
+        batch=models.BatchingViewModel(
+            max=subscription.batch_max, linger=format_duration(subscription.linger_ms)
+        )
         if subscription.batch_max
         else None,
         catch_up=_catch_up(subscription),

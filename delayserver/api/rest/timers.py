@@ -37,7 +37,7 @@ router = APIRouter()
     tags=["timers"],
     responses=INVALID | LOGGED,
 )
-async def event(key: EventKey, parts: PartsOf) -> models.EventModel:
+async def complete_watching(key: EventKey, parts: PartsOf) -> models.EventModel:
     """Complete everything that watches a key, at once: durable when this answers."""
     check_key(key, "/path/key")
     cancelled, fired = await parts.calls.event(key)

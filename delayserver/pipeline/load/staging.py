@@ -25,6 +25,7 @@ from delayserver.pipeline.arrow import fixed, integers, lengths, pieces, present
 from delayserver.pipeline.workers import spare_imports
 from delayserver.records.ids import KeyHasher
 from delayserver.records.message import KEY_MAX_BYTES, Content, check_headers, encode_payloads
+from delayserver.records.nesting import NESTED_MIN_BYTES, is_nested_too_deeply
 from delayserver.times import TIME_MS_MAX, parse_time_ms
 from storage.files import OsFiles
 from storage.frame import CRC_BYTES, crcs_of, seal_many
@@ -156,6 +157,9 @@ class Stager:
         if is_json and not plan.is_json_checked:
             for index in _not_json(bodies):
                 reasons.setdefault(index, "body is not JSON")
+            for index, body in enumerate(bodies):
+                if len(body) > NESTED_MIN_BYTES and is_nested_too_deeply(body):
+                    reasons.setdefault(index, "body nested too deeply")
         return bodies
 
     def _keys(self, batch: pa.RecordBatch, reasons: "_Reasons") -> list[str | None]:

@@ -91,6 +91,8 @@ def plain(row: Row, content: Content = Content.JSON) -> tuple[int, int, bytes, b
             msgspec.json.decode(data)
     except msgspec.DecodeError:
         return "body is not JSON"
+    if content is Content.JSON and data.startswith(b"[" * 257):
+        return "body nested too deeply"
     number = SUBJECTS[subject]
     hashed = NO_KEY
     if key is not None:
@@ -219,6 +221,13 @@ def test_lengths_at_which_the_encoding_changes(
     monkeypatch.setattr(f"{__name__}.BODY_MAX_BYTES", 1 << 20)
     body = json.dumps("x" * length)[: length + 2]
     rows: list[Row] = [("order.unpaid", NOW_MS, "k" * (length % 256 + 1), body, None)] * 2
+    check(root, rows, pa.int64(), body_max_bytes=1 << 20)
+
+
+def test_a_body_that_is_nested_too_deeply(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.BODY_MAX_BYTES", 1 << 20)
+    bodies = ["[" * depth + "]" * depth for depth in (256, 257)]
+    rows: list[Row] = [("order.unpaid", NOW_MS, None, body, None) for body in bodies]
     check(root, rows, pa.int64(), body_max_bytes=1 << 20)
 
 

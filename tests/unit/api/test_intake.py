@@ -1,6 +1,7 @@
 """What a client publishes, as far as HTTP has no part in it."""
 
 import json
+import tracemalloc
 
 import msgpack
 import msgspec
@@ -40,6 +41,18 @@ def encode(form, documents):
     return msgpack.packb(documents)
 
 
+def read_batch(intake, data, form, now_ms):
+    """As the server does it: MessagePack becomes JSON before, in slices."""
+    if form == FORMS[2]:
+        work = intake.unpacked(data, now_ms)
+        try:
+            while True:
+                next(work)
+        except StopIteration as done:
+            data, form = done.value, FORMS[0]
+    return intake.batch(data, form, now_ms)
+
+
 def test_a_message_without_anything_is_due_now(intake):
     message = intake.one(b'{"subject":"a"}', NOW_MS)
     assert (message.subject, message.due_ms) == ("a", NOW_MS)
@@ -66,7 +79,7 @@ def test_a_body_is_not_touched(intake):
     body = b'{"b": 1.10,\n "a":[ ] }'
     message = intake.one(b'{"subject":"a","body":%b}' % body, NOW_MS)
     assert message.payload.body == body
-    message = intake.batch(b'[{"subject":"a","body":%b}]' % body, FORMS[0], NOW_MS).message(0)
+    message = read_batch(intake, b'[{"subject":"a","body":%b}]' % body, FORMS[0], NOW_MS).message(0)
     assert message.payload.body == body
     assert intake.under_key(b'{"body":%b}' % body, "a", "k", NOW_MS).payload.body == body
 
@@ -76,7 +89,7 @@ def test_every_value_comes_through_in_every_form(intake, body, form):
     if len(json.dumps(body)) > 900 or (form == FORMS[2] and _is_beyond_64_bits(body)):
         return
     data = encode(form, [{"subject": "known", "body": body}])
-    message = intake.batch(data, form, NOW_MS).message(0)
+    message = read_batch(intake, data, form, NOW_MS).message(0)
     assert json.loads(message.payload.body) == body
 
 
@@ -89,7 +102,7 @@ def _is_beyond_64_bits(value):
 @given(data=st.binary(max_size=60), form=st.sampled_from(FORMS))
 def test_no_input_does_more_than_be_refused(intake, data, form):
     for read in (
-        lambda: intake.batch(data, form, NOW_MS),
+        lambda: read_batch(intake, data, form, NOW_MS),
         lambda: intake.one(data, NOW_MS),
         lambda: intake.under_key(data, "a", "k", NOW_MS),
     ):
@@ -145,12 +158,12 @@ def test_what_comes_together_is_taken_or_refused_as_each_alone(intake, documents
     data = encode(form, documents)
     if wrong:
         with pytest.raises(InputErrors) as caught:
-            intake.batch(data, form, NOW_MS)
+            read_batch(intake, data, form, NOW_MS)
         assert {error.pointer.split("/")[1] for error in caught.value.errors} == wrong
         with pytest.raises(InputError):
             intake.many(bodies, NOW_MS)
         return
-    batch, many = intake.batch(data, form, NOW_MS), intake.many(bodies, NOW_MS)
+    batch, many = read_batch(intake, data, form, NOW_MS), intake.many(bodies, NOW_MS)
     assert [many.message(index) for index in range(len(many))] == alone
     found = [batch.message(index) for index in range(len(batch))]
     for one in [*found, *alone]:
@@ -162,9 +175,9 @@ def test_what_comes_together_is_taken_or_refused_as_each_alone(intake, documents
 def test_too_many_messages_are_too_large(intake):
     for form in FORMS:
         with pytest.raises(TooLargeError):
-            intake.batch(encode(form, [{"subject": "a"}] * 6), form, NOW_MS)
+            read_batch(intake, encode(form, [{"subject": "a"}] * 6), form, NOW_MS)
         with pytest.raises(TooLargeError):
-            intake.batch(encode(form, [{}] * 6), form, NOW_MS)
+            read_batch(intake, encode(form, [{}] * 6), form, NOW_MS)
 
 
 def test_keys_are_measured_in_bytes():
@@ -177,3 +190,163 @@ def test_keys_are_measured_in_bytes():
             with pytest.raises(InputError) as caught:
                 check(key)
             assert caught.value.pointer == "/key"
+
+
+DEEP = b'["' + b"[" * 300 + b'\\"",' + b"[" * 255 + b"1" + b"]" * 255 + b',{"a":"{"}]'
+"""As deep as a body may be; brackets in text do not count."""
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda intake, body: intake.one(b'{"subject":"a","body":%b}' % body, NOW_MS),
+        lambda intake, body: intake.many([b'{"subject":"a","body":%b}' % body], NOW_MS),
+        lambda intake, body: intake.under_key(b'{"body":%b}' % body, "a", "k", NOW_MS),
+        lambda intake, body: intake.heartbeat(
+            b'{"subject":"a","timeout":9,"body":%b}' % body, NOW_MS
+        ),
+        lambda intake, body: intake.batch(
+            b'[{"subject":"a"},{"subject":"a","body":%b}]' % body, FORMS[0], NOW_MS
+        ),
+        lambda intake, body: intake.batch(
+            b'[{"subject":"a","body":1},{"subject":"a","body":%b}]' % body, FORMS[0], NOW_MS
+        ),
+        lambda intake, body: intake.batch(b'{"subject":"a","body":%b}' % body, FORMS[1], NOW_MS),
+        lambda intake, body: read_batch(
+            intake, msgpack.packb([{"subject": "a", "body": json.loads(body)}]), FORMS[2], NOW_MS
+        ),
+    ],
+)
+def test_a_body_is_nested_256_levels_deep_and_no_deeper(read):
+    intake = Intake(Settings(), {"a"})
+    assert read(intake, DEEP)
+    assert read(intake, b"[" * 255 + b"{}" + b"]" * 255)
+    for body in (b"[" + DEEP + b"]", b'{"a":' * 256 + b"[]" + b"}" * 256, b"[" * 900 + b"]" * 900):
+        with pytest.raises(InputError) as caught:
+            read(intake, body)
+        (error,) = getattr(caught.value, "errors", [caught.value])
+        assert error.detail.startswith("nested too deeply")
+        assert error.pointer.endswith("/body")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        float("nan"),
+        [float("inf")],
+        {"a": -float("inf")},
+        [b""],
+        {"a": b"x"},
+        {b"a": 1},
+        {1: "a"},
+        {None: 1},
+        msgpack.ExtType(5, b"x"),
+        msgpack.Timestamp(1),
+        [msgpack.Timestamp(1)],
+    ],
+    ids=repr,
+)
+def test_what_json_does_not_have_is_refused_and_not_changed(intake, value):
+    batch = [{"subject": "a"}, {"subject": "a", "body": value}, {"subject": "a b"}]
+    with pytest.raises(InputErrors) as caught:
+        read_batch(intake, msgpack.packb(batch), FORMS[2], NOW_MS)
+    assert [error.pointer for error in caught.value.errors] == ["/1", "/2/subject"]
+
+
+def test_a_float_of_32_bits_and_text_that_looks_like_binary_are_fine(intake):
+    body = {"Łódź": ["\u0107", 12.5, 2**63, float(2**1000)], "hebrew": "שלום"}
+    packed = msgpack.packb([{"subject": "a", "body": body}], use_single_float=False)
+    message = read_batch(intake, packed, FORMS[2], NOW_MS).message(0)
+    assert json.loads(message.payload.body) == body
+    packed = b"\x91\x82\xa7subject\xa1a\xa4body\xca\x7f\x80\x00\x00"
+    with pytest.raises(InputErrors):
+        read_batch(intake, packed, FORMS[2], NOW_MS)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdc\xff\xff",
+        b"\x91\x82\xa7subject\xa1s\xa4body" + b"\xdd\x00\x10\x00\x00" * 250,
+        b"\x91\x82\xa7subject\xa1s\xa4body\xdd\x00\x40\x00\x00" + b"\x90" * (4 << 20),
+        b"\x91\x82\xa7subject\xa1s\xa4body\xdf\x7f\xff\xff\xff",
+        b"\x91\x82\xa7subject\xa1s\xa5watch\xdd\x7f\xff\xff\xff",
+        b"\x91\xc6\x7f\xff\xff\xff",
+    ],
+)
+def test_memory_for_a_batch_is_no_more_than_a_few_times_its_length(data):
+    intake = Intake(Settings(), {"a"})
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError):
+            read_batch(intake, data, FORMS[2], NOW_MS)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 3 * len(data) + 200_000
+
+
+def test_a_long_batch_is_done_in_slices():
+    intake = Intake(Settings(), {"a"})
+    batch = [{"subject": "a", "body": [[]] * 10_000}] * 100
+    slices = sum(1 for _ in intake.unpacked(msgpack.packb(batch), NOW_MS))
+    assert slices >= 3
+    longest = [{"subject": "a", "body": [None] * 1_000_000}] * 20
+    with pytest.raises(TooLargeError, match="as JSON"):
+        for _ in intake.unpacked(msgpack.packb(longest), NOW_MS):
+            pass
+
+
+ALL_WRONG = {
+    "subject": "a b",
+    "delay": "soon",
+    "key": "",
+    "headers": {"host": "x"},
+    "watch": ["a", "a"],
+    "body": 1,
+    "body_base64": "YQ==",
+    "on_event": "explode",
+    "colour": "red",
+}
+POINTERS = {"/subject", "/delay", "/key", "/headers/host", "/watch", "/body_base64", "/on_event"}
+
+
+def pointers_of(read):
+    with pytest.raises(InputErrors) as caught:
+        read()
+    for error in caught.value.errors[:5]:
+        assert error.detail in str(caught.value) or "messages are invalid" in str(caught.value)
+    return sorted(error.pointer for error in caught.value.errors)
+
+
+def test_all_that_is_wrong_is_said_at_once(intake):
+    data = json.dumps(ALL_WRONG).encode()
+    wrong = sorted(POINTERS | {"/colour"})
+    assert pointers_of(lambda: intake.one(data, NOW_MS)) == wrong
+    for form in FORMS:
+        batch = encode(form, [{"subject": "a"}, ALL_WRONG])
+        found = pointers_of(lambda batch=batch, form=form: read_batch(intake, batch, form, NOW_MS))
+        assert found == ["/1" + pointer for pointer in wrong]
+    under_key = json.dumps({"delay": -1, "watch": 5, "body_base64": "x"}).encode()
+    found = pointers_of(lambda: intake.under_key(under_key, "a", "k", NOW_MS))
+    assert found == ["/body_base64", "/delay", "/watch"]
+    heartbeat = b'{"timeout":0,"body_base64":"x"}'
+    found = pointers_of(lambda: intake.heartbeat(heartbeat, NOW_MS))
+    assert found == ["/body_base64", "/subject", "/timeout"]
+
+
+def test_one_error_is_told_as_it_is(intake):
+    with pytest.raises(TooLargeError) as caught:
+        intake.one(b'{"subject":"a","body":"%b"}' % (b"x" * 2000), NOW_MS)
+    assert caught.value.pointer == "/body"
+    for data, text in (
+        (b"", "no body"),
+        (b" ", "no body"),
+        (b'{"subject":', "ends too early"),
+        (b"[]", "Expected `object`"),
+        (b'{"subject":"\xff"}', "not UTF-8"),
+    ):
+        with pytest.raises(InputError, match=text) as wrong:
+            intake.one(data, NOW_MS)
+        assert not isinstance(wrong.value, InputErrors)
