@@ -46,9 +46,13 @@ class World:
         self.rng = rng = random.Random(seed)
         # Of its own, since it is asked now and then without anything coming of it.
         self._disk_luck = random.Random(seed + 1)
+        self._clock_luck = random.Random(f"clock {seed}")
         self.seed = seed
         self.clock = SimulatedClock()
         self.ledger = Ledger()
+        self.ledger.present = self.clock.stopwatch_ms
+        self._held_up: dict[int, int] = {}
+        """Queues whose rows may leave, and do not → since when, on the stopwatch."""
         self.counts: Counter[str] = Counter()
         # Without looking at the environment, which takes longer than many a life.
         self.settings = Settings.model_construct(
@@ -152,12 +156,11 @@ class World:
             # The operator makes room, and the server is started again.
             self.counts["started on a full disk"] += 1
             raise
+        self._held_up = {}
         for actor in (self.clients, self.subscribers, self.operators):
             actor.begin(self.server, self.disk)
         self.ledger.recovered(self.server)
         check_definitions(self.server, self.disk)
-        timeouts = self.server.engine.timeouts
-        self.ledger.present = lambda: timeouts.now_ms
         registry = self.server.engine.registry
         for subscription in self.operators.faithful:
             if registry.by_id(subscription.id) is None:
@@ -224,23 +227,47 @@ class World:
                 self.faults.faults.clear()
 
     def _tick(self) -> None:
+        self._let_pass()
+        if self._clock_luck.random() < 0.7:
+            self._look()
+        # Else somebody calls before the server looks at the clock.
+
+    def _let_pass(self) -> None:
+        """Time passes, or somebody sets the clock."""
         rng, clock = self.rng, self.clock
         dice = rng.random()
         if dice < 0.80:
             clock.move(rng.choice((0, 1, 3, 10, 40, 300)))
         elif dice < 0.90:
             next_hour_ms = (clock.now_ms // HOUR_MS + 1) * HOUR_MS
-            clock.move(next_hour_ms - clock.now_ms + rng.choice((-200, -2, -1, 0, 1, 30)))
+            by_ms = next_hour_ms - clock.now_ms + rng.choice((-200, -2, -1, 0, 1, 30))
+            clock.move(max(0, by_ms))
             self.counts["hour changes"] += 1
         elif dice < 0.94:
-            clock.move(rng.choice((1, 2, 3)) * HOUR_MS + rng.randrange(100))
-            self.counts["clock jumps ahead"] += 1
+            by_ms = rng.choice((1, 2, 3)) * HOUR_MS + rng.randrange(100)
+            if self._clock_luck.random() < 0.5:
+                clock.move(by_ms)  # the machine was asleep
+            else:
+                clock.set(by_ms)
+                self.counts["clock jumps ahead"] += 1
         elif dice < 0.98:
-            clock.move(-rng.choice((1, 5, 100, 600)))
+            clock.set(-rng.choice((1, 5, 100, 600)))
         else:
-            clock.move(-rng.choice((1, 2)) * HOUR_MS)
+            clock.set(-rng.choice((1, 2)) * HOUR_MS)
             self.counts["clock jumps back"] += 1
+
+    def _look(self) -> None:
+        """The server looks at its clocks; then all that waited for time alone has happened."""
         self._running.tick()
+        self.ledger.check_leases()
+        self.subscribers.check_waiting()
+        present_ms, held_up = self.clock.stopwatch_ms(), dict[int, int]()
+        for queue_id in self._running.held_up():
+            held_up[queue_id] = since_ms = self._held_up.get(queue_id, present_ms)
+            # A token of a rate is there a moment before it is waited for.
+            if present_ms - since_ms > 5:
+                raise Violation(f"rows may leave queue {queue_id}, and nothing lets them go")
+        self._held_up = held_up
 
     def finish(self) -> None:
         """The last life: no faults, patient subscribers; then nothing may be left."""
