@@ -205,6 +205,7 @@ class Shard(ABC):
         self.replayer = ReplayThread(
             self.replay,
             self.clock,
+            self.stopwatch,
             post,
             self._on_filed,
             self.engine.on_checkpoint,
