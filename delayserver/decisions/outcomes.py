@@ -249,8 +249,14 @@ class Outcomes:
             # Rolled back: the registry never heard of the pause, so the queue must not either.
             if error is not None and queue.subscription is paused:
                 queue.subscription = subscription
+                self._timeouts.add(partial(self._pump, subscription.id), RETRY_COMMIT_MS)
 
         group.when_durable(unless_written)
+
+    def _pump(self, subscription_id: int) -> None:
+        subscription = self._registry.by_id(subscription_id)
+        if subscription is not None:
+            self._dispatcher.pump(self._dispatcher.queue(subscription), self._dispatcher.now_ms)
 
     def _retry(self, delivery: DueDelivery, delay_ms: int, now_ms: int) -> None:
         """Schedule the next attempt. The record keeps it: memory alone would lose it in a crash,
@@ -339,9 +345,7 @@ class Outcomes:
         def concluded() -> None:
             self._hours.add(delivery.entry.hour, -1)
             self._dispatcher.release_delivery(delivery)
-            subscription = self._registry.by_id(delivery.subscription_id)
-            if subscription is not None:
-                self._dispatcher.pump(self._dispatcher.queue(subscription), self._dispatcher.now_ms)
+            self._pump(delivery.subscription_id)
 
         sequencer.group.effects.append(concluded)
 

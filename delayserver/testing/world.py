@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from delayserver.config import Settings
+from delayserver.decisions.outcomes import RETRY_COMMIT_MS
 from delayserver.records.subscriptions import Subscription
 from delayserver.testing.clients import Clients
 from delayserver.testing.definitions import check_definitions
@@ -264,8 +265,8 @@ class World:
         present_ms, held_up = self.clock.stopwatch_ms(), dict[int, int]()
         for queue_id in self._running.held_up():
             held_up[queue_id] = since_ms = self._held_up.get(queue_id, present_ms)
-            # A token of a rate is there a moment before it is waited for.
-            if present_ms - since_ms > 5:
+            # What could not be recorded (a pause, too) is decided again after a second.
+            if present_ms - since_ms > RETRY_COMMIT_MS:
                 raise Violation(f"rows may leave queue {queue_id}, and nothing lets them go")
         self._held_up = held_up
 
