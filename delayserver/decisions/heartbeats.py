@@ -56,7 +56,7 @@ class _Beat:
     seq: int
     """The record of its definition."""
     expires_ms: int
-    """On the clock of the timeouts."""
+    """On the stopwatch."""
     handle: Handle | None = None
 
 
@@ -112,13 +112,12 @@ class Heartbeats:
         machine, and the group after which that may be told.
 
         Raises OverloadedError, DiskReserveError, StoppingError."""
-        self._timeouts.note_time(now_ms)
         sealed = encode_payload(payload)
         before = self._beats.get(key)
         subject_id = self._sequencer.subjects.get(subject, 0)
         digest = _digest(timeout_ms, subject_id, sealed)
         if before is not None and before.digest == digest:
-            before.expires_ms = self._timeouts.now_ms + timeout_ms
+            before.expires_ms = self._timeouts.stopwatch() + timeout_ms
             self.renewed_total += 1
             return False, now_ms + timeout_ms, self._groups.group_of(before.seq)
         if before is None and len(self._beats) >= self._heartbeats_max:
@@ -140,7 +139,7 @@ class Heartbeats:
         beat = self._beats.get(key)
         if beat is None:
             raise NotFoundError(f"there is no heartbeat {key!r}")
-        return self._definition(key), max(0, beat.expires_ms - self._timeouts.now_ms)
+        return self._definition(key), max(0, beat.expires_ms - self._timeouts.stopwatch())
 
     def delete(self, key: str) -> Group:
         """End a heartbeat: once the group is durable it never fires. Raises NotFoundError."""
@@ -159,14 +158,14 @@ class Heartbeats:
             key, beat = self._due.popleft()
             if self._beats.get(key) is not beat:
                 continue
-            if beat.expires_ms > self._timeouts.now_ms:
+            if beat.expires_ms > self._timeouts.stopwatch():
                 self._arm(key, beat)
                 continue
             most -= 1
             try:
                 self._fire(key, now_ms)
             except OverloadedError:
-                self._arm(key, beat, RETRY_MS)
+                self._arm(key, beat, self._timeouts.stopwatch() + RETRY_MS)
             except StoppingError:
                 self._due.clear()  # The next process gives them a new timeout.
         return bool(self._due)
@@ -198,31 +197,34 @@ class Heartbeats:
     def _change(self, seq: int, key: str, value: bytes, beat: _Beat | None) -> None:
         """Record `seq` of the open group changed a heartbeat."""
         undo = self._sequencer.group.undo
-        undo.append(partial(self._set, key, self._beats.get(key)))
+        undo.append(partial(self._restore, key, self._beats.get(key)))
         undo.append(self._fresh.put(seq, key, value))
         self._set(key, beat)
 
-    def _set(self, key: str, beat: _Beat | None) -> None:
+    def _restore(self, key: str, beat: _Beat | None) -> None:
+        present_ms = self._timeouts.stopwatch()
+        # It is over already if its message could not be written, and was rolled back.
+        is_over = beat is not None and beat.expires_ms <= present_ms
+        self._set(key, beat, present_ms + RETRY_MS if is_over else None)
+
+    def _set(self, key: str, beat: _Beat | None, at_ms: int | None = None) -> None:
         before = self._beats.pop(key, None)
         if before is not None and before.handle is not None:
             self._timeouts.cancel(before.handle)
         if beat is not None:
             self._beats[key] = beat
-            left_ms = beat.expires_ms - self._timeouts.now_ms
-            # It is over already if its message could not be written, and was rolled back.
-            self._arm(key, beat, left_ms if left_ms > 0 else RETRY_MS)
+            self._arm(key, beat, at_ms)
 
     def _beat(self, digest: bytes, timeout_ms: int, seq: int) -> _Beat:
-        return _Beat(digest, timeout_ms, seq, self._timeouts.now_ms + timeout_ms)
+        return _Beat(digest, timeout_ms, seq, self._timeouts.stopwatch() + timeout_ms)
 
-    def _arm(self, key: str, beat: _Beat, wait_ms: int | None = None) -> None:
-        if wait_ms is None:
-            wait_ms = beat.expires_ms - self._timeouts.now_ms
-        beat.handle = self._timeouts.add(partial(self._wake, key, beat), wait_ms)
+    def _arm(self, key: str, beat: _Beat, at_ms: int | None = None) -> None:
+        at_ms = beat.expires_ms if at_ms is None else at_ms
+        beat.handle = self._timeouts.add_at(partial(self._wake, key, beat), at_ms)
 
     def _wake(self, key: str, beat: _Beat) -> None:
         beat.handle = None
-        if beat.expires_ms > self._timeouts.now_ms:
+        if beat.expires_ms > self._timeouts.stopwatch():
             self._arm(key, beat)
         else:
             self._due.append((key, beat))

@@ -87,8 +87,6 @@ class Outcomes:
         self._timeouts = timeouts
         self._random = random
         self._given_up = given_up
-        self._stalled: list[tuple[int, Callable[[int], None]]] = []
-        """What could not be recorded, and when to do it again."""
         self.leases = Leases(epoch, timeouts, self._on_expired)
         self.retried_by_subject: defaultdict[int, int] = defaultdict(int)
         """How many deliveries were tried again since the start, by subject id."""
@@ -100,16 +98,14 @@ class Outcomes:
 
     # ── consumers ──────────────────────────────────────────────────────────────────────────────
 
-    def pull(self, subscription: Subscription, request: PullRequest, now_ms: int) -> DelayedFetch:
+    def pull(self, subscription: Subscription, request: PullRequest) -> DelayedFetch:
         """A consumer asks for messages; `cancel` what is returned if it is gone before."""
-        self._timeouts.note_time(now_ms)
         return self._dispatcher.request(self._dispatcher.queue(subscription), request)
 
-    def hand_out(self, handout: Handout, deliveries: Deliveries, now_ms: int) -> None:
+    def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
         """Lease deliveries to the consumer that asked for them."""
         request = handout.request
         assert request is not None
-        self._timeouts.note_time(now_ms)
         request.answer(Pulled(deliveries, self.leases.grant(deliveries, request.lease_ms)))
 
     def ack(
@@ -143,11 +139,9 @@ class Outcomes:
         self,
         tokens: Sequence[str],
         lease_ms: int,
-        now_ms: int,
         subscription_id: int | None = None,
     ) -> list[str]:
         """A consumer needs more time, counted from now; returns tokens as `ack`."""
-        self._timeouts.note_time(now_ms)
         return self.leases.extend(tokens, lease_ms, subscription_id)
 
     def _on_expired(self, some: Some) -> None:
@@ -257,8 +251,14 @@ class Outcomes:
             # Rolled back: the registry never heard of the pause, so the queue must not either.
             if error is not None and queue.subscription is paused:
                 queue.subscription = subscription
+                self._timeouts.add(partial(self._pump, subscription.id), RETRY_COMMIT_MS)
 
         group.when_durable(unless_written)
+
+    def _pump(self, subscription_id: int) -> None:
+        subscription = self._registry.by_id(subscription_id)
+        if subscription is not None:
+            self._dispatcher.pump(self._dispatcher.queue(subscription), self._dispatcher.now_ms)
 
     def _retry(self, delivery: DueDelivery, delay_ms: int, now_ms: int) -> None:
         """Schedule the next attempt. The record keeps it: memory alone would lose it in a crash,
@@ -296,7 +296,7 @@ class Outcomes:
         )
         change = Change(ChangeState.RETRYING, seq, due_ms, attempt, origin.subject_id)
         again = partial(self._schedule_again, delivery, attempt, delay_ms)
-        self._conclude(delivery, seq, change, now_ms, again)
+        self._conclude(delivery, seq, change, again)
         route = delivery.subscription_id | ROUTE_SUBSCRIPTION
         self._messages.schedule(seq, due_ms, route)
 
@@ -326,7 +326,7 @@ class Outcomes:
         def again(now_ms: int) -> None:
             self._bury(delivery, reason, now_ms, attempts)
 
-        self._conclude(delivery, seq, change, now_ms, again)
+        self._conclude(delivery, seq, change, again)
         self._groups.wake()
         self.dead_by_subject[origin.subject_id] += 1
         self.dead_by_subscription[delivery.subscription_id] += 1
@@ -337,7 +337,6 @@ class Outcomes:
         delivery: DueDelivery,
         seq: int,
         change: Change,
-        now_ms: int,
         again: Callable[[int], None],
     ) -> None:
         """Record `seq` ends this delivery, once it is durable; `again` if it cannot be written.
@@ -350,9 +349,7 @@ class Outcomes:
         def concluded() -> None:
             self._hours.add(delivery.entry.hour, -1)
             self._dispatcher.release_delivery(delivery)
-            subscription = self._registry.by_id(delivery.subscription_id)
-            if subscription is not None:
-                self._dispatcher.pump(self._dispatcher.queue(subscription), self._dispatcher.now_ms)
+            self._pump(delivery.subscription_id)
 
         sequencer.group.effects.append(concluded)
 
@@ -360,21 +357,9 @@ class Outcomes:
             # The roll-back has undone the record, and nobody asks for this delivery again: without
             # another try it would stay on its way until the next restart.
             if error is not None:
-                self._stalled.append((now_ms + RETRY_COMMIT_MS, again))
+                self._timeouts.add(lambda: again(self._dispatcher.now_ms), RETRY_COMMIT_MS)
 
         sequencer.group.when_durable(unless_written)
-
-    def settle_stalled(self, now_ms: int) -> None:
-        """Record what could not be recorded before, now that there may be space."""
-        ready = [item for item in self._stalled if item[0] <= now_ms]
-        if ready:
-            self._stalled = [item for item in self._stalled if item[0] > now_ms]
-            for _, again in ready:
-                again(now_ms)
-
-    def next_ms(self) -> int | None:
-        """When `settle_stalled` has something to do; None: nothing is stalled."""
-        return min((at_ms for at_ms, _ in self._stalled), default=None)
 
     # ── dead letters ───────────────────────────────────────────────────────────────────────────
 

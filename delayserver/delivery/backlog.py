@@ -13,12 +13,16 @@ What may leave is limited by the definition of the subscription, in this order:
 
 With `all` there is one lane. Rows are slices of arrays, never objects.
 
+How old a row is follows from its due time, and so from the clock, which is an argument (`now_ms`).
+To spread, to linger and a rate are lengths of time: they are counted on the stopwatch, and last as
+long as they were meant to when somebody sets the clock.
+
 Cost: O(1) per slice that is pushed or popped, plus a comparison for each row that leaves where old
-rows are dropped. Threads: belongs to the event loop. Time is an argument.
+rows are dropped. Threads: belongs to the event loop.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -84,8 +88,12 @@ class Lane:
 class Backlog:
     """What waits for one subscription."""
 
-    def __init__(self, subscription: Subscription, behind_ms: int) -> None:
-        """`behind_ms`: what fell due before this moment could not be delivered in time."""
+    def __init__(
+        self, subscription: Subscription, behind_ms: int, stopwatch: Callable[[], int]
+    ) -> None:
+        """`behind_ms`: what fell due before this moment could not be delivered in time;
+        `stopwatch`: milliseconds of a clock that nobody sets."""
+        self._stopwatch = stopwatch
         self._fresh = Lane()
         self._late = Lane()
         self._behind_ms = behind_ms
@@ -96,6 +104,8 @@ class Backlog:
     def _define(self, subscription: Subscription) -> None:
         self._batch_max = subscription.batch_max
         self._linger_ms = subscription.linger_ms
+        self._lingers: tuple[int | None, int] = None, 0
+        """When the row fell due that others are waited for, and until when, on the stopwatch."""
         self._drop_older_than_ms = subscription.drop_older_than_ms
         self._spread_ms = subscription.spread_ms
         self._rate = (subscription.rate_per_s, subscription.rate_burst)
@@ -169,32 +179,38 @@ class Backlog:
         """How many rows may leave now; where an outdated one is next, fewer may."""
         late, fresh = self._allowed(now_ms)
         count = late + fresh
-        if not count or self._lingers_until_ms(late, fresh) > now_ms:
+        if not count or self._lingers_for_ms(late, fresh, now_ms):
             return 0
         if self._bucket is not None:
-            count = min(count, self._bucket.available(now_ms / 1000))
+            count = min(count, self._bucket.available(self._stopwatch() / 1000))
         return count
 
     def _allowed(self, now_ms: int) -> tuple[int, int]:
         """Of each lane, what the way to catch up lets leave."""
         late, fresh = self._late.count, self._fresh.count
         if self._pace is not None:
-            late = min(late, self._pace.allowance(now_ms))
+            late = min(late, self._pace.allowance(self._stopwatch()))
         elif self._drop_older_than_ms:
             since_ms = now_ms - self._drop_older_than_ms
             late = 0 if self._late.is_before(since_ms) else late
             fresh = 0 if self._fresh.is_before(since_ms) else fresh
         return late, fresh
 
-    def _lingers_until_ms(self, late: int, fresh: int) -> int:
-        """When so many rows of both lanes are enough for a batch; 0: now."""
+    def _lingers_for_ms(self, late: int, fresh: int, now_ms: int) -> int:
+        """How long so many rows of both lanes wait for others still; 0: they leave."""
         if not self._batch_max or late + fresh >= self._batch_max:
             return 0
         firsts = (
             self._late.first_ms() if late else None,
             self._fresh.first_ms() if fresh else None,
         )
-        return min(first for first in firsts if first is not None) + self._linger_ms
+        first_ms = min(first for first in firsts if first is not None)
+        present_ms = self._stopwatch()
+        if self._lingers[0] != first_ms:
+            # What is old already has lingered. If the clock was set back, it begins to.
+            waited_ms = min(max(0, now_ms - first_ms), self._linger_ms)
+            self._lingers = first_ms, present_ms + self._linger_ms - waited_ms
+        return max(0, self._lingers[1] - present_ms)
 
     def pop(self, rows_max: int, now_ms: int) -> list[FiredRows]:
         """Up to `rows_max` rows that leave now. Fewer, or none, where an outdated one is next."""
@@ -202,7 +218,7 @@ class Backlog:
         since_ms = now_ms - self._drop_older_than_ms if self._drop_older_than_ms else None
         if self._pace is not None:
             taken = self._fresh.pop(rows_max, since_ms, None)
-            rest = min(rows_max - _count(taken), self._pace.allowance(now_ms))
+            rest = min(rows_max - _count(taken), self._pace.allowance(self._stopwatch()))
             late = self._late.pop(rest, since_ms, None)
             self._pace.spend(_count(late))
             taken += late
@@ -210,7 +226,7 @@ class Backlog:
             taken = self._late.pop(rows_max, since_ms, None)
             taken += self._fresh.pop(rows_max - _count(taken), since_ms, None)
         if self._bucket is not None:
-            self._bucket.take(_count(taken), now_ms / 1000)
+            self._bucket.take(_count(taken), self._stopwatch() / 1000)
         return taken
 
     def pop_outdated(self, rows_max: int, now_ms: int) -> list[FiredRows]:
@@ -221,28 +237,27 @@ class Backlog:
         taken = self._late.pop(rows_max, None, until_ms)
         return taken + self._fresh.pop(rows_max - _count(taken), None, until_ms)
 
-    def next_ms(self, now_ms: int) -> int | None:
-        """When more rows may leave, without anything happening but the passing of time."""
-        times: list[int] = []
+    def wait_ms(self, now_ms: int) -> int | None:
+        """How long until more rows may leave, though nothing else happens."""
+        waits: list[int] = []
+        present_ms = self._stopwatch()
         late, fresh = self._allowed(now_ms)
         if self._pace is not None and late < self._late.count:
-            times.append(self._pace.next_ms(now_ms))
+            waits.append(max(1, self._pace.next_ms(present_ms) - present_ms))
         if late + fresh:
-            lingers_until_ms = self._lingers_until_ms(late, fresh)
-            if lingers_until_ms > now_ms:
-                times.append(lingers_until_ms)
-            elif self._bucket is not None and (wait_s := self._bucket.wait_s(now_ms / 1000)):
-                times.append(now_ms + int(wait_s * 1000) + 1)
-        if self._drop_older_than_ms:
-            firsts = (lane.first_ms() for lane in (self._late, self._fresh))
-            ends = [first + self._drop_older_than_ms + 1 for first in firsts if first is not None]
-            times += [end_ms for end_ms in ends if end_ms > now_ms]
-        return min(times, default=None)
+            if lingers_for_ms := self._lingers_for_ms(late, fresh, now_ms):
+                waits.append(lingers_for_ms)
+            elif self._bucket is not None and (wait_s := self._bucket.wait_s(present_ms / 1000)):
+                waits.append(int(wait_s * 1000) + 1)
+        return min(waits, default=None)
 
-    def shift(self, delta_ms: int) -> None:
-        """The clock was set by `delta_ms`."""
-        if self._pace is not None:
-            self._pace.shift(delta_ms)
+    def outdated_ms(self, now_ms: int) -> int | None:
+        """When a row will be too old that is next and is not yet; a moment of the clock."""
+        if not self._drop_older_than_ms:
+            return None
+        firsts = (lane.first_ms() for lane in (self._late, self._fresh))
+        ends = (first + self._drop_older_than_ms + 1 for first in firsts if first is not None)
+        return min((end_ms for end_ms in ends if end_ms > now_ms), default=None)
 
 
 def _count(slices: list[FiredRows]) -> int:

@@ -10,7 +10,7 @@ count in the share that may have left by then.
 Nothing of this is recorded. What has left and is settled stands in the logs; after a restart the
 rest is behind again, and is spread again.
 
-Cost: O(1). Threads: belongs to the event loop. Time is an argument.
+Cost: O(1). Threads: belongs to the event loop. Time is an argument, from a clock that nobody sets.
 """
 
 
@@ -37,9 +37,8 @@ class Pace:
             return 0
         if self._since_ms is None:
             self._since_ms = now_ms
-        elapsed_ms = max(0, now_ms - self._since_ms)
+        elapsed_ms = now_ms - self._since_ms
         share = self._total * elapsed_ms // self._over_ms + 1
-        # It may be less than what has left, where the clock went back.
         return max(0, min(self._total, share) - self._left)
 
     def spend(self, count: int) -> None:
@@ -52,8 +51,3 @@ class Pace:
         known = self._left + self.allowance(now_ms)
         since_ms = now_ms if self._since_ms is None else self._since_ms
         return since_ms + -(-known * self._over_ms // max(1, self._total))
-
-    def shift(self, delta_ms: int) -> None:
-        """The clock was set: a while is a length of time."""
-        if self._since_ms is not None:
-            self._since_ms += delta_ms

@@ -109,12 +109,14 @@ class Dispatcher:
         self._ports = ports
         self.outcomes: Undelivered
         """Set by who decides; nothing may fire before."""
+        self._stopwatch = timeouts.stopwatch
         self.fetches = Fetches(timeouts)
         self._queues: dict[int, Queue] = {}
-        self._wakes: dict[int, int] = {}
-        """Subscriptions whose rows may leave at a certain time, though nothing else happens."""
+        self._wakes: dict[int, tuple[int, int]] = {}
+        """Subscriptions whose rows may leave, or will be too old, though nothing else happens: when
+        on the stopwatch, and when by the clock."""
         self._announced_ms = NEVER_MS
-        """When the engine knows that it has to call `wake`."""
+        """When the engine knows that it has to call `wake`, on the stopwatch."""
         self.parked = Parked()
         self.orphans = Orphans(registry, changes, has_not_fired)
         self.delivered_by_subject: Counter[int] = Counter()
@@ -130,7 +132,7 @@ class Dispatcher:
         queue = self._queues.get(subscription.id)
         if queue is None:
             behind_ms = max(self._started_ms, subscription.created_ms)
-            queue = Queue(subscription, Backlog(subscription, behind_ms))
+            queue = Queue(subscription, Backlog(subscription, behind_ms, self._stopwatch))
             self._queues[subscription.id] = queue
         return queue
 
@@ -271,12 +273,17 @@ class Dispatcher:
         # Behind rows that leave, others may have become too old.
         while self._hand_out(queue, now_ms) and self._drop_outdated(queue, now_ms):
             pass
-        next_ms = queue.rows.next_ms(now_ms)
-        if next_ms is not None:
-            self._wakes[subscription.id] = next_ms
-            if next_ms < self._announced_ms:
-                self._announced_ms = next_ms
-                self._ports.tick_soon()
+        wait_ms, outdated_ms = queue.rows.wait_ms(now_ms), queue.rows.outdated_ms(now_ms)
+        if wait_ms is None and outdated_ms is None:
+            return
+        present_ms = self._stopwatch()
+        leave_ms = NEVER_MS if wait_ms is None else present_ms + wait_ms
+        outdated_ms = NEVER_MS if outdated_ms is None else outdated_ms
+        self._wakes[subscription.id] = leave_ms, outdated_ms
+        wake_ms = min(leave_ms, present_ms + outdated_ms - now_ms)
+        if wake_ms < self._announced_ms:
+            self._announced_ms = wake_ms
+            self._ports.tick_soon()
 
     def _hand_out(self, queue: Queue, now_ms: int) -> bool:
         """To the webhook, or to consumers that wait; False: to nobody."""
@@ -293,13 +300,16 @@ class Dispatcher:
         return queue.count != before
 
     def wake(self, now_ms: int) -> int | None:
-        """Let rows leave whose time has come; returns when the next may."""
-        for subscription_id, at_ms in list(self._wakes.items()):
-            if at_ms <= now_ms and (queue := self._queues.get(subscription_id)) is not None:
+        """Let rows leave whose time has come; returns how long until the next may, in ms."""
+        for subscription_id, (leave_ms, outdated_ms) in list(self._wakes.items()):
+            is_time = leave_ms <= self._stopwatch() or outdated_ms <= now_ms
+            if is_time and (queue := self._queues.get(subscription_id)) is not None:
                 self.pump(queue, now_ms)
-        next_ms = min(self._wakes.values(), default=None)
-        self._announced_ms = NEVER_MS if next_ms is None else next_ms
-        return next_ms
+        present_ms = self._stopwatch()
+        waits = (min(leave - present_ms, old - now_ms) for leave, old in self._wakes.values())
+        wait_ms = min(waits, default=None)
+        self._announced_ms = NEVER_MS if wait_ms is None else present_ms + wait_ms
+        return wait_ms
 
     def _start(self, queue: Queue, rows_max: int, request: PullRequest | None, now_ms: int) -> bool:
         """Start a handout: rows leave the queue, and are read. False: none may leave."""
@@ -402,11 +412,6 @@ class Dispatcher:
         if not is_there or queue.subscription.paused or self.draining:
             return 0
         return queue.rows.ready(self.now_ms)
-
-    def shift(self, delta_ms: int) -> None:
-        """The clock was set by that much."""
-        for queue in self._queues.values():
-            queue.rows.shift(delta_ms)
 
     def drain(self) -> None:
         """Let nothing leave the queues any more, and answer those who wait."""

@@ -35,7 +35,7 @@ _PARTS = 3
 class _Pull:
     deliveries: Deliveries
     deadlines_ms: NDArray[np.int64]
-    """On the clock of the timeouts."""
+    """On the stopwatch."""
     is_held: NDArray[np.bool_]
     held: int
     handle: Handle
@@ -77,8 +77,8 @@ class Leases:
             return ""
         number = self._next_number
         self._next_number += 1
-        deadline_ms = self._timeouts.now_ms + lease_ms
-        handle = self._timeouts.add(partial(self._expire, number), lease_ms)
+        deadline_ms = self._timeouts.stopwatch() + lease_ms
+        handle = self._timeouts.add_at(partial(self._expire, number), deadline_ms)
         self._pulls[number] = _Pull(
             deliveries,
             np.full(count, deadline_ms, np.int64),
@@ -119,7 +119,7 @@ class Leases:
     ) -> list[str]:
         """Let leases last `lease_ms` from the present; the tokens that `end` would not end."""
         found, over = self._find(tokens, subscription_id)
-        deadline_ms = self._timeouts.now_ms + lease_ms
+        deadline_ms = self._timeouts.stopwatch() + lease_ms
         for number, pull, which in found:
             pull.deadlines_ms[which] = deadline_ms
             if deadline_ms < pull.wakes_ms:
@@ -165,13 +165,12 @@ class Leases:
 
     def _wake_at(self, number: int, pull: _Pull, deadline_ms: int) -> None:
         pull.wakes_ms = deadline_ms
-        wait_ms = deadline_ms - self._timeouts.now_ms
-        pull.handle = self._timeouts.add(partial(self._expire, number), wait_ms)
+        pull.handle = self._timeouts.add_at(partial(self._expire, number), deadline_ms)
 
     def _expire(self, number: int) -> None:
         """End the leases of a pull whose deadline has passed."""
-        pull, now_ms = self._pulls[number], self._timeouts.now_ms
-        is_over = pull.is_held & (pull.deadlines_ms <= now_ms)
+        pull, present_ms = self._pulls[number], self._timeouts.stopwatch()
+        is_over = pull.is_held & (pull.deadlines_ms <= present_ms)
         expired = np.flatnonzero(is_over)
         left = pull.deadlines_ms[pull.is_held & ~is_over]
         if len(left):

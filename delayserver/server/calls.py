@@ -140,7 +140,6 @@ class Calls:
             else:
                 future.set_exception(error)
 
-        self._engine.timeouts.note_time(self.clock())
         self._engine.produces.wait(group, seq, level, timeout_ms, answer)
         self._shard.tick_soon()
         return await future
@@ -211,7 +210,7 @@ class Calls:
             fetch.cancel()  # The consumer is gone: nothing must be leased to it.
 
         request.answer = answer_unless_gone
-        fetch = self._engine.outcomes.pull(subscription, request, self.clock())
+        fetch = self._engine.outcomes.pull(subscription, request)
         if not fetch.is_completed:
             self._shard.tick_for_timeouts()
         return cancel
@@ -237,7 +236,7 @@ class Calls:
 
     def extend(self, subscription: Subscription, tokens: list[str], lease_ms: int) -> list[str]:
         """Give leases a new deadline. Returns those that were over."""
-        expired = self._engine.outcomes.extend(tokens, lease_ms, self.clock(), subscription.id)
+        expired = self._engine.outcomes.extend(tokens, lease_ms, subscription.id)
         self._shard.tick_soon()  # A lease may have been made shorter.
         return expired
 

@@ -9,9 +9,11 @@ What decides stands in `delayserver.decisions`, one idea a module; the engine is
 common: it makes them, lets time pass for all of them, and follows a group from the committer to the
 checkpoint. Callers talk to the parts (`engine.publishing`, `engine.cancels`, `engine.outcomes`).
 
-It reads no clock, touches no file and starts no thread: time comes in with every call, and what has
-to be done elsewhere goes out through `EnginePorts` and comes back by an `on_…` method. The server
-wires the ports to threads, the simulation to a scheduler with a seed.
+It touches no file and starts no thread: what has to be done elsewhere goes out through
+`EnginePorts` and comes back by an `on_…` method. The server wires the ports to threads, the
+simulation to a scheduler with a seed. Of time there are two kinds. A moment (`now_ms`, due times)
+is of the clock, which may be set: it comes in with every call. A length (a lease, a wait, a rate)
+is counted on the stopwatch, by `Timeouts`: no caller says how late it is there.
 
 Cost: see the parts. Threads: belongs to the event loop; no locks.
 """
@@ -85,6 +87,7 @@ class Engine:
         *,
         first_hour: int,
         now_ms: int,
+        stopwatch: Callable[[], int],
         epoch: str,
         random: Callable[[], float],
     ) -> None:
@@ -97,7 +100,7 @@ class Engine:
         self.registry = registry
         self.hours = hours = Hours()
         self.wheel = wheel = Wheel(first_hour * HOUR_MS)
-        self.timeouts = timeouts = Timeouts(now_ms)
+        self.timeouts = timeouts = Timeouts(stopwatch)
         self.watches = watches = Watches(catalog)
         self.groups = groups = Groups(settings, sequencer, ports)
         self.whereabouts = Whereabouts(settings, catalog, groups, wheel, hours)
@@ -170,9 +173,10 @@ class Engine:
     # ── time ───────────────────────────────────────────────────────────────────────────────────
 
     def advance(self, now_ms: int) -> int:
-        """Do what is due at `now_ms`; returns when to call again at the latest.
+        """Do what is due at `now_ms`; returns how long to wait for the next call at most, in ms.
 
         A clock that was set back makes nothing fire again and nothing fire early."""
+        began_ms = self.timeouts.stopwatch()
         # The horizon keeps what had fallen due before a clock was set back: a subscription that is
         # made then does not get once more what others had at noon.
         self.subscribing.advance(now_ms)
@@ -185,27 +189,23 @@ class Engine:
         )
         if batches:
             self.dispatcher.fire(batches, now_ms)
-        self.timeouts.note_time(now_ms)
         self.heartbeats.start()
-        self.timeouts.advance(now_ms)
+        self.timeouts.advance()
         more = self.heartbeats.fire_due(now_ms, rows_max)
-        self.outcomes.settle_stalled(now_ms)
-        wake_ms = self.dispatcher.wake(now_ms)
+        wake_in_ms = self.dispatcher.wake(now_ms)
         if settled := self.hours.pop_settled(
             now_ms, self.sequencer.next_seq, self.groups.filed_seq
         ):
             self._ports.retire(settled, self.groups.filed_seq)
         if more or sum(len(batch.rows) for batch in batches) >= rows_max:
-            return now_ms
-        times = [self.wheel.next_ms(), self.timeouts.next_ms(), wake_ms, self.outcomes.next_ms()]
-        next_ms = min(at_ms for at_ms in times if at_ms is not None)
+            return 0
+        wait_ms = self.wheel.next_ms() - now_ms
+        if (over_ms := self.timeouts.next_ms()) is not None:
+            wait_ms = min(wait_ms, over_ms - began_ms)
+        if wake_in_ms is not None:
+            wait_ms = min(wait_ms, wake_in_ms)
         # Rows of hours that are being loaded make the wheel wait, not spin.
-        return max(next_ms, now_ms + 1)
-
-    def on_clock_set(self, delta_ms: int) -> None:
-        """The clock was set by that much. Due times are moments; leases and waits are lengths."""
-        self.timeouts.shift(delta_ms)
-        self.dispatcher.shift(delta_ms)
+        return max(wait_ms, 1)
 
     def _load_ahead(self, now_ms: int) -> None:
         wanted = (now_ms + self._settings.lead_ms) // HOUR_MS

@@ -58,9 +58,8 @@ if TYPE_CHECKING:
 DISK_CHECK_S = 1.0
 LOOK_MS = 1000
 CLOCK_SET_MS = 1_000
-"""A clock that differs by more than this from one that cannot be set was set. A slow drift of
-less adds up to this before it is noticed, and changes a lease by no more."""
-
+"""A clock that differs by more than this from the stopwatch was set, or has drifted so far."""
+_STOPWATCH = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 log = structlog.get_logger()
 
@@ -68,6 +67,11 @@ log = structlog.get_logger()
 def wall_clock_ms() -> int:
     """Milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
+
+
+def stopwatch_ms() -> int:
+    """Milliseconds of a clock that nobody sets and that, where there is one, goes on in sleep."""
+    return time.clock_gettime_ns(_STOPWATCH) // 1_000_000
 
 
 class Server(Shard):
@@ -78,6 +82,7 @@ class Server(Shard):
         settings: Settings,
         *,
         clock: Callable[[], int] = wall_clock_ms,
+        stopwatch: Callable[[], int] = stopwatch_ms,
         fatal: Callable[[BaseException], None],
         progress: Progress = lambda what, done, total: None,
         sender: WebhookSender | None = None,
@@ -120,6 +125,7 @@ class Server(Shard):
 
         surroundings = Surroundings(
             clock=own_clock,
+            stopwatch=stopwatch,
             monotonic=time.monotonic,
             random_bytes=os.urandom,
             random=random.random,
@@ -159,7 +165,7 @@ class Server(Shard):
         self._alarm = Alarm(self._loop, partial(self._call, self._tick))
         self._tick_asked = False
         self._next_tick_ms = NEVER_MS
-        self._clock_offset_ms = self.clock() - time.monotonic_ns() // 1_000_000
+        self._clock_offset_ms = self.clock() - self.stopwatch()
         self._sending: set[asyncio.Task[None]] = set()
         self._answers: list[Answer] = []
         if self._sender is None:
@@ -213,8 +219,9 @@ class Server(Shard):
     def call_soon(self, function: Callable[[], None]) -> None:
         self._loop.call_soon(self._call, function)
 
-    def tick_soon(self, due_ms: int = 0) -> None:
-        if not self._tick_asked and due_ms < self._next_tick_ms:
+    def tick_soon(self, within_ms: int = 0) -> None:
+        is_sooner = not within_ms or self.stopwatch() + within_ms < self._next_tick_ms
+        if is_sooner and not self._tick_asked:
             self._tick_asked = True
             self.call_soon(self._tick)
 
@@ -352,21 +359,21 @@ class Server(Shard):
 
     def _tick(self) -> None:
         self._tick_asked = False
-        now_ms = self.clock()
-        self._watch_clock(now_ms)
-        self._next_tick_ms = next_ms = self.engine.advance(now_ms)
+        now_ms, began_ms = self.clock(), self.stopwatch()
+        self._watch_clock(now_ms - began_ms)
+        wait_ms = self.engine.advance(now_ms)
+        self._next_tick_ms = began_ms + wait_ms
         # Never longer than a second, since the clock may be set; and to the very beginning of the
         # millisecond, which is as early as anything may fire.
-        wait_ms = min(next_ms - self.clock(), LOOK_MS)
+        wait_ms = min(wait_ms - (self.clock() - now_ms), LOOK_MS)
         self._alarm.set(wait_ms * 1_000_000 - time.time_ns() % 1_000_000)
 
-    def _watch_clock(self, now_ms: int) -> None:
-        """Notice when somebody sets the clock, by comparing it with one that nobody can set."""
-        offset_ms = now_ms - time.monotonic_ns() // 1_000_000
+    def _watch_clock(self, offset_ms: int) -> None:
+        """Tell the operator when somebody has set the clock: messages come early or late by that
+        much. `offset_ms`: from the stopwatch to the clock."""
         delta_ms = offset_ms - self._clock_offset_ms
         if abs(delta_ms) > CLOCK_SET_MS:
             log.warning("the clock was set", by_ms=delta_ms)
-            self.engine.on_clock_set(delta_ms)
             self._clock_offset_ms = offset_ms
 
     def _check_disk(self) -> None:

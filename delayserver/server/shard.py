@@ -68,12 +68,14 @@ class Surroundings:
     """Where a shard lives: its time, its chance, and the parts that touch its disk."""
 
     clock: Callable[[], int]
-    """Milliseconds since the epoch; may be set."""
+    """Milliseconds since the epoch; may be set. For moments: when something is due."""
+    stopwatch: Callable[[], int]
+    """Milliseconds; never set, and goes on while the machine sleeps. For lengths of time."""
     random_bytes: Callable[[int], bytes]
     random: Callable[[], float]
     """From 0 to 1."""
     monotonic: Callable[[], float]
-    """Seconds, never set."""
+    """Seconds; never set, and stands still while the machine sleeps: how long work takes."""
     progress: Progress = lambda what, done, total: None
     message_log: type[MessageLog] | Callable[..., MessageLog] = MessageLog
     replay: type[Replay] | Callable[..., Replay] = Replay
@@ -97,6 +99,7 @@ class Shard(ABC):
         Raises StorageError."""
         self.settings = settings
         self.clock = surroundings.clock
+        self.stopwatch = surroundings.stopwatch
         self.files = files
         self._settle = SettleRequest()
         self._settle_asked = False
@@ -178,6 +181,7 @@ class Shard(ABC):
             self,
             first_hour=first_hour,
             now_ms=now_ms,
+            stopwatch=self.stopwatch,
             epoch=surroundings.random_bytes(4).hex(),
             random=surroundings.random,
         )
@@ -202,6 +206,7 @@ class Shard(ABC):
         self.replayer = ReplayThread(
             self.replay,
             self.clock,
+            self.stopwatch,
             post,
             self._on_filed,
             self.engine.on_checkpoint,
@@ -267,8 +272,8 @@ class Shard(ABC):
         """A message has become a dead letter, for `reason`."""
 
     @abstractmethod
-    def tick_soon(self, due_ms: int = 0) -> None:
-        """Something may be due earlier than the engine said last, at that moment."""
+    def tick_soon(self, within_ms: int = 0) -> None:
+        """Something may be due earlier than the engine said last: after so long."""
 
     # ── ports of the engine ────────────────────────────────────────────────────────────────────
 
@@ -357,14 +362,14 @@ class Shard(ABC):
         self.engine.dispatcher.on_read(handout, deliveries, self.clock())
 
     def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
-        self.engine.outcomes.hand_out(handout, deliveries, self.clock())
+        self.engine.outcomes.hand_out(handout, deliveries)
         self.tick_for_timeouts()
 
     def tick_for_timeouts(self) -> None:
         """A timeout was added: have the next tick come early enough for it."""
         next_ms = self.engine.timeouts.next_ms()
         if next_ms is not None:
-            self.tick_soon(next_ms)
+            self.tick_soon(max(0, next_ms - self.stopwatch()))
 
     def settle(self, hour: int, rows: bytes) -> None:
         self._settle.rows_by_hour.setdefault(hour, []).append(rows)

@@ -234,6 +234,7 @@ class ReplayThread(Worker[ReplayItem]):
         self,
         replay: Replay,
         clock: Clock,
+        stopwatch: Clock,
         post: Post,
         on_filed: Callable[[Filed], None],
         on_checkpoint: Callable[[int], None],
@@ -250,6 +251,7 @@ class ReplayThread(Worker[ReplayItem]):
         super().__init__("replay", fatal)
         self._replay = replay
         self._clock = clock
+        self._stopwatch = stopwatch
         self._post = post
         self._on_filed = on_filed
         self._on_checkpoint = on_checkpoint
@@ -263,7 +265,7 @@ class ReplayThread(Worker[ReplayItem]):
         self._waiting: list[Group] = []
         self._accepted_bytes = 0
         """Since the last checkpoint."""
-        self._filed_ms = self._checkpoint_at_ms = clock()
+        self._filed_ms = self._checkpoint_at_ms = stopwatch()
         self._more_to_purge = False
         self._told_seq = replay.checkpoint_seq
 
@@ -272,9 +274,8 @@ class ReplayThread(Worker[ReplayItem]):
             return 0
         if self._more_to_purge:
             return 0.001
-        passed_ms = self._clock() - self._filed_ms
-        # A clock that was set back must not stop the filing.
-        return min(max(self._file_ms - passed_ms, 1), self._file_ms) / 1000
+        passed_ms = self._stopwatch() - self._filed_ms
+        return max(self._file_ms - passed_ms, 1) / 1000
 
     @property
     def backlog(self) -> int:
@@ -286,24 +287,25 @@ class ReplayThread(Worker[ReplayItem]):
             self._file_import()
         else:
             self._take(items)
-        now_ms = self._clock()
-        if not 0 <= now_ms - self._checkpoint_at_ms < self._checkpoint_ms:
+        present_ms = self._stopwatch()
+        if present_ms - self._checkpoint_at_ms >= self._checkpoint_ms:
             self._file()
             self._checkpoint()
-            self._purge(now_ms)
+            self._purge()
         elif self._accepted_bytes >= self._checkpoint_bytes:
             self._file()
             self._checkpoint()
-        elif not 0 <= now_ms - self._filed_ms < self._file_ms:
+        elif present_ms - self._filed_ms >= self._file_ms:
             self._file()
             if self._replay.effects.has_new_names:
                 # Streams of the files look names up in the catalog only, and new ones are few.
                 self._checkpoint()
         elif self._more_to_purge:
-            self._purge(now_ms)
+            self._purge()
         self._report()
 
-    def _purge(self, now_ms: int) -> None:
+    def _purge(self) -> None:
+        now_ms = self._clock()
         self._more_to_purge = self._replay.purge(now_ms, self._retention_ms, archive=self._archive)
 
     def _take(self, items: list[ReplayItem]) -> None:
@@ -351,7 +353,7 @@ class ReplayThread(Worker[ReplayItem]):
             self._checkpoint()
 
     def _file(self) -> None:
-        self._filed_ms = self._clock()
+        self._filed_ms = self._stopwatch()
         if not self._waiting:
             return
         groups = [group.encode() for group in self._waiting]
@@ -362,7 +364,7 @@ class ReplayThread(Worker[ReplayItem]):
         self._post(self._on_filed, filed)
 
     def _checkpoint(self) -> None:
-        self._checkpoint_at_ms = self._clock()
+        self._checkpoint_at_ms = self._stopwatch()
         self._accepted_bytes = 0
         if self._replay.is_dirty:
             self._replay.checkpoint()

@@ -133,7 +133,7 @@ class Clients(Actor):
         """An event that messages wait for: it cancels or fires them, each once (I5)."""
         server, events, now_ms = self._server, self._server.engine.events, self._clock.now_ms
         key = self._rng.choice(WATCH_KEYS)
-        expected = self._ledger.watching(key, max(now_ms, server.engine.timeouts.now_ms))
+        expected = self._ledger.watching(key, max(now_ms, server.latest_ms))
         watchers = events.watchers(key, server.engine.sequencer.next_seq)
         bodies = {}
         unreadable = set()
@@ -187,7 +187,7 @@ class Clients(Actor):
             return
         self._counts["heartbeats"] += is_new
         self._counts["renewals"] += dice < 0.75
-        deadline_ms = server.engine.timeouts.now_ms + timeout_ms
+        deadline_ms = self._ledger.present() + timeout_ms
         _once_durable(group, lambda: self._ledger.renewed(payload.body, deadline_ms))
 
     def _some_message(self) -> tuple[int, int] | None:

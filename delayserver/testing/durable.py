@@ -84,9 +84,9 @@ class DurableRecords(Observer):
         self.heartbeats: dict[str, tuple[bytes, int]] = {}
         """Key → body and timeout, of those that are durable."""
         self._deadlines_ms: dict[bytes, int] = {}
-        """By body: when a heartbeat may fire at the earliest, on the clock of the timeouts."""
+        """By body: when a heartbeat may fire at the earliest, on the stopwatch."""
         self.present: Callable[[], int] = lambda: 0
-        """The clock of the timeouts."""
+        """The stopwatch."""
         self.deleting: set[str] = set()
         """Heartbeats that a client has deleted; durable or not."""
         self._heartbeat_messages: set[int] = set()

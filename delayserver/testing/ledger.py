@@ -43,6 +43,8 @@ class Ledger(DurableRecords):
         self._made_at: dict[int, int] = {}
         """Subscription → how many deliveries had been recorded when it was made."""
         self._on_their_way: set[tuple[int, int]] = set()
+        self._leased_until: dict[tuple[int, int], int] = {}
+        """Schedule row and subscription → when its lease will be over, on the stopwatch."""
         self._fired_until_ms = 0
         """The latest moment at which the wheel was advanced in this life."""
         self.received: dict[int, set[int]] = {}
@@ -127,7 +129,9 @@ class Ledger(DurableRecords):
 
     def returned(self, delivery: DueDelivery, *, seen: bool) -> None:
         """A delivery is not on its way any more; `seen`: the subscriber had it."""
-        self._on_their_way.discard((delivery.entry.seq, delivery.subscription_id))
+        key = delivery.entry.seq, delivery.subscription_id
+        self._on_their_way.discard(key)
+        self._leased_until.pop(key, None)
         if seen:
             self.received.setdefault(delivery.origin.message_seq, set()).add(
                 delivery.subscription_id
@@ -135,7 +139,22 @@ class Ledger(DurableRecords):
 
     def expired(self, deliveries: list[DueDelivery]) -> None:
         for delivery in deliveries:
+            key = delivery.entry.seq, delivery.subscription_id
+            early_ms = self._leased_until.get(key, 0) - self.present()
+            if early_ms > 0:
+                raise Violation(f"the lease of row {key[0]} was over {early_ms} ms early (I4)")
             self.returned(delivery, seen=False)
+
+    def leased(self, delivery: DueDelivery, lease_ms: int) -> None:
+        """A consumer has a lease of that length from now on."""
+        key = delivery.entry.seq, delivery.subscription_id
+        self._leased_until[key] = self.present() + lease_ms
+
+    def check_leases(self) -> None:
+        """The server has just looked at its clocks: what is over has ended."""
+        for (seq, _), until_ms in self._leased_until.items():
+            if until_ms <= self.present():
+                raise Violation(f"the lease of row {seq} is over, and does not end (I3)")
 
     def settled(self, row: bytes) -> None:
         seq, message_seq, _, _, subscription_id, _, outcome, _ = DISPATCH_ROW.unpack(row)
@@ -307,6 +326,7 @@ class Ledger(DurableRecords):
         self._ended.clear()
         self._on_their_way.clear()
         self.damage.clear()
+        self._leased_until.clear()
 
     def recovered(self, server: SimulatedServer) -> None:
         """Hold the disk and the recovered state against what is durable."""
@@ -338,8 +358,8 @@ class Ledger(DurableRecords):
         }
         if bodies != self.heartbeats:
             raise Violation(f"heartbeats are {bodies}, not {self.heartbeats} (I7)")
-        now_ms = server.clock()
-        self._deadlines_ms = {body: now_ms + timeout_ms for body, timeout_ms in bodies.values()}
+        present_ms = self.present()
+        self._deadlines_ms = {body: present_ms + timeout_ms for body, timeout_ms in bodies.values()}
         self._check_files(server)
         self._check_archives(server)
 

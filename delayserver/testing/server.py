@@ -53,23 +53,32 @@ START_MS = 494_500 * HOUR_MS - 300
 
 
 class SimulatedClock:
-    """A clock that somebody else moves."""
+    """A clock that somebody else moves, and the stopwatch beside it."""
 
     def __init__(self, now_ms: int = START_MS) -> None:
         self.now_ms = now_ms
-        self._monotonic_ms = 0
+        self._passed_ms = 0
 
     def __call__(self) -> int:
         return self.now_ms
 
+    def stopwatch_ms(self) -> int:
+        """Milliseconds that passed."""
+        return self._passed_ms
+
     def monotonic_s(self) -> float:
-        """Seconds that never go back."""
-        return self._monotonic_ms / 1000
+        """Seconds that passed."""
+        return self._passed_ms / 1000
 
     def move(self, by_ms: int) -> None:
-        """Go on, or (negative) back."""
+        """Time passes."""
+        assert by_ms >= 0, by_ms
         self.now_ms += by_ms
-        self._monotonic_ms += max(by_ms, 1)
+        self._passed_ms += by_ms
+
+    def set(self, by_ms: int) -> None:
+        """Somebody sets the clock, ahead or (negative) back; no time passes."""
+        self.now_ms += by_ms
 
 
 class Observer:
@@ -215,9 +224,12 @@ class SimulatedServer(Shard):
         self._quick = quick
         self.sending: list[list[DueDelivery]] = []
         """Webhooks that were sent and not answered."""
+        self.latest_ms = 0
+        """The latest moment at which the engine saw the clock."""
         self._loop: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         surroundings = Surroundings(
             clock=clock,
+            stopwatch=clock.stopwatch_ms,
             monotonic=clock.monotonic_s,
             random_bytes=rng.randbytes,
             random=rng.random,
@@ -262,7 +274,7 @@ class SimulatedServer(Shard):
     def is_quick(self) -> bool:
         return self._quick()
 
-    def tick_soon(self, due_ms: int = 0) -> None:
+    def tick_soon(self, within_ms: int = 0) -> None:
         """The world looks at the clock by itself."""
 
     def on_fatal(self, error: BaseException) -> None:
@@ -298,8 +310,25 @@ class SimulatedServer(Shard):
         return True
 
     def tick(self) -> int:
-        """Let the engine see the clock; returns when it wants to see it again."""
+        """Let the engine see the clock; returns after how long it wants to see it again."""
+        self.latest_ms = max(self.latest_ms, self.clock())
         return self.engine.advance(self.clock())
+
+    def held_up(self) -> list[int]:
+        """Subscriptions that could have more rows, and for which somebody waits: to be asked after
+        `tick`, there are none."""
+        dispatcher, now_ms = self.engine.dispatcher, self.clock()
+        held_up = []
+        for queue in dispatcher.queues():
+            if queue.subscription.paused or not (ready := queue.rows.ready(now_ms)):
+                continue
+            if queue.subscription.type == "webhook":
+                is_waited_for = queue.free_places() > 0
+            else:
+                is_waited_for = dispatcher.fetches.oldest(queue.subscription.id, ready) is not None
+            if is_waited_for:
+                held_up.append(queue.subscription.id)
+        return held_up
 
     def is_idle(self) -> bool:
         """Nothing is to be done but to wait for the clock or for subscribers."""
@@ -378,4 +407,4 @@ class SimulatedServer(Shard):
 
     def pull(self, subscription: Subscription, request: PullRequest) -> DelayedFetch:
         """A consumer asks for messages."""
-        return self.engine.outcomes.pull(subscription, request, self.clock())
+        return self.engine.outcomes.pull(subscription, request)

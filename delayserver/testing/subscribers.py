@@ -15,12 +15,22 @@ from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import DueDelivery
 from delayserver.testing.actor import Actor
+from delayserver.testing.durable import Violation
 from delayserver.testing.ledger import Ledger
 from delayserver.testing.server import SimulatedClock, SimulatedServer
 from storage.testing.files import SimulatedFiles
 
 OK = WebhookResponse(200)
 LOST = WebhookResponse(None, None, "timed out")
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A pull that was not answered at once."""
+
+    fetch: DelayedFetch
+    until_ms: int
+    """On the stopwatch."""
 
 
 @dataclass(slots=True)
@@ -39,8 +49,7 @@ class Subscribers(Actor):
     ) -> None:
         super().__init__(rng, clock, ledger, counts)
         self.leases: list[Lease] = []
-        self.waiting: list[DelayedFetch] = []
-        """Pulls that were not answered at once."""
+        self.waiting: list[Waiting] = []
         self.is_patient = False
         """Whether they take all that comes."""
 
@@ -88,6 +97,7 @@ class Subscribers(Actor):
                     server.engine.outcomes.nack([token], 0, self._clock.now_ms)
                 else:
                     self.leases.append(Lease(token, delivery))
+                    self._ledger.leased(delivery, lease_ms)
 
         wait_ms = 10 if self.is_patient else rng.choice((0, 50, 5000))
         lease_ms = 10_000 if self.is_patient else rng.choice((5, 500, 10_000))
@@ -95,12 +105,19 @@ class Subscribers(Actor):
         least = 1 if self.is_patient else rng.choice((1, 1, most))
         fetch = server.pull(subscription, PullRequest(most, lease_ms, wait_ms, answer, least))
         if not fetch.is_completed:
-            self.waiting.append(fetch)
+            self.waiting.append(Waiting(fetch, self._clock.stopwatch_ms() + wait_ms))
 
     def hang_up(self) -> None:
         """A consumer that waits is gone."""
-        fetch = self.waiting.pop(self._rng.randrange(len(self.waiting)))
-        fetch.cancel()
+        waiting = self.waiting.pop(self._rng.randrange(len(self.waiting)))
+        waiting.fetch.cancel()
+
+    def check_waiting(self) -> None:
+        """The server has just looked at its clocks: nobody waits for longer than was asked for."""
+        present_ms = self._clock.stopwatch_ms()
+        for waiting in self.waiting:
+            if waiting.until_ms <= present_ms and not waiting.fetch.is_completed:
+                raise Violation("the time of a pull is up, and it was not answered")
 
     def consume(self) -> None:
         """Acknowledge, give back, extend or forget a lease."""
@@ -120,7 +137,9 @@ class Subscribers(Actor):
                 self._ledger.returned(lease.delivery, seen=False)
             outcomes.nack([lease.token], rng.choice((0, 0, 20, 1000)), self._clock.now_ms)
         elif dice < 0.9:
-            outcomes.extend([lease.token], rng.choice((1, 1000)), self._clock.now_ms)
+            lease_ms = rng.choice((1, 1000))
+            if not outcomes.extend([lease.token], lease_ms):
+                self._ledger.leased(lease.delivery, lease_ms)
         else:
             self.leases.remove(lease)  # It fell over.
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from delayserver.config import Settings
+from delayserver.decisions.outcomes import RETRY_COMMIT_MS
 from delayserver.records.subscriptions import Subscription
 from delayserver.testing.clients import Clients
 from delayserver.testing.definitions import check_definitions
@@ -51,9 +52,13 @@ class World:
         self._device_luck = random.Random(f"device {seed}")
         self._bad_hour: int | None = None
         """The hour whose file cannot be read to its end."""
+        self._clock_luck = random.Random(f"clock {seed}")
         self.seed = seed
         self.clock = SimulatedClock()
         self.ledger = Ledger()
+        self.ledger.present = self.clock.stopwatch_ms
+        self._held_up: dict[int, int] = {}
+        """Queues whose rows may leave, and do not → since when, on the stopwatch."""
         self.counts: Counter[str] = Counter()
         # Without looking at the environment, which takes longer than many a life.
         self.settings = Settings.model_construct(
@@ -216,12 +221,11 @@ class World:
             return purge(*arguments, **named)
 
         purging.step = step  # type: ignore[method-assign]
+        self._held_up = {}
         for actor in (self.clients, self.subscribers, self.operators):
             actor.begin(self.server, self.disk)
         self.ledger.recovered(self.server)
         check_definitions(self.server, self.disk)
-        timeouts = self.server.engine.timeouts
-        self.ledger.present = lambda: timeouts.now_ms
         registry = self.server.engine.registry
         for subscription in self.operators.faithful:
             if registry.by_id(subscription.id) is None:
@@ -290,23 +294,47 @@ class World:
                 self.faults.faults.clear()
 
     def _tick(self) -> None:
+        self._let_pass()
+        if self._clock_luck.random() < 0.7:
+            self._look()
+        # Else somebody calls before the server looks at the clock.
+
+    def _let_pass(self) -> None:
+        """Time passes, or somebody sets the clock."""
         rng, clock = self.rng, self.clock
         dice = rng.random()
         if dice < 0.80:
             clock.move(rng.choice((0, 1, 3, 10, 40, 300)))
         elif dice < 0.90:
             next_hour_ms = (clock.now_ms // HOUR_MS + 1) * HOUR_MS
-            clock.move(next_hour_ms - clock.now_ms + rng.choice((-200, -2, -1, 0, 1, 30)))
+            by_ms = next_hour_ms - clock.now_ms + rng.choice((-200, -2, -1, 0, 1, 30))
+            clock.move(max(0, by_ms))
             self.counts["hour changes"] += 1
         elif dice < 0.94:
-            clock.move(rng.choice((1, 2, 3)) * HOUR_MS + rng.randrange(100))
-            self.counts["clock jumps ahead"] += 1
+            by_ms = rng.choice((1, 2, 3)) * HOUR_MS + rng.randrange(100)
+            if self._clock_luck.random() < 0.5:
+                clock.move(by_ms)  # the machine was asleep
+            else:
+                clock.set(by_ms)
+                self.counts["clock jumps ahead"] += 1
         elif dice < 0.98:
-            clock.move(-rng.choice((1, 5, 100, 600)))
+            clock.set(-rng.choice((1, 5, 100, 600)))
         else:
-            clock.move(-rng.choice((1, 2)) * HOUR_MS)
+            clock.set(-rng.choice((1, 2)) * HOUR_MS)
             self.counts["clock jumps back"] += 1
+
+    def _look(self) -> None:
+        """The server looks at its clocks; then all that waited for time alone has happened."""
         self._running.tick()
+        self.ledger.check_leases()
+        self.subscribers.check_waiting()
+        present_ms, held_up = self.clock.stopwatch_ms(), dict[int, int]()
+        for queue_id in self._running.held_up():
+            held_up[queue_id] = since_ms = self._held_up.get(queue_id, present_ms)
+            # What could not be recorded (a pause, too) is decided again after a second.
+            if present_ms - since_ms > RETRY_COMMIT_MS:
+                raise Violation(f"rows may leave queue {queue_id}, and nothing lets them go")
+        self._held_up = held_up
 
     def finish(self) -> None:
         """The last life: no faults, patient subscribers; then nothing may be left."""

@@ -2,57 +2,48 @@
 
 A due time is a moment, and stands in the wheel of messages. A lease, a long poll and a heartbeat
 are lengths: when somebody sets the clock, they last as long as they were meant to. So they are
-counted on a clock of their own, which is that of the machine without the steps that were noticed
-(`shift`), and which never goes back.
-
-    moment on this clock  =  clock of the machine − all shifts
+counted on the stopwatch, a clock that nobody sets and that goes on while the machine sleeps.
 
 Cost: add O(levels) and cancel O(1), whatever waits; time in which nothing expires costs nothing
 (`delayserver.timers.hierarchical`). Threads: belongs to the event loop.
 """
+
+from collections.abc import Callable
 
 from delayserver.timers.hierarchical import HierarchicalTimer
 from delayserver.timers.interface import Callback, Handle
 
 
 class Timeouts:
-    """A `Scheduler` that is told the time."""
+    """A `Scheduler` that reads the time itself."""
 
-    def __init__(self, now_ms: int) -> None:
-        self._timer = HierarchicalTimer(start_ms=now_ms)
-        self._shift_ms = 0
-        self.now_ms = now_ms
-        """The present on this clock."""
-
-    def note_time(self, now_ms: int) -> int:
-        """Note that the clock of the machine shows `now_ms`; returns the present. Nothing expires.
-
-        A length that is added next counts from there, and not from the last `advance`."""
-        self.now_ms = max(self.now_ms, now_ms - self._shift_ms)
-        return self.now_ms
+    def __init__(self, stopwatch: Callable[[], int]) -> None:
+        """`stopwatch`: milliseconds since a moment of its own."""
+        self.stopwatch = stopwatch
+        """What it shows is not to be compared with the time of a message."""
+        self._timer = HierarchicalTimer(start_ms=stopwatch())
 
     def add(self, callback: Callback, delay_ms: int) -> Handle:
         """Call back `delay_ms` from the present, never earlier."""
-        return self._timer.add(callback, self.now_ms - self._timer.now_ms + delay_ms)
+        return self.add_at(callback, self.stopwatch() + delay_ms)
+
+    def add_at(self, callback: Callback, at_ms: int) -> Handle:
+        """Call back when the stopwatch shows `at_ms`; in the next `advance`, if it does already."""
+        return self._timer.add(callback, at_ms - self._timer.now_ms)
 
     def cancel(self, handle: Handle) -> bool:
         """True if, and only if, the callback will now never run."""
         return self._timer.cancel(handle)  # type: ignore[arg-type]  # one that `add` returned
 
-    def advance(self, now_ms: int) -> int:
-        """Let expire what is over at `now_ms`; returns how many.
+    def advance(self) -> int:
+        """Let expire what is over; returns how many.
 
         Raises ExceptionGroup after the last of them, if callbacks raised."""
-        return self._timer.advance_clock(self.note_time(now_ms))
-
-    def shift(self, delta_ms: int) -> None:
-        """The clock of the machine was set by that much."""
-        self._shift_ms += delta_ms
+        return self._timer.advance_clock(self.stopwatch())
 
     def next_ms(self) -> int | None:
-        """When to call `advance` again, by the clock of the machine; None: nothing waits."""
-        next_ms = self._timer.next_advance_ms()
-        return None if next_ms is None else next_ms + self._shift_ms
+        """When to call `advance` again, on the stopwatch; None: nothing waits."""
+        return self._timer.next_advance_ms()
 
     def size(self) -> int:
         """How many wait."""

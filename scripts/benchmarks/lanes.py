@@ -77,6 +77,7 @@ class EngineParts:
             ports,
             first_hour=NOW_MS // HOUR_MS,
             now_ms=NOW_MS,
+            stopwatch=lambda: 0,
             epoch="",
             random=lambda: 0.5,
         )

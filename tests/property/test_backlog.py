@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from delayserver.delivery.backlog import Backlog
 from delayserver.delivery.catch_up import Pace
+from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.wheel_rows import FiredRows
 from storage.rows import HOUR_MS
-from tests.unit.fakes import HOUR, START_MS, seqs, subscription, wheel_rows
+from tests.unit.fakes import HOUR, START_MS, Stopwatch, seqs, subscription, wheel_rows
 
 definitions = st.fixed_dictionaries(
     {},
@@ -32,9 +33,22 @@ steps = st.lists(
         st.tuples(st.just("drop"), st.integers(1, 6)),
         st.tuples(st.just("give back"), st.just(0)),
         st.tuples(st.just("pause and resume"), st.just(0)),
+        st.tuples(st.just("set the clock"), st.sampled_from((-HOUR_MS, -20, 20, HOUR_MS))),
     ),
     max_size=40,
 )
+
+
+class Time:
+    """The clock, and the stopwatch beside it."""
+
+    def __init__(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+        self.stopwatch = Stopwatch()
+
+    def go_on(self, by_ms: int) -> None:
+        self.now_ms += by_ms
+        self.stopwatch.shows_ms += by_ms
 
 
 def define(chosen: dict[str, Any], **more: Any) -> Any:
@@ -53,11 +67,11 @@ def test_rows_leave_once_and_as_the_definition_allows(
     chosen: dict[str, Any], history: list[tuple[str, Any]], behind: int
 ) -> None:
     definition = define(chosen)
-    now_ms = START_MS + 300
-    backlog = Backlog(definition, START_MS + behind)
+    time = Time(START_MS + 300)
+    backlog = Backlog(definition, START_MS + behind, time.stopwatch)
     waiting: dict[int, int] = {}
     popped: list[FiredRows] = []
-    began_ms, left, next_seq = now_ms, 0, 1
+    left, next_seq, was_set = 0, 1, False
 
     def due_ms(batch: FiredRows) -> list[int]:
         return [batch.hour * HOUR_MS + offset for offset in batch.rows["due_offset_ms"].tolist()]
@@ -69,8 +83,12 @@ def test_rows_leave_once_and_as_the_definition_allows(
             waiting.update(rows)
             backlog.push(FiredRows(HOUR, wheel_rows(HOUR, *rows)))
         elif name == "pass":
-            now_ms += value
+            time.go_on(value)
+        elif name == "set the clock":
+            time.now_ms += value
+            was_set = True
         elif name == "pop":
+            now_ms = time.now_ms
             ready = backlog.ready(now_ms)
             oldest_ms = min(waiting.values(), default=0)
             taken = backlog.pop(value, now_ms)
@@ -88,11 +106,13 @@ def test_rows_leave_once_and_as_the_definition_allows(
                 assert (
                     limited
                     or definition.drop_older_than_ms
+                    or was_set
                     or (now_ms >= oldest_ms + definition.linger_ms)
                 )
             left += count
             popped = taken or popped
         elif name == "drop":
+            now_ms = time.now_ms
             for batch in backlog.pop_outdated(value, now_ms):
                 for seq, due in zip(seqs([batch]), due_ms(batch), strict=True):
                     assert waiting.pop(seq) == due
@@ -105,27 +125,41 @@ def test_rows_leave_once_and_as_the_definition_allows(
             popped = []
         elif name == "pause and resume":
             paused = define(chosen, paused=True)
-            backlog.change(definition, paused, now_ms)
-            backlog.change(paused, definition, now_ms)
+            backlog.change(definition, paused, time.now_ms)
+            backlog.change(paused, definition, time.now_ms)
         assert backlog.count == len(waiting)
         assert sorted(seqs(backlog.slices())) == sorted(waiting)
         if definition.rate_per_s:
-            allowed = definition.rate_burst + definition.rate_per_s * (now_ms - began_ms) / 1000
-            assert left <= allowed + 1e-6
-        if (next_ms := backlog.next_ms(now_ms)) is not None:
-            assert next_ms > now_ms
+            earned = definition.rate_per_s * time.stopwatch() / 1000
+            assert left <= definition.rate_burst + earned + 1e-6
+        if (wait_ms := backlog.wait_ms(time.now_ms)) is not None:
+            assert 0 < wait_ms <= longest_ms(definition)
+        if (outdated_ms := backlog.outdated_ms(time.now_ms)) is not None:
+            assert outdated_ms > time.now_ms
     # Everything leaves in the end, at the moments that it says itself.
     for _ in range(1000):
         if not waiting:
             break
-        leaving = [*backlog.pop_outdated(100, now_ms), *backlog.pop(100, now_ms)]
+        leaving = [*backlog.pop_outdated(100, time.now_ms), *backlog.pop(100, time.now_ms)]
         for seq in seqs(leaving):
             del waiting[seq]
         if waiting and not leaving:
-            next_ms = backlog.next_ms(now_ms)
-            assert next_ms is not None, "rows wait, and nothing will let them go"
-            now_ms = next_ms
+            time.go_on(next_ms(backlog, time.now_ms))
     assert not waiting
+
+
+def longest_ms(definition: Subscription) -> int:
+    """How long the next row may have to wait, whatever somebody does to the clock."""
+    pause_ms = int(1000 / definition.rate_per_s) + 1 if definition.rate_per_s else 0
+    return max(pause_ms, definition.linger_ms, definition.spread_ms)
+
+
+def next_ms(backlog: Backlog, now_ms: int) -> int:
+    """How long until the next row leaves, or is too old."""
+    waits = [backlog.wait_ms(now_ms)]
+    if (outdated_ms := backlog.outdated_ms(now_ms)) is not None:
+        waits.append(outdated_ms - now_ms)
+    return min(wait_ms for wait_ms in waits if wait_ms is not None)
 
 
 @given(
@@ -168,45 +202,51 @@ def test_four_rows_over_ten_seconds() -> None:
 
 
 def test_what_is_new_is_on_time_beside_what_is_spread() -> None:
-    backlog = Backlog(subscription(spread_ms=10_000), START_MS + 100)
+    time = Time(START_MS + 100)
+    backlog = Backlog(subscription(spread_ms=10_000), START_MS + 100, time.stopwatch)
     late = [(seq, START_MS + seq) for seq in range(1, 101)]
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, *late[:99])))
-    assert backlog.ready(START_MS + 100) == 1  # now the time begins
-    now_ms = START_MS + 1_100
-    assert seqs(backlog.pop(50, now_ms)) == list(range(1, 11))
-    assert backlog.next_ms(now_ms) is not None
+    assert backlog.ready(time.now_ms) == 1  # now the time begins
+    time.go_on(1_000)
+    assert seqs(backlog.pop(50, time.now_ms)) == list(range(1, 11))
+    assert backlog.wait_ms(time.now_ms) is not None
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, (500, START_MS + 1_100))))
-    assert seqs(backlog.pop(50, now_ms)) == [500]
-    assert backlog.ready(now_ms) == 0
+    assert seqs(backlog.pop(50, time.now_ms)) == [500]
+    assert backlog.ready(time.now_ms) == 0
 
 
 @pytest.mark.parametrize("count", [99, 100])
 def test_a_batch_waits_for_others_only_so_long(count: int) -> None:
-    backlog = Backlog(subscription(type="webhook", batch_max=100, linger_ms=20), START_MS)
+    time = Time(START_MS + 6)
+    definition = subscription(type="webhook", batch_max=100, linger_ms=20)
+    backlog = Backlog(definition, START_MS, time.stopwatch)
     rows = [(seq, START_MS + 5) for seq in range(1, count + 1)]
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, *rows)))
-    assert backlog.ready(START_MS + 6) == (100 if count == 100 else 0)
+    assert backlog.ready(time.now_ms) == (100 if count == 100 else 0)
     if count < 100:
-        assert backlog.next_ms(START_MS + 6) == START_MS + 25
-        assert backlog.ready(START_MS + 25) == 99
+        assert backlog.wait_ms(time.now_ms) == 19
+        time.go_on(19)
+        assert backlog.ready(time.now_ms) == 99
 
 
 def test_what_fell_due_in_a_pause_is_behind_when_it_ends() -> None:
     definition, paused = subscription(spread_ms=1_000), subscription(spread_ms=1_000, paused=True)
-    backlog = Backlog(definition, 0)
+    stopwatch = Stopwatch()
+    backlog = Backlog(definition, 0, stopwatch)
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS + 1))))
     assert backlog.ready(START_MS + 1) == 2
+    stopwatch.shows_ms = 499
     backlog.change(definition, paused, START_MS + 2)
     backlog.change(paused, definition, START_MS + 500)
     assert backlog.ready(START_MS + 500) == 1
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, (3, START_MS + 499), (4, START_MS + 500))))
     assert seqs(backlog.pop(9, START_MS + 500)) == [4, 1]
-    assert backlog.next_ms(START_MS + 500) == START_MS + 834
+    assert backlog.wait_ms(START_MS + 500) == 334
 
 
 @pytest.mark.parametrize("rows_max", [1, 2, 3, 4, 5, 9])
 def test_rows_leave_in_order_and_in_pieces(rows_max: int) -> None:
-    backlog = Backlog(subscription(), 0)
+    backlog = Backlog(subscription(), 0, Stopwatch())
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, (3, START_MS), (4, START_MS))))
     backlog.push(FiredRows(HOUR + 1, wheel_rows(HOUR + 1, (5, START_MS + HOUR_MS))))
     backlog.push_front(FiredRows(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS))))

@@ -10,6 +10,7 @@ for which. Bugs that the worlds cannot see, or hardly, are those of `test_invari
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -529,6 +530,42 @@ def what_fired_before_the_clock_was_set_back_is_forgotten(patch: Patch) -> None:
         self._marks = [Mark(seq, before_ms)]
 
     patch.setattr(Horizon, "advance", advance)
+
+
+@canary(Violation)
+def lengths_of_time_are_counted_on_the_clock_without_its_steps(patch: Patch) -> None:
+    """I1. The steps are known when the server looks at the clock; somebody calls before."""
+    init, tick = shard.Shard.__init__, server.SimulatedServer.tick
+
+    def begin(self: Any, settings: Any, files: Any, catalog: Any, given: Any) -> None:
+        self.clock, self.known_ms, self.shown_ms = given.clock, 0, 0
+        self.steps_ms = lambda: given.clock() - given.stopwatch()
+        self.known_ms = self.steps_ms()
+
+        def stopwatch() -> int:
+            self.shown_ms = max(self.shown_ms, given.clock() - self.known_ms)
+            return self.shown_ms
+
+        init(self, settings, files, catalog, replace(given, stopwatch=stopwatch))
+
+    def look(self: Any) -> int:
+        self.known_ms = self.steps_ms()
+        return tick(self)
+
+    patch.setattr(shard.Shard, "__init__", begin)
+    patch.setattr(server.SimulatedServer, "tick", look)
+
+
+@canary(Violation)
+def rates_are_counted_on_the_clock(patch: Patch) -> None:
+    """I1. A queue stands still for an hour, if the clock is set back by one."""
+    original = Dispatcher.__init__
+
+    def init(self: Any, *rest: Any, **named: Any) -> None:
+        original(self, *rest, **named)
+        self._stopwatch = lambda: self.now_ms
+
+    patch.setattr(Dispatcher, "__init__", init)
 
 
 def raise_not_found() -> None:

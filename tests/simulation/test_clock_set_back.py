@@ -89,7 +89,7 @@ def test_a_subscription_that_is_made_when_the_clock_was_set_back(restarts: str) 
     machine.subscribe("first")
     machine.publish(1, delay_ms=5)
     machine.wait(10)
-    machine.clock.move(-BACK_MS)
+    machine.clock.set(-BACK_MS)
     machine.look()
     if restarts in ("before", "both"):
         machine.restart()
@@ -114,7 +114,7 @@ def test_what_is_published_when_the_clock_was_set_back_is_for_everybody() -> Non
     machine.subscribe("first")
     machine.wait(100)
     machine.subscribe("second")
-    machine.clock.move(-BACK_MS)
+    machine.clock.set(-BACK_MS)
     machine.look()
     machine.publish(1, delay_ms=0)
     machine.look()
@@ -130,7 +130,7 @@ def test_an_hour_that_was_settled_is_not_for_who_comes_when_the_clock_was_set_ba
     machine.wait(HOUR_MS)
     machine.wait(100)
     assert all(state.retired_ms for state in machine.server.replay.hours.values())
-    machine.clock.move(-HOUR_MS - 100)
+    machine.clock.set(-HOUR_MS - 100)
     machine.restart()
     machine.subscribe("second")
     machine.publish(2, delay_ms=6)
@@ -168,7 +168,7 @@ def test_an_hour_that_was_deleted_and_comes_back_knows_nothing_of_before() -> No
     assert machine.disk.list("schedule") == []
     with pytest.raises(NotFoundError):
         messages.cancel(*old)
-    machine.clock.move(-2 * HOUR_MS - 20)
+    machine.clock.set(-2 * HOUR_MS - 20)
     young = machine.publish(2, delay_ms=3)
     machine.wait(5)
     for _ in range(2):

@@ -77,8 +77,8 @@ class Machine:
             # Groups are committed in either way.
             quick=lambda: self.disk_luck.random() < 0.5,
         )
+        self.ledger.present = self.clock.stopwatch_ms
         self.ledger.recovered(server)
-        self.ledger.present = lambda: server.engine.timeouts.now_ms
         return server
 
     def end(self, how: str) -> None:

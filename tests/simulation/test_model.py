@@ -91,6 +91,8 @@ class Model(RuleBasedStateMachine):
         self.by_key: dict[tuple[str, str], int] = {}
         self.life = 0
         self.latest_ms = 0
+        self.leased: dict[str, tuple[DueDelivery, int]] = {}
+        """Tokens of this life whose lease has not ended: until when, on the stopwatch."""
 
     @initialize()
     def begin(self) -> None:
@@ -102,7 +104,9 @@ class Model(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.life += 1
+        self.leased.clear()
         self.ledger.new_life()
+        self.ledger.present = self.clock.stopwatch_ms
         self.server = SimulatedServer(
             SETTINGS,
             self.disk,
@@ -122,6 +126,10 @@ class Model(RuleBasedStateMachine):
         """The engine looks at the clock: what is due leaves, and nothing else."""
         self.server.tick()
         self.server.rest()
+        present_ms = self.clock.stopwatch_ms()
+        for token, (_, until_ms) in list(self.leased.items()):
+            if until_ms <= present_ms:
+                del self.leased[token]
         self.latest_ms = max(self.latest_ms, self.clock.now_ms)
         if self.clock.now_ms < self.latest_ms:
             # A message of an hour that was settled before the clock was set back is filed first.
@@ -250,15 +258,20 @@ class Model(RuleBasedStateMachine):
 
     # ── time ───────────────────────────────────────────────────────────────────────────────────
 
-    @rule(by_ms=st.sampled_from((1, 7, 500, 999, HOUR_MS, 3 * HOUR_MS)))
-    def advance(self, by_ms: int) -> None:
+    @rule(by_ms=st.sampled_from((1, 7, 500, 999, HOUR_MS, 3 * HOUR_MS)), looks=st.booleans())
+    def advance(self, by_ms: int, looks: bool) -> None:
         self.clock.move(by_ms)
-        self.look()
+        if looks:  # else calls come before
+            self.look()
 
-    @rule(by_ms=st.sampled_from((1, 500, HOUR_MS)))
-    def set_back(self, by_ms: int) -> None:
-        self.clock.move(-by_ms)
-        self.look()
+    @rule(
+        by_ms=st.sampled_from((-HOUR_MS, -500, -1, 1, 500, HOUR_MS, 3 * HOUR_MS)),
+        looks=st.booleans(),
+    )
+    def set_clock(self, by_ms: int, looks: bool) -> None:
+        self.clock.set(by_ms)
+        if looks:
+            self.look()
 
     # ── subscribers ────────────────────────────────────────────────────────────────────────────
 
@@ -279,26 +292,37 @@ class Model(RuleBasedStateMachine):
             message.state = State.DEAD
         self.look()
 
-    @rule(target=leases)
-    def pull(self) -> tuple[int, list[tuple[DueDelivery, str]]]:
+    @rule(target=leases, lease_ms=st.sampled_from((7, 999, 2 * HOUR_MS)))
+    def pull(self, lease_ms: int) -> tuple[int, list[tuple[DueDelivery, str]]]:
         got: list[tuple[DueDelivery, str]] = []
         subscription = self.server.engine.subscribing.subscription("queue")
-        request = PullRequest(2, 1_000_000_000, 0, got.extend)
+        request = PullRequest(2, lease_ms, 0, got.extend)
         self.server.pull(subscription, request)
         self.server.rest()
-        self.server.tick()
-        for delivery, _ in got:
+        for delivery, token in got:
             message = self.known[delivery.origin.message_seq]
             assert message.state is State.DELIVERING and message.subject == "pull"
+            self.leased[token] = delivery, self.clock.stopwatch_ms() + lease_ms
+            self.ledger.leased(delivery, lease_ms)
+        self.look()
         return self.life, got
+
+    @rule(lease_ms=st.sampled_from((7, 2 * HOUR_MS)))
+    def extend(self, lease_ms: int) -> None:
+        tokens = list(self.leased)
+        assert self.server.engine.outcomes.extend(tokens, lease_ms) == []
+        for token, (delivery, _) in self.leased.items():
+            self.leased[token] = delivery, self.clock.stopwatch_ms() + lease_ms
+            self.ledger.leased(delivery, lease_ms)
 
     @rule(pulled=consumes(leases), acks=st.booleans())
     def settle(self, pulled: tuple[int, list[tuple[DueDelivery, str]]], acks: bool) -> None:
         life, got = pulled
         for delivery, token in got:
-            if life != self.life:
+            if life != self.life or token not in self.leased:
                 assert self.server.engine.outcomes.nack([token], 0, self.clock.now_ms) == [token]
                 continue
+            del self.leased[token]
             self.ledger.returned(delivery, seen=acks)
             if acks:
                 answers: list[list[str]] = []
@@ -310,6 +334,12 @@ class Model(RuleBasedStateMachine):
             else:
                 assert self.server.engine.outcomes.nack([token], 0, self.clock.now_ms) == []
                 self.server.rest()
+
+    @invariant()
+    def leases_last(self) -> None:
+        leases = self.server.engine.outcomes.leases
+        assert leases.count() == len(self.leased)
+        assert all(leases.get(token) is not None for token in self.leased)
 
     # ── the machine ────────────────────────────────────────────────────────────────────────────
 

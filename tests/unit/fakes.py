@@ -203,6 +203,16 @@ class NotingPorts:
         self.settled += [(hour, rows[at : at + size]) for at in range(0, len(rows), size)]
 
 
+class Stopwatch:
+    """Shows what it is told."""
+
+    def __init__(self, shows_ms: int = 0) -> None:
+        self.shows_ms = shows_ms
+
+    def __call__(self) -> int:
+        return self.shows_ms
+
+
 class MessageParts:
     """`Messages` with its real neighbours, on ports that take notes. Nothing is filed."""
 
@@ -220,7 +230,7 @@ class MessageParts:
             self.sequencer.subject_names,
             self.hours,
             self.ports,
-            Timeouts(now_ms),
+            Timeouts(Stopwatch(now_ms)),
         )
         self.ids = IdCodec(0, SECRET)
         hasher = KeyHasher(SECRET)

@@ -6,7 +6,7 @@ import pytest
 
 from delayserver.decisions.delayed_produce import Level, Produces
 from delayserver.timers.timeouts import Timeouts
-from tests.unit.fakes import START_MS, MessageParts, message
+from tests.unit.fakes import START_MS, MessageParts, Stopwatch, message
 
 LATER_MS = START_MS + 10_000_000
 Answers = list[tuple[Level, Exception | None]]
@@ -15,9 +15,14 @@ Answers = list[tuple[Level, Exception | None]]
 class Parts(MessageParts):
     def __init__(self) -> None:
         super().__init__()
-        self.timeouts = Timeouts(START_MS)
+        self.stopwatch = Stopwatch()
+        self.timeouts = Timeouts(self.stopwatch)
         self.produces = Produces(self.groups, self.timeouts)
         self.answers: Answers = []
+
+    def pass_until(self, passed_ms: int) -> None:
+        self.stopwatch.shows_ms = passed_ms
+        self.timeouts.advance()
 
     def wait(self, level: Level, timeout_ms: int = 100) -> None:
         seq = self.publish(message(LATER_MS))[-1]
@@ -56,10 +61,10 @@ def test_when_its_time_is_up_it_says_how_far_it_came() -> None:
     parts = Parts()
     parts.wait(Level.DURABLE, 50)
     parts.wait(Level.FILED, 100)
-    parts.timeouts.advance(START_MS + 50)
+    parts.pass_until(50)
     parts.commit()
     parts.produces.on_level_moved(Level.DURABLE)
-    parts.timeouts.advance(START_MS + 100)
+    parts.pass_until(100)
     assert parts.answers == [(Level.ACCEPTED, None), (Level.DURABLE, None)]
 
 

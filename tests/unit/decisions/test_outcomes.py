@@ -27,6 +27,7 @@ from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import (
     START_MS,
     MessageParts,
+    Stopwatch,
     deliveries,
     delivery,
     message,
@@ -109,7 +110,8 @@ class Parts(MessageParts):
     def __init__(self, receiver: Subscription = WEBHOOK) -> None:
         super().__init__(receiver)
         self.given_up: list[str] = []
-        self.timeouts = Timeouts(START_MS)
+        self.stopwatch = Stopwatch()
+        self.timeouts = Timeouts(self.stopwatch)
         self.subscribing = Subscribing(self.registry, self.sequencer, self.groups, self.dispatcher)
         self.outcomes = Outcomes(
             self.registry,
@@ -128,6 +130,11 @@ class Parts(MessageParts):
         self.commit()
         due = self.wheel.advance(START_MS, loaded_until_ms=START_MS + HOUR_MS, rows_max=9)
         self.dispatcher.fire(due, START_MS)
+
+    def wait(self, passed_ms: int) -> None:
+        """Until the stopwatch shows `passed_ms`, whatever the clock does."""
+        self.stopwatch.shows_ms = passed_ms
+        self.timeouts.advance()
 
     def sent(self, attempt: int = 1) -> DueDelivery:
         return delivery(self.seq, attempt=attempt)
@@ -170,12 +177,11 @@ def test_a_failure_that_could_not_be_recorded_is_recorded_a_second_later(attempt
     parts.fail()
     assert parts.sequencer.changes(parts.seq) == {}
     assert parts.dispatcher.in_flight_count() == 1
-    at_ms = START_MS + RETRY_COMMIT_MS
-    assert parts.outcomes.next_ms() == at_ms
-    parts.outcomes.settle_stalled(at_ms - 1)
+    # However far the clock is set back meanwhile.
+    parts.dispatcher.now_ms = START_MS - HOUR_MS
+    parts.wait(RETRY_COMMIT_MS - 1)
     assert parts.kinds() == []
-    parts.outcomes.settle_stalled(at_ms)
-    assert parts.outcomes.next_ms() is None
+    parts.wait(RETRY_COMMIT_MS)
     parts.commit()
     assert parts.state() == (ChangeState.RETRYING, ChangeState.DEAD)[attempt - 1]
     assert parts.dispatcher.in_flight_count() == 0
@@ -213,11 +219,16 @@ def test_a_dead_letter_that_was_discarded_is_gone() -> None:
 def test_a_receiver_that_is_gone_pauses_its_subscription_unless_that_is_not_written() -> None:
     parts = Parts()
     queue = parts.dispatcher.queue(WEBHOOK)
+    [handout] = parts.ports.handouts
+    parts.dispatcher.on_read(handout, deliveries(parts.sent()), START_MS)
     parts.answered(410)
     assert queue.subscription.paused and queue.count == 1
     parts.fail()
     assert not queue.subscription.paused
-    parts.dispatcher.pump(queue, START_MS)
+    # Nothing else may happen to this subscription for a long time.
+    assert len(parts.ports.handouts) == 1
+    parts.wait(RETRY_COMMIT_MS)
+    assert len(parts.ports.handouts) == 2
     parts.answered(410)
     parts.commit()
     [known] = parts.registry
@@ -247,8 +258,8 @@ def test_a_consumer_that_gives_back_waits_or_gets_it_again_and_the_last_attempt_
     assert parts.dispatcher.queue(receiver).count == 1
     assert parts.outcomes.nack([lease()], 50, START_MS) == []
     assert parts.kinds() == [RecordKind.RETRY]
-    parts.timeouts.advance(START_MS)
-    assert parts.outcomes.extend([lease(attempt=2)], 10, START_MS) == []
-    parts.timeouts.advance(START_MS + 10)
+    parts.wait(0)
+    assert parts.outcomes.extend([lease(attempt=2)], 10) == []
+    parts.wait(10)
     assert parts.kinds() == [RecordKind.RETRY, RecordKind.DEAD]
     assert parts.outcomes.dead_by_subject == {1: 1}

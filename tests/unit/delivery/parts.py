@@ -20,6 +20,7 @@ from tests.unit.fakes import (
     HOUR,
     START_MS,
     NotingPorts,
+    Stopwatch,
     deliveries,
     delivery,
     seqs,
@@ -36,7 +37,8 @@ class Parts:
         self.ports = NotingPorts()
         self.hours = Hours(live_through_hour=HOUR)
         self.registry = Registry(subscriptions)
-        self.timeouts = Timeouts(NOW_MS)
+        self.stopwatch = Stopwatch()
+        self.timeouts = Timeouts(self.stopwatch)
         self.changes: dict[int, Change] = {}
         """Of every message."""
         self.ahead: list[ScheduleEntry] = []
@@ -59,6 +61,11 @@ class Parts:
         self.hours.add(HOUR, len(rows))
         batch = FiredRows(HOUR, wheel_rows(HOUR, *rows, route=route))
         self.dispatcher.fire([batch], NOW_MS)
+
+    def wait(self, passed_ms: int) -> None:
+        """Until the stopwatch shows `passed_ms`; nobody looks at the clock."""
+        self.stopwatch.shows_ms = passed_ms
+        self.timeouts.advance()
 
     def pull(
         self, subscription: Subscription, count: int, wait_ms: int = 1000, least: int = 1

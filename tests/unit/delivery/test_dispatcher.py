@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from delayserver.records.horizon import Mark
 from delayserver.records.message import ScheduleEntry
 from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, FiredRows
-from storage.rows import Outcome
+from storage.rows import HOUR_MS, Outcome
 from tests.unit.delivery.parts import NOW_MS, Parts, webhook
 from tests.unit.fakes import (
     HOUR,
@@ -184,11 +186,11 @@ def test_a_consumer_is_answered_with_nothing_when_its_wait_is_over() -> None:
     parts = Parts(one)
     parts.pull(one, 10, wait_ms=100)
     parts.pull(one, 10, wait_ms=50)
-    parts.timeouts.advance(NOW_MS + 49)
+    parts.wait(49)
     assert parts.answers == []
-    parts.timeouts.advance(NOW_MS + 50)
+    parts.wait(50)
     assert parts.answers == [[]]
-    parts.timeouts.advance(NOW_MS + 100)
+    parts.wait(100)
     assert parts.answers == [[], []]
     parts.fire((5, START_MS))
     assert parts.handouts() == []
@@ -221,7 +223,7 @@ def test_when_its_wait_is_over_a_consumer_gets_what_there_is() -> None:
     parts = Parts(one)
     parts.pull(one, 10, wait_ms=50, least=3)
     parts.fire((5, START_MS))
-    parts.timeouts.advance(NOW_MS + 50)
+    parts.wait(50)
     assert parts.handouts() == [[5]]
     assert parts.answers == []  # they are being read
 
@@ -258,7 +260,7 @@ def test_while_a_subscription_is_paused_consumers_wait_and_then_get_nothing() ->
     parts.fire((5, START_MS))
     parts.pull(one, 1, wait_ms=50)
     parts.pull(one, 1)
-    parts.timeouts.advance(NOW_MS + 50)
+    parts.wait(50)
     assert parts.answers == [[]]
     parts.change(subscription())
     assert parts.handouts() == [[5]]
@@ -540,7 +542,9 @@ def test_what_a_consumer_does_not_pull_in_time_is_given_up() -> None:
     parts = Parts(pull)
     parts.fire((1, START_MS))
     assert parts.ports.handouts == []
-    assert parts.dispatcher.wake(NOW_MS) == START_MS + 2_001
+    # Its age is that by the clock, also if the clock is set.
+    assert parts.dispatcher.wake(NOW_MS) == START_MS + 2_001 - NOW_MS
+    assert parts.dispatcher.wake(NOW_MS - 500) == START_MS + 2_001 - NOW_MS + 500
     parts.dispatcher.wake(START_MS + 2_001)
     parts.read()
     assert len(parts.ports.dropped) == 1
@@ -555,9 +559,40 @@ def test_the_engine_is_told_when_rows_may_leave_earlier_than_it_knows() -> None:
     parts.dispatcher.settle_delivered(first, NOW_MS)
     parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
     assert parts.ports.ticks == 1
-    next_ms = parts.dispatcher.wake(NOW_MS)
-    assert next_ms is not None
-    assert NOW_MS + 100 <= next_ms <= NOW_MS + 101
+    wait_ms = parts.dispatcher.wake(NOW_MS)
+    assert wait_ms is not None
+    assert 100 <= wait_ms <= 101
     assert parts.ports.handouts == []
-    parts.dispatcher.wake(next_ms)
+    parts.wait(wait_ms)
+    parts.dispatcher.wake(NOW_MS)
     assert len(parts.ports.handouts) == 1
+
+
+@pytest.mark.parametrize("set_by_ms", [-HOUR_MS, HOUR_MS])
+@pytest.mark.parametrize(
+    ("limits", "rows", "wait_ms"),
+    [
+        ({"rate_per_s": 10.0, "rate_burst": 1}, 2, 101),
+        ({"batch_max": 5, "linger_ms": 1_200}, 1, 200),
+        ({"spread_ms": 500}, 2, 250),
+    ],
+)
+def test_rows_leave_when_their_time_has_passed_though_the_clock_was_set(
+    limits: dict[str, Any], rows: int, wait_ms: int, set_by_ms: int
+) -> None:
+    hook = webhook(**limits, created_ms=NOW_MS)
+    parts = Parts(hook)
+    parts.fire(*((seq, START_MS) for seq in range(1, rows + 1)))
+    for handout in parts.ports.handouts:
+        assert handout.count == rows - 1
+        for one in parts.read():
+            parts.dispatcher.settle_delivered(one, NOW_MS)
+    now_ms = NOW_MS + set_by_ms
+    left_ms = parts.dispatcher.wake(now_ms)
+    assert left_ms is not None and left_ms <= wait_ms
+    parts.wait(wait_ms - 2)
+    parts.dispatcher.wake(now_ms)
+    assert parts.ports.handouts == []
+    parts.wait(wait_ms)
+    parts.dispatcher.wake(now_ms)
+    assert parts.handouts() == [[rows]]

@@ -1,66 +1,69 @@
-"""Timeouts: lengths of time, whatever somebody does to the clock."""
+"""Timeouts: lengths of time, on the stopwatch."""
 
 from __future__ import annotations
 
+import pytest
+
 from delayserver.timers.timeouts import Timeouts
+from tests.unit.fakes import Stopwatch
 
 START_MS = 1_000_000
 
 
-def started() -> tuple[Timeouts, list[str]]:
-    return Timeouts(START_MS), []
+class Parts:
+    def __init__(self) -> None:
+        self.stopwatch = Stopwatch(START_MS)
+        self.timeouts = Timeouts(self.stopwatch)
+        self.fired: list[str] = []
+
+    def add(self, delay_ms: int) -> None:
+        self.timeouts.add(lambda: self.fired.append("a"), delay_ms)
+
+    def advance(self, passed_ms: int) -> int:
+        """So long after the start; returns how many expired."""
+        self.stopwatch.shows_ms = START_MS + passed_ms
+        return self.timeouts.advance()
 
 
-def test_a_timeout_counts_from_the_present_not_from_the_last_advance() -> None:
-    timeouts, fired = started()
-    timeouts.note_time(START_MS + 400)
-    timeouts.add(lambda: fired.append("a"), 100)
-    assert timeouts.next_ms() is not None
-    assert timeouts.advance(START_MS + 499) == 0
-    assert timeouts.advance(START_MS + 500) == 1
-    assert fired == ["a"]
-    assert timeouts.next_ms() is None
+@pytest.fixture
+def parts() -> Parts:
+    return Parts()
 
 
-def test_looking_lets_nothing_expire() -> None:
-    timeouts, fired = started()
-    timeouts.add(lambda: fired.append("a"), 100)
-    assert timeouts.note_time(START_MS + 5000) == START_MS + 5000
-    assert fired == [] and timeouts.size() == 1
-    timeouts.advance(START_MS + 5000)
-    assert fired == ["a"]
+def test_a_timeout_counts_from_the_present_not_from_the_last_advance(parts: Parts) -> None:
+    parts.stopwatch.shows_ms += 400
+    parts.add(100)
+    next_ms = parts.timeouts.next_ms()
+    assert next_ms is not None and next_ms <= START_MS + 500
+    assert parts.advance(499) == 0
+    assert parts.advance(500) == 1
+    assert parts.fired == ["a"]
+    assert parts.timeouts.next_ms() is None
 
 
-def test_a_clock_that_is_set_ahead_ends_nothing_early() -> None:
-    timeouts, fired = started()
-    timeouts.add(lambda: fired.append("a"), 100)
-    timeouts.shift(3_600_000)
-    assert timeouts.advance(START_MS + 3_600_000 + 99) == 0
-    assert timeouts.next_ms() == START_MS + 3_600_000 + 100
-    assert timeouts.advance(START_MS + 3_600_000 + 100) == 1
+def test_nothing_expires_before_somebody_looks(parts: Parts) -> None:
+    parts.add(100)
+    parts.stopwatch.shows_ms += 5000
+    assert parts.fired == [] and parts.timeouts.size() == 1
+    parts.add(0)
+    assert parts.fired == []
+    assert parts.advance(5000) == 2
 
 
-def test_a_clock_that_is_set_back_ends_nothing_late() -> None:
-    timeouts, fired = started()
-    timeouts.add(lambda: fired.append("a"), 100)
-    timeouts.shift(-3_600_000)
-    assert timeouts.advance(START_MS - 3_600_000 + 99) == 0
-    assert timeouts.advance(START_MS - 3_600_000 + 100) == 1
+@pytest.mark.parametrize("at_ms", [0, 20, 50])
+def test_what_is_over_when_it_is_added_expires_in_the_next_advance(
+    parts: Parts, at_ms: int
+) -> None:
+    assert parts.advance(20) == 0
+    parts.stopwatch.shows_ms += 30
+    parts.timeouts.add_at(lambda: parts.fired.append("a"), START_MS + at_ms)
+    assert parts.fired == []
+    assert parts.advance(50) == 1
 
 
-def test_a_step_back_that_nobody_noticed_stops_the_clock_until_it_is_made_up_for() -> None:
-    timeouts, fired = started()
-    timeouts.note_time(START_MS + 50)
-    timeouts.note_time(START_MS + 10)
-    timeouts.add(lambda: fired.append("a"), 100)
-    assert timeouts.advance(START_MS + 149) == 0
-    assert timeouts.advance(START_MS + 150) == 1
-
-
-def test_what_is_cancelled_never_runs() -> None:
-    timeouts, fired = started()
-    handle = timeouts.add(lambda: fired.append("a"), 100)
-    assert timeouts.cancel(handle) and not timeouts.cancel(handle)
-    assert timeouts.size() == 0
-    timeouts.advance(START_MS + 1000)
-    assert fired == []
+def test_what_is_cancelled_never_runs(parts: Parts) -> None:
+    handle = parts.timeouts.add(lambda: parts.fired.append("a"), 100)
+    assert parts.timeouts.cancel(handle) and not parts.timeouts.cancel(handle)
+    assert parts.timeouts.size() == 0
+    assert parts.advance(1000) == 0
+    assert parts.fired == []
