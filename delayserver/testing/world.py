@@ -46,6 +46,7 @@ class World:
         self.rng = rng = random.Random(seed)
         # Of its own, since it is asked now and then without anything coming of it.
         self._disk_luck = random.Random(seed + 1)
+        self._descriptor_luck = random.Random(f"descriptors {seed}")
         self.seed = seed
         self.clock = SimulatedClock()
         self.ledger = Ledger()
@@ -135,8 +136,8 @@ class World:
             return Faults(fault, only=only)  # type: ignore[arg-type]
         if dice < 0.75:
             return Faults(Fault(at, FaultKind.NO_SPACE, rng.choice(tuple(Moment)), for_good=True))
-        if self._disk_luck.random() < 0.5:
-            moment = self._disk_luck.choice(tuple(Moment))
+        if self._descriptor_luck.random() < 0.3:
+            moment = self._descriptor_luck.choice(tuple(Moment))
             return Faults(Fault(at, FaultKind.NO_DESCRIPTOR, moment, for_good=True))
         return Faults()
 
