@@ -53,6 +53,7 @@ class World:
         self._bad_hour: int | None = None
         """The hour whose file cannot be read to its end."""
         self._clock_luck = random.Random(f"clock {seed}")
+        self._descriptor_luck = random.Random(f"descriptors {seed}")
         self.seed = seed
         self.clock = SimulatedClock()
         self.ledger = Ledger()
@@ -191,8 +192,8 @@ class World:
             return Faults(fault, only=only)  # type: ignore[arg-type]
         if dice < 0.75:
             return Faults(Fault(at, FaultKind.NO_SPACE, rng.choice(tuple(Moment)), for_good=True))
-        if self._disk_luck.random() < 0.5:
-            moment = self._disk_luck.choice(tuple(Moment))
+        if self._descriptor_luck.random() < 0.3:
+            moment = self._descriptor_luck.choice(tuple(Moment))
             return Faults(Fault(at, FaultKind.NO_DESCRIPTOR, moment, for_good=True))
         return Faults()
 
