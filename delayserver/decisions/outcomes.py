@@ -221,7 +221,7 @@ class Outcomes:
         for delivery in reversed(gone):
             self._dispatcher.return_delivery(delivery, delivery.attempt)
         if subscription is not None and gone:
-            self._pause(subscription)
+            self._pause(subscription.id, now_ms)
         return subscription
 
     def on_outdated(self, delivery: DueDelivery, reason: str, now_ms: int) -> None:
@@ -238,25 +238,24 @@ class Outcomes:
 
     # ── records ────────────────────────────────────────────────────────────────────────────────
 
-    def _pause(self, subscription: Subscription) -> None:
-        """The receiver is gone: send it nothing more, at once, and record it."""
-        queue = self._dispatcher.queue(subscription)
-        if queue.subscription.paused:
-            return
-        paused = msgspec.structs.replace(subscription, paused=True)
-        try:
-            group = self._subscribing.put_subscription(paused)
-        except (OverloadedError, StoppingError):
-            return  # The next delivery will be answered 410 as well.
-        # At once, and not when it is durable: a receiver that is gone gets nothing in between.
-        queue.subscription = paused
+    def _pause(self, subscription_id: int, now_ms: int) -> None:
+        """The receiver is gone: send it nothing more, and record it; later if that is refused."""
 
         def unless_written(error: Exception | None) -> None:
-            # Rolled back: the registry never heard of the pause, so the queue must not either.
-            if error is not None and queue.subscription is paused:
-                queue.subscription = subscription
+            if error is not None:
+                self._stalled.append(
+                    (now_ms + RETRY_COMMIT_MS, partial(self._pause, subscription_id))
+                )
 
-        group.when_durable(unless_written)
+        try:
+            group = self._subscribing.pause(subscription_id)
+        except StoppingError:
+            return  # The next process hears of it when it sends.
+        except OverloadedError as error:
+            unless_written(error)
+            return
+        if group is not None:
+            group.when_durable(unless_written)
 
     def _retry(self, delivery: DueDelivery, delay_ms: int, now_ms: int) -> None:
         """Schedule the next attempt. The record keeps it: memory alone would lose it in a crash,

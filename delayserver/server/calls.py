@@ -66,7 +66,7 @@ class Calls:
         self.catalog = shard.catalog
         """What it holds is as old as the last checkpoint; `checkpoint` makes one."""
         self.subscription_lock = asyncio.Lock()
-        """Held by whoever changes a subscription by what it was."""
+        """Held by whoever changes a subscription: so nobody is told what is not durable yet."""
 
         # What is known, and the group that whoever answers has to wait for.
         sequencer, groups, ids = engine.sequencer, engine.groups, engine.ids
@@ -96,6 +96,7 @@ class Calls:
 
         # Subscriptions, dead letters, heartbeats, imports: decided at once, too.
         self.registry = engine.registry
+        self.decided = engine.subscribing.decided
         self.subscription = engine.subscribing.subscription
         self.redrive = engine.outcomes.redrive
         self.discard = engine.outcomes.discard
@@ -283,6 +284,15 @@ class Calls:
     async def put_subscription(self, subscription: Subscription) -> None:
         """Add, change or remove a subscription; durable and in force on return."""
         await self.durable(self._engine.subscribing.put_subscription(subscription))
+
+    async def change_subscription(self, name: str, **changes: bool) -> Subscription:
+        """Change a part of a subscription; durable and in force on return.
+
+        Raises NotFoundError, OverloadedError, StoppingError."""
+        async with self.subscription_lock:
+            changed, group = self._engine.subscribing.change(name, **changes)
+            await self.durable(group)
+        return changed
 
     async def settled(self) -> None:
         """Done when every delivery that ended so far is recorded."""

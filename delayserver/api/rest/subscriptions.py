@@ -9,7 +9,6 @@ Threads: belongs to the event loop.
 
 from typing import Annotated
 
-import msgspec
 from fastapi import APIRouter, Body, Query, Request, Response
 
 from delayserver.api.documents import (
@@ -70,7 +69,7 @@ async def put_subscription(
 ) -> models.SubscriptionViewModel:
     """Create or change a subscription."""
     async with parts.calls.subscription_lock:
-        existing = parts.calls.registry.by_name(name)
+        existing = parts.calls.decided.by_name(name)
         for subject in {wanted.subject, existing.subject if existing else wanted.subject}:
             require(caller, Action.CONSUME, subject)
         subscription = _subscription(parts.calls, parts.targets, name, wanted, existing)
@@ -105,19 +104,19 @@ async def get_subscription(name: NamePath, parts: PartsOf) -> models.Subscriptio
 )
 async def delete_subscription(name: NamePath, parts: PartsOf) -> None:
     """Delete a subscription. What only it was to get waits for the next one that matches."""
-    await _change(parts.calls, name, deleted=True)
+    await parts.calls.change_subscription(name, deleted=True)
 
 
 @router.post("/v1/subscriptions/{name}/pause", tags=["subscriptions"], responses=MISSING | LOGGED)
 async def pause(name: NamePath, parts: PartsOf) -> models.SubscriptionViewModel:
     """Deliver nothing until it is resumed; what falls due waits."""
-    return _view(parts.calls, await _change(parts.calls, name, paused=True))
+    return _view(parts.calls, await parts.calls.change_subscription(name, paused=True))
 
 
 @router.post("/v1/subscriptions/{name}/resume", tags=["subscriptions"], responses=MISSING | LOGGED)
 async def resume(name: NamePath, parts: PartsOf) -> models.SubscriptionViewModel:
     """Deliver again."""
-    return _view(parts.calls, await _change(parts.calls, name, paused=False))
+    return _view(parts.calls, await parts.calls.change_subscription(name, paused=False))
 
 
 # ── pull ──────────────────────────────────────────────────────────────────────────────────────────
@@ -227,7 +226,7 @@ def _subscription(
     wanted: models.SubscriptionModel,
     existing: Subscription | None,
 ) -> Subscription:
-    settings, registry = calls.settings, calls.registry
+    settings, registry = calls.settings, calls.decided
     if existing is None and len(registry) >= settings.subscriptions_max:
         raise ConflictError(f"there are {len(registry)} subscriptions, the limit")
     if existing is not None and existing.type != wanted.type:
@@ -290,14 +289,6 @@ def _catch_up(subscription: Subscription) -> str | dict[str, str]:
     if subscription.drop_older_than_ms:
         return {"drop_older_than": format_duration(subscription.drop_older_than_ms)}
     return "all"
-
-
-async def _change(calls: Calls, name: str, **changes: bool) -> Subscription:
-    async with calls.subscription_lock:
-        existing = calls.subscription(name)
-        changed = msgspec.structs.replace(existing, **changes)
-        await calls.put_subscription(changed)
-        return changed
 
 
 def _view(calls: Calls, subscription: Subscription) -> models.SubscriptionViewModel:

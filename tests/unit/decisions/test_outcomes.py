@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -210,18 +211,41 @@ def test_a_dead_letter_that_was_discarded_is_gone() -> None:
         parts.outcomes.discard(1, parts.seq, parts.seq)
 
 
-def test_a_receiver_that_is_gone_pauses_its_subscription_unless_that_is_not_written() -> None:
+def test_a_receiver_that_is_gone_pauses_its_subscription_at_once_and_until_that_is_written() -> (
+    None
+):
     parts = Parts()
     queue = parts.dispatcher.queue(WEBHOOK)
     parts.answered(410)
-    assert queue.subscription.paused and queue.count == 1
-    parts.fail()
-    assert not queue.subscription.paused
-    parts.dispatcher.pump(queue, START_MS)
-    parts.answered(410)
+    for tried_at_ms in (START_MS, START_MS + RETRY_COMMIT_MS):
+        parts.outcomes.settle_stalled(tried_at_ms)
+        assert queue.subscription.paused and queue.count == 1
+        assert parts.outcomes.next_ms() is None
+        parts.fail()
+        assert parts.outcomes.next_ms() == tried_at_ms + RETRY_COMMIT_MS
+    parts.outcomes.settle_stalled(START_MS + 2 * RETRY_COMMIT_MS)
     parts.commit()
     [known] = parts.registry
     assert known.paused and parts.dispatcher.queue(known).subscription.paused
+
+
+def test_a_receiver_that_is_gone_does_not_undo_a_change_that_is_being_synced() -> None:
+    parts = Parts()
+    changed = msgspec.structs.replace(WEBHOOK, url="http://elsewhere")
+    parts.subscribing.put_subscription(changed)
+    parts.answered(410)
+    parts.commit()
+    [known] = parts.registry
+    assert (known.url, known.paused) == ("http://elsewhere", True)
+
+
+def test_a_receiver_that_is_gone_does_not_bring_back_what_is_being_deleted() -> None:
+    parts = Parts()
+    parts.subscribing.change(WEBHOOK.name, deleted=True)
+    parts.answered(410)
+    assert parts.kinds() == [RecordKind.SUBSCRIPTION]
+    parts.commit()
+    assert not len(parts.registry)
 
 
 def test_what_a_deleted_subscription_left_gets_a_record_of_its_own() -> None:
