@@ -18,10 +18,11 @@ for a retry. Threads: belongs to the event loop.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
+import numpy as np
 
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
@@ -104,9 +105,14 @@ class Outcomes:
         return self._dispatcher.request(self._dispatcher.queue(subscription), request)
 
     def hand_out(self, handout: Handout, deliveries: Deliveries, now_ms: int) -> None:
-        """Lease deliveries to the consumer that asked for them."""
+        """Lease deliveries to the consumer that asked for them, unless it is gone."""
         request = handout.request
         assert request is not None
+        if request.is_gone:
+            # It went while bodies were read: nobody was sent them, so it was no attempt.
+            self._dispatcher.return_leased(deliveries, np.arange(len(deliveries)), 0)
+            self._dispatcher.pump(self._dispatcher.queue(handout.subscription), now_ms)
+            return
         self._timeouts.note_time(now_ms)
         request.answer(Pulled(deliveries, self.leases.grant(deliveries, request.lease_ms)))
 
@@ -373,17 +379,22 @@ class Outcomes:
 
     # ── dead letters ───────────────────────────────────────────────────────────────────────────
 
-    def redrive(self, subscription_id: int, entry_seq: int, payload: Payload, now_ms: int) -> Group:
-        """Deliver a dead letter again, counting its attempts from 1 again."""
+    def redrive(
+        self, owner_id: int, entry_seq: int, payload: Payload, heir_id: int, now_ms: int
+    ) -> Group:
+        """Deliver a dead letter again, counting its attempts from 1 again: to the subscription that
+        gave it up, or, if that was deleted, to its heir. Raises NotFoundError."""
         origin = payload.origin
         assert origin is not None
-        change = self._sequencer.changes(origin.message_seq).get(subscription_id)
-        # Without a change its hour was deleted long ago.
-        if change is not None and (change.state, change.entry_seq) != (ChangeState.DEAD, entry_seq):
-            raise NotFoundError("the dead letter was redriven or discarded already")
+        changes = self._letter_changes(owner_id, entry_seq, origin.message_seq)
+        if heir_id != owner_id and heir_id in changes:
+            raise NotFoundError("the heir had the message in another way, or was just given it")
         origin = msgspec.structs.replace(origin, attempt=1)
         sealed = encode_payload(msgspec.structs.replace(payload, origin=origin))
         self._groups.admit(len(sealed))
+        if heir_id != owner_id:
+            # Both records are in one group: no crash leaves one without the other.
+            self.discard(owner_id, entry_seq, origin.message_seq)
         seq = self._sequencer.append(
             RecordKind.REDRIVE,
             due_ms=now_ms,
@@ -391,30 +402,39 @@ class Outcomes:
             target_seq=entry_seq,
             key_hash=self._messages.key_hash(origin.subject_id, payload.key),
             subject_id=origin.subject_id,
-            subscription_id=subscription_id,
+            subscription_id=heir_id,
             payload=sealed,
             attempt=1,
             flags=row_flags(payload),
         )
         change = Change(ChangeState.RETRYING, seq, now_ms, 1, origin.subject_id)
-        self._sequencer.put_change(seq, origin.message_seq, subscription_id, change)
-        self._messages.schedule(seq, now_ms, subscription_id | ROUTE_SUBSCRIPTION)
+        self._sequencer.put_change(seq, origin.message_seq, heir_id, change)
+        self._messages.schedule(seq, now_ms, heir_id | ROUTE_SUBSCRIPTION)
         return self._sequencer.group
 
-    def discard(self, subscription_id: int, entry_seq: int, message_seq: int) -> Group:
+    def discard(self, owner_id: int, entry_seq: int, message_seq: int) -> Group:
         """Delete a dead letter. Raises NotFoundError."""
-        change = self._sequencer.changes(message_seq).get(subscription_id)
-        if change is not None and (change.state, change.entry_seq) != (ChangeState.DEAD, entry_seq):
-            raise NotFoundError("the dead letter was redriven or discarded already")
+        change = self._letter_changes(owner_id, entry_seq, message_seq).get(owner_id)
         self._groups.admit(0)
         seq = self._sequencer.append(
             RecordKind.DISCARD,
             message_seq=message_seq,
             target_seq=entry_seq,
-            subscription_id=subscription_id,
+            subscription_id=owner_id,
         )
         if change is not None:
             change = msgspec.structs.replace(change, state=ChangeState.DISCARDED)
-            self._sequencer.put_change(seq, message_seq, subscription_id, change)
+            self._sequencer.put_change(seq, message_seq, owner_id, change)
         self._groups.wake()
         return self._sequencer.group
+
+    def _letter_changes(
+        self, owner_id: int, entry_seq: int, message_seq: int
+    ) -> Mapping[int, Change]:
+        """What changed for the message of a dead letter, by subscription: nothing for the owner if
+        its hour was deleted long ago. Raises NotFoundError."""
+        changes = self._sequencer.changes(message_seq)
+        change = changes.get(owner_id)
+        if change is not None and (change.state, change.entry_seq) != (ChangeState.DEAD, entry_seq):
+            raise NotFoundError("the dead letter was redriven or discarded already")
+        return changes

@@ -152,7 +152,9 @@ class Operators(Actor):
         engine = server.engine
         try:
             if self._rng.random() < 0.7:
-                engine.outcomes.redrive(subscription_id, entry_seq, payload, self._clock.now_ms)
+                engine.outcomes.redrive(
+                    subscription_id, entry_seq, payload, subscription_id, self._clock.now_ms
+                )
             else:
                 engine.outcomes.discard(subscription_id, entry_seq, payload.origin.message_seq)
         except DelayServerError:

@@ -355,7 +355,7 @@ def an_old_file_is_never_deleted(patch: Patch) -> None:
 def a_failed_delivery_is_forgotten(patch: Patch) -> None:
     """I3"""
     patch.setattr(Dispatcher, "return_delivery", lambda self, delivery, next_attempt: None)
-    patch.setattr(Dispatcher, "return_leased", lambda self, deliveries, which: None)
+    patch.setattr(Dispatcher, "return_leased", lambda self, *rest: None)
 
 
 @canary(Violation)

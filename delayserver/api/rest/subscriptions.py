@@ -33,6 +33,7 @@ from delayserver.api.rest.common import (
     STORED,
     Forward,
     NamePath,
+    Parts,
     PartsOf,
     json_answer,
 )
@@ -41,7 +42,7 @@ from delayserver.errors import ConflictError, InputError
 from delayserver.records.subscriptions import RetrySchedule, Subscription
 from delayserver.security.signing import WebhookSecret
 from delayserver.security.targets import TargetPolicy
-from delayserver.security.tokens import Action
+from delayserver.security.tokens import Action, Caller
 from delayserver.server.calls import Calls
 from delayserver.times import format_duration, format_time
 
@@ -103,7 +104,8 @@ async def get_subscription(name: NamePath, parts: PartsOf) -> models.Subscriptio
     responses=MISSING | LOGGED,
 )
 async def delete_subscription(name: NamePath, parts: PartsOf) -> None:
-    """Delete a subscription. What only it was to get waits for the next one that matches."""
+    """Delete a subscription. What only it was to get waits for the next one that matches; its dead
+    letters stay listed under its name."""
     await parts.calls.change_subscription(name, deleted=True)
 
 
@@ -177,14 +179,16 @@ async def extend(name: NamePath, request: Request, parts: PartsOf) -> Response:
 )
 async def list_dead_letters(
     name: NamePath,
+    caller: CallerOf,
     parts: PartsOf,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
     cursor: Annotated[str | None, Query(pattern="^[0-9]{1,20}$")] = None,
 ) -> Response:
-    """Messages that were given up, in the order of their last attempts."""
-    subscription = parts.calls.subscription(name)
+    """Messages that were given up, in the order of their last attempts; also those of
+    subscriptions of that name that were deleted."""
+    owners = await _owners(name, caller, parts)
     from_seq = min(int(cursor or 0), SEQ_MAX)
-    letters = await parts.dead_letters.page(subscription, from_seq, limit + 1)
+    letters = await parts.dead_letters.page(owners, from_seq, limit + 1)
     return json_answer(
         DeadLettersDocument(
             [dead_letter_document(letter) for letter in letters[:limit]],
@@ -196,16 +200,23 @@ async def list_dead_letters(
 @router.post(
     "/v1/subscriptions/{name}/dead-letters/redrive",
     tags=["dead letters"],
-    responses=MISSING | STORED | LOGGED,
+    responses=CONFLICT | STORED | LOGGED,
 )
 async def redrive(
-    name: NamePath, parts: PartsOf, which: Annotated[models.RedriveModel, Body()] = _REDRIVE_ALL
+    name: NamePath,
+    caller: CallerOf,
+    parts: PartsOf,
+    which: Annotated[models.RedriveModel, Body()] = _REDRIVE_ALL,
 ) -> models.RedrivenModel:
-    """Deliver dead letters again, all or those named by message id."""
+    """Deliver dead letters again, all or those named by message id; also those of subscriptions
+    of that name that were deleted."""
+    owners = await _owners(name, caller, parts)
+    heir = parts.calls.registry.by_name(name)
+    if heir is None:
+        raise ConflictError(f"the subscription {name!r} was deleted; make it again, and redrive")
+    require(caller, Action.CONSUME, heir.subject)
     ids = None if which.ids is None else set(which.ids)
-    return models.RedrivenModel(
-        redriven=await parts.dead_letters.redrive(parts.calls.subscription(name), ids)
-    )
+    return models.RedrivenModel(redriven=await parts.calls.redrive(owners, heir, ids))
 
 
 @router.delete(
@@ -214,9 +225,21 @@ async def redrive(
     status_code=204,
     responses=MISSING | LOGGED,
 )
-async def discard(name: NamePath, message_id: str, parts: PartsOf) -> None:
+async def discard(name: NamePath, message_id: str, caller: CallerOf, parts: PartsOf) -> None:
     """Delete a dead letter, by message id."""
-    await parts.dead_letters.discard(parts.calls.subscription(name), message_id)
+    await parts.calls.discard(await _owners(name, caller, parts), message_id)
+
+
+async def _owners(name: str, caller: Caller | None, parts: Parts) -> list[Subscription]:
+    """Whose dead letters the name stands for, as far as the token may consume them.
+
+    Who takes over the name of a deleted subscription does not get to read its messages by that.
+    Raises NotFoundError, AccessError."""
+    owners = await parts.calls.dead_letter_owners(name)
+    allowed = [one for one in owners if caller is None or caller.may(Action.CONSUME, one.subject)]
+    if not allowed:
+        require(caller, Action.CONSUME, owners[-1].subject)
+    return allowed
 
 
 def _subscription(

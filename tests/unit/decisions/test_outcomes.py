@@ -191,14 +191,38 @@ def test_after_its_last_attempt_a_message_is_dead_and_can_be_redriven_once() -> 
     assert parts.messages.locate(parts.seq, START_MS).state is State.DEAD
     dead = parts.sent()
     payload = Payload(b"{}", origin=dead.origin)
-    parts.outcomes.redrive(1, parts.seq, payload, START_MS)
+    parts.outcomes.redrive(1, parts.seq, payload, 1, START_MS)
     for again in (
-        lambda: parts.outcomes.redrive(1, parts.seq, payload, START_MS),
+        lambda: parts.outcomes.redrive(1, parts.seq, payload, 1, START_MS),
         lambda: parts.outcomes.discard(1, parts.seq, parts.seq),
     ):
         with pytest.raises(NotFoundError):
             again()
     assert parts.state() == ChangeState.RETRYING
+
+
+def test_a_dead_letter_of_a_deleted_subscription_is_redriven_to_its_heir_once() -> None:
+    parts = Parts()
+    parts.answered(500, attempt=2)
+    parts.commit()
+    payload = Payload(b"{}", origin=parts.sent().origin)
+    parts.outcomes.redrive(1, parts.seq, payload, 2, START_MS)
+    assert parts.kinds() == [RecordKind.DISCARD, RecordKind.REDRIVE]
+    changes = parts.sequencer.changes(parts.seq)
+    assert (changes[1].state, changes[2].state) == (ChangeState.DISCARDED, ChangeState.RETRYING)
+    for heir_id in (2, 3, 1):
+        with pytest.raises(NotFoundError):
+            parts.outcomes.redrive(1, parts.seq, payload, heir_id, START_MS)
+    parts.fail()
+    assert parts.state() == ChangeState.DEAD
+
+
+def test_a_dead_letter_whose_hour_is_gone_is_redriven_to_its_heir_once() -> None:
+    parts = Parts()
+    payload = Payload(b"{}", origin=parts.sent().origin)
+    parts.outcomes.redrive(7, parts.seq, payload, 8, START_MS)
+    with pytest.raises(NotFoundError):
+        parts.outcomes.redrive(7, parts.seq, payload, 8, START_MS)
 
 
 def test_a_dead_letter_that_was_discarded_is_gone() -> None:
