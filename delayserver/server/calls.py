@@ -30,7 +30,7 @@ from delayserver.delivery.queue import READ_ROWS_MAX
 from delayserver.delivery.reader import Found, Reader
 from delayserver.errors import ConflictError, NotFoundError, StoppingError
 from delayserver.records.message import Payload, ScheduleEntry, decode_payload
-from delayserver.records.subscriptions import Subscription
+from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import (
     Archived,
     ChangeState,
@@ -76,8 +76,9 @@ class Calls:
         self.telemetry = telemetry
         self.catalog = shard.catalog
         """What it holds is as old as the last checkpoint; `checkpoint` makes one."""
-        self.subscription_lock = asyncio.Lock()
+        self._subscription_lock = asyncio.Lock()
         """Held by whoever changes a subscription: so nobody is told what is not durable yet."""
+        self.redrive_max = REDRIVE_MAX
 
         # What is known, and the group that whoever answers has to wait for.
         sequencer, groups, ids = engine.sequencer, engine.groups, engine.ids
@@ -107,7 +108,6 @@ class Calls:
 
         # Subscriptions, dead letters, heartbeats, imports: decided at once, too.
         self.registry = engine.registry
-        self.decided = engine.subscribing.decided
         self.subscription = engine.subscribing.subscription
         self.put_heartbeat = engine.heartbeats.put
         self.heartbeat = engine.heartbeats.get
@@ -275,15 +275,24 @@ class Calls:
             await self.read(partial(read, on_disk[start : start + READ_ROWS_MAX]))
         return bodies
 
-    async def put_subscription(self, subscription: Subscription) -> None:
-        """Add, change or remove a subscription; durable and in force on return."""
-        await self.durable(self._engine.subscribing.put_subscription(subscription))
+    async def put_subscription(
+        self, name: str, define: Callable[[Subscription | None, Registry], Subscription]
+    ) -> Subscription:
+        """Add or change a subscription; durable and in force on return.
+
+        `define`: makes its definition of the one that has the name and of all that were decided.
+        Raises what it raises, OverloadedError, StoppingError."""
+        async with self._subscription_lock:
+            decided = self._engine.subscribing.decided
+            subscription = define(decided.by_name(name), decided)
+            await self.durable(self._engine.subscribing.put_subscription(subscription))
+        return subscription
 
     async def change_subscription(self, name: str, **changes: bool) -> Subscription:
         """Change a part of a subscription; durable and in force on return.
 
         Raises NotFoundError, OverloadedError, StoppingError."""
-        async with self.subscription_lock:
+        async with self._subscription_lock:
             changed, group = self._engine.subscribing.change(name, **changes)
             await self.durable(group)
         return changed
@@ -337,16 +346,16 @@ class Calls:
         letters: list[tuple[int, Payload]] = []
         total_bytes = 0
         for entry_seq, letter in read_dead_letters(self.catalog, owner.id, from_seq):
-            total_bytes += len(letter.payload)
-            if entry_seq >= end_seq or (letters and total_bytes > REDRIVE_BYTES_MAX):
+            if entry_seq >= end_seq or len(letters) == self.redrive_max:
                 break
             payload = decode_payload(letter.payload, "catalog", 0, entry_seq)
             origin = payload.origin
             assert origin is not None
             if ids is None or self.encode_id(origin.published_due_ms, origin.message_seq) in ids:
-                letters.append((entry_seq, payload))
-                if len(letters) == REDRIVE_MAX:
+                total_bytes += len(letter.payload)
+                if letters and total_bytes > REDRIVE_BYTES_MAX:
                     break
+                letters.append((entry_seq, payload))
         return letters
 
     async def discard(self, owners: Sequence[Subscription], message_id: str) -> None:

@@ -284,7 +284,7 @@ class Model(RuleBasedStateMachine):
         got: list[tuple[DueDelivery, str]] = []
         subscription = self.server.engine.subscribing.subscription("queue")
         request = PullRequest(2, 1_000_000_000, 0, got.extend)
-        self.server.pull(subscription, request)
+        self.server.calls.pull(subscription, request)
         self.server.rest()
         self.server.tick()
         for delivery, _ in got:

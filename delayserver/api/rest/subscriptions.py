@@ -39,7 +39,7 @@ from delayserver.api.rest.common import (
 )
 from delayserver.api.rest.openapi import answer, json_body
 from delayserver.errors import ConflictError, InputError
-from delayserver.records.subscriptions import RetrySchedule, Subscription
+from delayserver.records.subscriptions import Registry, RetrySchedule, Subscription
 from delayserver.security.signing import WebhookSecret
 from delayserver.security.targets import TargetPolicy
 from delayserver.security.tokens import Action, Caller
@@ -69,14 +69,14 @@ async def put_subscription(
     parts: PartsOf,
 ) -> models.SubscriptionViewModel:
     """Create or change a subscription."""
-    async with parts.calls.subscription_lock:
-        existing = parts.calls.decided.by_name(name)
+
+    def define(existing: Subscription | None, known: Registry) -> Subscription:
         for subject in {wanted.subject, existing.subject if existing else wanted.subject}:
             require(caller, Action.CONSUME, subject)
-        subscription = _subscription(parts.calls, parts.targets, name, wanted, existing)
-        await parts.calls.put_subscription(subscription)
-    response.status_code = 200 if existing else 201
-    return _view(parts.calls, subscription)
+        response.status_code = 200 if existing else 201
+        return _subscription(parts.calls, parts.targets, name, wanted, existing, known)
+
+    return _view(parts.calls, await parts.calls.put_subscription(name, define))
 
 
 @router.get("/v1/subscriptions", tags=["subscriptions"])
@@ -248,10 +248,11 @@ def _subscription(
     name: str,
     wanted: models.SubscriptionModel,
     existing: Subscription | None,
+    known: Registry,
 ) -> Subscription:
-    settings, registry = calls.settings, calls.decided
-    if existing is None and len(registry) >= settings.subscriptions_max:
-        raise ConflictError(f"there are {len(registry)} subscriptions, the limit")
+    settings = calls.settings
+    if existing is None and len(known) >= settings.subscriptions_max:
+        raise ConflictError(f"there are {len(known)} subscriptions, the limit")
     if existing is not None and existing.type != wanted.type:
         raise ConflictError(f"the subscription is of type {existing.type}; delete it first")
     webhook = wanted.type == "webhook"
@@ -270,7 +271,7 @@ def _subscription(
     except InputError as error:
         raise error.below("/retry") from error
     return Subscription(
-        id=existing.id if existing else registry.next_id(),
+        id=existing.id if existing else known.next_id(),
         name=name,
         subject=wanted.subject,
         type=wanted.type,

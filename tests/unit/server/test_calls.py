@@ -67,7 +67,7 @@ class Machine:
 
     def subscribe(self, number: int = 1, **more: Any) -> None:
         one = subscription(number, subject="*", created_ms=self.clock(), **more)
-        self.wait(lambda: self.calls.put_subscription(one))
+        self.wait(lambda: self.calls.put_subscription(one.name, lambda existing, known: one))
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def letters(machine: Machine, name: str = "s1") -> list[str]:
 def test_a_redrive_ends_though_what_it_redrives_dies_again(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayserver.server.calls.REDRIVE_MAX", 2)
+    machine.calls.redrive_max = 2
     machine.subscribe(type="webhook", max_attempts=1, url="http://127.0.0.1/")
     server = machine.server
 
@@ -246,7 +246,7 @@ def test_a_redrive_ends_though_what_it_redrives_dies_again(
 def test_a_redrive_takes_no_more_in_a_turn_than_it_may(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, count: int, total_bytes: int, turns: int
 ) -> None:
-    monkeypatch.setattr("delayserver.server.calls.REDRIVE_MAX", count)
+    machine.calls.redrive_max = count
     monkeypatch.setattr("delayserver.server.calls.REDRIVE_BYTES_MAX", total_bytes)
     machine.subscribe(max_attempts=1)
     ids = die(machine, 4)
