@@ -67,11 +67,9 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("POST", "/v1/subscriptions/{name}/ack"): Rule(_CONSUME, Of.SUBSCRIPTION),
     ("POST", "/v1/subscriptions/{name}/nack"): Rule(_CONSUME, Of.SUBSCRIPTION),
     ("POST", "/v1/subscriptions/{name}/extend"): Rule(_CONSUME, Of.SUBSCRIPTION),
-    ("GET", "/v1/subscriptions/{name}/dead-letters"): Rule(_CONSUME, Of.SUBSCRIPTION),
-    ("POST", "/v1/subscriptions/{name}/dead-letters/redrive"): Rule(_CONSUME, Of.SUBSCRIPTION),
-    ("DELETE", "/v1/subscriptions/{name}/dead-letters/{message_id}"): Rule(
-        _CONSUME, Of.SUBSCRIPTION
-    ),
+    ("GET", "/v1/subscriptions/{name}/dead-letters"): Rule(_CONSUME, Of.BODY),
+    ("POST", "/v1/subscriptions/{name}/dead-letters/redrive"): Rule(_CONSUME, Of.BODY),
+    ("DELETE", "/v1/subscriptions/{name}/dead-letters/{message_id}"): Rule(_CONSUME, Of.BODY),
     ("POST", "/v1/events/{key}"): Rule(_PUBLISH, Of.EVERYTHING),
     ("PUT", "/v1/heartbeats/{key}"): Rule(_PUBLISH, Of.BODY),
     ("GET", "/v1/heartbeats/{key}"): Rule(_EITHER, Of.BODY),

@@ -41,7 +41,7 @@ def list_letters(
 ) -> None:
     """List the dead letters of a subscription, in the order in which they were published.
 
-    With --json their bodies and headers too."""
+    Also of one that was deleted. With --json their bodies and headers too."""
     answer = session.pages(path("subscriptions", name, "dead-letters"), "dead_letters", limit)
     letters = answer["dead_letters"]
     session.show(answer, lambda: rows(letters, COLUMNS, empty=f"{name} has no dead letters."))

@@ -163,7 +163,7 @@ class Messages:
         several = len(changes.keys() - {0}) > 1
         delivering = self._dispatcher.holds(entry)
         retry: Located | None = None
-        dead = discarded = False
+        dead = discarded = ended = False
         for subscription_id, per_subscription in changes.items():
             if subscription_id == 0:
                 continue
@@ -178,13 +178,15 @@ class Messages:
                 )
             elif self._dispatcher.holds(again):
                 delivering = True
+            else:
+                ended = True
         if delivering or (retry is not None and several):
             return Located(State.DELIVERING, entry)
         if retry is not None:
             return retry
         if dead:
             return Located(State.DEAD, entry)
-        if discarded and not self._had_others(entry, changes):
+        if discarded and not ended and not self._had_others(entry, changes):
             return Located(State.CANCELLED, entry)
         return Located(State.DELIVERED, entry)
 

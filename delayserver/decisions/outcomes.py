@@ -18,10 +18,11 @@ for a retry. Threads: belongs to the event loop.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
+import numpy as np
 
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
@@ -103,9 +104,14 @@ class Outcomes:
         return self._dispatcher.request(self._dispatcher.queue(subscription), request)
 
     def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
-        """Lease deliveries to the consumer that asked for them."""
+        """Lease deliveries to the consumer that asked for them, unless it is gone."""
         request = handout.request
         assert request is not None
+        if request.is_gone:
+            # It went while bodies were read: nobody was sent them, so it was no attempt.
+            self._dispatcher.return_leased(deliveries, np.arange(len(deliveries)), 0)
+            self._pump(handout.subscription.id)
+            return
         request.answer(Pulled(deliveries, self.leases.grant(deliveries, request.lease_ms)))
 
     def ack(
@@ -217,7 +223,7 @@ class Outcomes:
         for delivery in reversed(gone):
             self._dispatcher.return_delivery(delivery, delivery.attempt)
         if subscription is not None and gone:
-            self._pause(subscription)
+            self._pause(subscription.id)
         return subscription
 
     def on_outdated(self, delivery: DueDelivery, reason: str, now_ms: int) -> None:
@@ -234,26 +240,22 @@ class Outcomes:
 
     # ── records ────────────────────────────────────────────────────────────────────────────────
 
-    def _pause(self, subscription: Subscription) -> None:
-        """The receiver is gone: send it nothing more, at once, and record it."""
-        queue = self._dispatcher.queue(subscription)
-        if queue.subscription.paused:
-            return
-        paused = msgspec.structs.replace(subscription, paused=True)
-        try:
-            group = self._subscribing.put_subscription(paused)
-        except (OverloadedError, StoppingError):
-            return  # The next delivery will be answered 410 as well.
-        # At once, and not when it is durable: a receiver that is gone gets nothing in between.
-        queue.subscription = paused
+    def _pause(self, subscription_id: int) -> None:
+        """The receiver is gone: send it nothing more, and record it; later if that is refused."""
 
         def unless_written(error: Exception | None) -> None:
-            # Rolled back: the registry never heard of the pause, so the queue must not either.
-            if error is not None and queue.subscription is paused:
-                queue.subscription = subscription
-                self._timeouts.add(partial(self._pump, subscription.id), RETRY_COMMIT_MS)
+            if error is not None:
+                self._timeouts.add(partial(self._pause, subscription_id), RETRY_COMMIT_MS)
 
-        group.when_durable(unless_written)
+        try:
+            group = self._subscribing.pause(subscription_id)
+        except StoppingError:
+            return  # The next process hears of it when it sends.
+        except OverloadedError as error:
+            unless_written(error)
+            return
+        if group is not None:
+            group.when_durable(unless_written)
 
     def _pump(self, subscription_id: int) -> None:
         subscription = self._registry.by_id(subscription_id)
@@ -363,17 +365,22 @@ class Outcomes:
 
     # ── dead letters ───────────────────────────────────────────────────────────────────────────
 
-    def redrive(self, subscription_id: int, entry_seq: int, payload: Payload, now_ms: int) -> Group:
-        """Deliver a dead letter again, counting its attempts from 1 again."""
+    def redrive(
+        self, owner_id: int, entry_seq: int, payload: Payload, heir_id: int, now_ms: int
+    ) -> Group:
+        """Deliver a dead letter again, counting its attempts from 1 again: to the subscription that
+        gave it up, or, if that was deleted, to its heir. Raises NotFoundError."""
         origin = payload.origin
         assert origin is not None
-        change = self._sequencer.changes(origin.message_seq).get(subscription_id)
-        # Without a change its hour was deleted long ago.
-        if change is not None and (change.state, change.entry_seq) != (ChangeState.DEAD, entry_seq):
-            raise NotFoundError("the dead letter was redriven or discarded already")
+        changes = self._letter_changes(owner_id, entry_seq, origin.message_seq)
+        if heir_id != owner_id and heir_id in changes:
+            raise NotFoundError("the heir had the message in another way, or was just given it")
         origin = msgspec.structs.replace(origin, attempt=1)
         sealed = encode_payload(msgspec.structs.replace(payload, origin=origin))
         self._groups.admit(len(sealed))
+        if heir_id != owner_id:
+            # Both records are in one group: no crash leaves one without the other.
+            self.discard(owner_id, entry_seq, origin.message_seq)
         seq = self._sequencer.append(
             RecordKind.REDRIVE,
             due_ms=now_ms,
@@ -381,30 +388,39 @@ class Outcomes:
             target_seq=entry_seq,
             key_hash=self._messages.key_hash(origin.subject_id, payload.key),
             subject_id=origin.subject_id,
-            subscription_id=subscription_id,
+            subscription_id=heir_id,
             payload=sealed,
             attempt=1,
             flags=row_flags(payload),
         )
         change = Change(ChangeState.RETRYING, seq, now_ms, 1, origin.subject_id)
-        self._sequencer.put_change(seq, origin.message_seq, subscription_id, change)
-        self._messages.schedule(seq, now_ms, subscription_id | ROUTE_SUBSCRIPTION)
+        self._sequencer.put_change(seq, origin.message_seq, heir_id, change)
+        self._messages.schedule(seq, now_ms, heir_id | ROUTE_SUBSCRIPTION)
         return self._sequencer.group
 
-    def discard(self, subscription_id: int, entry_seq: int, message_seq: int) -> Group:
+    def discard(self, owner_id: int, entry_seq: int, message_seq: int) -> Group:
         """Delete a dead letter. Raises NotFoundError."""
-        change = self._sequencer.changes(message_seq).get(subscription_id)
-        if change is not None and (change.state, change.entry_seq) != (ChangeState.DEAD, entry_seq):
-            raise NotFoundError("the dead letter was redriven or discarded already")
+        change = self._letter_changes(owner_id, entry_seq, message_seq).get(owner_id)
         self._groups.admit(0)
         seq = self._sequencer.append(
             RecordKind.DISCARD,
             message_seq=message_seq,
             target_seq=entry_seq,
-            subscription_id=subscription_id,
+            subscription_id=owner_id,
         )
         if change is not None:
             change = msgspec.structs.replace(change, state=ChangeState.DISCARDED)
-            self._sequencer.put_change(seq, message_seq, subscription_id, change)
+            self._sequencer.put_change(seq, message_seq, owner_id, change)
         self._groups.wake()
         return self._sequencer.group
+
+    def _letter_changes(
+        self, owner_id: int, entry_seq: int, message_seq: int
+    ) -> Mapping[int, Change]:
+        """What changed for the message of a dead letter, by subscription: nothing for the owner if
+        its hour was deleted long ago. Raises NotFoundError."""
+        changes = self._sequencer.changes(message_seq)
+        change = changes.get(owner_id)
+        if change is not None and (change.state, change.entry_seq) != (ChangeState.DEAD, entry_seq):
+            raise NotFoundError("the dead letter was redriven or discarded already")
+        return changes

@@ -1,6 +1,10 @@
 """Subscribing: a subscription is added, changed or removed, and who gets what follows from it.
 
-    put ──▶ record in the open group ──▶ durable ──▶ Registry and Dispatcher know it
+    put ──▶ decided ──▶ record in the open group ──▶ durable ──▶ Registry and Dispatcher know it
+
+A record holds a whole definition, so whoever changes one starts from the newest that was decided
+(`decided`). The registry is behind it by the time of a sync: what is made of a definition found
+there would undo the change that is being synced, or bring back what was deleted.
 
 A new subscription gets what falls due from now on. What has fallen due already is for others, also
 if the clock was set back since: the record says so in marks (`Horizon`), so that a restart sends
@@ -36,6 +40,8 @@ class Subscribing:
         self._groups = groups
         self._dispatcher = dispatcher
         self._horizon = Horizon()
+        self.decided = registry.snapshot()
+        """Subscriptions as they are once everything that was decided is durable."""
 
     def start(self, fired: Iterable[Mark]) -> None:
         """Take over what has fired though it is not due yet, in the process before."""
@@ -54,7 +60,7 @@ class Subscribing:
         """Add, change or (with `deleted`) remove a subscription; it counts once the group that is
         returned is durable. Raises OverloadedError, StoppingError."""
         self._groups.admit(0)
-        known = self._registry.by_id(subscription.id)
+        known = self.decided.by_id(subscription.id)
         if known is None:
             # What has fallen due is for others.
             self._horizon.advance(self._sequencer.next_seq - 1, subscription.created_ms)
@@ -72,17 +78,43 @@ class Subscribing:
             payload=seal(encode_subscription(subscription)),
         )
         group = self._sequencer.group
+        self.decided.put(subscription)
+        before = known or msgspec.structs.replace(subscription, deleted=True)
+        group.undo.append(partial(self.decided.put, before))
         group.effects.append(partial(self._on_durable, subscription))
         self._groups.wake()
         return group
+
+    def change(self, name: str, **changes: bool) -> tuple[Subscription, Group]:
+        """Change a part of a subscription, and see `put_subscription`. Raises NotFoundError."""
+        changed = msgspec.structs.replace(_found(self.decided, name), **changes)
+        return changed, self.put_subscription(changed)
+
+    def pause(self, subscription_id: int) -> Group | None:
+        """The receiver of a subscription is gone: send it nothing more, at once, and record it.
+
+        None: nothing is to be recorded. Raises OverloadedError, StoppingError."""
+        in_force = self._registry.by_id(subscription_id)
+        if in_force is not None:
+            # Not only when it is durable: a receiver that is gone gets nothing in between.
+            queue = self._dispatcher.queue(in_force)
+            queue.subscription = msgspec.structs.replace(queue.subscription, paused=True)
+        decided = self.decided.by_id(subscription_id)
+        if decided is None or decided.paused:
+            return None
+        return self.put_subscription(msgspec.structs.replace(decided, paused=True))
 
     def _on_durable(self, subscription: Subscription) -> None:
         self._registry.put(subscription)
         self._dispatcher.on_subscription(subscription, self._dispatcher.now_ms)
 
     def subscription(self, name: str) -> Subscription:
-        """A subscription by name. Raises NotFoundError."""
-        found = self._registry.by_name(name)
-        if found is None:
-            raise NotFoundError(f"there is no subscription {name!r}")
-        return found
+        """A subscription by name, as it is in force. Raises NotFoundError."""
+        return _found(self._registry, name)
+
+
+def _found(registry: Registry, name: str) -> Subscription:
+    found = registry.by_name(name)
+    if found is None:
+        raise NotFoundError(f"there is no subscription {name!r}")
+    return found

@@ -55,12 +55,14 @@ class PullRequest:
     answer: Callable[["Pulled"], None]
     """Called once with deliveries and their leases; none if there was nothing in time."""
     min_messages: int = 1
+    is_gone: bool = False
+    """The consumer does not wait any more: nothing must be taken for it, or leased to it."""
 
 
 class DelayedFetch(DelayedOperation):
     """One pull that waits. `ready` and `complete` are those of the dispatcher."""
 
-    __slots__ = ("_complete", "_ready", "is_gone", "number", "request")
+    __slots__ = ("_complete", "_ready", "number", "request")
 
     def __init__(
         self,
@@ -72,8 +74,6 @@ class DelayedFetch(DelayedOperation):
         super().__init__(request.wait_ms)
         self.request = request
         self.number = number
-        self.is_gone = False
-        """The consumer does not wait any more; nothing must be taken for it."""
         self._ready = ready
         self._complete = complete
 
@@ -84,8 +84,9 @@ class DelayedFetch(DelayedOperation):
         self._complete(self)
 
     def cancel(self) -> None:
-        """The consumer is gone: end the wait, and take no messages."""
-        self.is_gone = True
+        """The consumer is gone: end the wait, and take no messages; those that were taken for it
+        are available again."""
+        self.request.is_gone = True
         self.force_complete()
 
 

@@ -347,7 +347,7 @@ class Dispatcher:
         queue = self._queues.get(handout.subscription.id)
         if queue is None:
             # Deleted meanwhile: the rows go where those in its queue went.
-            if handout.request is not None:
+            if handout.request is not None and not handout.request.is_gone:
                 handout.request.answer(Pulled())
             for fired in handout.slices:
                 self.orphans.remove(fired.rows["seq"].tolist())
@@ -398,7 +398,7 @@ class Dispatcher:
             return self._ready(queue) >= request.min_messages
 
         def complete(fetch: DelayedFetch) -> None:
-            if fetch.is_gone:
+            if request.is_gone:
                 return
             ready = self._ready(queue) > 0
             if not (ready and self._start(queue, request.max_messages, request, self.now_ms)):
@@ -476,15 +476,20 @@ class Dispatcher:
             queue.attempts[delivery.entry.seq] = next_attempt
         queue.rows.push_front(fired)
 
-    def return_leased(self, deliveries: Deliveries, which: NDArray[np.intp]) -> None:
-        """Put leased deliveries first in their queue again, for one attempt more.
+    def return_leased(
+        self, deliveries: Deliveries, which: NDArray[np.intp], attempts_used: int = 1
+    ) -> None:
+        """Put deliveries of a pull first in their queue again, for one attempt more.
 
-        `which`: their indexes (shape n), in the order in which they are to leave."""
+        `which`: their indexes (shape n), in the order in which they are to leave; `attempts_used`:
+        0 where they were not sent to anybody."""
         settled = select(deliveries.settled, which)
         seqs = settled["seq"].tolist()
         queue = self._release_leased(deliveries.subscription_id, seqs)
         if queue is not None:
-            queue.attempts.update(zip(seqs, (settled["attempt"] + 1).tolist(), strict=True))
+            queue.attempts.update(
+                zip(seqs, (settled["attempt"] + attempts_used).tolist(), strict=True)
+            )
         # Each slice goes to its place in front, so from the last one on.
         for fired in reversed(deliveries.slices(which)):
             if queue is None:

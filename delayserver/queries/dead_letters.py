@@ -1,32 +1,21 @@
-"""Dead letters: messages that no attempt delivered, listed, delivered again, or deleted.
+"""Dead letters: messages that no attempt delivered, as lists.
 
-They stand in the catalog, so each call makes a checkpoint first and then reads what is there.
+A subscription that was deleted leaves its dead letters behind. They are found by its name, together
+with those of a subscription that got the name after it.
 
-Cost: a checkpoint, then one range of the catalog, read outside of the event loop.
-Threads: belongs to the event loop.
+Cost: a range of the catalog, read outside of the event loop. Threads: belongs to the event loop.
 """
 
 import asyncio
-import contextlib
+import heapq
 import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
-from delayserver.errors import NotFoundError
 from delayserver.records.message import Payload, decode_payload
 from delayserver.records.subscriptions import Subscription
-from delayserver.records.tables import (
-    ChangeState,
-    DeadLetter,
-    dead_letter_key,
-    number_key,
-    parse_dead_letter_key,
-)
+from delayserver.records.tables import read_dead_letters
 from delayserver.server.calls import Calls
-from storage.catalog import Table
-
-REDRIVE_PAGE = 500
 
 
 @dataclass(slots=True)
@@ -49,76 +38,31 @@ class DeadLetters:
         self._calls = calls
 
     async def page(
-        self, subscription: Subscription, from_seq: int, limit: int
+        self, owners: Sequence[Subscription], from_seq: int, limit: int
     ) -> list[DeadLetterView]:
-        """Dead letters of a subscription from one schedule row on, in the order of their rows."""
-        await self._calls.checkpoint()
-        return await asyncio.to_thread(self._scan, subscription, from_seq, limit)
+        """Dead letters of `Calls.dead_letter_owners` from one schedule row on, in the order of
+        their rows."""
+        return await asyncio.to_thread(self._scan, owners, from_seq, limit)
 
-    def _scan(self, subscription: Subscription, from_seq: int, limit: int) -> list[DeadLetterView]:
+    def _scan(
+        self, owners: Sequence[Subscription], from_seq: int, limit: int
+    ) -> list[DeadLetterView]:
+        each = (self._views(owner, from_seq) for owner in owners)
+        merged = heapq.merge(*each, key=lambda letter: letter.entry_seq)
+        return list(itertools.islice(merged, limit))
+
+    def _views(self, owner: Subscription, from_seq: int) -> Iterator[DeadLetterView]:
         calls = self._calls
-        prefix = number_key(subscription.id)
-        pairs = calls.catalog.scan(
-            Table.DEAD_LETTERS, dead_letter_key(subscription.id, from_seq), prefix=prefix
-        )
-        letters = []
-        for key, value in itertools.islice(pairs, limit):
-            letter = msgspec.msgpack.decode(value, type=DeadLetter)
-            _, entry_seq = parse_dead_letter_key(key)
+        for entry_seq, letter in read_dead_letters(calls.catalog, owner.id, from_seq):
             payload = decode_payload(letter.payload, "catalog", 0, entry_seq)
             origin = payload.origin
             assert origin is not None
-            letters.append(
-                DeadLetterView(
-                    entry_seq,
-                    calls.encode_id(origin.published_due_ms, origin.message_seq),
-                    calls.subject_names[origin.subject_id],
-                    letter.reason,
-                    letter.died_ms,
-                    letter.attempts,
-                    payload,
-                )
+            yield DeadLetterView(
+                entry_seq,
+                calls.encode_id(origin.published_due_ms, origin.message_seq),
+                calls.subject_names[origin.subject_id],
+                letter.reason,
+                letter.died_ms,
+                letter.attempts,
+                payload,
             )
-        return letters
-
-    async def redrive(self, subscription: Subscription, ids: set[str] | None) -> int:
-        """Schedule dead letters again: those with these message ids, or all. Returns how many."""
-        from_seq = count = 0
-        while letters := await self.page(subscription, from_seq, REDRIVE_PAGE):
-            now_ms = self._calls.clock()
-            for letter in letters:
-                if ids is None or letter.message_id in ids:
-                    # Another call may have taken it since it was listed.
-                    with contextlib.suppress(NotFoundError):
-                        self._calls.redrive(
-                            subscription.id, letter.entry_seq, letter.payload, now_ms
-                        )
-                        count += 1
-            from_seq = letters[-1].entry_seq + 1
-        await self._calls.durable(self._calls.not_durable())
-        return count
-
-    async def discard(self, subscription: Subscription, message_id: str) -> None:
-        """Delete the dead letter of a message. Raises NotFoundError."""
-        calls = self._calls
-        found = calls.message_id(message_id)
-        await calls.checkpoint()
-        entry_seq = await self._find(subscription, found.seq, message_id)
-        await calls.durable(calls.discard(subscription.id, entry_seq, found.seq))
-
-    async def _find(self, subscription: Subscription, message_seq: int, message_id: str) -> int:
-        change = self._calls.changes(message_seq).get(subscription.id)
-        if change is not None:
-            key = dead_letter_key(subscription.id, change.entry_seq)
-            known = self._calls.catalog.get(Table.DEAD_LETTERS, key)
-            if change.state == ChangeState.DEAD and known:
-                return change.entry_seq
-        else:
-            # Its hour is past the retention: only the letter itself tells whose it is.
-            from_seq = 0
-            while letters := await self.page(subscription, from_seq, REDRIVE_PAGE):
-                for letter in letters:
-                    if letter.message_id == message_id:
-                        return letter.entry_seq
-                from_seq = letters[-1].entry_seq + 1
-        raise NotFoundError(f"{subscription.name} has no dead letter {message_id!r}")

@@ -167,6 +167,7 @@ class Registry:
     def put(self, subscription: Subscription) -> None:
         """Add, change or (with `deleted`) remove a subscription."""
         self._matching.clear()
+        self._last_id = max(self._last_id, subscription.id)
         if subscription.deleted:
             self._by_id.pop(subscription.id, None)
             self._by_name.pop(subscription.name, None)

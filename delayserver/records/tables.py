@@ -26,7 +26,7 @@ Cost: less than a microsecond per entry. Threads: functions without state.
 """
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.records.message import decode_payload
-from delayserver.records.subscriptions import decode_subscription
+from delayserver.records.subscriptions import Subscription, decode_subscription
 from storage.catalog import Catalog, Table
 from storage.definitions_log import DefinitionsPlace
 from storage.directory import CATALOG_DIRECTORY
@@ -396,6 +396,28 @@ def parse_dead_letter_key(key: bytes) -> tuple[int, int]:
     """Subscription id and entry seq."""
     subscription_id, entry_seq = _DEAD_KEY.unpack(key)
     return subscription_id, entry_seq
+
+
+def read_dead_letters(
+    catalog: Catalog, subscription_id: int, from_seq: int = 0
+) -> Iterator[tuple[int, DeadLetter]]:
+    """Dead letters of a subscription with the seqs of their schedule rows, from one row on, in the
+    order of the rows."""
+    first, prefix = dead_letter_key(subscription_id, from_seq), number_key(subscription_id)
+    for key, value in catalog.scan(Table.DEAD_LETTERS, first, prefix=prefix):
+        yield parse_dead_letter_key(key)[1], msgspec.msgpack.decode(value, type=DeadLetter)
+
+
+def read_dead_letter_owners(catalog: Catalog, name: str) -> list[Subscription]:
+    """Subscriptions of that name that were deleted and have left dead letters, oldest first."""
+    known = (decode_subscription(value) for _, value in catalog.scan(Table.SUBSCRIPTIONS))
+    return [
+        one
+        for one in known
+        if one.name == name
+        and one.deleted
+        and any(True for _ in read_dead_letters(catalog, one.id))
+    ]
 
 
 def _check_dead_letter(key: bytes, value: bytes) -> None:

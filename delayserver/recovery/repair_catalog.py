@@ -34,6 +34,7 @@ from delayserver.records.tables import (
     pack_checkpoint,
     pack_key_entry,
     pack_watch,
+    parse_dead_letter_key,
     parse_number_key,
     watch_key,
 )
@@ -188,11 +189,17 @@ def name_what_is_lost(
     gone = {
         number_key(number): _placeholder(number)
         for number in _missing(
-            defined[Table.SUBSCRIPTIONS], rebuilt.subscription_ids - {0}, is_damaged
+            defined[Table.SUBSCRIPTIONS],
+            {parse_dead_letter_key(key)[0] for key in defined[Table.DEAD_LETTERS]}
+            | rebuilt.subscription_ids - {0},
+            is_damaged,
         )
     }
     losses = [f"the name of a subject: it is {name.decode()!r} now" for name in nameless.values()]
-    losses += [f"subscription {parse_number_key(key)}: make it again" for key in gone]
+    losses += [
+        f"subscription {number}: make it again (its dead letters: {_lost_name(number)})"
+        for number in map(parse_number_key, gone)
+    ]
     return {Table.SUBJECTS: nameless, Table.SUBSCRIPTIONS: gone}, losses
 
 
@@ -206,5 +213,10 @@ def _missing(known: Iterable[bytes], seen: Iterable[int], is_damaged: bool) -> l
 
 def _placeholder(number: int) -> bytes:
     """A subscription of which nothing is known but its number, which must not be given again."""
-    name = f"(lost subscription {number})"
-    return encode_subscription(Subscription(number, name, "*", "pull", 0, deleted=True))
+    definition = Subscription(number, _lost_name(number), "*", "pull", 0, deleted=True)
+    return encode_subscription(definition)
+
+
+def _lost_name(number: int) -> str:
+    """A name that can be asked for: it is where the dead letters are listed."""
+    return f"lost-subscription-{number}"

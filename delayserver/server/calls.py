@@ -12,7 +12,8 @@ belongs to the event loop.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,13 +25,19 @@ from delayserver.decisions.group import Group
 from delayserver.decisions.imports import Import
 from delayserver.decisions.messages import Located, Versions
 from delayserver.decisions.watches import Watcher
-from delayserver.delivery.delayed_fetch import Pulled, PullRequest
+from delayserver.delivery.delayed_fetch import DelayedFetch, PullRequest
 from delayserver.delivery.queue import READ_ROWS_MAX
 from delayserver.delivery.reader import Found, Reader
-from delayserver.errors import NotFoundError, StoppingError
-from delayserver.records.message import Payload, ScheduleEntry
-from delayserver.records.subscriptions import Subscription
-from delayserver.records.tables import Archived, OnEvent
+from delayserver.errors import ConflictError, NotFoundError, StoppingError
+from delayserver.records.message import Payload, ScheduleEntry, decode_payload
+from delayserver.records.subscriptions import Registry, Subscription
+from delayserver.records.tables import (
+    Archived,
+    ChangeState,
+    OnEvent,
+    read_dead_letter_owners,
+    read_dead_letters,
+)
 from delayserver.schedule.archives import RetiredHour, retired_hours
 from delayserver.security.tokens import TokenTable
 from delayserver.server.gauges import Gauges
@@ -42,6 +49,10 @@ if TYPE_CHECKING:
     from delayserver.server.telemetry import Telemetry
 
 T = TypeVar("T")
+REDRIVE_MAX = 64
+"""Dead letters that are redriven in one turn of the event loop: a few ms."""
+REDRIVE_BYTES_MAX = 4 * 1024 * 1024
+"""Of their payloads together, unless one alone has more."""
 
 
 class Calls:
@@ -65,8 +76,9 @@ class Calls:
         self.telemetry = telemetry
         self.catalog = shard.catalog
         """What it holds is as old as the last checkpoint; `checkpoint` makes one."""
-        self.subscription_lock = asyncio.Lock()
-        """Held by whoever changes a subscription by what it was."""
+        self._subscription_lock = asyncio.Lock()
+        """Held by whoever changes a subscription: so nobody is told what is not durable yet."""
+        self.redrive_max = REDRIVE_MAX
 
         # What is known, and the group that whoever answers has to wait for.
         sequencer, groups, ids = engine.sequencer, engine.groups, engine.ids
@@ -97,8 +109,6 @@ class Calls:
         # Subscriptions, dead letters, heartbeats, imports: decided at once, too.
         self.registry = engine.registry
         self.subscription = engine.subscribing.subscription
-        self.redrive = engine.outcomes.redrive
-        self.discard = engine.outcomes.discard
         self.put_heartbeat = engine.heartbeats.put
         self.heartbeat = engine.heartbeats.get
         self.delete_heartbeat = engine.heartbeats.delete
@@ -190,30 +200,15 @@ class Calls:
         self._shard.reading.put(CallRequest(function, done))
         return future
 
-    def pull(self, subscription: Subscription, request: PullRequest) -> Callable[[], None]:
+    def pull(self, subscription: Subscription, request: PullRequest) -> DelayedFetch:
         """Have `request` answered with messages and their leases, at once or later; returns what
-        to call if the consumer is gone before. Raises StoppingError."""
+        to cancel if the consumer is gone before. Raises StoppingError."""
         if self._engine.groups.stopping:
             raise StoppingError("the server is stopping")
-        answer, is_gone = request.answer, False
-
-        def answer_unless_gone(pulled: Pulled) -> None:
-            if not is_gone:
-                answer(pulled)
-            else:
-                # What the consumer would have got is available again.
-                self._engine.outcomes.nack(pulled.tokens, 0, self.clock())
-
-        def cancel() -> None:
-            nonlocal is_gone
-            is_gone = True
-            fetch.cancel()  # The consumer is gone: nothing must be leased to it.
-
-        request.answer = answer_unless_gone
         fetch = self._engine.outcomes.pull(subscription, request)
         if not fetch.is_completed:
             self._shard.tick_for_timeouts()
-        return cancel
+        return fetch
 
     def ack(
         self, subscription: Subscription, tokens: list[str], done: Callable[[list[str]], None]
@@ -283,9 +278,110 @@ class Calls:
             await self.read(partial(read, on_disk[start : start + READ_ROWS_MAX]))
         return bodies
 
-    async def put_subscription(self, subscription: Subscription) -> None:
-        """Add, change or remove a subscription; durable and in force on return."""
-        await self.durable(self._engine.subscribing.put_subscription(subscription))
+    async def put_subscription(
+        self, name: str, define: Callable[[Subscription | None, Registry], Subscription]
+    ) -> Subscription:
+        """Add or change a subscription; durable and in force on return.
+
+        `define`: makes its definition of the one that has the name and of all that were decided.
+        Raises what it raises, OverloadedError, StoppingError."""
+        async with self._subscription_lock:
+            decided = self._engine.subscribing.decided
+            subscription = define(decided.by_name(name), decided)
+            await self.durable(self._engine.subscribing.put_subscription(subscription))
+        return subscription
+
+    async def change_subscription(self, name: str, **changes: bool) -> Subscription:
+        """Change a part of a subscription; durable and in force on return.
+
+        Raises NotFoundError, OverloadedError, StoppingError."""
+        async with self._subscription_lock:
+            changed, group = self._engine.subscribing.change(name, **changes)
+            await self.durable(group)
+        return changed
+
+    async def dead_letter_owners(self, name: str) -> list[Subscription]:
+        """Whose dead letters that name stands for, oldest first: those of subscriptions that were
+        deleted, and of the one that exists. The catalog shows what they have.
+
+        Raises NotFoundError."""
+        existing = self.registry.by_name(name)
+        await self.checkpoint()
+        owners = await asyncio.to_thread(read_dead_letter_owners, self.catalog, name)
+        if existing is not None:
+            owners = [*(one for one in owners if one.id != existing.id), existing]
+        if not owners:
+            raise NotFoundError(f"there is no subscription {name!r}")
+        return owners
+
+    async def redrive(
+        self, owners: Sequence[Subscription], heir: Subscription, ids: Collection[str] | None
+    ) -> int:
+        """Have dead letters of `owners` delivered again, to `heir`: those with these message ids,
+        or all. Durable on return. Returns how many.
+
+        What dies again meanwhile has a row of its own, and is not taken once more: else the call
+        would not end while the receiver refuses. Raises ConflictError, OverloadedError,
+        StoppingError; what was redriven by then stays so."""
+        end_seq, count = self._engine.sequencer.next_seq, 0
+        for owner in owners:
+            from_seq = 0
+            while letters := await asyncio.to_thread(
+                self._some_letters, owner, from_seq, end_seq, ids
+            ):
+                if self.registry.by_id(heir.id) is None:
+                    raise ConflictError(f"the subscription {heir.name!r} was deleted meanwhile")
+                now_ms = self.clock()
+                for entry_seq, payload in letters:
+                    # Another call may have taken it since it was read.
+                    with contextlib.suppress(NotFoundError):
+                        self._engine.outcomes.redrive(owner.id, entry_seq, payload, heir.id, now_ms)
+                        count += 1
+                await self.durable(self._engine.groups.not_durable())
+                from_seq = letters[-1][0] + 1
+        return count
+
+    def _some_letters(
+        self, owner: Subscription, from_seq: int, end_seq: int, ids: Collection[str] | None
+    ) -> list[tuple[int, Payload]]:
+        """The next dead letters with these message ids, as many as are decided in one turn of the
+        event loop: the seqs of their rows, from `from_seq` to before `end_seq`, and payloads."""
+        letters: list[tuple[int, Payload]] = []
+        total_bytes = 0
+        for entry_seq, letter in read_dead_letters(self.catalog, owner.id, from_seq):
+            if entry_seq >= end_seq or len(letters) == self.redrive_max:
+                break
+            payload = decode_payload(letter.payload, "catalog", 0, entry_seq)
+            origin = payload.origin
+            assert origin is not None
+            if ids is None or self.encode_id(origin.published_due_ms, origin.message_seq) in ids:
+                total_bytes += len(letter.payload)
+                if letters and total_bytes > REDRIVE_BYTES_MAX:
+                    break
+                letters.append((entry_seq, payload))
+        return letters
+
+    async def discard(self, owners: Sequence[Subscription], message_id: str) -> None:
+        """Delete a dead letter of one of `owners`; durable on return. Raises NotFoundError."""
+        message_seq = self.message_id(message_id).seq
+        for owner in owners:
+            change = self.changes(message_seq).get(owner.id)
+            if change is None:
+                # Its hour is past the retention: only the letter itself tells whose it is.
+                entry_seq = await asyncio.to_thread(self._find_letter, owner, message_seq)
+            else:
+                entry_seq = change.entry_seq if change.state == ChangeState.DEAD else None
+            if entry_seq is not None:
+                await self.durable(self._engine.outcomes.discard(owner.id, entry_seq, message_seq))
+                return
+        raise NotFoundError(f"{owners[-1].name} has no dead letter {message_id!r}")
+
+    def _find_letter(self, owner: Subscription, message_seq: int) -> int | None:
+        for entry_seq, letter in read_dead_letters(self.catalog, owner.id):
+            origin = decode_payload(letter.payload, "catalog", 0, entry_seq).origin
+            if origin is not None and origin.message_seq == message_seq:
+                return entry_seq
+        return None
 
     async def settled(self) -> None:
         """Done when every delivery that ended so far is recorded."""

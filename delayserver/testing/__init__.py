@@ -4,7 +4,8 @@
       │                        │              recover, and the real workers, called step by step
       │                        ▼
       │                    SimulatedFiles, MemoryCatalog, Faults        (storage.testing)
-      ├── Clients, Operators, Subscribers, and a clock that jumps both ways
+      ├── Clients, Operators, Subscribers, and a clock that jumps both ways. What the API awaits
+      │   (Calls) runs on a SimulatedLoop, among all the rest
       └── Ledger: what was promised, what is durable, what was received; every promise is checked
 
 A world lives many lives. Each begins with a recovery and ends with a stop, a kill, a power loss, or

@@ -55,8 +55,8 @@ class DurableMessage:
     """An event moved it to now."""
     dead: set[int] = field(default_factory=set)
     """Subscriptions that have it as a dead letter, or had and threw it away."""
-    discarded: bool = False
-    """Somebody threw a dead letter of it away."""
+    discarded: set[int] = field(default_factory=set)
+    """Subscriptions whose dead letter of it somebody threw away."""
 
 
 class DurableRecords(Observer):
@@ -94,6 +94,14 @@ class DurableRecords(Observer):
         """What the world has staged, by import."""
         self.imports: dict[str, int] = {}
         """Import → first seq; durable."""
+        self.letters: dict[tuple[int, int], int] = {}
+        """Dead letters, by subscription and schedule row, and their messages."""
+        self._redriven_below: Counter[int] = Counter()
+        """By subscription: no redrive of its dead letters may take rows from this one on."""
+        self._handed_over = (0, 0, 0)
+        """The last dead letter that was thrown away: record, row, subscription."""
+        self._sends: dict[int, Counter[int]] = {}
+        """Message → how often it was sent to each subscription."""
         self._latest_ms = 0
         """The latest moment that any life has seen."""
 
@@ -152,9 +160,7 @@ class DurableRecords(Observer):
         elif kind == RecordKind.SUBJECT:
             self.subjects[subject_id] = (unseal(sealed) or b"").decode()
         elif kind == RecordKind.SUBSCRIPTION:
-            definition = decode_subscription(unseal(sealed) or b"")
-            self.subscriptions[definition.id] = definition
-            self._made_seqs.setdefault(definition.id, seq)
+            self._define(seq, decode_subscription(unseal(sealed) or b""))
         elif kind == RecordKind.HEARTBEAT:
             self._apply_heartbeat(seq, message_seq, sealed)
         else:
@@ -165,13 +171,44 @@ class DurableRecords(Observer):
                 message.where[0] = seq
                 message.fired = message.fired or kind == RecordKind.FIRE
             elif kind in (RecordKind.RETRY, RecordKind.REDRIVE):
+                if kind == RecordKind.REDRIVE:
+                    self._redrive(seq, message, subscription_id, target)
                 message.where[subscription_id] = seq
                 message.dead.discard(subscription_id)
             elif kind == RecordKind.DEAD:
                 message.dead.add(subscription_id)
-                self._check_reason(subscription_id, unseal(sealed) or b"")
+                self.letters[subscription_id, target] = message_seq
+                self._check_letter(message, subscription_id, unseal(sealed) or b"")
             elif kind == RecordKind.DISCARD:
-                message.discarded = True
+                message.discarded.add(subscription_id)
+                self.letters.pop((subscription_id, target), None)
+                self._handed_over = seq, target, subscription_id
+
+    def _define(self, seq: int, definition: Subscription) -> None:
+        """Nobody changes more than one thing at once: what does has undone another change."""
+        known = self.subscriptions.get(definition.id)
+        if known is not None:
+            if known.deleted:
+                raise Violation(f"{definition.name} was deleted, and is back (I3)")
+            before = known.timeout_ms, known.paused, known.deleted
+            after = definition.timeout_ms, definition.paused, definition.deleted
+            if sum(one != other for one, other in zip(before, after, strict=True)) > 1:
+                raise Violation(f"a change of {definition.name} was undone: {before}, {after}")
+        self.subscriptions[definition.id] = definition
+        self._made_seqs.setdefault(definition.id, seq)
+
+    def _redrive(self, seq: int, message: DurableMessage, heir_id: int, target: int) -> None:
+        """Only what was dead when the call began is redriven, and once."""
+        owner_id = heir_id
+        if self.letters.pop((heir_id, target), None) is None:
+            discarded_at, row_seq, owner_id = self._handed_over
+            if (discarded_at, row_seq) != (seq - 1, target):
+                raise Violation(f"row {target} was redriven, and is no dead letter (I4)")
+            self.counts["handed to an heir"] += 1
+            message.dead.discard(owner_id)
+            message.discarded.discard(owner_id)
+        if target >= self._redriven_below[owner_id]:
+            raise Violation(f"row {target} died again, and the same redrive took it once more")
 
     def known(self, message_seq: int) -> DurableMessage:
         """A message that is durable."""
@@ -180,11 +217,27 @@ class DurableRecords(Observer):
             raise Violation(f"there is no message {message_seq}, and it counts as one (I3)")
         return message
 
-    def _check_reason(self, subscription_id: int, letter: bytes) -> None:
-        """What was dropped for its age says so, and only where that was asked for."""
-        reason = msgspec.msgpack.decode(letter, type=DeadLetter).reason
+    def times_sent(self, message_seq: int, subscription_id: int) -> int:
+        """How often a message was sent to a subscription, or to one that may have left it to it."""
+        sends = self._sends.get(message_seq, Counter())
+        return sum(
+            count
+            for other_id, count in sends.items()
+            if other_id == subscription_id or self.subscriptions[other_id].deleted
+        )
+
+    def _check_letter(self, message: DurableMessage, subscription_id: int, value: bytes) -> None:
+        """What was dropped for its age says so, and only where that was asked for; nothing counts
+        as an attempt that was sent to nobody."""
+        letter = msgspec.msgpack.decode(value, type=DeadLetter)
+        reason, times_sent = letter.reason, self.times_sent(message.seq, subscription_id)
         if not reason:
             raise Violation(f"a dead letter of {subscription_id} has no reason")
+        if letter.attempts > times_sent:
+            raise Violation(
+                f"message {message.seq} was sent to {subscription_id} {times_sent} times, "
+                f"and is dead after {letter.attempts}"
+            )
         if reason.startswith("older than"):
             self.counts["dropped for their age"] += 1
             if not self.subscriptions[subscription_id].drop_older_than_ms:

@@ -8,6 +8,7 @@ rest at the end.
 Cost: about 10 µs per record. Threads: none.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NoReturn
 
@@ -16,7 +17,12 @@ import msgspec
 from delayserver.delivery.settler import DISPATCH_ROW
 from delayserver.records.message import DueDelivery, State, decode_payload
 from delayserver.records.subscriptions import Subscription
-from delayserver.records.tables import Archived, Heartbeat, read_archived
+from delayserver.records.tables import (
+    Archived,
+    Heartbeat,
+    parse_dead_letter_key,
+    read_archived,
+)
 from delayserver.schedule.wheel_rows import FiredRows
 from delayserver.testing.durable import DurableRecords, Violation
 from delayserver.testing.server import SimulatedServer
@@ -120,6 +126,13 @@ class Ledger(DurableRecords):
         if key in self._on_their_way:
             raise Violation(f"row {seq} is on its way to {subscription.name} twice (I4)")
         self._on_their_way.add(key)
+        times_sent = self.times_sent(message_seq, subscription.id)
+        if delivery.attempt > times_sent + 1:
+            raise Violation(
+                f"message {message_seq} was sent to {subscription.name} {times_sent} times, "
+                f"and this is attempt {delivery.attempt}"
+            )
+        self._sends.setdefault(message_seq, Counter())[subscription.id] += 1
         made_at = self._made_at.get(subscription.id, 0)
         for other_id, recorded_at in self._recorded_at.get(seq, {}).items():
             if recorded_at < made_at and not self.subscriptions[other_id].deleted:
@@ -190,6 +203,12 @@ class Ledger(DurableRecords):
         """Somebody makes a subscription; what others have had is not for it."""
         self._made_at[subscription_id] = len(self._outcomes) + 1
 
+    def redriving(self, owners: Iterable[Subscription], next_seq: int) -> None:
+        """A redrive begins: it may take what these had given up by now."""
+        self._redriven_below.update(
+            {one.id: next_seq - self._redriven_below[one.id] for one in owners}
+        )
+
     # ── answers ────────────────────────────────────────────────────────────────────────────────
 
     def published(self, seq: int) -> None:
@@ -197,6 +216,16 @@ class Ledger(DurableRecords):
         self.counts["published"] += 1
         if seq not in self.messages:
             raise Violation(f"the publish of {seq} was answered before it was durable (I3)")
+
+    def defined(self, definition: Subscription) -> None:
+        """A change of a subscription was answered."""
+        known = self.subscriptions.get(definition.id)
+        if (
+            known is None
+            or known.timeout_ms < definition.timeout_ms
+            or known.deleted < definition.deleted
+        ):
+            raise Violation(f"a change of {definition.name} was answered and is not durable (I3)")
 
     def adopted(self, import_id: str, first_seq: int) -> None:
         """The adoption of an import was answered."""
@@ -348,6 +377,9 @@ class Ledger(DurableRecords):
         expected = {s.id: s for s in self.subscriptions.values() if not s.deleted}
         if {s.id: s for s in server.recovered.registry} != expected:
             raise Violation(f"subscriptions differ: {list(server.recovered.registry)} (I7)")
+        letters = [parse_dead_letter_key(key) for key, _ in server.catalog.scan(Table.DEAD_LETTERS)]
+        if letters != sorted(self.letters):
+            raise Violation(f"dead letters are {letters}, not {sorted(self.letters)} (I7)")
         found = {
             key.decode(): msgspec.msgpack.decode(value, type=Heartbeat)
             for key, value in server.catalog.scan(Table.HEARTBEATS)

@@ -4,16 +4,18 @@ settled hours are archived.
 Cost: about 20 µs per call. Threads: none.
 """
 
+import asyncio
 import random
 from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from delayserver.errors import DelayServerError
-from delayserver.records.message import decode_payload
-from delayserver.records.subscriptions import Subscription
-from delayserver.records.tables import Archived, DeadLetter, parse_dead_letter_key
+from delayserver.errors import DelayServerError, NotFoundError
+from delayserver.records.subscriptions import Registry, Subscription
+from delayserver.records.tables import Archived
 from delayserver.schedule.archives import retired_hours
 from delayserver.server.threads import ConfirmRequest
 from delayserver.testing.actor import Actor
@@ -23,6 +25,7 @@ from delayserver.testing.ledger import Ledger
 from delayserver.testing.server import SimulatedClock
 from storage.catalog import Table
 from storage.directory import open_identity
+from storage.errors import ShortageError
 from storage.frame import Frame
 from storage.hour_log import HourLog
 from storage.rows import HOUR_MS, LogKind
@@ -106,57 +109,116 @@ class Operators(Actor):
         self._counts["subscription changes"] += 1
 
     def change_subscription(self) -> None:
-        """Pause or resume a subscription; make or delete one that comes and goes."""
-        rng, registry = self._rng, self._server.engine.registry
-        if not self._server.engine.groups.is_idle:
-            return  # The server changes one at a time, and waits for it.
-        if rng.random() < 0.3:
-            chosen = registry.by_id(rng.choice((1, 2)))
-            if chosen is not None:
-                self.put(msgspec.structs.replace(chosen, paused=not chosen.paused))
+        """Make, change, pause, resume or delete a subscription, whatever is under way."""
+        rng, calls = self._rng, self._server.calls
+        name = rng.choice(("hook", "queue")) if rng.random() < 0.4 else rng.choice(PASSING)
+        known, dice = calls.registry.by_name(name), rng.random()
+        if known is None and name not in PASSING:
             return
-        name = rng.choice(PASSING)
-        known = registry.by_name(name)
-        if known is None:
-            made = Subscription(
-                id=registry.next_id(),
-                name=name,
-                subject=rng.choice((*SUBJECTS, "orders.*", "*")),
-                type=rng.choice(("webhook", "pull")),
-                created_ms=self._clock.now_ms,
-                max_in_flight=rng.choice((1, 3)),
-                max_attempts=rng.choice((1, 1, 2, 4)),
-                backoff_ms=(rng.choice((1, 50, 2000)),),
-            )
-            self.put(self.with_options(made))
-        elif rng.random() < 0.6:
-            self.put(msgspec.structs.replace(known, deleted=True))
+        if known is None or dice < 0.3:
+            change = partial(calls.put_subscription, name, partial(self._define, name))
+        elif dice < 0.6 and name in PASSING:
+            change = partial(calls.change_subscription, name, deleted=True)
         else:
-            self.put(msgspec.structs.replace(known, paused=not known.paused))
+            change = partial(calls.change_subscription, name, paused=not known.paused)
+        self._ask(self._change(change))
+
+    def _define(self, name: str, existing: Subscription | None, decided: Registry) -> Subscription:
+        if existing is not None:
+            return msgspec.structs.replace(existing, timeout_ms=existing.timeout_ms + 1)
+        rng = self._rng
+        made = Subscription(
+            id=decided.next_id(),
+            name=name,
+            subject=rng.choice((*SUBJECTS, "orders.*", "*")),
+            type=rng.choice(("webhook", "pull")),
+            created_ms=self._clock.now_ms,
+            max_in_flight=rng.choice((1, 3)),
+            max_attempts=rng.choice((1, 1, 2, 4)),
+            backoff_ms=(rng.choice((1, 50, 2000)),),
+        )
+        self._ledger.made(made.id)
+        return self.with_options(made)
+
+    async def _change(self, change: Callable[[], Awaitable[Subscription]]) -> None:
+        self._ledger.defined(await change())
+        self._counts["subscription changes"] += 1
+
+    def _ask(self, call: Coroutine[Any, Any, None]) -> None:
+        """Begin a call of the API, which may be refused."""
+
+        def answered(task: "asyncio.Task[None]") -> None:
+            error = task.exception()
+            if error is not None and not isinstance(error, DelayServerError | ShortageError):
+                raise error
+
+        self._server.event_loop.start(call, answered)
+
+    # ── dead letters ───────────────────────────────────────────────────────────────────────────
 
     def has_dead_letters(self) -> bool:
-        """Whether the server lists one."""
+        """Whether the server has one."""
         return any(True for _ in self._server.catalog.scan(Table.DEAD_LETTERS))
 
     def decide_on_dead_letter(self) -> None:
-        """Redrive or throw away a dead letter, as the server lists them."""
-        server = self._server
-        pairs = list(server.catalog.scan(Table.DEAD_LETTERS))
-        if not pairs:
+        """Redrive dead letters of a name, one or all, or throw one away."""
+        rng, ledger, registry = self._rng, self._ledger, self._server.calls.registry
+        letters = [
+            (ledger.subscriptions[subscription_id].name, message_seq)
+            for (subscription_id, _), message_seq in ledger.letters.items()
+        ]
+        # Most are of subscriptions that are gone: one that can be redriven, if there is one.
+        having_heirs = [one for one in letters if registry.by_name(one[0]) is not None]
+        if not letters:
             return
-        key, value = self._rng.choice(pairs)
-        subscription_id, entry_seq = parse_dead_letter_key(key)
-        letter = msgspec.msgpack.decode(value, type=DeadLetter)
-        payload = decode_payload(letter.payload, "catalog", 0, entry_seq)
-        assert payload.origin is not None
-        engine = server.engine
+        name, message_seq = rng.choice(having_heirs or letters)
+        message = ledger.messages[message_seq]
+        message_id = self._server.calls.encode_id(message.due_ms, message_seq)
+        dice = rng.random()
+        if dice < 0.7:
+            self._ask(self._redrive(name, {message_id} if dice < 0.2 else None))
+        else:
+            self._ask(self._discard(name, message_id))
+
+    def make_all(self) -> None:
+        """Make all subscriptions that come and go: those that were deleted have heirs then."""
+        for name in PASSING:
+            make = partial(self._server.calls.put_subscription, name, partial(self._define, name))
+            self._ask(self._change(make))
+
+    def redrive_all(self) -> None:
+        """Redrive all dead letters of every name that a subscription has."""
+        for subscription in self._server.engine.registry:
+            self._ask(self._redrive(subscription.name, None))
+
+    async def _redrive(self, name: str, ids: set[str] | None) -> None:
+        calls = self._server.calls
+        owners = await calls.dead_letter_owners(name)
+        heir = calls.registry.by_name(name)
+        if heir is None:
+            return
+        self._counts["redrives"] += 1
+        self._ledger.redriving(owners, self._server.engine.sequencer.next_seq)
+        self._counts["redriven"] += await calls.redrive(owners, heir, ids)
+
+    async def _discard(self, name: str, message_id: str) -> None:
+        calls = self._server.calls
+        await calls.discard(await calls.dead_letter_owners(name), message_id)
+
+    def list_dead_letters(self) -> None:
+        """Every dead letter is found by the name of its subscription, deleted or not (I3)."""
+        for subscription_id, entry_seq in self._ledger.letters:
+            self._ask(self._list(subscription_id, entry_seq))
+
+    async def _list(self, subscription_id: int, entry_seq: int) -> None:
+        name = self._ledger.subscriptions[subscription_id].name
         try:
-            if self._rng.random() < 0.7:
-                engine.outcomes.redrive(subscription_id, entry_seq, payload, self._clock.now_ms)
-            else:
-                engine.outcomes.discard(subscription_id, entry_seq, payload.origin.message_seq)
-        except DelayServerError:
-            return
+            owners = await self._server.calls.dead_letter_owners(name)
+        except NotFoundError:
+            owners = []
+        if subscription_id not in {owner.id for owner in owners}:
+            raise Violation(f"no list shows that {subscription_id} gave up {entry_seq} (I3)")
+        self._counts["dead letters listed"] += 1
 
     # ── archives ───────────────────────────────────────────────────────────────────────────────
 

@@ -17,7 +17,6 @@ import numpy as np
 
 from delayserver.config import Settings
 from delayserver.decisions.messages import Located
-from delayserver.delivery.delayed_fetch import DelayedFetch, PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.leases import Some
 from delayserver.delivery.queue import Handout
@@ -31,11 +30,15 @@ from delayserver.schedule.expansion import Staging
 from delayserver.schedule.purge import Purge
 from delayserver.schedule.replay import Filed, Replay
 from delayserver.schedule.wheel_rows import FiredRows
+from delayserver.security.tokens import TokenFile, TokenTable
+from delayserver.server.calls import Calls
+from delayserver.server.gauges import Gauges
 from delayserver.server.shard import Shard, Surroundings
 from delayserver.server.threads import (
     CallRequest,
     Worker,
 )
+from delayserver.testing.loop import SimulatedLoop
 from storage.catalog import Catalog
 from storage.definitions_log import DefinitionsLog
 from storage.directory import open_identity
@@ -242,6 +245,10 @@ class SimulatedServer(Shard):
             definitions=partial(DefinitionsLog, slack_bytes=2000),
         )
         super().__init__(settings, files, lambda: catalog, surroundings)
+        self.event_loop = SimulatedLoop(self.post)
+        gauges = Gauges(self.engine, settings, clock)
+        tokens = TokenTable(TokenFile(files), None, clock.monotonic_s)
+        self.calls = Calls(self, gauges, tokens)
         self._watch()
 
     def _watch(self) -> None:
@@ -258,6 +265,8 @@ class SimulatedServer(Shard):
 
         # As with a million keys, much may happen while they are decided.
         self.engine.imports.decide_keys = 1
+        # As with very many dead letters, much may happen while they are redriven.
+        self.calls.redrive_max = 1
         # What cancels many is short here, and has to be decided as a thousand are.
         self.engine.cancels.columns_min = 2
         self.engine.dispatcher.fire = watched  # type: ignore[method-assign]
@@ -332,15 +341,21 @@ class SimulatedServer(Shard):
 
     def is_idle(self) -> bool:
         """Nothing is to be done but to wait for the clock or for subscribers."""
-        return not self._loop and not any(worker.backlog for worker in self.workers)
+        is_calling = self._loop or self.event_loop.has_threads
+        return not is_calling and not any(worker.backlog for worker in self.workers)
+
+    def take_turns(self) -> bool:
+        """Let everybody work once; False if the disk was full."""
+        while self.turn():
+            pass
+        self.event_loop.run_thread()
+        results = [self.run(worker, 1000) for worker in self.workers]
+        return all(results)
 
     def rest(self, rounds_max: int = 2000) -> None:
         """Let everybody work, in turn, until nobody has anything to do, or the disk is full."""
         for _ in range(rounds_max):
-            while self.turn():
-                pass
-            results = [self.run(worker, 1000) for worker in self.workers]
-            if not all(results) or self.is_idle():
+            if not self.take_turns() or self.is_idle():
                 return
         raise AssertionError("the threads keep each other busy")
 
@@ -364,7 +379,8 @@ class SimulatedServer(Shard):
     # ── what is watched on its way out ─────────────────────────────────────────────────────────
 
     def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
-        for delivery in deliveries:
+        assert handout.request is not None
+        for delivery in () if handout.request.is_gone else deliveries:
             self.observer.sent(handout.subscription, delivery)
         super().hand_out(handout, deliveries)
 
@@ -404,7 +420,3 @@ class SimulatedServer(Shard):
             done(unfiled, None)
         else:
             self.reading.put(CallRequest(lambda reader: reader.find(entry), done))  # type: ignore[arg-type]
-
-    def pull(self, subscription: Subscription, request: PullRequest) -> DelayedFetch:
-        """A consumer asks for messages."""
-        return self.engine.outcomes.pull(subscription, request)

@@ -49,14 +49,18 @@ class Subscribers(Actor):
     ) -> None:
         super().__init__(rng, clock, ledger, counts)
         self.leases: list[Lease] = []
-        self.waiting: list[Waiting] = []
+        self.waiting: dict[int, Waiting] = {}
+        """Pulls that are not answered, by number."""
+        self._pull_count = 0
         self.is_patient = False
         """Whether they take all that comes."""
+        self.is_refusing = False
+        """Whether they take nothing."""
 
     def begin(self, server: SimulatedServer, disk: SimulatedFiles) -> None:
         """A life has begun: what consumers held is over with the last one."""
         super().begin(server, disk)
-        self.leases, self.waiting = [], []
+        self.leases, self.waiting = [], {}
 
     def answer_webhook(self) -> None:
         """Answer a webhook that was sent; or its answer is lost, or it never came."""
@@ -65,6 +69,8 @@ class Subscribers(Actor):
             return
         deliveries = self._rng.choice(server.sending)
         dice = 0.0 if self.is_patient else self._rng.random()
+        if self.is_refusing:
+            dice = 0.8
         if dice < 0.5:
             response, seen = OK, True
         elif dice < 0.62:
@@ -88,34 +94,36 @@ class Subscribers(Actor):
         if not pulls:
             return
         subscription = rng.choice(pulls)
-        gone = not self.is_patient and rng.random() < 0.1
+        self._pull_count += 1
+        number, is_answered = self._pull_count, False
 
         def answer(got: Pulled) -> None:
+            nonlocal is_answered
+            is_answered = True
+            self.waiting.pop(number, None)
             for delivery, token in got:
-                if gone:
-                    self._ledger.returned(delivery, seen=False)
-                    server.engine.outcomes.nack([token], 0, self._clock.now_ms)
-                else:
-                    self.leases.append(Lease(token, delivery))
-                    self._ledger.leased(delivery, lease_ms)
+                self.leases.append(Lease(token, delivery))
+                self._ledger.leased(delivery, lease_ms)
 
         wait_ms = 10 if self.is_patient else rng.choice((0, 50, 5000))
         lease_ms = 10_000 if self.is_patient else rng.choice((5, 500, 10_000))
         most = rng.choice((1, 3, 10))
         least = 1 if self.is_patient else rng.choice((1, 1, most))
-        fetch = server.pull(subscription, PullRequest(most, lease_ms, wait_ms, answer, least))
-        if not fetch.is_completed:
-            self.waiting.append(Waiting(fetch, self._clock.stopwatch_ms() + wait_ms))
+        request = PullRequest(most, lease_ms, wait_ms, answer, least)
+        fetch = server.calls.pull(subscription, request)
+        if not is_answered:
+            self.waiting[number] = Waiting(fetch, self._clock.stopwatch_ms() + wait_ms)
 
     def hang_up(self) -> None:
-        """A consumer that waits is gone."""
-        waiting = self.waiting.pop(self._rng.randrange(len(self.waiting)))
-        waiting.fetch.cancel()
+        """A consumer that waits is gone; its messages may be being read."""
+        self.waiting.pop(self._rng.choice(list(self.waiting))).fetch.cancel()
+        self._counts["hung up"] += 1
 
     def check_waiting(self) -> None:
-        """The server has just looked at its clocks: nobody waits for longer than was asked for."""
+        """The server has just looked at its clocks: nobody waits for longer than was asked for,
+        but for bodies that are being read."""
         present_ms = self._clock.stopwatch_ms()
-        for waiting in self.waiting:
+        for waiting in self.waiting.values():
             if waiting.until_ms <= present_ms and not waiting.fetch.is_completed:
                 raise Violation("the time of a pull is up, and it was not answered")
 
@@ -126,6 +134,8 @@ class Subscribers(Actor):
             return
         lease = self.leases[rng.randrange(len(self.leases))]
         dice = 0.0 if self.is_patient else rng.random()
+        if self.is_refusing:
+            dice = 0.7
         if dice < 0.6:
             self.leases.remove(lease)
             if outcomes.leases.get(lease.token) is not None:
@@ -156,7 +166,7 @@ class Subscribers(Actor):
         server = self._server
         for subscription in server.engine.registry:
             if subscription.type == "pull":
-                server.pull(subscription, PullRequest(1000, 60_000, 0, answer))
+                server.calls.pull(subscription, PullRequest(1000, 60_000, 0, answer))
                 server.rest()
 
     def return_all(self) -> None:

@@ -94,7 +94,7 @@ class World:
         rng = self.rng
         self.counts["lives"] += 1
         self.ledger.new_life()
-        self.server = None
+        self.abandon()
         self.faults = self._plan()
         self.catalog.faults = self.faults
         self.disk.on_sync = self._slow_syncs()
@@ -106,6 +106,8 @@ class World:
         try:
             self._start()
             is_up = True
+            if rng.random() < 0.4:
+                self.operators.redrive_all()
             for _ in range(steps):
                 self._step()
             if rng.random() < 0.15:
@@ -172,6 +174,12 @@ class World:
         """A copy is put back in the place of what cannot be read."""
         self.disk.mend_reads()
         self._bad_hour = None
+
+    def abandon(self) -> None:
+        """Nobody goes on with what was under way in the last life."""
+        if self.server is not None:
+            self.server.event_loop.abandon()
+        self.server = None
 
     @property
     def _running(self) -> SimulatedServer:
@@ -250,6 +258,7 @@ class World:
             Step(partial(self._run_worker, 3), 4, has_work(3)),  # the reader
             Step(partial(self._run_worker, 4), 1.5),  # the replayer
             Step(partial(self._run_worker, 5), 3, has_work(5)),  # who adopts imports
+            Step(self._run_thread, 20, lambda: self._running.event_loop.has_threads),
             Step(self._tick, 3),
             Step(clients.publish, 2),
             Step(clients.replace, 0.7),
@@ -261,10 +270,10 @@ class World:
             Step(clients.complete_event, 0.5),
             Step(clients.heartbeat, 1.5),
             Step(operators.change_subscription, 0.5),
-            Step(operators.decide_on_dead_letter, 1.5, operators.has_dead_letters),
+            Step(operators.decide_on_dead_letter, 2, operators.has_dead_letters),
             Step(subscribers.answer_webhook, 4, lambda: self._running.sending),
             Step(subscribers.pull, 1),
-            Step(subscribers.hang_up, 0.2, lambda: subscribers.waiting),
+            Step(subscribers.hang_up, 0.4, lambda: subscribers.waiting),
             Step(subscribers.consume, 3, lambda: subscribers.leases),
         )
 
@@ -293,6 +302,9 @@ class World:
                     self.faults.faults.clear()
             elif self.faults.struck and self.rng.random() < 0.02:
                 self.faults.faults.clear()
+
+    def _run_thread(self) -> None:
+        self._running.event_loop.run_thread()
 
     def _tick(self) -> None:
         self._let_pass()
@@ -338,15 +350,19 @@ class World:
         self._held_up = held_up
 
     def finish(self) -> None:
-        """The last life: no faults, patient subscribers; then nothing may be left."""
+        """The last life: no faults; subscribers that refuse, so that what is redriven dies again;
+        then patient ones, and nothing may be left."""
+        self.counts["lives"] += 1
         self.ledger.new_life()
-        self.subscribers.is_patient = True
+        self.abandon()
         self.faults = Faults()
         self.catalog.faults = None
         self.disk.on_sync = lambda: None
         self._start()
         server, subscribers = self._running, self.subscribers
         server.rest()
+        self._redrive_what_dies_again()
+        subscribers.is_patient = True
         for subscription in list(server.engine.registry):
             self.operators.put(msgspec.structs.replace(subscription, paused=False))
         server.rest()
@@ -360,6 +376,10 @@ class World:
         self.operators.put(everything)
         hours = server.engine.hours
         server.tick()
+        server.rest()
+        self.operators.make_all()
+        server.rest()
+        self.operators.redrive_all()
         server.rest()
         subscribers.pull_all()
         subscribers.return_all()  # Once more, before everybody takes everything.
@@ -385,7 +405,26 @@ class World:
         else:
             raise Violation(f"it never comes to rest: {self._leftovers()}")
         self.ledger.check_all_delivered(self.operators.faithful)
+        self.operators.list_dead_letters()
+        server.rest()
         self._purge()
+
+    def _redrive_what_dies_again(self) -> None:
+        """A checkpoint after every step of a redrive, so that it could find its own victims."""
+        server, subscribers = self._running, self.subscribers
+        self.operators.make_all()
+        server.rest()
+        subscribers.is_refusing = True
+        self.operators.redrive_all()
+        for _ in range(30):
+            server.take_turns()
+            while server.sending:
+                subscribers.answer_webhook()
+            subscribers.pull()
+            self.clock.move(self.settings.checkpoint_ms)
+            server.tick()
+        subscribers.is_refusing = False
+        server.rest()
 
     def _jump_to_next(self) -> None:
         """To the next moment at which a row falls due, or an hour ends."""
@@ -476,7 +515,10 @@ STEPS = 100
 def run_world(seed: int, *, lives: int = LIVES, steps: int = STEPS) -> World:
     """One world from its first to its last life. Raises Violation."""
     world = World(seed)
-    for _ in range(lives):
-        world.live(steps)
-    world.finish()
+    try:
+        for _ in range(lives):
+            world.live(steps)
+        world.finish()
+    finally:
+        world.abandon()
     return world

@@ -176,6 +176,28 @@ def test_a_heartbeat_is_replaced_by_who_may_publish_what_it_was_and_what_it_beco
     assert api.ask("GET", path)["subject"] == MINE
 
 
+def test_who_takes_over_a_name_does_not_get_the_dead_letters_of_others(api):
+    path, consumer, other = (
+        "/v1/subscriptions/till",
+        bearer(api.tokens["consumer"]),
+        bearer(api.tokens["other"]),
+    )
+    api.subscribe("till", "mine.till", url="http://127.0.0.1:9/", retry={"max_attempts": 1})
+    secret = api.publish("mine.till", body="secret")["id"]
+    wait_until(lambda: api.ask("GET", f"{path}/dead-letters")["dead_letters"])
+    api.ask("DELETE", path, 204)
+    api.ask("GET", f"{path}/dead-letters", 403, headers=other)
+    api.subscribe("till", "others.till")
+    assert api.ask("GET", f"{path}/dead-letters", headers=other)["dead_letters"] == []
+    assert api.ask("POST", f"{path}/dead-letters/redrive", headers=other)["redriven"] == 0
+    api.ask("DELETE", f"{path}/dead-letters/{secret}", 404, headers=other)
+    # Who may consume what it was about, and not the subscription that has the name.
+    (letter,) = api.ask("GET", f"{path}/dead-letters", headers=consumer)["dead_letters"]
+    assert letter["id"] == secret
+    api.ask("POST", f"{path}/dead-letters/redrive", 403, headers=consumer)
+    api.ask("DELETE", f"{path}/dead-letters/{secret}", 204, headers=consumer)
+
+
 def test_the_subject_of_a_message_is_known_after_it_was_filed_and_after_a_restart(api, fields):
     other = bearer(api.tokens["other"])
     path = f"/v1/messages/{fields['message_id']}"

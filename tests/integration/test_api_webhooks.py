@@ -210,6 +210,34 @@ def test_dead_letters_are_listed_redriven_and_deleted(api, receiver, subscribe, 
     assert letters(api, path) == []
 
 
+def test_dead_letters_of_a_deleted_subscription_are_those_of_its_name(
+    lasting_api, receiver, subject
+):
+    api, name = lasting_api, unique("till")
+    path = api.subscribe(name, subject, url=receiver.hook(400), retry={"max_attempts": 1})
+    kept, dropped = api.publish(subject, body="kept"), api.publish(subject, body="dropped")
+    wait_until(lambda: len(letters(api, path)) == 2)
+    api.ask("DELETE", path, 204)
+    api.ask("GET", path, 404)
+    api.restart(kill=True)
+    assert {one["id"] for one in letters(api, path)} == {kept["id"], dropped["id"]}
+    problem = api.ask("POST", f"{path}/dead-letters/redrive", 409)
+    assert "make it again" in problem["detail"]
+    api.ask("DELETE", f"{path}/dead-letters/{dropped['id']}", 204)
+
+    api.subscribe(name, subject)
+    assert [one["body"] for one in letters(api, path)] == ["kept"]
+    assert api.ask("POST", f"{path}/dead-letters/redrive")["redriven"] == 1
+    assert letters(api, path) == []
+    api.restart(kill=True)
+    (message,) = api.pull(path)
+    assert (message["id"], message["body"], message["attempt"]) == (kept["id"], "kept", 1)
+    api.ack(path, message)
+    assert state(api, kept) == "delivered"
+    api.ask("DELETE", path, 204)
+    api.ask("GET", f"{path}/dead-letters", 404)
+
+
 @pytest.mark.parametrize(
     "query", ["limit=0", "limit=1001", "limit=x", "cursor=x", "cursor=-1", "cursor=" + "9" * 21]
 )

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from delayserver.decisions.events import Events
@@ -27,6 +28,7 @@ from delayserver.decisions.outcomes import Outcomes
 from delayserver.decisions.overlay import Overlay
 from delayserver.decisions.publishing import Publishing
 from delayserver.decisions.sequencer import Sequencer
+from delayserver.decisions.subscribing import Subscribing
 from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.settler import Settler
 from delayserver.errors import NotFoundError
@@ -43,7 +45,8 @@ from delayserver.schedule.loader import Loader
 from delayserver.schedule.purge import Purge
 from delayserver.schedule.replay import Filed, Replay, Snapshot
 from delayserver.schedule.wheel import Wheel
-from delayserver.server import shard
+from delayserver.server import calls, shard
+from delayserver.server.calls import Calls
 from delayserver.server.engine import Engine
 from delayserver.testing import Violation, run_world, server
 from storage.definitions_log import DefinitionsLog
@@ -356,7 +359,7 @@ def an_old_file_is_never_deleted(patch: Patch) -> None:
 def a_failed_delivery_is_forgotten(patch: Patch) -> None:
     """I3"""
     patch.setattr(Dispatcher, "return_delivery", lambda self, delivery, next_attempt: None)
-    patch.setattr(Dispatcher, "return_leased", lambda self, deliveries, which: None)
+    patch.setattr(Dispatcher, "return_leased", lambda self, *rest: None)
 
 
 @canary(Violation)
@@ -656,6 +659,47 @@ def no_descriptor_on_the_event_loop_ends_the_server(patch: Patch) -> None:
         return file.pread_now(length, offset) if file else None
 
     patch.setattr(HourLog, "read_now", read_now)
+
+
+@canary(Violation)
+def a_pause_is_made_of_the_definition_in_force(patch: Patch) -> None:
+    """I3: what is being deleted or changed meanwhile is as it was again."""
+
+    def pause(self: Any, subscription_id: int) -> Any:
+        in_force = self._registry.by_id(subscription_id)
+        if in_force is None or in_force.paused:
+            return None
+        return self.put_subscription(msgspec.structs.replace(in_force, paused=True))
+
+    patch.setattr(Subscribing, "pause", pause)
+
+
+@canary(Violation)
+def a_redrive_takes_what_dies_again_meanwhile(patch: Patch) -> None:
+    """I3: it does not end while the receiver refuses."""
+    original = Calls._some_letters
+
+    def some_letters(self: Any, owner: Any, from_seq: int, end_seq: int, ids: Any) -> Any:
+        return original(self, owner, from_seq, SEQ_MAX, ids)
+
+    patch.setattr(Calls, "_some_letters", some_letters)
+
+
+@canary(Violation)
+def a_deleted_subscription_takes_its_dead_letters_along(patch: Patch) -> None:
+    """I3"""
+    patch.setattr(calls, "read_dead_letter_owners", lambda catalog, name: [])
+
+
+@canary(Violation)
+def a_consumer_that_hangs_up_uses_up_an_attempt(patch: Patch) -> None:
+    """I3: a message would be dead though nobody was sent it."""
+    original = Dispatcher.return_leased
+
+    def return_leased(self: Any, deliveries: Any, which: Any, attempts_used: int = 1) -> None:
+        original(self, deliveries, which)
+
+    patch.setattr(Dispatcher, "return_leased", return_leased)
 
 
 def first_catch(seeds: Iterable[int], caught_by: tuple[Caught, ...]) -> str | None:

@@ -149,14 +149,14 @@ class Consuming:
 
         def leave() -> None:
             tokens.remove_wait(caller, refuse)
-            cancel()
+            fetch.cancel()
 
         def refuse() -> None:
-            cancel()
+            fetch.cancel()
             told(AccessError("the pull waited, and its token is not valid any more"))
 
         request = PullRequest(wanted.max, lease_ms, wait_ms, answer, wanted.min_messages)
-        cancel = self._calls.pull(subscription, request)
+        fetch = self._calls.pull(subscription, request)
         if not is_answered:
             tokens.add_wait(caller, refuse)
         return leave

@@ -9,7 +9,6 @@ Threads: belongs to the event loop.
 
 from typing import Annotated
 
-import msgspec
 from fastapi import APIRouter, Body, Query, Request, Response
 
 from delayserver.api.documents import (
@@ -34,15 +33,16 @@ from delayserver.api.rest.common import (
     STORED,
     Forward,
     NamePath,
+    Parts,
     PartsOf,
     json_answer,
 )
 from delayserver.api.rest.openapi import answer, json_body
 from delayserver.errors import ConflictError, InputError
-from delayserver.records.subscriptions import RetrySchedule, Subscription
+from delayserver.records.subscriptions import Registry, RetrySchedule, Subscription
 from delayserver.security.signing import WebhookSecret
 from delayserver.security.targets import TargetPolicy
-from delayserver.security.tokens import Action
+from delayserver.security.tokens import Action, Caller
 from delayserver.server.calls import Calls
 from delayserver.times import format_duration, format_time
 
@@ -69,14 +69,14 @@ async def put_subscription(
     parts: PartsOf,
 ) -> models.SubscriptionViewModel:
     """Create or change a subscription."""
-    async with parts.calls.subscription_lock:
-        existing = parts.calls.registry.by_name(name)
+
+    def define(existing: Subscription | None, known: Registry) -> Subscription:
         for subject in {wanted.subject, existing.subject if existing else wanted.subject}:
             require(caller, Action.CONSUME, subject)
-        subscription = _subscription(parts.calls, parts.targets, name, wanted, existing)
-        await parts.calls.put_subscription(subscription)
-    response.status_code = 200 if existing else 201
-    return _view(parts.calls, subscription)
+        response.status_code = 200 if existing else 201
+        return _subscription(parts.calls, parts.targets, name, wanted, existing, known)
+
+    return _view(parts.calls, await parts.calls.put_subscription(name, define))
 
 
 @router.get("/v1/subscriptions", tags=["subscriptions"])
@@ -104,20 +104,21 @@ async def get_subscription(name: NamePath, parts: PartsOf) -> models.Subscriptio
     responses=MISSING | LOGGED,
 )
 async def delete_subscription(name: NamePath, parts: PartsOf) -> None:
-    """Delete a subscription. What only it was to get waits for the next one that matches."""
-    await _change(parts.calls, name, deleted=True)
+    """Delete a subscription. What only it was to get waits for the next one that matches; its dead
+    letters stay listed under its name."""
+    await parts.calls.change_subscription(name, deleted=True)
 
 
 @router.post("/v1/subscriptions/{name}/pause", tags=["subscriptions"], responses=MISSING | LOGGED)
 async def pause_subscription(name: NamePath, parts: PartsOf) -> models.SubscriptionViewModel:
     """Deliver nothing until it is resumed; what falls due waits."""
-    return _view(parts.calls, await _change(parts.calls, name, paused=True))
+    return _view(parts.calls, await parts.calls.change_subscription(name, paused=True))
 
 
 @router.post("/v1/subscriptions/{name}/resume", tags=["subscriptions"], responses=MISSING | LOGGED)
 async def resume_subscription(name: NamePath, parts: PartsOf) -> models.SubscriptionViewModel:
     """Deliver again."""
-    return _view(parts.calls, await _change(parts.calls, name, paused=False))
+    return _view(parts.calls, await parts.calls.change_subscription(name, paused=False))
 
 
 # ── pull ──────────────────────────────────────────────────────────────────────────────────────────
@@ -178,14 +179,16 @@ async def extend_leases(name: NamePath, request: Request, parts: PartsOf) -> Res
 )
 async def list_dead_letters(
     name: NamePath,
+    caller: CallerOf,
     parts: PartsOf,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
     cursor: Annotated[str | None, Query(pattern="^[0-9]{1,20}$")] = None,
 ) -> Response:
-    """Messages that were given up, in the order of their last attempts."""
-    subscription = parts.calls.subscription(name)
+    """Messages that were given up, in the order of their last attempts; also those of
+    subscriptions of that name that were deleted."""
+    owners = await _owners(name, caller, parts)
     from_seq = min(int(cursor or 0), SEQ_MAX)
-    letters = await parts.dead_letters.page(subscription, from_seq, limit + 1)
+    letters = await parts.dead_letters.page(owners, from_seq, limit + 1)
     return json_answer(
         DeadLettersDocument(
             [dead_letter_document(letter) for letter in letters[:limit]],
@@ -197,16 +200,23 @@ async def list_dead_letters(
 @router.post(
     "/v1/subscriptions/{name}/dead-letters/redrive",
     tags=["dead letters"],
-    responses=MISSING | STORED | LOGGED,
+    responses=CONFLICT | STORED | LOGGED,
 )
 async def redrive_dead_letters(
-    name: NamePath, parts: PartsOf, which: Annotated[models.RedriveModel, Body()] = _REDRIVE_ALL
+    name: NamePath,
+    caller: CallerOf,
+    parts: PartsOf,
+    which: Annotated[models.RedriveModel, Body()] = _REDRIVE_ALL,
 ) -> models.RedrivenModel:
-    """Deliver dead letters again, all or those named by message id."""
+    """Deliver dead letters again, all or those named by message id; also those of subscriptions
+    of that name that were deleted."""
+    owners = await _owners(name, caller, parts)
+    heir = parts.calls.registry.by_name(name)
+    if heir is None:
+        raise ConflictError(f"the subscription {name!r} was deleted; make it again, and redrive")
+    require(caller, Action.CONSUME, heir.subject)
     ids = None if which.ids is None else set(which.ids)
-    return models.RedrivenModel(
-        redriven=await parts.dead_letters.redrive(parts.calls.subscription(name), ids)
-    )
+    return models.RedrivenModel(redriven=await parts.calls.redrive(owners, heir, ids))
 
 
 @router.delete(
@@ -215,9 +225,23 @@ async def redrive_dead_letters(
     status_code=204,
     responses=MISSING | LOGGED,
 )
-async def discard_dead_letter(name: NamePath, message_id: str, parts: PartsOf) -> None:
+async def discard_dead_letter(
+    name: NamePath, message_id: str, caller: CallerOf, parts: PartsOf
+) -> None:
     """Delete a dead letter, by message id."""
-    await parts.dead_letters.discard(parts.calls.subscription(name), message_id)
+    await parts.calls.discard(await _owners(name, caller, parts), message_id)
+
+
+async def _owners(name: str, caller: Caller | None, parts: Parts) -> list[Subscription]:
+    """Whose dead letters the name stands for, as far as the token may consume them.
+
+    Who takes over the name of a deleted subscription does not get to read its messages by that.
+    Raises NotFoundError, AccessError."""
+    owners = await parts.calls.dead_letter_owners(name)
+    allowed = [one for one in owners if caller is None or caller.may(Action.CONSUME, one.subject)]
+    if not allowed:
+        require(caller, Action.CONSUME, owners[-1].subject)
+    return allowed
 
 
 def _subscription(
@@ -226,10 +250,11 @@ def _subscription(
     name: str,
     wanted: models.SubscriptionModel,
     existing: Subscription | None,
+    known: Registry,
 ) -> Subscription:
-    settings, registry = calls.settings, calls.registry
-    if existing is None and len(registry) >= settings.subscriptions_max:
-        raise ConflictError(f"there are {len(registry)} subscriptions, the limit")
+    settings = calls.settings
+    if existing is None and len(known) >= settings.subscriptions_max:
+        raise ConflictError(f"there are {len(known)} subscriptions, the limit")
     if existing is not None and existing.type != wanted.type:
         raise ConflictError(f"the subscription is of type {existing.type}; delete it first")
     webhook = wanted.type == "webhook"
@@ -248,7 +273,7 @@ def _subscription(
     except InputError as error:
         raise error.below("/retry") from error
     return Subscription(
-        id=existing.id if existing else registry.next_id(),
+        id=existing.id if existing else known.next_id(),
         name=name,
         subject=wanted.subject,
         type=wanted.type,
@@ -290,14 +315,6 @@ def _catch_up(subscription: Subscription) -> str | dict[str, str]:
     if subscription.drop_older_than_ms:
         return {"drop_older_than": format_duration(subscription.drop_older_than_ms)}
     return "all"
-
-
-async def _change(calls: Calls, name: str, **changes: bool) -> Subscription:
-    async with calls.subscription_lock:
-        existing = calls.subscription(name)
-        changed = msgspec.structs.replace(existing, **changes)
-        await calls.put_subscription(changed)
-        return changed
 
 
 def _view(calls: Calls, subscription: Subscription) -> models.SubscriptionViewModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -196,14 +197,38 @@ def test_after_its_last_attempt_a_message_is_dead_and_can_be_redriven_once() -> 
     assert parts.messages.locate(parts.seq, START_MS).state is State.DEAD
     dead = parts.sent()
     payload = Payload(b"{}", origin=dead.origin)
-    parts.outcomes.redrive(1, parts.seq, payload, START_MS)
+    parts.outcomes.redrive(1, parts.seq, payload, 1, START_MS)
     for again in (
-        lambda: parts.outcomes.redrive(1, parts.seq, payload, START_MS),
+        lambda: parts.outcomes.redrive(1, parts.seq, payload, 1, START_MS),
         lambda: parts.outcomes.discard(1, parts.seq, parts.seq),
     ):
         with pytest.raises(NotFoundError):
             again()
     assert parts.state() == ChangeState.RETRYING
+
+
+def test_a_dead_letter_of_a_deleted_subscription_is_redriven_to_its_heir_once() -> None:
+    parts = Parts()
+    parts.answered(500, attempt=2)
+    parts.commit()
+    payload = Payload(b"{}", origin=parts.sent().origin)
+    parts.outcomes.redrive(1, parts.seq, payload, 2, START_MS)
+    assert parts.kinds() == [RecordKind.DISCARD, RecordKind.REDRIVE]
+    changes = parts.sequencer.changes(parts.seq)
+    assert (changes[1].state, changes[2].state) == (ChangeState.DISCARDED, ChangeState.RETRYING)
+    for heir_id in (2, 3, 1):
+        with pytest.raises(NotFoundError):
+            parts.outcomes.redrive(1, parts.seq, payload, heir_id, START_MS)
+    parts.fail()
+    assert parts.state() == ChangeState.DEAD
+
+
+def test_a_dead_letter_whose_hour_is_gone_is_redriven_to_its_heir_once() -> None:
+    parts = Parts()
+    payload = Payload(b"{}", origin=parts.sent().origin)
+    parts.outcomes.redrive(7, parts.seq, payload, 8, START_MS)
+    with pytest.raises(NotFoundError):
+        parts.outcomes.redrive(7, parts.seq, payload, 8, START_MS)
 
 
 def test_a_dead_letter_that_was_discarded_is_gone() -> None:
@@ -216,23 +241,41 @@ def test_a_dead_letter_that_was_discarded_is_gone() -> None:
         parts.outcomes.discard(1, parts.seq, parts.seq)
 
 
-def test_a_receiver_that_is_gone_pauses_its_subscription_unless_that_is_not_written() -> None:
+def test_a_receiver_that_is_gone_pauses_its_subscription_at_once_and_until_that_is_written() -> (
+    None
+):
     parts = Parts()
     queue = parts.dispatcher.queue(WEBHOOK)
     [handout] = parts.ports.handouts
     parts.dispatcher.on_read(handout, deliveries(parts.sent()), START_MS)
     parts.answered(410)
-    assert queue.subscription.paused and queue.count == 1
-    parts.fail()
-    assert not queue.subscription.paused
-    # Nothing else may happen to this subscription for a long time.
-    assert len(parts.ports.handouts) == 1
-    parts.wait(RETRY_COMMIT_MS)
-    assert len(parts.ports.handouts) == 2
-    parts.answered(410)
+    for tries in 1, 2:
+        assert queue.subscription.paused and queue.count == 1
+        parts.fail()
+        assert queue.subscription.paused and parts.kinds() == []
+        parts.wait(tries * RETRY_COMMIT_MS)
     parts.commit()
     [known] = parts.registry
     assert known.paused and parts.dispatcher.queue(known).subscription.paused
+
+
+def test_a_receiver_that_is_gone_does_not_undo_a_change_that_is_being_synced() -> None:
+    parts = Parts()
+    changed = msgspec.structs.replace(WEBHOOK, url="http://elsewhere")
+    parts.subscribing.put_subscription(changed)
+    parts.answered(410)
+    parts.commit()
+    [known] = parts.registry
+    assert (known.url, known.paused) == ("http://elsewhere", True)
+
+
+def test_a_receiver_that_is_gone_does_not_bring_back_what_is_being_deleted() -> None:
+    parts = Parts()
+    parts.subscribing.change(WEBHOOK.name, deleted=True)
+    parts.answered(410)
+    assert parts.kinds() == [RecordKind.SUBSCRIPTION]
+    parts.commit()
+    assert not len(parts.registry)
 
 
 def test_what_a_deleted_subscription_left_gets_a_record_of_its_own() -> None:

@@ -41,6 +41,32 @@ def test_a_subscription_that_was_not_written_is_not_there(parts: Parts) -> None:
     assert len(parts.registry) == 0
 
 
+def test_a_change_is_made_of_what_is_decided_and_not_of_what_is_in_force(parts: Parts) -> None:
+    parts.subscribing.put_subscription(NEW)
+    parts.commit()
+    parts.subscribing.change(NEW.name, paused=True)
+    parts.groups.flush(START_MS)
+    moved, _ = parts.subscribing.change(NEW.name, deleted=False)
+    assert moved.paused and not parts.registry.by_name(NEW.name).paused  # type: ignore[union-attr]
+    parts.subscribing.change(NEW.name, deleted=True)
+    with pytest.raises(NotFoundError):
+        parts.subscribing.change(NEW.name, paused=False)
+    assert parts.subscribing.pause(NEW.id) is None
+    assert parts.subscribing.subscription(NEW.name).id == NEW.id
+
+
+def test_what_was_decided_and_not_written_is_not_built_upon(parts: Parts) -> None:
+    parts.subscribing.put_subscription(NEW)
+    parts.commit()
+    parts.subscribing.change(NEW.name, paused=True)
+    parts.groups.flush(START_MS)
+    parts.subscribing.change(NEW.name, deleted=True)
+    parts.subscribing.put_subscription(subscription(8, name=NEW.name, created_ms=START_MS))
+    parts.groups.on_commit_failed(DiskFullError("pwrite", "messages", "no space"))
+    assert list(parts.subscribing.decided) == list(parts.registry)
+    assert parts.subscribing.decided.by_name(NEW.name) == parts.registry.by_id(NEW.id)
+
+
 def test_what_has_fallen_due_is_for_others_also_after_the_clock_was_set_back(parts: Parts) -> None:
     parts.publish(message(START_MS))
     parts.subscribing.advance(START_MS + 5_000)

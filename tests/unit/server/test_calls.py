@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -13,8 +13,10 @@ from delayserver.config import Settings
 from delayserver.decisions.delayed_produce import Level
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
-from delayserver.errors import NotFoundError, StoppingError
-from delayserver.records.message import Payload
+from delayserver.delivery.webhook import WebhookResponse
+from delayserver.errors import ConflictError, NotFoundError, StoppingError
+from delayserver.queries.dead_letters import DeadLetters
+from delayserver.records.message import DueDelivery, Payload, State
 from delayserver.records.message_id import MessageId
 from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.server.calls import Calls
@@ -63,9 +65,9 @@ class Machine:
         published = self.calls.publish_one(message, self.clock())
         return self.calls.message_id(published.message_id)
 
-    def subscribe(self) -> None:
-        one = subscription(1, subject="*", type="pull", created_ms=self.clock())
-        self.wait(lambda: self.calls.put_subscription(one))
+    def subscribe(self, number: int = 1, **more: Any) -> None:
+        one = subscription(number, subject="*", created_ms=self.clock(), **more)
+        self.wait(lambda: self.calls.put_subscription(one.name, lambda existing, known: one))
 
 
 @pytest.fixture
@@ -125,9 +127,9 @@ def test_what_a_consumer_that_is_gone_would_get_is_for_the_next(machine: Machine
     consumer = calls.registry.by_id(1)
     assert consumer is not None
     answers: list[Pulled] = []
-    cancel = calls.pull(consumer, PullRequest(10, 60_000, 60_000, answers.append))
+    fetch = calls.pull(consumer, PullRequest(10, 60_000, 60_000, answers.append))
     machine.publish(due_in_ms=0)
-    cancel()
+    fetch.cancel()
     machine.wait(calls.settled)
     assert not answers
     calls.pull(consumer, PullRequest(10, 60_000, 60_000, answers.append))
@@ -159,3 +161,147 @@ def test_many_ids_are_those_of_one_at_a_time(machine: Machine) -> None:
     assert list(texts) == [machine.calls.encode_id(one.due_ms, one.seq) for one in found]
     with pytest.raises(NotFoundError):
         machine.calls.message_id("x")
+
+
+def test_a_consumer_that_goes_while_bodies_are_read_uses_up_no_attempt(machine: Machine) -> None:
+    calls = machine.calls
+    machine.subscribe(max_attempts=1)
+    consumer = calls.subscription("s1")
+    machine.publish(due_in_ms=0)
+    machine.wait(calls.checkpoint)
+    answers: list[Pulled] = []
+    machine.server.reader_now.fetch_now = lambda *rest: None  # type: ignore[method-assign]
+    for _ in range(3):
+        fetch = calls.pull(consumer, PullRequest(10, 60_000, 0, answers.append))
+        assert calls.waiting(consumer) == (0, 1)
+        fetch.cancel()
+        machine.wait(calls.settled)
+        assert calls.waiting(consumer) == (1, 0)
+    calls.pull(consumer, PullRequest(10, 60_000, 0, answers.append))
+    machine.wait(calls.settled)
+    [[(delivery, _)]] = answers
+    assert delivery.attempt == 1
+
+
+def die(machine: Machine, count: int = 1) -> list[str]:
+    """Messages that subscription 1 gives up; their ids."""
+    calls, dead = machine.calls, machine.server.engine.outcomes.dead_by_subject
+    ids = []
+    for _ in range(count):
+        found = machine.publish(due_in_ms=0)
+        ids.append(calls.encode_id(found.due_ms, found.seq))
+    before = sum(dead.values())
+    while sum(dead.values()) < before + count:
+        machine.wait(calls.checkpoint)
+        for name in [one.name for one in calls.registry]:
+            answers: list[Pulled] = []
+            calls.pull(calls.subscription(name), PullRequest(1000, 1, 0, answers.append))
+            machine.wait(calls.settled)
+    machine.wait(calls.checkpoint)
+    return ids
+
+
+def redrive(machine: Machine, name: str = "s1", ids: list[str] | None = None) -> int:
+    async def ask() -> int:
+        owners = await machine.calls.dead_letter_owners(name)
+        return await machine.calls.redrive(owners, machine.calls.subscription(name), ids)
+
+    return machine.wait(ask)
+
+
+def letters(machine: Machine, name: str = "s1") -> list[str]:
+    async def ask() -> list[str]:
+        owners = await machine.calls.dead_letter_owners(name)
+        return [one.message_id for one in await DeadLetters(machine.calls).page(owners, 0, 100)]
+
+    return machine.wait(ask)
+
+
+def test_a_redrive_ends_though_what_it_redrives_dies_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.calls.redrive_max = 2
+    machine.subscribe(type="webhook", max_attempts=1, url="http://127.0.0.1/")
+    server = machine.server
+
+    def refuse(_: object, deliveries: list[DueDelivery]) -> None:
+        answers = [(deliveries, WebhookResponse(None, None, "refused"))]
+        server.post(server.engine.outcomes.on_sent, answers, machine.clock())
+
+    monkeypatch.setattr(server, "send", refuse)
+    for _ in range(5):
+        machine.publish(due_in_ms=0)
+    dead = server.engine.outcomes.dead_by_subject
+    while sum(dead.values()) < 5:
+        machine.wait(machine.calls.checkpoint)
+    assert redrive(machine) == 5
+    machine.wait(machine.calls.checkpoint)
+    assert sum(dead.values()) == 10
+    assert len(letters(machine)) == 5
+
+
+@pytest.mark.parametrize(
+    ("count", "total_bytes", "turns"), [(200, 10_000, 1), (3, 10_000, 2), (200, 1, 4)]
+)
+def test_a_redrive_takes_no_more_in_a_turn_than_it_may(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, count: int, total_bytes: int, turns: int
+) -> None:
+    machine.calls.redrive_max = count
+    monkeypatch.setattr("delayserver.server.calls.REDRIVE_BYTES_MAX", total_bytes)
+    machine.subscribe(max_attempts=1)
+    ids = die(machine, 4)
+    assert letters(machine) == ids
+    before = machine.server.engine.groups.committed_total
+    assert redrive(machine) == 4
+    assert machine.server.engine.groups.committed_total == before + turns
+    assert letters(machine) == []
+
+
+def test_dead_letters_of_a_deleted_subscription_are_found_by_its_name(machine: Machine) -> None:
+    calls = machine.calls
+    machine.subscribe(max_attempts=1)
+    first, second, third = die(machine, 3)
+    machine.wait(lambda: calls.change_subscription("s1", deleted=True))
+    assert letters(machine) == [first, second, third]
+    machine.subscribe(2, name="s1", max_attempts=1)
+    assert letters(machine) == [first, second, third]
+    assert redrive(machine, ids=[second, "no id"]) == 1
+    assert redrive(machine, ids=[second]) == 0
+    assert letters(machine) == [first, third]
+    answers: list[Pulled] = []
+    calls.pull(calls.subscription("s1"), PullRequest(10, 60_000, 0, answers.append))
+    machine.wait(calls.settled)
+    [[(delivery, token)]] = answers
+    assert (delivery.message_id, delivery.attempt) == (second, 1)
+    seq, due_ms = delivery.origin.message_seq, delivery.origin.published_due_ms
+    assert calls.locate(seq, due_ms).state is State.DELIVERING
+    calls.ack(calls.subscription("s1"), [token], lambda over: None)
+    machine.wait(calls.checkpoint)
+    assert calls.locate(seq, due_ms).state is State.DELIVERED
+
+    async def discard() -> None:
+        await calls.discard(await calls.dead_letter_owners("s1"), third)
+
+    machine.wait(discard)
+    with pytest.raises(NotFoundError):
+        machine.wait(discard)
+    assert letters(machine) == [first]
+
+
+def test_a_name_without_subscription_and_letters_is_not_known(machine: Machine) -> None:
+    machine.subscribe()
+    assert letters(machine) == []
+    machine.wait(lambda: machine.calls.change_subscription("s1", deleted=True))
+    for name in ("s1", "s2"):
+        with pytest.raises(NotFoundError):
+            letters(machine, name)
+
+
+def test_a_redrive_stops_when_its_subscription_is_deleted(machine: Machine) -> None:
+    machine.subscribe(max_attempts=1)
+    [letter] = die(machine)
+    heir = machine.calls.subscription("s1")
+    machine.wait(lambda: machine.calls.change_subscription("s1", deleted=True))
+    with pytest.raises(ConflictError):
+        machine.wait(lambda: machine.calls.redrive([heir], heir, None))
+    assert letters(machine) == [letter]

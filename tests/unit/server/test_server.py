@@ -122,7 +122,7 @@ def test_a_step_of_the_clock_is_told_and_ends_no_lease(
         server = Server(settings, clock=clock, stopwatch=clock.stopwatch_ms, fatal=_never)
         calls, leases = server.calls, server.engine.outcomes.leases
         await server.start()
-        await calls.put_subscription(pull)
+        await calls.put_subscription(pull.name, lambda known, decided: pull)
         calls.publish_one(NewMessage("job", clock.now_ms, Payload(b"1")), clock.now_ms)
         got: asyncio.Future[Pulled] = asyncio.get_running_loop().create_future()
         calls.pull(pull, PullRequest(1, LEASE_MS, 60_000, got.set_result))
