@@ -52,7 +52,14 @@ GROUPS: Final = {
         "write_timeout_ms",
         "idle_timeout_ms",
     ),
-    "Delivery": ("in_flight_max", "lead_ms", "drain_ms", "fire_rows_max", "clock_offset_ms"),
+    "Delivery": (
+        "in_flight_max",
+        "answer_max_bytes",
+        "lead_ms",
+        "drain_ms",
+        "fire_rows_max",
+        "clock_offset_ms",
+    ),
     "Logs on the disk": (
         "segment_bytes",
         "group_max_bytes",

@@ -26,6 +26,7 @@ import msgspec
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.messages import Messages
+from delayserver.decisions.packing import MESSAGE_ROW
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.subscribing import Subscribing
 from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
@@ -128,7 +129,11 @@ class Outcomes:
         now_ms: int,
         subscription_id: int | None = None,
     ) -> list[str]:
-        """A consumer does not want messages now; returns tokens as `ack`."""
+        """A consumer does not want messages now; returns tokens as `ack`.
+
+        With a delay they are recorded again. Raises OverloadedError: nothing was done."""
+        if delay_ms:
+            self._groups.admit_retries()
         ended, over = self.leases.end(tokens, subscription_id)
         for some in ended:
             if delay_ms:
@@ -278,6 +283,7 @@ class Outcomes:
         payload = msgspec.structs.replace(delivery.payload, origin=next_origin)
         sealed = encode_payload(payload)
         due_ms = now_ms + delay_ms
+        self._groups.make_room(len(sealed) + MESSAGE_ROW.size)
         seq = self._sequencer.append(
             RecordKind.RETRY,
             due_ms=due_ms,
@@ -301,7 +307,8 @@ class Outcomes:
         """No attempt is left after so many: it can be listed and redriven from now on."""
         origin = msgspec.structs.replace(delivery.origin, attempt=attempts + 1)
         payload = encode_payload(msgspec.structs.replace(delivery.payload, origin=origin))
-        value = DeadLetter(reason, now_ms, attempts, payload)
+        value = seal(msgspec.msgpack.encode(DeadLetter(reason, now_ms, attempts, payload)))
+        self._groups.make_room(len(value) + MESSAGE_ROW.size)
         seq = self._sequencer.append(
             RecordKind.DEAD,
             message_seq=origin.message_seq,
@@ -309,7 +316,7 @@ class Outcomes:
             target_due_ms=delivery.entry.due_ms,
             subject_id=origin.subject_id,
             subscription_id=delivery.subscription_id,
-            payload=seal(msgspec.msgpack.encode(value)),
+            payload=value,
             attempt=attempts,
         )
         change = Change(

@@ -8,7 +8,6 @@ Threads: belongs to the event loop.
 
 import asyncio
 import contextlib
-import itertools
 from dataclasses import dataclass
 
 import msgspec
@@ -50,21 +49,29 @@ class DeadLetters:
 
     async def page(
         self, subscription: Subscription, from_seq: int, limit: int
-    ) -> list[DeadLetterView]:
-        """Dead letters of a subscription from one schedule row on, in the order of their rows."""
+    ) -> tuple[list[DeadLetterView], int | None]:
+        """Up to `limit` dead letters of a subscription from one schedule row on, in the order of
+        their rows, and where to go on. They are fewer where they are long."""
         await self._calls.checkpoint()
         return await asyncio.to_thread(self._scan, subscription, from_seq, limit)
 
-    def _scan(self, subscription: Subscription, from_seq: int, limit: int) -> list[DeadLetterView]:
+    def _scan(
+        self, subscription: Subscription, from_seq: int, limit: int
+    ) -> tuple[list[DeadLetterView], int | None]:
         calls = self._calls
         prefix = number_key(subscription.id)
         pairs = calls.catalog.scan(
             Table.DEAD_LETTERS, dead_letter_key(subscription.id, from_seq), prefix=prefix
         )
-        letters = []
-        for key, value in itertools.islice(pairs, limit):
-            letter = msgspec.msgpack.decode(value, type=DeadLetter)
+        letters: list[DeadLetterView] = []
+        total_bytes = 0
+        for key, value in pairs:
             _, entry_seq = parse_dead_letter_key(key)
+            total_bytes += len(value)
+            is_long = letters and total_bytes > calls.settings.answer_max_bytes
+            if is_long or len(letters) == limit:
+                return letters, entry_seq
+            letter = msgspec.msgpack.decode(value, type=DeadLetter)
             payload = decode_payload(letter.payload, "catalog", 0, entry_seq)
             origin = payload.origin
             assert origin is not None
@@ -79,12 +86,14 @@ class DeadLetters:
                     payload,
                 )
             )
-        return letters
+        return letters, None
 
     async def redrive(self, subscription: Subscription, ids: set[str] | None) -> int:
         """Schedule dead letters again: those with these message ids, or all. Returns how many."""
-        from_seq = count = 0
-        while letters := await self.page(subscription, from_seq, REDRIVE_PAGE):
+        from_seq: int | None = 0
+        count = 0
+        while from_seq is not None:
+            letters, from_seq = await self.page(subscription, from_seq, REDRIVE_PAGE)
             now_ms = self._calls.clock()
             for letter in letters:
                 if ids is None or letter.message_id in ids:
@@ -94,7 +103,6 @@ class DeadLetters:
                             subscription.id, letter.entry_seq, letter.payload, now_ms
                         )
                         count += 1
-            from_seq = letters[-1].entry_seq + 1
         await self._calls.durable(self._calls.not_durable())
         return count
 
@@ -115,10 +123,10 @@ class DeadLetters:
                 return change.entry_seq
         else:
             # Its hour is past the retention: only the letter itself tells whose it is.
-            from_seq = 0
-            while letters := await self.page(subscription, from_seq, REDRIVE_PAGE):
+            from_seq: int | None = 0
+            while from_seq is not None:
+                letters, from_seq = await self.page(subscription, from_seq, REDRIVE_PAGE)
                 for letter in letters:
                     if letter.message_id == message_id:
                         return letter.entry_seq
-                from_seq = letters[-1].entry_seq + 1
         raise NotFoundError(f"{subscription.name} has no dead letter {message_id!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,8 @@ from delayserver.delivery.catch_up import Pace
 from delayserver.schedule.wheel_rows import FiredRows
 from storage.rows import HOUR_MS
 from tests.unit.fakes import HOUR, START_MS, seqs, subscription, wheel_rows
+
+NO_LIMIT = 1 << 40
 
 definitions = st.fixed_dictionaries(
     {},
@@ -73,7 +76,7 @@ def test_rows_leave_once_and_as_the_definition_allows(
         elif name == "pop":
             ready = backlog.ready(now_ms)
             oldest_ms = min(waiting.values(), default=0)
-            taken = backlog.pop(value, now_ms)
+            taken = backlog.pop(value, NO_LIMIT, now_ms)
             count = len(seqs(taken))
             assert count <= min(ready, value)
             if not definition.drop_older_than_ms:
@@ -93,7 +96,7 @@ def test_rows_leave_once_and_as_the_definition_allows(
             left += count
             popped = taken or popped
         elif name == "drop":
-            for batch in backlog.pop_outdated(value, now_ms):
+            for batch in backlog.pop_outdated(value, NO_LIMIT, now_ms):
                 for seq, due in zip(seqs([batch]), due_ms(batch), strict=True):
                     assert waiting.pop(seq) == due
                     assert due < now_ms - definition.drop_older_than_ms
@@ -118,7 +121,10 @@ def test_rows_leave_once_and_as_the_definition_allows(
     for _ in range(1000):
         if not waiting:
             break
-        leaving = [*backlog.pop_outdated(100, now_ms), *backlog.pop(100, now_ms)]
+        leaving = [
+            *backlog.pop_outdated(100, NO_LIMIT, now_ms),
+            *backlog.pop(100, NO_LIMIT, now_ms),
+        ]
         for seq in seqs(leaving):
             del waiting[seq]
         if waiting and not leaving:
@@ -126,6 +132,33 @@ def test_rows_leave_once_and_as_the_definition_allows(
             assert next_ms is not None, "rows wait, and nothing will let them go"
             now_ms = next_ms
     assert not waiting
+
+
+@given(
+    lengths=st.lists(st.integers(0, 50), min_size=1, max_size=30),
+    cuts=st.sets(st.integers(1, 29)),
+    takes=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 100)), min_size=30, max_size=30),
+)
+def test_what_leaves_together_is_no_longer_than_allowed_or_one_row(
+    lengths: list[int], cuts: set[int], takes: list[tuple[int, int]]
+) -> None:
+    backlog = Backlog(subscription(), 0)
+    rows = wheel_rows(HOUR, *((seq, START_MS + seq) for seq in range(len(lengths))))
+    rows["locator"] = lengths
+    for piece in np.split(rows, sorted(cut for cut in cuts if cut < len(rows))):
+        backlog.push(FiredRows(HOUR, piece))
+    left: list[int] = []
+    for rows_max, bytes_max in takes:
+        here = seqs(backlog.pop(rows_max, bytes_max, START_MS + 99))
+        total_bytes = sum(lengths[seq] for seq in here)
+        assert total_bytes <= bytes_max or len(here) == 1
+        left += here
+        if len(left) == len(lengths):
+            break
+        # No more would have fitted.
+        assert len(here) == rows_max or total_bytes + lengths[left[-1] + 1] > bytes_max
+    assert left == list(range(len(lengths)))
+    assert backlog.count == 0
 
 
 @given(
@@ -173,10 +206,10 @@ def test_what_is_new_is_on_time_beside_what_is_spread() -> None:
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, *late[:99])))
     assert backlog.ready(START_MS + 100) == 1  # now the time begins
     now_ms = START_MS + 1_100
-    assert seqs(backlog.pop(50, now_ms)) == list(range(1, 11))
+    assert seqs(backlog.pop(50, NO_LIMIT, now_ms)) == list(range(1, 11))
     assert backlog.next_ms(now_ms) is not None
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, (500, START_MS + 1_100))))
-    assert seqs(backlog.pop(50, now_ms)) == [500]
+    assert seqs(backlog.pop(50, NO_LIMIT, now_ms)) == [500]
     assert backlog.ready(now_ms) == 0
 
 
@@ -200,7 +233,7 @@ def test_what_fell_due_in_a_pause_is_behind_when_it_ends() -> None:
     backlog.change(paused, definition, START_MS + 500)
     assert backlog.ready(START_MS + 500) == 1
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, (3, START_MS + 499), (4, START_MS + 500))))
-    assert seqs(backlog.pop(9, START_MS + 500)) == [4, 1]
+    assert seqs(backlog.pop(9, NO_LIMIT, START_MS + 500)) == [4, 1]
     assert backlog.next_ms(START_MS + 500) == START_MS + 834
 
 
@@ -212,10 +245,10 @@ def test_rows_leave_in_order_and_in_pieces(rows_max: int) -> None:
     backlog.push_front(FiredRows(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS))))
     popped: list[int] = []
     while backlog.count:
-        batches = backlog.pop(rows_max, START_MS)
+        batches = backlog.pop(rows_max, NO_LIMIT, START_MS)
         here = seqs(batches)
         assert 0 < len(here) <= rows_max
         assert all(batch.hour == HOUR + (5 in seqs([batch])) for batch in batches)
         popped += here
     assert popped == [1, 2, 3, 4, 5]
-    assert backlog.pop(rows_max, START_MS) == []
+    assert backlog.pop(rows_max, NO_LIMIT, START_MS) == []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,7 +15,7 @@ from delayserver.decisions.outcomes import RETRY_COMMIT_MS, Outcomes
 from delayserver.decisions.subscribing import Subscribing
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.errors import NotFoundError
+from delayserver.errors import NotFoundError, OverloadedError
 from delayserver.records.message import DueDelivery, Payload, State
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import ChangeState
@@ -106,8 +108,8 @@ WEBHOOK = subscription(
 class Parts(MessageParts):
     """Outcomes, and one delivery that was sent."""
 
-    def __init__(self, receiver: Subscription = WEBHOOK) -> None:
-        super().__init__(receiver)
+    def __init__(self, receiver: Subscription = WEBHOOK, **settings: Any) -> None:
+        super().__init__(receiver, **settings)
         self.given_up: list[str] = []
         self.timeouts = Timeouts(START_MS)
         self.subscribing = Subscribing(self.registry, self.sequencer, self.groups, self.dispatcher)
@@ -240,7 +242,7 @@ def test_a_consumer_that_gives_back_waits_or_gets_it_again_and_the_last_attempt_
     leases = parts.outcomes.leases
 
     def lease(attempt: int = 1) -> str:
-        parts.dispatcher.queue(receiver).rows.pop(1, START_MS)
+        parts.dispatcher.queue(receiver).rows.pop(1, 1, START_MS)
         return leases.grant(deliveries(parts.sent(attempt)), 1000) + "0"
 
     assert parts.outcomes.nack([lease(), "e-9-0"], 0, START_MS) == ["e-9-0"]
@@ -252,3 +254,34 @@ def test_a_consumer_that_gives_back_waits_or_gets_it_again_and_the_last_attempt_
     parts.timeouts.advance(START_MS + 10)
     assert parts.kinds() == [RecordKind.RETRY, RecordKind.DEAD]
     assert parts.outcomes.dead_by_subject == {1: 1}
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_many_long_bodies_are_recorded_again_in_several_groups(attempt: int) -> None:
+    receiver = subscription(1, max_attempts=2)
+    parts = Parts(receiver, group_max_bytes=3000)
+    body = Payload(bytes(900))
+    ones = [
+        msgspec.structs.replace(delivery(seq, attempt=attempt), payload=body) for seq in range(2, 8)
+    ]
+    parts.hours.add(START_MS // HOUR_MS, len(ones))
+    token = parts.outcomes.leases.grant(deliveries(*ones), 1000)
+    began = len(parts.ports.committing)
+    assert parts.outcomes.nack([f"{token}{index}" for index in range(6)], 50, START_MS) == []
+    while not parts.groups.is_idle:
+        parts.commit()
+    groups = parts.ports.committing[began:]
+    assert [group.count for group in groups] == [2, 2, 2]
+    assert all(group.total_bytes <= 3000 for group in groups)
+
+
+def test_a_delay_is_refused_while_too_much_is_not_filed_and_the_leases_go_on() -> None:
+    sizes = {"group_max_bytes": 600, "checkpoint_bytes": 600, "unfiled_max_bytes": 600}
+    parts = Parts(subscription(1), **sizes)
+    parts.publish(message(START_MS, body=bytes(700)))
+    parts.commit()
+    token = parts.outcomes.leases.grant(deliveries(parts.sent()), 1000) + "0"
+    with pytest.raises(OverloadedError):
+        parts.outcomes.nack([token], 50, START_MS)
+    assert parts.outcomes.leases.get(token) is not None
+    assert parts.outcomes.nack([token], 0, START_MS) == []
