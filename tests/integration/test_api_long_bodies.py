@@ -82,3 +82,16 @@ def test_dead_letters_page_earlier(api):
         cursor = found["cursor"]
     assert pages == [BODIES[:2], BODIES[2:4], BODIES[4:]]
     assert api.ask("POST", f"{path}/dead-letters/redrive") == {"redriven": 6}
+
+
+@pytest.mark.parametrize("is_filed", [False, True])
+def test_an_event_fires_them_a_few_at_a_time(api, is_filed):
+    subject, key = unique("long"), unique("order")
+    path = api.subscribe(unique("consumer"), subject)
+    for body in BODIES:
+        api.publish(subject, body=body, delay="9d", watch=[key], on_event="fire")
+    if is_filed:
+        api.ask("GET", f"/v1/subjects/{subject}/messages")
+    assert api.ask("POST", f"/v1/events/{key}") == {"cancelled": 0, "fired": len(BODIES)}
+    assert sorted(bodies(api.pull_all(path, len(BODIES)))) == BODIES
+    assert api.ask("POST", f"/v1/events/{key}") == {"cancelled": 0, "fired": 0}
