@@ -223,13 +223,16 @@ class Calls:
             done(expired)
 
     def nack(
-        self, subscription: Subscription, tokens: list[str], delay_ms: int
-    ) -> tuple[list[str], Group | None]:
-        """Give leased messages back. Returns the tokens that were over, and the group that has to
-        be durable before that is told (None: none)."""
-        expired = self._engine.outcomes.nack(tokens, delay_ms, self.clock(), subscription.id)
+        self,
+        subscription: Subscription,
+        tokens: list[str],
+        delay_ms: int,
+        done: Callable[[list[str], Exception | None], None],
+    ) -> None:
+        """Give leased messages back; `done` gets the tokens that were over, once the others are
+        recorded, or what kept them from being so. Raises OverloadedError."""
+        self._engine.outcomes.nack(tokens, delay_ms, self.clock(), subscription.id, done)
         self._shard.tick_soon()
-        return expired, self._engine.groups.not_durable() if delay_ms else None
 
     def extend(self, subscription: Subscription, tokens: list[str], lease_ms: int) -> list[str]:
         """Give leases a new deadline. Returns those that were over."""

@@ -147,6 +147,7 @@ class Engine:
             epoch=epoch,
             random=random,
             given_up=ports.given_up,
+            call_soon=ports.call_soon,
         )
         self.imports = Imports(
             settings, catalog, sequencer, groups, messages, self.publishing, ports, self._prune

@@ -246,6 +246,8 @@ class SimulatedServer(Shard):
 
         # As with a million keys, much may happen while they are decided.
         self.engine.imports.decide_keys = 1
+        # As with ten thousand leases of one consumer.
+        self.engine.outcomes.records_turn = 1
         # What cancels many is short here, and has to be decided as a thousand are.
         self.engine.cancels.columns_min = 2
         self.engine.dispatcher.fire = watched  # type: ignore[method-assign]

@@ -64,7 +64,6 @@ class World:
             fire_rows_max=rng.choice((2, 10_000)),
             # Each of its own, so that what happens in a world does not depend on it.
             archive=random.Random(f"keep {seed}").random() < 0.5,
-            answer_max_bytes=random.Random(f"answer {seed}").choice((1, 200, 16 << 20)),
         )
         self.ledger.archive = self.settings.archive
         self.disk = SimulatedFiles(rng=rng)
