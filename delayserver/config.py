@@ -30,6 +30,7 @@ from storage.message_log import Durability
 
 KIB = 1024
 MIB = 1024 * KIB
+GIB = 1024 * MIB
 SECOND_MS = 1000
 MINUTE_MS = 60 * SECOND_MS
 _JSON_LIST = re.compile(r'\s*\[\s*["\]]')
@@ -83,7 +84,10 @@ class Settings(BaseSettings):
     delay_max_ms: int = Field(2 * 365 * DAY_MS, gt=0, description="longest delay accepted")
     body_max_bytes: int = Field(MIB, gt=0, description="longest message accepted")
     batch_max_messages: int = Field(10_000, gt=0, description="most messages in one batch")
-    batch_max_bytes: int = Field(64 * MIB, gt=0, description="longest batch accepted")
+    batch_max_bytes: int = Field(64 * MIB, gt=0, le=GIB // 4, description="longest batch accepted")
+    answer_max_bytes: int = Field(
+        16 * MIB, gt=0, le=GIB, description="most bytes of messages in one answer; at least one"
+    )
     import_max_messages: int = Field(
         20_000_000, gt=0, description="most messages in one import; 40 bytes of memory per key"
     )
@@ -115,9 +119,14 @@ class Settings(BaseSettings):
         100, ge=0, description="dispatch log synced at least this often (0: each time)"
     )
     unfiled_max_bytes: int = Field(
-        256 * MIB, gt=0, description="accepted but unfiled bytes beyond which publishing waits"
+        256 * MIB,
+        gt=0,
+        le=64 * GIB,
+        description="accepted but unfiled bytes beyond which publishing waits",
     )
-    group_max_bytes: int = Field(32 * MIB, gt=0, description="most bytes in one commit group")
+    group_max_bytes: int = Field(
+        32 * MIB, gt=0, le=GIB, description="most bytes in one commit group"
+    )
     catalog_max_bytes: int = Field(64 * 1024 * MIB, gt=0, description="limit of the catalog's file")
     disk_reserve_bytes: int = Field(
         512 * MIB, ge=0, description="publishing is refused when less than this is free"
@@ -320,6 +329,7 @@ GROUPS: Final = {
     "Delivery": (
         "in_flight_max",
         "webhook_connections_max",
+        "answer_max_bytes",
         "lead_ms",
         "drain_ms",
         "fire_rows_max",

@@ -8,9 +8,10 @@ or cancelled is left alone. One that an event has fired watches nothing any more
 event does not count it again, also not one for another of its keys.
 
 Up to `EVENT_MESSAGES_MAX` messages (or half of `group_max_bytes` of bodies) are one group: after a
-crash all of them are completed or none. An event with more of them is a sequence of such groups; if
-the server ends in between, the first ones are completed, and the same event completes the rest.
-Messages that are published after the event came in are not its business.
+crash all of them are completed or none. An event with more of them is a sequence of such groups,
+each in a turn of the event loop of its own; if the server ends in between, the first ones are
+completed, and the same event completes the rest. Messages that are published after the event came
+in are not its business.
 
 Cost: about 15 µs per message that is cancelled; the body of one that is fired is read and logged
 again. Threads: belongs to the event loop.
@@ -30,7 +31,8 @@ from delayserver.records.message import Payload, ScheduleEntry, State
 from delayserver.records.tables import ChangeState, OnEvent
 from storage.frame import seal
 
-EVENT_MESSAGES_MAX = 10_000
+EVENT_MESSAGES_MAX = 500
+"""They keep the event loop busy for some 15 ms."""
 
 
 @dataclass(slots=True)
@@ -40,6 +42,8 @@ class Completed:
     cancelled: list[int]
     """Seqs of the messages."""
     fired: list[int]
+    left: list[Watcher]
+    """Those that did not fit into the group; they still watch."""
     group: Group | None
 
 
@@ -61,13 +65,15 @@ class Events:
         self._watches = watches
         self.events_total = 0
 
-    def watchers(self, key: str, before_seq: int) -> list[Watcher]:
-        """Messages older than `before_seq` that an event for the key would complete."""
-        return [
-            watcher
-            for watcher in self._watches.of(key)
-            if watcher.seq < before_seq and self._waits(watcher)
-        ]
+    def watchers(
+        self, key: str, before_seq: int, from_seq: int = 0
+    ) -> tuple[list[Watcher], int | None]:
+        """Messages older than `before_seq` that an event for the key would complete, the first
+        ones from a seq on; and where to go on (None: these were the last)."""
+        watchers = self._watches.of(key, from_seq, EVENT_MESSAGES_MAX)
+        older = [watcher for watcher in watchers if watcher.seq < before_seq]
+        next_seq = older[-1].seq + 1 if len(older) == EVENT_MESSAGES_MAX else None
+        return [watcher for watcher in older if self._waits(watcher)], next_seq
 
     def _waits(self, watcher: Watcher) -> bool:
         change = self._sequencer.changes(watcher.seq).get(0)
@@ -86,23 +92,24 @@ class Events:
         bodies: Mapping[int, tuple[Payload, int]],
         now_ms: int,
     ) -> Completed:
-        """Cancel or fire messages, as many as fit into one group; the others still watch.
+        """Cancel or fire messages, as many as fit into one group.
 
         `bodies`: payload and subject id of those that are to be fired, by seq; one without is left
         alone. Raises OverloadedError, StoppingError: then nothing was done."""
-        fitting: list[Watcher] = []
-        total_bytes = 0
-        for watcher in watchers[:EVENT_MESSAGES_MAX]:
+        count = total_bytes = 0
+        for count, watcher in enumerate(watchers):
             body = bodies.get(watcher.seq)
-            total_bytes += len(body[0].body) if body is not None else 0
-            if fitting and total_bytes > self._bytes_max:
+            body_bytes = len(body[0].body) if body is not None else 0
+            if count and total_bytes + body_bytes > self._bytes_max:
                 break
-            fitting.append(watcher)
+            total_bytes += body_bytes
+        else:
+            count = len(watchers)
         self._groups.admit(total_bytes)
         self.events_total += 1
         event = seal(key.encode())
-        done = Completed([], [], None)
-        for watcher in fitting:
+        done = Completed([], [], watchers[count:], None)
+        for watcher in watchers[:count]:
             # Meanwhile it may have fallen due, or somebody else cancelled it.
             if not self._waits(watcher):
                 continue

@@ -15,8 +15,12 @@ is durable the committer reads rows and payloads, and nobody changes them.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from delayserver.decisions.packing import MESSAGE_ROW
 from delayserver.errors import OverloadedError
+from storage.rows import MESSAGE_DTYPE
 
 Waiter = Callable[[Exception | None], None]
 
@@ -78,6 +82,12 @@ class Group:
     def encode(self) -> tuple[bytes, bytes]:
         """Rows and payloads as they stand in the frame."""
         return _joined(self.rows), _joined(self.payloads)
+
+    def payload_lengths(self) -> NDArray[np.uint32]:
+        """How long the sealed payload of each record is, as it stands in its row."""
+        rows, _ = self.encode()
+        lengths: NDArray[np.uint32] = np.frombuffer(rows, MESSAGE_DTYPE)["payload_length"]
+        return lengths
 
     def payload(self, seq: int) -> tuple[bytes, int]:
         """The sealed payload of one of its records, and the record's subject id.

@@ -7,6 +7,8 @@ end of its turn and commits it itself: a thread would cost more, there and back 
 before it answers). On any other disk the committer's thread syncs one group while the next one
 fills; that one is closed when the sync has come back. So one sync answers all that came meanwhile.
 What is accepted and not filed yet is bounded: at the bound, a publish is answered with an error.
+What has to be recorded without being asked for (a retry, a death) is not refused; where it is too
+much for one group, the group is closed and waits, and the records go on in the next one.
 
 Cost: O(1) per group. Threads: belongs to the event loop.
 """
@@ -53,6 +55,8 @@ class Groups:
         self._sequencer = sequencer
         self._ports = ports
         self._committing: Group | None = None
+        self._full: deque[Group] = deque()
+        """Closed groups that wait for the committer, before the open one."""
         self._unfiled: list[Group] = []
         self._unfiled_bytes = 0
         self._express: set[int] = set()
@@ -76,8 +80,24 @@ class Groups:
         open_bytes = self._sequencer.group.total_bytes
         if open_bytes and open_bytes + total_bytes > self._settings.group_max_bytes:
             raise OverloadedError("the disk does not keep up with what is published", 1000)
-        if self._unfiled_bytes + open_bytes > self._settings.unfiled_max_bytes:
+        self.admit_retries()
+
+    def admit_retries(self) -> None:
+        """Refuse to record deliveries again, of any length, as long as too much is not filed yet.
+
+        Raises OverloadedError."""
+        if self.unfiled_bytes > self._settings.unfiled_max_bytes:
             raise OverloadedError("too much is accepted and not filed yet", 1000)
+
+    def make_room(self, total_bytes: int) -> None:
+        """See to it that so many bytes fit into the open group, or are alone in it.
+
+        Who logs without asking `admit` calls this before: no frame may be longer than is possible.
+        Records that have to happen together are one call."""
+        group = self._sequencer.group
+        if group.count and group.total_bytes + total_bytes > self._settings.group_max_bytes:
+            self._full.append(self._sequencer.close_group(0))
+            self.wake()
 
     def wake(self) -> None:
         """The open group has records: have it written as soon as the committer is free."""
@@ -120,6 +140,9 @@ class Groups:
         self._wake_asked = False
         if self._committing is not None:
             return
+        if self._full:
+            self._commit_next(now_ms, at_once=at_once)
+            return
         self._wake_asked = True
         gathered, self._gathered = self._gathered, []
         for decide in gathered:
@@ -130,14 +153,20 @@ class Groups:
             self._import_seq = max(self._import_seq, self._sequencer.group.import_last_seq)
         self._wake_asked = False
         if self._sequencer.group.count:
-            self._committing = self._sequencer.close_group(now_ms)
-            self._ports.commit(self._committing, at_once=at_once)
+            self._full.append(self._sequencer.close_group(now_ms))
+        if self._full:
+            self._commit_next(now_ms, at_once=at_once)
         elif self._imports:
             self.wake()
 
+    def _commit_next(self, now_ms: int, *, at_once: bool) -> None:
+        group = self._committing = self._full.popleft()
+        group.created_ms = now_ms
+        self._ports.commit(group, at_once=at_once)
+
     def resume(self) -> None:
         """The committer is free: have written what has come meanwhile."""
-        if self._sequencer.group.count or self._gathered or self._imports:
+        if self._sequencer.group.count or self._full or self._gathered or self._imports:
             self.wake()
 
     def on_committed(self) -> Group:
@@ -159,11 +188,12 @@ class Groups:
     def on_commit_failed(self, error: Exception) -> None:
         """The group could not be written (the disk is full): roll it back, and tell its waiters.
 
-        The open group was decided on top of it, so it is rolled back, too."""
+        What was decided on top of it is rolled back, too."""
         failed = self._committing
         assert failed is not None
-        groups = [failed, self._sequencer.group]
+        groups = [failed, *self._full, self._sequencer.group]
         self._committing = None
+        self._full.clear()
         self._sequencer.roll_back(groups)
         if self._import_seq > self.durable_seq:
             self._import_seq = 0
@@ -191,7 +221,10 @@ class Groups:
     @property
     def unfiled_bytes(self) -> int:
         """Bytes that are accepted and not filed."""
-        return self._unfiled_bytes + self._sequencer.group.total_bytes
+        total_bytes = self._unfiled_bytes + self._sequencer.group.total_bytes
+        if self._full:
+            total_bytes += sum(group.total_bytes for group in self._full)
+        return total_bytes
 
     @property
     def oldest_unfiled_ms(self) -> int | None:
@@ -201,7 +234,7 @@ class Groups:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits to be committed."""
-        undecided = self._gathered or self._urgent or self._imports
+        undecided = self._full or self._gathered or self._urgent or self._imports
         is_open = bool(self._sequencer.group.count or undecided)
         return self._committing is None and not is_open
 
@@ -213,7 +246,9 @@ class Groups:
     def not_durable(self) -> Group | None:
         """The newest group that is not durable yet, if there is one."""
         group = self._sequencer.group
-        return group if group.count else self._committing
+        if group.count:
+            return group
+        return self._full[-1] if self._full else self._committing
 
     def group_of(self, seq: int) -> Group | None:
         """The group that record `seq` is in, unless it is durable."""
@@ -222,6 +257,9 @@ class Groups:
         committing = self._committing
         if committing is not None and seq <= committing.last_seq:
             return committing
+        for full in self._full:
+            if seq <= full.last_seq:
+                return full
         return self._sequencer.group
 
     def is_in_memory(self, seq: int) -> bool:

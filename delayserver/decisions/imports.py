@@ -333,6 +333,7 @@ class Imports:
             return
         payload = seal(msgspec.msgpack.encode(record))
         keys, shown = adoption.verified.keys, adoption.shown
+        self._groups.make_room(len(payload))
         shown.first_seq = self._sequencer.append_import(record.count, payload, keys)
         shown.duplicates = record.count - record.accepted
         shown.conflicts = record.conflicts

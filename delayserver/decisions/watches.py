@@ -10,17 +10,20 @@ until a checkpoint has them in the catalog, as with everything that is decided o
 It names messages, and does not follow them: where one is now, and whether it still waits, is asked
 of `Messages.locate`. An entry disappears with the event that used it, and with its message.
 
-Cost: O(1) per key of a message; a look-up scans the entries of one key. Threads: belongs to the
-event loop; the functions are pure.
+Cost: O(1) per key of a message; a look-up scans as many entries of one key as it asks for.
+Threads: belongs to the event loop; the functions are pure.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from itertools import islice
+from operator import attrgetter
 from typing import NamedTuple
 
 from delayserver.decisions.group import Group
 from delayserver.decisions.overlay import Overlay
 from delayserver.records.message import Watch
-from delayserver.records.tables import WATCH_SEQ, WATCH_VALUE, watch_prefix
+from delayserver.records.tables import WATCH_SEQ, WATCH_VALUE, watch_key, watch_prefix
 from storage.catalog import Catalog, Table
 
 WATCHES_MAX = 8
@@ -33,6 +36,9 @@ class Watcher(NamedTuple):
     seq: int
     due_ms: int
     on_event: int
+
+
+_seq: Callable[[Watcher], int] = attrgetter("seq")
 
 
 class _Fresh(Overlay[str, list[Watcher]]):
@@ -50,9 +56,11 @@ class _Fresh(Overlay[str, list[Watcher]]):
         assert watchers[-1] is watcher
         watchers.pop()
 
-    def all(self, key: str) -> Iterator[Watcher]:
+    def of(self, key: str, from_seq: int, most: int) -> Iterator[Watcher]:
         for generation in self._generations:
-            yield from generation.values.get(key, ())
+            watchers = generation.values.get(key, [])
+            start = bisect_left(watchers, from_seq, key=_seq)
+            yield from watchers[start : start + most]
 
 
 class Watches:
@@ -68,17 +76,18 @@ class Watches:
         for key in watch.keys:
             self._fresh.add(group, key, watcher)
 
-    def of(self, key: str) -> list[Watcher]:
-        """All messages that were published with that watch key and that no event for it has
-        completed, settled ones among them; in the order of their publishing."""
+    def of(self, key: str, from_seq: int, most: int) -> list[Watcher]:
+        """Messages that were published with that watch key and that no event for it has completed,
+        settled ones among them; in the order of their publishing, the first ones from a seq on."""
         prefix = watch_prefix(key)
+        pairs = self._catalog.scan(Table.WATCHES, watch_key(key, from_seq), prefix=prefix)
         found = {
             WATCH_SEQ.unpack_from(name, len(prefix))[0]: WATCH_VALUE.unpack(value)
-            for name, value in self._catalog.scan(Table.WATCHES, prefix=prefix)
+            for name, value in islice(pairs, most)
         }
         watchers = {seq: Watcher(seq, due_ms, on) for seq, (due_ms, on) in found.items()}
-        watchers |= {watcher.seq: watcher for watcher in self._fresh.all(key)}
-        return [watchers[seq] for seq in sorted(watchers)]
+        watchers |= {watcher.seq: watcher for watcher in self._fresh.of(key, from_seq, most)}
+        return [watchers[seq] for seq in sorted(watchers)[:most]]
 
     def prune(self, through_seq: int) -> None:
         """The catalog holds everything up to `through_seq`."""

@@ -11,7 +11,8 @@ What may leave is limited by the definition of the subscription, in this order:
     batch      fewer than a batch wait until the oldest of them has lingered
     rate       a token bucket, one token for each row that leaves
 
-With `all` there is one lane. Rows are slices of arrays, never objects.
+With `all` there is one lane. Rows are slices of arrays, never objects. How much leaves at once is
+also limited in bytes, by the caller; what does not fit stays, and is next.
 
 How old a row is follows from its due time, and so from the clock, which is an argument (`now_ms`).
 To spread, to linger and a rate are lengths of time: they are counted on the stopwatch, and last as
@@ -21,68 +22,15 @@ Cost: O(1) per slice that is pushed or popped, plus a comparison for each row th
 rows are dropped. Threads: belongs to the event loop.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator
 
-import numpy as np
-
 from delayserver.delivery.catch_up import Pace
+from delayserver.delivery.lane import Lane, Room
+from delayserver.records.message import ScheduleEntry
 from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.wheel_rows import FiredRows
 from delayserver.timers.rates import TokenBucket
 from storage.rows import select
-
-
-class Lane:
-    """A queue of rows, in slices."""
-
-    __slots__ = ("count", "slices")
-
-    def __init__(self) -> None:
-        self.slices: deque[FiredRows] = deque()
-        self.count = 0
-
-    def push(self, fired: FiredRows) -> None:
-        """Add rows that leave after all others."""
-        self.slices.append(fired)
-        self.count += len(fired.rows)
-
-    def push_front(self, fired: FiredRows) -> None:
-        """Add rows that leave before all others."""
-        self.slices.appendleft(fired)
-        self.count += len(fired.rows)
-
-    def first_ms(self) -> int | None:
-        """When the first row fell due."""
-        return self.slices[0].first_ms() if self.slices else None
-
-    def is_before(self, time_ms: int) -> bool:
-        """Whether the first row fell due before `time_ms`."""
-        first_ms = self.first_ms()
-        return first_ms is not None and first_ms < time_ms
-
-    def pop(self, rows_max: int, since_ms: int | None, until_ms: int | None) -> list[FiredRows]:
-        """Up to `rows_max` rows from the front, as far as they fell due in that span."""
-        taken: list[FiredRows] = []
-        while rows_max and self.slices:
-            fired = self.slices[0]
-            count = min(rows_max, len(fired.rows))
-            stopped = False
-            if since_ms is not None or until_ms is not None:
-                due_ms: np.ndarray = fired.due_ms(count)
-                fits = due_ms >= since_ms if since_ms is not None else due_ms < until_ms
-                stopped = not fits.all()
-                count = int(np.argmin(fits)) if stopped else count
-            if count == len(fired.rows):
-                taken.append(self.slices.popleft())
-            elif count:
-                taken.append(FiredRows(fired.hour, fired.rows[:count]))
-                self.slices[0] = FiredRows(fired.hour, fired.rows[count:])
-            rows_max -= count
-            self.count -= count
-            if stopped:
-                break
-        return taken
 
 
 class Backlog:
@@ -129,8 +77,7 @@ class Backlog:
         """All that waits, and what fell due until now and is still to come, is late."""
         self._behind_ms = now_ms
         fresh, self._fresh = self._fresh, Lane()
-        for fired in fresh.slices:
-            self._late.push(fired)
+        self._late.extend(fresh)
         if self._spread_ms:
             self._pace = Pace(self._spread_ms)
             self._pace.add(self._late.count)
@@ -149,6 +96,10 @@ class Backlog:
         """All rows that wait, the late ones first."""
         yield from self._late.slices
         yield from self._fresh.slices
+
+    def holds(self, entry: ScheduleEntry) -> bool:
+        """Whether the row waits here."""
+        return self._late.holds(entry) or self._fresh.holds(entry)
 
     # ── in ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -212,30 +163,32 @@ class Backlog:
             self._lingers = first_ms, present_ms + self._linger_ms - waited_ms
         return max(0, self._lingers[1] - present_ms)
 
-    def pop(self, rows_max: int, now_ms: int) -> list[FiredRows]:
-        """Up to `rows_max` rows that leave now. Fewer, or none, where an outdated one is next."""
-        rows_max = min(rows_max, self.ready(now_ms))
+    def pop(self, rows_max: int, bytes_max: int, now_ms: int) -> list[FiredRows]:
+        """Up to `rows_max` rows that leave now, with payloads of up to `bytes_max`, or one that is
+        longer. Fewer, or none, where an outdated one is next."""
+        room = Room(min(rows_max, self.ready(now_ms)), bytes_max)
         since_ms = now_ms - self._drop_older_than_ms if self._drop_older_than_ms else None
         if self._pace is not None:
-            taken = self._fresh.pop(rows_max, since_ms, None)
-            rest = min(rows_max - _count(taken), self._pace.allowance(self._stopwatch()))
-            late = self._late.pop(rest, since_ms, None)
+            taken = self._fresh.pop(room, since_ms)
+            room.rows = min(room.rows, self._pace.allowance(self._stopwatch()))
+            late = self._late.pop(room, since_ms)
             self._pace.spend(_count(late))
             taken += late
         else:
-            taken = self._late.pop(rows_max, since_ms, None)
-            taken += self._fresh.pop(rows_max - _count(taken), since_ms, None)
+            taken = self._late.pop(room, since_ms)
+            taken += self._fresh.pop(room, since_ms)
         if self._bucket is not None:
             self._bucket.take(_count(taken), self._stopwatch() / 1000)
         return taken
 
-    def pop_outdated(self, rows_max: int, now_ms: int) -> list[FiredRows]:
-        """Up to `rows_max` rows that are next, and too old to be delivered."""
+    def pop_outdated(self, rows_max: int, bytes_max: int, now_ms: int) -> list[FiredRows]:
+        """Rows that are next, and too old to be delivered; as many as with `pop`."""
         if not self._drop_older_than_ms:
             return []
         until_ms = now_ms - self._drop_older_than_ms
-        taken = self._late.pop(rows_max, None, until_ms)
-        return taken + self._fresh.pop(rows_max - _count(taken), None, until_ms)
+        room = Room(rows_max, bytes_max)
+        taken = self._late.pop(room, until_ms=until_ms)
+        return taken + self._fresh.pop(room, until_ms=until_ms)
 
     def wait_ms(self, now_ms: int) -> int | None:
         """How long until more rows may leave, though nothing else happens."""

@@ -28,7 +28,7 @@ from delayserver.delivery.delayed_fetch import DelayedFetch, Fetches, Pulled, Pu
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.orphans import Fate, Orphans
 from delayserver.delivery.parked import Parked
-from delayserver.delivery.queue import NOBODY, READ_ROWS_MAX, Handout, Queue
+from delayserver.delivery.queue import READ_ROWS_MAX, Handout, Queue
 from delayserver.delivery.settler import pack_settled
 from delayserver.records.message import DueDelivery, ScheduleEntry
 from delayserver.records.subscriptions import Registry, Subscription
@@ -41,7 +41,9 @@ from storage.frame import Rows
 from storage.rows import HOUR_MS, Outcome, concatenate, select
 
 BATCH_BYTES_MAX = 4 * 1024 * 1024
-"""Bodies of the messages in one request, unless one alone has more."""
+"""Payloads of the messages in one request, unless one alone has more."""
+ANSWER_BYTES_MAX = 16 * 1024 * 1024
+"""Payloads that leave a queue together, unless one alone has more."""
 
 NEVER_MS = 1 << 62
 
@@ -63,6 +65,10 @@ class DispatcherPorts(Protocol):
 
     def settle(self, hour: int, rows: bytes) -> None:
         """Append rows (DISPATCH_ROW) to the dispatch log of their hour."""
+        ...
+
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Call a function in another turn of the event loop."""
         ...
 
     def tick_soon(self) -> None:
@@ -96,12 +102,14 @@ class Dispatcher:
         timeouts: Timeouts,
         *,
         started_ms: int = 0,
+        answer_max_bytes: int = ANSWER_BYTES_MAX,
         changes: Callable[[int], Mapping[int, Change]] = lambda seq: {},
         has_not_fired: Callable[[ScheduleEntry], bool] = lambda entry: False,
     ) -> None:
         """`changes` and `has_not_fired`: as `Orphans` needs them."""
         self._registry = registry
         self._started_ms = started_ms
+        self._answer_max_bytes = answer_max_bytes
         self.now_ms = started_ms
         """The time of the last call that said what time it is."""
         self._subject_names = subject_names
@@ -119,6 +127,8 @@ class Dispatcher:
         """When the engine knows that it has to call `wake`, on the stopwatch."""
         self.parked = Parked()
         self.orphans = Orphans(registry, changes, has_not_fired)
+        self._is_adopting = False
+        """Orphans are being read, or are about to be."""
         self.delivered_by_subject: Counter[int] = Counter()
         self.delivered_by_subscription: Counter[int] = Counter()
         """How many deliveries arrived since the start, by subject id."""
@@ -178,8 +188,21 @@ class Dispatcher:
 
     def _adopt(self, fired: FiredRows, left_by: int) -> None:
         """Have rows of a subscription that is gone read; `_on_orphans_read` decides about them."""
-        self.orphans.add(fired.rows["seq"].tolist())
-        self._ports.read(Handout(NOBODY, [fired], {}, left_by=left_by))
+        self.orphans.leave(fired, left_by)
+        if not self._is_adopting:
+            self._adopt_some()
+
+    def _adopt_some(self) -> None:
+        handout = self.orphans.next_slice(self._answer_max_bytes)
+        self._is_adopting = handout is not None
+        if handout is not None:
+            self._ports.read(handout)
+
+    def _adopt_more(self) -> None:
+        """Not in this turn of the loop: there may be very many."""
+        if self.orphans.are_left and not self._is_adopting:
+            self._is_adopting = True
+            self._ports.call_soon(self._adopt_some)
 
     def _on_orphans_read(self, handout: Handout, deliveries: Deliveries, now_ms: int) -> None:
         passed_on: dict[tuple[int, int, str], list[Rows]] = {}
@@ -202,6 +225,8 @@ class Dispatcher:
                 self.pump(queue, now_ms)
             else:
                 self.parked.add(subject_id, fired)
+        self._is_adopting = False
+        self._adopt_more()
 
     def oldest_due_ms(self) -> int | None:
         """When the oldest message was due that waits for a subscriber; None if none waits.
@@ -229,7 +254,7 @@ class Dispatcher:
 
         A cancel asks. Without this it would be answered "cancelled" while the message is being
         delivered (I5)."""
-        return entry.seq in self.orphans or any(
+        return self.orphans.holds(entry) or any(
             queue.holds(entry) for queue in self._queues.values()
         )
 
@@ -313,7 +338,10 @@ class Dispatcher:
 
     def _start(self, queue: Queue, rows_max: int, request: PullRequest | None, now_ms: int) -> bool:
         """Start a handout: rows leave the queue, and are read. False: none may leave."""
-        slices = queue.pop(rows_max, now_ms)
+        bytes_max = self._answer_max_bytes
+        if queue.subscription.batch_max:
+            bytes_max = min(bytes_max, BATCH_BYTES_MAX)
+        slices = queue.pop(rows_max, bytes_max, now_ms)
         if not slices:
             return False
         handout = Handout(queue.subscription, slices, queue.attempts, request)
@@ -328,7 +356,7 @@ class Dispatcher:
 
     def _drop_outdated(self, queue: Queue, now_ms: int) -> bool:
         """Give up what is too old, a slice at a time: the next follows when this is recorded."""
-        slices = queue.pop_outdated(now_ms)
+        slices = queue.pop_outdated(self._answer_max_bytes, now_ms)
         if not slices:
             return False
         limit = format_duration(queue.subscription.drop_older_than_ms)
@@ -363,25 +391,15 @@ class Dispatcher:
                 self.outcomes.on_outdated(delivery, handout.give_up_reason, now_ms)
         elif handout.as_batch and queue.subscription.batch_max:
             queue.posts.discard(handout.first_seq)
-            self._send_batch(queue, list(deliveries), now_ms)
+            if deliveries:
+                batch = list(deliveries)
+                queue.posts.add(batch[0].entry.seq)
+                self._ports.send(queue.subscription, batch)
         else:
             queue.posts.discard(handout.first_seq)
             queue.is_reading = False
             for delivery in deliveries:
                 self._ports.send(queue.subscription, [delivery])
-            self.pump(queue, now_ms)
-
-    def _send_batch(self, queue: Queue, deliveries: list[DueDelivery], now_ms: int) -> None:
-        """Send as many as a request may hold; the others are the next."""
-        if not deliveries:
-            return
-        count = _count_in_one_request(deliveries)
-        for delivery in reversed(deliveries[count:]):
-            queue.release(delivery.entry.seq)
-            queue.rows.push_front(FiredRows(delivery.entry.hour, delivery.row))
-        queue.posts.add(deliveries[0].entry.seq)
-        self._ports.send(queue.subscription, deliveries[:count])
-        if count < len(deliveries):
             self.pump(queue, now_ms)
 
     def end_request(self, deliveries: list[DueDelivery]) -> None:
@@ -459,6 +477,7 @@ class Dispatcher:
         queue = self._queues.get(delivery.subscription_id)
         if queue is None:
             self.orphans.remove((seq,))
+            self._adopt_more()
         elif queue.release(seq):
             queue.attempts.pop(seq, None)
 
@@ -500,11 +519,6 @@ class Dispatcher:
     def _settle(self, delivery: DueDelivery, outcome: Outcome, now_ms: int) -> None:
         self._ports.settle(delivery.entry.hour, pack_settled(delivery, outcome, now_ms))
         self._hours.add(delivery.entry.hour, -1)
-
-
-def _count_in_one_request(deliveries: list[DueDelivery]) -> int:
-    sizes = np.cumsum([len(delivery.payload.body) for delivery in deliveries])
-    return max(1, int(np.searchsorted(sizes, BATCH_BYTES_MAX, side="right")))
 
 
 def _by_route(rows: Rows) -> Iterator[tuple[int, Rows]]:

@@ -4,14 +4,19 @@ A row for a subscription does not say what its subject is: that stands in its pa
 first, and until that is done it is an orphan. So is a row that was on its way when its subscription
 was deleted: it may still arrive.
 
-    read ──▶ somebody else had or will get the message ──▶ dropped
-        ├──▶ nothing that a restart finds says that it waits ──▶ recorded again
-        └──▶ passed on: to a subscription that matches now, or parked
+    left ──▶ read ──▶ somebody else had or will get the message ──▶ dropped
+                 ├──▶ nothing that a restart finds says that it waits ──▶ recorded again
+                 └──▶ passed on: to a subscription that matches now, or parked
+
+A subscription may leave a million rows. They are read a slice at a time, and the next slice when
+all of the last one is judged, and recorded where it has to be. A crash in between leaves the rest
+as it was: the rows of a subscription that is gone are orphans again when they are loaded.
 
 Several rows of one message may be orphans at the same time, one for each subscription that failed
 to take it. Only the last of them is passed on: else whoever inherits it would get it twice.
 
-Cost: O(1) per row, and one look at the subscriptions of its subject.
+Cost: O(1) per row, and one look at the subscriptions of its subject; nothing at once for rows that
+are left.
 Threads: belongs to the event loop.
 """
 
@@ -19,9 +24,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
 
+from delayserver.delivery.lane import Lane, Room
+from delayserver.delivery.queue import NOBODY, READ_ROWS_MAX, Handout
 from delayserver.records.message import DueDelivery, ScheduleEntry
 from delayserver.records.subscriptions import Registry
 from delayserver.records.tables import Change, ChangeState
+from delayserver.schedule.wheel_rows import FiredRows
 
 
 class Fate(Enum):
@@ -35,7 +43,7 @@ class Fate(Enum):
 
 
 class Orphans:
-    """Knows the orphans by their seq, and judges them."""
+    """Knows the orphans, and judges them."""
 
     def __init__(
         self,
@@ -50,12 +58,39 @@ class Orphans:
         self._has_not_fired = has_not_fired
         self._counts: Counter[int] = Counter()
         """By seq: a row of a subject is one orphan for each subscription that it was for."""
+        self._recorded: set[int] = set()
+        """Those whose record is not durable yet."""
+        self._left: dict[int, Lane] = {}
+        """Rows that nobody has begun to read, by the subscription that left them."""
 
-    def __contains__(self, seq: object) -> bool:
-        return seq in self._counts
+    def holds(self, entry: ScheduleEntry) -> bool:
+        """Whether the row is an orphan."""
+        return entry.seq in self._counts or any(lane.holds(entry) for lane in self._left.values())
 
     def __len__(self) -> int:
-        return len(self._counts)
+        return len(self._counts) + sum(lane.count for lane in self._left.values())
+
+    @property
+    def are_left(self) -> bool:
+        """Whether there are rows that nobody has begun to read."""
+        return bool(self._left)
+
+    def leave(self, fired: FiredRows, left_by: int) -> None:
+        """Rows have lost their subscription `left_by`: they are to be read, by `next_slice`."""
+        self._left.setdefault(left_by, Lane()).push(fired)
+
+    def next_slice(self, bytes_max: int) -> Handout | None:
+        """Rows that are to be read next, of so many bytes in all; None: not now."""
+        rows_max = READ_ROWS_MAX - len(self._recorded)
+        if not self._left or rows_max <= 0:
+            return None
+        left_by, lane = next(iter(self._left.items()))
+        slices = lane.pop(Room(rows_max, bytes_max))
+        if not lane.count:
+            del self._left[left_by]
+        for fired in slices:
+            self.add(fired.rows["seq"].tolist())
+        return Handout(NOBODY, slices, {}, left_by=left_by)
 
     def add(self, seqs: Iterable[int]) -> None:
         """One more row of each seq is an orphan."""
@@ -63,8 +98,9 @@ class Orphans:
 
     def remove(self, seqs: Iterable[int]) -> None:
         """One row of each seq is an orphan no longer; other seqs are passed over."""
-        counts = self._counts
+        counts, recorded = self._counts, self._recorded
         for seq in seqs:
+            recorded.discard(seq)
             counts[seq] -= 1
             if counts[seq] <= 0:
                 del counts[seq]
@@ -82,6 +118,7 @@ class Orphans:
             return Fate.DROPPED
         if _is_in_memory_alone(delivery, changes):
             self.add((seq,))
+            self._recorded.add(seq)
             return Fate.RECORDED
         return Fate.PASSED_ON
 
@@ -92,17 +129,20 @@ class Orphans:
         Each of them was tried on its own; the last of the rows that is open is passed on. From then
         on it is the only one, so it need not be looked for among those that wait for an heir."""
         seq, message_seq = delivery.entry.seq, delivery.origin.message_seq
-        first_seq = changes[0].entry_seq if 0 in changes else message_seq
-        return first_seq in self._counts or any(
+        first = ScheduleEntry(message_seq, delivery.origin.published_due_ms)
+        if 0 in changes:
+            first = _entry(changes[0])
+        return self.holds(first) or any(
             subscription_id
             and change.state == ChangeState.RETRYING
             and change.entry_seq != seq
-            and (
-                change.entry_seq in self._counts
-                or self._has_not_fired(ScheduleEntry(change.entry_seq, change.due_ms))
-            )
+            and (self.holds(_entry(change)) or self._has_not_fired(_entry(change)))
             for subscription_id, change in changes.items()
         )
+
+
+def _entry(change: Change) -> ScheduleEntry:
+    return ScheduleEntry(change.entry_seq, change.due_ms)
 
 
 def _is_in_memory_alone(delivery: DueDelivery, changes: Mapping[int, Change]) -> bool:

@@ -85,23 +85,21 @@ class Queue:
 
     def holds(self, entry: ScheduleEntry) -> bool:
         """Whether the row waits here, or left and is not settled."""
-        return entry.seq in self.reserved or any(
-            fired.may_hold(entry) and bool((fired.rows["seq"] == entry.seq).any())
-            for fired in self.rows.slices()
-        )
+        return entry.seq in self.reserved or self.rows.holds(entry)
 
-    def pop(self, rows_max: int, now_ms: int) -> list[FiredRows]:
-        """Up to `rows_max` rows that may leave now: they are in flight from here on."""
-        slices = self.rows.pop(rows_max, now_ms)
+    def pop(self, rows_max: int, bytes_max: int, now_ms: int) -> list[FiredRows]:
+        """Rows that may leave now, as many as `Backlog.pop` says: they are in flight from here
+        on."""
+        slices = self.rows.pop(rows_max, bytes_max, now_ms)
         for fired in slices:
             self.reserved.update(fired.rows["seq"].tolist())
             self.in_flight += len(fired.rows)
         return slices
 
-    def pop_outdated(self, now_ms: int) -> list[FiredRows]:
+    def pop_outdated(self, bytes_max: int, now_ms: int) -> list[FiredRows]:
         """Rows that are next and too old; no more while many of them are not recorded yet."""
         free = READ_ROWS_MAX - len(self.dropping)
-        slices = self.rows.pop_outdated(free, now_ms) if free > 0 else []
+        slices = self.rows.pop_outdated(free, bytes_max, now_ms) if free > 0 else []
         for fired in slices:
             seqs = fired.rows["seq"].tolist()
             self.reserved.update(seqs)

@@ -115,10 +115,8 @@ class Reader:
             if int(fired.rows["route"].max()) & ROUTE_SUBSCRIPTION:
                 return None
             locators, seqs = fired.rows["locator"].tolist(), fired.rows["seq"].tolist()
-            payloads = [
-                None if at else unfiled.get(seq) for at, seq in zip(locators, seqs, strict=True)
-            ]
-            total_bytes += sum([locator & PAYLOAD_MAX_BYTES for locator in locators])
+            payloads = _of_unfiled(locators, seqs, unfiled)
+            total_bytes += sum([at & PAYLOAD_MAX_BYTES for at in locators if _is_filed(at)])
             if total_bytes > _NOW_BYTES_MAX:
                 return None
             if not self._read_spans(fired.hour, locators, payloads, self._schedule.read_now):
@@ -191,10 +189,8 @@ class Reader:
     def _payloads(self, fired: FiredRows, unfiled: Mapping[int, bytes]) -> list[bytes | None]:
         """The sealed payload of each row; None where it is not, which is named."""
         locators, seqs = fired.rows["locator"].tolist(), fired.rows["seq"].tolist()
-        payloads = [
-            None if at else unfiled.get(seq) for at, seq in zip(locators, seqs, strict=True)
-        ]
-        missing = [i for i, at in enumerate(locators) if not at and payloads[i] is None]
+        payloads = _of_unfiled(locators, seqs, unfiled)
+        missing = [i for i, at in enumerate(locators) if payloads[i] is None and not _is_filed(at)]
         if missing:
             # Filed since they went to the wheel by the express way.
             offsets, lengths, damage = self._schedule.find_payloads(
@@ -284,6 +280,21 @@ class Reader:
         return concatenate(parts, DISPATCH_DTYPE)
 
 
+def _is_filed(locator: int) -> bool:
+    return locator > PAYLOAD_MAX_BYTES
+
+
+def _of_unfiled(
+    locators: list[int], seqs: list[int], unfiled: Mapping[int, bytes]
+) -> list[bytes | None]:
+    """The payload of each row that is not filed, if it is in memory; None for the others."""
+    if not unfiled:
+        return [None] * len(locators)
+    return [
+        None if _is_filed(at) else unfiled.get(seq) for at, seq in zip(locators, seqs, strict=True)
+    ]
+
+
 def _joined(slices: list[FiredRows]) -> tuple[Rows, NDArray[np.int64]]:
     """All rows, and when they are due."""
     dues_ms = [fired.due_ms() for fired in slices]
@@ -298,7 +309,7 @@ def _spans(locators: list[int]) -> Iterator[tuple[list[int], int, int]]:
     start = end = 0
     for index in sorted(range(len(locators)), key=locators.__getitem__):
         locator = locators[index]
-        if not locator:
+        if not _is_filed(locator):
             continue
         offset = locator >> LOCATOR_LENGTH_BITS
         until = offset + (locator & PAYLOAD_MAX_BYTES)

@@ -8,7 +8,6 @@ Cost: a range of the catalog, read outside of the event loop. Threads: belongs t
 
 import asyncio
 import heapq
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -39,17 +38,24 @@ class DeadLetters:
 
     async def page(
         self, owners: Sequence[Subscription], from_seq: int, limit: int
-    ) -> list[DeadLetterView]:
-        """Dead letters of `Calls.dead_letter_owners` from one schedule row on, in the order of
-        their rows."""
+    ) -> tuple[list[DeadLetterView], int | None]:
+        """Up to `limit` dead letters of `Calls.dead_letter_owners` from one schedule row on, in the
+        order of their rows, and where to go on. They are fewer where they are long."""
         return await asyncio.to_thread(self._scan, owners, from_seq, limit)
 
     def _scan(
         self, owners: Sequence[Subscription], from_seq: int, limit: int
-    ) -> list[DeadLetterView]:
+    ) -> tuple[list[DeadLetterView], int | None]:
         each = (self._views(owner, from_seq) for owner in owners)
-        merged = heapq.merge(*each, key=lambda letter: letter.entry_seq)
-        return list(itertools.islice(merged, limit))
+        letters: list[DeadLetterView] = []
+        total_bytes = 0
+        for letter in heapq.merge(*each, key=lambda letter: letter.entry_seq):
+            total_bytes += len(letter.payload.body)
+            is_long = letters and total_bytes > self._calls.settings.answer_max_bytes
+            if is_long or len(letters) == limit:
+                return letters, letter.entry_seq
+            letters.append(letter)
+        return letters, None
 
     def _views(self, owner: Subscription, from_seq: int) -> Iterator[DeadLetterView]:
         calls = self._calls

@@ -7,8 +7,8 @@ stands in the list, so a message that is being retried stands at the time of its
 for each subscription that it is retried for; and so does what no subscription matches.
 
 A page goes on from a position (due time and seq), so nothing is listed twice or left out while
-messages come and go around it. It ends early when many rows had to be looked at: then it holds
-fewer than were asked for, or none, and a cursor.
+messages come and go around it. It ends early when many rows had to be looked at, or when the bodies
+are long (`answer_max_bytes`): then it holds fewer than were asked for, or none, and a cursor.
 
 Cost: a checkpoint, the columns of the hours that are passed, and the payloads of the page.
 Threads: belongs to the event loop.
@@ -19,6 +19,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
 
+from delayserver.delivery.lane import Room
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Reader
 from delayserver.records.message import Payload, State
@@ -64,6 +65,7 @@ class Listing:
         await calls.settled()
         await calls.checkpoint()
         views: list[PendingView] = []
+        room = Room(limit, calls.settings.answer_max_bytes)
         scanned = 0
         for snapshot in await asyncio.to_thread(self._hours, start.due_ms, until_ms):
             if scanned >= SCAN_ROWS_MAX:
@@ -71,11 +73,12 @@ class Listing:
             wanted = Wanted(subject_id, subject, start, until_ms, limit + 1 - len(views))
             page = await self._find(snapshot, wanted)
             scanned += page.scanned
-            rows = page.rows[: limit - len(views)]
-            if len(rows):
-                views += await self._views(subject, FiredRows(snapshot.hour, rows))
-            if len(page.rows) == wanted.limit:
-                return views, position_of(snapshot.hour, page.rows[-1])
+            found = FiredRows(snapshot.hour, page.rows)
+            count = room.take(found, min(room.rows, len(page.rows)))
+            if count:
+                views += await self._views(subject, FiredRows(snapshot.hour, page.rows[:count]))
+            if count < len(page.rows):
+                return views, position_of(snapshot.hour, page.rows[count])
         return views, None
 
     def _hours(self, from_ms: int, until_ms: int) -> list[Snapshot]:

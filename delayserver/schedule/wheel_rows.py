@@ -3,30 +3,34 @@
     seq u64 │ locator u64: offset (40 bits) and length (24) in the hour's file │ due u32 │ route u32
 
 The body stays on the disk until the row fires. The due time counts from the begin of the hour, so
-that it fits into 32 bits; therefore rows are kept by their hour, here and in the queues.
+that it fits into 32 bits; therefore rows are kept by their hour, here and in the queues. How long
+the payload is stands in the row from the begin, so that whoever takes rows knows how many bytes
+will be read for them.
 
-Cost: some 10 ns per row. Threads: pure functions; `FiredRows` belongs to who has it.
+Cost: some 10 ns per row; 20 µs for the bounds of 10,000 rows, once. Threads: pure functions;
+`FiredRows` belongs to who has it.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.records.message import ScheduleEntry
 from storage.frame import Rows
-from storage.rows import HOUR_MS
+from storage.rows import HOUR_MS, concatenate
 
 WHEEL_DTYPE = np.dtype(
     [("seq", "<u8"), ("locator", "<u8"), ("due_offset_ms", "<u4"), ("route", "<u4")]
 )
-"""A waiting row: `seq` of its schedule row (0: removed), where its payload is (offset and length;
-0: not filed yet), due time within its hour, and the route: a subject id or, with
+"""A waiting row: `seq` of its schedule row (0: removed), where its payload is (offset, 0 as long as
+it is not filed, and length), due time within its hour, and the route: a subject id or, with
 ROUTE_SUBSCRIPTION, a subscription id."""
 ROUTE_SUBSCRIPTION = 1 << 31
 LOCATOR_LENGTH_BITS = 24
 PAYLOAD_MAX_BYTES = (1 << LOCATOR_LENGTH_BITS) - 1
-"""A locator's length; what is above is the offset."""
+"""A locator's length; what is above is the offset. Of what is not filed the locator is no more."""
 
 
 def wheel_rows(entries: Rows, hour: int, payload_start: int | np.ndarray) -> Rows:
@@ -46,12 +50,23 @@ def wheel_rows(entries: Rows, hour: int, payload_start: int | np.ndarray) -> Row
     return rows
 
 
+class Bounds(NamedTuple):
+    """Between which due times, in their hour, and seqs some rows are, or closer together."""
+
+    first_offset_ms: int
+    last_offset_ms: int
+    first_seq: int
+    last_seq: int
+
+
 @dataclass(slots=True)
 class FiredRows:
-    """Rows of one hour that fired together (WHEEL_DTYPE), in the order of their due time."""
+    """Rows of one hour that fired together, or wait together since (WHEEL_DTYPE)."""
 
     hour: int
     rows: Rows
+    known_bounds: Bounds | None = None
+    """Where somebody has asked for them."""
 
     def due_ms(self, count: int | None = None) -> NDArray[np.int64]:
         """When the first `count` rows are due; None: all of them."""
@@ -62,9 +77,46 @@ class FiredRows:
         """When the first row is due."""
         return self.hour * HOUR_MS + int(self.rows["due_offset_ms"][0])
 
-    def may_hold(self, entry: ScheduleEntry) -> bool:
-        """Whether a row that is due at that time may be among them: to be asked of many."""
-        if self.hour != entry.hour or not len(self.rows):
-            return False
-        dues = self.rows["due_offset_ms"]
-        return bool(dues[0] <= entry.due_ms % HOUR_MS <= dues[-1])
+    def payload_bytes(self, count: int) -> NDArray[np.int64]:
+        """How long the sealed payloads of the first `count` rows are."""
+        lengths: NDArray[np.int64] = (self.rows["locator"][:count] & PAYLOAD_MAX_BYTES).astype(
+            np.int64
+        )
+        return lengths
+
+    def bounds(self) -> Bounds:
+        """Between which due times and seqs they are."""
+        if self.known_bounds is None:
+            dues, seqs = self.rows["due_offset_ms"], self.rows["seq"]
+            self.known_bounds = Bounds(
+                int(dues.min()), int(dues.max()), int(seqs.min()), int(seqs.max())
+            )
+        return self.known_bounds
+
+    def find(self, entry: ScheduleEntry) -> NDArray[np.intp]:
+        """Where a row is among them, which may be asked of many: shape 0 or 1."""
+        if self.hour != entry.hour:
+            return NOWHERE
+        first_offset_ms, last_offset_ms, first_seq, last_seq = self.bounds()
+        if not first_seq <= entry.seq <= last_seq:
+            return NOWHERE
+        if not first_offset_ms <= entry.due_ms % HOUR_MS <= last_offset_ms:
+            return NOWHERE
+        return np.flatnonzero(self.rows["seq"] == entry.seq)
+
+    def join(self, behind: "FiredRows") -> "FiredRows":
+        """These rows, and those of the same hour behind them: a copy."""
+        assert self.hour == behind.hour
+        mine, others = self.known_bounds, behind.known_bounds
+        bounds = None
+        if mine is not None and others is not None:
+            bounds = Bounds(
+                min(mine.first_offset_ms, others.first_offset_ms),
+                max(mine.last_offset_ms, others.last_offset_ms),
+                min(mine.first_seq, others.first_seq),
+                max(mine.last_seq, others.last_seq),
+            )
+        return FiredRows(self.hour, concatenate([self.rows, behind.rows], WHEEL_DTYPE), bounds)
+
+
+NOWHERE = np.empty(0, np.intp)

@@ -13,20 +13,20 @@ belongs to the event loop.
 
 import asyncio
 import contextlib
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from delayserver.decisions.delayed_produce import Level
-from delayserver.decisions.events import EVENT_MESSAGES_MAX
 from delayserver.decisions.group import Group
 from delayserver.decisions.imports import Import
 from delayserver.decisions.messages import Located, Versions
 from delayserver.decisions.watches import Watcher
 from delayserver.delivery.delayed_fetch import DelayedFetch, PullRequest
-from delayserver.delivery.queue import READ_ROWS_MAX
 from delayserver.delivery.reader import Found, Reader
 from delayserver.errors import ConflictError, NotFoundError, StoppingError
 from delayserver.records.message import Payload, ScheduleEntry, decode_payload
@@ -221,13 +221,16 @@ class Calls:
             done(expired)
 
     def nack(
-        self, subscription: Subscription, tokens: list[str], delay_ms: int
-    ) -> tuple[list[str], Group | None]:
-        """Give leased messages back. Returns the tokens that were over, and the group that has to
-        be durable before that is told (None: none)."""
-        expired = self._engine.outcomes.nack(tokens, delay_ms, self.clock(), subscription.id)
+        self,
+        subscription: Subscription,
+        tokens: list[str],
+        delay_ms: int,
+        done: Callable[[list[str], Exception | None], None],
+    ) -> None:
+        """Give leased messages back; `done` gets the tokens that were over, once the others are
+        recorded, or what kept them from being so. Raises OverloadedError."""
+        self._engine.outcomes.nack(tokens, delay_ms, self.clock(), subscription.id, done)
         self._shard.tick_soon()
-        return expired, self._engine.groups.not_durable() if delay_ms else None
 
     def extend(self, subscription: Subscription, tokens: list[str], lease_ms: int) -> list[str]:
         """Give leases a new deadline. Returns those that were over."""
@@ -239,21 +242,28 @@ class Calls:
         """Complete what watches a key; durable on return. How many were cancelled and fired."""
         events, before_seq = self._engine.events, self._engine.sequencer.next_seq
         cancelled = fired = 0
-        while watchers := events.watchers(key, before_seq):
-            watchers = watchers[:EVENT_MESSAGES_MAX]
-            bodies = await self._bodies_to_fire(watchers)
-            done = events.complete(key, watchers, bodies, self.clock())
-            self._shard.tick_soon()
-            await self.durable(done.group)
-            cancelled += len(done.cancelled)
-            fired += len(done.fired)
-            if not done.cancelled and not done.fired:
-                break  # What is left cannot be read.
+        from_seq: int | None = 0
+        while from_seq is not None:
+            watchers, from_seq = events.watchers(key, before_seq, from_seq)
+            while watchers:
+                bodies, count = await self._bodies_to_fire(watchers)
+                done = events.complete(key, watchers[:count], bodies, self.clock())
+                self._shard.tick_soon()
+                await self.durable(done.group)
+                cancelled += len(done.cancelled)
+                fired += len(done.fired)
+                watchers = done.left + watchers[count:]
+            # Also where nothing waited: others have their turn.
+            await asyncio.sleep(0)
         # What another event has decided must be durable, too.
         await self.durable(self._engine.groups.not_durable())
         return cancelled, fired
 
-    async def _bodies_to_fire(self, watchers: list[Watcher]) -> dict[int, tuple[Payload, int]]:
+    async def _bodies_to_fire(
+        self, watchers: list[Watcher]
+    ) -> tuple[dict[int, tuple[Payload, int]], int]:
+        """Payload and subject id by seq, and of how many of the watchers: they may be long."""
+        bytes_max = self.settings.answer_max_bytes
         bodies: dict[int, tuple[Payload, int]] = {}
         on_disk: list[tuple[int, ScheduleEntry]] = []
         for watcher in watchers:
@@ -264,8 +274,11 @@ class Calls:
                 else:
                     on_disk.append((watcher.seq, entry))
 
-        def read(entries: list[tuple[int, ScheduleEntry]], reader: Reader) -> None:
-            for seq, entry in entries:
+        def read(reader: Reader) -> int:
+            total_bytes = 0
+            for count, (seq, entry) in enumerate(on_disk):
+                if total_bytes > bytes_max:
+                    return count
                 try:
                     found = reader.find(entry)
                 except DamageError as error:
@@ -273,10 +286,13 @@ class Calls:
                     continue
                 if found is not None:
                     bodies[seq] = found.payload, found.subject_id
+                    total_bytes += len(found.payload.body)
+            return len(on_disk)
 
-        for start in range(0, len(on_disk), READ_ROWS_MAX):
-            await self.read(partial(read, on_disk[start : start + READ_ROWS_MAX]))
-        return bodies
+        count = await self.read(read) if on_disk else 0
+        if count < len(on_disk):
+            return bodies, bisect_left(watchers, on_disk[count][0], key=attrgetter("seq"))
+        return bodies, len(watchers)
 
     async def put_subscription(
         self, name: str, define: Callable[[Subscription | None, Registry], Subscription]

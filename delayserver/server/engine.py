@@ -111,6 +111,7 @@ class Engine:
             ports,
             timeouts,
             started_ms=now_ms,
+            answer_max_bytes=settings.answer_max_bytes,
             changes=sequencer.changes,
             has_not_fired=self.whereabouts.has_not_fired,
         )
@@ -149,6 +150,7 @@ class Engine:
             epoch=epoch,
             random=random,
             given_up=ports.given_up,
+            call_soon=ports.call_soon,
         )
         self.imports = Imports(
             settings, catalog, sequencer, groups, messages, self.publishing, ports, self._prune
@@ -288,8 +290,11 @@ class Engine:
         for seq, due_ms, route in group.express:
             row = (seq, 0, due_ms % HOUR_MS, route)
             by_hour.setdefault(due_ms // HOUR_MS, []).append(row)
-        for hour, rows in by_hour.items():
-            self._insert_unless_removed(hour, np.array(rows, WHEEL_DTYPE))
+        lengths = group.payload_lengths()
+        for hour, of_hour in by_hour.items():
+            rows = np.array(of_hour, WHEEL_DTYPE)
+            rows["locator"] = lengths[(rows["seq"] - np.uint64(group.first_seq)).astype(np.intp)]
+            self._insert_unless_removed(hour, rows)
 
     def _insert_unless_removed(self, hour: int, rows: Rows) -> None:
         if len(self.sequencer.removed):

@@ -34,6 +34,7 @@ from delayserver.schedule.expansion import Staging
 from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Filed, Replay, Snapshot
 from delayserver.schedule.wheel import SLOT_MS
+from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
 from delayserver.server.descriptors import READ_HOURS_MAX, WRITTEN_HOURS_MAX
 from delayserver.server.engine import Engine
 from delayserver.server.threads import (
@@ -217,6 +218,7 @@ class Shard(ABC):
             checkpoint_bytes=settings.checkpoint_bytes,
             retention_ms=settings.retention_ms,
             archive=settings.archive,
+            file_bytes_max=settings.group_max_bytes,
             on_deleted=self._on_deleted,
         )
         self.loading = LoaderThread(loader, post, self._on_loaded, fatal)
@@ -347,7 +349,8 @@ class Shard(ABC):
     def read(self, handout: Handout) -> None:
         unfiled: dict[int, bytes] = {}
         for batch in handout.slices:
-            for seq in batch.rows["seq"][batch.rows["locator"] == 0].tolist():
+            is_unfiled = batch.rows["locator"] <= PAYLOAD_MAX_BYTES
+            for seq in batch.rows["seq"][is_unfiled].tolist():
                 found = self.engine.groups.payload(seq)
                 if found is not None:
                     unfiled[seq] = found[0]

@@ -19,6 +19,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate, takewhile
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
@@ -42,6 +43,8 @@ SHORTAGE_WAIT_S = 1.0
 QUICK_S = 0.0005
 """A commit that takes no longer, on average, is done where it is asked for: to hand it to a thread
 and back costs the event loop about as much."""
+FILE_BYTES_MAX = 32 * 1024 * 1024
+"""Longer groups are filed alone."""
 QUICK_BYTES = 64 * 1024
 """A longer group keeps the disk busy for a time in which much can be decided."""
 _RECENT = 1 / 8
@@ -246,6 +249,7 @@ class ReplayThread(Worker[ReplayItem]):
         checkpoint_bytes: int,
         retention_ms: int,
         archive: bool = False,
+        file_bytes_max: int = FILE_BYTES_MAX,
         on_deleted: Callable[[list[int]], None] = lambda hours: None,
     ) -> None:
         super().__init__("replay", fatal)
@@ -262,6 +266,7 @@ class ReplayThread(Worker[ReplayItem]):
         self._checkpoint_bytes = checkpoint_bytes
         self._retention_ms = retention_ms
         self._archive = archive
+        self._file_bytes_max = file_bytes_max
         self._waiting: list[Group] = []
         self._accepted_bytes = 0
         """Since the last checkpoint."""
@@ -354,14 +359,17 @@ class ReplayThread(Worker[ReplayItem]):
 
     def _file(self) -> None:
         self._filed_ms = self._stopwatch()
-        if not self._waiting:
-            return
-        groups = [group.encode() for group in self._waiting]
-        express = frozenset(row[0] for group in self._waiting for row in group.express)
-        filed = self._replay.file([Records.of_groups(groups, express)], self._clock())
-        self._waiting = []
-        self._report()
-        self._post(self._on_filed, filed)
+        while self._waiting:
+            # All of it may be for one hour, and is one frame there.
+            ends = accumulate(group.total_bytes for group in self._waiting)
+            count = sum(1 for _ in takewhile(lambda end: end <= self._file_bytes_max, ends))
+            batch = self._waiting[: max(1, count)]
+            groups = [group.encode() for group in batch]
+            express = frozenset(row[0] for group in batch for row in group.express)
+            filed = self._replay.file([Records.of_groups(groups, express)], self._clock())
+            del self._waiting[: len(batch)]
+            self._report()
+            self._post(self._on_filed, filed)
 
     def _checkpoint(self) -> None:
         self._checkpoint_at_ms = self._stopwatch()

@@ -134,7 +134,7 @@ class Clients(Actor):
         server, events, now_ms = self._server, self._server.engine.events, self._clock.now_ms
         key = self._rng.choice(WATCH_KEYS)
         expected = self._ledger.watching(key, max(now_ms, server.latest_ms))
-        watchers = events.watchers(key, server.engine.sequencer.next_seq)
+        watchers, _ = events.watchers(key, server.engine.sequencer.next_seq)
         bodies = {}
         unreadable = set()
         for watcher in watchers:

@@ -267,6 +267,8 @@ class SimulatedServer(Shard):
         self.engine.imports.decide_keys = 1
         # As with very many dead letters, much may happen while they are redriven.
         self.calls.redrive_max = 1
+        # As with ten thousand leases of one consumer.
+        self.engine.outcomes.records_turn = 1
         # What cancels many is short here, and has to be decided as a thousand are.
         self.engine.cancels.columns_min = 2
         self.engine.dispatcher.fire = watched  # type: ignore[method-assign]

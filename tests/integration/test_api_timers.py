@@ -70,6 +70,19 @@ def test_an_event_cancels_some_and_fires_others(api, subject, path):
     assert pulled["body"] == "thanks"
 
 
+def test_an_event_that_very_many_watch_completes_all_of_them(api, subject):
+    key, others = unique("order"), unique("order")
+    for on_event in ("cancel", "fire"):
+        batch = [
+            {"subject": subject, "body": n, "delay": "2d", "watch": [key, others]}
+            | {"on_event": on_event}
+            for n in range(700)
+        ]
+        api.ask("POST", "/v1/messages/batch", json=batch)
+    assert api.ask("POST", f"/v1/events/{key}") == {"cancelled": 700, "fired": 700}
+    assert api.ask("POST", f"/v1/events/{others}") == {"cancelled": 0, "fired": 0}
+
+
 def test_a_look_up_shows_what_a_message_watches(api, subject):
     message = api.publish(subject, delay="1h", watch=["a", "b/c"], on_event="fire")
     found = api.look_up(message["id"])

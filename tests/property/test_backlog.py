@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,8 @@ from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.wheel_rows import FiredRows
 from storage.rows import HOUR_MS
 from tests.unit.fakes import HOUR, START_MS, Stopwatch, seqs, subscription, wheel_rows
+
+NO_LIMIT = 1 << 40
 
 definitions = st.fixed_dictionaries(
     {},
@@ -91,7 +94,7 @@ def test_rows_leave_once_and_as_the_definition_allows(
             now_ms = time.now_ms
             ready = backlog.ready(now_ms)
             oldest_ms = min(waiting.values(), default=0)
-            taken = backlog.pop(value, now_ms)
+            taken = backlog.pop(value, NO_LIMIT, now_ms)
             count = len(seqs(taken))
             assert count <= min(ready, value)
             if not definition.drop_older_than_ms:
@@ -113,7 +116,7 @@ def test_rows_leave_once_and_as_the_definition_allows(
             popped = taken or popped
         elif name == "drop":
             now_ms = time.now_ms
-            for batch in backlog.pop_outdated(value, now_ms):
+            for batch in backlog.pop_outdated(value, NO_LIMIT, now_ms):
                 for seq, due in zip(seqs([batch]), due_ms(batch), strict=True):
                     assert waiting.pop(seq) == due
                     assert due < now_ms - definition.drop_older_than_ms
@@ -140,7 +143,10 @@ def test_rows_leave_once_and_as_the_definition_allows(
     for _ in range(1000):
         if not waiting:
             break
-        leaving = [*backlog.pop_outdated(100, time.now_ms), *backlog.pop(100, time.now_ms)]
+        leaving = [
+            *backlog.pop_outdated(100, NO_LIMIT, time.now_ms),
+            *backlog.pop(100, NO_LIMIT, time.now_ms),
+        ]
         for seq in seqs(leaving):
             del waiting[seq]
         if waiting and not leaving:
@@ -160,6 +166,33 @@ def next_ms(backlog: Backlog, now_ms: int) -> int:
     if (outdated_ms := backlog.outdated_ms(now_ms)) is not None:
         waits.append(outdated_ms - now_ms)
     return min(wait_ms for wait_ms in waits if wait_ms is not None)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 50), min_size=1, max_size=30),
+    cuts=st.sets(st.integers(1, 29)),
+    takes=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 100)), min_size=30, max_size=30),
+)
+def test_what_leaves_together_is_no_longer_than_allowed_or_one_row(
+    lengths: list[int], cuts: set[int], takes: list[tuple[int, int]]
+) -> None:
+    backlog = Backlog(subscription(), 0, Stopwatch())
+    rows = wheel_rows(HOUR, *((seq, START_MS + seq) for seq in range(len(lengths))))
+    rows["locator"] = lengths
+    for piece in np.split(rows, sorted(cut for cut in cuts if cut < len(rows))):
+        backlog.push(FiredRows(HOUR, piece))
+    left: list[int] = []
+    for rows_max, bytes_max in takes:
+        here = seqs(backlog.pop(rows_max, bytes_max, START_MS + 99))
+        total_bytes = sum(lengths[seq] for seq in here)
+        assert total_bytes <= bytes_max or len(here) == 1
+        left += here
+        if len(left) == len(lengths):
+            break
+        # No more would have fitted.
+        assert len(here) == rows_max or total_bytes + lengths[left[-1] + 1] > bytes_max
+    assert left == list(range(len(lengths)))
+    assert backlog.count == 0
 
 
 @given(
@@ -208,10 +241,10 @@ def test_what_is_new_is_on_time_beside_what_is_spread() -> None:
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, *late[:99])))
     assert backlog.ready(time.now_ms) == 1  # now the time begins
     time.go_on(1_000)
-    assert seqs(backlog.pop(50, time.now_ms)) == list(range(1, 11))
+    assert seqs(backlog.pop(50, NO_LIMIT, time.now_ms)) == list(range(1, 11))
     assert backlog.wait_ms(time.now_ms) is not None
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, (500, START_MS + 1_100))))
-    assert seqs(backlog.pop(50, time.now_ms)) == [500]
+    assert seqs(backlog.pop(50, NO_LIMIT, time.now_ms)) == [500]
     assert backlog.ready(time.now_ms) == 0
 
 
@@ -240,7 +273,7 @@ def test_what_fell_due_in_a_pause_is_behind_when_it_ends() -> None:
     backlog.change(paused, definition, START_MS + 500)
     assert backlog.ready(START_MS + 500) == 1
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, (3, START_MS + 499), (4, START_MS + 500))))
-    assert seqs(backlog.pop(9, START_MS + 500)) == [4, 1]
+    assert seqs(backlog.pop(9, NO_LIMIT, START_MS + 500)) == [4, 1]
     assert backlog.wait_ms(START_MS + 500) == 334
 
 
@@ -252,10 +285,10 @@ def test_rows_leave_in_order_and_in_pieces(rows_max: int) -> None:
     backlog.push_front(FiredRows(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS))))
     popped: list[int] = []
     while backlog.count:
-        batches = backlog.pop(rows_max, START_MS)
+        batches = backlog.pop(rows_max, NO_LIMIT, START_MS)
         here = seqs(batches)
         assert 0 < len(here) <= rows_max
         assert all(batch.hour == HOUR + (5 in seqs([batch])) for batch in batches)
         popped += here
     assert popped == [1, 2, 3, 4, 5]
-    assert backlog.pop(rows_max, START_MS) == []
+    assert backlog.pop(rows_max, NO_LIMIT, START_MS) == []

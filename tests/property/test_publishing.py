@@ -113,7 +113,7 @@ class Parts(MessageParts):
             list(self.sequencer.group.express),
             [self.sequencer.key(self.hasher(*one)) for one in keys],
             dict(self.publishing.accepted_by_subject),
-            [sorted(w.seq for w in self.watches.of(key)) for key in ("w", "v")],
+            [sorted(w.seq for w in self.watches.of(key, 0, 1 << 30)) for key in ("w", "v")],
         )
 
     def one_by_one(self, messages: list[NewMessage]) -> list[Accepted] | None:

@@ -230,7 +230,7 @@ class Scenario:
 
     def event(self, published: list[Accepted]) -> None:
         events, engine = self.server.engine.events, self.server.engine
-        watchers = events.watchers("w", engine.sequencer.next_seq)
+        watchers, _ = events.watchers("w", engine.sequencer.next_seq)
         messages = {seq: self.ledger.messages[seq] for seq, _ in self.known(published)}
         bodies = {seq: (one.payload, one.subject_id) for seq, one in messages.items()}
         done = events.complete("w", watchers, bodies, self.clock.now_ms)

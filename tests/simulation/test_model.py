@@ -320,7 +320,7 @@ class Model(RuleBasedStateMachine):
         life, got = pulled
         for delivery, token in got:
             if life != self.life or token not in self.leased:
-                assert self.server.engine.outcomes.nack([token], 0, self.clock.now_ms) == [token]
+                assert self.nack(token) == [token]
                 continue
             del self.leased[token]
             self.ledger.returned(delivery, seen=acks)
@@ -332,8 +332,15 @@ class Model(RuleBasedStateMachine):
                 self.ledger.acked(delivery)
                 self.known[delivery.origin.message_seq].state = State.DELIVERED
             else:
-                assert self.server.engine.outcomes.nack([token], 0, self.clock.now_ms) == []
+                assert self.nack(token) == []
                 self.server.rest()
+
+    def nack(self, token: str) -> list[str]:
+        told: list[str] = []
+        self.server.engine.outcomes.nack(
+            [token], 0, self.clock.now_ms, done=lambda expired, error: told.extend(expired)
+        )
+        return told
 
     @invariant()
     def leases_last(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -164,6 +164,7 @@ class NotingPorts:
         self.dropped: list[tuple[DueDelivery, str]] = []
         self.orphans: list[tuple[DueDelivery, int]] = []
         self.ticks = 0
+        self.turns: list[Callable[[], None]] = []
         self.handed_out: list[tuple[Handout, Deliveries]] = []
         self.settled: list[tuple[int, bytes]] = []
 
@@ -191,6 +192,9 @@ class NotingPorts:
 
     def on_orphaned(self, delivery: DueDelivery, left_by: int, now_ms: int) -> None:
         self.orphans.append((delivery, left_by))
+
+    def call_soon(self, function: Callable[[], None]) -> None:
+        self.turns.append(function)
 
     def tick_soon(self) -> None:
         self.ticks += 1

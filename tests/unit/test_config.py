@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from delayserver.config import MIB, Settings
+from delayserver.config import GIB, MIB, Settings
 from delayserver.errors import InputError
+from delayserver.recovery.recover import BATCH_BYTES
 from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
+from storage.frame import PAYLOAD_MAX_BYTES as FRAME_PAYLOAD_MAX_BYTES
 from storage.message_log import Durability
 
 
@@ -67,6 +69,10 @@ def test_a_duration_is_milliseconds_or_text(value: object, milliseconds: int) ->
         ({"cors_origins": ["https://a/"]}, "cors_origins"),
         ({"group_max_bytes": 300 * MIB}, "unfiled_max_bytes"),
         ({"checkpoint_bytes": 300 * MIB}, "unfiled_max_bytes"),
+        ({"unfiled_max_bytes": 65 * GIB}, "unfiled_max_bytes"),
+        ({"group_max_bytes": GIB + 1, "unfiled_max_bytes": 2 * GIB}, "group_max_bytes"),
+        ({"batch_max_bytes": GIB // 2}, "batch_max_bytes"),
+        ({"answer_max_bytes": GIB + 1}, "answer_max_bytes"),
         ({"head_max_bytes": 1}, "head_max_bytes"),
         ({"tls_cert": "cert.pem"}, "tls_key"),
         ({"tls_key": "key.pem"}, "tls_cert"),
@@ -76,6 +82,17 @@ def test_a_duration_is_milliseconds_or_text(value: object, milliseconds: int) ->
 def test_what_cannot_work_is_refused_by_name(values: dict[str, object], named: str) -> None:
     with pytest.raises(ValidationError, match=named):
         Settings(**values)  # type: ignore[arg-type]
+
+
+def test_the_longest_groups_and_batches_fit_into_a_frame() -> None:
+    def longest(name: str) -> int:
+        [limit] = [rule.le for rule in Settings.model_fields[name].metadata if hasattr(rule, "le")]
+        return int(limit)
+
+    # JSON of what came as MessagePack is up to six times as long (a control character).
+    frame_bytes = max(longest("group_max_bytes"), 6 * longest("batch_max_bytes"))
+    # A start files some bytes together, and the frame that made them too many.
+    assert frame_bytes + BATCH_BYTES < FRAME_PAYLOAD_MAX_BYTES
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "::", "shop.example"])

@@ -2,7 +2,7 @@
 
     pull   ─▶ Calls.pull   ──▶ messages, at once or within `wait` ──▶ answered
     ack    ─▶ Calls.ack    ──▶ the dispatch log is synced         ──▶ answered
-    nack   ─▶ Calls.nack   ──▶ with a delay: the group is durable ──▶ answered
+    nack   ─▶ Calls.nack   ──▶ with a delay: its records are durable ──▶ answered
     extend ─▶ Calls.extend ──▶ answered
 
 An answer is given through a callback, when it may be: no task and no future waits for it. There are
@@ -170,18 +170,14 @@ class Consuming:
         delay_ms = parse_duration_ms(wanted.delay, "/delay")
         self._intake.check_wait(delay_ms, "/delay")
         leases = wanted.leases
-        expired, group = self._calls.nack(subscription, leases, delay_ms)
 
-        def durable(error: Exception | None) -> None:
+        def recorded(expired: list[str], error: Exception | None) -> None:
             if error is None:
                 _tell(told, NackedDocument, len(leases), expired)
             else:
                 told(error)
 
-        if group is None:
-            durable(None)
-        else:
-            group.when_durable(durable)
+        self._calls.nack(subscription, leases, delay_ms, recorded)
 
     def _extend(self, subscription: Subscription, data: bytes, told: Told) -> None:
         wanted = _decode(_decode_extend, data, ExtendBody)

@@ -188,11 +188,11 @@ async def list_dead_letters(
     subscriptions of that name that were deleted."""
     owners = await _owners(name, caller, parts)
     from_seq = min(int(cursor or 0), SEQ_MAX)
-    letters = await parts.dead_letters.page(owners, from_seq, limit + 1)
+    letters, following = await parts.dead_letters.page(owners, from_seq, limit)
     return json_answer(
         DeadLettersDocument(
-            [dead_letter_document(letter) for letter in letters[:limit]],
-            cursor=str(letters[limit].entry_seq) if len(letters) > limit else None,
+            [dead_letter_document(letter) for letter in letters],
+            cursor=None if following is None else str(following),
         )
     )
 

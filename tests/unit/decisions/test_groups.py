@@ -268,6 +268,74 @@ def test_a_group_takes_no_more_than_its_bound_but_one_request_always_fits() -> N
     parts.groups.admit(1000)
 
 
+def test_what_is_too_much_for_one_group_goes_on_in_the_next() -> None:
+    parts = Parts(group_max_bytes=1000, unfiled_max_bytes=2000, checkpoint_bytes=1)
+    heard: list[tuple[int, Exception | None]] = []
+    for number in range(1, 7):
+        parts.groups.make_room(ROW_BYTES + 304)
+        parts.append(bytes(300))
+        parts.sequencer.group.when_durable(lambda error, n=number: heard.append((n, error)))  # type: ignore[misc]
+    open_group = parts.groups.not_durable()
+    assert parts.groups.unfiled_bytes == 6 * (ROW_BYTES + 304)
+    assert [parts.groups.group_of(seq) is open_group for seq in (2, 4, 5)] == [False, False, True]
+    assert parts.groups.payload(3) == (seal(bytes(300)), 1)
+    with pytest.raises(OverloadedError, match="not filed"):
+        parts.groups.admit_retries()
+    for durable_seq in (2, 4, 6):
+        assert not parts.groups.is_idle
+        parts.groups.flush(durable_seq)
+        group = parts.ports.committing[-1]
+        assert group.total_bytes <= 1000
+        assert group.created_ms == group.last_seq == durable_seq
+        parts.groups.on_committed().tell_waiters(None)
+        parts.groups.resume()
+    assert parts.groups.is_idle
+    assert heard == [(number, None) for number in range(1, 7)]
+
+
+def test_a_record_that_is_longer_than_a_group_is_alone_in_it() -> None:
+    parts = Parts(group_max_bytes=200)
+    for length in (10, 500, 10):
+        parts.groups.make_room(ROW_BYTES + length + 4)
+        parts.append(bytes(length))
+    for _ in range(3):
+        parts.groups.flush(0)
+        parts.groups.on_committed()
+    assert [group.count for group in parts.ports.committing] == [1, 1, 1]
+
+
+def test_a_full_disk_rolls_back_all_that_was_decided_on_top() -> None:
+    parts = Parts(group_max_bytes=200)
+    heard: list[Exception | None] = []
+    for _ in range(3):
+        parts.groups.make_room(ROW_BYTES + 54)
+        parts.append(bytes(50))
+        parts.sequencer.group.when_durable(heard.append)
+    last = parts.groups.not_durable()
+    parts.groups.flush(0)
+    assert parts.groups.not_durable() is last
+    parts.groups.on_commit_failed(FULL)
+    assert heard == [FULL, FULL, FULL]
+    assert parts.groups.is_idle
+    assert parts.append() == 1
+
+
+def test_an_import_comes_behind_what_was_closed_before_it() -> None:
+    parts = Parts(group_max_bytes=200)
+    parts.append(bytes(50))
+
+    def decide() -> None:
+        parts.groups.make_room(ROW_BYTES + 154)
+        parts.append(bytes(150))
+
+    parts.groups.decide_before_closing(decide)
+    for _ in range(2):
+        parts.groups.flush(0)
+        parts.groups.on_committed()
+    assert [group.first_seq for group in parts.ports.committing] == [1, 2]
+    assert parts.groups.is_idle
+
+
 def test_publishing_waits_when_filing_does_not_keep_up() -> None:
     parts = Parts(group_max_bytes=600, unfiled_max_bytes=600, checkpoint_bytes=600)
     for _ in range(2):

@@ -181,7 +181,7 @@ def test_a_key_stays_taken_for_the_dedupe_window(after_ms: int, duplicate: bool)
     [seq] = parts.publish(message(SOON_MS, key="1001"))
     parts.commit()
     advance(parts, SOON_MS)
-    [fired] = parts.dispatcher.queue(subscription()).rows.pop(10, SOON_MS)
+    [fired] = parts.dispatcher.queue(subscription()).rows.pop(10, 1, SOON_MS)
     assert fired.rows["seq"].tolist() == [seq]
     now_ms = SOON_MS + after_ms
     [again] = publish_all(parts.publishing, [message(now_ms, key="1001", body=b"{}")], now_ms)

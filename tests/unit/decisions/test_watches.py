@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from delayserver.decisions.events import Events
+from delayserver.decisions.messages import Located
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.watches import Watches
 from delayserver.records.message import Payload, Watch
@@ -30,7 +31,7 @@ class Parts(MessageParts):
         return self.publish(NewMessage(SUBJECT, LATER_MS, payload))[0]
 
     def event(self, key: str) -> tuple[list[int], list[int]]:
-        watchers = self.events.watchers(key, self.sequencer.next_seq)
+        watchers, _ = self.events.watchers(key, self.sequencer.next_seq)
         bodies = {one.seq: (Payload(b"1", watch=Watch((key,))), 1) for one in watchers}
         done = self.events.complete(key, watchers, bodies, START_MS)
         return done.cancelled, done.fired
@@ -50,7 +51,7 @@ def test_a_key_does_not_find_what_watches_a_longer_one() -> None:
     parts = Parts()
     short, long = parts.watching("ab"), parts.watching("abc")
     watches = parts.watches
-    assert [one.seq for one in watches.of("ab")] == [short]
+    assert [one.seq for one in watches.of("ab", 0, 99)] == [short]
     parts.catalog.commit(
         {
             Table.WATCHES: [
@@ -59,8 +60,8 @@ def test_a_key_does_not_find_what_watches_a_longer_one() -> None:
             ]
         }
     )
-    assert [one.seq for one in watches.of("ab")] == [short, 90]
-    assert [one.seq for one in watches.of("abc")] == [long, 91]
+    assert [one.seq for one in watches.of("ab", 0, 99)] == [short, 90]
+    assert [one.seq for one in watches.of("abc", 0, 99)] == [long, 91]
 
 
 def test_what_a_checkpoint_covers_is_forgotten_and_nothing_else() -> None:
@@ -71,7 +72,7 @@ def test_what_a_checkpoint_covers_is_forgotten_and_nothing_else() -> None:
     watches.prune(0)
     watches.add(parts.sequencer.group, 3, 5, Watch(("k",)))
     watches.prune(2)
-    assert [one.seq for one in watches.of("k")] == [3]
+    assert [one.seq for one in watches.of("k", 0, 99)] == [3]
 
 
 def test_a_message_that_watches_is_flagged_and_one_that_does_not_keeps_its_bytes() -> None:
@@ -114,15 +115,16 @@ def test_a_group_that_is_rolled_back_leaves_no_watcher_and_no_completion() -> No
     parts.event("k")
     parts.groups.flush(START_MS)
     parts.groups.on_commit_failed(OSError())
-    assert [one.seq for one in parts.watches.of("k")] == [kept]
+    assert [one.seq for one in parts.watches.of("k", 0, 99)] == [kept]
     assert parts.event("k") == ([kept], [])
 
 
 def test_an_event_does_not_touch_what_was_published_after_it_came_in() -> None:
     parts = Parts()
     seq = parts.watching("k")
-    assert [one.seq for one in parts.events.watchers("k", seq)] == []
-    assert [one.seq for one in parts.events.watchers("k", seq + 1)] == [seq]
+    assert parts.events.watchers("k", seq) == ([], None)
+    [found], _ = parts.events.watchers("k", seq + 1)
+    assert found.seq == seq
 
 
 def test_a_message_that_was_fired_watches_nothing_wherever_it_is_moved() -> None:
@@ -139,16 +141,49 @@ def test_what_does_not_fit_into_a_group_still_watches() -> None:
     for _ in range(3):
         parts.watching("k", on_event=OnEvent.FIRE)
         parts.commit()
-    watchers = parts.events.watchers("k", parts.sequencer.next_seq)
+    watchers, _ = parts.events.watchers("k", parts.sequencer.next_seq)
     bodies = {one.seq: (Payload(bytes(400)), 1) for one in watchers}
     first = parts.events.complete("k", watchers, bodies, START_MS)
     assert len(first.fired) == 1
-    assert len(parts.events.watchers("k", parts.sequencer.next_seq)) == 2
+    assert first.left == watchers[1:]
+    assert parts.events.watchers("k", parts.sequencer.next_seq) == (watchers[1:], None)
 
 
 def test_one_whose_body_cannot_be_read_is_left_alone() -> None:
     parts = Parts()
     parts.watching("k", on_event=OnEvent.FIRE)
-    watchers = parts.events.watchers("k", parts.sequencer.next_seq)
+    watchers, _ = parts.events.watchers("k", parts.sequencer.next_seq)
     done = parts.events.complete("k", watchers, {}, START_MS)
     assert (done.cancelled, done.fired) == ([], [])
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_many_watchers_are_found_page_by_page_and_each_is_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch, *, is_checkpointed: bool
+) -> None:
+    monkeypatch.setattr("delayserver.decisions.events.EVENT_MESSAGES_MAX", 3)
+    parts = Parts()
+    others = [parts.watching("j"), parts.watching("k", "l")]
+    seqs = [parts.watching("k") for _ in range(9)]
+    before_seq = parts.sequencer.next_seq
+    parts.watching("k")
+    if is_checkpointed:
+        half = [(watch_key("k", seq), pack_watch(LATER_MS, OnEvent.CANCEL)) for seq in seqs[:5]]
+        parts.catalog.commit({Table.WATCHES: half})
+    parts.messages.cancel(seqs[4], LATER_MS)
+    looked: list[int] = []
+    locate = parts.messages.locate
+
+    def noted(seq: int, due_ms: int) -> Located:
+        looked.append(seq)
+        return locate(seq, due_ms)
+
+    monkeypatch.setattr(parts.messages, "locate", noted)
+    pages: list[list[int]] = []
+    from_seq: int | None = 0
+    while from_seq is not None:
+        watchers, from_seq = parts.events.watchers("k", before_seq, from_seq)
+        pages.append([one.seq for one in watchers])
+    waiting = [others[1], *seqs]
+    assert pages == [waiting[:3], waiting[3:5], waiting[6:9], waiting[9:]]
+    assert looked == [seq for page in pages for seq in page]

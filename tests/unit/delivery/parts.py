@@ -33,7 +33,8 @@ NOW_MS = START_MS + 1_000
 
 
 class Parts:
-    def __init__(self, *subscriptions: Subscription) -> None:
+    def __init__(self, *subscriptions: Subscription, **more: Any) -> None:
+        """`more`: for the dispatcher."""
         self.ports = NotingPorts()
         self.hours = Hours(live_through_hour=HOUR)
         self.registry = Registry(subscriptions)
@@ -51,15 +52,16 @@ class Parts:
             self.timeouts,
             changes=lambda seq: self.changes,
             has_not_fired=lambda entry: entry in self.ahead,
+            **more,
         )
         self.dispatcher.now_ms = NOW_MS
         self.dispatcher.outcomes = self.ports
         self.answers: list[list[tuple[DueDelivery, str]]] = []
         """What consumers were told without a read: nothing."""
 
-    def fire(self, *rows: tuple[int, int], route: int = 1) -> None:
+    def fire(self, *rows: tuple[int, int], route: int = 1, payload_bytes: int = 0) -> None:
         self.hours.add(HOUR, len(rows))
-        batch = FiredRows(HOUR, wheel_rows(HOUR, *rows, route=route))
+        batch = FiredRows(HOUR, wheel_rows(HOUR, *rows, route=route, locator=payload_bytes))
         self.dispatcher.fire([batch], NOW_MS)
 
     def wait(self, passed_ms: int) -> None:
@@ -89,6 +91,7 @@ class Parts:
 
     def read_columns(self, *unreadable: int, attempt: int = 1, **origin: Any) -> Deliveries:
         """Likewise, as columns."""
+        self.turn()
         handout = self.ports.handouts.pop(0)
         ones = [
             delivery(
@@ -111,6 +114,12 @@ class Parts:
         read = deliveries(*ones)
         self.dispatcher.on_read(handout, read, NOW_MS)
         return read
+
+    def turn(self) -> None:
+        """The next turn of the event loop."""
+        turns, self.ports.turns = self.ports.turns, []
+        for function in turns:
+            function()
 
     def waiting(self, subscription: Subscription) -> list[int]:
         return seqs(self.dispatcher.queue(subscription).rows.slices())

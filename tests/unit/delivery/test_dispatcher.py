@@ -489,8 +489,8 @@ def test_a_batch_that_is_too_long_leaves_the_rest_in_front(monkeypatch: pytest.M
     monkeypatch.setattr("delayserver.delivery.dispatcher.BATCH_BYTES_MAX", 5)
     hook = webhook(batch_max=4, max_in_flight=1)
     parts = Parts(hook)
-    parts.fire(*((seq, START_MS) for seq in range(1, 6)))
-    sent = parts.read()  # a body has two bytes
+    parts.fire(*((seq, START_MS) for seq in range(1, 6)), payload_bytes=2)
+    sent = parts.read()
     assert posts(parts) == [[1, 2]]
     assert parts.waiting(hook) == [3, 4, 5]
     queue = parts.dispatcher.queue(hook)
@@ -501,6 +501,41 @@ def test_a_batch_that_is_too_long_leaves_the_rest_in_front(monkeypatch: pytest.M
     parts.dispatcher.pump(queue, NOW_MS)
     parts.read()
     assert posts(parts) == [[1, 2], [3, 4]]
+
+
+def test_a_pull_gets_no_more_bytes_than_an_answer_holds_and_the_next_one_the_rest() -> None:
+    one = subscription(1)
+    parts = Parts(one, answer_max_bytes=100)
+    parts.fire(*((seq, START_MS) for seq in range(1, 6)), payload_bytes=40)
+    parts.fire((6, START_MS), payload_bytes=400)
+    queue = parts.dispatcher.queue(one)
+    for expected in ([1, 2], [3, 4], [5], [6]):
+        parts.pull(one, 1000)
+        assert parts.handouts().pop() == expected
+        [left] = parts.ports.handouts
+        assert queue.in_flight == expected[-1]
+        assert left.attempts == {}
+        parts.read()
+    assert queue.count == 0
+
+
+def test_consumers_that_wait_share_what_is_too_long_for_one_answer() -> None:
+    one = subscription(1)
+    parts = Parts(one, answer_max_bytes=100)
+    for _ in range(2):
+        parts.pull(one, 1000)
+    parts.fire(*((seq, START_MS) for seq in range(1, 6)), payload_bytes=40)
+    assert parts.handouts() == [[1, 2], [3, 4]]
+    assert parts.waiting(one) == [5]
+
+
+def test_webhooks_and_what_is_given_up_are_read_a_few_bytes_at_a_time() -> None:
+    hook, strict = webhook(max_in_flight=9), subscription(2, drop_older_than_ms=1)
+    parts = Parts(hook, strict, answer_max_bytes=100)
+    parts.fire(*((seq, START_MS) for seq in range(1, 6)), payload_bytes=40)
+    assert parts.handouts() == [[1, 2], [1, 2]]
+    parts.read()
+    assert parts.handouts() == [[1, 2], [3, 4]]
 
 
 def test_a_subscription_that_stops_batching_while_one_is_read_sends_them_one_by_one() -> None:

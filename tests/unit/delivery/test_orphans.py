@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from delayserver.records.message import ScheduleEntry
 from delayserver.records.tables import Change, ChangeState
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
@@ -104,6 +106,7 @@ def test_as_long_as_one_that_is_gone_may_take_a_message_nobody_inherits_it() -> 
     parts.change(webhook(1, deleted=True))
     parts.change(webhook(2, deleted=True))
     parts.read()
+    parts.turn()
     assert parts.ports.handouts != []
     parts.read()
     assert parts.settled() == [(5, 0, Outcome.DROPPED)]
@@ -170,3 +173,66 @@ def test_those_who_wait_at_a_deleted_subscription_are_answered() -> None:
     parts.pull(subscription(1), 10)
     parts.change(subscription(1, deleted=True))
     assert parts.answers == [[]]
+
+
+def test_a_long_backlog_is_adopted_slice_by_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayserver.delivery.orphans.READ_ROWS_MAX", 4)
+    gone, heir = subscription(1), subscription(2, created_ms=NOW_MS)
+    parts = Parts(gone, heir)
+    for seq in range(1, 11):
+        parts.fire((seq, START_MS))
+    parts.change(subscription(1, deleted=True))
+    assert parts.handouts() == [[1, 2, 3, 4]]
+    assert len(parts.dispatcher.orphans) == 10
+    # All of them are on their way, whether they are being read or not (I5).
+    assert all(parts.dispatcher.holds(ScheduleEntry(seq, START_MS)) for seq in range(1, 11))
+    parts.read()
+    assert parts.handouts() == [], "the next slice waits for another turn of the loop"
+    assert parts.waiting(heir) == [1, 2, 3, 4]
+    parts.read()
+    parts.read()
+    assert parts.waiting(heir) == list(range(1, 11))
+    assert (len(parts.dispatcher.orphans), parts.ports.turns) == (0, [])
+    assert parts.hours.unsettled() == 10
+
+
+def test_long_bodies_are_adopted_a_few_at_a_time() -> None:
+    parts = Parts(subscription(1), answer_max_bytes=100)
+    parts.fire(*((seq, START_MS) for seq in range(1, 4)), payload_bytes=40)
+    parts.change(subscription(1, deleted=True))
+    parts.read()
+    parts.read()
+    assert parts.dispatcher.parked.count() == 3
+
+
+def test_no_more_are_read_while_many_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayserver.delivery.orphans.READ_ROWS_MAX", 2)
+    parts = Parts(subscription(2))
+    parts.fire(*((seq, START_MS) for seq in range(5, 9)))
+    parts.changes = {1: retrying(99)}
+    parts.change(subscription(2, deleted=True))
+    parts.read()
+    parts.turn()
+    assert parts.handouts() == []
+    (first, _), (second, _) = parts.ports.orphans
+    parts.dispatcher.release_delivery(first)
+    parts.dispatcher.release_delivery(second)
+    parts.turn()
+    assert parts.handouts() == [[7, 8]]
+
+
+def test_a_row_that_waits_to_be_read_may_still_take_its_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("delayserver.delivery.orphans.READ_ROWS_MAX", 1)
+    first, second, heir = subscription(1), subscription(2), subscription(3, created_ms=START_MS + 1)
+    parts = Parts(first, second, heir)
+    parts.fire((5, START_MS), (6, START_MS))
+    parts.change(subscription(1, deleted=True))
+    parts.change(subscription(2, deleted=True))
+    for _ in range(4):
+        parts.read()
+    # One row of each message is passed on, and one is dropped.
+    assert parts.settled() == [(5, 0, Outcome.DROPPED), (6, 0, Outcome.DROPPED)]
+    assert parts.waiting(heir) == [5, 6]
+    assert parts.hours.unsettled() == 2

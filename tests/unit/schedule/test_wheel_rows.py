@@ -47,6 +47,16 @@ def test_rows_that_fired_know_when_they_are_due() -> None:
     assert rows.first_ms() == START_MS
     assert rows.due_ms().tolist() == [START_MS, START_MS + 2, START_MS + 9]
     assert rows.due_ms(2).tolist() == [START_MS, START_MS + 2]
-    assert rows.may_hold(ScheduleEntry(6, START_MS + 9))
-    assert not rows.may_hold(ScheduleEntry(6, START_MS + 10))
-    assert not rows.may_hold(ScheduleEntry(6, START_MS + HOUR_MS))
+
+
+def test_a_row_is_found_among_those_that_wait_together() -> None:
+    late = FiredRows(HOUR, waiting(HOUR, (7, START_MS + 9), (5, START_MS)))
+    assert late.find(ScheduleEntry(5, START_MS)).tolist() == [1]
+    for seq, due_ms in ((6, START_MS), (5, START_MS + 10), (5, START_MS + HOUR_MS), (8, START_MS)):
+        assert not len(late.find(ScheduleEntry(seq, due_ms)))
+    assert late.bounds() == (0, 9, 5, 7)
+    both = late.join(FiredRows(HOUR, waiting(HOUR, (4, START_MS + 20))))
+    assert both.known_bounds is None, "of what came later they were not asked for"
+    assert both.bounds() == (0, 20, 4, 7)
+    assert both.join(late).known_bounds == (0, 20, 4, 7)
+    assert both.find(ScheduleEntry(4, START_MS + 20)).tolist() == [2]

@@ -212,7 +212,8 @@ def redrive(machine: Machine, name: str = "s1", ids: list[str] | None = None) ->
 def letters(machine: Machine, name: str = "s1") -> list[str]:
     async def ask() -> list[str]:
         owners = await machine.calls.dead_letter_owners(name)
-        return [one.message_id for one in await DeadLetters(machine.calls).page(owners, 0, 100)]
+        found, _ = await DeadLetters(machine.calls).page(owners, 0, 100)
+        return [one.message_id for one in found]
 
     return machine.wait(ask)
 

@@ -447,6 +447,16 @@ def test_many_bytes_are_filed_at_once() -> None:
     assert parts.handle(parts.group()) == []
 
 
+def test_what_is_filed_together_is_no_longer_than_a_frame_may_be() -> None:
+    parts = Replaying(file_bytes_max=1000)
+    groups = [parts.group(body=bytes(length)) for length in (400, 300, 300, 2000, 10)]
+    assert parts.handle(*groups) == []
+    parts.clock.now_ms += 1000
+    assert parts.handle() == ["on_filed"] * 4 + ["on_checkpoint"]
+    frames = [one for one in parts.disk.schedule.scan(HOUR) if isinstance(one, Frame)]
+    assert [frame.rows["seq"].tolist() for frame in frames] == [[1, 2], [3], [4], [5]]
+
+
 @pytest.mark.parametrize("set_by_ms", [-HOUR_MS, -500, 500, HOUR_MS])
 def test_a_clock_that_is_set_changes_nothing_about_when_checkpoints_are_made(
     set_by_ms: int,
