@@ -12,8 +12,11 @@ In reading order:
     retries     when to ask again
     batching    what gathers while a request is under way goes out with the next one
     batches     what the producer sends together, and each item's part of the answer
+    writing     messages in JSON, and what JSON would change without a word
+    replacing   what takes the place of a message, whatever becomes of answers
     producer    publish, cancel, move, replace, look up
     consumer    pull, handle, acknowledge
+    loop_thread the event loop of callers that have none
     blocking    producer and consumer without asyncio
     webhooks    is this webhook from our server?
 
@@ -34,6 +37,7 @@ from delayserver.client.errors import (
     NotADelayServerError,
     NotAllowedError,
     NotFoundError,
+    OtherLoopError,
     OverloadedError,
     Problem,
     RefusedError,
@@ -64,6 +68,7 @@ __all__ = [
     "NotADelayServerError",
     "NotAllowedError",
     "NotFoundError",
+    "OtherLoopError",
     "OverloadedError",
     "Problem",
     "Producer",

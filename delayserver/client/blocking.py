@@ -1,7 +1,8 @@
 """Producer and consumer for programs without asyncio: the same ones, on a loop in a thread.
 
 `Producer` may be called from any number of threads; what they publish at the same time goes out
-together. `Consumer.run` blocks, and ends at SIGTERM and ctrl-C.
+together. It may be made before a fork, and used on both sides. `Consumer.run` blocks, and ends at
+SIGTERM and ctrl-C.
 
 Cost: a task and two hand-overs between threads per call. Threads: safe.
 """
@@ -12,85 +13,36 @@ import signal
 import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from delayserver.client.consumer import GRACE_S, LEASE_MS, AsyncConsumer, H
+from delayserver.client.consumer import (
+    CONCURRENCY,
+    GRACE_S,
+    LEASE_MS,
+    RECONNECT,
+    WAIT_MS,
+    Around,
+    AsyncConsumer,
+    H,
+    backoff_ms,
+)
 from delayserver.client.errors import ClosedError
-from delayserver.client.producer import EXIT_S, URL_DEFAULT, AsyncProducer
+from delayserver.client.loop_thread import LoopThread
+from delayserver.client.producer import (
+    EXIT_S,
+    IN_FLIGHT_MAX,
+    PENDING_MAX,
+    PENDING_MAX_BYTES,
+    RETRY,
+    URL_DEFAULT,
+    AsyncProducer,
+)
 from delayserver.client.retries import RetryPolicy, Time
-from delayserver.client.transport import Transport
+from delayserver.client.transport import TIMEOUT_S, Transport
 from delayserver.client.values import Delay, DeliverAt, Stored
 
 T = TypeVar("T")
 P = ParamSpec("P")
-
-
-class _Options(TypedDict, total=False):
-    token: str | None
-    tls: ssl.SSLContext | None
-    transport: Transport | None
-    time: Time | None
-
-
-class ProducerOptions(_Options, total=False):
-    """Keyword arguments of Producer; AsyncProducer explains each of them."""
-
-    retry: RetryPolicy
-    generate_keys: bool
-    pending_max: int
-    pending_max_bytes: int
-    in_flight_max: int
-
-
-class ConsumerOptions(_Options, total=False):
-    """Keyword arguments of Consumer; AsyncConsumer explains each of them."""
-
-    concurrency: int
-    retry_delay_ms: Callable[[int], int]
-    wait: Delay
-    reconnect: RetryPolicy
-
-
-class _LoopThread:
-    """An event loop in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._stopped = False
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="delayserver-client", daemon=True
-        )
-        self._thread.start()
-
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there, and wait for it. Raises ClosedError after `stop`."""
-        with self._lock:
-            if self._stopped:
-                work.close()
-                raise ClosedError("it is closed and takes nothing more")
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # ctrl-C here; a failure there, which is over
-            raise
-
-    def stop(self) -> None:
-        """Let every call end, then the thread."""
-        with self._lock:
-            if self._stopped:
-                return
-            self._stopped = True
-            ending = asyncio.run_coroutine_threadsafe(self._others(), self._loop)
-        ending.result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _others(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.gather(*others, return_exceptions=True)
 
 
 def _waiting(
@@ -106,15 +58,51 @@ def _waiting(
 
 
 class Producer:
-    """A producer for programs without asyncio. Options and errors: see AsyncProducer.
+    """A producer for programs without asyncio; any number of threads may call one.
 
-    with Producer("http://127.0.0.1:8080") as producer:
-        published = producer.publish("order.unpaid", {"order": 1001}, delay="30m")
-    """
+        with Producer("http://127.0.0.1:8080") as producer:
+            published = producer.publish("order.unpaid", {"order": 1001}, delay="30m")
 
-    def __init__(self, url: str = URL_DEFAULT, **options: Unpack[ProducerOptions]) -> None:
-        self._producer = AsyncProducer(url, **options)
-        self._thread = _LoopThread()
+    - `retry`: how long to ask again while the server is away; a minute by default.
+    - `timeout_s`: how long one request may take; with retries never longer than they may. Each call
+      takes a `timeout_s`, too, for all of its requests: UnansweredError when that is over.
+    - `generate_keys`: without keys of its own, a message is not sent again after a lost answer.
+    - `pending_max`, `pending_max_bytes`: what may be published and not answered; `publish` waits
+      while there is no room. `in_flight_max`: batches that may be under way at once.
+    - `token`; `tls`: instead of the system's certificates; `transport`, `time`: for tests.
+
+    Its thread begins with the first call, and ends with `close`, or when it is dropped. It may be
+    made before a fork: the child gets a thread, connections and generated keys of its own."""
+
+    def __init__(
+        self,
+        url: str = URL_DEFAULT,
+        *,
+        token: str | None = None,
+        retry: RetryPolicy = RETRY,
+        timeout_s: float = TIMEOUT_S,
+        generate_keys: bool = True,
+        pending_max: int = PENDING_MAX,
+        pending_max_bytes: int = PENDING_MAX_BYTES,
+        in_flight_max: int = IN_FLIGHT_MAX,
+        tls: ssl.SSLContext | None = None,
+        transport: Transport | None = None,
+        time: Time | None = None,
+    ) -> None:
+        self._producer = AsyncProducer(
+            url,
+            token=token,
+            retry=retry,
+            timeout_s=timeout_s,
+            generate_keys=generate_keys,
+            pending_max=pending_max,
+            pending_max_bytes=pending_max_bytes,
+            in_flight_max=in_flight_max,
+            tls=tls,
+            transport=transport,
+            time=time,
+        )
+        self._thread = LoopThread(functools.partial(self._producer.close, EXIT_S))
 
     def __enter__(self) -> Self:
         return self
@@ -131,10 +119,32 @@ class Producer:
         self._thread.stop()
 
     publish = _waiting(AsyncProducer.publish)
+    """Publish a message; when this returns, it is durable.
+
+    `body` is anything that msgspec writes as JSON (dataclasses and datetimes among it), a pydantic
+    model, or bytes. Give `delay` or `deliver_at`; neither means now. `delay` is a timedelta, text
+    such as "30m", or whole milliseconds, as in `delay=30_000`. `deliver_at` is a datetime that
+    knows its zone, text in RFC 3339, or milliseconds since the epoch.
+
+    Raises InvalidError; ConflictError where the key stands for a message with other content;
+    NotAllowedError, DiskFullError; OverloadedError and UnansweredError when the retries are used
+    up; TypeError and ValueError for a body, a delay or a time that cannot be written."""
+
     replace = _waiting(AsyncProducer.replace)
+    """Publish in place of what waits under the key: a timer that each call pushes back. Raises as
+    `publish`; ChangedError with `if_match`; UnansweredError after a lost answer, where it may have
+    fired already."""
+
     cancel = _waiting(AsyncProducer.cancel)
+    """Cancel a message, by its id or by subject and key; when this returns, it never fires. Raises
+    ConflictError, whose `state` says what it is; NotFoundError; ChangedError with `if_match`."""
+
     get = _waiting(AsyncProducer.get)
+    """Look a message up, by its id or by subject and key. Raises NotFoundError."""
+
     move = _waiting(AsyncProducer.move)
+    """Give a message a new due time; `delay` and `deliver_at` as for `publish`. Raises as `cancel`,
+    and InvalidError."""
 
     def pending(
         self,
@@ -156,7 +166,7 @@ class Producer:
 
 
 class Consumer:
-    """A consumer for programs without asyncio. Options and errors: see AsyncConsumer.
+    """A consumer for programs without asyncio.
 
         consumer = Consumer("http://127.0.0.1:8080", concurrency=8)
 
@@ -166,10 +176,44 @@ class Consumer:
 
         consumer.run()
 
-    Handlers run in threads, `concurrency` at once."""
+    Handlers run in threads.
 
-    def __init__(self, url: str = URL_DEFAULT, **options: Unpack[ConsumerOptions]) -> None:
-        self._consumer = AsyncConsumer(url, **options)
+    - `concurrency`: handlers that run at once, for each subscription.
+    - `retry_delay_ms`: how long a message waits after its handler has failed, by the attempt
+      (from 1); by default a second, doubled each time, at most ten minutes.
+    - `wait`: how long a pull waits for messages at the server, as a timedelta, text such as "20s",
+      or whole milliseconds.
+    - `reconnect`: the waits while the server is away, which last as long as it does.
+    - `around`: a context manager for each message, which its handler runs inside of, in the same
+      thread: `around=fresh_connections` with `@contextmanager def fresh_connections(message)`.
+    - `token`; `tls`: instead of the system's certificates; `transport`, `time`: for tests."""
+
+    def __init__(
+        self,
+        url: str = URL_DEFAULT,
+        *,
+        token: str | None = None,
+        concurrency: int = CONCURRENCY,
+        retry_delay_ms: Callable[[int], int] = backoff_ms,
+        wait: Delay = WAIT_MS,
+        reconnect: RetryPolicy = RECONNECT,
+        around: Around | None = None,
+        tls: ssl.SSLContext | None = None,
+        transport: Transport | None = None,
+        time: Time | None = None,
+    ) -> None:
+        self._consumer = AsyncConsumer(
+            url,
+            token=token,
+            concurrency=concurrency,
+            retry_delay_ms=retry_delay_ms,
+            wait=wait,
+            reconnect=reconnect,
+            around=around,
+            tls=tls,
+            transport=transport,
+            time=time,
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_asked = False
         self._lock = threading.Lock()
@@ -182,7 +226,12 @@ class Consumer:
         lease: Delay = LEASE_MS,
         concurrency: int | None = None,
     ) -> Callable[[H], H]:
-        """Decorate the handler of a subject's messages; AsyncConsumer.subscribe has the options."""
+        """Decorate the handler of a subject's messages.
+
+        The subscription is made if it is not there. Consumers that give the same name share the
+        work; with different names each gets every message. The name is the subject unless another
+        one is given; a pattern (`order.*`) needs one. A handler that runs for longer than the lease
+        keeps its message: the lease is extended. Raises ValueError, InputError."""
         return self._consumer.subscribe(subject, name=name, lease=lease, concurrency=concurrency)
 
     def run(self, *, grace_s: float = GRACE_S) -> None:

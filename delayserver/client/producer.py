@@ -22,11 +22,11 @@ import asyncio
 import itertools
 import os
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Any, Self
 from urllib.parse import urlencode
+from weakref import WeakSet
 
 import msgspec
 
@@ -38,9 +38,19 @@ from delayserver.client.batches import (
     send_publishes,
 )
 from delayserver.client.batching import Batcher
-from delayserver.client.retries import RetryPolicy, Time, answered
-from delayserver.client.transport import HttpAnswer, HttpTransport, Transport, decoded, path_of
-from delayserver.client.values import Delay, DeliverAt, Moved, Published, Stored, duration, time
+from delayserver.client.errors import ClosedError, OtherLoopError
+from delayserver.client.replacing import replaced
+from delayserver.client.retries import Attempt, RetryPolicy, Time, answered, within
+from delayserver.client.transport import (
+    TIMEOUT_S,
+    HttpAnswer,
+    HttpTransport,
+    Transport,
+    decoded,
+    path_of,
+)
+from delayserver.client.values import Delay, DeliverAt, Moved, Published, Stored, time
+from delayserver.client.writing import due, encode, fields, new_message
 
 URL_DEFAULT = "http://127.0.0.1:8080"
 BATCH_MAX = 2000
@@ -52,16 +62,6 @@ PENDING_MAX_BYTES = 64 * 1024 * 1024
 RETRY = RetryPolicy()
 EXIT_S = 5.0
 """What is under way is given this long when a block is left by an exception."""
-
-
-class _NewMessage(msgspec.Struct, omit_defaults=True, gc=False):
-    subject: str
-    body: Any = None
-    body_base64: bytes | None = None
-    delay: int | str | None = None
-    deliver_at: int | str | None = None
-    key: str | None = None
-    headers: Mapping[str, str] | None = None
 
 
 class _Id(msgspec.Struct):
@@ -78,17 +78,23 @@ class _Key(msgspec.Struct, gc=False):
     key: str
 
 
-_encode = msgspec.json.Encoder().encode
-
-
 class AsyncProducer:
     """A producer for asyncio; one serves any number of tasks.
 
         async with AsyncProducer("http://127.0.0.1:8080") as producer:
             published = await producer.publish("order.unpaid", {"order": 1001}, delay="30m")
 
-    `pending_max` and `pending_max_bytes` bound what is published and not answered: `publish` waits
-    while there is no room. `in_flight_max` is how many batches may be under way at once."""
+    - `retry`: how long to ask again while the server is away; a minute by default.
+    - `timeout_s`: how long one request may take; with retries never longer than they may. Each call
+      takes a `timeout_s`, too, for all of its requests: UnansweredError when that is over.
+    - `generate_keys`: without keys of its own, a message is not sent again after a lost answer.
+    - `pending_max`, `pending_max_bytes`: what may be published and not answered; `publish` waits
+      while there is no room. `in_flight_max`: batches that may be under way at once.
+    - `token`; `tls`: instead of the system's certificates; `transport`, `time`: for tests.
+
+    It may be made anywhere, and used by one event loop after the other, and on both sides of a
+    fork; each begins anew, with connections and generated keys of its own. In two loops that run at
+    the same time it is refused: OtherLoopError."""
 
     def __init__(
         self,
@@ -96,6 +102,7 @@ class AsyncProducer:
         *,
         token: str | None = None,
         retry: RetryPolicy = RETRY,
+        timeout_s: float = TIMEOUT_S,
         generate_keys: bool = True,
         pending_max: int = PENDING_MAX,
         pending_max_bytes: int = PENDING_MAX_BYTES,
@@ -107,11 +114,11 @@ class AsyncProducer:
         self._transport = transport or HttpTransport(url, token=token, tls=tls)
         self._retry = retry
         self._time = time or Time()
+        self._timeout_s = timeout_s
         self._generates_keys = generate_keys and retry.timeout_s > 0
-        # 64 random bits tell producers apart; the number, the messages of this one.
-        self._key_prefix = f"auto-{os.urandom(8).hex()}-"
+        self._key_prefix = _key_prefix()
         self._next_key = itertools.count(1).__next__
-        batcher = partial(
+        self._batcher = partial(
             Batcher,
             in_flight_max=in_flight_max,
             batch_max=BATCH_MAX,
@@ -119,8 +126,32 @@ class AsyncProducer:
             pending_max=pending_max,
             pending_max_bytes=pending_max_bytes,
         )
-        self._publishes: Batcher[PublishItem] = batcher(partial(send_publishes, self._ask))
-        self._cancels: Batcher[Cancelling] = batcher(partial(send_cancels, self._ask))
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._begin_batches()
+        _producers.add(self)
+
+    def _begin_batches(self) -> None:
+        self._publishes: Batcher[PublishItem] = self._batcher(partial(send_publishes, self._ask))
+        self._cancels: Batcher[Cancelling] = self._batcher(partial(send_cancels, self._ask))
+
+    def _settle_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin anew in an event loop; what the one before had under way ends there. Raises
+        ClosedError, OtherLoopError."""
+        if self._closed:
+            raise ClosedError("it is closed and takes nothing more")
+        if self._loop is not None and self._loop.is_running():
+            raise OtherLoopError(
+                "this AsyncProducer is in use in another event loop, which still runs: "
+                "make one for each loop, or one Producer for all threads"
+            )
+        self._loop = loop
+        self._begin_batches()
+
+    def after_fork(self) -> None:
+        """In the child: nothing of the parent is under way here, and its keys are not used."""
+        self._loop = None
+        self._key_prefix = _key_prefix()
 
     async def __aenter__(self) -> Self:
         return self
@@ -130,7 +161,9 @@ class AsyncProducer:
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Take nothing more, wait for what is under way, at most `timeout_s`, and disconnect."""
-        await asyncio.gather(self._publishes.close(timeout_s), self._cancels.close(timeout_s))
+        self._closed = True
+        if self._loop is asyncio.get_running_loop():
+            await asyncio.gather(self._publishes.close(timeout_s), self._cancels.close(timeout_s))
         await self._transport.close()
 
     # ── publish ────────────────────────────────────────────────────────────────────────────────
@@ -144,26 +177,36 @@ class AsyncProducer:
         deliver_at: DeliverAt | None = None,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
     ) -> Published:
         """Publish a message; when this returns, it is durable.
 
-        `body` is anything that msgspec writes as JSON, or bytes. Give `delay` or `deliver_at`;
-        neither means now. A delay counts from when the server takes the message.
+        `body` is anything that msgspec writes as JSON (dataclasses and datetimes among it), a
+        pydantic model, or bytes. Give `delay` or `deliver_at`; neither means now. `delay` is a
+        timedelta, text such as "30m", or whole milliseconds, as in `delay=30_000`; it counts from
+        when the server takes the message. `deliver_at` is a datetime that knows its zone, text in
+        RFC 3339, or milliseconds since the epoch.
 
         Raises InvalidError; ConflictError where the key stands for a message with other content;
         NotAllowedError, DiskFullError; OverloadedError and UnansweredError when the retries are
         used up; TypeError and ValueError for a body, a delay or a time that cannot be written."""
+        if timeout_s is not None:
+            again = partial(self.publish, delay=delay, deliver_at=deliver_at, key=key)
+            return await within(timeout_s, again(subject, body, headers=headers))
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._settle_in(loop)
         if key is not None:
             own_key: str | None = key
         elif self._generates_keys:
             own_key, key = "", f"{self._key_prefix}{self._next_key():x}"
         else:
             own_key = None
-        data = _encode(_new_message(subject, body, delay, deliver_at, key, headers))
+        data = encode(new_message(subject, body, delay, deliver_at, key, headers))
         batcher = self._publishes
         if not batcher.try_reserve(len(data)):
             await batcher.reserve(len(data))
-        future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Published] = loop.create_future()
         batcher.put(PublishItem(data, future, subject, own_key))
         return await future
 
@@ -176,36 +219,49 @@ class AsyncProducer:
         subject: str | None = None,
         key: str | None = None,
         if_match: str | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         """Cancel a message, by its id or by subject and key; when this returns, it never fires.
 
         `if_match`: only if that is its version (`Stored.version`). Raises ConflictError, whose
         `state` says what it is: delivering, delivered or dead; NotFoundError; ChangedError with
         `if_match`; and as `publish`."""
+        if timeout_s is not None:
+            again = self.cancel(message_id, subject=subject, key=key, if_match=if_match)
+            return await within(timeout_s, again)
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._settle_in(loop)
         if if_match is not None:
             path = message_path(message_id, subject, key)
-            await self._ask_if("DELETE", path, None, if_match)
-            return
+            await self._call("DELETE", path, if_match=if_match)
+            return None
         if message_id is None and subject is not None and key is not None:
-            data = _encode(_Key(subject, key))
+            data = encode(_Key(subject, key))
         else:
-            data = _encode(message_id)
+            data = encode(message_id)
             if message_id is None or subject is not None or key is not None:
                 message_path(message_id, subject, key)  # which says what is wrong
         batcher = self._cancels
         if not batcher.try_reserve(len(data)):
             await batcher.reserve(len(data))
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[None] = loop.create_future()
         batcher.put(Cancelling(data, future, message_id, subject, key))
-        await future
+        return await future
 
     # ── one message ────────────────────────────────────────────────────────────────────────────
 
     async def get(
-        self, message_id: str | None = None, *, subject: str | None = None, key: str | None = None
+        self,
+        message_id: str | None = None,
+        *,
+        subject: str | None = None,
+        key: str | None = None,
+        timeout_s: float | None = None,
     ) -> Stored:
         """Look a message up, by its id or by subject and key. Raises NotFoundError."""
-        answer = await self._ask_if("GET", message_path(message_id, subject, key), None, None)
+        path = message_path(message_id, subject, key)
+        answer = await self._call("GET", path, timeout_s=timeout_s)
         return msgspec.structs.replace(decoded(answer.body, Stored), version=_version(answer))
 
     async def pending(
@@ -226,7 +282,7 @@ class AsyncProducer:
             query["to"] = str(time(until))
         while True:
             path = f"{path_of('subjects', subject, 'messages')}?{urlencode(query)}"
-            found = decoded((await self._ask_if("GET", path, None, None)).body, _Page)
+            found = decoded((await self._call("GET", path)).body, _Page)
             for message in found.messages:
                 yield message
             if found.cursor is None:
@@ -242,10 +298,13 @@ class AsyncProducer:
         delay: Delay | None = None,
         deliver_at: DeliverAt | None = None,
         if_match: str | None = None,
+        timeout_s: float | None = None,
     ) -> Moved:
-        """Give a message a new due time. Raises as `cancel`, and InvalidError."""
-        path, due = message_path(message_id, subject, key), _due(delay, deliver_at)
-        answer = await self._ask_if("PATCH", path, due, if_match)
+        """Give a message a new due time; `delay` and `deliver_at` as for `publish`. Raises as
+        `cancel`, and InvalidError."""
+        path = message_path(message_id, subject, key)
+        document = due(delay, deliver_at)
+        answer = await self._call("PATCH", path, document, if_match=if_match, timeout_s=timeout_s)
         return msgspec.structs.replace(decoded(answer.body, Moved), version=_version(answer))
 
     async def replace(
@@ -258,26 +317,44 @@ class AsyncProducer:
         deliver_at: DeliverAt | None = None,
         headers: Mapping[str, str] | None = None,
         if_match: str | None = None,
+        timeout_s: float | None = None,
     ) -> Published:
-        """Publish in place of what waits under the key: a timer that each call pushes back.
+        """Publish in place of what waits under the key: a timer that each call pushes back. The
+        arguments are those of `publish`.
 
-        Raises as `publish`; ChangedError with `if_match`."""
-        message = _new_message(subject, body, delay, deliver_at, None, headers)
-        document = {name: value for name, value in _fields(message) if name != "subject"}
+        Raises as `publish`; ChangedError with `if_match`. After a lost answer it is sent again only
+        where a message still waits under the key, so that it never fires twice; else, an
+        UnansweredError leaves it to the caller."""
+        document = fields(new_message(subject, body, delay, deliver_at, None, headers))
         path = path_of("subjects", subject, "keys", key)
-        answer = await self._ask_if("PUT", path, document, if_match)
+        answer = await self._call("PUT", path, document, if_match=if_match, timeout_s=timeout_s)
         return Published(decoded(answer.body, _Id).id)
 
-    async def _ask_if(
-        self, method: str, path: str, document: object, if_match: str | None
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        document: object = None,
+        *,
+        if_match: str | None = None,
+        timeout_s: float | None = None,
     ) -> HttpAnswer:
         """One call; its answer, which is a success."""
-        body = None if document is None else _encode(document)
-        headers = {} if if_match is None else {"if-match": f'"{if_match}"'}
-        request = partial(self._transport.request, method, path, body, headers=headers)
-        # Asked again after a lost answer, it would find the version that it has made itself.
-        repeatable = if_match is None
-        answer = await answered(request, self._retry, self._time, repeatable=repeatable)
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._settle_in(loop)
+        body = None if document is None else encode(document)
+        if if_match is not None:
+            # Asked again after a lost answer, it would find the version that it has made itself.
+            headers = {"if-match": f'"{if_match}"'}
+            request = partial(self._transport.request, method, path, body, headers=headers)
+            asked = self._answered(request, repeatable=False)
+        elif method == "PUT" and body is not None:
+            policy = self._retry, self._time, self._timeout_s
+            asked = replaced(self._transport, path, body, *policy)
+        else:
+            asked = self._ask(method, path, body)
+        answer = await (asked if timeout_s is None else within(timeout_s, asked))
         if not answer.is_success:
             raise answer.error()
         return answer
@@ -286,45 +363,33 @@ class AsyncProducer:
         self, method: str, path: str, body: bytes | None, *, repeatable: bool = True
     ) -> HttpAnswer:
         request = partial(self._transport.request, method, path, body)
-        return await answered(request, self._retry, self._time, repeatable=repeatable)
+        return await self._answered(request, repeatable=repeatable)
 
-
-# ── what is sent ───────────────────────────────────────────────────────────────────────────────
-
-
-def _new_message(
-    subject: str,
-    body: Any,
-    delay: Delay | None,
-    deliver_at: DeliverAt | None,
-    key: str | None,
-    headers: Mapping[str, str] | None,
-) -> _NewMessage:
-    if isinstance(delay, timedelta):
-        delay = duration(delay)
-    if isinstance(deliver_at, datetime):
-        deliver_at = time(deliver_at)
-    if isinstance(body, bytes):
-        return _NewMessage(subject, None, body, delay, deliver_at, key, headers)
-    return _NewMessage(subject, body, None, delay, deliver_at, key, headers)
-
-
-def _fields(message: _NewMessage) -> Sequence[tuple[str, Any]]:
-    return [
-        (name, value)
-        for name, value in msgspec.structs.asdict(message).items()
-        if value is not None
-    ]
-
-
-def _due(delay: Delay | None, deliver_at: DeliverAt | None) -> dict[str, Any]:
-    due: dict[str, Any] = {}
-    if delay is not None:
-        due["delay"] = duration(delay)
-    if deliver_at is not None:
-        due["deliver_at"] = time(deliver_at)
-    return due
+    async def _answered(self, request: Attempt, *, repeatable: bool) -> HttpAnswer:
+        return await answered(
+            request, self._retry, self._time, repeatable=repeatable, timeout_s=self._timeout_s
+        )
 
 
 def _version(answer: HttpAnswer) -> str:
     return answer.headers.get("etag", "").strip('"')
+
+
+# ── fork ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _key_prefix() -> str:
+    """64 random bits tell producers apart; a number that follows, the messages of one."""
+    return f"auto-{os.urandom(8).hex()}-"
+
+
+_producers: WeakSet[AsyncProducer] = WeakSet()
+
+
+def _after_fork() -> None:
+    for producer in tuple(_producers):
+        producer.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

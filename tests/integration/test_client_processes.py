@@ -1,0 +1,91 @@
+"""The client library in programs that fork, and errors on their way between processes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.integration.api_support import unique
+
+FORKED_ASYNC = """
+import asyncio, os, sys
+from delayserver.client import AsyncProducer
+producer = AsyncProducer(sys.argv[1])
+
+async def work():
+    for _ in range(2):
+        print(repr((await producer.publish(sys.argv[2], delay="1h")).id), flush=True)
+    await producer.close()
+
+for _ in range(2):
+    if not os.fork():
+        asyncio.run(work())
+        os._exit(0)
+statuses = [os.wait()[1] for _ in range(2)]
+asyncio.run(work())
+sys.exit(any(statuses))
+"""
+
+FORKED_BLOCKING = """
+import os, signal, sys
+from delayserver.client import Producer
+producer = Producer(sys.argv[1])
+
+def work():
+    print(repr(producer.publish(sys.argv[2], delay="1h").id), flush=True)
+
+work()
+if not os.fork():
+    signal.alarm(30)  # a child that hangs is ended by it
+    work()
+    work()
+    producer.close()
+    os._exit(0)
+status = os.wait()[1]
+work()
+producer.close()
+sys.exit(status != 0)
+"""
+
+RAISED_IN_A_POOL = """
+import multiprocessing, sys
+from delayserver.client import NotFoundError, Producer
+
+def job(url):
+    with Producer(url) as producer:
+        return producer.get("no such message")
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        try:
+            pool.apply_async(job, (sys.argv[1],)).get(timeout=60)
+        except NotFoundError as error:
+            print(repr(error.status), flush=True)
+"""
+
+
+def run(program, *arguments):
+    """A program of its own, since a process with threads of pytest's is none to be forked."""
+    command = [sys.executable, str(program), *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=90, env={**os.environ}, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line.replace("'", '"')) for line in done.stdout.split()]
+
+
+@pytest.mark.parametrize(("program", "count"), [(FORKED_ASYNC, 6), (FORKED_BLOCKING, 4)])
+def test_a_producer_that_was_made_before_a_fork_serves_both_sides(
+    shared_api, tmp_path, program, count
+):
+    """Each publish is a message of its own: generated keys are not used twice. Nobody hangs."""
+    (tmp_path / "program.py").write_text(program)
+    ids = run(tmp_path / "program.py", shared_api.process.url, unique("forked"))
+    assert len(set(ids)) == len(ids) == count
+
+
+def test_an_error_reaches_the_parent_of_a_pool(shared_api, tmp_path):
+    (tmp_path / "program.py").write_text(RAISED_IN_A_POOL)
+    assert run(tmp_path / "program.py", shared_api.process.url) == [404]
