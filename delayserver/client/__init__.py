@@ -15,6 +15,7 @@ In reading order:
     writing     messages in JSON, and what JSON would change without a word
     replacing   what takes the place of a message, whatever becomes of answers
     producer    publish, cancel, move, replace, look up
+    cutting     answers of which one bad message costs only itself
     consumer    pull, handle, acknowledge
     loop_thread the event loop of callers that have none
     blocking    producer and consumer without asyncio

@@ -30,9 +30,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from delayserver.client.batching import Batcher, Item
+from delayserver.client.cutting import decoded_page
 from delayserver.client.errors import (
     ClientError,
     ConflictError,
+    NotADelayServerError,
     NotFoundError,
     OverloadedError,
     Problem,
@@ -314,7 +316,9 @@ class AsyncConsumer:
             except NotFoundError:
                 log.warning("%s: the subscription is gone; it is made again", subscription.name)
                 exists = False
-            except (UnansweredError, OverloadedError) as error:
+            except (UnansweredError, OverloadedError, NotADelayServerError) as error:
+                if isinstance(error, NotADelayServerError) and not exists:
+                    raise  # the address is wrong; later, it may be a page of a proxy
                 failures += 1
                 if failures == 1:
                     log.warning("%s: %s; trying again", subscription.name, error)
@@ -349,15 +353,12 @@ class AsyncConsumer:
             "wait": self._wait_ms,
             "lease": subscription.lease_ms,
         }
-        pulled = await ask(
-            self._transport,
-            "POST",
-            subscription.path + "/pull",
-            wanted,
-            answer_type=_Pulled,
-            timeout_s=self._wait_ms / 1000 + TIMEOUT_S,
-        )
-        return pulled.messages
+        path, body = subscription.path + "/pull", msgspec.json.encode(wanted)
+        timeout_s = self._wait_ms / 1000 + TIMEOUT_S
+        answer = await self._transport.request("POST", path, body, timeout_s=timeout_s)
+        if not answer.is_success:
+            raise answer.error()
+        return decoded_page(answer.body, _Pulled, "messages", Message).messages
 
     # ── handle ─────────────────────────────────────────────────────────────────────────────────
 

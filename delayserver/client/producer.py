@@ -38,6 +38,7 @@ from delayserver.client.batches import (
     send_publishes,
 )
 from delayserver.client.batching import Batcher
+from delayserver.client.cutting import decoded_message, decoded_page
 from delayserver.client.errors import ClosedError, OtherLoopError
 from delayserver.client.replacing import replaced
 from delayserver.client.retries import Attempt, RetryPolicy, Time, answered, within
@@ -262,7 +263,9 @@ class AsyncProducer:
         """Look a message up, by its id or by subject and key. Raises NotFoundError."""
         path = message_path(message_id, subject, key)
         answer = await self._call("GET", path, timeout_s=timeout_s)
-        return msgspec.structs.replace(decoded(answer.body, Stored), version=_version(answer))
+        return msgspec.structs.replace(
+            decoded_message(answer.body, Stored), version=_version(answer)
+        )
 
     async def pending(
         self,
@@ -282,7 +285,8 @@ class AsyncProducer:
             query["to"] = str(time(until))
         while True:
             path = f"{path_of('subjects', subject, 'messages')}?{urlencode(query)}"
-            found = decoded((await self._call("GET", path)).body, _Page)
+            answer = await self._call("GET", path)
+            found = decoded_page(answer.body, _Page, "messages", Stored)
             for message in found.messages:
                 yield message
             if found.cursor is None:

@@ -54,7 +54,7 @@ class Delivery(msgspec.Struct, frozen=True):
     at: datetime
 
 
-class _Body(msgspec.Struct, frozen=True, kw_only=True):
+class Body(msgspec.Struct, frozen=True, kw_only=True):
     """A body: JSON as it was published, or bytes."""
 
     body_json: msgspec.Raw = msgspec.field(name="body", default=msgspec.Raw(b"null"))
@@ -77,7 +77,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(self.body_json) if self.body_base64 is None else self.raw
 
 
-class Stored(_Body, frozen=True, kw_only=True):
+class Stored(Body, frozen=True, kw_only=True):
     """A message that was looked up, or listed."""
 
     id: str
@@ -93,7 +93,7 @@ class Stored(_Body, frozen=True, kw_only=True):
     """For `if_match`: changes with whatever happens to the message. Empty in lists."""
 
 
-class Message(_Body, frozen=True, kw_only=True):
+class Message(Body, frozen=True, kw_only=True):
     """A message that is due, as a consumer gets it."""
 
     id: str

@@ -8,9 +8,16 @@ import logging
 import threading
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
-from delayserver.client import AsyncConsumer, ConflictError, NotAllowedError, Retry
+from delayserver.client import (
+    AsyncConsumer,
+    ConflictError,
+    NotADelayServerError,
+    NotAllowedError,
+    Retry,
+)
 from delayserver.client.consumer import backoff_ms
 from delayserver.client.transport import HttpAnswer
 from tests.integration.api_support import wait_until
@@ -518,6 +525,54 @@ async def test_a_proxy_that_says_the_server_is_away_is_waited_out(status, body):
     async with running(make(queue, handler, clock=clock)):
         await clock.advance(60)
     assert queue.acked == ["L1"]
+
+
+@pytest.mark.parametrize("depth", [900, 1000, 50_000])
+@asynchronous
+async def test_a_body_that_nests_too_deeply_costs_only_itself(depth, caplog):
+    """The decoder of this process does not get through the answer."""
+    deep = b"[" * depth + b"]" * depth
+    messages = [message(1), message(2, body="DEEP", key='"}],[{'), message(3, body={"a": [1, "]"]})]
+    data = msgspec.json.encode({"messages": messages}).replace(b'"DEEP"', deep)
+    queue, got = Queue(), []
+    queue.failures = {"/pull": [HttpAnswer(200, data)]}
+
+    async def handler(one):
+        got.append((one.id, one.key))
+        assert one.raw == (deep if one.id == "id-2" else one.raw)
+        if one.body == {"a": [1, "]"]}:
+            got.append("whole")
+
+    async with running(make(queue, handler, retry_delay_ms=lambda attempt: 5)) as task:
+        await turns(50)
+        assert not task.done()
+    assert got == [("id-1", None), ("id-2", '"}],[{'), ("id-3", None), "whole"]
+    assert sorted(queue.acked + list(queue.nacked)) == ["L1", "L2", "L3"]
+    assert queue.nacked == {} if depth == 900 else {"L2": 5}
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html>", b"[]", b'{"messages":[1]}', b'{"messages":[{"id":1}', b"[" * 5000]
+)
+@asynchronous
+async def test_an_answer_that_cannot_be_read_does_not_end_the_run(body):
+    queue, clock = Queue(message(1)), Clock()
+    queue.failures = {"/pull": [HttpAnswer(200, body)] * 3}
+
+    async def handler(one):
+        pass
+
+    async with running(make(queue, handler, clock=clock)):
+        await clock.advance(60)
+    assert queue.acked == ["L1"]
+
+
+@asynchronous
+async def test_a_wrong_address_ends_the_run():
+    queue = Queue(message(1))
+    queue.failures = {"": [HttpAnswer(200, b"<html>")]}
+    with pytest.raises(NotADelayServerError):
+        await make(queue, print).run()
 
 
 # ── the end ────────────────────────────────────────────────────────────────────────────────────

@@ -777,3 +777,15 @@ async def test_pages_of_pending_messages():
     assert [path for _, path, _ in transport.requests] == [
         *(path, f"{path}&cursor=5-1", f"{path}&cursor=6-2")
     ]
+
+
+@asynchronous
+async def test_a_deep_body_in_a_list_costs_only_itself():
+    deep = b"[" * 5000 + b"]" * 5000
+    one = b'{"id":"a","subject":"s","key":null,"state":"scheduled","attempts":0,"headers":{},'
+    one += b'"deliver_at":"2026-11-20T16:30:00Z","body":%b}'
+    page = b'{"messages":[%b,{"id":5},%b],"cursor":null}' % (one % deep, one % b'"whole"')
+    producer, _ = make(HttpAnswer(200, page), HttpAnswer(200, one % deep))
+    first, second = [found async for found in producer.pending("s")]
+    assert (first.raw, second.body) == (deep, "whole")
+    assert (await producer.get("a")).raw == deep
