@@ -226,7 +226,8 @@ class Consumer:
         lease: Delay = LEASE_MS,
         concurrency: int | None = None,
     ) -> Callable[[H], H]:
-        """Decorate the handler of a subject's messages.
+        """Decorate the handler of a subject's messages. `lease` is a timedelta, text such as "30s",
+        or whole milliseconds.
 
         The subscription is made if it is not there. Consumers that give the same name share the
         work; with different names each gets every message. The name is the subject unless another

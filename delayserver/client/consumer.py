@@ -72,7 +72,9 @@ T = TypeVar("T")
 
 
 class Retry(Exception):
-    """Raised by a handler: not now; deliver it again after `delay`. Not an error to be logged."""
+    """Raised by a handler: not now; deliver it again after `delay`. Not an error to be logged.
+
+    `delay` is a timedelta, text such as "5m", or whole milliseconds."""
 
     def __init__(self, delay: Delay = 0) -> None:
         self.delay_ms = parse_duration_ms(duration(delay))
@@ -193,6 +195,7 @@ class AsyncConsumer:
     ) -> Callable[[H], H]:
         """Decorate the handler of a subject's messages: a coroutine function, or a plain one, which
         runs in a thread. What a plain one returns is awaited on the loop if it can be.
+        `lease` is a timedelta, text such as "30s", or whole milliseconds.
 
         The subscription is made if it is not there. Consumers that give the same name share the
         work; with different names each gets every message. The name is the subject unless another

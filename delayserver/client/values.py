@@ -15,10 +15,12 @@ T = TypeVar("T")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
-Delay = int | str | timedelta
-"""Milliseconds, text such as `30m`, or a timedelta."""
-DeliverAt = int | str | datetime
-"""Milliseconds since the epoch, RFC 3339, or a datetime that knows its zone."""
+Delay = timedelta | str | int
+"""A timedelta, text such as `30m`, or whole milliseconds: `30` is 30 ms."""
+DeliverAt = datetime | str | int
+"""A datetime that knows its zone, RFC 3339, or milliseconds since the epoch."""
+REPR_BYTES_MAX = 200
+"""Of a body, in what is printed."""
 
 
 class Published(msgspec.Struct, frozen=True, gc=False):
@@ -60,6 +62,16 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     body_json: msgspec.Raw = msgspec.field(name="body", default=msgspec.Raw(b"null"))
     body_base64: bytes | None = None
 
+    def __repr__(self) -> str:
+        fields = msgspec.structs.asdict(self)
+        del fields["body_json"], fields["body_base64"]
+        raw = self.raw
+        shown = repr(raw[:REPR_BYTES_MAX]) if self.body_base64 is not None else _start_of(raw)
+        if len(raw) > REPR_BYTES_MAX:
+            shown += f"… ({len(raw)} bytes)"
+        told = [f"{name}={value!r}" for name, value in fields.items()]
+        return f"{type(self).__name__}({', '.join(told)}, body={shown})"
+
     @property
     def raw(self) -> bytes:
         """The bytes that were published."""
@@ -77,8 +89,12 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(self.body_json) if self.body_base64 is None else self.raw
 
 
+def _start_of(body: bytes) -> str:
+    return body[:REPR_BYTES_MAX].decode(errors="replace")
+
+
 class Stored(Body, frozen=True, kw_only=True):
-    """A message that was looked up, or listed."""
+    """A message that was looked up, or listed. It can be a member of a set and a key of a dict."""
 
     id: str
     subject: str
@@ -92,9 +108,13 @@ class Stored(Body, frozen=True, kw_only=True):
     version: str = ""
     """For `if_match`: changes with whatever happens to the message. Empty in lists."""
 
+    def __hash__(self) -> int:
+        return hash(self.id)
+
 
 class Message(Body, frozen=True, kw_only=True):
-    """A message that is due, as a consumer gets it."""
+    """A message that is due, as a consumer gets it. It can be a member of a set and a key of a
+    dict; as one that tells repeats, `id` is better, since `attempt` and `lease` differ."""
 
     id: str
     """The same in every attempt: by it, repeats are known."""
@@ -105,6 +125,9 @@ class Message(Body, frozen=True, kw_only=True):
     """1 for the first."""
     lease: str
     headers: dict[str, str] = {}
+
+    def __hash__(self) -> int:
+        return hash(self.id)
 
 
 def duration(value: Delay) -> int | str:

@@ -534,7 +534,7 @@ async def test_a_body_that_nests_too_deeply_costs_only_itself(depth, caplog):
     deep = b"[" * depth + b"]" * depth
     messages = [message(1), message(2, body="DEEP", key='"}],[{'), message(3, body={"a": [1, "]"]})]
     data = msgspec.json.encode({"messages": messages}).replace(b'"DEEP"', deep)
-    queue, got = Queue(), []
+    queue, got = Queue(), list[object]()
     queue.failures = {"/pull": [HttpAnswer(200, data)]}
 
     async def handler(one):
