@@ -12,9 +12,10 @@ import functools
 import signal
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
+from delayserver.client.calling import EXIT_S, RETRY, URL_DEFAULT, RetryingClient
 from delayserver.client.consumer import (
     CONCURRENCY,
     GRACE_S,
@@ -29,35 +30,68 @@ from delayserver.client.consumer import (
 from delayserver.client.errors import ClosedError
 from delayserver.client.loop_thread import LoopThread
 from delayserver.client.producer import (
-    EXIT_S,
     IN_FLIGHT_MAX,
     PENDING_MAX,
     PENDING_MAX_BYTES,
-    RETRY,
-    URL_DEFAULT,
     AsyncProducer,
 )
 from delayserver.client.retries import RetryPolicy, Time
+from delayserver.client.subscriptions import AsyncSubscriptions
 from delayserver.client.transport import TIMEOUT_S, Transport
-from delayserver.client.values import Delay, DeliverAt, Stored
+from delayserver.client.values import DeadLetter, Delay, DeliverAt, Stored
 
 T = TypeVar("T")
+V = TypeVar("V")
+C = TypeVar("C", bound=RetryingClient)
 P = ParamSpec("P")
 
 
 def _waiting(
-    method: Callable[Concatenate[AsyncProducer, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate["Producer", P], T]:
+    method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["Blocking[C]", P], T]:
     """The same method with the same parameters, for a thread that waits for it."""
 
     @functools.wraps(method)
-    def call(producer: "Producer", /, *arguments: P.args, **options: P.kwargs) -> T:
-        return producer._thread.call(method(producer._producer, *arguments, **options))
+    def call(blocking: "Blocking[C]", /, *arguments: P.args, **options: P.kwargs) -> T:
+        return blocking._thread.call(method(blocking._client, *arguments, **options))
 
     return call
 
 
-class Producer:
+class Blocking(Generic[C]):
+    """A client of asyncio, with a loop in a thread of its own. Any number of threads may call it.
+
+    The thread begins with the first call, and ends with `close`, or when this is dropped."""
+
+    def __init__(self, client: C) -> None:
+        self._client = client
+        self._thread = LoopThread(functools.partial(client.close, EXIT_S))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(None if kind is None else EXIT_S)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Wait for what is under way, at most `timeout_s`, then disconnect and end the thread."""
+        try:
+            self._thread.call(self._client.close(timeout_s))
+        except ClosedError:
+            return  # closed before
+        self._thread.stop()
+
+    def _each(self, found: AsyncIterator[V]) -> Iterator[V]:
+        """What an asynchronous iterator gives."""
+
+        async def following() -> V | None:
+            return await anext(found, None)
+
+        while (one := self._thread.call(following())) is not None:
+            yield one
+
+
+class Producer(Blocking[AsyncProducer]):
     """A producer for programs without asyncio; any number of threads may call one.
 
         with Producer("http://127.0.0.1:8080") as producer:
@@ -89,7 +123,7 @@ class Producer:
         transport: Transport | None = None,
         time: Time | None = None,
     ) -> None:
-        self._producer = AsyncProducer(
+        producer = AsyncProducer(
             url,
             token=token,
             retry=retry,
@@ -102,21 +136,7 @@ class Producer:
             transport=transport,
             time=time,
         )
-        self._thread = LoopThread(functools.partial(self._producer.close, EXIT_S))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(None if kind is None else EXIT_S)
-
-    def close(self, timeout_s: float | None = None) -> None:
-        """Wait for what is under way, at most `timeout_s`, then disconnect and end the thread."""
-        try:
-            self._thread.call(self._producer.close(timeout_s))
-        except ClosedError:
-            return  # closed before
-        self._thread.stop()
+        super().__init__(producer)
 
     publish = _waiting(AsyncProducer.publish)
     """Publish a message; when this returns, it is durable.
@@ -126,9 +146,32 @@ class Producer:
     such as "30m", or whole milliseconds, as in `delay=30_000`. `deliver_at` is a datetime that
     knows its zone, text in RFC 3339, or milliseconds since the epoch.
 
+    `watch` names up to 8 keys: an `event` for one of them cancels the message, or delivers it at
+    once with `on_event="fire"`. With `ack="filed"` it is filed, too, when this returns, so that
+    lists show it (`Published.filed` says so).
+
     Raises InvalidError; ConflictError where the key stands for a message with other content;
     NotAllowedError, DiskFullError; OverloadedError and UnansweredError when the retries are used
     up; TypeError and ValueError for a body, a delay or a time that cannot be written."""
+
+    publish_all = _waiting(AsyncProducer.publish_all)
+    """Publish messages in one step: all of them, or none. At most 10,000. Raises as `publish`,
+    but an InvalidError also where a key stands for other content: its `errors` name the bad ones by
+    their index (`/3/key`)."""
+
+    event = _waiting(AsyncProducer.event)
+    """Something happened: complete every message that watches the key, at once. Durable when this
+    returns. After a lost answer it is asked again, and the result is that of the last."""
+
+    heartbeat = _waiting(AsyncProducer.heartbeat)
+    """Publish a message unless this is called again within `timeout`, which is a timedelta, text
+    such as "10s", or whole milliseconds. Raises as `publish`."""
+
+    get_heartbeat = _waiting(AsyncProducer.get_heartbeat)
+    """A heartbeat, and when it expires. Raises NotFoundError."""
+
+    delete_heartbeat = _waiting(AsyncProducer.delete_heartbeat)
+    """End a heartbeat: when this returns, it never publishes. Raises NotFoundError."""
 
     replace = _waiting(AsyncProducer.replace)
     """Publish in place of what waits under the key: a timer that each call pushes back. Raises as
@@ -155,14 +198,91 @@ class Producer:
         page: int = 1000,
     ) -> Iterator[Stored]:
         """Messages of a subject that wait, in due order: from `since` on, and before `until`."""
-        found = self._producer.pending(subject, since=since, until=until, page=page)
-        end = object()
+        return self._each(self._client.pending(subject, since=since, until=until, page=page))
 
-        async def following() -> Stored | object:
-            return await anext(found, end)
 
-        while isinstance(message := self._thread.call(following()), Stored):
-            yield message
+class Subscriptions(Blocking[AsyncSubscriptions]):
+    """The subscriptions of a server, for programs without asyncio.
+
+        with Subscriptions("http://127.0.0.1:8080") as subscriptions:
+            subscriptions.put_webhook("shop", "order.*", "http://127.0.0.1:9000/unpaid")
+
+    - `retry`: how long to ask again while the server is away; a minute by default.
+    - `timeout_s`: how long one request may take. Each call takes a `timeout_s`, too, for all of its
+      requests: UnansweredError when that is over.
+    - `token`; `tls`: instead of the system's certificates; `transport`, `time`: for tests.
+
+    Durations are timedeltas, text such as "15s", or whole milliseconds."""
+
+    def __init__(
+        self,
+        url: str = URL_DEFAULT,
+        *,
+        token: str | None = None,
+        retry: RetryPolicy = RETRY,
+        timeout_s: float = TIMEOUT_S,
+        tls: ssl.SSLContext | None = None,
+        transport: Transport | None = None,
+        time: Time | None = None,
+    ) -> None:
+        subscriptions = AsyncSubscriptions(
+            url,
+            token=token,
+            retry=retry,
+            timeout_s=timeout_s,
+            tls=tls,
+            transport=transport,
+            time=time,
+        )
+        super().__init__(subscriptions)
+
+    put_webhook = _waiting(AsyncSubscriptions.put_webhook)
+    """Have the messages of a subject POSTed to a URL. What is not given has the default of the
+    server, also where the subscription is there and had another one.
+
+    - `subject`: exact, or a prefix that ends in `.*`, or `*`.
+    - `secret`: `whsec_…`, signs every request; or `secrets`, newest first, to change them over.
+    - `timeout`: of one delivery. `max_in_flight`: deliveries at once.
+    - `max_attempts`, `backoff`: how often, and the waits before the attempts after the first.
+    - `per_second`, `burst`: at most so many messages. `batch_max`, `batch_linger`: several in one
+      request, and how long one waits for others.
+    - `spread` or `drop_older_than`: what fell due during downtime or a pause is handed out over
+      this time, or becomes a dead letter when it is older.
+
+    Raises InvalidError, ConflictError (it is a pull subscription), NotAllowedError."""
+
+    put_pull = _waiting(AsyncSubscriptions.put_pull)
+    """Have the messages of a subject wait for consumers. `lease`: the time to acknowledge one,
+    unless a consumer asks for another. The rest is as for `put_webhook`."""
+
+    get = _waiting(AsyncSubscriptions.get)
+    """A subscription. Raises NotFoundError."""
+
+    list = _waiting(AsyncSubscriptions.list)
+    """All that the token may consume, oldest first."""
+
+    pause = _waiting(AsyncSubscriptions.pause)
+    """Deliver nothing until it is resumed; what falls due waits. Raises NotFoundError."""
+
+    resume = _waiting(AsyncSubscriptions.resume)
+    """Deliver again. Raises NotFoundError."""
+
+    delete = _waiting(AsyncSubscriptions.delete)
+    """Delete a subscription; what only it was to get waits for the next one that matches. Raises
+    NotFoundError."""
+
+    def dead_letters(self, name: str, *, page: int = 100) -> Iterator[DeadLetter]:
+        """Messages that were given up, in the order of their last attempts. Raises NotFoundError.
+
+        One request for each `page` of them."""
+        return self._each(self._client.dead_letters(name, page=page))
+
+    redrive = _waiting(AsyncSubscriptions.redrive)
+    """Deliver dead letters again, all or those with these message ids; how many they are. A lost
+    answer is an UnansweredError: asked again, it would redrive what died meanwhile."""
+
+    discard = _waiting(AsyncSubscriptions.discard)
+    """Delete a dead letter. Raises NotFoundError."""
 
 
 class Consumer:

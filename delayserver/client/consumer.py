@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from delayserver.client.batching import Batcher, Item
+from delayserver.client.calling import URL_DEFAULT
 from delayserver.client.cutting import decoded_page
 from delayserver.client.errors import (
     ClientError,
@@ -40,7 +41,6 @@ from delayserver.client.errors import (
     Problem,
     UnansweredError,
 )
-from delayserver.client.producer import URL_DEFAULT
 from delayserver.client.retries import NO_RETRIES, RetryPolicy, Time, answered
 from delayserver.client.transport import TIMEOUT_S, HttpTransport, Transport, ask, decoded, path_of
 from delayserver.client.values import Delay, Message, duration

@@ -22,47 +22,52 @@ import asyncio
 import itertools
 import os
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any, Literal
 from urllib.parse import urlencode
-from weakref import WeakSet
 
 import msgspec
 
 from delayserver.client.batches import (
+    BATCH_PATH,
+    FILED_PATH,
     Cancelling,
     PublishItem,
     message_path,
+    read_published,
     send_cancels,
     send_publishes,
 )
 from delayserver.client.batching import Batcher
+from delayserver.client.calling import RETRY, URL_DEFAULT, RetryingClient
 from delayserver.client.cutting import decoded_message, decoded_page
-from delayserver.client.errors import ClosedError, OtherLoopError
-from delayserver.client.replacing import replaced
-from delayserver.client.retries import Attempt, RetryPolicy, Time, answered, within
-from delayserver.client.transport import (
-    TIMEOUT_S,
-    HttpAnswer,
-    HttpTransport,
-    Transport,
-    decoded,
-    path_of,
+from delayserver.client.retries import RetryPolicy, Time, within
+from delayserver.client.transport import TIMEOUT_S, HttpAnswer, Transport, decoded, path_of
+from delayserver.client.values import (
+    Delay,
+    DeliverAt,
+    Draft,
+    EventResult,
+    Heartbeat,
+    Moved,
+    OnEvent,
+    Published,
+    Stored,
+    duration,
+    time,
 )
-from delayserver.client.values import Delay, DeliverAt, Moved, Published, Stored, time
-from delayserver.client.writing import due, encode, fields, new_message
+from delayserver.client.writing import due, encode, fields, new_message, to_send
 
-URL_DEFAULT = "http://127.0.0.1:8080"
 BATCH_MAX = 2000
 BATCH_MAX_BYTES = 4 * 1024 * 1024
 IN_FLIGHT_MAX = 2
 """Requests: the server works on one while the next is made."""
 PENDING_MAX = 10_000
 PENDING_MAX_BYTES = 64 * 1024 * 1024
-RETRY = RetryPolicy()
-EXIT_S = 5.0
-"""What is under way is given this long when a block is left by an exception."""
+Ack = Literal["durable", "filed"]
+"""When a publish is answered: when the message is in the message log, or also in its hour, where
+lists show it."""
 
 
 class _Id(msgspec.Struct):
@@ -79,7 +84,7 @@ class _Key(msgspec.Struct, gc=False):
     key: str
 
 
-class AsyncProducer:
+class AsyncProducer(RetryingClient):
     """A producer for asyncio; one serves any number of tasks.
 
         async with AsyncProducer("http://127.0.0.1:8080") as producer:
@@ -112,10 +117,15 @@ class AsyncProducer:
         transport: Transport | None = None,
         time: Time | None = None,
     ) -> None:
-        self._transport = transport or HttpTransport(url, token=token, tls=tls)
-        self._retry = retry
-        self._time = time or Time()
-        self._timeout_s = timeout_s
+        super().__init__(
+            url,
+            token=token,
+            retry=retry,
+            timeout_s=timeout_s,
+            tls=tls,
+            transport=transport,
+            time=time,
+        )
         self._generates_keys = generate_keys and retry.timeout_s > 0
         self._key_prefix = _key_prefix()
         self._next_key = itertools.count(1).__next__
@@ -127,45 +137,31 @@ class AsyncProducer:
             pending_max=pending_max,
             pending_max_bytes=pending_max_bytes,
         )
-        self._closed = False
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._begin_batches()
-        _producers.add(self)
 
     def _begin_batches(self) -> None:
-        self._publishes: Batcher[PublishItem] = self._batcher(partial(send_publishes, self._ask))
+        self._publishes: dict[Ack, Batcher[PublishItem]] = {
+            "durable": self._batcher(partial(send_publishes, self._ask)),
+            "filed": self._batcher(partial(send_publishes, self._ask, path=FILED_PATH)),
+        }
         self._cancels: Batcher[Cancelling] = self._batcher(partial(send_cancels, self._ask))
 
     def _settle_in(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin anew in an event loop; what the one before had under way ends there. Raises
-        ClosedError, OtherLoopError."""
-        if self._closed:
-            raise ClosedError("it is closed and takes nothing more")
-        if self._loop is not None and self._loop.is_running():
-            raise OtherLoopError(
-                "this AsyncProducer is in use in another event loop, which still runs: "
-                "make one for each loop, or one Producer for all threads"
-            )
-        self._loop = loop
+        super()._settle_in(loop)
         self._begin_batches()
 
     def after_fork(self) -> None:
         """In the child: nothing of the parent is under way here, and its keys are not used."""
-        self._loop = None
+        super().after_fork()
         self._key_prefix = _key_prefix()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self.close(None if kind is None else EXIT_S)
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Take nothing more, wait for what is under way, at most `timeout_s`, and disconnect."""
         self._closed = True
         if self._loop is asyncio.get_running_loop():
-            await asyncio.gather(self._publishes.close(timeout_s), self._cancels.close(timeout_s))
-        await self._transport.close()
+            ends = [batcher.close(timeout_s) for batcher in self._publishes.values()]
+            await asyncio.gather(*ends, self._cancels.close(timeout_s))
+        await super().close()
 
     # ── publish ────────────────────────────────────────────────────────────────────────────────
 
@@ -178,6 +174,9 @@ class AsyncProducer:
         deliver_at: DeliverAt | None = None,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
+        watch: Sequence[str] | None = None,
+        on_event: OnEvent | None = None,
+        ack: Ack = "durable",
         timeout_s: float | None = None,
     ) -> Published:
         """Publish a message; when this returns, it is durable.
@@ -188,28 +187,53 @@ class AsyncProducer:
         when the server takes the message. `deliver_at` is a datetime that knows its zone, text in
         RFC 3339, or milliseconds since the epoch.
 
+        `watch` names up to 8 keys: an `event` for one of them cancels the message, or delivers it
+        at once with `on_event="fire"`. With `ack="filed"` it is filed, too, when this returns, so
+        that lists show it (`Published.filed` says so).
+
         Raises InvalidError; ConflictError where the key stands for a message with other content;
         NotAllowedError, DiskFullError; OverloadedError and UnansweredError when the retries are
         used up; TypeError and ValueError for a body, a delay or a time that cannot be written."""
         if timeout_s is not None:
-            again = partial(self.publish, delay=delay, deliver_at=deliver_at, key=key)
-            return await within(timeout_s, again(subject, body, headers=headers))
+            again = partial(self.publish, watch=watch, on_event=on_event, ack=ack, headers=headers)
+            published = again(subject, body, delay=delay, deliver_at=deliver_at, key=key)
+            return await within(timeout_s, published)
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._settle_in(loop)
-        if key is not None:
-            own_key: str | None = key
-        elif self._generates_keys:
-            own_key, key = "", f"{self._key_prefix}{self._next_key():x}"
-        else:
-            own_key = None
-        data = encode(new_message(subject, body, delay, deliver_at, key, headers))
-        batcher = self._publishes
+        own_key = key
+        if key is None and self._generates_keys:
+            own_key, key = "", self._generated_key()
+        message = new_message(subject, body, delay, deliver_at, key, headers, watch, on_event)
+        data = encode(message)
+        batcher = self._publishes[ack]
         if not batcher.try_reserve(len(data)):
             await batcher.reserve(len(data))
         future: asyncio.Future[Published] = loop.create_future()
         batcher.put(PublishItem(data, future, subject, own_key))
         return await future
+
+    async def publish_all(
+        self, messages: Iterable[Draft], *, ack: Ack = "durable", timeout_s: float | None = None
+    ) -> list[Published]:
+        """Publish messages in one step: all of them, or none. At most 10,000, in one request.
+
+        Raises as `publish`, but an InvalidError also where a key stands for other content: its
+        `errors` name the bad ones by their index (`/3/key`)."""
+        documents, keys = [to_send(draft) for draft in messages], list[str | None]()
+        for document in documents:
+            keys.append(document.key)
+            if document.key is None and self._generates_keys:
+                keys[-1], document.key = "", self._generated_key()
+        path = BATCH_PATH if ack == "durable" else FILED_PATH
+        repeatable = None not in keys
+        answer = await self._call(
+            "POST", path, documents, repeatable=repeatable, timeout_s=timeout_s
+        )
+        return read_published(answer, keys, path)
+
+    def _generated_key(self) -> str:
+        return f"{self._key_prefix}{self._next_key():x}"
 
     # ── cancel ─────────────────────────────────────────────────────────────────────────────────
 
@@ -230,13 +254,13 @@ class AsyncProducer:
         if timeout_s is not None:
             again = self.cancel(message_id, subject=subject, key=key, if_match=if_match)
             return await within(timeout_s, again)
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self._settle_in(loop)
         if if_match is not None:
             path = message_path(message_id, subject, key)
             await self._call("DELETE", path, if_match=if_match)
             return None
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._settle_in(loop)
         if message_id is None and subject is not None and key is not None:
             data = encode(_Key(subject, key))
         else:
@@ -320,6 +344,8 @@ class AsyncProducer:
         delay: Delay | None = None,
         deliver_at: DeliverAt | None = None,
         headers: Mapping[str, str] | None = None,
+        watch: Sequence[str] | None = None,
+        on_event: OnEvent | None = None,
         if_match: str | None = None,
         timeout_s: float | None = None,
     ) -> Published:
@@ -329,71 +355,53 @@ class AsyncProducer:
         Raises as `publish`; ChangedError with `if_match`. After a lost answer it is sent again only
         where a message still waits under the key, so that it never fires twice; else, an
         UnansweredError leaves it to the caller."""
-        document = fields(new_message(subject, body, delay, deliver_at, None, headers))
-        path = path_of("subjects", subject, "keys", key)
-        answer = await self._call("PUT", path, document, if_match=if_match, timeout_s=timeout_s)
+        message = new_message(subject, body, delay, deliver_at, None, headers, watch, on_event)
+        document, path = fields(message), path_of("subjects", subject, "keys", key)
+        if if_match is None:
+            answer = await self._replace(path, document, timeout_s)
+        else:
+            answer = await self._call("PUT", path, document, if_match=if_match, timeout_s=timeout_s)
         return Published(decoded(answer.body, _Id).id)
 
-    async def _call(
+    # ── timers ─────────────────────────────────────────────────────────────────────────────────
+
+    async def event(self, key: str, *, timeout_s: float | None = None) -> EventResult:
+        """Something happened: complete every message that watches the key, at once. Durable when
+        this returns. After a lost answer it is asked again, and the result is that of the last."""
+        answer = await self._call("POST", path_of("events", key), timeout_s=timeout_s)
+        return decoded(answer.body, EventResult)
+
+    async def heartbeat(
         self,
-        method: str,
-        path: str,
-        document: object = None,
+        key: str,
         *,
-        if_match: str | None = None,
+        timeout: Delay,
+        subject: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
-    ) -> HttpAnswer:
-        """One call; its answer, which is a success."""
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self._settle_in(loop)
-        body = None if document is None else encode(document)
-        if if_match is not None:
-            # Asked again after a lost answer, it would find the version that it has made itself.
-            headers = {"if-match": f'"{if_match}"'}
-            request = partial(self._transport.request, method, path, body, headers=headers)
-            asked = self._answered(request, repeatable=False)
-        elif method == "PUT" and body is not None:
-            policy = self._retry, self._time, self._timeout_s
-            asked = replaced(self._transport, path, body, *policy)
-        else:
-            asked = self._ask(method, path, body)
-        answer = await (asked if timeout_s is None else within(timeout_s, asked))
-        if not answer.is_success:
-            raise answer.error()
-        return answer
+    ) -> Heartbeat:
+        """Publish a message unless this is called again within `timeout`, which is a timedelta,
+        text such as "10s", or whole milliseconds. Raises as `publish`."""
+        message = fields(new_message(subject, body, headers=headers))
+        document = {**message, "subject": subject, "timeout": duration(timeout)}
+        answer = await self._call("PUT", path_of("heartbeats", key), document, timeout_s=timeout_s)
+        return decoded_message(answer.body, Heartbeat)
 
-    async def _ask(
-        self, method: str, path: str, body: bytes | None, *, repeatable: bool = True
-    ) -> HttpAnswer:
-        request = partial(self._transport.request, method, path, body)
-        return await self._answered(request, repeatable=repeatable)
+    async def get_heartbeat(self, key: str, *, timeout_s: float | None = None) -> Heartbeat:
+        """A heartbeat, and when it expires. Raises NotFoundError."""
+        answer = await self._call("GET", path_of("heartbeats", key), timeout_s=timeout_s)
+        return decoded_message(answer.body, Heartbeat)
 
-    async def _answered(self, request: Attempt, *, repeatable: bool) -> HttpAnswer:
-        return await answered(
-            request, self._retry, self._time, repeatable=repeatable, timeout_s=self._timeout_s
-        )
+    async def delete_heartbeat(self, key: str, *, timeout_s: float | None = None) -> None:
+        """End a heartbeat: when this returns, it never publishes. Raises NotFoundError."""
+        await self._delete(path_of("heartbeats", key), timeout_s)
 
 
 def _version(answer: HttpAnswer) -> str:
     return answer.headers.get("etag", "").strip('"')
 
 
-# ── fork ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def _key_prefix() -> str:
     """64 random bits tell producers apart; a number that follows, the messages of one."""
     return f"auto-{os.urandom(8).hex()}-"
-
-
-_producers: WeakSet[AsyncProducer] = WeakSet()
-
-
-def _after_fork() -> None:
-    for producer in tuple(_producers):
-        producer.after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -3,8 +3,9 @@
 Cost: times are made of text only where they are looked at. Threads: immutable values.
 """
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -23,6 +24,23 @@ REPR_BYTES_MAX = 200
 """Of a body, in what is printed."""
 
 
+OnEvent = Literal["cancel", "fire"]
+"""What an event does to a message that watches its key."""
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """A message for `publish_all`; the fields are the arguments of `publish`."""
+
+    subject: str
+    body: Any = None
+    delay: Delay | None = None
+    deliver_at: DeliverAt | None = None
+    key: str | None = None
+    headers: Mapping[str, str] | None = None
+    watch: Sequence[str] | None = None
+    on_event: OnEvent | None = None
+
+
 class Published(msgspec.Struct, frozen=True, gc=False):
     """A message that is stored durably."""
 
@@ -30,6 +48,8 @@ class Published(msgspec.Struct, frozen=True, gc=False):
     duplicate: bool = False
     """The key stood for the same message already; `id` is that one's. After a lost answer it may
     have been this very call that published it."""
+    filed: bool = False
+    """It is in its hour, where lists show it: asked for with `ack="filed"`."""
 
     @property
     def deliver_at(self) -> datetime:
@@ -104,6 +124,8 @@ class Stored(Body, frozen=True, kw_only=True):
     """scheduled, delivering, delivered, cancelled or dead"""
     attempts: int
     headers: dict[str, str] = {}
+    watch: tuple[str, ...] = ()
+    on_event: OnEvent | None = None
     deliveries: tuple[Delivery, ...] = ()
     version: str = ""
     """For `if_match`: changes with whatever happens to the message. Empty in lists."""
@@ -124,6 +146,65 @@ class Message(Body, frozen=True, kw_only=True):
     attempt: int
     """1 for the first."""
     lease: str
+    headers: dict[str, str] = {}
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+
+class EventResult(msgspec.Struct, frozen=True):
+    """How many messages an event completed."""
+
+    cancelled: int
+    fired: int
+
+
+class Heartbeat(Body, frozen=True, kw_only=True):
+    """A message that is published unless the heartbeat is renewed in time."""
+
+    key: str
+    timeout: str
+    """Such as `10s`."""
+    subject: str
+    expires_at: datetime
+    headers: dict[str, str] = {}
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+class Subscription(msgspec.Struct, frozen=True, kw_only=True):
+    """A subscription as it is; durations are text such as `15s`. Secrets are never shown."""
+
+    name: str
+    subject: str
+    type: Literal["webhook", "pull"]
+    created_at: datetime
+    paused: bool
+    queued: int
+    """Messages that are due and wait for the subscriber."""
+    in_flight: int
+    retry: dict[str, Any]
+    catch_up: str | dict[str, str]
+    url: str | None = None
+    signed: bool | None = None
+    timeout: str | None = None
+    max_in_flight: int | None = None
+    rate: dict[str, Any] | None = None
+    batch: dict[str, Any] | None = None
+    lease: str | None = None
+
+
+class DeadLetter(Body, frozen=True, kw_only=True):
+    """A message that no attempt delivered."""
+
+    id: str
+    """Of the message."""
+    subject: str
+    key: str | None
+    reason: str
+    attempts: int
+    died_at: datetime
     headers: dict[str, str] = {}
 
     def __hash__(self) -> int:

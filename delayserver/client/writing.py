@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from delayserver.client.values import Delay, DeliverAt, duration, time
+from delayserver.client.values import Delay, DeliverAt, Draft, OnEvent, duration, time
 
 
 class MessageToSend(msgspec.Struct, omit_defaults=True, gc=False):
@@ -28,15 +28,26 @@ class MessageToSend(msgspec.Struct, omit_defaults=True, gc=False):
     deliver_at: int | str | None = None
     key: str | None = None
     headers: Mapping[str, str] | None = None
+    watch: Sequence[str] | None = None
+    on_event: OnEvent | None = None
+
+
+def to_send(draft: Draft) -> MessageToSend:
+    """The same message. Raises ValueError."""
+    due = draft.delay, draft.deliver_at
+    watched = draft.watch, draft.on_event
+    return new_message(draft.subject, draft.body, *due, draft.key, draft.headers, *watched)
 
 
 def new_message(
     subject: str,
     body: Any,
-    delay: Delay | None,
-    deliver_at: DeliverAt | None,
-    key: str | None,
-    headers: Mapping[str, str] | None,
+    delay: Delay | None = None,
+    deliver_at: DeliverAt | None = None,
+    key: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    watch: Sequence[str] | None = None,
+    on_event: OnEvent | None = None,
 ) -> MessageToSend:
     """A message of what a caller gave. Raises ValueError."""
     if isinstance(delay, timedelta):
@@ -44,8 +55,12 @@ def new_message(
     if isinstance(deliver_at, datetime):
         deliver_at = time(deliver_at)
     if isinstance(body, bytes):
-        return MessageToSend(subject, None, body, delay, deliver_at, key, headers)
-    return MessageToSend(subject, body, None, delay, deliver_at, key, headers)
+        body, body_base64 = None, body
+    else:
+        body_base64 = None
+    return MessageToSend(
+        subject, body, body_base64, delay, deliver_at, key, headers, watch, on_event
+    )
 
 
 def fields(message: MessageToSend) -> dict[str, Any]:

@@ -7,7 +7,14 @@ import weakref
 
 import pytest
 
-from delayserver.client import AsyncProducer, ClosedError, Consumer, Producer
+from delayserver.client import (
+    AsyncProducer,
+    AsyncSubscriptions,
+    ClosedError,
+    Consumer,
+    Producer,
+    Subscriptions,
+)
 from tests.integration.api_support import wait_until
 from tests.unit.client.fake_server import FakeTransport, publishing
 
@@ -45,19 +52,22 @@ def test_producers_that_are_dropped_leave_neither_threads_nor_connections():
     assert all(transport.closed for transport in transports)
 
 
-@pytest.mark.parametrize("kind", [Producer, Consumer])
+@pytest.mark.parametrize("kind", [Producer, Consumer, Subscriptions])
 def test_the_blocking_classes_explain_each_option_themselves(kind):
     options = [name for name in inspect.signature(kind).parameters if name != "url"]
     assert [name for name in options if f"`{name}`" not in kind.__doc__] == []
     assert "Async" not in kind.__doc__
 
 
-def test_a_blocking_producer_has_all_calls_of_the_other():
+@pytest.mark.parametrize(
+    ("blocking", "asynchronous"),
+    [(Producer, AsyncProducer), (Subscriptions, AsyncSubscriptions)],
+)
+def test_a_blocking_class_has_all_calls_of_the_other(blocking, asynchronous):
     def calls(kind):
-        return {name for name in vars(kind) if not name.startswith("_")}
+        return {name for name in dir(kind) if not name.startswith("_")}
 
-    assert calls(AsyncProducer) - {"after_fork"} == calls(Producer)
-    for name in calls(Producer) - {"close", "pending"}:
-        assert inspect.signature(getattr(Producer, name)) == inspect.signature(
-            getattr(AsyncProducer, name)
-        )
+    assert calls(asynchronous) - {"after_fork"} == calls(blocking)
+    for name in ("__init__", *calls(blocking)):
+        parameters = inspect.signature(getattr(blocking, name)).parameters
+        assert parameters == inspect.signature(getattr(asynchronous, name)).parameters

@@ -15,6 +15,7 @@ from delayserver.client import (
     ClosedError,
     ConflictError,
     DiskFullError,
+    Draft,
     InvalidError,
     NotADelayServerError,
     NotAllowedError,
@@ -522,7 +523,7 @@ async def test_publish_waits_while_there_is_no_room(bound):
     transport.gate.clear()
     tasks = [asyncio.create_task(producer.publish("s", "x" * 80, key=str(n))) for n in range(8)]
     await turns()
-    assert producer._publishes.pending == 3
+    assert producer._publishes["durable"].pending == 3
     tasks[4].cancel()  # one that waits
     transport.gate.set()
     done = await settled(*tasks)
@@ -530,7 +531,10 @@ async def test_publish_waits_while_there_is_no_room(bound):
     keys = [message["key"] for batch in transport.documents for message in batch]
     assert keys == [str(n) for n in range(8) if n != 4]
     assert [len(batch) for batch in transport.documents] == [3, 3, 1]
-    assert (producer._publishes.pending, producer._publishes.pending_bytes) == (0, 0)
+    assert (
+        producer._publishes["durable"].pending,
+        producer._publishes["durable"].pending_bytes,
+    ) == (0, 0)
 
 
 @asynchronous
@@ -580,7 +584,7 @@ async def test_close_gives_up_when_its_time_is_over():
 
 @asynchronous
 async def test_a_block_that_an_exception_ends_does_not_wait_for_ever(monkeypatch):
-    monkeypatch.setattr("delayserver.client.producer.EXIT_S", 0.01)
+    monkeypatch.setattr("delayserver.client.calling.EXIT_S", 0.01)
     producer, _ = make(None)
     with pytest.raises(KeyError):
         async with producer:
@@ -614,7 +618,7 @@ async def test_a_batch_that_was_never_begun_is_given_up_too():
     await turns(2)
     task.cancel()
     await producer.close()
-    assert producer._publishes.pending == 0
+    assert producer._publishes["durable"].pending == 0
 
 
 # ── cancel, and single calls ───────────────────────────────────────────────────────────────────
@@ -789,3 +793,95 @@ async def test_a_deep_body_in_a_list_costs_only_itself():
     first, second = [found async for found in producer.pending("s")]
     assert (first.raw, second.body) == (deep, "whole")
     assert (await producer.get("a")).raw == deep
+
+
+# ── batches of the caller's, events and heartbeats ─────────────────────────────────────────────
+
+
+@asynchronous
+async def test_a_batch_of_the_callers_goes_out_as_one():
+    producer, transport = make(LOST, stored(1, 2, 9, duplicates=1), in_flight_max=1)
+    drafts = [
+        Draft(subject="s", body={"n": 1}, delay=timedelta(seconds=1)),
+        Draft(subject="s", body=b"\0", key="own", headers={"x": "y"}),
+        Draft(subject="t", watch=["order:1"], on_event="fire"),
+    ]
+    published = await producer.publish_all(drafts)
+    assert [one.id for one in published] == [message_id(1), message_id(2), message_id(9)]
+    assert [one.duplicate for one in published] == [False, True, False]
+    (method, path, first), (_, _, second) = transport.requests
+    assert (method, path, first) == ("POST", "/v1/messages/batch", second)
+    keys = [message.pop("key") for message in first]
+    assert keys[0].startswith("auto-")
+    assert keys[1] == "own"
+    assert first == [
+        {"subject": "s", "body": {"n": 1}, "delay": 1000},
+        {"subject": "s", "body_base64": "AA==", "headers": {"x": "y"}},
+        {"subject": "t", "watch": ["order:1"], "on_event": "fire"},
+    ]
+
+
+@asynchronous
+async def test_a_batch_of_the_callers_is_refused_as_a_whole():
+    producer, transport = make(invalid("/1/delay"), LOST, generate_keys=False)
+    drafts = [Draft(subject="s"), Draft(subject="s", delay="soon")]
+    with pytest.raises(InvalidError) as caught:
+        await producer.publish_all(drafts)
+    assert caught.value.errors[0].pointer == "/1/delay"
+    with pytest.raises(UnansweredError):
+        await producer.publish_all(drafts)
+    assert len(transport.requests) == 2
+
+
+@asynchronous
+async def test_filed_publishes_go_out_by_themselves():
+    def judge(method, path, document):
+        reply = stored(*range(1, len(document) + 1))
+        return HttpAnswer(202, reply.body) if document[0].get("key") == "slow" else reply
+
+    producer, transport = make(default=judge, generate_keys=False)
+    published = await asyncio.gather(
+        producer.publish("s"),
+        producer.publish("s", ack="filed"),
+        producer.publish("s", ack="filed", timeout_s=5),
+    )
+    assert [one.filed for one in published] == [False, True, True]
+    assert sorted(path for _, path, _ in transport.requests) == [
+        *("/v1/messages/batch", "/v1/messages/batch?ack=filed")
+    ]
+    # Durable, but not filed within the time that the server takes for it.
+    assert not (await producer.publish("s", key="slow", ack="filed")).filed
+    await producer.close()
+
+
+@asynchronous
+async def test_events_and_heartbeats():
+    beat = {
+        "key": "a/b",
+        "timeout": "10s",
+        "subject": "s",
+        "expires_at": "2026-11-20T16:30:00.000Z",
+        "body": {"n": 1},
+    }
+    producer, transport = make(
+        answer(200, {"cancelled": 2, "fired": 1}),
+        *(answer(201, beat), LOST, answer(200, beat)),
+        *(answer(200, beat), LOST, problem(404), problem(404)),
+    )
+    result = await producer.event("order:1/ü")
+    assert (result.cancelled, result.fired) == (2, 1)
+    found = await producer.heartbeat("a/b", timeout="10s", subject="s", body={"n": 1})
+    assert (found.body, found.timeout, found.expires_at.hour) == ({"n": 1}, "10s", 16)
+    await producer.heartbeat("a/b", timeout=timedelta(seconds=10), subject="s")
+    assert (await producer.get_heartbeat("a/b")).subject == "s"
+    await producer.delete_heartbeat("a/b")  # whose first answer was lost
+    with pytest.raises(NotFoundError):
+        await producer.delete_heartbeat("a/b")
+    path = "/v1/heartbeats/a%2Fb"
+    again = ("PUT", path, {"subject": "s", "timeout": 10_000})
+    assert transport.requests == [
+        ("POST", "/v1/events/order%3A1%2F%C3%BC", None),
+        ("PUT", path, {"subject": "s", "timeout": "10s", "body": {"n": 1}}),
+        *(again, again, ("GET", path, None)),
+        *[("DELETE", path, None)] * 3,
+    ]
