@@ -13,7 +13,7 @@ COPY scripts/constraints.txt scripts/
 COPY delayserver delayserver
 COPY storage storage
 RUN pip install --no-cache-dir --disable-pip-version-check --root-user-action ignore \
-        --compile --constraint scripts/constraints.txt . \
+        --compile --constraint scripts/constraints.txt '.[server]' \
     && useradd --system --uid 10001 --user-group --no-create-home delayserver \
     && install --directory --owner delayserver --group delayserver --mode 0750 /data
 
