@@ -140,10 +140,10 @@ class AsyncProducer(RetryingClient):
         self._begin_batches()
 
     def _begin_batches(self) -> None:
-        self._publishes: dict[Ack, Batcher[PublishItem]] = {
-            "durable": self._batcher(partial(send_publishes, self._ask)),
-            "filed": self._batcher(partial(send_publishes, self._ask, path=FILED_PATH)),
-        }
+        self._publishes: Batcher[PublishItem] = self._batcher(partial(send_publishes, self._ask))
+        self._filed: Batcher[PublishItem] = self._batcher(
+            partial(send_publishes, self._ask, path=FILED_PATH)
+        )
         self._cancels: Batcher[Cancelling] = self._batcher(partial(send_cancels, self._ask))
 
     def _settle_in(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -159,8 +159,8 @@ class AsyncProducer(RetryingClient):
         """Take nothing more, wait for what is under way, at most `timeout_s`, and disconnect."""
         self._closed = True
         if self._loop is asyncio.get_running_loop():
-            ends = [batcher.close(timeout_s) for batcher in self._publishes.values()]
-            await asyncio.gather(*ends, self._cancels.close(timeout_s))
+            ends = self._publishes.close, self._filed.close, self._cancels.close
+            await asyncio.gather(*(end(timeout_s) for end in ends))
         await super().close()
 
     # ── publish ────────────────────────────────────────────────────────────────────────────────
@@ -206,7 +206,7 @@ class AsyncProducer(RetryingClient):
             own_key, key = "", self._generated_key()
         message = new_message(subject, body, delay, deliver_at, key, headers, watch, on_event)
         data = encode(message)
-        batcher = self._publishes[ack]
+        batcher = self._publishes if ack == "durable" else self._filed
         if not batcher.try_reserve(len(data)):
             await batcher.reserve(len(data))
         future: asyncio.Future[Published] = loop.create_future()

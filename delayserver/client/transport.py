@@ -149,7 +149,8 @@ def path_of(*parts: str) -> str:
 class HttpTransport:
     """Connections to one server, as many as there are requests at once.
 
-    `url` is `http://host[:port]` or `https://…`; `tls` replaces the system's certificates."""
+    `url` is `http://host[:port]` or `https://…`, with a path where a gateway has the server below
+    one; `tls` replaces the system's certificates."""
 
     def __init__(
         self, url: str, *, token: str | None = None, tls: ssl.SSLContext | None = None
@@ -157,8 +158,11 @@ class HttpTransport:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is not an address such as http://127.0.0.1:8080")
-        if parts.path not in ("", "/") or parts.query or parts.username:
-            raise ValueError(f"{url!r}: give scheme, host and port only, and the token by itself")
+        if parts.query or parts.fragment or parts.username:
+            raise ValueError(f"{url!r}: give scheme, host, port and path, and the token by itself")
+        if not (parts.path.isascii() and parts.path.isprintable() and " " not in parts.path):
+            raise ValueError(f"{url!r}: the path has to be quoted, as in http://host/my%20server")
+        self._prefix = parts.path.rstrip("/")
         if token is not None and not (token.isascii() and token.isprintable()):
             raise ValueError("a token is visible ASCII")
         self.url = url
@@ -186,7 +190,11 @@ class HttpTransport:
         timeout_s: float = TIMEOUT_S,
     ) -> HttpAnswer:
         """One request, its body JSON. Raises UnreachableError, UnansweredError."""
-        head = b"%b %b HTTP/1.1\r\n%b" % (method.encode(), path.encode(), self._head)
+        head = b"%b %b HTTP/1.1\r\n%b" % (
+            method.encode(),
+            f"{self._prefix}{path}".encode(),
+            self._head,
+        )
         for name, value in headers.items():
             head += f"{name}: {value}\r\n".encode("latin-1")
         if body is None:

@@ -28,6 +28,15 @@ asyncio.run(work())
 sys.exit(any(statuses))
 """
 
+ONE_LOOP_AFTER_THE_OTHER = r"""
+import asyncio, sys
+from delayserver.client import AsyncProducer
+producer = AsyncProducer(sys.argv[1])
+for _ in range(3):
+    print(asyncio.run(producer.publish(sys.argv[2], delay="1h")).id)
+asyncio.run(producer.close())
+"""
+
 FORKED_BLOCKING = r"""
 import os, signal, sys
 from delayserver.client import Producer
@@ -84,6 +93,13 @@ def test_a_producer_that_was_made_before_a_fork_serves_both_sides(
     (tmp_path / "program.py").write_text(program)
     ids = run(tmp_path / "program.py", shared_api.process.url, unique("forked"))
     assert len(set(ids)) == len(ids) == count
+
+
+def test_a_producer_serves_one_event_loop_after_the_other(shared_api, tmp_path):
+    """The connections of the one before are of no use: that loop is closed."""
+    (tmp_path / "program.py").write_text(ONE_LOOP_AFTER_THE_OTHER)
+    ids = run(tmp_path / "program.py", shared_api.process.url, unique("loops"))
+    assert len(set(ids)) == 3
 
 
 def test_an_error_reaches_the_parent_of_a_pool(shared_api, tmp_path):
