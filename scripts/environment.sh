@@ -2,8 +2,8 @@
 # Shared by the other scripts, which source it: the virtual environment .venv of the project, its
 # packages, Java for Spark, and wrk for benchmarks. Everything it prints goes to stderr.
 #
-#   ensure_environment [extra ...]   makes .venv and installs the project with these extras; does
-#                                    nothing when it was done and nothing has changed since
+#   ensure_environment [extra ...]   makes .venv and installs the server, with these extras besides;
+#                                    does nothing when it was done and nothing has changed since
 #   ensure_java                      finds Java 17 or newer, or installs it (root on Debian)
 #   ensure_wrk                       finds the load generator wrk, or installs it likewise
 #   show_help FILE                   prints the comment at the head of FILE
@@ -116,10 +116,10 @@ ensure_environment() (
   fi
   printf '%s\n' "$project_root" >"$venv/.location"
 
-  extras=$(IFS=, && printf '%s' "$*")
-  say "Installing delayserver${extras:+ with $extras} into .venv ..."
+  extras=$(IFS=, && printf '%s' "${*:+,$*}")
+  say "Installing delayserver[server$extras] into .venv ..."
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-    --constraint scripts/constraints.txt --editable ".${extras:+[$extras]}" >&2
+    --constraint scripts/constraints.txt --editable ".[server$extras]" >&2
   for part in base "$@"; do
     printf '%s\n' "$want" >"$venv/.installed-$part"
   done

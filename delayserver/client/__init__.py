@@ -2,6 +2,7 @@
 
     from delayserver.client import AsyncProducer, AsyncConsumer       with asyncio
     from delayserver.client import Producer, Consumer                 without
+    from delayserver.client import AsyncSubscriptions, Subscriptions  webhooks, dead letters
     from delayserver.client import verify_webhook                     in a receiver of webhooks
 
 In reading order:
@@ -12,8 +13,14 @@ In reading order:
     retries     when to ask again
     batching    what gathers while a request is under way goes out with the next one
     batches     what the producer sends together, and each item's part of the answer
-    producer    publish, cancel, move, replace, look up
+    writing     messages in JSON, and what JSON would change without a word
+    replacing   what takes the place of a message, whatever becomes of answers
+    calling     calls of any client: loops, forks, retries
+    producer    publish, cancel, move, replace, look up; events and heartbeats
+    subscriptions   webhooks and pulls, and their dead letters
+    cutting     answers of which one bad message costs only itself
     consumer    pull, handle, acknowledge
+    loop_thread the event loop of callers that have none
     blocking    producer and consumer without asyncio
     webhooks    is this webhook from our server?
 
@@ -21,7 +28,7 @@ It needs nothing of the server but a few modules without state (times, ids, sign
 connection that webhooks leave on, too.
 """
 
-from delayserver.client.blocking import Consumer, Producer
+from delayserver.client.blocking import Consumer, Producer, Subscriptions
 from delayserver.client.consumer import AsyncConsumer, Retry
 from delayserver.client.errors import (
     ChangedError,
@@ -34,6 +41,7 @@ from delayserver.client.errors import (
     NotADelayServerError,
     NotAllowedError,
     NotFoundError,
+    OtherLoopError,
     OverloadedError,
     Problem,
     RefusedError,
@@ -43,27 +51,45 @@ from delayserver.client.errors import (
 )
 from delayserver.client.producer import AsyncProducer
 from delayserver.client.retries import NO_RETRIES, RetryPolicy
-from delayserver.client.values import Delivery, Message, Moved, Published, Stored
+from delayserver.client.subscriptions import AsyncSubscriptions
+from delayserver.client.values import (
+    DeadLetter,
+    Delivery,
+    Draft,
+    EventResult,
+    Heartbeat,
+    Message,
+    Moved,
+    Published,
+    Stored,
+    Subscription,
+)
 from delayserver.client.webhooks import SignatureError, verify_webhook
 
 __all__ = [
     "NO_RETRIES",
     "AsyncConsumer",
     "AsyncProducer",
+    "AsyncSubscriptions",
     "ChangedError",
     "ClientError",
     "ClosedError",
     "ConflictError",
     "Consumer",
+    "DeadLetter",
     "Delivery",
     "DiskFullError",
+    "Draft",
+    "EventResult",
     "FieldError",
+    "Heartbeat",
     "InvalidError",
     "Message",
     "Moved",
     "NotADelayServerError",
     "NotAllowedError",
     "NotFoundError",
+    "OtherLoopError",
     "OverloadedError",
     "Problem",
     "Producer",
@@ -74,6 +100,8 @@ __all__ = [
     "ServerError",
     "SignatureError",
     "Stored",
+    "Subscription",
+    "Subscriptions",
     "UnansweredError",
     "UnreachableError",
     "verify_webhook",

@@ -32,6 +32,7 @@ from delayserver.errors import NotFoundError
 from delayserver.records.message_id import read_id
 
 BATCH_PATH = "/v1/messages/batch"
+FILED_PATH = f"{BATCH_PATH}?ack=filed"
 CANCEL_PATH = "/v1/messages/cancel"
 
 
@@ -66,12 +67,12 @@ class _BatchAnswer(msgspec.Struct, gc=False):
     ids: list[str]
 
 
-async def send_publishes(ask: Ask, items: list[PublishItem]) -> None:
+async def send_publishes(ask: Ask, items: list[PublishItem], *, path: str = BATCH_PATH) -> None:
     """Settle each of the messages, with one request if all goes well."""
     body = b"[" + b",".join([item.data for item in items]) + b"]"
     repeatable = all(item.key is not None for item in items)
     try:
-        answer = await ask("POST", BATCH_PATH, body, repeatable=repeatable)
+        answer = await ask("POST", path, body, repeatable=repeatable)
     except UnreachableError:
         raise
     except UnansweredError as error:
@@ -82,13 +83,15 @@ async def send_publishes(ask: Ask, items: list[PublishItem]) -> None:
                 item.fail(error)
         keyed = [item for item in items if item.key is not None]
         if keyed:
-            await send_publishes(ask, keyed)
+            await send_publishes(ask, keyed, path=path)
         return
-    if answer.status == HTTPStatus.OK:
-        _tell(items, answer.body)
+    if answer.is_success:
+        told = read_published(answer, [item.key for item in items], path)
+        for item, published in zip(items, told, strict=True):
+            item.succeed(published)
         return
     for part in _parts(items, answer):
-        await send_publishes(ask, part)
+        await send_publishes(ask, part, path=path)
 
 
 def _parts(items: list[PublishItem], answer: HttpAnswer) -> list[list[PublishItem]]:
@@ -118,18 +121,20 @@ def _parts(items: list[PublishItem], answer: HttpAnswer) -> list[list[PublishIte
     return []
 
 
-def _tell(items: list[PublishItem], body: bytes) -> None:
-    """Give each caller its part of the answer to a batch."""
-    answer = decoded(body, _BatchAnswer)
-    ids = answer.ids
-    _check_count(len(ids), len(items))
-    if not answer.duplicates:
-        for item, message_id in zip(items, ids, strict=True):
-            item.succeed(Published(message_id))
-        return
-    for item, message_id, duplicate in zip(items, ids, _duplicates(answer), strict=True):
-        # What bears a generated key is a duplicate only of what this call sent itself before.
-        item.succeed(Published(message_id, duplicate and item.key != ""))
+def read_published(answer: HttpAnswer, keys: Sequence[str | None], path: str) -> list[Published]:
+    """What became of each message of a batch that was taken; an empty key is a generated one.
+    Raises NotADelayServerError."""
+    batch = decoded(answer.body, _BatchAnswer)
+    ids = batch.ids
+    _check_count(len(ids), len(keys))
+    is_filed = path == FILED_PATH and answer.status == HTTPStatus.OK
+    if not batch.duplicates:
+        return [Published(one, False, is_filed) for one in ids]
+    # What bears a generated key is a duplicate only of what this call sent itself before.
+    return [
+        Published(one, is_duplicate and key != "", is_filed)
+        for one, is_duplicate, key in zip(ids, _duplicates(batch), keys, strict=True)
+    ]
 
 
 def _check_count(answered_count: int, asked_count: int) -> None:

@@ -16,6 +16,7 @@ Cost: a deque's append and pop per item, and one task per batch. Threads: belong
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from delayserver.client.errors import ClosedError
@@ -68,7 +69,7 @@ class Batcher(Generic[I]):
         self._pending_max = pending_max
         self._pending_max_bytes = pending_max_bytes
         self._gathered: deque[I] = deque()
-        self._in_flight: set[asyncio.Task[None]] = set()
+        self._in_flight: dict[asyncio.Task[None], list[I]] = {}
         self._flush_asked = False
         self._waiters: deque[tuple[asyncio.Future[None], int]] = deque()
         self._closed = False
@@ -124,8 +125,9 @@ class Batcher(Generic[I]):
             share = max(SHARE_MIN, -(-len(self._gathered) // free))
             batch, total_bytes = self._take(share)
             if batch:
-                task = asyncio.get_running_loop().create_task(self._run(batch, total_bytes))
-                self._in_flight.add(task)
+                task = asyncio.get_running_loop().create_task(self._run(batch))
+                self._in_flight[task] = batch
+                task.add_done_callback(partial(self._ended, total_bytes))
 
     def _take(self, share: int) -> tuple[list[I], int]:
         """The next batch, of up to `share` items, and how many bytes it has."""
@@ -143,28 +145,22 @@ class Batcher(Generic[I]):
             batch.append(item)
         return batch, total_bytes
 
-    async def _run(self, batch: list[I], total_bytes: int) -> None:
+    async def _run(self, batch: list[I]) -> None:
         try:
             await self._send(batch)
         except Exception as error:
             for item in batch:
                 item.fail(error)
-        except asyncio.CancelledError:
+
+    def _ended(self, total_bytes: int, task: "asyncio.Task[None]") -> None:
+        # Called for a task that was cancelled before its first step, too.
+        batch = self._in_flight.pop(task)
+        if task.cancelled():
             for item in batch:
                 item.fail(ClosedError("closed without an answer: it may have been done, or not"))
-            raise
-        finally:
-            task = asyncio.current_task()
-            assert task is not None
-            self._in_flight.discard(task)
-            self._release(len(batch), total_bytes)
-            self._flush_soon()
-
-    def _flush_soon(self) -> None:
-        # Those who were answered just now run first; what they put goes along.
-        if not self._flush_asked:
-            self._flush_asked = True
-            asyncio.get_running_loop().call_soon(self._flush)
+        self._release(len(batch), total_bytes)
+        # Those who were answered ran before this; what they put goes along.
+        self._flush()
 
     def _release(self, count: int, size_bytes: int) -> None:
         """Items are answered: their room goes to those who have waited longest."""
@@ -181,7 +177,7 @@ class Batcher(Generic[I]):
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Take nothing more, and wait until everything is answered, at most so long; what is not
-        answered by then fails with ClosedError."""
+        answered by then fails with ClosedError. What nobody waits for any more is given up."""
         self._closed = True
         while self._waiters:
             waiter, _ = self._waiters.popleft()
@@ -190,8 +186,13 @@ class Batcher(Generic[I]):
         try:
             async with asyncio.timeout(timeout_s):
                 while self.pending:
+                    for task, batch in self._in_flight.items():
+                        if all(item.future.done() for item in batch):
+                            task.cancel()
                     if self._in_flight:
-                        await asyncio.wait(tuple(self._in_flight))
+                        await asyncio.wait(
+                            tuple(self._in_flight), return_when=asyncio.FIRST_COMPLETED
+                        )
                     await asyncio.sleep(0)  # in which what has gathered leaves
         except TimeoutError:
             in_flight = tuple(self._in_flight)

@@ -1,7 +1,8 @@
 """Producer and consumer for programs without asyncio: the same ones, on a loop in a thread.
 
 `Producer` may be called from any number of threads; what they publish at the same time goes out
-together. `Consumer.run` blocks, and ends at SIGTERM and ctrl-C.
+together. It may be made before a fork, and used on both sides. `Consumer.run` blocks, and ends at
+SIGTERM and ctrl-C.
 
 Cost: a task and two hand-overs between threads per call. Threads: safe.
 """
@@ -11,110 +12,60 @@ import functools
 import signal
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from delayserver.client.consumer import GRACE_S, LEASE_MS, AsyncConsumer, H
+from delayserver.client.calling import EXIT_S, RETRY, URL_DEFAULT, RetryingClient
+from delayserver.client.consumer import (
+    CONCURRENCY,
+    GRACE_S,
+    LEASE_MS,
+    RECONNECT,
+    WAIT_MS,
+    Around,
+    AsyncConsumer,
+    H,
+    backoff_ms,
+)
 from delayserver.client.errors import ClosedError
-from delayserver.client.producer import EXIT_S, URL_DEFAULT, AsyncProducer
+from delayserver.client.loop_thread import LoopThread
+from delayserver.client.producer import (
+    IN_FLIGHT_MAX,
+    PENDING_MAX,
+    PENDING_MAX_BYTES,
+    AsyncProducer,
+)
 from delayserver.client.retries import RetryPolicy, Time
-from delayserver.client.transport import Transport
-from delayserver.client.values import Delay, DeliverAt, Stored
+from delayserver.client.subscriptions import AsyncSubscriptions
+from delayserver.client.transport import TIMEOUT_S, Transport
+from delayserver.client.values import DeadLetter, Delay, DeliverAt, Stored
 
 T = TypeVar("T")
+V = TypeVar("V")
+C = TypeVar("C", bound=RetryingClient)
 P = ParamSpec("P")
 
 
-class _Options(TypedDict, total=False):
-    token: str | None
-    tls: ssl.SSLContext | None
-    transport: Transport | None
-    time: Time | None
-
-
-class ProducerOptions(_Options, total=False):
-    """Keyword arguments of Producer; AsyncProducer explains each of them."""
-
-    retry: RetryPolicy
-    generate_keys: bool
-    pending_max: int
-    pending_max_bytes: int
-    in_flight_max: int
-
-
-class ConsumerOptions(_Options, total=False):
-    """Keyword arguments of Consumer; AsyncConsumer explains each of them."""
-
-    concurrency: int
-    retry_delay_ms: Callable[[int], int]
-    wait: Delay
-    reconnect: RetryPolicy
-
-
-class _LoopThread:
-    """An event loop in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._stopped = False
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="delayserver-client", daemon=True
-        )
-        self._thread.start()
-
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there, and wait for it. Raises ClosedError after `stop`."""
-        with self._lock:
-            if self._stopped:
-                work.close()
-                raise ClosedError("it is closed and takes nothing more")
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # ctrl-C here; a failure there, which is over
-            raise
-
-    def stop(self) -> None:
-        """Let every call end, then the thread."""
-        with self._lock:
-            if self._stopped:
-                return
-            self._stopped = True
-            ending = asyncio.run_coroutine_threadsafe(self._others(), self._loop)
-        ending.result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _others(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.gather(*others, return_exceptions=True)
-
-
 def _waiting(
-    method: Callable[Concatenate[AsyncProducer, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate["Producer", P], T]:
+    method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["Blocking[C]", P], T]:
     """The same method with the same parameters, for a thread that waits for it."""
 
     @functools.wraps(method)
-    def call(producer: "Producer", /, *arguments: P.args, **options: P.kwargs) -> T:
-        return producer._thread.call(method(producer._producer, *arguments, **options))
+    def call(blocking: "Blocking[C]", /, *arguments: P.args, **options: P.kwargs) -> T:
+        return blocking._thread.call(method(blocking._client, *arguments, **options))
 
     return call
 
 
-class Producer:
-    """A producer for programs without asyncio. Options and errors: see AsyncProducer.
+class Blocking(Generic[C]):
+    """A client of asyncio, with a loop in a thread of its own. Any number of threads may call it.
 
-    with Producer("http://127.0.0.1:8080") as producer:
-        published = producer.publish("order.unpaid", {"order": 1001}, delay="30m")
-    """
+    The thread begins with the first call, and ends with `close`, or when this is dropped."""
 
-    def __init__(self, url: str = URL_DEFAULT, **options: Unpack[ProducerOptions]) -> None:
-        self._producer = AsyncProducer(url, **options)
-        self._thread = _LoopThread()
+    def __init__(self, client: C) -> None:
+        self._client = client
+        self._thread = LoopThread(functools.partial(client.close, EXIT_S))
 
     def __enter__(self) -> Self:
         return self
@@ -125,16 +76,118 @@ class Producer:
     def close(self, timeout_s: float | None = None) -> None:
         """Wait for what is under way, at most `timeout_s`, then disconnect and end the thread."""
         try:
-            self._thread.call(self._producer.close(timeout_s))
+            self._thread.call(self._client.close(timeout_s))
         except ClosedError:
             return  # closed before
         self._thread.stop()
 
+    def _each(self, found: AsyncIterator[V]) -> Iterator[V]:
+        """What an asynchronous iterator gives."""
+
+        async def following() -> V | None:
+            return await anext(found, None)
+
+        while (one := self._thread.call(following())) is not None:
+            yield one
+
+
+class Producer(Blocking[AsyncProducer]):
+    """A producer for programs without asyncio; any number of threads may call one.
+
+        with Producer("http://127.0.0.1:8080") as producer:
+            published = producer.publish("order.unpaid", {"order": 1001}, delay="30m")
+
+    - `retry`: how long to ask again while the server is away; a minute by default.
+    - `timeout_s`: how long one request may take; with retries never longer than they may. Each call
+      takes a `timeout_s`, too, for all of its requests: UnansweredError when that is over.
+    - `generate_keys`: without keys of its own, a message is not sent again after a lost answer.
+    - `pending_max`, `pending_max_bytes`: what may be published and not answered; `publish` waits
+      while there is no room. `in_flight_max`: batches that may be under way at once.
+    - `token`; `tls`: instead of the system's certificates; `transport`, `time`: for tests.
+
+    Its thread begins with the first call, and ends with `close`, or when it is dropped. It may be
+    made before a fork: the child gets a thread, connections and generated keys of its own."""
+
+    def __init__(
+        self,
+        url: str = URL_DEFAULT,
+        *,
+        token: str | None = None,
+        retry: RetryPolicy = RETRY,
+        timeout_s: float = TIMEOUT_S,
+        generate_keys: bool = True,
+        pending_max: int = PENDING_MAX,
+        pending_max_bytes: int = PENDING_MAX_BYTES,
+        in_flight_max: int = IN_FLIGHT_MAX,
+        tls: ssl.SSLContext | None = None,
+        transport: Transport | None = None,
+        time: Time | None = None,
+    ) -> None:
+        producer = AsyncProducer(
+            url,
+            token=token,
+            retry=retry,
+            timeout_s=timeout_s,
+            generate_keys=generate_keys,
+            pending_max=pending_max,
+            pending_max_bytes=pending_max_bytes,
+            in_flight_max=in_flight_max,
+            tls=tls,
+            transport=transport,
+            time=time,
+        )
+        super().__init__(producer)
+
     publish = _waiting(AsyncProducer.publish)
+    """Publish a message; when this returns, it is durable.
+
+    `body` is anything that msgspec writes as JSON (dataclasses and datetimes among it), a pydantic
+    model, or bytes. Give `delay` or `deliver_at`; neither means now. `delay` is a timedelta, text
+    such as "30m", or whole milliseconds, as in `delay=30_000`. `deliver_at` is a datetime that
+    knows its zone, text in RFC 3339, or milliseconds since the epoch.
+
+    `watch` names up to 8 keys: an `event` for one of them cancels the message, or delivers it at
+    once with `on_event="fire"`. With `ack="filed"` it is filed, too, when this returns, so that
+    lists show it (`Published.filed` says so).
+
+    Raises InvalidError; ConflictError where the key stands for a message with other content;
+    NotAllowedError, DiskFullError; OverloadedError and UnansweredError when the retries are used
+    up; TypeError and ValueError for a body, a delay or a time that cannot be written."""
+
+    publish_all = _waiting(AsyncProducer.publish_all)
+    """Publish messages in one step: all of them, or none. At most 10,000. Raises as `publish`,
+    but an InvalidError also where a key stands for other content: its `errors` name the bad ones by
+    their index (`/3/key`)."""
+
+    event = _waiting(AsyncProducer.event)
+    """Something happened: complete every message that watches the key, at once. Durable when this
+    returns. After a lost answer it is asked again, and the result is that of the last."""
+
+    heartbeat = _waiting(AsyncProducer.heartbeat)
+    """Publish a message unless this is called again within `timeout`, which is a timedelta, text
+    such as "10s", or whole milliseconds. Raises as `publish`."""
+
+    get_heartbeat = _waiting(AsyncProducer.get_heartbeat)
+    """A heartbeat, and when it expires. Raises NotFoundError."""
+
+    delete_heartbeat = _waiting(AsyncProducer.delete_heartbeat)
+    """End a heartbeat: when this returns, it never publishes. Raises NotFoundError."""
+
     replace = _waiting(AsyncProducer.replace)
+    """Publish in place of what waits under the key: a timer that each call pushes back. Raises as
+    `publish`; ChangedError with `if_match`; UnansweredError after a lost answer, where it may have
+    fired already."""
+
     cancel = _waiting(AsyncProducer.cancel)
+    """Cancel a message, by its id or by subject and key; when this returns, it never fires. Raises
+    ConflictError, whose `state` says what it is; NotFoundError; ChangedError with `if_match`."""
+
     get = _waiting(AsyncProducer.get)
+    """Look a message up, by its id or by subject and key. Raises NotFoundError."""
+
     move = _waiting(AsyncProducer.move)
+    """Give a message a new due time; `delay` and `deliver_at` as for `publish`. Raises as `cancel`,
+    and InvalidError."""
 
     def pending(
         self,
@@ -145,18 +198,95 @@ class Producer:
         page: int = 1000,
     ) -> Iterator[Stored]:
         """Messages of a subject that wait, in due order: from `since` on, and before `until`."""
-        found = self._producer.pending(subject, since=since, until=until, page=page)
-        end = object()
+        return self._each(self._client.pending(subject, since=since, until=until, page=page))
 
-        async def following() -> Stored | object:
-            return await anext(found, end)
 
-        while isinstance(message := self._thread.call(following()), Stored):
-            yield message
+class Subscriptions(Blocking[AsyncSubscriptions]):
+    """The subscriptions of a server, for programs without asyncio.
+
+        with Subscriptions("http://127.0.0.1:8080") as subscriptions:
+            subscriptions.put_webhook("shop", "order.*", "http://127.0.0.1:9000/unpaid")
+
+    - `retry`: how long to ask again while the server is away; a minute by default.
+    - `timeout_s`: how long one request may take. Each call takes a `timeout_s`, too, for all of its
+      requests: UnansweredError when that is over.
+    - `token`; `tls`: instead of the system's certificates; `transport`, `time`: for tests.
+
+    Durations are timedeltas, text such as "15s", or whole milliseconds."""
+
+    def __init__(
+        self,
+        url: str = URL_DEFAULT,
+        *,
+        token: str | None = None,
+        retry: RetryPolicy = RETRY,
+        timeout_s: float = TIMEOUT_S,
+        tls: ssl.SSLContext | None = None,
+        transport: Transport | None = None,
+        time: Time | None = None,
+    ) -> None:
+        subscriptions = AsyncSubscriptions(
+            url,
+            token=token,
+            retry=retry,
+            timeout_s=timeout_s,
+            tls=tls,
+            transport=transport,
+            time=time,
+        )
+        super().__init__(subscriptions)
+
+    put_webhook = _waiting(AsyncSubscriptions.put_webhook)
+    """Have the messages of a subject POSTed to a URL. What is not given has the default of the
+    server, also where the subscription is there and had another one.
+
+    - `subject`: exact, or a prefix that ends in `.*`, or `*`.
+    - `secret`: `whsec_…`, signs every request; or `secrets`, newest first, to change them over.
+    - `timeout`: of one delivery. `max_in_flight`: deliveries at once.
+    - `max_attempts`, `backoff`: how often, and the waits before the attempts after the first.
+    - `per_second`, `burst`: at most so many messages. `batch_max`, `batch_linger`: several in one
+      request, and how long one waits for others.
+    - `spread` or `drop_older_than`: what fell due during downtime or a pause is handed out over
+      this time, or becomes a dead letter when it is older.
+
+    Raises InvalidError, ConflictError (it is a pull subscription), NotAllowedError."""
+
+    put_pull = _waiting(AsyncSubscriptions.put_pull)
+    """Have the messages of a subject wait for consumers. `lease`: the time to acknowledge one,
+    unless a consumer asks for another. The rest is as for `put_webhook`."""
+
+    get = _waiting(AsyncSubscriptions.get)
+    """A subscription. Raises NotFoundError."""
+
+    list = _waiting(AsyncSubscriptions.list)
+    """All that the token may consume, oldest first."""
+
+    pause = _waiting(AsyncSubscriptions.pause)
+    """Deliver nothing until it is resumed; what falls due waits. Raises NotFoundError."""
+
+    resume = _waiting(AsyncSubscriptions.resume)
+    """Deliver again. Raises NotFoundError."""
+
+    delete = _waiting(AsyncSubscriptions.delete)
+    """Delete a subscription; what only it was to get waits for the next one that matches. Raises
+    NotFoundError."""
+
+    def dead_letters(self, name: str, *, page: int = 100) -> Iterator[DeadLetter]:
+        """Messages that were given up, in the order of their last attempts. Raises NotFoundError.
+
+        One request for each `page` of them."""
+        return self._each(self._client.dead_letters(name, page=page))
+
+    redrive = _waiting(AsyncSubscriptions.redrive)
+    """Deliver dead letters again, all or those with these message ids; how many they are. A lost
+    answer is an UnansweredError: asked again, it would redrive what died meanwhile."""
+
+    discard = _waiting(AsyncSubscriptions.discard)
+    """Delete a dead letter. Raises NotFoundError."""
 
 
 class Consumer:
-    """A consumer for programs without asyncio. Options and errors: see AsyncConsumer.
+    """A consumer for programs without asyncio.
 
         consumer = Consumer("http://127.0.0.1:8080", concurrency=8)
 
@@ -166,10 +296,44 @@ class Consumer:
 
         consumer.run()
 
-    Handlers run in threads, `concurrency` at once."""
+    Handlers run in threads.
 
-    def __init__(self, url: str = URL_DEFAULT, **options: Unpack[ConsumerOptions]) -> None:
-        self._consumer = AsyncConsumer(url, **options)
+    - `concurrency`: handlers that run at once, for each subscription.
+    - `retry_delay_ms`: how long a message waits after its handler has failed, by the attempt
+      (from 1); by default a second, doubled each time, at most ten minutes.
+    - `wait`: how long a pull waits for messages at the server, as a timedelta, text such as "20s",
+      or whole milliseconds.
+    - `reconnect`: the waits while the server is away, which last as long as it does.
+    - `around`: a context manager for each message, which its handler runs inside of, in the same
+      thread: `around=fresh_connections` with `@contextmanager def fresh_connections(message)`.
+    - `token`; `tls`: instead of the system's certificates; `transport`, `time`: for tests."""
+
+    def __init__(
+        self,
+        url: str = URL_DEFAULT,
+        *,
+        token: str | None = None,
+        concurrency: int = CONCURRENCY,
+        retry_delay_ms: Callable[[int], int] = backoff_ms,
+        wait: Delay = WAIT_MS,
+        reconnect: RetryPolicy = RECONNECT,
+        around: Around | None = None,
+        tls: ssl.SSLContext | None = None,
+        transport: Transport | None = None,
+        time: Time | None = None,
+    ) -> None:
+        self._consumer = AsyncConsumer(
+            url,
+            token=token,
+            concurrency=concurrency,
+            retry_delay_ms=retry_delay_ms,
+            wait=wait,
+            reconnect=reconnect,
+            around=around,
+            tls=tls,
+            transport=transport,
+            time=time,
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_asked = False
         self._lock = threading.Lock()
@@ -182,7 +346,13 @@ class Consumer:
         lease: Delay = LEASE_MS,
         concurrency: int | None = None,
     ) -> Callable[[H], H]:
-        """Decorate the handler of a subject's messages; AsyncConsumer.subscribe has the options."""
+        """Decorate the handler of a subject's messages. `lease` is a timedelta, text such as "30s",
+        or whole milliseconds.
+
+        The subscription is made if it is not there. Consumers that give the same name share the
+        work; with different names each gets every message. The name is the subject unless another
+        one is given; a pattern (`order.*`) needs one. A handler that runs for longer than the lease
+        keeps its message: the lease is extended. Raises ValueError, InputError."""
         return self._consumer.subscribe(subject, name=name, lease=lease, concurrency=concurrency)
 
     def run(self, *, grace_s: float = GRACE_S) -> None:

@@ -21,23 +21,26 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
 from delayserver.client.batching import Batcher, Item
+from delayserver.client.calling import URL_DEFAULT
+from delayserver.client.cutting import decoded_page
 from delayserver.client.errors import (
     ClientError,
     ConflictError,
+    NotADelayServerError,
     NotFoundError,
     OverloadedError,
     Problem,
     UnansweredError,
 )
-from delayserver.client.producer import URL_DEFAULT
 from delayserver.client.retries import NO_RETRIES, RetryPolicy, Time, answered
 from delayserver.client.transport import TIMEOUT_S, HttpTransport, Transport, ask, decoded, path_of
 from delayserver.client.values import Delay, Message, duration
@@ -62,16 +65,23 @@ ENDS_S = 10.0
 log = logging.getLogger("delayserver.client")
 
 Handler = Callable[[Message], Awaitable[None] | None]
+Around = Callable[[Message], AbstractContextManager[Any]]
+"""What a handler runs inside of; in its thread, where it is a plain function."""
 H = TypeVar("H", bound=Callable[[Message], Any])
 T = TypeVar("T")
 
 
 class Retry(Exception):
-    """Raised by a handler: not now; deliver it again after `delay`. Not an error to be logged."""
+    """Raised by a handler: not now; deliver it again after `delay`. Not an error to be logged.
+
+    `delay` is a timedelta, text such as "5m", or whole milliseconds."""
 
     def __init__(self, delay: Delay = 0) -> None:
         self.delay_ms = parse_duration_ms(duration(delay))
         super().__init__(f"again in {format_duration(self.delay_ms)}")
+
+    def __reduce__(self) -> tuple[type["Retry"], tuple[int], dict[str, Any]]:
+        return type(self), (self.delay_ms,), vars(self)
 
 
 def backoff_ms(attempt: int) -> int:
@@ -86,6 +96,8 @@ class _Subscription:
     name: str
     subject: str
     handler: Handler
+    is_async: bool
+    """Plain functions run in a thread."""
     lease_ms: int
     concurrency: int
     running: set[asyncio.Task[None]] = field(default_factory=set)
@@ -121,6 +133,10 @@ class _Lease(Item):
         self.lease = lease
         self.delay_ms = delay_ms
 
+    def fail(self, error: Exception) -> None:
+        """Nobody waits for it: the message comes again after the lease."""
+        self.future.cancel()
+
 
 class AsyncConsumer:
     """A consumer for asyncio.
@@ -133,8 +149,14 @@ class AsyncConsumer:
 
         await consumer.run()
 
-    `concurrency` bounds the handlers that run at once, for each subscription. `retry_delay_ms` says
-    how long a message waits after its handler has failed, by the attempt (from 1)."""
+    - `concurrency`: handlers that run at once, for each subscription.
+    - `retry_delay_ms`: how long a message waits after its handler has failed, by the attempt
+      (from 1); by default a second, doubled each time, at most ten minutes.
+    - `wait`: how long a pull waits for messages at the server, as a timedelta, text such as "20s",
+      or whole milliseconds.
+    - `reconnect`: the waits while the server is away, which last as long as it does.
+    - `around`: a context manager for each message, which its handler runs inside of.
+    - `token`; `tls`: instead of the system's certificates; `transport`, `time`: for tests."""
 
     def __init__(
         self,
@@ -145,6 +167,7 @@ class AsyncConsumer:
         retry_delay_ms: Callable[[int], int] = backoff_ms,
         wait: Delay = WAIT_MS,
         reconnect: RetryPolicy = RECONNECT,
+        around: Around | None = None,
         tls: ssl.SSLContext | None = None,
         transport: Transport | None = None,
         time: Time | None = None,
@@ -155,9 +178,12 @@ class AsyncConsumer:
         self._retry_delay_ms = retry_delay_ms
         self._wait_ms = parse_duration_ms(duration(wait))
         self._reconnect = reconnect
+        self._around: Around = around or nullcontext
         self._subscriptions: dict[str, _Subscription] = {}
         self._stopping = asyncio.Event()
         self._threads: ThreadPoolExecutor | None = None
+        self._error: BaseException | None = None
+        """What a handler has raised to end the program."""
 
     def subscribe(
         self,
@@ -168,7 +194,8 @@ class AsyncConsumer:
         concurrency: int | None = None,
     ) -> Callable[[H], H]:
         """Decorate the handler of a subject's messages: a coroutine function, or a plain one, which
-        runs in a thread.
+        runs in a thread. What a plain one returns is awaited on the loop if it can be.
+        `lease` is a timedelta, text such as "30s", or whole milliseconds.
 
         The subscription is made if it is not there. Consumers that give the same name share the
         work; with different names each gets every message. The name is the subject unless another
@@ -187,7 +214,9 @@ class AsyncConsumer:
             raise ValueError(f"concurrency is 1 to {PULL_MAX}")
 
         def register(handler: H) -> H:
-            self._subscriptions[name] = _Subscription(name, subject, handler, lease_ms, concurrency)
+            self._subscriptions[name] = _Subscription(
+                name, subject, handler, _is_async(handler), lease_ms, concurrency
+            )
             return handler
 
         return register
@@ -204,10 +233,11 @@ class AsyncConsumer:
 
         What runs then has `grace_s` to finish; after that, or when `run` itself is cancelled, it is
         cancelled and given back. A handler in a thread cannot be cancelled; its message comes again
-        after the lease. Raises ClientError where the server refuses what no waiting can mend."""
+        after the lease. SystemExit and KeyboardInterrupt of a handler do as `stop` does, and are
+        raised at the end. Raises ClientError where the server refuses what no waiting can mend."""
         if not self._subscriptions:
             raise ValueError("there is nothing to do: decorate a handler with `subscribe`")
-        threads = sum(one.concurrency for one in self._subscriptions.values() if not _is_async(one))
+        threads = sum(one.concurrency for one in self._subscriptions.values() if not one.is_async)
         if threads:
             self._threads = ThreadPoolExecutor(threads, thread_name_prefix="handler")
         served = [
@@ -226,6 +256,8 @@ class AsyncConsumer:
                 self._threads.shutdown(wait=False, cancel_futures=True)
         for task in served:
             task.result()
+        if self._error is not None:
+            raise self._error
 
     async def _serve(self, subscription: _Subscription, grace_s: float) -> None:
         """One subscription, from its making to its end."""
@@ -287,7 +319,9 @@ class AsyncConsumer:
             except NotFoundError:
                 log.warning("%s: the subscription is gone; it is made again", subscription.name)
                 exists = False
-            except (UnansweredError, OverloadedError) as error:
+            except (UnansweredError, OverloadedError, NotADelayServerError) as error:
+                if isinstance(error, NotADelayServerError) and not exists:
+                    raise  # the address is wrong; later, it may be a page of a proxy
                 failures += 1
                 if failures == 1:
                     log.warning("%s: %s; trying again", subscription.name, error)
@@ -322,15 +356,12 @@ class AsyncConsumer:
             "wait": self._wait_ms,
             "lease": subscription.lease_ms,
         }
-        pulled = await ask(
-            self._transport,
-            "POST",
-            subscription.path + "/pull",
-            wanted,
-            answer_type=_Pulled,
-            timeout_s=self._wait_ms / 1000 + TIMEOUT_S,
-        )
-        return pulled.messages
+        path, body = subscription.path + "/pull", msgspec.json.encode(wanted)
+        timeout_s = self._wait_ms / 1000 + TIMEOUT_S
+        answer = await self._transport.request("POST", path, body, timeout_s=timeout_s)
+        if not answer.is_success:
+            raise answer.error()
+        return decoded_page(answer.body, _Pulled, "messages", Message).messages
 
     # ── handle ─────────────────────────────────────────────────────────────────────────────────
 
@@ -347,29 +378,68 @@ class AsyncConsumer:
     async def _handle(
         self, subscription: _Subscription, message: Message, ends: Batcher[_Lease]
     ) -> None:
+        """Run the handler, and end the lease, whatever becomes of the handler."""
         delay_ms: int | None = None
+        in_thread = not subscription.is_async
         try:
-            if _is_async(subscription):
-                await cast(Awaitable[None], subscription.handler(message))
-            else:
+            if in_thread:
                 loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._threads, subscription.handler, message)
+                call = loop.run_in_executor(self._threads, self._called, subscription, message)
+                result, error = await call
+                in_thread = False
+                if error is not None:
+                    raise error
+                if inspect.isawaitable(result):
+                    await result
+            else:
+                with self._around(message):
+                    await subscription.handler(message)  # type: ignore[misc]
         except Retry as retry:
             delay_ms = retry.delay_ms
-        except asyncio.CancelledError:
-            if _is_async(subscription):
+        except BaseException as error:
+            if _is_cancelled() and isinstance(error, asyncio.CancelledError):
+                # What runs in a thread goes on there, and its message comes again.
+                if in_thread:
+                    subscription.leases.pop(message.lease, None)
+                else:
+                    _give_back(message, ends)
+                raise
+            if not isinstance(error, Exception | asyncio.CancelledError):
+                self._error = self._error or error
+                self._stopping.set()
                 _give_back(message, ends)
-            raise
-        except Exception:
-            log.exception(
+                return
+            log.error(
                 "%s: the handler failed for message %s (attempt %d)",
                 *(subscription.name, message.id, message.attempt),
+                exc_info=error,
             )
-            wait_ms = self._retry_delay_ms(message.attempt)
-            delay_ms = int(wait_ms * (1 + RETRY_JITTER * self._time.random()))
+            delay_ms = self._delay_after(message.attempt)
         # Where ends are not answered, nothing more is begun.
         await ends.reserve(len(message.lease))
         ends.put(_Lease(message.lease, delay_ms))
+
+    def _called(
+        self, subscription: _Subscription, message: Message
+    ) -> tuple[Awaitable[None] | None, BaseException | None]:
+        """Run a plain handler, in its thread; what it returns or raises. A future cannot hold
+        everything that is raised: not StopIteration."""
+        result = None  # also where `around` deals with what the handler raises
+        try:
+            with self._around(message):
+                result = subscription.handler(message)
+        except BaseException as error:
+            return None, error
+        return result, None
+
+    def _delay_after(self, attempt: int) -> int:
+        """How long a message waits whose handler has failed."""
+        try:
+            wait_ms = self._retry_delay_ms(attempt)
+            return max(0, int(wait_ms * (1 + RETRY_JITTER * self._time.random())))
+        except Exception:
+            log.exception("retry_delay_ms failed for attempt %d; the usual wait is taken", attempt)
+            return backoff_ms(attempt)
 
     # ── leases ─────────────────────────────────────────────────────────────────────────────────
 
@@ -379,12 +449,14 @@ class AsyncConsumer:
         for one in leases:
             by_delay.setdefault(one.delay_ms, []).append(one.lease)
         for delay_ms, tokens in by_delay.items():
-            if delay_ms is None:
-                await self._call(subscription, "ack", tokens, self._reconnect)
-            else:
-                await self._call(subscription, "nack", tokens, self._reconnect, delay=delay_ms)
-            for token in tokens:
-                subscription.leases.pop(token, None)
+            try:
+                if delay_ms is None:
+                    await self._call(subscription, "ack", tokens, self._reconnect)
+                else:
+                    await self._call(subscription, "nack", tokens, self._reconnect, delay=delay_ms)
+            finally:
+                for token in tokens:
+                    subscription.leases.pop(token, None)
 
     async def _keep_extending(self, subscription: _Subscription) -> None:
         """Extend what is held, three times in a lease, so that one may fail."""
@@ -438,5 +510,13 @@ def _give_back(message: Message, ends: Batcher[_Lease]) -> None:
         ends.put(_Lease(message.lease, 0))
 
 
-def _is_async(subscription: _Subscription) -> bool:
-    return inspect.iscoroutinefunction(subscription.handler)
+def _is_async(handler: Handler) -> bool:
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+        getattr(handler, "__call__", None)  # noqa: B004
+    )
+
+
+def _is_cancelled() -> bool:
+    """Whether the task that asks was told to end, and its handler has not raised it by itself."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -13,15 +13,19 @@ ClientError
 ├── UnansweredError         no answer came: what was asked may have been done, or not
 │   └── UnreachableError    no connection was made: nothing was done
 ├── NotADelayServerError    something answers at that address, but not this API
+├── OtherLoopError          the producer is in use in another event loop; nothing was sent
 └── ClosedError             the producer or consumer is closed
 
 `OverloadedError` and `UnansweredError` reach the caller when the retries are used up.
+
+All of them can be pickled, so that they reach the parent of a worker process.
 
 Threads: values.
 """
 
 from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Any, Self
 
 import msgspec
 
@@ -67,6 +71,9 @@ class RefusedError(ClientError):
         self.retry_after_s = retry_after_s
         """The server asked to wait for so long."""
 
+    def __reduce__(self) -> tuple[type[Self], tuple[Problem, float | None], dict[str, Any]]:
+        return type(self), (self.problem, self.retry_after_s), vars(self)
+
 
 class InvalidError(RefusedError):
     """The request is wrong: correct it. `errors` names the fields."""
@@ -110,6 +117,10 @@ class UnreachableError(UnansweredError):
 
 class NotADelayServerError(ClientError):
     """What answers at that address does not speak this API."""
+
+
+class OtherLoopError(ClientError):
+    """The producer belongs to another event loop, which still runs. Nothing was sent."""
 
 
 class ClosedError(ClientError):

@@ -22,46 +22,52 @@ import asyncio
 import itertools
 import os
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any, Literal
 from urllib.parse import urlencode
 
 import msgspec
 
 from delayserver.client.batches import (
+    BATCH_PATH,
+    FILED_PATH,
     Cancelling,
     PublishItem,
     message_path,
+    read_published,
     send_cancels,
     send_publishes,
 )
 from delayserver.client.batching import Batcher
-from delayserver.client.retries import RetryPolicy, Time, answered
-from delayserver.client.transport import HttpAnswer, HttpTransport, Transport, decoded, path_of
-from delayserver.client.values import Delay, DeliverAt, Moved, Published, Stored, duration, time
+from delayserver.client.calling import RETRY, URL_DEFAULT, RetryingClient
+from delayserver.client.cutting import decoded_message, decoded_page
+from delayserver.client.retries import RetryPolicy, Time, within
+from delayserver.client.transport import TIMEOUT_S, HttpAnswer, Transport, decoded, path_of
+from delayserver.client.values import (
+    Delay,
+    DeliverAt,
+    Draft,
+    EventResult,
+    Heartbeat,
+    Moved,
+    OnEvent,
+    Published,
+    Stored,
+    duration,
+    time,
+)
+from delayserver.client.writing import due, encode, fields, new_message, to_send
 
-URL_DEFAULT = "http://127.0.0.1:8080"
 BATCH_MAX = 2000
 BATCH_MAX_BYTES = 4 * 1024 * 1024
 IN_FLIGHT_MAX = 2
 """Requests: the server works on one while the next is made."""
 PENDING_MAX = 10_000
 PENDING_MAX_BYTES = 64 * 1024 * 1024
-RETRY = RetryPolicy()
-EXIT_S = 5.0
-"""What is under way is given this long when a block is left by an exception."""
-
-
-class _NewMessage(msgspec.Struct, omit_defaults=True, gc=False):
-    subject: str
-    body: Any = None
-    body_base64: bytes | None = None
-    delay: int | str | None = None
-    deliver_at: int | str | None = None
-    key: str | None = None
-    headers: Mapping[str, str] | None = None
+Ack = Literal["durable", "filed"]
+"""When a publish is answered: when the message is in the message log, or also in its hour, where
+lists show it."""
 
 
 class _Id(msgspec.Struct):
@@ -78,17 +84,23 @@ class _Key(msgspec.Struct, gc=False):
     key: str
 
 
-_encode = msgspec.json.Encoder().encode
-
-
-class AsyncProducer:
+class AsyncProducer(RetryingClient):
     """A producer for asyncio; one serves any number of tasks.
 
         async with AsyncProducer("http://127.0.0.1:8080") as producer:
             published = await producer.publish("order.unpaid", {"order": 1001}, delay="30m")
 
-    `pending_max` and `pending_max_bytes` bound what is published and not answered: `publish` waits
-    while there is no room. `in_flight_max` is how many batches may be under way at once."""
+    - `retry`: how long to ask again while the server is away; a minute by default.
+    - `timeout_s`: how long one request may take; with retries never longer than they may. Each call
+      takes a `timeout_s`, too, for all of its requests: UnansweredError when that is over.
+    - `generate_keys`: without keys of its own, a message is not sent again after a lost answer.
+    - `pending_max`, `pending_max_bytes`: what may be published and not answered; `publish` waits
+      while there is no room. `in_flight_max`: batches that may be under way at once.
+    - `token`; `tls`: instead of the system's certificates; `transport`, `time`: for tests.
+
+    It may be made anywhere, and used by one event loop after the other, and on both sides of a
+    fork; each begins anew, with connections and generated keys of its own. In two loops that run at
+    the same time it is refused: OtherLoopError."""
 
     def __init__(
         self,
@@ -96,6 +108,7 @@ class AsyncProducer:
         *,
         token: str | None = None,
         retry: RetryPolicy = RETRY,
+        timeout_s: float = TIMEOUT_S,
         generate_keys: bool = True,
         pending_max: int = PENDING_MAX,
         pending_max_bytes: int = PENDING_MAX_BYTES,
@@ -104,14 +117,19 @@ class AsyncProducer:
         transport: Transport | None = None,
         time: Time | None = None,
     ) -> None:
-        self._transport = transport or HttpTransport(url, token=token, tls=tls)
-        self._retry = retry
-        self._time = time or Time()
+        super().__init__(
+            url,
+            token=token,
+            retry=retry,
+            timeout_s=timeout_s,
+            tls=tls,
+            transport=transport,
+            time=time,
+        )
         self._generates_keys = generate_keys and retry.timeout_s > 0
-        # 64 random bits tell producers apart; the number, the messages of this one.
-        self._key_prefix = f"auto-{os.urandom(8).hex()}-"
+        self._key_prefix = _key_prefix()
         self._next_key = itertools.count(1).__next__
-        batcher = partial(
+        self._batcher = partial(
             Batcher,
             in_flight_max=in_flight_max,
             batch_max=BATCH_MAX,
@@ -119,19 +137,31 @@ class AsyncProducer:
             pending_max=pending_max,
             pending_max_bytes=pending_max_bytes,
         )
-        self._publishes: Batcher[PublishItem] = batcher(partial(send_publishes, self._ask))
-        self._cancels: Batcher[Cancelling] = batcher(partial(send_cancels, self._ask))
+        self._begin_batches()
 
-    async def __aenter__(self) -> Self:
-        return self
+    def _begin_batches(self) -> None:
+        self._publishes: Batcher[PublishItem] = self._batcher(partial(send_publishes, self._ask))
+        self._filed: Batcher[PublishItem] = self._batcher(
+            partial(send_publishes, self._ask, path=FILED_PATH)
+        )
+        self._cancels: Batcher[Cancelling] = self._batcher(partial(send_cancels, self._ask))
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self.close(None if kind is None else EXIT_S)
+    def _settle_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        super()._settle_in(loop)
+        self._begin_batches()
+
+    def after_fork(self) -> None:
+        """In the child: nothing of the parent is under way here, and its keys are not used."""
+        super().after_fork()
+        self._key_prefix = _key_prefix()
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Take nothing more, wait for what is under way, at most `timeout_s`, and disconnect."""
-        await asyncio.gather(self._publishes.close(timeout_s), self._cancels.close(timeout_s))
-        await self._transport.close()
+        self._closed = True
+        if self._loop is asyncio.get_running_loop():
+            ends = self._publishes.close, self._filed.close, self._cancels.close
+            await asyncio.gather(*(end(timeout_s) for end in ends))
+        await super().close()
 
     # ── publish ────────────────────────────────────────────────────────────────────────────────
 
@@ -144,28 +174,66 @@ class AsyncProducer:
         deliver_at: DeliverAt | None = None,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
+        watch: Sequence[str] | None = None,
+        on_event: OnEvent | None = None,
+        ack: Ack = "durable",
+        timeout_s: float | None = None,
     ) -> Published:
         """Publish a message; when this returns, it is durable.
 
-        `body` is anything that msgspec writes as JSON, or bytes. Give `delay` or `deliver_at`;
-        neither means now. A delay counts from when the server takes the message.
+        `body` is anything that msgspec writes as JSON (dataclasses and datetimes among it), a
+        pydantic model, or bytes. Give `delay` or `deliver_at`; neither means now. `delay` is a
+        timedelta, text such as "30m", or whole milliseconds, as in `delay=30_000`; it counts from
+        when the server takes the message. `deliver_at` is a datetime that knows its zone, text in
+        RFC 3339, or milliseconds since the epoch.
+
+        `watch` names up to 8 keys: an `event` for one of them cancels the message, or delivers it
+        at once with `on_event="fire"`. With `ack="filed"` it is filed, too, when this returns, so
+        that lists show it (`Published.filed` says so).
 
         Raises InvalidError; ConflictError where the key stands for a message with other content;
         NotAllowedError, DiskFullError; OverloadedError and UnansweredError when the retries are
         used up; TypeError and ValueError for a body, a delay or a time that cannot be written."""
-        if key is not None:
-            own_key: str | None = key
-        elif self._generates_keys:
-            own_key, key = "", f"{self._key_prefix}{self._next_key():x}"
-        else:
-            own_key = None
-        data = _encode(_new_message(subject, body, delay, deliver_at, key, headers))
-        batcher = self._publishes
+        if timeout_s is not None:
+            again = partial(self.publish, watch=watch, on_event=on_event, ack=ack, headers=headers)
+            published = again(subject, body, delay=delay, deliver_at=deliver_at, key=key)
+            return await within(timeout_s, published)
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._settle_in(loop)
+        own_key = key
+        if key is None and self._generates_keys:
+            own_key, key = "", self._generated_key()
+        message = new_message(subject, body, delay, deliver_at, key, headers, watch, on_event)
+        data = encode(message)
+        batcher = self._publishes if ack == "durable" else self._filed
         if not batcher.try_reserve(len(data)):
             await batcher.reserve(len(data))
-        future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Published] = loop.create_future()
         batcher.put(PublishItem(data, future, subject, own_key))
         return await future
+
+    async def publish_all(
+        self, messages: Iterable[Draft], *, ack: Ack = "durable", timeout_s: float | None = None
+    ) -> list[Published]:
+        """Publish messages in one step: all of them, or none. At most 10,000, in one request.
+
+        Raises as `publish`, but an InvalidError also where a key stands for other content: its
+        `errors` name the bad ones by their index (`/3/key`)."""
+        documents, keys = [to_send(draft) for draft in messages], list[str | None]()
+        for document in documents:
+            keys.append(document.key)
+            if document.key is None and self._generates_keys:
+                keys[-1], document.key = "", self._generated_key()
+        path = BATCH_PATH if ack == "durable" else FILED_PATH
+        repeatable = None not in keys
+        answer = await self._call(
+            "POST", path, documents, repeatable=repeatable, timeout_s=timeout_s
+        )
+        return read_published(answer, keys, path)
+
+    def _generated_key(self) -> str:
+        return f"{self._key_prefix}{self._next_key():x}"
 
     # ── cancel ─────────────────────────────────────────────────────────────────────────────────
 
@@ -176,37 +244,52 @@ class AsyncProducer:
         subject: str | None = None,
         key: str | None = None,
         if_match: str | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         """Cancel a message, by its id or by subject and key; when this returns, it never fires.
 
         `if_match`: only if that is its version (`Stored.version`). Raises ConflictError, whose
         `state` says what it is: delivering, delivered or dead; NotFoundError; ChangedError with
         `if_match`; and as `publish`."""
+        if timeout_s is not None:
+            again = self.cancel(message_id, subject=subject, key=key, if_match=if_match)
+            return await within(timeout_s, again)
         if if_match is not None:
             path = message_path(message_id, subject, key)
-            await self._ask_if("DELETE", path, None, if_match)
-            return
+            await self._call("DELETE", path, if_match=if_match)
+            return None
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._settle_in(loop)
         if message_id is None and subject is not None and key is not None:
-            data = _encode(_Key(subject, key))
+            data = encode(_Key(subject, key))
         else:
-            data = _encode(message_id)
+            data = encode(message_id)
             if message_id is None or subject is not None or key is not None:
                 message_path(message_id, subject, key)  # which says what is wrong
         batcher = self._cancels
         if not batcher.try_reserve(len(data)):
             await batcher.reserve(len(data))
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[None] = loop.create_future()
         batcher.put(Cancelling(data, future, message_id, subject, key))
-        await future
+        return await future
 
     # ── one message ────────────────────────────────────────────────────────────────────────────
 
     async def get(
-        self, message_id: str | None = None, *, subject: str | None = None, key: str | None = None
+        self,
+        message_id: str | None = None,
+        *,
+        subject: str | None = None,
+        key: str | None = None,
+        timeout_s: float | None = None,
     ) -> Stored:
         """Look a message up, by its id or by subject and key. Raises NotFoundError."""
-        answer = await self._ask_if("GET", message_path(message_id, subject, key), None, None)
-        return msgspec.structs.replace(decoded(answer.body, Stored), version=_version(answer))
+        path = message_path(message_id, subject, key)
+        answer = await self._call("GET", path, timeout_s=timeout_s)
+        return msgspec.structs.replace(
+            decoded_message(answer.body, Stored), version=_version(answer)
+        )
 
     async def pending(
         self,
@@ -226,7 +309,8 @@ class AsyncProducer:
             query["to"] = str(time(until))
         while True:
             path = f"{path_of('subjects', subject, 'messages')}?{urlencode(query)}"
-            found = decoded((await self._ask_if("GET", path, None, None)).body, _Page)
+            answer = await self._call("GET", path)
+            found = decoded_page(answer.body, _Page, "messages", Stored)
             for message in found.messages:
                 yield message
             if found.cursor is None:
@@ -242,10 +326,13 @@ class AsyncProducer:
         delay: Delay | None = None,
         deliver_at: DeliverAt | None = None,
         if_match: str | None = None,
+        timeout_s: float | None = None,
     ) -> Moved:
-        """Give a message a new due time. Raises as `cancel`, and InvalidError."""
-        path, due = message_path(message_id, subject, key), _due(delay, deliver_at)
-        answer = await self._ask_if("PATCH", path, due, if_match)
+        """Give a message a new due time; `delay` and `deliver_at` as for `publish`. Raises as
+        `cancel`, and InvalidError."""
+        path = message_path(message_id, subject, key)
+        document = due(delay, deliver_at)
+        answer = await self._call("PATCH", path, document, if_match=if_match, timeout_s=timeout_s)
         return msgspec.structs.replace(decoded(answer.body, Moved), version=_version(answer))
 
     async def replace(
@@ -257,74 +344,64 @@ class AsyncProducer:
         delay: Delay | None = None,
         deliver_at: DeliverAt | None = None,
         headers: Mapping[str, str] | None = None,
+        watch: Sequence[str] | None = None,
+        on_event: OnEvent | None = None,
         if_match: str | None = None,
+        timeout_s: float | None = None,
     ) -> Published:
-        """Publish in place of what waits under the key: a timer that each call pushes back.
+        """Publish in place of what waits under the key: a timer that each call pushes back. The
+        arguments are those of `publish`.
 
-        Raises as `publish`; ChangedError with `if_match`."""
-        message = _new_message(subject, body, delay, deliver_at, None, headers)
-        document = {name: value for name, value in _fields(message) if name != "subject"}
-        path = path_of("subjects", subject, "keys", key)
-        answer = await self._ask_if("PUT", path, document, if_match)
+        Raises as `publish`; ChangedError with `if_match`. After a lost answer it is sent again only
+        where a message still waits under the key, so that it never fires twice; else, an
+        UnansweredError leaves it to the caller."""
+        message = new_message(subject, body, delay, deliver_at, None, headers, watch, on_event)
+        document, path = fields(message), path_of("subjects", subject, "keys", key)
+        if if_match is None:
+            answer = await self._replace(path, document, timeout_s)
+        else:
+            answer = await self._call("PUT", path, document, if_match=if_match, timeout_s=timeout_s)
         return Published(decoded(answer.body, _Id).id)
 
-    async def _ask_if(
-        self, method: str, path: str, document: object, if_match: str | None
-    ) -> HttpAnswer:
-        """One call; its answer, which is a success."""
-        body = None if document is None else _encode(document)
-        headers = {} if if_match is None else {"if-match": f'"{if_match}"'}
-        request = partial(self._transport.request, method, path, body, headers=headers)
-        # Asked again after a lost answer, it would find the version that it has made itself.
-        repeatable = if_match is None
-        answer = await answered(request, self._retry, self._time, repeatable=repeatable)
-        if not answer.is_success:
-            raise answer.error()
-        return answer
+    # ── timers ─────────────────────────────────────────────────────────────────────────────────
 
-    async def _ask(
-        self, method: str, path: str, body: bytes | None, *, repeatable: bool = True
-    ) -> HttpAnswer:
-        request = partial(self._transport.request, method, path, body)
-        return await answered(request, self._retry, self._time, repeatable=repeatable)
+    async def event(self, key: str, *, timeout_s: float | None = None) -> EventResult:
+        """Something happened: complete every message that watches the key, at once. Durable when
+        this returns. After a lost answer it is asked again, and the result is that of the last."""
+        answer = await self._call("POST", path_of("events", key), timeout_s=timeout_s)
+        return decoded(answer.body, EventResult)
 
+    async def heartbeat(
+        self,
+        key: str,
+        *,
+        timeout: Delay,
+        subject: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Heartbeat:
+        """Publish a message unless this is called again within `timeout`, which is a timedelta,
+        text such as "10s", or whole milliseconds. Raises as `publish`."""
+        message = fields(new_message(subject, body, headers=headers))
+        document = {**message, "subject": subject, "timeout": duration(timeout)}
+        answer = await self._call("PUT", path_of("heartbeats", key), document, timeout_s=timeout_s)
+        return decoded_message(answer.body, Heartbeat)
 
-# ── what is sent ───────────────────────────────────────────────────────────────────────────────
+    async def get_heartbeat(self, key: str, *, timeout_s: float | None = None) -> Heartbeat:
+        """A heartbeat, and when it expires. Raises NotFoundError."""
+        answer = await self._call("GET", path_of("heartbeats", key), timeout_s=timeout_s)
+        return decoded_message(answer.body, Heartbeat)
 
-
-def _new_message(
-    subject: str,
-    body: Any,
-    delay: Delay | None,
-    deliver_at: DeliverAt | None,
-    key: str | None,
-    headers: Mapping[str, str] | None,
-) -> _NewMessage:
-    if isinstance(delay, timedelta):
-        delay = duration(delay)
-    if isinstance(deliver_at, datetime):
-        deliver_at = time(deliver_at)
-    if isinstance(body, bytes):
-        return _NewMessage(subject, None, body, delay, deliver_at, key, headers)
-    return _NewMessage(subject, body, None, delay, deliver_at, key, headers)
-
-
-def _fields(message: _NewMessage) -> Sequence[tuple[str, Any]]:
-    return [
-        (name, value)
-        for name, value in msgspec.structs.asdict(message).items()
-        if value is not None
-    ]
-
-
-def _due(delay: Delay | None, deliver_at: DeliverAt | None) -> dict[str, Any]:
-    due: dict[str, Any] = {}
-    if delay is not None:
-        due["delay"] = duration(delay)
-    if deliver_at is not None:
-        due["deliver_at"] = time(deliver_at)
-    return due
+    async def delete_heartbeat(self, key: str, *, timeout_s: float | None = None) -> None:
+        """End a heartbeat: when this returns, it never publishes. Raises NotFoundError."""
+        await self._delete(path_of("heartbeats", key), timeout_s)
 
 
 def _version(answer: HttpAnswer) -> str:
     return answer.headers.get("etag", "").strip('"')
+
+
+def _key_prefix() -> str:
+    """64 random bits tell producers apart; a number that follows, the messages of one."""
+    return f"auto-{os.urandom(8).hex()}-"

@@ -13,9 +13,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from itertools import count
+from typing import Protocol, TypeVar
 
 from delayserver.client.errors import UnansweredError, UnreachableError
-from delayserver.client.transport import HttpAnswer
+from delayserver.client.transport import TIMEOUT_S, HttpAnswer
+
+ATTEMPT_S_MIN = 0.1
+"""With less time than that left, asking again is not worth while."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +29,8 @@ class RetryPolicy:
     """How long to keep asking when the server is overloaded, restarting or not reachable."""
 
     timeout_s: float = 60.0
-    """From the first attempt on; what is not answered by then is an error. 0: no retries."""
+    """From the first attempt on; what is not answered by then is an error, also where a server
+    takes the request and keeps silent. 0: no retries; the one request has its own time."""
     first_s: float = 0.05
     most_s: float = 2.0
 
@@ -53,37 +60,57 @@ class Time:
 
 _TRY_AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 """The server has done nothing."""
-_UNKNOWN = (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT)
+UNKNOWN = (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT)
 """Something in front of the server has no answer from it."""
 
 
+class Attempt(Protocol):
+    """One request, given up after so long. Raises UnansweredError."""
+
+    async def __call__(self, *, timeout_s: float) -> HttpAnswer: ...
+
+
 async def answered(
-    request: Callable[[], Awaitable[HttpAnswer]],
+    request: Attempt,
     policy: RetryPolicy,
     time: Time,
     *,
     repeatable: bool = True,
+    timeout_s: float = TIMEOUT_S,
 ) -> HttpAnswer:
     """An answer to the request, which is made again until there is one or the policy's time is up.
 
-    What is not `repeatable` is made again only where the server has certainly not acted on it.
-    Returns the last answer, even when that is "try again"; raises UnansweredError."""
+    One request has `timeout_s`, and never more than what is left of the policy's time. What is not
+    `repeatable` is made again only where the server has certainly not acted on it. Returns the last
+    answer, even when that is "try again"; raises UnansweredError."""
     deadline_s = time.now_s() + policy.timeout_s
+    attempt_s = min(timeout_s, policy.timeout_s or timeout_s)
     for attempt in count(1):
         failure: UnansweredError | None = None
         retry_after_s = None
         try:
-            answer = await request()
+            answer = await request(timeout_s=attempt_s)
         except UnansweredError as error:
             failure = error
             may_repeat = repeatable or isinstance(error, UnreachableError)
         else:
-            may_repeat = answer.status in _TRY_AGAIN or (repeatable and answer.status in _UNKNOWN)
+            may_repeat = answer.status in _TRY_AGAIN or (repeatable and answer.status in UNKNOWN)
             retry_after_s = answer.retry_after_s
         wait_s = policy.wait_s(attempt, time.random(), retry_after_s)
-        if not may_repeat or time.now_s() + wait_s > deadline_s:
+        left_s = deadline_s - time.now_s() - wait_s
+        if not may_repeat or left_s < ATTEMPT_S_MIN:
             if failure is not None:
                 raise failure
             return answer
+        attempt_s = min(timeout_s, left_s)
         await time.sleep(wait_s)
     raise AssertionError("there is always another attempt")
+
+
+async def within(timeout_s: float, work: Awaitable[T]) -> T:
+    """What `work` returns within that time. Raises UnansweredError."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await work
+    except TimeoutError as error:
+        raise UnansweredError(f"there was no answer within {timeout_s:g} s") from error

@@ -8,11 +8,15 @@ No redirects, proxies, cookies or compression: the other end is one known server
 whose connection broke may have been served is never hidden: `UnreachableError` says that nothing
 was sent, `UnansweredError` that something was. Nothing is retried here.
 
+Connections belong to one event loop of one process. In another loop, and in the child of a fork,
+new ones are made: two processes on one connection would get each other's answers.
+
 Cost: 25 µs of CPU per request of 4 KB and its answer, on uvloop; in the same run aiohttp took 95 µs
 and httpx 750 µs, which is why there is no library here. Threads: belongs to the event loop.
 """
 
 import asyncio
+import os
 import ssl
 from collections import deque
 from collections.abc import Mapping
@@ -41,7 +45,17 @@ IDLE_S = 30.0
 """A connection that was idle for longer is not used again: the server, or something on the way, may
 be closing it just then. The server closes its own after 75 s."""
 IDLE_CONNECTIONS_MAX = 16
+_AWAY = (
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.BAD_GATEWAY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT,
+)
+"""To be waited out, whatever the body says."""
 NO_HEADERS: Mapping[str, str] = {}
+_inherited: list[HttpConnection] = []
+"""Connections of the parent, in the child of a fork. They are kept, since what ends them here would
+take them out of the parent's poll set, which both share."""
 
 T = TypeVar("T")
 
@@ -63,16 +77,16 @@ class HttpAnswer:
         """What an answer that is no success means."""
         try:
             problem = msgspec.json.decode(self.body, type=Problem)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            if self.status in (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT):
-                # Something stands in front of the server and cannot reach it.
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            if self.status in _AWAY:
+                # Something stands in front of the server, and has a page of its own for this.
                 problem = Problem(HTTPStatus(self.status).phrase, self.status)
             else:
                 kind = self.headers.get("content-type", "no content type")
                 return NotADelayServerError(
                     f"what answers there is not a delay server (status {self.status}, {kind})"
                 )
-        return refusal(problem, self.retry_after_s)
+        return refusal(msgspec.structs.replace(problem, status=self.status), self.retry_after_s)
 
     @property
     def retry_after_s(self) -> float | None:
@@ -123,7 +137,7 @@ def decoded(body: bytes, answer_type: type[T]) -> T:
     """A document of the server. Raises NotADelayServerError when it is another one."""
     try:
         return msgspec.json.decode(body, type=answer_type)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotADelayServerError(f"an answer that this client cannot read: {error}") from error
 
 
@@ -135,7 +149,8 @@ def path_of(*parts: str) -> str:
 class HttpTransport:
     """Connections to one server, as many as there are requests at once.
 
-    `url` is `http://host[:port]` or `https://…`; `tls` replaces the system's certificates."""
+    `url` is `http://host[:port]` or `https://…`, with a path where a gateway has the server below
+    one; `tls` replaces the system's certificates."""
 
     def __init__(
         self, url: str, *, token: str | None = None, tls: ssl.SSLContext | None = None
@@ -143,8 +158,11 @@ class HttpTransport:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is not an address such as http://127.0.0.1:8080")
-        if parts.path not in ("", "/") or parts.query or parts.username:
-            raise ValueError(f"{url!r}: give scheme, host and port only, and the token by itself")
+        if parts.query or parts.fragment or parts.username:
+            raise ValueError(f"{url!r}: give scheme, host, port and path, and the token by itself")
+        if not (parts.path.isascii() and parts.path.isprintable() and " " not in parts.path):
+            raise ValueError(f"{url!r}: the path has to be quoted, as in http://host/my%20server")
+        self._prefix = parts.path.rstrip("/")
         if token is not None and not (token.isascii() and token.isprintable()):
             raise ValueError("a token is visible ASCII")
         self.url = url
@@ -158,6 +176,8 @@ class HttpTransport:
         self._head = head.encode("latin-1")
         self._idle: deque[HttpConnection] = deque()
         self._open: WeakSet[HttpConnection] = WeakSet()
+        self._home: tuple[asyncio.AbstractEventLoop, int] | None = None
+        """Loop and process of the connections."""
         self._closed = False
 
     async def request(
@@ -170,7 +190,11 @@ class HttpTransport:
         timeout_s: float = TIMEOUT_S,
     ) -> HttpAnswer:
         """One request, its body JSON. Raises UnreachableError, UnansweredError."""
-        head = b"%b %b HTTP/1.1\r\n%b" % (method.encode(), path.encode(), self._head)
+        head = b"%b %b HTTP/1.1\r\n%b" % (
+            method.encode(),
+            f"{self._prefix}{path}".encode(),
+            self._head,
+        )
         for name, value in headers.items():
             head += f"{name}: {value}\r\n".encode("latin-1")
         if body is None:
@@ -179,9 +203,10 @@ class HttpTransport:
             data = b"%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
                 *(head, len(body), body),
             )
-        connection = await self._connection()
+        self._settle_in()
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        connection = await self._connection(min(CONNECT_S, timeout_s))
         try:
-            deadline_s = asyncio.get_running_loop().time() + timeout_s
             await connection.exchange(data, deadline_s)
         except BaseException as error:
             connection.abort()
@@ -203,13 +228,28 @@ class HttpTransport:
 
     async def close(self) -> None:
         """Close all connections; requests under way are unanswered."""
+        self._settle_in()
         self._closed = True
         for connection in tuple(self._open):
             connection.abort()
         self._idle.clear()
         await asyncio.sleep(0)  # in which the transports close their sockets
 
-    async def _connection(self) -> HttpConnection:
+    def _settle_in(self) -> None:
+        """Forget the connections of another loop, or of the process that was forked."""
+        loop, process = asyncio.get_running_loop(), os.getpid()
+        home, self._home = self._home, (loop, process)
+        if home is None or home == self._home:
+            return
+        others, self._open = tuple(self._open), WeakSet()
+        self._idle.clear()
+        if home[1] != process:
+            _inherited.extend(others)
+        elif not home[0].is_closed():
+            for connection in others:
+                home[0].call_soon_threadsafe(connection.abort)
+
+    async def _connection(self, connect_s: float) -> HttpConnection:
         """One that is open: idle, or new. Raises UnreachableError."""
         loop = asyncio.get_running_loop()
         while self._idle:
@@ -222,7 +262,7 @@ class HttpTransport:
         if self._wants_tls and self._tls is None:
             self._tls = ssl.create_default_context()
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(connect_s):
                 _, connection = await loop.create_connection(
                     partial(HttpConnection, loop),
                     self._host,
@@ -230,7 +270,7 @@ class HttpTransport:
                     ssl=self._tls if self._wants_tls else None,
                 )
         except TimeoutError as error:
-            raise UnreachableError(f"{self.url} took no connection in {CONNECT_S:g} s") from error
+            raise UnreachableError(f"{self.url} took no connection in {connect_s:g} s") from error
         except OSError as error:
             raise UnreachableError(f"no server can be reached at {self.url}: {error}") from error
         self._open.add(connection)

@@ -3,8 +3,9 @@
 Cost: times are made of text only where they are looked at. Threads: immutable values.
 """
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -15,10 +16,29 @@ T = TypeVar("T")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
-Delay = int | str | timedelta
-"""Milliseconds, text such as `30m`, or a timedelta."""
-DeliverAt = int | str | datetime
-"""Milliseconds since the epoch, RFC 3339, or a datetime that knows its zone."""
+Delay = timedelta | str | int
+"""A timedelta, text such as `30m`, or whole milliseconds: `30` is 30 ms."""
+DeliverAt = datetime | str | int
+"""A datetime that knows its zone, RFC 3339, or milliseconds since the epoch."""
+REPR_BYTES_MAX = 200
+"""Of a body, in what is printed."""
+
+
+OnEvent = Literal["cancel", "fire"]
+"""What an event does to a message that watches its key."""
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """A message for `publish_all`; the fields are the arguments of `publish`."""
+
+    subject: str
+    body: Any = None
+    delay: Delay | None = None
+    deliver_at: DeliverAt | None = None
+    key: str | None = None
+    headers: Mapping[str, str] | None = None
+    watch: Sequence[str] | None = None
+    on_event: OnEvent | None = None
 
 
 class Published(msgspec.Struct, frozen=True, gc=False):
@@ -28,6 +48,8 @@ class Published(msgspec.Struct, frozen=True, gc=False):
     duplicate: bool = False
     """The key stood for the same message already; `id` is that one's. After a lost answer it may
     have been this very call that published it."""
+    filed: bool = False
+    """It is in its hour, where lists show it: asked for with `ack="filed"`."""
 
     @property
     def deliver_at(self) -> datetime:
@@ -54,11 +76,21 @@ class Delivery(msgspec.Struct, frozen=True):
     at: datetime
 
 
-class _Body(msgspec.Struct, frozen=True, kw_only=True):
+class Body(msgspec.Struct, frozen=True, kw_only=True):
     """A body: JSON as it was published, or bytes."""
 
     body_json: msgspec.Raw = msgspec.field(name="body", default=msgspec.Raw(b"null"))
     body_base64: bytes | None = None
+
+    def __repr__(self) -> str:
+        fields = msgspec.structs.asdict(self)
+        del fields["body_json"], fields["body_base64"]
+        raw = self.raw
+        shown = repr(raw[:REPR_BYTES_MAX]) if self.body_base64 is not None else _start_of(raw)
+        if len(raw) > REPR_BYTES_MAX:
+            shown += f"… ({len(raw)} bytes)"
+        told = [f"{name}={value!r}" for name, value in fields.items()]
+        return f"{type(self).__name__}({', '.join(told)}, body={shown})"
 
     @property
     def raw(self) -> bytes:
@@ -77,8 +109,12 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(self.body_json) if self.body_base64 is None else self.raw
 
 
-class Stored(_Body, frozen=True, kw_only=True):
-    """A message that was looked up, or listed."""
+def _start_of(body: bytes) -> str:
+    return body[:REPR_BYTES_MAX].decode(errors="replace")
+
+
+class Stored(Body, frozen=True, kw_only=True):
+    """A message that was looked up, or listed. It can be a member of a set and a key of a dict."""
 
     id: str
     subject: str
@@ -88,13 +124,19 @@ class Stored(_Body, frozen=True, kw_only=True):
     """scheduled, delivering, delivered, cancelled or dead"""
     attempts: int
     headers: dict[str, str] = {}
+    watch: tuple[str, ...] = ()
+    on_event: OnEvent | None = None
     deliveries: tuple[Delivery, ...] = ()
     version: str = ""
     """For `if_match`: changes with whatever happens to the message. Empty in lists."""
 
+    def __hash__(self) -> int:
+        return hash(self.id)
 
-class Message(_Body, frozen=True, kw_only=True):
-    """A message that is due, as a consumer gets it."""
+
+class Message(Body, frozen=True, kw_only=True):
+    """A message that is due, as a consumer gets it. It can be a member of a set and a key of a
+    dict; as one that tells repeats, `id` is better, since `attempt` and `lease` differ."""
 
     id: str
     """The same in every attempt: by it, repeats are known."""
@@ -105,6 +147,68 @@ class Message(_Body, frozen=True, kw_only=True):
     """1 for the first."""
     lease: str
     headers: dict[str, str] = {}
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+
+class EventResult(msgspec.Struct, frozen=True):
+    """How many messages an event completed."""
+
+    cancelled: int
+    fired: int
+
+
+class Heartbeat(Body, frozen=True, kw_only=True):
+    """A message that is published unless the heartbeat is renewed in time."""
+
+    key: str
+    timeout: str
+    """Such as `10s`."""
+    subject: str
+    expires_at: datetime
+    headers: dict[str, str] = {}
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+class Subscription(msgspec.Struct, frozen=True, kw_only=True):
+    """A subscription as it is; durations are text such as `15s`. Secrets are never shown."""
+
+    name: str
+    subject: str
+    type: Literal["webhook", "pull"]
+    created_at: datetime
+    paused: bool
+    queued: int
+    """Messages that are due and wait for the subscriber."""
+    in_flight: int
+    retry: dict[str, Any]
+    catch_up: str | dict[str, str]
+    url: str | None = None
+    signed: bool | None = None
+    timeout: str | None = None
+    max_in_flight: int | None = None
+    rate: dict[str, Any] | None = None
+    batch: dict[str, Any] | None = None
+    lease: str | None = None
+
+
+class DeadLetter(Body, frozen=True, kw_only=True):
+    """A message that no attempt delivered."""
+
+    id: str
+    """Of the message."""
+    subject: str
+    key: str | None
+    reason: str
+    attempts: int
+    died_at: datetime
+    headers: dict[str, str] = {}
+
+    def __hash__(self) -> int:
+        return hash(self.id)
 
 
 def duration(value: Delay) -> int | str:

@@ -367,7 +367,32 @@ async def test_answers_that_are_none(reply, error):
             await producer.publish("s")
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://host", "http://", "http://h/path", "x"])
+@asynchronous
+async def test_a_server_below_a_path_of_a_gateway():
+    asked = []
+
+    async def serve(reader, writer):
+        head = await reader.readuntil(b"\r\n\r\n")
+        asked.append(head.partition(b" HTTP/")[0])
+        writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        for path in ("/delay/", "/a%20b", "/", ""):
+            async with AsyncProducer(
+                f"http://127.0.0.1:{port}{path}", retry=NO_RETRIES
+            ) as producer:
+                with pytest.raises(NotADelayServerError):
+                    await producer.get("x")
+    found = b"GET %b/v1/messages/x"
+    assert asked == [found % path for path in (b"/delay", b"/a%20b", b"", b"")]
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8080", "ftp://host", "http://", "http://h/?q", "http://h/ü", "x"]
+)
 def test_what_is_no_address_is_refused(url):
     with pytest.raises(ValueError, match="http"):
         AsyncProducer(url)

@@ -167,6 +167,12 @@ def test_the_client_library(here, tmp_path):
     printed = run([sys.executable, str(tmp_path / "shop.py")])
     assert printed == "not paid yet: 2002\n"
     assert f"`{printed.strip()}`" in document("docs/client.md")
+    shown = []
+    for word in ("publish_all", "put_webhook"):
+        (tmp_path / "more.py").write_text(here(program(document("docs/client.md"), word)))
+        shown += run([sys.executable, str(tmp_path / "more.py")]).splitlines()
+    assert shown[0] == "EventResult(cancelled=1, fired=0)"
+    assert shown[2] == "0 messages wait"
 
 
 def test_the_tokens(tmp_path, monkeypatch):

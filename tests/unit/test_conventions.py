@@ -103,6 +103,9 @@ def test_all_randomness_has_a_seed() -> None:
 
 
 BOTH_SIDES = {
+    "DeadLetter",
+    "Heartbeat",
+    "Subscription",
     "ConflictError",
     "DiskFullError",
     "NotFoundError",

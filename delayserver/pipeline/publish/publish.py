@@ -52,7 +52,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from delayserver.client.producer import URL_DEFAULT
+from delayserver.client.calling import URL_DEFAULT
 from delayserver.client.transport import HttpTransport
 from delayserver.errors import InputError
 from delayserver.pipeline.logs.options import Options, parse_named

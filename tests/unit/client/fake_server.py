@@ -74,6 +74,7 @@ class FakeTransport:
         self.default = default
         self.requests: list[tuple[str, str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.timeouts_s: list[float] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.closed = False
@@ -91,6 +92,7 @@ class FakeTransport:
         document = None if body is None else msgspec.json.decode(body)
         self.requests.append((method, path, document))
         self.headers.append(dict(headers))
+        self.timeouts_s.append(timeout_s)
         self.under_way += 1
         try:
             reply: Reply

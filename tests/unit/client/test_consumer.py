@@ -2,14 +2,24 @@
 
 import asyncio
 import contextlib
+import functools
+import gc
 import logging
 import threading
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
-from delayserver.client import AsyncConsumer, ConflictError, NotAllowedError, Retry
+from delayserver.client import (
+    AsyncConsumer,
+    ConflictError,
+    NotADelayServerError,
+    NotAllowedError,
+    Retry,
+)
 from delayserver.client.consumer import backoff_ms
+from delayserver.client.transport import HttpAnswer
 from tests.integration.api_support import wait_until
 from tests.unit.client.fake_server import (
     LOST,
@@ -213,6 +223,174 @@ async def test_a_plain_function_runs_in_a_thread():
     assert threading.main_thread() not in threads
 
 
+def decorated(handler):
+    """A usual decorator: a plain function round a coroutine function."""
+
+    def call(one):
+        return handler(one)
+
+    return call
+
+
+class AsyncObject:
+    """An object whose calls are coroutines."""
+
+    def __init__(self, handler):
+        self.handler = handler
+
+    async def __call__(self, one):
+        await self.handler(one)
+
+
+@pytest.mark.parametrize("wrap", [decorated, AsyncObject, functools.partial])
+@asynchronous
+async def test_whatever_returns_a_coroutine_is_run_before_it_is_acknowledged(wrap):
+    queue, got, gate = Queue(message(1), message(2)), [], asyncio.Event()
+
+    async def handler(one):
+        await gate.wait()
+        got.append((one.body, threading.current_thread()))
+        if one.body == 2:
+            raise Retry(7)
+
+    async with running(make(queue, wrap(handler))):
+        gate.set()
+        await asyncio.to_thread(wait_until, lambda: queue.acked and queue.nacked)
+    assert sorted(got) == [(1, threading.current_thread()), (2, threading.current_thread())]
+    assert (queue.acked, queue.nacked) == (["L1"], {"L2": 7})
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+@pytest.mark.parametrize("plain", [True, False])
+@asynchronous
+async def test_a_handler_that_ends_the_program_ends_it_in_order(error, plain, caplog):
+    """What was done is acknowledged, what runs finishes, and its own message is given back."""
+    queue, gate = Queue(*map(message, range(4))), asyncio.Event()
+
+    async def asynchronous_handler(one):
+        if one.body == 2:
+            raise error
+        if one.body == 3:
+            await gate.wait()
+
+    def plain_handler(one):
+        if one.body == 2:
+            raise error
+        return gate.wait() if one.body == 3 else None
+
+    consumer = make(queue, plain_handler if plain else asynchronous_handler)
+
+    async def outcome():
+        # A task that raises such an error takes the loop with it.
+        try:
+            await consumer.run()
+        except BaseException as raised:
+            return raised
+
+    task = asyncio.create_task(outcome())
+    await asyncio.to_thread(wait_until, consumer._stopping.is_set)
+    await turns()
+    assert not task.done()
+    gate.set()
+    assert await task is error
+    assert sorted(queue.acked) == ["L0", "L1", "L3"]
+    assert queue.nacked == {"L2": 0}
+    assert queue.transport.closed
+    gc.collect()
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("error", [StopIteration(), asyncio.CancelledError(), KeyError("x")])
+@asynchronous
+async def test_whatever_a_plain_handler_raises_its_message_comes_again(error, caplog):
+    queue = Queue(message(1))
+
+    def handler(one):
+        raise error
+
+    consumer = make(queue, handler, retry_delay_ms=lambda attempt: 5, concurrency=1)
+    async with running(consumer):
+        await asyncio.to_thread(wait_until, lambda: queue.nacked)
+        await turns()
+        (subscription,) = consumer._subscriptions.values()
+        assert (subscription.leases, subscription.running) == ({}, set())
+    assert queue.nacked == {"L1": 5}
+    assert f"{type(error).__name__}" in caplog.text
+
+
+@asynchronous
+async def test_a_handler_that_raises_cancelled_by_itself_has_failed():
+    queue = Queue(message(1))
+
+    async def handler(one):
+        raise asyncio.CancelledError
+
+    async with running(make(queue, handler, retry_delay_ms=lambda attempt: 5)):
+        pass
+    assert queue.nacked == {"L1": 5}
+
+
+@pytest.mark.parametrize("answer", [lambda attempt: {}[attempt], lambda attempt: None])
+@asynchronous
+async def test_a_wait_that_cannot_be_computed_is_the_usual_one(answer, caplog):
+    queue = Queue(message(1, attempt=2), message(2))
+
+    async def handler(one):
+        raise ValueError
+
+    consumer = make(queue, handler, retry_delay_ms=answer, concurrency=1)
+    async with running(consumer):
+        await turns(50)
+    assert queue.nacked == {"L1": 2000, "L2": 1000}
+    assert "retry_delay_ms failed for attempt 2" in caplog.text
+
+
+@asynchronous
+async def test_a_wait_is_never_negative():
+    queue = Queue(message(1))
+
+    async def handler(one):
+        raise ValueError
+
+    async with running(make(queue, handler, retry_delay_ms=lambda attempt: -5)):
+        pass
+    assert queue.nacked == {"L1": 0}
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@asynchronous
+async def test_a_handler_runs_inside_of_what_is_around_it(plain):
+    queue, seen = Queue(message(1), message(2)), []
+
+    @contextlib.contextmanager
+    def around(one):
+        thread = threading.current_thread()
+        seen.append(("before", one.body, thread))
+        try:
+            yield
+        except KeyError:
+            seen.append(("raised", one.body, thread))
+        seen.append(("after", one.body, thread))
+
+    def handler(one):
+        seen.append(("handler", one.body, threading.current_thread()))
+        if one.body == 2:
+            raise KeyError
+
+    async def coroutine(one):
+        handler(one)
+
+    consumer = make(queue, handler if plain else coroutine, around=around, concurrency=1)
+    async with running(consumer):
+        await asyncio.to_thread(wait_until, lambda: len(queue.acked) == 2)
+    steps = [(what, body) for what, body, _ in seen]
+    assert steps == [
+        *(("before", 1), ("handler", 1), ("after", 1)),
+        *(("before", 2), ("handler", 2), ("raised", 2), ("after", 2)),
+    ]
+    assert len({thread for _, _, thread in seen}) == 1
+
+
 # ── leases ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -332,6 +510,69 @@ async def test_what_no_waiting_mends_ends_the_run_after_what_runs():
         await task
     assert done == [1]
     assert queue.acked == ["L1"]
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+@pytest.mark.parametrize("body", [b"<html>away</html>", b'{"title": "x", "status": 400}', b""])
+@asynchronous
+async def test_a_proxy_that_says_the_server_is_away_is_waited_out(status, body):
+    queue, clock = Queue(message(1)), Clock()
+    queue.failures = {"": [HttpAnswer(status, body)] * 3, "/pull": [HttpAnswer(status, body)] * 3}
+
+    async def handler(one):
+        pass
+
+    async with running(make(queue, handler, clock=clock)):
+        await clock.advance(60)
+    assert queue.acked == ["L1"]
+
+
+@pytest.mark.parametrize("depth", [900, 1000, 50_000])
+@asynchronous
+async def test_a_body_that_nests_too_deeply_costs_only_itself(depth, caplog):
+    """The decoder of this process does not get through the answer."""
+    deep = b"[" * depth + b"]" * depth
+    messages = [message(1), message(2, body="DEEP", key='"}],[{'), message(3, body={"a": [1, "]"]})]
+    data = msgspec.json.encode({"messages": messages}).replace(b'"DEEP"', deep)
+    queue, got = Queue(), list[object]()
+    queue.failures = {"/pull": [HttpAnswer(200, data)]}
+
+    async def handler(one):
+        got.append((one.id, one.key))
+        assert one.raw == (deep if one.id == "id-2" else one.raw)
+        if one.body == {"a": [1, "]"]}:
+            got.append("whole")
+
+    async with running(make(queue, handler, retry_delay_ms=lambda attempt: 5)) as task:
+        await turns(50)
+        assert not task.done()
+    assert got == [("id-1", None), ("id-2", '"}],[{'), ("id-3", None), "whole"]
+    assert sorted(queue.acked + list(queue.nacked)) == ["L1", "L2", "L3"]
+    assert queue.nacked == {} if depth == 900 else {"L2": 5}
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html>", b"[]", b'{"messages":[1]}', b'{"messages":[{"id":1}', b"[" * 5000]
+)
+@asynchronous
+async def test_an_answer_that_cannot_be_read_does_not_end_the_run(body):
+    queue, clock = Queue(message(1)), Clock()
+    queue.failures = {"/pull": [HttpAnswer(200, body)] * 3}
+
+    async def handler(one):
+        pass
+
+    async with running(make(queue, handler, clock=clock)):
+        await clock.advance(60)
+    assert queue.acked == ["L1"]
+
+
+@asynchronous
+async def test_a_wrong_address_ends_the_run():
+    queue = Queue(message(1))
+    queue.failures = {"": [HttpAnswer(200, b"<html>")]}
+    with pytest.raises(NotADelayServerError):
+        await make(queue, print).run()
 
 
 # ── the end ────────────────────────────────────────────────────────────────────────────────────

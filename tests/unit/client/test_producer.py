@@ -1,8 +1,12 @@
 """The producer: batches, keys, refusals, retries, bounds and the end, against a fake server."""
 
 import asyncio
+import dataclasses
 from datetime import UTC, datetime, timedelta, timezone
+from functools import partial
 
+import msgspec
+import pydantic
 import pytest
 
 from delayserver.client import (
@@ -11,10 +15,12 @@ from delayserver.client import (
     ClosedError,
     ConflictError,
     DiskFullError,
+    Draft,
     InvalidError,
     NotADelayServerError,
     NotAllowedError,
     NotFoundError,
+    OtherLoopError,
     OverloadedError,
     RetryPolicy,
     ServerError,
@@ -112,6 +118,48 @@ async def test_what_cannot_be_written_fails_before_anything_is_sent():
             with pytest.raises(TypeError, match="either"):
                 await call(**wrong)
     assert transport.requests == []
+
+
+@dataclasses.dataclass(slots=True)
+class Amount:
+    value: object
+
+
+class Order(msgspec.Struct):
+    value: object
+
+
+class Model(pydantic.BaseModel):
+    value: object
+    at: datetime = datetime(2026, 11, 20, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("around", [lambda one: one, lambda one: [1, {"a": (one,)}], Amount, Order])
+@pytest.mark.parametrize("wrong", [float("nan"), float("-inf"), {1, 2}, frozenset(), object()])
+@asynchronous
+async def test_what_json_cannot_say_is_refused_and_never_changed(around, wrong):
+    """JSON has neither NaN nor sets: they would become null, and an array in any order."""
+    producer, transport = make()
+    for body in (around(wrong), Model(value=wrong)):
+        with pytest.raises((TypeError, ValueError), match=r"JSON|serialize"):
+            await producer.publish("s", body)
+        with pytest.raises((TypeError, ValueError), match=r"JSON|serialize"):
+            await producer.replace("s", "k", body)
+    assert transport.requests == []
+
+
+@pytest.mark.parametrize(
+    ("body", "sent"),
+    [
+        (Model(value=[1.5, None]), {"value": [1.5, None], "at": "2026-11-20T00:00:00Z"}),
+        ([Amount(None), Order((1, "[null]"))], [{"value": None}, {"value": [1, "[null]"]}]),
+    ],
+)
+@asynchronous
+async def test_objects_are_written_with_their_fields(body, sent):
+    producer, transport = make(generate_keys=False)
+    await producer.publish("s", body)
+    assert transport.documents == [[{"subject": "s", "body": sent}]]
 
 
 # ── natural batching ───────────────────────────────────────────────────────────────────────────
@@ -378,6 +426,97 @@ async def test_without_retries_the_first_failure_is_told():
         assert len(transport.requests) == 1
 
 
+@pytest.mark.parametrize(
+    ("policy", "timeouts_s"),
+    [
+        (RetryPolicy(timeout_s=2), [2]),
+        (RetryPolicy(timeout_s=0), [30]),
+        (RetryPolicy(timeout_s=65, first_s=2), [30, 30, 1]),
+    ],
+)
+@asynchronous
+async def test_a_server_that_keeps_silent_is_waited_for_no_longer_than_was_asked(
+    policy, timeouts_s
+):
+    clock = Clock(auto=True, draw=0.999999)
+
+    def silent(*request):
+        clock.now += transport.timeouts_s[-1]
+        return LOST
+
+    transport = FakeTransport(default=silent)
+    producer = AsyncProducer(transport=transport, time=clock.time, retry=policy)
+    with pytest.raises(UnansweredError):
+        await producer.publish("s")
+    assert [round(one) for one in transport.timeouts_s] == timeouts_s
+    transport.timeouts_s.clear()
+    producer = AsyncProducer(transport=transport, time=clock.time, retry=policy, timeout_s=1)
+    with pytest.raises(UnansweredError):
+        await producer.get("a")
+    assert max(transport.timeouts_s) == 1
+
+
+@asynchronous
+async def test_each_call_may_have_a_time_of_its_own():
+    producer, transport = make(default=lambda *request: None)
+    calls = (
+        partial(producer.publish, "s"),
+        partial(producer.cancel, "a"),
+        partial(producer.cancel, "a", if_match="1"),
+        partial(producer.get, "a"),
+        partial(producer.move, "a", delay="1s"),
+        partial(producer.replace, "s", "k"),
+    )
+    for call in calls:
+        with pytest.raises(UnansweredError, match=r"within 0\.01 s"):
+            await call(timeout_s=0.01)
+    assert len(transport.requests) == len(calls)
+    await producer.close()
+
+
+# ── event loops, one after the other ───────────────────────────────────────────────────────────
+
+
+def test_a_producer_serves_one_event_loop_after_the_other():
+    producer, transport = make(in_flight_max=1)
+    transport.gate = asyncio.Event()
+
+    async def leave_one_behind():
+        transport.gate.clear()
+        task = asyncio.create_task(producer.publish("s", "left"))
+        await turns()
+        return task
+
+    async def publish():
+        transport.gate = asyncio.Event()  # the other one knows that loop
+        transport.gate.set()
+        return await asyncio.gather(*(producer.publish("s", n) for n in range(2)))
+
+    loop = asyncio.new_event_loop()
+    left = loop.run_until_complete(leave_one_behind())
+    loop.close()  # and nothing that was under way there is ever ended
+    for _ in range(2):
+        assert len(asyncio.run(publish())) == 2
+    keys = [message["key"] for batch in transport.documents for message in batch]
+    assert len(set(keys)) == len(keys) == 5
+    assert not left.done()
+    asyncio.run(producer.close())
+    for call in (producer.publish, producer.get, producer.cancel):
+        with pytest.raises(ClosedError):
+            asyncio.run(call("s"))
+
+
+@asynchronous
+async def test_in_two_event_loops_at_once_it_is_refused_before_anything_is_sent():
+    producer, transport = make()
+    await producer.publish("s", "here")
+    for call in (producer.publish, producer.cancel, producer.get):
+        with pytest.raises(OtherLoopError, match="one for each loop"):
+            await asyncio.to_thread(asyncio.run, call("s"))
+    assert len(transport.requests) == 1
+    await producer.publish("s", "here")
+
+
 # ── bounds and the end ─────────────────────────────────────────────────────────────────────────
 
 
@@ -396,7 +535,10 @@ async def test_publish_waits_while_there_is_no_room(bound):
     keys = [message["key"] for batch in transport.documents for message in batch]
     assert keys == [str(n) for n in range(8) if n != 4]
     assert [len(batch) for batch in transport.documents] == [3, 3, 1]
-    assert (producer._publishes.pending, producer._publishes.pending_bytes) == (0, 0)
+    assert (
+        producer._publishes.pending,
+        producer._publishes.pending_bytes,
+    ) == (0, 0)
 
 
 @asynchronous
@@ -446,7 +588,7 @@ async def test_close_gives_up_when_its_time_is_over():
 
 @asynchronous
 async def test_a_block_that_an_exception_ends_does_not_wait_for_ever(monkeypatch):
-    monkeypatch.setattr("delayserver.client.producer.EXIT_S", 0.01)
+    monkeypatch.setattr("delayserver.client.calling.EXIT_S", 0.01)
     producer, _ = make(None)
     with pytest.raises(KeyError):
         async with producer:
@@ -455,6 +597,32 @@ async def test_a_block_that_an_exception_ends_does_not_wait_for_ever(monkeypatch
             raise KeyError
     with pytest.raises(ClosedError):
         await task
+
+
+@asynchronous
+async def test_the_end_does_not_wait_for_what_nobody_waits_for():
+    producer, transport = make(None, stored(1), in_flight_max=1)
+    with pytest.raises(KeyError):
+        async with producer:
+            given_up = asyncio.create_task(producer.publish("s", "given up"))
+            await turns()
+            gathered = asyncio.create_task(producer.publish("s", "waited for"))
+            await turns()
+            given_up.cancel()
+            await turns()
+            raise KeyError
+    assert (await gathered).id == message_id(1)
+    assert transport.under_way == 0
+
+
+@asynchronous
+async def test_a_batch_that_was_never_begun_is_given_up_too():
+    producer, _ = make(None)
+    task = asyncio.create_task(producer.publish("s"))
+    await turns(2)
+    task.cancel()
+    await producer.close()
+    assert producer._publishes.pending == 0
 
 
 # ── cancel, and single calls ───────────────────────────────────────────────────────────────────
@@ -561,6 +729,47 @@ async def test_a_change_of_a_version_is_not_asked_for_twice():
     assert [method for method, *_ in transport.requests] == ["PATCH", "PATCH", "DELETE", "PUT"]
 
 
+def key_of(state, version="5"):
+    """What waits under the key, or does not."""
+    document = {"id": "a", "state": state}
+    return answer(200, document, etag=f'"{version}"')
+
+
+def made(seq):
+    return answer(201, {"id": message_id(seq)}, etag='"9"')
+
+
+@pytest.mark.parametrize("lost", [LOST, problem(502), problem(504)])
+@asynchronous
+async def test_after_a_lost_answer_only_what_still_waits_is_replaced(lost):
+    """The one that waits may be this very one: then its copy takes its place."""
+    replies = UNREACHABLE, lost, problem(503), key_of("scheduled", "5"), problem(412)
+    producer, transport = make(*replies, key_of("scheduled", "6"), made(2))
+    assert (await producer.replace("s", "k", 1)).id == message_id(2)
+    methods = [method for method, *_ in transport.requests]
+    assert methods == ["PUT", "PUT", "GET", "GET", "PUT", "GET", "PUT"]
+    versions = [headers.get("if-match") for headers in transport.headers]
+    assert versions == [None, None, None, None, '"5"', None, '"6"']
+
+
+@pytest.mark.parametrize(
+    "found", [key_of("delivered"), key_of("delivering"), key_of("cancelled"), problem(404)]
+)
+@asynchronous
+async def test_after_a_lost_answer_what_may_have_fired_is_not_sent_again(found):
+    producer, transport = make(LOST, found)
+    with pytest.raises(UnansweredError, match="may have been this one"):
+        await producer.replace("s", "k", 1)
+    assert [method for method, *_ in transport.requests] == ["PUT", "GET"]
+
+
+@asynchronous
+async def test_a_put_is_repeated_where_nothing_was_done():
+    producer, transport = make(UNREACHABLE, problem(503), problem(429), made(1))
+    assert (await producer.replace("s", "k", 1)).id == message_id(1)
+    assert {method for method, *_ in transport.requests} == {"PUT"}
+
+
 @asynchronous
 async def test_pages_of_pending_messages():
     def page(*numbers, cursor):
@@ -575,4 +784,108 @@ async def test_pages_of_pending_messages():
     path = "/v1/subjects/s/messages?limit=1000&from=5&to=2027-01-01T00%3A00%3A00Z"
     assert [path for _, path, _ in transport.requests] == [
         *(path, f"{path}&cursor=5-1", f"{path}&cursor=6-2")
+    ]
+
+
+@asynchronous
+async def test_a_deep_body_in_a_list_costs_only_itself():
+    deep = b"[" * 5000 + b"]" * 5000
+    one = b'{"id":"a","subject":"s","key":null,"state":"scheduled","attempts":0,"headers":{},'
+    one += b'"deliver_at":"2026-11-20T16:30:00Z","body":%b}'
+    page = b'{"messages":[%b,{"id":5},%b],"cursor":null}' % (one % deep, one % b'"whole"')
+    producer, _ = make(HttpAnswer(200, page), HttpAnswer(200, one % deep))
+    first, second = [found async for found in producer.pending("s")]
+    assert (first.raw, second.body) == (deep, "whole")
+    assert (await producer.get("a")).raw == deep
+
+
+# ── batches of the caller's, events and heartbeats ─────────────────────────────────────────────
+
+
+@asynchronous
+async def test_a_batch_of_the_callers_goes_out_as_one():
+    producer, transport = make(LOST, stored(1, 2, 9, duplicates=1), in_flight_max=1)
+    drafts = [
+        Draft(subject="s", body={"n": 1}, delay=timedelta(seconds=1)),
+        Draft(subject="s", body=b"\0", key="own", headers={"x": "y"}),
+        Draft(subject="t", watch=["order:1"], on_event="fire"),
+    ]
+    published = await producer.publish_all(drafts)
+    assert [one.id for one in published] == [message_id(1), message_id(2), message_id(9)]
+    assert [one.duplicate for one in published] == [False, True, False]
+    (method, path, first), (_, _, second) = transport.requests
+    assert (method, path, first) == ("POST", "/v1/messages/batch", second)
+    keys = [message.pop("key") for message in first]
+    assert keys[0].startswith("auto-")
+    assert keys[1] == "own"
+    assert first == [
+        {"subject": "s", "body": {"n": 1}, "delay": 1000},
+        {"subject": "s", "body_base64": "AA==", "headers": {"x": "y"}},
+        {"subject": "t", "watch": ["order:1"], "on_event": "fire"},
+    ]
+
+
+@asynchronous
+async def test_a_batch_of_the_callers_is_refused_as_a_whole():
+    producer, transport = make(invalid("/1/delay"), LOST, generate_keys=False)
+    drafts = [Draft(subject="s"), Draft(subject="s", delay="soon")]
+    with pytest.raises(InvalidError) as caught:
+        await producer.publish_all(drafts)
+    assert caught.value.errors[0].pointer == "/1/delay"
+    with pytest.raises(UnansweredError):
+        await producer.publish_all(drafts)
+    assert len(transport.requests) == 2
+
+
+@asynchronous
+async def test_filed_publishes_go_out_by_themselves():
+    def judge(method, path, document):
+        reply = stored(*range(1, len(document) + 1))
+        return HttpAnswer(202, reply.body) if document[0].get("key") == "slow" else reply
+
+    producer, transport = make(default=judge, generate_keys=False)
+    published = await asyncio.gather(
+        producer.publish("s"),
+        producer.publish("s", ack="filed"),
+        producer.publish("s", ack="filed", timeout_s=5),
+    )
+    assert [one.filed for one in published] == [False, True, True]
+    assert sorted(path for _, path, _ in transport.requests) == [
+        *("/v1/messages/batch", "/v1/messages/batch?ack=filed")
+    ]
+    # Durable, but not filed within the time that the server takes for it.
+    assert not (await producer.publish("s", key="slow", ack="filed")).filed
+    await producer.close()
+
+
+@asynchronous
+async def test_events_and_heartbeats():
+    beat = {
+        "key": "a/b",
+        "timeout": "10s",
+        "subject": "s",
+        "expires_at": "2026-11-20T16:30:00.000Z",
+        "body": {"n": 1},
+    }
+    producer, transport = make(
+        answer(200, {"cancelled": 2, "fired": 1}),
+        *(answer(201, beat), LOST, answer(200, beat)),
+        *(answer(200, beat), LOST, problem(404), problem(404)),
+    )
+    result = await producer.event("order:1/ü")
+    assert (result.cancelled, result.fired) == (2, 1)
+    found = await producer.heartbeat("a/b", timeout="10s", subject="s", body={"n": 1})
+    assert (found.body, found.timeout, found.expires_at.hour) == ({"n": 1}, "10s", 16)
+    await producer.heartbeat("a/b", timeout=timedelta(seconds=10), subject="s")
+    assert (await producer.get_heartbeat("a/b")).subject == "s"
+    await producer.delete_heartbeat("a/b")  # whose first answer was lost
+    with pytest.raises(NotFoundError):
+        await producer.delete_heartbeat("a/b")
+    path = "/v1/heartbeats/a%2Fb"
+    again = ("PUT", path, {"subject": "s", "timeout": 10_000})
+    assert transport.requests == [
+        ("POST", "/v1/events/order%3A1%2F%C3%BC", None),
+        ("PUT", path, {"subject": "s", "timeout": "10s", "body": {"n": 1}}),
+        *(again, again, ("GET", path, None)),
+        *[("DELETE", path, None)] * 3,
     ]

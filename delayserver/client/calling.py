@@ -1,0 +1,171 @@
+"""What all clients share: calls that are made again while the server is away, from one event loop
+after the other, on both sides of a fork.
+
+    _call ──▶ is it this loop? ──▶ answered, with retries ──▶ transport ──▶ a success, or raise
+
+Cost: none beyond that of the request. Threads: belongs to one event loop at a time.
+"""
+
+import asyncio
+import os
+import ssl
+from collections.abc import Coroutine
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Self
+from weakref import WeakSet
+
+from delayserver.client.errors import ClientError, ClosedError, OtherLoopError, UnansweredError
+from delayserver.client.replacing import replaced
+from delayserver.client.retries import (
+    UNKNOWN,
+    Attempt,
+    RetryPolicy,
+    Time,
+    answered,
+    within,
+)
+from delayserver.client.transport import TIMEOUT_S, HttpAnswer, HttpTransport, Transport
+from delayserver.client.writing import encode
+
+URL_DEFAULT = "http://127.0.0.1:8080"
+RETRY = RetryPolicy()
+EXIT_S = 5.0
+"""What is under way is given this long when a block is left by an exception."""
+
+
+class RetryingClient:
+    """Asks one server. AsyncProducer explains the options."""
+
+    def __init__(
+        self,
+        url: str = URL_DEFAULT,
+        *,
+        token: str | None = None,
+        retry: RetryPolicy = RETRY,
+        timeout_s: float = TIMEOUT_S,
+        tls: ssl.SSLContext | None = None,
+        transport: Transport | None = None,
+        time: Time | None = None,
+    ) -> None:
+        self._transport = transport or HttpTransport(url, token=token, tls=tls)
+        self._retry = retry
+        self._time = time or Time()
+        self._timeout_s = timeout_s
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        _clients.add(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self.close(None if kind is None else EXIT_S)
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Take nothing more, wait for what is under way, at most `timeout_s`, and disconnect."""
+        self._closed = True
+        await self._transport.close()
+
+    # ── loops and processes ────────────────────────────────────────────────────────────────────
+
+    def _settle_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin anew in an event loop; what the one before had under way ends there. Raises
+        ClosedError, OtherLoopError."""
+        if self._closed:
+            raise ClosedError("it is closed and takes nothing more")
+        if self._loop is not None and self._loop.is_running():
+            raise OtherLoopError(
+                f"this {type(self).__name__} is in use in another event loop, which still runs: "
+                "make one for each loop, or one for all threads, of the class without Async"
+            )
+        self._loop = loop
+
+    def after_fork(self) -> None:
+        """In the child: nothing of the parent is under way here."""
+        self._loop = None
+
+    # ── calls ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        document: object = None,
+        *,
+        if_match: str | None = None,
+        repeatable: bool = True,
+        timeout_s: float | None = None,
+    ) -> HttpAnswer:
+        """One call; its answer, which is a success. Raises ClientError."""
+        body = None if document is None else encode(document)
+        # Asked again after a lost answer, it would find the version that it has made itself.
+        repeatable = repeatable and if_match is None
+        headers = {} if if_match is None else {"if-match": f'"{if_match}"'}
+        request = partial(self._transport.request, method, path, body, headers=headers)
+        return await self._made(self._answered(request, repeatable=repeatable), timeout_s)
+
+    async def _replace(self, path: str, document: object, timeout_s: float | None) -> HttpAnswer:
+        """PUT a message under its key. Raises as `_call`."""
+        policy = self._retry, self._time, self._timeout_s
+        return await self._made(
+            replaced(self._transport, path, encode(document), *policy), timeout_s
+        )
+
+    async def _delete(self, path: str, timeout_s: float | None) -> None:
+        """Delete something, which is gone already where an answer was lost. Raises as `_call`."""
+        is_lost = False
+
+        async def attempt(*, timeout_s: float) -> HttpAnswer:
+            nonlocal is_lost
+            try:
+                answer = await self._transport.request("DELETE", path, timeout_s=timeout_s)
+            except UnansweredError:
+                is_lost = True
+                raise
+            if is_lost and answer.status == HTTPStatus.NOT_FOUND:
+                return HttpAnswer(HTTPStatus.NO_CONTENT, b"")
+            is_lost = is_lost or answer.status in UNKNOWN
+            return answer
+
+        await self._made(self._answered(attempt), timeout_s)
+
+    async def _made(
+        self, asked: Coroutine[Any, Any, HttpAnswer], timeout_s: float | None
+    ) -> HttpAnswer:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            try:
+                self._settle_in(loop)
+            except ClientError:
+                asked.close()
+                raise
+        answer = await (asked if timeout_s is None else within(timeout_s, asked))
+        if not answer.is_success:
+            raise answer.error()
+        return answer
+
+    async def _ask(
+        self, method: str, path: str, body: bytes | None, *, repeatable: bool = True
+    ) -> HttpAnswer:
+        request = partial(self._transport.request, method, path, body)
+        return await self._answered(request, repeatable=repeatable)
+
+    async def _answered(self, request: Attempt, *, repeatable: bool = True) -> HttpAnswer:
+        return await answered(
+            request, self._retry, self._time, repeatable=repeatable, timeout_s=self._timeout_s
+        )
+
+
+# ── fork ───────────────────────────────────────────────────────────────────────────────────────
+
+_clients: WeakSet[RetryingClient] = WeakSet()
+
+
+def _after_fork() -> None:
+    for client in tuple(_clients):
+        client.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,209 @@
+"""Subscriptions: made, looked up, paused and deleted; and the dead letters of each.
+
+A consumer makes its own subscription when it runs. This is for webhooks, for options that a
+consumer does not have, and for looking after what was given up.
+
+Cost: one request per call. Threads: belongs to the event loop.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+
+from delayserver.client.calling import RetryingClient
+from delayserver.client.cutting import decoded_page
+from delayserver.client.transport import decoded, path_of
+from delayserver.client.values import DeadLetter, Delay, Subscription, duration
+
+
+class _List(msgspec.Struct):
+    subscriptions: list[Subscription]
+
+
+class _Letters(msgspec.Struct):
+    dead_letters: list[DeadLetter]
+    cursor: str | None = None
+
+
+class _Redriven(msgspec.Struct):
+    redriven: int
+
+
+class AsyncSubscriptions(RetryingClient):
+    """The subscriptions of a server, for asyncio.
+
+        async with AsyncSubscriptions("http://127.0.0.1:8080") as subscriptions:
+            await subscriptions.put_webhook("shop", "order.*", "http://127.0.0.1:9000/unpaid")
+
+    - `retry`: how long to ask again while the server is away; a minute by default.
+    - `timeout_s`: how long one request may take. Each call takes a `timeout_s`, too, for all of its
+      requests: UnansweredError when that is over.
+    - `token`; `tls`: instead of the system's certificates; `transport`, `time`: for tests.
+
+    Durations are timedeltas, text such as "15s", or whole milliseconds."""
+
+    async def put_webhook(
+        self,
+        name: str,
+        subject: str,
+        url: str,
+        *,
+        secret: str | None = None,
+        secrets: Sequence[str] | None = None,
+        timeout: Delay | None = None,
+        max_in_flight: int | None = None,
+        max_attempts: int | None = None,
+        backoff: Sequence[Delay] | None = None,
+        per_second: float | None = None,
+        burst: int | None = None,
+        batch_max: int | None = None,
+        batch_linger: Delay | None = None,
+        spread: Delay | None = None,
+        drop_older_than: Delay | None = None,
+        timeout_s: float | None = None,
+    ) -> Subscription:
+        """Have the messages of a subject POSTed to `url`. What is not given has the default of the
+        server, also where the subscription is there and had another one.
+
+        - `subject`: exact, or a prefix that ends in `.*`, or `*`.
+        - `secret`: `whsec_…`, signs every request; or `secrets`, newest first, to change them over.
+        - `timeout`: of one delivery. `max_in_flight`: deliveries at once.
+        - `max_attempts`, `backoff`: how often, and the waits before the attempts after the first.
+        - `per_second`, `burst`: at most so many messages. `batch_max`, `batch_linger`: several in
+          one request, and how long one waits for others.
+        - `spread` or `drop_older_than`: what fell due during downtime or a pause is handed out over
+          this time, or becomes a dead letter when it is older.
+
+        Raises InvalidError, ConflictError (it is a pull subscription), NotAllowedError."""
+        rate = {"per_second": per_second, "burst": burst}
+        batch = {"max": batch_max, "linger": _duration(batch_linger)}
+        document = {
+            "url": url,
+            "secret": secret,
+            "secrets": secrets,
+            "timeout": _duration(timeout),
+            "max_in_flight": max_in_flight,
+            "rate": _given(rate) or None,
+            "batch": _given(batch) or None,
+            **_common("webhook", subject, max_attempts, backoff, spread, drop_older_than),
+        }
+        return await self._put(name, document, timeout_s)
+
+    async def put_pull(
+        self,
+        name: str,
+        subject: str,
+        *,
+        lease: Delay | None = None,
+        max_attempts: int | None = None,
+        backoff: Sequence[Delay] | None = None,
+        spread: Delay | None = None,
+        drop_older_than: Delay | None = None,
+        timeout_s: float | None = None,
+    ) -> Subscription:
+        """Have the messages of a subject wait for consumers. `lease`: the time to acknowledge one,
+        unless a consumer asks for another. The rest is as for `put_webhook`."""
+        document = {
+            "lease": _duration(lease),
+            **_common("pull", subject, max_attempts, backoff, spread, drop_older_than),
+        }
+        return await self._put(name, document, timeout_s)
+
+    async def get(self, name: str, *, timeout_s: float | None = None) -> Subscription:
+        """A subscription. Raises NotFoundError."""
+        answer = await self._call("GET", path_of("subscriptions", name), timeout_s=timeout_s)
+        return decoded(answer.body, Subscription)
+
+    async def list(self, *, timeout_s: float | None = None) -> tuple[Subscription, ...]:
+        """All that the token may consume, oldest first."""
+        answer = await self._call("GET", path_of("subscriptions"), timeout_s=timeout_s)
+        return tuple(decoded(answer.body, _List).subscriptions)
+
+    async def pause(self, name: str, *, timeout_s: float | None = None) -> Subscription:
+        """Deliver nothing until it is resumed; what falls due waits. Raises NotFoundError."""
+        return await self._post(name, "pause", timeout_s)
+
+    async def resume(self, name: str, *, timeout_s: float | None = None) -> Subscription:
+        """Deliver again. Raises NotFoundError."""
+        return await self._post(name, "resume", timeout_s)
+
+    async def delete(self, name: str, *, timeout_s: float | None = None) -> None:
+        """Delete a subscription; what only it was to get waits for the next one that matches.
+        Raises NotFoundError."""
+        await self._delete(path_of("subscriptions", name), timeout_s)
+
+    # ── dead letters ───────────────────────────────────────────────────────────────────────────
+
+    async def dead_letters(self, name: str, *, page: int = 100) -> AsyncIterator[DeadLetter]:
+        """Messages that were given up, in the order of their last attempts. Raises NotFoundError.
+
+        One request for each `page` of them."""
+        query = {"limit": str(page)}
+        while True:
+            path = f"{path_of('subscriptions', name, 'dead-letters')}?{urlencode(query)}"
+            answer = await self._call("GET", path)
+            found = decoded_page(answer.body, _Letters, "dead_letters", DeadLetter)
+            for letter in found.dead_letters:
+                yield letter
+            if found.cursor is None:
+                return
+            query["cursor"] = found.cursor
+
+    async def redrive(
+        self, name: str, ids: Sequence[str] | None = None, *, timeout_s: float | None = None
+    ) -> int:
+        """Deliver dead letters again, all or those with these message ids; how many they are.
+
+        A lost answer is an UnansweredError: asked again, it would redrive what died meanwhile."""
+        path = path_of("subscriptions", name, "dead-letters", "redrive")
+        document = {} if ids is None else {"ids": ids}
+        answer = await self._call("POST", path, document, repeatable=False, timeout_s=timeout_s)
+        return decoded(answer.body, _Redriven).redriven
+
+    async def discard(self, name: str, message_id: str, *, timeout_s: float | None = None) -> None:
+        """Delete a dead letter. Raises NotFoundError."""
+        path = path_of("subscriptions", name, "dead-letters", message_id)
+        await self._delete(path, timeout_s)
+
+    # ── requests ───────────────────────────────────────────────────────────────────────────────
+
+    async def _put(
+        self, name: str, document: dict[str, Any], timeout_s: float | None
+    ) -> Subscription:
+        path = path_of("subscriptions", name)
+        answer = await self._call("PUT", path, _given(document), timeout_s=timeout_s)
+        return decoded(answer.body, Subscription)
+
+    async def _post(self, name: str, what: str, timeout_s: float | None) -> Subscription:
+        path = path_of("subscriptions", name, what)
+        answer = await self._call("POST", path, timeout_s=timeout_s)
+        return decoded(answer.body, Subscription)
+
+
+def _common(
+    kind: str,
+    subject: str,
+    max_attempts: int | None,
+    backoff: Sequence[Delay] | None,
+    spread: Delay | None,
+    drop_older_than: Delay | None,
+) -> dict[str, Any]:
+    waits = None if backoff is None else [duration(wait) for wait in backoff]
+    retry = {"max_attempts": max_attempts, "backoff": waits}
+    catch_up = {"spread": _duration(spread), "drop_older_than": _duration(drop_older_than)}
+    return {
+        "subject": subject,
+        "type": kind,
+        "retry": _given(retry) or None,
+        "catch_up": _given(catch_up) or None,
+    }
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _duration(value: Delay | None) -> int | str | None:
+    return None if value is None else duration(value)

@@ -1,0 +1,149 @@
+"""Events, heartbeats, batches, subscriptions and dead letters of the client library, for real."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from delayserver.client import (
+    AsyncProducer,
+    AsyncSubscriptions,
+    ConflictError,
+    Draft,
+    InvalidError,
+    NotFoundError,
+    Producer,
+    Subscriptions,
+)
+from tests.integration.api_support import Receiver, unique, wait_until
+from tests.integration.test_client_producer import asynchronous
+
+
+@pytest.fixture
+def subject():
+    return unique("features")
+
+
+@pytest.fixture
+def receiver():
+    found = Receiver()
+    yield found
+    found.close()
+
+
+@asynchronous
+async def test_an_event_completes_what_watches_its_key(shared_api, subject):
+    key = f"{subject}:1/ü"
+    async with AsyncProducer(shared_api.process.url) as producer:
+        cancelled = await producer.publish(subject, 1, delay="1h", watch=["other", key])
+        fired = await producer.publish(subject, 2, delay="1h", watch=[key], on_event="fire")
+        replaced = await producer.replace(subject, "k", 3, delay="1h", watch=[key])
+        stored = await producer.get(fired.id)
+        assert (stored.watch, stored.on_event) == ((key,), "fire")
+        result = await producer.event(key)
+        assert (result.cancelled, result.fired) == (2, 1)
+        states = [(await producer.get(one.id)).state for one in (cancelled, fired, replaced)]
+        assert states == ["cancelled", "scheduled", "cancelled"]
+        result = await producer.event(key)
+        assert (result.cancelled, result.fired) == (0, 0)
+
+
+@asynchronous
+async def test_a_heartbeat_is_renewed_looked_up_and_ended(shared_api, subject):
+    async with AsyncProducer(shared_api.process.url) as producer:
+        options = {"subject": subject, "body": {"worker": 7}, "headers": {"x": "y"}}
+        made = await producer.heartbeat(subject, timeout=timedelta(minutes=1), **options)
+        renewed = await producer.heartbeat(subject, timeout="1m", **options)
+        found = await producer.get_heartbeat(subject)
+        assert made.expires_at <= renewed.expires_at <= found.expires_at
+        assert (found.body, found.headers, found.timeout) == ({"worker": 7}, {"x": "y"}, "1m")
+        await producer.delete_heartbeat(subject)
+        for call in (producer.get_heartbeat, producer.delete_heartbeat):
+            with pytest.raises(NotFoundError):
+                await call(subject)
+
+
+@asynchronous
+async def test_a_batch_is_taken_whole_or_refused_whole(shared_api, subject):
+    async with AsyncProducer(shared_api.process.url) as producer:
+        drafts = [Draft(subject=subject, body=n, delay="1h") for n in range(50)]
+        published = await producer.publish_all(drafts, ack="filed")
+        assert len({one.id for one in published}) == 50
+        assert sorted([found.body async for found in producer.pending(subject)]) == [*range(50)]
+        with pytest.raises(InvalidError) as caught:
+            await producer.publish_all([*drafts, Draft(subject=subject, delay="soon")])
+        assert [one.pointer for one in caught.value.errors] == ["/50/delay"]
+        await producer.publish(subject, 1, key="k", delay="1h")
+        with pytest.raises(InvalidError) as caught:
+            await producer.publish_all([*drafts, Draft(subject=subject, body=2, key="k")])
+        assert [one.pointer for one in caught.value.errors] == ["/50/key"]
+        assert len([found async for found in producer.pending(subject)]) == 51
+
+
+@asynchronous
+async def test_what_is_filed_is_listed_at_once(shared_api, subject):
+    async with AsyncProducer(shared_api.process.url) as producer:
+        published = await asyncio.gather(
+            *(producer.publish(subject, n, delay="1h", ack="filed") for n in range(20))
+        )
+        assert all(one.filed for one in published)
+        assert len([found async for found in producer.pending(subject)]) == 20
+
+
+@asynchronous
+async def test_subscriptions_of_both_types(shared_api, subject, receiver):
+    url = receiver.hook(200)
+    async with AsyncSubscriptions(shared_api.process.url) as subscriptions:
+        hook = await subscriptions.put_webhook(
+            *(f"{subject}-hook", subject, url),
+            timeout="5s",
+            max_in_flight=3,
+            max_attempts=2,
+            backoff=["1s"],
+            per_second=50,
+            burst=60,
+            batch_max=10,
+            batch_linger="20ms",
+            spread="1m",
+        )
+        assert (hook.type, hook.url, hook.timeout, hook.max_in_flight) == ("webhook", url, "5s", 3)
+        assert (hook.catch_up, hook.signed) == ({"spread": "1m"}, False)
+        pull = await subscriptions.put_pull(f"{subject}-pull", subject, lease=timedelta(minutes=1))
+        assert (pull.type, pull.lease, pull.paused) == ("pull", "1m", False)
+        assert (await subscriptions.pause(pull.name)).paused
+        assert (await subscriptions.get(pull.name)).paused
+        assert not (await subscriptions.resume(pull.name)).paused
+        names = [one.name for one in await subscriptions.list()]
+        assert names[-2:] == [hook.name, pull.name]
+        with pytest.raises(ConflictError):
+            await subscriptions.put_pull(hook.name, subject)
+        for name in (hook.name, pull.name):
+            await subscriptions.delete(name)
+            with pytest.raises(NotFoundError):
+                await subscriptions.get(name)
+
+
+def test_dead_letters_without_asyncio(shared_api, subject, receiver):
+    with (
+        Producer(shared_api.process.url) as producer,
+        Subscriptions(shared_api.process.url) as subscriptions,
+    ):
+        subscriptions.put_webhook(subject, subject, receiver.hook(400), max_attempts=1)
+        published = [producer.publish(subject, n).id for n in range(3)]
+
+        def letters():
+            return list(subscriptions.dead_letters(subject, page=2))
+
+        wait_until(lambda: len(letters()) == 3)
+        assert sorted(one.body for one in letters()) == [0, 1, 2]
+        assert {one.id for one in letters()} == set(published)
+        assert letters()[0].attempts == 1
+        subscriptions.discard(subject, published[0])
+        with pytest.raises(NotFoundError):
+            subscriptions.discard(subject, published[0])
+        subscriptions.put_webhook(subject, subject, receiver.hook(200))
+        assert subscriptions.redrive(subject, [published[1]]) == 1
+        assert subscriptions.redrive(subject) == 1
+        wait_until(lambda: producer.get(published[2]).state == "delivered")
+        assert letters() == []
+        subscriptions.delete(subject)

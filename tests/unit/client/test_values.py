@@ -1,0 +1,42 @@
+"""What the client library hands on: how it prints, and where it can be kept."""
+
+import base64
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+
+from delayserver.client import Message, Stored
+
+DUE = datetime(2026, 11, 20, 16, 30, tzinfo=UTC)
+COMMON = {"id": "a", "subject": "s", "key": "k", "deliver_at": DUE, "headers": {"x": "y"}}
+
+
+def of(kind, **fields):
+    """As an answer has it."""
+    own = {"attempt": 2, "lease": "L"} if kind is Message else {"state": "dead", "attempts": 3}
+    return msgspec.json.decode(msgspec.json.encode({**COMMON, **own, **fields}), type=kind)
+
+
+@pytest.mark.parametrize("kind", [Message, Stored])
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"body": {"order": 1001, "name": "ü"}}, 'body={"order":1001,"name":"ü"})'),
+        ({"body": None}, "body=null)"),
+        ({"body_base64": base64.b64encode(b"\0\xff").decode()}, r"body=b'\x00\xff')"),
+        ({"body": "x" * 1000}, "x… (1002 bytes))"),
+    ],
+)
+def test_what_is_printed_shows_the_body(kind, fields, shown):
+    text = str(of(kind, **fields))
+    assert text.endswith(shown)
+    assert text.startswith(f"{kind.__name__}(id='a', subject='s', key='k', ")
+    assert "headers={'x': 'y'}" in text
+    assert "Raw" not in text
+    assert len(text) < 500
+
+
+@pytest.mark.parametrize("kind", [Message, Stored])
+def test_messages_can_be_members_of_a_set(kind):
+    assert len({of(kind, body=1), of(kind, body=1), of(kind, body=2), of(kind, id="b")}) == 3
