@@ -13,6 +13,7 @@ HEAD is GET without the body of the answer, wherever there is a GET.
 Cost: a walk over the request's headers; one SHA-256 where there is a token. Threads: event loop.
 """
 
+from collections import Counter
 from collections.abc import MutableMapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -46,16 +47,20 @@ class Access:
         headers_max: int,
         head_max_bytes: int,
         origins: Sequence[str] = (),
+        answers: Counter[bytes] | None = None,
     ) -> None:
-        """`origins`: whose web pages may call, too, where no token is asked for."""
+        """`origins`: whose web pages may call, too, where no token is asked for; `answers`: counts
+        requests, by the status that they are answered with."""
         self.tokens = tokens
         self._app = app
         self.headers_max = headers_max
         self.head_max_bytes = head_max_bytes
         self._origins = origins
+        self.answers: Counter[bytes] = Counter() if answers is None else answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            send = self._counted(send)
             if scope["method"] == "HEAD":
                 scope, send = {**scope, "method": "GET"}, _without_body(send)
             try:
@@ -69,6 +74,14 @@ class Access:
                 await send_answer(send, problem_answer(error))
                 return
         await self._app(scope, receive, send)
+
+    def _counted(self, send: Send) -> Send:
+        async def send_counted(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                self.answers[b"%d" % message["status"]] += 1
+            await send(message)
+
+        return send_counted
 
     def check_head(self, target: bytes, headers: Headers, version: str) -> None:
         """Raises HeadTooLargeError unless the head of a request keeps the limits, MalformedError

@@ -88,6 +88,7 @@ def make_app(calls: Calls) -> tuple[Asgi, type[Connection], Rest]:
         headers_max=settings.headers_max,
         head_max_bytes=settings.head_max_bytes,
         origins=settings.cors_origins,
+        answers=calls.gauges.metrics.answers,
     )
     app = _with_cors(access, settings.cors_origins) if settings.cors_origins else access
     return app, make_protocol(hot, access, settings), rest

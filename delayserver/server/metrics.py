@@ -124,6 +124,8 @@ class Metrics(Collector):
         self.webhook_seconds = Histograms(self._subscriptions, WEBHOOK_SECONDS)
         self.webhook_answers: Counter[tuple[int, str]] = Counter()
         """By subscription id and class of the status (`2xx`; `none`: there was no answer)."""
+        self.answers: Counter[bytes] = Counter()
+        """Requests that were answered, by status as it stands on the wire."""
         self._values: list[tuple[_Kind, str, str, Value]] = []
         self._by_subject: list[tuple[str, str, Mapping[int, int]]] = []
         self._by_subscription: list[tuple[_Kind, str, str, Values]] = []
@@ -153,6 +155,12 @@ class Metrics(Collector):
             one = kind(f"delayserver_subscription_{name}", text, labels=["subscription"])
             yield _labelled(one, self._subscriptions, values())
         yield self._webhook_answers()
+        answers = CounterMetricFamily(
+            "delayserver_requests", "Requests that were answered", labels=["status"]
+        )
+        for status, count in self.answers.items():
+            answers.add_metric([status.decode()], count)
+        yield answers
         for kind, name, text, value in self._values:
             single = kind(f"delayserver_{name}", text)
             single.add_metric([], value())

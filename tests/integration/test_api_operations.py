@@ -108,6 +108,25 @@ def test_what_a_message_goes_through_is_counted_by_its_subject(make_api, receive
     assert any(name == "delayserver_build_info" for name, _ in samples)
 
 
+def test_requests_are_counted_by_status_whichever_way_they_are_served(make_api):
+    api = make_api(token="t" * 16)
+    api.start()
+    api.headers["authorization"] = "Bearer " + "t" * 16
+    for way in ("", "?ack=durable"):
+        message = {"subject": "a", "body": 1}
+        answer = api.post(f"/v1/messages{way}", json=message)
+        assert answer.status_code == 201, answer.text
+        assert api.post(f"/v1/messages{way}", json={"subject": 1}).status_code == 422
+        for headers in ({"authorization": "Bearer wrong"}, {"authorization": ""}):
+            assert api.post(f"/v1/messages{way}", json=message, headers=headers).status_code == 401
+    counts = {
+        labels[0][1]: count
+        for (name, labels), count in metrics_of(api).items()
+        if name == "delayserver_requests_total"
+    }
+    assert (counts["201"], counts["422"], counts["401"]) == (2, 2, 4)
+
+
 def test_the_oldest_that_waits_is_seen(api, subject):
     api.subscribe("nobody", subject)
     published = api.publish(subject)

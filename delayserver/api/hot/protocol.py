@@ -21,6 +21,7 @@ the event loop.
 """
 
 import re
+from collections import Counter
 from functools import partial
 from typing import TypeAlias, cast
 
@@ -61,6 +62,8 @@ _CANCEL_LINE = re.compile(
 )
 """That of a cancel by key, as most clients send it."""
 _BEGIN = b"POST /v1/"
+_STATUS = slice(9, 12)
+"""Of an answer, behind `HTTP/1.1 `."""
 _END = b"\r\n\r\n"
 _END_BYTES = len(_END)
 _CLOSE = b"\r\nconnection: close" + _END
@@ -72,6 +75,7 @@ def make_protocol(hot: Hot, access: Access, settings: Settings) -> type[Connecti
     attributes = {
         "hot": hot,
         "access": access,
+        "answers": access.answers,
         "tokens": access.tokens,
         "settings": settings,
         "receiving": Receiving(),
@@ -111,6 +115,7 @@ _AnyCycle: TypeAlias = _Unanswered | RequestResponseCycle
 
 class _HotProtocol(Connection):
     hot: Hot
+    answers: Counter[bytes]
     tokens: TokenTable
     common: dict[bytes, int]
     """Heads of publishes that were served without a caller, and the lengths of their bodies."""
@@ -410,6 +415,7 @@ class _HotProtocol(Connection):
         # Nearly all answers, as `write` gives them.
         unanswered.count = 0
         self.last_group = None
+        self.answers[wire[_STATUS]] += 1
         transport.write(wire)
         self.server_state.total_requests += 1
         self.idle_since_s = self.loop.time()
@@ -420,6 +426,7 @@ class _HotProtocol(Connection):
         unanswered.count -= 1
         if transport.is_closing():
             return
+        self.answers[wire[_STATUS]] += 1
         if unanswered.count:
             transport.write(wire)
             self.server_state.total_requests += 1
