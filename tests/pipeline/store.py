@@ -127,13 +127,13 @@ class Store:
                 clock.move(late_ms)
                 server.answer(deliveries, answer(deliveries[0].subject))
                 server.rest()
-            next_ms = server.tick()
+            wait_ms = server.tick()
             server.rest()
             if server.sending:
                 continue
             if clock.now_ms >= end:
                 return
-            clock.move(max(1, min(next_ms, end) - clock.now_ms))
+            clock.move(max(1, min(wait_ms, end - clock.now_ms)))
 
     def checkpoint(self) -> None:
         """File everything, and retire what is done."""
