@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
@@ -174,6 +174,12 @@ class World:
         """A copy is put back in the place of what cannot be read."""
         self.disk.mend_reads()
         self._bad_hour = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.abandon()
 
     def abandon(self) -> None:
         """Nobody goes on with what was under way in the last life."""
@@ -514,11 +520,8 @@ STEPS = 100
 
 def run_world(seed: int, *, lives: int = LIVES, steps: int = STEPS) -> World:
     """One world from its first to its last life. Raises Violation."""
-    world = World(seed)
-    try:
+    with World(seed) as world:
         for _ in range(lives):
             world.live(steps)
         world.finish()
-    finally:
-        world.abandon()
     return world
