@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.crash.harness import HOUR_MS, CrashRun, describe, report_of
+from tests.crash.harness import CrashRun, describe, report_of
+from tests.load import HOUR_MS
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
