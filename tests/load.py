@@ -28,7 +28,7 @@ RETRY_S = 0.05
 FILLINGS = {size: "x" * size for size in (0, 10, 100, 1000, 20_000)}
 """Made once: a long run has hundreds of thousands of messages."""
 
-HOOK, PULL, BOTH = "crash.hook", "crash.pull", "crash.both.x"
+HOOK, PULL, BOTH = "load.hook", "load.pull", "load.both.x"
 SUBSCRIBERS = {
     HOOK: ("hook",),
     PULL: ("pull",),
@@ -48,10 +48,6 @@ AnyLedger = TypeVar("AnyLedger", bound=DemoLedger)
 class Load(Generic[AnyLedger]):
     """Clients of one server. What decides about them is a seed; `_client` is made by who runs."""
 
-    REFUSALS: frozenset[int] = frozenset(
-        {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}
-    )
-    """What a good client may be refused with; it asks again."""
     PAUSE_S = 0.02
     """Between two publishes of one publisher, at most."""
     subscribers: Mapping[str, tuple[str, ...]] = SUBSCRIBERS
@@ -67,7 +63,7 @@ class Load(Generic[AnyLedger]):
 
     async def _subscribe(self, url: str) -> None:
         retry = {"max_attempts": 100, "backoff": ["100ms"] * 20}
-        for name, subject in (("hook", HOOK), ("both-hook", "crash.both.*")):
+        for name, subject in (("hook", HOOK), ("both-hook", "load.both.*")):
             document = {"subject": subject, "type": "webhook", "url": url + name, "retry": retry}
             await self._ask("PUT", path("subscriptions", name), document)
         for name, subject in (("pull", PULL), ("both-pull", BOTH)):
@@ -87,7 +83,7 @@ class Load(Generic[AnyLedger]):
     async def _ask_once(self, method: str, where: str, document: object = None) -> tuple[int, Any]:
         """One request. Raises UnansweredError, also for "try again later"."""
         status, answer = await call(self._client, method, where, document)
-        if status in self.REFUSALS:
+        if self._is_refusal(status, answer):
             raise RefusedError(f"{status}")
         # Only what is done to a message may come too late for it.
         may_refuse = method in ("DELETE", "PATCH")
@@ -97,6 +93,10 @@ class Load(Generic[AnyLedger]):
             raise UnansweredError(f"{status}")
         return status, answer
 
+    def _is_refusal(self, status: int, answer: Any) -> bool:
+        """Whether a good client may get this answer, and is to ask again."""
+        return status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
+
     def _fail(self, what: str) -> None:
         if what not in self.failures:
             self.failures.append(what)
@@ -104,24 +104,26 @@ class Load(Generic[AnyLedger]):
     # ── publishing, cancelling, moving ─────────────────────────────────────────────────────────
 
     async def _publish(self) -> None:
-        chance = self._random
         while True:
-            await asyncio.sleep(chance.uniform(0, self.PAUSE_S))
-            if chance.random() < 0.05:
+            await asyncio.sleep(self._random.uniform(0, self.PAUSE_S))
+            if self._random.random() < 0.05:
                 await self._publish_batch()
-                continue
-            order, delay_ms = self._new_order()
-            self.ledger.publish_asked(order, delay_ms)
-            try:
-                # Without a key, to ask again would be to publish twice.
-                ask = self._ask_once if order.key is None else self._ask
-                _, answer = await ask("POST", path("messages"), document_of(order, delay=delay_ms))
-            except UnansweredError as error:
-                order.refused = isinstance(error, RefusedError)
-                self.counts["publishes without an answer"] += 1
-                continue
-            self.ledger.publish_answered(order, answer["id"], due_of(answer))
-            self._follow(order, delay_ms)
+            else:
+                await self._publish_one()
+
+    async def _publish_one(self) -> None:
+        order, delay_ms = self._new_order()
+        self.ledger.publish_asked(order, delay_ms)
+        try:
+            # Without a key, to ask again would be to publish twice.
+            ask = self._ask_once if order.key is None else self._ask
+            _, answer = await ask("POST", path("messages"), document_of(order, delay=delay_ms))
+        except UnansweredError as error:
+            order.refused = isinstance(error, RefusedError)
+            self.counts["publishes without an answer"] += 1
+            return
+        self.ledger.publish_answered(order, answer["id"], due_of(answer))
+        self._follow(order, delay_ms)
 
     async def _publish_batch(self) -> None:
         batch = [self._new_order(with_key=True) for _ in range(self._random.randint(2, 40))]
@@ -130,14 +132,17 @@ class Load(Generic[AnyLedger]):
         # The answer names no due times: a delay would count from whenever the server heard of it,
         # and a batch that is asked again may be heard after the clock was set forward.
         documents = [document_of(order, deliver_at=order.earliest_ms) for order, _ in batch]
-        _, answer = await self._ask("POST", path("messages", "batch"), documents)
+        answer = await self._send_batch(documents)
         for (order, delay_ms), message_id in zip(batch, answer["ids"], strict=True):
             self.ledger.publish_answered(order, message_id, order.earliest_ms)
             self._follow(order, delay_ms)
 
+    async def _send_batch(self, documents: list[dict[str, object]]) -> Any:
+        return (await self._ask("POST", path("messages", "batch"), documents))[1]
+
     def _new_order(self, *, with_key: bool | None = None) -> tuple[Order, int]:
         chance = self._random
-        subject = chance.choice((HOOK, PULL, BOTH))
+        subject = chance.choice(tuple(self.subscribers))
         size = chance.choice((0, 100, 100, 1000, 20_000 if chance.random() < 0.1 else 10))
         order = self.ledger.order(
             subject,

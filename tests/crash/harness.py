@@ -12,33 +12,25 @@ One data directory goes through all rounds. What counts as a broken promise is d
 the machine how fast: a seed narrows a failure down, and the directory that is kept shows it.
 """
 
-import argparse
 import asyncio
 import contextlib
-import json
 import os
 import random
-import shutil
-import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 from delayserver.cli.demo.ledger import (
     RECEIVE_MS,
-    VIOLATIONS,
     DemoLedger,
     Outage,
-    Verdict,
     judge,
 )
 from delayserver.cli.demo.process import ServerFailed, ServerProcess, damage_in, free_port
 from delayserver.cli.demo.receiver import Receiver
 from delayserver.client.transport import HttpTransport
 from tests.load import CONSUMED, HOUR_MS, RETRY_S, Load
+from tests.long_run import Begun, Outcome, run_script, script_parser
 
 PUBLISHERS = 8
 CONSUMERS = 2
@@ -52,24 +44,6 @@ CHECKPOINT_WAIT_S = 1.5
 LOOK_S = 0.0005
 CHECK_SHARE = 0.3
 """Of the rounds: the files are checked while the server is down."""
-
-
-@dataclass
-class Outcome:
-    """A run, judged."""
-
-    seed: int
-    directory: Path
-    ledger: DemoLedger
-    verdict: Verdict
-    failures: list[str]
-    """What went wrong beyond the ledger: answers that must not be, a server that did not start."""
-    counts: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether every promise was kept."""
-        return self.verdict.is_clean and not self.failures and not self.ledger.strangers
 
 
 class CrashRun(Load[DemoLedger]):
@@ -111,6 +85,7 @@ class CrashRun(Load[DemoLedger]):
                     self.failures += [str(error) for error in group.exceptions]
         await self._client.close()
         return Outcome(
+            "crash",
             self._seed,
             self._directory,
             self.ledger,
@@ -276,107 +251,28 @@ def _written_at(directory: Path) -> set[tuple[str, int, int]]:
 
 def main() -> None:
     """`scripts/crash`."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/crash",
-        description="Kill a server under load again and again, and count what it lost: nothing.",
+    parser = script_parser(
+        "crash", "Kill a server under load again and again, and count what it lost: nothing."
     )
     parser.add_argument("--rounds", type=int, default=20, help="kills under load (default: 20)")
     parser.add_argument("--minutes", type=float, help="go on for this long instead")
-    parser.add_argument("--seed", type=int, help="do the same again (default: a new one)")
-    parser.add_argument("--keep", action="store_true", help="keep the directory in any case")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts to this file")
-    arguments = parser.parse_args()
-    seed = time.time_ns() % 1_000_000 if arguments.seed is None else arguments.seed
-    directory = Path(tempfile.mkdtemp(prefix="delayserver-crash-"))
-    outcome = _run_with_progress(directory, seed, arguments.rounds, arguments.minutes)
-    _show(outcome)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(report_of(outcome)) + "\n")
-    if outcome.is_clean and not arguments.keep:
-        shutil.rmtree(directory)
-    else:
-        outcome.ledger.write(directory / "ledger.jsonl")
-        print(f"data, log and ledger: {directory}")
-    raise SystemExit(0 if outcome.is_clean else 1)
 
-
-def _run_with_progress(directory: Path, seed: int, rounds: int, minutes: float | None) -> Outcome:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        *(() if minutes else (MofNCompleteColumn(), TimeRemainingColumn())),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        total = None if minutes is not None else rounds
-        bar = progress.add_task(f"seed {seed}", total=total)
+    def start(begun: Begun) -> Coroutine[None, None, Outcome]:
+        minutes: float | None = begun.arguments.minutes
+        rounds: int = begun.arguments.rounds
 
         def report(run: CrashRun) -> None:
             text = f"{run.counts['kills']:,} kills, {len(run.ledger.orders):,} messages"
             if run.failures:
                 text += f", {len(run.failures)} failures"
-            progress.update(bar, completed=run.rounds_done, description=text)
+            begun.progress(run.rounds_done, None if minutes else rounds, text)
 
-        run = CrashRun(directory, seed=seed, rounds=rounds, minutes=minutes, report=report)
-        return asyncio.run(run.run())
+        run = CrashRun(
+            begun.directory, seed=begun.seed, rounds=rounds, minutes=minutes, report=report
+        )
+        return run.run()
 
-
-def report_of(outcome: Outcome) -> dict[str, Any]:
-    """What happened and what went wrong, in the form of the benchmarks."""
-    verdict = outcome.verdict
-    counts = {
-        **{name: getattr(verdict, name) for name in ("published", "cancelled", "delivered")},
-        **dict(sorted(outcome.counts.items())),
-        **{name.replace("_", " "): len(getattr(verdict, name)) for name in VIOLATIONS},
-        "failures": len(outcome.failures),
-    }
-    figures = [{"case": case, "value": count, "unit": ""} for case, count in counts.items()]
-    return {"benchmark": "crash", "figures": figures}
-
-
-def _show(outcome: Outcome) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    verdict = outcome.verdict
-    table = Table(title=f"crash run, seed {outcome.seed}", title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for name in ("published", "cancelled", "delivered", "repeated"):
-        table.add_row(name, f"{getattr(verdict, name):,}")
-    for name, count in sorted(outcome.counts.items()):
-        table.add_row(name, f"{count:,}")
-    late_ms = verdict.lateness_percentile_ms(99)
-    table.add_row("late, p99", "–" if late_ms is None else f"{late_ms} ms")
-    table.add_section()
-    for name in VIOLATIONS:
-        count = len(getattr(verdict, name))
-        table.add_row(name.replace("_", " "), f"{count:,}", style="bold red" if count else "green")
-    table.add_row("never published", str(len(outcome.ledger.strangers)))
-    table.add_row("failures", str(len(outcome.failures)))
-    console = Console()
-    console.print(table)
-    for line in describe(outcome):
-        console.print(line, markup=False, highlight=False)
-
-
-def describe(outcome: Outcome) -> list[str]:
-    """A line for everything that went wrong."""
-    lines = [
-        f"{name}: {json.dumps(order.to_json())}" for name, order in outcome.verdict.violations()
-    ]
-    lines += [f"never published: {stranger}" for stranger in outcome.ledger.strangers]
-    return lines + outcome.failures
+    run_script(parser, "crash", start)
 
 
 if __name__ == "__main__":
