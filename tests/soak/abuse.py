@@ -25,6 +25,8 @@ PUBLISH, BATCH = "/v1/messages", "/v1/messages/batch"
 JSON, MSGPACK = "application/json", "application/msgpack"
 PATIENCE_S = 6.0
 """Longer than the server's limits on what is slow, in a soak."""
+CLIENT_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+"""Its beginning."""
 CROWD = 100
 DEEP = 100_000
 HUGE_BYTES = 3 << 20
@@ -118,9 +120,7 @@ async def deaf(target: Target) -> None:
 
 async def half_handshake(target: Target) -> None:
     async with target.connect(plain=True) as wire:
-        await wire.send(
-            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[: target.chance.randint(1, 11)]
-        )
+        await wire.send(CLIENT_HELLO[: target.chance.randint(1, len(CLIENT_HELLO))])
         if target.chance.random() < 0.5:
             await wire.reader.read()
 
@@ -129,7 +129,7 @@ async def huge(target: Target) -> None:
     announced = target.chance.choice((HUGE_BYTES, 1 << 40))
     async with target.connect() as wire:
         request = target.request(target.chance.choice((PUBLISH, BATCH)), b"", length=announced)
-        await wire.send(request + b'{"subject": "soak.pull", "body": "')
+        await wire.send(request + b'{"subject": "load.pull", "body": "')
         for _ in range(HUGE_BYTES >> 16):
             await wire.send(b"x" * (1 << 16))
         await wire.statuses()
@@ -153,21 +153,16 @@ async def flood(target: Target) -> None:
 
 async def deep_json(target: Target) -> None:
     opening, closing = target.chance.choice((("[", "]"), ('{"a":', "}")))
-    body = opening * DEEP + closing * target.chance.choice((0, DEEP))
+    nested = opening * DEEP + "1" + closing * target.chance.choice((0, DEEP))
+    body = f'{{"subject": "load.pull", "body": {nested}}}'.encode()
     async with target.connect() as wire:
-        await wire.send(
-            target.request(PUBLISH, b'{"subject": "soak.pull", "body": %b}' % body.encode())
-        )
+        await wire.send(target.request(PUBLISH, body))
         await wire.statuses()
 
 
 async def bomb(target: Target) -> None:
-    kinds = (
-        b"\xdd\xff\xff\xff\xff",
-        b"\xdf\xff\xff\xff\xff",
-        b"\xc6\xff\xff\xff\xff",
-        b"\x91" * DEEP,
-    )
+    # An array, a map and bytes of 4 GiB; arrays within arrays.
+    kinds = (*(kind + b"\xff" * 4 for kind in (b"\xdd", b"\xdf", b"\xc6")), b"\x91" * DEEP)
     body = b"\x91" * target.chance.randint(0, 3) + target.chance.choice(kinds)
     async with target.connect() as wire:
         await wire.send(target.request(BATCH, body, kind=MSGPACK))

@@ -1,6 +1,6 @@
 """The real server in a process of its own, whose clock and files obey a Unix socket.
 
-    child.py SOCKET [--drop-one] serve …      the command line of `delayserver` behind that
+    child.py SOCKET CLOCK_MS [--drop-one] serve …      the command line of `delayserver` behind that
 
 A line of JSON on the socket is an order, and is answered with a line when it is in force:
 
@@ -160,7 +160,8 @@ def main() -> None:
     """Serve."""
     from delayserver.__main__ import main as command
 
-    where, *rest = sys.argv[1:]
+    where, clock_ms, *rest = sys.argv[1:]
+    AROUND.obey({"clock_ms": int(clock_ms)})
     if rest[0] == "--drop-one":
         plant_a_bug()
         del rest[0]

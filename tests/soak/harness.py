@@ -10,13 +10,14 @@
                   come, and nothing twice; the far ones have to be known; then SIGTERM, a check of
                   the files, and one more start, which delivers what could not be read before
 
-The process must live all the time. Its memory and its descriptors must be flat: the median of
-RssAnon in the last quarter of the run at most MEMORY_SHARE and MEMORY_BYTES above that of the second
-(the first is the warm-up; the bytes are what one greedy client may hold at a sample), and at the end
-no socket more than before the first client came, and few files more (each hour in use has two).
+The process must live all the time. Its memory and its descriptors must be flat. The median of
+RssAnon in the last quarter of the run is at most MEMORY_SHARE and MEMORY_BYTES above that of the
+second: the first is the warm-up, and the bytes are what a greedy client may hold at a sample. At the
+end there is no socket more than before the first client came, and few files more: each hour that is
+in use has two.
 
-What counts as a broken promise is defined in `tests.soak.ledger`. The seed decides the load, the bad
-clients and the weather, the machine how fast: a seed narrows a failure down.
+What counts as a broken promise is defined in `tests.soak.ledger`. The seed decides the load, the
+bad clients and the weather, the machine how fast: a seed narrows a failure down.
 
 Cost: some 150 messages a second, half a core for the clients and as much for the server. Threads:
 the event loop.
@@ -79,6 +80,8 @@ WEATHER_S = 8.0
 """Between two changes of it, on average; less in a short run, so that each kind has its turn."""
 SAMPLE_S = 1.0
 GRACE_S = 60.0
+LATE_S = 6.0
+"""No delivery of a quiet server is later, a lease that has to end before it included."""
 QUIET_S = 2.0
 CLOSED_S = 20.0
 """Idle connections of the server's own webhooks are closed within that."""
@@ -163,6 +166,8 @@ class SoakRun(Load[SoakLedger]):
         self._report = report
         self._samples = Samples()
         self._log_offset = 0
+        self._damaged: set[int] = set()
+        """The seqs that the server has named."""
         self._read_faults = 0
         self._control = directory / "control"
         self._port = free_port()
@@ -172,8 +177,8 @@ class SoakRun(Load[SoakLedger]):
             port=self._port,
             log_path=directory / "server.log",
             tls=self._tls,
-            program=(str(CHILD), str(self._control), *([bug] if bug else [])),
         )
+        self._bug = [bug] if bug else []
 
     def _make_certificate(self) -> None:
         authority = trustme.CA()
@@ -203,7 +208,9 @@ class SoakRun(Load[SoakLedger]):
         begin = sample_of(self._server.pid)
         await self._subscribe(url)
         await self._under_load(narrow)
+        await self._set_clock(self.ledger.clock.offset_ms + LONGEST_MS)
         await self._until_quiet()
+        await self._look_at_damage()
         await self._look_at_what_is_left()
         await self._client.close()
         end = await self._closed(begin)
@@ -211,8 +218,6 @@ class SoakRun(Load[SoakLedger]):
         self._count_samples(begin, end)
         await self._stop()
         # What could not be read can be now; what was recorded must not come again.
-        self.counts["named as damaged"] = sum(map(self._is_missing, self.ledger.orders))
-        self.ledger.damaged.clear()
         await self._start()
         await self._until_quiet()
         await self._client.close()
@@ -225,8 +230,9 @@ class SoakRun(Load[SoakLedger]):
             f"--token={TOKEN}",
             f"--tls-cert={self._directory / 'cert.pem'}",
             f"--tls-key={self._directory / 'key.pem'}",
-            f"--clock-offset-ms={self.ledger.clock.offset_ms}",
         ]
+        clock = str(self.ledger.clock.offset_ms)
+        self._server.program = (str(CHILD), str(self._control), clock, *self._bug)
         self._server.start()
         await asyncio.to_thread(self._server.wait_ready)
         self._client = HttpTransport(self._server.url, token=TOKEN, tls=self._tls)
@@ -283,33 +289,36 @@ class SoakRun(Load[SoakLedger]):
     async def _until_quiet(self) -> None:
         """All that is due comes, and nothing after it."""
         async with _in_background(self._consumers()):
-            if not self.counts["starts again"]:
-                await self._set_clock(self.ledger.clock.offset_ms + LONGEST_MS)
-            self.counts["starts again"] += 1
-            deadline_s = time.monotonic() + GRACE_S
-            while time.monotonic() < deadline_s:
-                self._read_log()
-                await self._read_dead_letters()
-                if not self.ledger.open_count:
-                    break
+            count, since_s = -1, time.monotonic()
+            while count and time.monotonic() - since_s < GRACE_S:
                 await asyncio.sleep(0.5)
+                await self._read_dead_letters()
+                if self.ledger.open_count != count:
+                    count, since_s = self.ledger.open_count, time.monotonic()
+                elif time.monotonic() - since_s > LATE_S and count <= self._read_log():
+                    break  # what cannot be read does not come before the next start
             await asyncio.sleep(QUIET_S)
-        self._read_log()
 
-    def _is_missing(self, order: Order) -> bool:
-        return self.ledger.is_owed(order)
+    async def _look_at_damage(self) -> None:
+        missing, named = self.ledger.open_count, self._read_log()
+        self.counts["reads that failed"] = named
+        self.counts["delivered after the restart"] = missing
+        if missing > named:
+            self._fail(f"{missing} messages did not come, and the server has named {named} at most")
 
-    def _read_log(self) -> None:
-        """What the server could not read, and what it must not say."""
+    def _read_log(self) -> int:
+        """How many messages the server has said that it could not read. A mistake of its own, and
+        a line that it did not mean to write, is a failure."""
         with self._server.log_path.open() as log:
             log.seek(self._log_offset)
             while (line := log.readline()).endswith("\n"):
                 self._log_offset = log.tell()
                 said = json.loads(line) if line.startswith("{") else {"event": line.strip()}
                 if said["event"] == "damage found":
-                    self.ledger.damaged.append((said["first_seq"], said["last_seq"]))
+                    self._damaged.update(range(said["first_seq"], said["last_seq"] + 1))
                 elif said.get("level") == "critical" or "level" not in said:
                     self._fail(f"the log says: {line.strip()[:300]}")
+        return len(self._damaged)
 
     async def _read_dead_letters(self) -> None:
         """What the receiver that always refuses has been spared further."""
@@ -324,7 +333,7 @@ class SoakRun(Load[SoakLedger]):
             query = "?limit=1000" + (f"&cursor={cursor}" if cursor else "")
             where = path("subscriptions", "dead", "dead-letters") + query
             _, answer = await self._ask("GET", where)
-            for letter in answer["messages"]:
+            for letter in answer["dead_letters"]:
                 order = by_id.get(letter["id"])
                 if order is not None and (receipts := order.receipts.get("dead")):
                     receipts[-1].settled_ms = self.ledger.now_ms()
@@ -432,14 +441,10 @@ class SoakRun(Load[SoakLedger]):
 
     def _is_refusal(self, status: int, answer: Any) -> bool:
         self.counts[f"answered {status}"] += 1
-        is_damage = status == HTTPStatus.INTERNAL_SERVER_ERROR and answer["type"].endswith(
-            "damaged"
-        )
-        return (
-            super()._is_refusal(status, answer)
-            or status == HTTPStatus.INSUFFICIENT_STORAGE
-            or (is_damage and self._read_faults > 0)
-        )
+        if status == HTTPStatus.INTERNAL_SERVER_ERROR and self._read_faults:
+            return bool(answer["type"].endswith("damaged"))
+        is_full = status == HTTPStatus.INSUFFICIENT_STORAGE
+        return is_full or super()._is_refusal(status, answer)
 
     def _unknown(self) -> bytes:
         """A message of a bad client."""
@@ -462,9 +467,7 @@ class SoakRun(Load[SoakLedger]):
                 documents = [document_of(one, deliver_at=one.earliest_ms) for one, _ in batch]
                 where = path("messages", "batch")
                 answer = await client.post(where, content=msgpack.packb(documents), timeout=30)
-                if self._is_refusal(
-                    answer.status_code, None if answer.is_success else {"type": ""}
-                ):
+                if self._is_refusal(answer.status_code, answer.json()):
                     for order, _ in batch:
                         order.refused = True
                     continue

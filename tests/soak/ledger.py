@@ -8,8 +8,6 @@ is the machine's and the steps that the run has made. So the promises read:
                   fallen due stays due.
     lost          the server's clock has shown the due time, and it was not delivered
     pending       it has not: the server still has to know it
-    damaged       a read failed, and the server has named what it could not deliver: it is not lost
-                  until a start with a disk that can be read has passed
 
 Tolerance: a step takes the time from its order to its confirmation. Within it both clocks count, in
 favour of the server. Beyond it there is none.
@@ -23,7 +21,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from delayserver.cli.demo.ledger import DemoLedger, Order
-from delayserver.records.message_id import read_id
+
+LOOK_MS = 1100
+"""A server sees within a second that its clock was set, and may be late by that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ class ServerClock:
         )
 
     def reached(self, due_ms: int, since_ms: int, until_ms: int) -> int | None:
-        """When it came to show a time by itself, on the machine's clock; None if a step did it."""
+        """When it came to show a time, on the machine's clock; None shortly after a step."""
         for begin_ms, end_ms, offset_ms in self._stretches(since_ms, until_ms):
             if end_ms + offset_ms >= due_ms:
                 at_ms = due_ms - offset_ms
-                return at_ms if at_ms > begin_ms else None
+                return at_ms if at_ms > begin_ms + LOOK_MS else None
         return None
 
 
@@ -107,8 +107,6 @@ class SoakLedger(DemoLedger):
     def __init__(self) -> None:
         super().__init__()
         self.clock = ServerClock()
-        self.damaged: list[tuple[int, int]] = []
-        """First and last seq of what the server has named as damaged since it started."""
 
     def server_ms(self) -> int:
         return self.now_ms() + self.clock.offset_ms
@@ -125,24 +123,15 @@ class SoakLedger(DemoLedger):
         for receipts in order.receipts.values():
             order.is_early |= any(order.is_too_early(receipt.at_ms) for receipt in receipts)
 
-    def is_owed(self, order: Order) -> bool:
-        """Whether an order ought to have been delivered by now, if all can be read."""
+    def is_lost(self, order: Order) -> bool:
         assert isinstance(order, SoakOrder)
         return order.is_open and self.clock.has_shown(
             order.due_until_ms, order.asked_ms, self.now_ms()
         )
 
-    def is_damaged(self, order: Order) -> bool:
-        """Whether the server has said that it cannot read an order."""
-        seqs = [read_id(message_id).seq for message_id in order.message_ids]
-        return any(first <= seq <= last for first, last in self.damaged for seq in seqs)
-
-    def is_lost(self, order: Order) -> bool:
-        return self.is_owed(order) and not self.is_damaged(order)
-
     def pending(self) -> list[Order]:
         """What is not due yet."""
-        return [order for order in self.orders if order.is_open and not self.is_owed(order)]
+        return [order for order in self.orders if order.is_open and not self.is_lost(order)]
 
     def lateness_ms(self, order: Order, first_ms: int) -> int | None:
         if not order.answered:

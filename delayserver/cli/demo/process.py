@@ -61,7 +61,7 @@ class ServerProcess:
         self.log_path = log_path
         self.options = list(options)
         self._tls = tls
-        self._program = program
+        self.program = program
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -89,7 +89,7 @@ class ServerProcess:
     def start(self) -> None:
         """Start the process; it is not ready yet."""
         assert not self.is_running, "the server runs already"
-        command = [sys.executable, *self._program, "serve", "--port", str(self.port)]
+        command = [sys.executable, *self.program, "serve", "--port", str(self.port)]
         command += ["--host", "127.0.0.1", "--data-dir", str(self.data_dir), *self.options]
         # Settings of another server on this machine are not meant for this one.
         environment = {
