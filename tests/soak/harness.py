@@ -12,9 +12,9 @@
 
 The process must live all the time. Its memory and its descriptors must be flat. The median of
 RssAnon in the last quarter of the run is at most MEMORY_SHARE and MEMORY_BYTES above that of the
-second: the first is the warm-up, and the bytes are what a greedy client may hold at a sample. At the
-end there is no socket more than before the first client came, and few files more: each hour that is
-in use has two.
+second: the first is the warm-up, and the bytes are what a greedy client may hold at a sample. At
+the end there is no socket more than before the first client came, and few files more: each hour
+that is in use has two.
 
 What counts as a broken promise is defined in `tests.soak.ledger`. The seed decides the load, the
 bad clients and the weather, the machine how fast: a seed narrows a failure down.
@@ -32,7 +32,7 @@ import ssl
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -42,7 +42,7 @@ import httpx
 import msgpack
 import trustme
 
-from delayserver.cli.demo.ledger import Order, judge
+from delayserver.cli.demo.ledger import Order, Outage, judge
 from delayserver.cli.demo.process import ServerFailed, ServerProcess, damage_in, free_port
 from delayserver.cli.demo.receiver import Receiver
 from delayserver.cli.demo.shop import call, due_of
@@ -62,7 +62,7 @@ from tests.load import (
 )
 from tests.long_run import Begun, Outcome, run_script, script_parser
 from tests.soak import abuse
-from tests.soak.ledger import SoakLedger
+from tests.soak.ledger import LATE_MS, SoakLedger
 
 CHILD = Path(__file__).with_name("child.py")
 TOKEN = "a token of the soak, with all rights"
@@ -73,15 +73,16 @@ BAD_CLIENTS = 3
 LONGEST_MS = 60_000
 """The longest delay but for those of far messages."""
 FAR_SHARE = 0.03
+FAR_MS = HOUR_MS
+"""No far message is due within that of the end."""
 OFFSET_MAX_MS = 300_000
 """The clock of the server is never set further away from the machine's."""
 STEP_MAX_MS = 120_000
+WEATHER = ("step", "step", "full", "exhausted", "unreadable", "slow")
 WEATHER_S = 8.0
 """Between two changes of it, on average; less in a short run, so that each kind has its turn."""
 SAMPLE_S = 1.0
 GRACE_S = 60.0
-LATE_S = 6.0
-"""No delivery of a quiet server is later, a lease that has to end before it included."""
 QUIET_S = 2.0
 CLOSED_S = 20.0
 """Idle connections of the server's own webhooks are closed within that."""
@@ -152,11 +153,13 @@ class SoakRun(Load[SoakLedger]):
         *,
         seed: int,
         seconds: float,
+        weather: Sequence[str] = WEATHER,
         bug: str | None = None,
         report: Callable[["SoakRun"], None] = lambda run: None,
     ) -> None:
         super().__init__(SoakLedger(), seed + 1)
         self.seconds = seconds
+        self._kinds = weather
         self.passed_s = 0.0
         self.statuses: Counter[int] = Counter()
         """What bad clients were answered."""
@@ -208,7 +211,10 @@ class SoakRun(Load[SoakLedger]):
         begin = sample_of(self._server.pid)
         await self._subscribe(url)
         await self._under_load(narrow)
-        await self._set_clock(self.ledger.clock.offset_ms + LONGEST_MS)
+        now_ms = self.ledger.server_ms()
+        dues_ms = [order.due_ms for order in self.ledger.pending()]
+        last_ms = max((due for due in dues_ms if due < now_ms + FAR_MS), default=now_ms)
+        await self._set_clock(self.ledger.clock.offset_ms + last_ms - now_ms)
         await self._until_quiet()
         await self._look_at_damage()
         await self._look_at_what_is_left()
@@ -216,9 +222,11 @@ class SoakRun(Load[SoakLedger]):
         end = await self._closed(begin)
         self.failures += self._samples.complaints(begin, end)
         self._count_samples(begin, end)
+        down_ms = self.ledger.now_ms()
         await self._stop()
         # What could not be read can be now; what was recorded must not come again.
         await self._start()
+        self.ledger.outages.append(Outage(down_ms, self.ledger.now_ms()))
         await self._until_quiet()
         await self._client.close()
         await self._stop()
@@ -295,7 +303,7 @@ class SoakRun(Load[SoakLedger]):
                 await self._read_dead_letters()
                 if self.ledger.open_count != count:
                     count, since_s = self.ledger.open_count, time.monotonic()
-                elif time.monotonic() - since_s > LATE_S and count <= self._read_log():
+                elif time.monotonic() - since_s > LATE_MS / 1000 and count <= self._read_log():
                     break  # what cannot be read does not come before the next start
             await asyncio.sleep(QUIET_S)
 
@@ -391,8 +399,7 @@ class SoakRun(Load[SoakLedger]):
     async def _weather(self, pause_s: float) -> None:
         chance = self._fate
         while True:
-            kinds = ["step", "step", "full", "exhausted", "unreadable", "slow"]
-            for kind in chance.sample(kinds, len(kinds)):
+            for kind in chance.sample(self._kinds, len(self._kinds)):
                 await asyncio.sleep(chance.uniform(0, 2 * pause_s))
                 self.counts[f"weather: {kind}"] += 1
                 if kind == "step":
@@ -429,7 +436,7 @@ class SoakRun(Load[SoakLedger]):
         chance = self._random
         kind = chance.random()
         if kind < FAR_SHARE:
-            return HOUR_MS + chance.randint(0, HOUR_MS)
+            return 3 * HOUR_MS + chance.randint(0, HOUR_MS)
         if kind < 0.1:
             return 0
         longest_ms = 3000 if kind < 0.5 else LONGEST_MS

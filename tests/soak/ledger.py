@@ -6,7 +6,7 @@ is the machine's and the steps that the run has made. So the promises read:
     early         between the publish (or the last move) and the delivery, the server's clock has
                   at no moment shown the due time. A clock that is set back does not count: what had
                   fallen due stays due.
-    lost          the server's clock has shown the due time, and it was not delivered
+    lost          the server's clock has shown the due time, LATE_MS ago, and it was not delivered
     pending       it has not: the server still has to know it
 
 Tolerance: a step takes the time from its order to its confirmation. Within it both clocks count, in
@@ -24,6 +24,9 @@ from delayserver.cli.demo.ledger import DemoLedger, Order
 
 LOOK_MS = 1100
 """A server sees within a second that its clock was set, and may be late by that."""
+
+LATE_MS = 10_000
+"""What is due for less may be on its way, or leased to a consumer that was gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,21 +126,28 @@ class SoakLedger(DemoLedger):
         for receipts in order.receipts.values():
             order.is_early |= any(order.is_too_early(receipt.at_ms) for receipt in receipts)
 
-    def is_lost(self, order: Order) -> bool:
+    def is_due(self, order: Order, before_ms: int = 0) -> bool:
+        """Whether it was to be delivered by now, or so long before."""
         assert isinstance(order, SoakOrder)
-        return order.is_open and self.clock.has_shown(
-            order.due_until_ms, order.asked_ms, self.now_ms()
-        )
+        until_ms = self.now_ms() - before_ms
+        return order.is_open and self.clock.has_shown(order.due_until_ms, order.asked_ms, until_ms)
+
+    def is_lost(self, order: Order) -> bool:
+        return self.is_due(order, LATE_MS)
+
+    @property
+    def open_count(self) -> int:
+        return sum(map(self.is_due, self.orders))
 
     def pending(self) -> list[Order]:
         """What is not due yet."""
-        return [order for order in self.orders if order.is_open and not self.is_lost(order)]
+        return [order for order in self.orders if order.is_open and not self.is_due(order)]
 
     def lateness_ms(self, order: Order, first_ms: int) -> int | None:
         if not order.answered:
             return None
         at_ms = self.clock.reached(order.due_ms, order.last_change_ms, first_ms)
-        return None if at_ms is None else first_ms - at_ms
+        return first_ms - at_ms if at_ms is not None and self.was_up(at_ms, first_ms) else None
 
     def _open(
         self,
