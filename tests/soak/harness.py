@@ -82,7 +82,7 @@ WEATHER = ("step", "step", "full", "exhausted", "unreadable", "slow")
 WEATHER_S = 8.0
 """Between two changes of it, on average; less in a short run, so that each kind has its turn."""
 SAMPLE_S = 1.0
-GRACE_S = 60.0
+GRACE_S = 15.0
 QUIET_S = 2.0
 CLOSED_S = 20.0
 """Idle connections of the server's own webhooks are closed within that."""
