@@ -13,7 +13,7 @@ Cost: some 300 µs per message. Threads: belongs to the event loop.
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Generic, TypeVar
 
@@ -51,6 +51,8 @@ class Load(Generic[AnyLedger]):
     PAUSE_S = 0.02
     """Between two publishes of one publisher, at most."""
     subscribers: Mapping[str, tuple[str, ...]] = SUBSCRIBERS
+    subjects: Sequence[str] = tuple(SUBSCRIBERS)
+    """One that stands here more often gets more messages."""
 
     _client: HttpTransport
 
@@ -142,7 +144,7 @@ class Load(Generic[AnyLedger]):
 
     def _new_order(self, *, with_key: bool | None = None) -> tuple[Order, int]:
         chance = self._random
-        subject = chance.choice(tuple(self.subscribers))
+        subject = chance.choice(self.subjects)
         size = chance.choice((0, 100, 100, 1000, 20_000 if chance.random() < 0.1 else 10))
         order = self.ledger.order(
             subject,

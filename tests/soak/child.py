@@ -166,8 +166,8 @@ def main() -> None:
         plant_a_bug()
         del rest[0]
     threading.Thread(target=AROUND.listen, args=(where,), daemon=True).start()
-    process.Server = SoakServer  # type: ignore[misc]
-    server.TimedFiles = FaultyFiles  # type: ignore[misc]
+    vars(process)["Server"] = SoakServer
+    vars(server)["TimedFiles"] = FaultyFiles
     sys.argv[1:] = rest
     command()
 

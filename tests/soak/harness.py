@@ -146,6 +146,7 @@ class SoakRun(Load[SoakLedger]):
 
     PAUSE_S = 0.08
     subscribers: Mapping[str, tuple[str, ...]] = {**SUBSCRIBERS, DEAD: ("dead",)}
+    subjects = (*SUBSCRIBERS, *SUBSCRIBERS, *SUBSCRIBERS, DEAD)
 
     def __init__(
         self,
@@ -321,11 +322,13 @@ class SoakRun(Load[SoakLedger]):
             log.seek(self._log_offset)
             while (line := log.readline()).endswith("\n"):
                 self._log_offset = log.tell()
-                said = json.loads(line) if line.startswith("{") else {"event": line.strip()}
+                said: dict[str, Any] = {"event": line.strip()}
+                if line.startswith("{"):
+                    said = json.loads(line)
                 if said["event"] == "damage found":
                     self._damaged.update(range(said["first_seq"], said["last_seq"] + 1))
-                elif said.get("level") == "critical" or "level" not in said:
-                    self._fail(f"the log says: {line.strip()[:300]}")
+                elif said.get("level", "critical") == "critical" or "exception" in said:
+                    self._fail(f"the log says: {line.strip()[-300:]}")
         return len(self._damaged)
 
     async def _read_dead_letters(self) -> None:
