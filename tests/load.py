@@ -13,7 +13,7 @@ Cost: some 300 µs per message. Threads: belongs to the event loop.
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Generic, TypeVar
 
@@ -180,14 +180,14 @@ class Load(Generic[AnyLedger]):
         wait_s = min(delay_ms, chance.randint(0, 3000)) / 1000 * chance.uniform(0, 1.1)
         kind = chance.random()
         if kind < 0.35:
-            self._later(wait_s, self._cancel(order))
+            self._later(wait_s, self._cancel, order)
         elif kind < 0.5:
-            self._later(wait_s, self._move(order))
+            self._later(wait_s, self._move, order)
 
-    def _later(self, wait_s: float, work: Coroutine[None, None, None]) -> None:
+    def _later(self, wait_s: float, work: Callable[[Order], Awaitable[None]], order: Order) -> None:
         async def run() -> None:
             await asyncio.sleep(wait_s)
-            await work
+            await work(order)
 
         task = asyncio.create_task(run())
         self._follow_ups.add(task)

@@ -199,7 +199,7 @@ class SoakRun(Load[SoakLedger]):
             with self._server:
                 try:
                     await self._live(receiver.url, narrow)
-                except* (ServerFailed, OSError) as group:
+                except* (ServerFailed, UnansweredError, OSError) as group:
                     self.failures += [repr(error) for error in group.exceptions]
         return Outcome(
             *("soak", self._seed, self._directory, self.ledger, judge(self.ledger)),

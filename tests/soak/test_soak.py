@@ -38,3 +38,11 @@ def test_webhooks_that_nobody_sends_are_missed(tmp_path, monkeypatch):
     outcome = asyncio.run(run.run())
     assert outcome.verdict.lost
     assert not outcome.is_clean
+
+
+def test_a_server_that_ends_is_noticed(tmp_path):
+    run = SoakRun(
+        tmp_path, seed=SEED, seconds=4, weather=("step",), report=lambda run: run._server.kill()
+    )
+    outcome = asyncio.run(run.run())
+    assert any("ended by itself" in failure for failure in outcome.failures)
