@@ -220,12 +220,14 @@ class Load(Generic[AnyLedger]):
 
     async def _move(self, order: Order) -> None:
         delay_ms = self._delay_ms()
-        when = self._when(delay_ms)
+        when, earliest_ms = self._when(delay_ms), order.earliest_ms
         order.move_asked(self.ledger.server_ms() + delay_ms)
         ask = self._ask if self._random.random() < 0.7 else self._ask_once
         try:
             status, answer = await ask("PATCH", self._where(order), when)
-        except UnansweredError:
+        except UnansweredError as error:
+            if isinstance(error, RefusedError):
+                order.move_refused(earliest_ms)
             self.counts["moves without an answer"] += 1
             return
         if status != HTTPStatus.OK:

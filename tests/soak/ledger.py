@@ -99,6 +99,10 @@ class SoakOrder(Order):
         super(SoakOrder, self).move_asked(due_ms)
         self.moving_ms = max(self.moving_ms, due_ms)
 
+    def move_refused(self, earliest_ms: int) -> None:
+        super(SoakOrder, self).move_refused(earliest_ms)
+        self.moving_ms = 0
+
     def move_answered(self, due_ms: int, now_ms: int) -> None:
         super(SoakOrder, self).move_answered(due_ms, now_ms)
         self.moving_ms = 0

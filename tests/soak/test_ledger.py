@@ -156,6 +156,14 @@ def test_a_move_without_an_answer_allows_both_times(ledger):
     assert broken(ledger) == {"lost"}
 
 
+def test_a_move_that_was_refused_changes_nothing(ledger):
+    order = published(ledger)
+    order.move_asked(DUE + 60_000)
+    order.move_refused(DUE)
+    ledger.at_ms = DUE + LATE_MS
+    assert broken(ledger) == {"lost"}
+
+
 @pytest.mark.parametrize(
     ("grown_bytes", "sockets", "files", "said"),
     [

@@ -107,6 +107,10 @@ class Order:
         before its answer was lost, and refuse when it is asked again."""
         self.earliest_ms = min(self.earliest_ms, due_ms)
 
+    def move_refused(self, earliest_ms: int) -> None:
+        """It was not moved; `earliest_ms` as it was before."""
+        self.earliest_ms = earliest_ms
+
     def move_answered(self, due_ms: int, now_ms: int) -> None:
         """It has a new due time."""
         self.due_ms = self.earliest_ms = due_ms
