@@ -69,12 +69,11 @@ class ServerClock:
         )
 
     def reached(self, due_ms: int, since_ms: int, until_ms: int) -> int | None:
-        """When it came to show a time, on the machine's clock; None shortly after a step."""
-        for begin_ms, end_ms, offset_ms in self._stretches(since_ms, until_ms):
-            if end_ms + offset_ms >= due_ms:
-                at_ms = due_ms - offset_ms
-                return at_ms if at_ms > begin_ms + LOOK_MS else None
-        return None
+        """When it came to show a time, on the machine's clock; None if there was a step between
+        that and `until_ms`, or shortly before it."""
+        begin_ms, end_ms, offset_ms = list(self._stretches(since_ms, until_ms))[-1]
+        at_ms = due_ms - offset_ms
+        return at_ms if begin_ms + LOOK_MS < at_ms <= end_ms else None
 
 
 @dataclass(slots=True)
@@ -148,7 +147,7 @@ class SoakLedger(DemoLedger):
         return [order for order in self.orders if order.is_open and not self.is_due(order)]
 
     def lateness_ms(self, order: Order, first_ms: int) -> int | None:
-        if not order.answered:
+        if not order.answered or first_ms < order.last_change_ms:
             return None
         at_ms = self.clock.reached(order.due_ms, order.last_change_ms, first_ms)
         return first_ms - at_ms if at_ms is not None and self.was_up(at_ms, first_ms) else None
