@@ -290,7 +290,7 @@ class World:
             Step(clients.move, 0.7),
             Step(clients.complete_event, 0.5),
             Step(clients.heartbeat, 1.5),
-            Step(operators.change_subscription, 4 if self._theme is Theme.REDEFINED else 0.5),
+            Step(operators.change_subscription, 10 if self._theme is Theme.REDEFINED else 0.5),
             Step(operators.decide_on_dead_letter, 2, operators.has_dead_letters),
             Step(subscribers.answer_webhook, 4, lambda: self._running.sending),
             Step(subscribers.pull, 1),
