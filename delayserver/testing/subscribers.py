@@ -56,16 +56,16 @@ class Subscribers(Actor):
         """Whether they take all that comes."""
         self.is_refusing = False
         """Whether they take nothing."""
-        self.gone_share = 0.02
-        """How many webhooks are answered with 410: the receiver wants no more of them."""
 
     def begin(self, server: SimulatedServer, disk: SimulatedFiles) -> None:
         """A life has begun: what consumers held is over with the last one."""
         super().begin(server, disk)
         self.leases, self.waiting = [], {}
 
-    def answer_webhook(self) -> None:
-        """Answer a webhook that was sent; or its answer is lost, or it never came."""
+    def answer_webhook(self, *, is_gone: bool = False) -> None:
+        """Answer a webhook that was sent; or its answer is lost, or it never came.
+
+        `is_gone`: the receiver wants no more of them."""
         server = self._server
         if not server.sending:
             return
@@ -73,6 +73,8 @@ class Subscribers(Actor):
         dice = 0.0 if self.is_patient else self._rng.random()
         if self.is_refusing:
             dice = 0.8
+        if is_gone:
+            dice = 1.0
         if dice < 0.5:
             response, seen = OK, True
         elif dice < 0.62:
@@ -81,7 +83,7 @@ class Subscribers(Actor):
             response, seen = LOST, False
         elif dice < 0.92:
             response, seen = WebhookResponse(500), False
-        elif dice < 1 - self.gone_share:
+        elif dice < 0.98:
             response, seen = WebhookResponse(503, 2000), False
         else:
             response, seen = WebhookResponse(410), False

@@ -96,9 +96,7 @@ class World:
         self.clients = Clients(*shared)
         self.subscribers = Subscribers(*shared)
         self.operators = Operators(*shared, seed)
-        if self._theme is Theme.REDEFINED:
-            self.subscribers.gone_share = 0.2
-        elif self._theme is Theme.SET_BACK:
+        if self._theme is Theme.SET_BACK:
             self.operators.copies_share = 0.97
         self._steps = self._all_steps()
         self._weights: tuple[float, ...] = ()
@@ -290,7 +288,8 @@ class World:
             Step(clients.move, 0.7),
             Step(clients.complete_event, 0.5),
             Step(clients.heartbeat, 1.5),
-            Step(operators.change_subscription, 10 if self._theme is Theme.REDEFINED else 0.5),
+            Step(operators.change_subscription, 0.5),
+            Step(self._redefine, 3, lambda: self._theme is Theme.REDEFINED),
             Step(operators.decide_on_dead_letter, 2, operators.has_dead_letters),
             Step(subscribers.answer_webhook, 4, lambda: self._running.sending),
             Step(subscribers.pull, 1),
@@ -326,6 +325,13 @@ class World:
 
     def _run_thread(self) -> None:
         self._running.event_loop.run_thread()
+
+    def _redefine(self) -> None:
+        """A subscription is changed, and before that is durable a receiver wants no more."""
+        self.operators.change_subscription()
+        if self._running.has_callbacks:
+            self._running.turn()
+        self.subscribers.answer_webhook(is_gone=True)
 
     def _tick(self) -> None:
         self._let_pass()
