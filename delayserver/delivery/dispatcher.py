@@ -401,6 +401,8 @@ class Dispatcher:
                 batch = list(deliveries)
                 queue.posts.add(batch[0].entry.seq)
                 self._ports.send(queue.subscription, batch)
+            else:
+                self.pump(queue, now_ms)  # Nobody is asked, so no answer will do it.
         else:
             queue.posts.discard(handout.first_seq)
             queue.is_reading = False
