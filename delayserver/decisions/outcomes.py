@@ -461,7 +461,7 @@ class Outcomes:
         self._groups.admit(len(sealed))
         if heir_id != owner_id:
             # Both records are in one group: no crash leaves one without the other.
-            self.discard(owner_id, entry_seq, origin.message_seq)
+            self.discard(owner_id, entry_seq, origin.message_seq, origin.subject_id)
         seq = self._sequencer.append(
             RecordKind.REDRIVE,
             due_ms=now_ms,
@@ -479,7 +479,7 @@ class Outcomes:
         self._messages.schedule(seq, now_ms, heir_id | ROUTE_SUBSCRIPTION)
         return self._sequencer.group
 
-    def discard(self, owner_id: int, entry_seq: int, message_seq: int) -> Group:
+    def discard(self, owner_id: int, entry_seq: int, message_seq: int, subject_id: int) -> Group:
         """Delete a dead letter. Raises NotFoundError."""
         change = self._letter_changes(owner_id, entry_seq, message_seq).get(owner_id)
         self._groups.admit(0)
@@ -489,9 +489,12 @@ class Outcomes:
             target_seq=entry_seq,
             subscription_id=owner_id,
         )
-        if change is not None:
+        if change is None:
+            # Its hour was deleted. A redrive that has read the letter by now must not find it dead.
+            change = Change(ChangeState.DISCARDED, entry_seq, 0, 0, subject_id)
+        else:
             change = msgspec.structs.replace(change, state=ChangeState.DISCARDED)
-            self._sequencer.put_change(seq, message_seq, owner_id, change)
+        self._sequencer.put_change(seq, message_seq, owner_id, change)
         self._groups.wake()
         return self._sequencer.group
 

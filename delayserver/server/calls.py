@@ -35,6 +35,7 @@ from delayserver.records.tables import (
     Archived,
     ChangeState,
     OnEvent,
+    dead_letter_key,
     read_dead_letter_owners,
     read_dead_letters,
 )
@@ -43,6 +44,7 @@ from delayserver.security.tokens import TokenTable
 from delayserver.server.gauges import Gauges
 from delayserver.server.shard import Shard
 from delayserver.server.threads import CallRequest, CheckpointRequest, ConfirmRequest
+from storage.catalog import Table
 from storage.errors import DamageError
 
 if TYPE_CHECKING:
@@ -349,7 +351,10 @@ class Calls:
                     raise ConflictError(f"the subscription {heir.name!r} was deleted meanwhile")
                 now_ms = self.clock()
                 for entry_seq, payload in letters:
-                    # Another call may have taken it since it was read.
+                    # Another call may have taken it since it was read, and a checkpoint forgotten.
+                    key = dead_letter_key(owner.id, entry_seq)
+                    if self.catalog.get(Table.DEAD_LETTERS, key) is None:
+                        continue
                     with contextlib.suppress(NotFoundError):
                         self._engine.outcomes.redrive(owner.id, entry_seq, payload, heir.id, now_ms)
                         count += 1
@@ -384,19 +389,24 @@ class Calls:
             change = self.changes(message_seq).get(owner.id)
             if change is None:
                 # Its hour is past the retention: only the letter itself tells whose it is.
-                entry_seq = await asyncio.to_thread(self._find_letter, owner, message_seq)
+                letter = await asyncio.to_thread(self._find_letter, owner, message_seq)
+            elif change.state == ChangeState.DEAD:
+                letter = change.entry_seq, change.subject_id
             else:
-                entry_seq = change.entry_seq if change.state == ChangeState.DEAD else None
-            if entry_seq is not None:
-                await self.durable(self._engine.outcomes.discard(owner.id, entry_seq, message_seq))
+                letter = None
+            if letter is not None:
+                entry_seq, subject_id = letter
+                discard = self._engine.outcomes.discard
+                await self.durable(discard(owner.id, entry_seq, message_seq, subject_id))
                 return
         raise NotFoundError(f"{owners[-1].name} has no dead letter {message_id!r}")
 
-    def _find_letter(self, owner: Subscription, message_seq: int) -> int | None:
+    def _find_letter(self, owner: Subscription, message_seq: int) -> tuple[int, int] | None:
+        """The row and the subject of a dead letter."""
         for entry_seq, letter in read_dead_letters(self.catalog, owner.id):
             origin = decode_payload(letter.payload, "catalog", 0, entry_seq).origin
             if origin is not None and origin.message_seq == message_seq:
-                return entry_seq
+                return entry_seq, origin.subject_id
         return None
 
     async def settled(self) -> None:

@@ -213,7 +213,7 @@ def test_after_its_last_attempt_a_message_is_dead_and_can_be_redriven_once() -> 
     parts.outcomes.redrive(1, parts.seq, payload, 1, START_MS)
     for again in (
         lambda: parts.outcomes.redrive(1, parts.seq, payload, 1, START_MS),
-        lambda: parts.outcomes.discard(1, parts.seq, parts.seq),
+        lambda: parts.outcomes.discard(1, parts.seq, parts.seq, 1),
     ):
         with pytest.raises(NotFoundError):
             again()
@@ -244,14 +244,23 @@ def test_a_dead_letter_whose_hour_is_gone_is_redriven_to_its_heir_once() -> None
         parts.outcomes.redrive(7, parts.seq, payload, 8, START_MS)
 
 
+def test_a_dead_letter_whose_hour_is_gone_is_not_redriven_once_it_is_discarded() -> None:
+    """By a call that had read it before."""
+    parts = Parts()
+    payload = Payload(b"{}", origin=parts.sent().origin)
+    parts.outcomes.discard(7, parts.seq, parts.seq, 1)
+    with pytest.raises(NotFoundError):
+        parts.outcomes.redrive(7, parts.seq, payload, 7, START_MS)
+
+
 def test_a_dead_letter_that_was_discarded_is_gone() -> None:
     parts = Parts()
     parts.outcomes.on_outdated(parts.sent(), "too old", START_MS)
     parts.commit()
-    parts.outcomes.discard(1, parts.seq, parts.seq)
+    parts.outcomes.discard(1, parts.seq, parts.seq, 1)
     assert parts.state() == ChangeState.DISCARDED
     with pytest.raises(NotFoundError):
-        parts.outcomes.discard(1, parts.seq, parts.seq)
+        parts.outcomes.discard(1, parts.seq, parts.seq, 1)
 
 
 def test_a_receiver_that_is_gone_pauses_its_subscription_at_once_and_until_that_is_written() -> (
