@@ -8,8 +8,9 @@
 Runs what is named, one after the other, and writes its figures down: into measurements.json, which
 keeps the runs, and from that alone into the page. A run takes the place of an earlier one of the
 same command; what other commands measured stays. Without a name, all benchmarks are run, and the
-options go to each. Besides the benchmarks there are `crash` (scripts/crash) and `simulation`
-(python -m delayserver.testing). A run that fails, or whose counts do not agree, is left out.
+options go to each. Besides the benchmarks there are `crash` (scripts/crash), `soak` (scripts/soak)
+and `simulation` (python -m delayserver.testing). A run that fails, or whose counts do not agree, is
+left out.
 """
 
 import datetime
@@ -36,6 +37,7 @@ BENCHMARKS = ("levels", "timers", "purgatory", "lanes", "peers", "bulk", "pipeli
 OTHERS = {
     "client": ("scripts/bench", "client"),
     "crash": ("scripts/crash",),
+    "soak": ("scripts/soak",),
     "simulation": ("python", "-m", "delayserver.testing"),
 }
 """What is run only if it is named; `client` is a part of `levels`."""

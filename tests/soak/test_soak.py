@@ -9,7 +9,7 @@ from tests.soak import harness
 from tests.soak.abuse import KINDS
 from tests.soak.harness import WEATHER, SoakRun
 
-pytestmark = [pytest.mark.crash, pytest.mark.slow]
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SEED = 2
 
