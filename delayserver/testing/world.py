@@ -494,7 +494,7 @@ class World:
                 hour
                 for reader in (server.reader, server.reader_now)
                 for log in (reader._schedule, reader._dispatch)
-                for hour in log._open
+                for hour in (*log._dirty, *log._clean)
                 if log.path(hour) not in files
             ],
             "orphans": len(engine.dispatcher.orphans),

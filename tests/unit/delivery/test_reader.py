@@ -225,7 +225,7 @@ def test_a_delivery_whose_row_is_damaged_is_named_and_the_rest_goes_out(
     rows["route"][1] = 3 | ROUTE_SUBSCRIPTION
     read(disk, rows)
     # The file is known, but its rows have to be read again.
-    disk.reader._schedule._decoded.clear()
+    disk.reader._schedule._decoded.pop((HOUR, 0))
     disk.files.open(disk.schedule.path(HOUR)).pwrite([b"\xff"], 70)
     assert bodies(read(disk, rows)) == [(1, b"body 1"), (3, b"body 3")]
     assert [error.path for error in disk.damage] == [disk.schedule.path(HOUR)]
