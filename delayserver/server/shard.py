@@ -35,7 +35,7 @@ from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Filed, Replay, Snapshot
 from delayserver.schedule.wheel import SLOT_MS
 from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
-from delayserver.server.descriptors import READ_HOURS_MAX, WRITTEN_HOURS_MAX
+from delayserver.server.descriptors import READ_HOURS_MAX, WRITTEN_HOURS_MIN
 from delayserver.server.engine import Engine
 from delayserver.server.threads import (
     CallRequest,
@@ -78,6 +78,8 @@ class Surroundings:
     monotonic: Callable[[], float]
     """Seconds; never set, and stands still while the machine sleeps: how long work takes."""
     progress: Progress = lambda what, done, total: None
+    schedule_hours_max: int = WRITTEN_HOURS_MIN
+    """Files of hours that the schedule log has open where it is written."""
     message_log: type[MessageLog] | Callable[..., MessageLog] = MessageLog
     replay: type[Replay] | Callable[..., Replay] = Replay
     settler: type[Settler] | Callable[..., Settler] = Settler
@@ -128,7 +130,7 @@ class Shard(ABC):
             segment_bytes=settings.segment_bytes,
             durability=settings.durability,
         )
-        schedule = hour_log(LogKind.SCHEDULE, WRITTEN_HOURS_MAX)
+        schedule = hour_log(LogKind.SCHEDULE, surroundings.schedule_hours_max)
         definitions = surroundings.definitions(files, stamp=identity.stamp)
         self._cleanup.callback(definitions.close)
         self.replay = surroundings.replay(
@@ -139,7 +141,7 @@ class Shard(ABC):
             surroundings.staging(files, identity.stamp),
             definitions,
         )
-        self.settler = surroundings.settler(hour_log(LogKind.DISPATCH, WRITTEN_HOURS_MAX))
+        self.settler = surroundings.settler(hour_log(LogKind.DISPATCH, WRITTEN_HOURS_MIN))
         loader = Loader(hour_log(LogKind.SCHEDULE), hour_log(LogKind.DISPATCH), slot_ms=SLOT_MS)
         now_ms = self.clock()
         recovered = self.recovered = recover(
