@@ -72,7 +72,7 @@ def hour_name(hour: int) -> str:
 def parse_hour(name: str) -> int | None:
     """The hour that `hour_name` names `name`; None for any other text."""
     try:
-        start = datetime.strptime(name, _NAME).replace(tzinfo=UTC)
+        start = datetime.fromisoformat(name).replace(tzinfo=UTC)
     except ValueError:
         return None
     hour = int(start.timestamp()) * 1000 // HOUR_MS
