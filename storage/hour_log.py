@@ -32,9 +32,9 @@ from storage.frame import (
     decode_rows,
     encode_parts,
     scan,
-    scan_headers,
 )
-from storage.rows import FLAG_REMOVAL, HOUR_MS, SEQ_MAX, LogKind
+from storage.frame_runs import FrameRun, Heads, scan_heads, scan_runs
+from storage.rows import FLAG_REMOVAL, HOUR_MS, SEQ_MAX, LogKind, concatenate
 
 OPEN_FILES_MAX = 128
 """Unless told otherwise."""
@@ -229,18 +229,27 @@ class HourLog:
     ) -> Iterator[Frame | Damage]:
         """Frames and damage between two offsets of an hour's file (None: its end)."""
         size = self.size(hour)
-        yield from self._scan(hour, start, size if end is None else min(end, size), payload, 0)
-
-    def _scan(
-        self, hour: int, start: int, end: int, payload: bool, after_seq: int
-    ) -> Iterator[Frame | Damage]:
-        return scan(
+        yield from scan(
             _HourFile(self, hour, self.path(hour)),
             start,
-            end,
+            size if end is None else min(end, size),
             kind=self.kind,
             stamp=self._stamp,
             payload=payload,
+        )
+
+    def scan_runs(
+        self, hour: int, *, start: int = 0, end: int | None = None, after_seq: int = 0
+    ) -> Iterator[FrameRun | Damage]:
+        """The rows and the damage between two offsets of an hour's file (None: its end); many small
+        frames at once. `after_seq`: the last seq before `start`."""
+        size = self.size(hour)
+        yield from scan_runs(
+            _HourFile(self, hour, self.path(hour)),
+            start,
+            size if end is None else min(end, size),
+            kind=self.kind,
+            stamp=self._stamp,
             after_seq=after_seq,
         )
 
@@ -342,23 +351,25 @@ class HourLog:
         size = self.size(hour)
         if size > end:
             last_seq = int(index["last_seq"][-1]) if len(index) else 0
-            entries = []
+            parts = [index]
             file = _HourFile(self, hour, self.path(hour))
             # An hour may hold gigabytes: what a frame holds is verified when it is looked at.
-            for offset, header in scan_headers(file, end, size, kind=self.kind, stamp=self._stamp):
-                entries.append((header.first_seq, header.last_seq, offset))
-                last_seq, end = header.last_seq, offset + header.frame_bytes
-            for found in self._scan(hour, end, size, False, last_seq):
-                if isinstance(found, Frame):
-                    entries.append((found.header.first_seq, found.header.last_seq, found.offset))
+            for heads in scan_heads(file, end, size, kind=self.kind, stamp=self._stamp):
+                parts.append(_entries(heads))
+                last_seq, end = heads.last_seq, heads.end
+            for found in self.scan_runs(hour, start=end, end=size, after_seq=last_seq):
+                if isinstance(found, FrameRun):
+                    parts.append(_entries(found.heads))
+                    end = found.heads.end
                 elif found.torn:
                     break
                 else:
                     # `find` stumbles on it, so that what is damaged is not taken for unknown.
                     last_missing = found.last_seq or SEQ_MAX
-                    entries.append((found.first_seq, last_missing, found.offset))
-                end = found.end
-            index = np.concatenate([index, np.array(entries, _INDEX_DTYPE)])
+                    entry = (found.first_seq, last_missing, found.offset)
+                    parts.append(np.array([entry], _INDEX_DTYPE))
+                    end = found.end
+            index = concatenate(parts, _INDEX_DTYPE)
         self._indexes[hour] = (index, end)
         while len(self._indexes) > INDEXES_MAX:
             self._indexes.popitem(last=False)
@@ -369,6 +380,15 @@ class HourLog:
         for file in self._open.values():
             file.close()
         self._open.clear()
+
+
+def _entries(heads: Heads) -> NDArray[np.void]:
+    """What the index says of frames (_INDEX_DTYPE)."""
+    entries = np.empty(len(heads.offsets), _INDEX_DTYPE)
+    entries["first_seq"] = heads.headers["first_seq"]
+    entries["last_seq"] = heads.headers["last_seq"]
+    entries["offset"] = heads.offsets
+    return entries
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.schedule.replay import Snapshot
 from delayserver.schedule.wheel import Run, merge_run
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, wheel_rows
-from storage.frame import Damage, Frame, Rows
+from storage.frame import Damage, Rows
+from storage.frame_runs import FrameRun
 from storage.hour_log import HourLog
 from storage.rows import (
     DISPATCH_DTYPE,
@@ -155,19 +156,21 @@ class Loader:
         waiting: list[Rows] = []
         count = 0
         tombstones: list[Rows] = []
-        for found in self._schedule.scan(snapshot.hour, end=snapshot.length):
+        for found in self._schedule.scan_runs(snapshot.hour, end=snapshot.length):
             if isinstance(found, Damage):
                 damage.append(found)
                 continue
             is_entry = (found.rows["flags"] & FLAG_REMOVAL) == 0
             here = keep(found.rows, is_entry)
-            waiting.append(wheel_rows(here, snapshot.hour, found.payload_start))
+            payload_starts = found.payload_starts()
+            if len(here) != len(found.rows):
+                payload_starts = payload_starts[is_entry]
+                tombstones.append(select(found.rows, ~is_entry))
+            waiting.append(wheel_rows(here, snapshot.hour, payload_starts))
             count += len(here)
             if count >= PART_ROWS:
                 parts.append(concatenate(waiting, WHEEL_DTYPE))
                 waiting, count = [], 0
-            if len(here) != len(found.rows):
-                tombstones.append(select(found.rows, ~is_entry))
         size = self._schedule.size(snapshot.hour)
         if size < snapshot.length:
             damage.append(
@@ -186,13 +189,13 @@ class Loader:
         self, hour: int, tombstones: Rows, damage: list[Damage]
     ) -> tuple[Rows, np.ndarray]:
         """What has ended for some subscription (SETTLED_DTYPE), and when each was due."""
-        frames: list[Rows] = []
-        for found in self._dispatch.scan(hour):
-            if isinstance(found, Frame):
-                frames.append(found.rows)
+        parts: list[Rows] = []
+        for found in self._dispatch.scan_runs(hour):
+            if isinstance(found, FrameRun):
+                parts.append(found.rows)
             elif not found.torn:
                 damage.append(found)
-        rows = concatenate(frames, DISPATCH_DTYPE)
+        rows = concatenate(parts, DISPATCH_DTYPE)
         partial = select(tombstones, tombstones["subscription_id"] != 0)
         settled = np.empty(len(rows) + len(partial), SETTLED_DTYPE)
         settled["seq"] = np.concatenate([rows["seq"], partial["message_seq"]])

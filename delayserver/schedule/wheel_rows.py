@@ -40,7 +40,8 @@ def wheel_rows(entries: Rows, hour: int, payload_start: int | np.ndarray) -> Row
     frame."""
     rows = np.empty(len(entries), WHEEL_DTYPE)
     rows["seq"] = entries["seq"]
-    offsets = entries["payload_offset"].astype(np.uint64) + np.uint64(payload_start)
+    offsets = entries["payload_offset"].astype(np.uint64)
+    offsets += np.asarray(payload_start, np.uint64)
     rows["locator"] = offsets << np.uint64(LOCATOR_LENGTH_BITS) | entries["payload_length"]
     rows["due_offset_ms"] = entries["due_ms"] - hour * HOUR_MS
     subscription = entries["subscription_id"]
