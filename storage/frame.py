@@ -338,10 +338,11 @@ class _Sectors:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-class _Window:
+class Window:
     """Reads a file front to back in pieces, so that small frames cost no call each."""
 
     def __init__(self, file: Readable, end: int, ahead_bytes: int) -> None:
+        """`ahead_bytes`: how long a piece is, at least; it may be changed."""
         self._file = file
         self._end = end
         self.ahead_bytes = ahead_bytes
@@ -470,7 +471,7 @@ class Scanner:
         self.stamp = stamp
         self._used_end = 0
         """As far as the last search has seen anything but zeros."""
-        self.window = _Window(self._file, end, ahead_bytes or _READ_BYTES)
+        self.window = Window(self._file, end, ahead_bytes or _READ_BYTES)
 
     def header(self, offset: int) -> Header | str:
         """The header of the frame at `offset`, or in words why there is none."""

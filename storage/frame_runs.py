@@ -19,7 +19,7 @@ payloads are not read. Threads: functions without state; runs are immutable.
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,11 +33,12 @@ from storage.frame import (
     VERSION,
     Damage,
     Frame,
+    Header,
     Readable,
     Rows,
     Scanner,
+    Window,
     crcs_of,
-    padded,
 )
 from storage.rows import DTYPES, LogKind
 
@@ -49,11 +50,10 @@ _SEALED_CRC = 0x48674BC7
 _LENGTHS = struct.Struct("<4s8xIQ")
 """Of a header: magic, `rows_bytes`, `payload_bytes`."""
 _READ_BYTES_OF_HEADERS = 4 * 1024
-_READ_BYTES_OF_SHORT = 256 * 1024
+_READ_BYTES_OF_SHORT = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Heads:
+class Heads(NamedTuple):
     """Headers that verified, of n frames that stand one behind the other."""
 
     offsets: NDArray[np.int64]
@@ -70,8 +70,7 @@ class Heads:
         return int(self.headers["last_seq"][-1])
 
 
-@dataclass(frozen=True, slots=True)
-class FrameRun:
+class FrameRun(NamedTuple):
     """The rows of frames that stand one behind the other, all of which verified."""
 
     heads: Heads
@@ -83,14 +82,17 @@ class FrameRun:
         starts: NDArray[np.int64] = np.cumsum(counts) - counts
         return starts
 
-    def payload_starts(self) -> NDArray[np.uint64]:
-        """Where in the file the payload blob of its frame begins, for each row, shape (rows,)."""
-        if len(self.heads.offsets) == 1:
-            start = int(self.heads.offsets[0]) + HEADER_BYTES + self.rows.nbytes
-            return np.full(len(self.rows), start, np.uint64)
-        headers = self.heads.headers
-        starts = self.heads.offsets + HEADER_BYTES + headers["rows_bytes"]
-        return np.repeat(starts.astype(np.uint64), headers["count"])
+    def payload_starts(
+        self, which: NDArray[np.bool_ | np.intp] | None = None
+    ) -> int | NDArray[np.uint64]:
+        """Where in the file the payload blob of its frame begins, for each row, or for those that
+        a mask or indexes pick: shape (rows,). A number, if all are of one frame."""
+        offsets, headers, _ = self.heads
+        if len(offsets) == 1:
+            return int(offsets[0]) + HEADER_BYTES + self.rows.nbytes
+        starts = (offsets + HEADER_BYTES + headers["rows_bytes"]).astype(np.uint64)
+        of_rows = np.repeat(starts, headers["count"])
+        return of_rows if which is None else of_rows[which]
 
 
 def scan_runs(
@@ -100,14 +102,16 @@ def scan_runs(
 
     `after_seq`: the last seq before `start`. Raises FormatVersionError, DiskError."""
     scanner = Scanner(file, end, kind, stamp)
+    ahead = _Ahead(scanner.window)
     offset, last_seq = start, after_seq
     while offset < end:
-        run = _run(scanner, offset)
+        run = _run(scanner, offset) if ahead.is_short else None
         if run is None:
             found = scanner.frame(offset, payload=False)
             if isinstance(found, Frame):
-                heads = _joined([(offset, HEADER.pack(*found.header))], found.end)
-                run = FrameRun(heads, found.rows)
+                ahead.follow(found.header)
+                header = np.frombuffer(HEADER.pack(*found.header), HEADER_DTYPE)
+                run = FrameRun(Heads(np.array([offset]), header, found.end), found.rows)
             else:
                 damage = scanner.gap(offset, last_seq, found)
                 if damage is None:
@@ -127,11 +131,11 @@ def scan_heads(
     What they hold is neither read nor verified: a few µs for each, however long it is. Raises
     FormatVersionError, DiskError."""
     scanner = Scanner(file, end, kind, stamp, _READ_BYTES_OF_HEADERS)
+    ahead = _Ahead(scanner.window)
     offset = start
     alone: list[tuple[int, bytes]] = []
-    is_short = False
     while offset < end:
-        heads = _heads(scanner, offset) if is_short else None
+        heads = _heads(scanner, offset) if ahead.is_short else None
         if heads is not None:
             if alone:
                 yield _joined(alone, offset)
@@ -144,11 +148,25 @@ def scan_heads(
             break
         alone.append((offset, HEADER.pack(*header)))
         offset += header.frame_bytes
-        # Short frames come in swarms: what stands behind this one is likely to be short, too.
-        is_short = header.frame_bytes <= _READ_BYTES_OF_HEADERS
-        scanner.window.ahead_bytes = _READ_BYTES_OF_SHORT if is_short else _READ_BYTES_OF_HEADERS
+        ahead.follow(header)
     if alone:
         yield _joined(alone, offset)
+
+
+class _Ahead:
+    """How much is read at once. Frames come in swarms: what stands behind a short one, which was
+    read as a whole anyway, is likely to be short, too."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._usual_bytes = window.ahead_bytes
+        self.is_short = False
+
+    def follow(self, header: Header) -> None:
+        """The next frames stand behind this one."""
+        self.is_short = header.frame_bytes <= self._usual_bytes
+        more_bytes = max(self._usual_bytes, _READ_BYTES_OF_SHORT)
+        self._window.ahead_bytes = more_bytes if self.is_short else self._usual_bytes
 
 
 def _joined(heads: list[tuple[int, bytes]], end: int) -> Heads:

@@ -34,7 +34,8 @@ from delayserver.schedule.wheel_rows import (
     FiredRows,
 )
 from storage.errors import DamageError, UnreadableError
-from storage.frame import Frame, Rows
+from storage.frame import Rows
+from storage.frame_runs import FrameRun
 from storage.hour_log import HourLog
 from storage.rows import DISPATCH_DTYPE, concatenate, select
 
@@ -273,9 +274,8 @@ class Reader:
         """Rows of the dispatch log for one schedule row (DISPATCH_DTYPE)."""
         parts = [
             found.rows[found.rows["seq"] == entry_seq]
-            for found in self._dispatch.scan(hour)
-            if isinstance(found, Frame)
-            and found.header.first_seq <= entry_seq <= found.header.last_seq
+            for found in self._dispatch.scan_runs(hour)
+            if isinstance(found, FrameRun)
         ]
         return concatenate(parts, DISPATCH_DTYPE)
 

@@ -345,7 +345,7 @@ class _Repair:
             return {
                 seq
                 for hour in log.hours()
-                for found in log.scan(hour)
+                for found in log.scan_runs(hour)
                 if not isinstance(found, Damage)
                 for seq in found.rows["seq"].tolist()
             }

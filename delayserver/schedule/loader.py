@@ -162,12 +162,10 @@ class Loader:
                 continue
             is_entry = (found.rows["flags"] & FLAG_REMOVAL) == 0
             here = keep(found.rows, is_entry)
-            payload_starts = found.payload_starts()
-            if len(here) != len(found.rows):
-                payload_starts = payload_starts[is_entry]
-                tombstones.append(select(found.rows, ~is_entry))
-            waiting.append(wheel_rows(here, snapshot.hour, payload_starts))
+            waiting.append(wheel_rows(here, snapshot.hour, found.payload_starts(is_entry)))
             count += len(here)
+            if len(here) != len(found.rows):
+                tombstones.append(select(found.rows, ~is_entry))
             if count >= PART_ROWS:
                 parts.append(concatenate(waiting, WHEEL_DTYPE))
                 waiting, count = [], 0

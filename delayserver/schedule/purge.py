@@ -30,7 +30,8 @@ from delayserver.schedule.committed import slices
 from delayserver.schedule.effects import Effects
 from storage.catalog import Catalog, Table
 from storage.errors import DamageError, ShortageError
-from storage.frame import Damage, Frame
+from storage.frame import Damage
+from storage.frame_runs import FrameRun
 from storage.hour_log import HourLog
 from storage.rows import FLAG_REMOVAL, FLAG_WATCHES, HOUR_MS, NO_KEY, is_among, select
 
@@ -124,35 +125,35 @@ class Purge:
 
     def _purge_hour(self, hour: int, now_ms: int) -> Iterator[None]:
         parts = [np.empty(0, np.uint64)]
-        for frame in self._frames(hour):
-            is_removal = (frame.rows["flags"] & FLAG_REMOVAL) != 0
-            parts.append(frame.rows["message_seq"][is_removal])
+        for run in self._runs(hour):
+            is_removal = (run.rows["flags"] & FLAG_REMOVAL) != 0
+            parts.append(run.rows["message_seq"][is_removal])
         removed = np.concatenate(parts)
-        for frame in self._frames(hour):
-            entries = select(frame.rows, (frame.rows["flags"] & FLAG_REMOVAL) == 0)
+        for run in self._runs(hour):
+            is_entry = (run.rows["flags"] & FLAG_REMOVAL) == 0
+            entries = select(run.rows, is_entry)
+            payload_starts = np.broadcast_to(run.payload_starts(is_entry), len(entries))
             # A row that was never removed is all there is of its message: only its key is indexed.
             alone = (entries["seq"] == entries["message_seq"]) & ~is_among(entries["seq"], removed)
             keyed = entries["key_hash"] != np.void(NO_KEY)
             watching = (entries["flags"] & FLAG_WATCHES) != 0
             for indexes in slices(np.flatnonzero(~alone | keyed | watching), PURGE_ROWS):
                 for index in indexes.tolist():
-                    row = entries[index]
+                    row, payload_start = entries[index], int(payload_starts[index])
                     try:
-                        if alone[index] or not self._lives_elsewhere(
-                            hour, row, frame.payload_start
-                        ):
+                        if alone[index] or not self._lives_elsewhere(hour, row, payload_start):
                             self._purge_message(int(row["message_seq"]), bytes(row["key_hash"]))
                             if watching[index]:
-                                self._purge_watches(hour, row, frame.payload_start)
+                                self._purge_watches(hour, row, payload_start)
                     except DamageError as error:
                         # What is left over of one message must not keep the server from going on.
                         place = (error.path, error.offset, error.offset, error.reason)
                         self._effects.note_damage(Damage(*place, torn=False), now_ms)
                 yield
 
-    def _frames(self, hour: int) -> Iterable[Frame]:
-        for found in self._schedule.scan(hour, end=self._hours[hour].length):
-            if isinstance(found, Frame):
+    def _runs(self, hour: int) -> Iterable[FrameRun]:
+        for found in self._schedule.scan_runs(hour, end=self._hours[hour].length):
+            if isinstance(found, FrameRun):
                 yield found
 
     def _lives_elsewhere(self, hour: int, row: np.void, payload_start: int) -> bool:
