@@ -5,8 +5,9 @@ which covers all files that were touched since the last one. In the schedule log
 frame, and the frames of one file, are in the order of their seq; therefore a row is found by two
 bisections, over the frames and within one (`find`).
 
-Cost: append is one write; `find` reads the columns of one frame; `scan` reads columns only, unless
-asked for payloads. The index of a file is 24 bytes per frame, built by reading its headers once.
+Cost: append is one write; `find` reads the columns of one frame; `scan_runs` reads columns only, as
+does `scan` unless asked for payloads. The index of a file is 24 bytes per frame, built by reading
+its headers once.
 Threads: one instance belongs to one thread. Several threads read the same files through instances
 of their own; only one of them writes.
 """

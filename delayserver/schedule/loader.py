@@ -9,9 +9,10 @@ A row of the dispatch file without a subscription says that what a subscription 
 dropped, since others had the message or were to get it. That ends a row for this one alone; a row
 for a subject waits until somebody had it.
 
-Cost: 10 M rows in about 2 s; 24 bytes each, and twice that while it is at work. NumPy releases the
-GIL in the long steps; the rows come in parts, since to give memory back takes time with the GIL
-held, too; and nothing is left for the event loop that grows with the rows.
+Cost: 10 M rows in about 2 s, rows that were filed one by one 1 µs each; 24 bytes each, and twice
+that while it is at work. NumPy releases the GIL in the long steps; the rows come in parts, since to
+give memory back takes time with the GIL held, too; and nothing is left for the event loop that
+grows with the rows.
 Threads: pure but for reading; runs in the loader thread with log instances of its own.
 """
 
