@@ -13,7 +13,7 @@ of their own; only one of them writes.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -93,7 +93,7 @@ class HourLog:
         self._dirty: set[int] = set()
         # A process that was killed may have left names that are not durable yet.
         self._created = True
-        self._indexes: OrderedDict[int, tuple[NDArray[np.void], int]] = OrderedDict()
+        self._indexes: OrderedDict[int, _Index] = OrderedDict()
         self._decoded: OrderedDict[tuple[int, int], Rows] = OrderedDict()
         files.make_directory(self.directory)
 
@@ -276,11 +276,13 @@ class HourLog:
         """The schedule row with that seq, and the offset of its payload in the file.
 
         Tombstones are not found. Raises DamageError when the frame that may hold it is damaged."""
-        index = self._index(hour)
+        index, damaged = self._index(hour, np.array([seq], np.uint64))
         position = int(np.searchsorted(index["first_seq"], seq, side="right")) - 1
         if position < 0 or seq > int(index["last_seq"][position]):
             return None
         offset = int(index["offset"][position])
+        if (damage := damaged.get(offset)) is not None:
+            raise _of(damage, seq)
         rows = self._decode(hour, offset, seq)
         at = int(np.searchsorted(rows["seq"], seq))
         while at < len(rows) and rows["seq"][at] == seq:
@@ -298,13 +300,16 @@ class HourLog:
         A length of 0: the row is not there, or its frame is one of those that are damaged."""
         offsets, lengths = np.zeros((2, len(seqs)), np.uint64)
         damage: list[DamageError] = []
-        index = self._index(hour)
+        index, damaged = self._index(hour, seqs)
         frames = np.searchsorted(index["first_seq"], seqs, side="right").astype(np.int64) - 1
         for frame in np.unique(frames[frames >= 0]).tolist():
             here = np.flatnonzero((frames == frame) & (seqs <= index["last_seq"][frame]))
             if not len(here):
                 continue
             start = int(index["offset"][frame])
+            if start in damaged:
+                damage += [_of(damaged[start], seq) for seq in seqs[here].tolist()]
+                continue
             try:
                 rows = self._decode(hour, start, int(seqs[here[0]]))
             except DamageError as error:
@@ -347,34 +352,51 @@ class HourLog:
         for key in [key for key in self._decoded if key[0] == hour]:
             del self._decoded[key]
 
-    def _index(self, hour: int) -> NDArray[np.void]:
-        index, end = self._indexes.pop(hour, (np.empty(0, _INDEX_DTYPE), 0))
-        size = self.size(hour)
-        if size > end:
-            last_seq = int(index["last_seq"][-1]) if len(index) else 0
-            parts = [index]
-            file = _HourFile(self, hour, self.path(hour))
-            # An hour may hold gigabytes: what a frame holds is verified when it is looked at.
-            for heads in scan_heads(file, end, size, kind=self.kind, stamp=self._stamp):
-                parts.append(_entries(heads))
-                last_seq, end = heads.last_seq, heads.end
-            for found in self.scan_runs(hour, start=end, end=size, after_seq=last_seq):
-                if isinstance(found, FrameRun):
-                    parts.append(_entries(found.heads))
-                    end = found.heads.end
-                elif found.torn:
-                    break
-                else:
-                    # `find` stumbles on it, so that what is damaged is not taken for unknown.
-                    last_missing = found.last_seq or SEQ_MAX
-                    entry = (found.first_seq, last_missing, found.offset)
-                    parts.append(np.array([entry], _INDEX_DTYPE))
-                    end = found.end
-            index = concatenate(parts, _INDEX_DTYPE)
-        self._indexes[hour] = (index, end)
+    def _index(
+        self, hour: int, seqs: NDArray[np.uint64]
+    ) -> tuple[NDArray[np.void], Mapping[int, Damage]]:
+        """The index of an hour for looking these up: what stands where, in order (_INDEX_DTYPE),
+        and which of that is damaged, by offset."""
+        known = self._indexes.pop(hour, None) or _Index(np.empty(0, _INDEX_DTYPE), 0, {})
+        # What could not be read may be readable again.
+        for at, damage in known.damaged.items():
+            if damage.is_unreadable and _may_hold(damage, seqs):
+                known = known.before(at)
+                break
+        if (size := self.size(hour)) > known.end:
+            known = self._indexed(hour, known, size)
+        whole = known
+        last = max(known.damaged, default=-1)
+        if last >= 0 and known.damaged[last].end == known.end:
+            # What comes behind it is not known as long as there is no frame.
+            known = known.before(last)
+        self._indexes[hour] = known
         while len(self._indexes) > INDEXES_MAX:
             self._indexes.popitem(last=False)
-        return index
+        return whole.entries, whole.damaged
+
+    def _indexed(self, hour: int, known: "_Index", size: int) -> "_Index":
+        """The index up to `size` of the file, from what is known of its beginning."""
+        parts, damaged, end = [known.entries], dict(known.damaged), known.end
+        last_seq = int(known.entries["last_seq"][-1]) if len(known.entries) else 0
+        file = _HourFile(self, hour, self.path(hour))
+        # An hour may hold gigabytes: what a frame holds is verified when it is looked at.
+        for heads in scan_heads(file, end, size, kind=self.kind, stamp=self._stamp):
+            parts.append(_entries(heads))
+            last_seq, end = heads.last_seq, heads.end
+        for found in self.scan_runs(hour, start=end, end=size, after_seq=last_seq):
+            if isinstance(found, FrameRun):
+                parts.append(_entries(found.heads))
+                end = found.heads.end
+            elif found.torn:
+                break
+            else:
+                # Who looks there stumbles on it, so that it is not taken for unknown.
+                damaged[found.offset] = found
+                entry = (found.first_seq, found.last_seq or SEQ_MAX, found.offset)
+                parts.append(np.array([entry], _INDEX_DTYPE))
+                end = found.end
+        return _Index(concatenate(parts, _INDEX_DTYPE), end, damaged)
 
     def close(self) -> None:
         """Close all files. What was not synced is not durable."""
@@ -390,6 +412,35 @@ def _entries(heads: Heads) -> NDArray[np.void]:
     entries["last_seq"] = heads.headers["last_seq"]
     entries["offset"] = heads.offsets
     return entries
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """What stands in a file."""
+
+    entries: NDArray[np.void]
+    """Frames and damaged stretches, in order (_INDEX_DTYPE)."""
+    end: int
+    """How much of the file it is of."""
+    damaged: Mapping[int, Damage]
+    """The damaged stretches, by offset, in order."""
+
+    def before(self, offset: int) -> "_Index":
+        """As much of it as comes before an offset."""
+        entries = self.entries[self.entries["offset"] < offset]
+        damaged = {at: damage for at, damage in self.damaged.items() if at < offset}
+        return _Index(entries, offset, damaged)
+
+
+def _may_hold(damage: Damage, seqs: NDArray[np.uint64]) -> bool:
+    """Whether any of them may stand where the damage is."""
+    last_seq = np.uint64(damage.last_seq or SEQ_MAX)
+    return bool(((seqs >= np.uint64(damage.first_seq)) & (seqs <= last_seq)).any())
+
+
+def _of(damage: Damage, seq: int) -> DamageError:
+    """The damage, as far as one seq is concerned."""
+    return DamageError(damage.path, damage.offset, damage.reason, seq, seq)
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,6 +129,9 @@ class Dispatcher:
         self.orphans = Orphans(registry, changes, has_not_fired)
         self._is_adopting = False
         """Orphans are being read, or are about to be."""
+        self._unread: set[int] = set()
+        """Rows that could not be read when they were due. They stay unsettled, and their hours are
+        kept: a repair, or a start at which they can be read, has them delivered (I8)."""
         self.delivered_by_subject: Counter[int] = Counter()
         self.delivered_by_subscription: Counter[int] = Counter()
         """How many deliveries arrived since the start, by subject id."""
@@ -215,8 +218,9 @@ class Dispatcher:
                 case Fate.PASSED_ON:
                     whose = (delivery.entry.hour, delivery.origin.subject_id, delivery.subject)
                     passed_on.setdefault(whose, []).append(delivery.row)
-        # What could not be read stays unsettled: its hour is kept.
-        self.orphans.remove(handout.unread(deliveries))
+        unread = handout.unread(deliveries)
+        self.orphans.remove(unread)
+        self._unread.update(unread)
         for (hour, subject_id, subject), rows in passed_on.items():
             fired = FiredRows(hour, concatenate(rows, WHEEL_DTYPE))
             if matching := self._registry.matching(subject):
@@ -250,12 +254,14 @@ class Dispatcher:
         return sum(self.delivered_by_subject.values())
 
     def holds(self, entry: ScheduleEntry) -> bool:
-        """Whether the row waits in a queue or is on its way.
+        """Whether the row waits in a queue, is on its way, or could not be read.
 
         A cancel asks. Without this it would be answered "cancelled" while the message is being
         delivered (I5)."""
-        return self.orphans.holds(entry) or any(
-            queue.holds(entry) for queue in self._queues.values()
+        return (
+            entry.seq in self._unread
+            or self.orphans.holds(entry)
+            or any(queue.holds(entry) for queue in self._queues.values())
         )
 
     # ── subscriptions come and go ──────────────────────────────────────────────────────────────
@@ -382,8 +388,8 @@ class Dispatcher:
                 self._adopt(fired, handout.subscription.id)
             return
         for seq in handout.unread(deliveries):
-            # It stays unsettled: its hour is kept, for the repair (I8).
             queue.release(seq)
+            self._unread.add(seq)
         if handout.request is not None:
             self._ports.hand_out(handout, deliveries)
         elif handout.give_up_reason:

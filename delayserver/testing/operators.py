@@ -79,6 +79,8 @@ class Operators(Actor):
         self._luck = random.Random(f"archiving {seed}")
         self._copies: list[tuple[int, Archived, set[int]]] = []
         """Hours that somebody has archived, and has not told of."""
+        self.copies_share = 0.8
+        """How often somebody archives another hour before he tells of one."""
         self.faithful = tuple(self.with_options(subscription) for subscription in FAITHFUL)
 
     # ── subscriptions ──────────────────────────────────────────────────────────────────────────
@@ -226,7 +228,7 @@ class Operators(Actor):
         """Now and then copy a settled hour, and tell the server much later: it may have changed."""
         if self._luck.random() >= 0.1:
             return
-        if self._luck.random() < 0.8:
+        if self._luck.random() < self.copies_share:
             self._copy_hour()
         elif self._copies:
             self._tell_of(*self._copies.pop(self._luck.randrange(len(self._copies))))

@@ -56,6 +56,8 @@ class Subscribers(Actor):
         """Whether they take all that comes."""
         self.is_refusing = False
         """Whether they take nothing."""
+        self.gone_share = 0.02
+        """How many webhooks are answered with 410: the receiver wants no more of them."""
 
     def begin(self, server: SimulatedServer, disk: SimulatedFiles) -> None:
         """A life has begun: what consumers held is over with the last one."""
@@ -79,7 +81,7 @@ class Subscribers(Actor):
             response, seen = LOST, False
         elif dice < 0.92:
             response, seen = WebhookResponse(500), False
-        elif dice < 0.98:
+        elif dice < 1 - self.gone_share:
             response, seen = WebhookResponse(503, 2000), False
         else:
             response, seen = WebhookResponse(410), False

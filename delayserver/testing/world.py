@@ -8,8 +8,9 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
+from enum import Enum, auto
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
@@ -42,6 +43,15 @@ class Step(NamedTuple):
     is_possible: Callable[[], object] = lambda: True
 
 
+class Theme(Enum):
+    """What happens more often in a world than in others: together it would be rare."""
+
+    SET_BACK = auto()
+    """The clock is set back by hours, and whoever archives takes his time: hours come back."""
+    REDEFINED = auto()
+    """Subscriptions are changed, also while they are being changed, and receivers are gone."""
+
+
 class World:
     """One seed: a machine, many lives of a server on it, and what everybody did."""
 
@@ -54,6 +64,7 @@ class World:
         """The hour whose file cannot be read to its end."""
         self._clock_luck = random.Random(f"clock {seed}")
         self._descriptor_luck = random.Random(f"descriptors {seed}")
+        self._theme = random.Random(f"theme {seed}").choice((None, None, *Theme))
         self.seed = seed
         self.clock = SimulatedClock()
         self.ledger = Ledger()
@@ -85,6 +96,10 @@ class World:
         self.clients = Clients(*shared)
         self.subscribers = Subscribers(*shared)
         self.operators = Operators(*shared, seed)
+        if self._theme is Theme.REDEFINED:
+            self.subscribers.gone_share = 0.2
+        elif self._theme is Theme.SET_BACK:
+            self.operators.copies_share = 0.97
         self._steps = self._all_steps()
         self._weights: tuple[float, ...] = ()
         """Of the steps; each is the sum of all up to it."""
@@ -174,6 +189,12 @@ class World:
         """A copy is put back in the place of what cannot be read."""
         self.disk.mend_reads()
         self._bad_hour = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.abandon()
 
     def abandon(self) -> None:
         """Nobody goes on with what was under way in the last life."""
@@ -269,7 +290,7 @@ class World:
             Step(clients.move, 0.7),
             Step(clients.complete_event, 0.5),
             Step(clients.heartbeat, 1.5),
-            Step(operators.change_subscription, 0.5),
+            Step(operators.change_subscription, 10 if self._theme is Theme.REDEFINED else 0.5),
             Step(operators.decide_on_dead_letter, 2, operators.has_dead_letters),
             Step(subscribers.answer_webhook, 4, lambda: self._running.sending),
             Step(subscribers.pull, 1),
@@ -316,6 +337,8 @@ class World:
         """Time passes, or somebody sets the clock."""
         rng, clock = self.rng, self.clock
         dice = rng.random()
+        if self._theme is Theme.SET_BACK and self._clock_luck.random() < 0.1:
+            dice = 1.0
         if dice < 0.80:
             clock.move(rng.choice((0, 1, 3, 10, 40, 300)))
         elif dice < 0.90:
@@ -514,11 +537,8 @@ STEPS = 100
 
 def run_world(seed: int, *, lives: int = LIVES, steps: int = STEPS) -> World:
     """One world from its first to its last life. Raises Violation."""
-    world = World(seed)
-    try:
+    with World(seed) as world:
         for _ in range(lives):
             world.live(steps)
         world.finish()
-    finally:
-        world.abandon()
     return world

@@ -4,7 +4,9 @@ import asyncio
 
 import pytest
 
-from tests.crash.harness import HOUR_MS, CrashRun, describe, report_of
+from tests.crash.harness import CrashRun
+from tests.load import HOUR_MS
+from tests.long_run import describe, report_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 

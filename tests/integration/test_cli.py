@@ -167,8 +167,8 @@ def test_stats(run, ask):
 
 
 def test_refusals_say_what_is_wrong(run):
-    wrong = run("publish", "order.a", "1", "--delay", "soon", status=1)
-    assert "(/delay)" in wrong.stderr
+    wrong = run("publish", "order.a", "1", "--delay", "soon", status=2)
+    assert "Invalid value for --delay" in wrong.stderr
     missing = run("get", "00ff", status=1)
     assert missing.stderr.startswith("error: Not found: ")
     run("publish", "order.a", "1", "--key", "taken", "--delay", "1h")

@@ -55,7 +55,7 @@ from storage.hour_log import HourLog
 from storage.rows import HOUR_MS, SEQ_MAX
 from storage.testing.files import SimulatedFile
 
-WORLDS_MAX = 400
+WORLDS_MAX = 1000
 """Some are caught in one world of a hundred; which ones changes with every file call."""
 
 Patch = pytest.MonkeyPatch
@@ -732,7 +732,7 @@ def a_bad_sector_ends_the_server(patch: Patch) -> None:
     patch.setattr(HourLog, "read", read)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.unchecked("a bug is planted")
 @pytest.mark.parametrize("name", CANARIES)
 def test_the_simulation_finds(name: str, monkeypatch: Patch) -> None:

@@ -49,44 +49,44 @@ def rebuilt_from(world: World) -> Rebuilt:
 
 @pytest.mark.parametrize("seed", range(WORLDS))
 def test_the_tables_are_the_same(seed: int) -> None:
-    world = World(seed)
-    # Nothing is purged, so that the log still tells of everything that the catalog holds.
-    world.settings = world.settings.model_copy(update={"retention_ms": 10_000 * HOUR_MS})
-    for _ in range(LIVES):
-        world.live(150)
-    rebuilt = rebuilt_from(world)
-    keys, known = rebuilt.keys(), dict(world.catalog.scan(Table.KEYS))
-    assert keys.keys() == known.keys()
-    pairs = [(unpack_key_entry(keys[key]), unpack_key_entry(known[key])) for key in keys]
-    assert [(one.seq, one.due_ms) for one, _ in pairs] == [
-        (one.seq, one.due_ms) for _, one in pairs
-    ]
-    # Of what was imported the payload tells more than its row did.
-    digests = np.array([(one.digest, other.digest) for one, other in pairs], np.uint64)
-    assert have_same_content(digests[:, 0], digests[:, 1]).all()
-    changes = dict(world.catalog.scan(Table.CHANGES))
-    derived = rebuilt.changes()
-    assert derived.keys() == changes.keys()
-    for key, value in changes.items():
-        assert unpack_change(derived[key]) == unpack_change(value)
-    # What an event has completed watches nothing any more, and would be looked at in vain.
-    watches = dict(world.catalog.scan(Table.WATCHES))
-    assert watches.items() <= rebuilt.watches().items()
-    # All the rest stands in the definitions log: reasons, names, heartbeats, archives.
-    place = read_definitions_place(world.catalog)
-    assert place is not None
-    stamp = open_identity(world.disk, random_bytes=None).stamp
-    defined = read_generation(world.disk, place.generation, stamp=stamp, end=place.length)
-    assert defined.damage == []
-    assert list(differences(defined.state, world.catalog)) == []
+    with World(seed) as world:
+        # Nothing is purged, so that the log still tells of everything that the catalog holds.
+        world.settings = world.settings.model_copy(update={"retention_ms": 10_000 * HOUR_MS})
+        for _ in range(LIVES):
+            world.live(150)
+        rebuilt = rebuilt_from(world)
+        keys, known = rebuilt.keys(), dict(world.catalog.scan(Table.KEYS))
+        assert keys.keys() == known.keys()
+        pairs = [(unpack_key_entry(keys[key]), unpack_key_entry(known[key])) for key in keys]
+        assert [(one.seq, one.due_ms) for one, _ in pairs] == [
+            (one.seq, one.due_ms) for _, one in pairs
+        ]
+        # Of what was imported the payload tells more than its row did.
+        digests = np.array([(one.digest, other.digest) for one, other in pairs], np.uint64)
+        assert have_same_content(digests[:, 0], digests[:, 1]).all()
+        changes = dict(world.catalog.scan(Table.CHANGES))
+        derived = rebuilt.changes()
+        assert derived.keys() == changes.keys()
+        for key, value in changes.items():
+            assert unpack_change(derived[key]) == unpack_change(value)
+        # What an event has completed watches nothing any more, and would be looked at in vain.
+        watches = dict(world.catalog.scan(Table.WATCHES))
+        assert watches.items() <= rebuilt.watches().items()
+        # All the rest stands in the definitions log: reasons, names, heartbeats, archives.
+        place = read_definitions_place(world.catalog)
+        assert place is not None
+        stamp = open_identity(world.disk, random_bytes=None).stamp
+        defined = read_generation(world.disk, place.generation, stamp=stamp, end=place.length)
+        assert defined.damage == []
+        assert list(differences(defined.state, world.catalog)) == []
 
 
 def test_the_worlds_have_something_to_tell() -> None:
-    world = World(0)
-    for _ in range(LIVES):
-        world.live(150)
-    tables = (Table.KEYS, Table.CHANGES, Table.WATCHES, Table.SUBJECTS, Table.SUBSCRIPTIONS)
-    assert all(list(world.catalog.scan(table)) for table in tables)
+    with World(0) as world:
+        for _ in range(LIVES):
+            world.live(150)
+        tables = (Table.KEYS, Table.CHANGES, Table.WATCHES, Table.SUBJECTS, Table.SUBSCRIPTIONS)
+        assert all(list(world.catalog.scan(table)) for table in tables)
 
 
 def test_a_trace_is_no_part_of_the_content() -> None:

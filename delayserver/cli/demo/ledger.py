@@ -9,12 +9,14 @@ becomes of its id. After a run, `judge` compares what was promised with what was
     recorded, again   it was acknowledged, or delivered long before any kill, and came again
     other id          one message came under two ids
     garbled           the body is not what was published
+    refused, came     the publish was answered with a refusal, and it was received all the same
 
 A delivery may be repeated if it was in flight at a kill: it was received, yet the server died
 before it had recorded that. `RECORD_MS` is how long that takes at most; a cancel that is answered
 after such a kill may also have been overtaken by such a delivery.
 
-All times are ms of the server's clock, which is this machine's plus `offset_ms`.
+All times are ms of the server's clock, which is this machine's plus `offset_ms`. A ledger for a
+server whose clock is set while it runs overrides what compares due times with it.
 
 Cost: a small object per message and per delivery. Threads: one.
 """
@@ -75,6 +77,8 @@ class Order:
     """Nothing that was asked or answered until now allows a delivery before."""
     last_change_ms: int = 0
     """When the answer that said `due_ms` came."""
+    refused: bool = False
+    """The answer said that it was not accepted, and nobody asked again."""
     cancel_asked: bool = False
     """A cancel was sent, and no answer has come."""
     cancelled_ms: int | None = None
@@ -103,6 +107,10 @@ class Order:
         before its answer was lost, and refuse when it is asked again."""
         self.earliest_ms = min(self.earliest_ms, due_ms)
 
+    def move_refused(self, earliest_ms: int) -> None:
+        """It was not moved; `earliest_ms` as it was before."""
+        self.earliest_ms = earliest_ms
+
     def move_answered(self, due_ms: int, now_ms: int) -> None:
         """It has a new due time."""
         self.due_ms = self.earliest_ms = due_ms
@@ -111,10 +119,14 @@ class Order:
     def received(self, subscription: str, message_id: str, at_ms: int, *, settled: bool) -> Receipt:
         """It has come."""
         receipt = Receipt(at_ms, message_id, at_ms if settled else None)
-        self.is_early |= at_ms < self.earliest_ms
+        self.is_early |= self.is_too_early(at_ms)
         self.receipts[subscription].append(receipt)
         self.message_ids.add(message_id)
         return receipt
+
+    def is_too_early(self, at_ms: int) -> bool:
+        """Whether it must not have come at that time, by what is known now."""
+        return at_ms < self.earliest_ms
 
     def is_settled(self, subscription: str) -> bool:
         """Whether it is done at that subscription, or may be."""
@@ -188,6 +200,27 @@ class DemoLedger:
         """The server's clock."""
         return time.time_ns() // 1_000_000 + self.offset_ms
 
+    def server_ms(self) -> int:
+        """The clock that due times are told by."""
+        return self.now_ms()
+
+    def publish_asked(self, order: Order, delay_ms: int) -> None:
+        """An order is sent, for the first time or again."""
+        order.publish_asked(delay_ms, self.now_ms())
+
+    def publish_answered(self, order: Order, message_id: str, due_ms: int) -> None:
+        """The server has an order."""
+        order.publish_answered(message_id, due_ms, self.now_ms())
+
+    def is_lost(self, order: Order) -> bool:
+        """Whether an order ought to have been delivered by now."""
+        return order.is_open
+
+    def lateness_ms(self, order: Order, first_ms: int) -> int | None:
+        """How late the first delivery was; None where nobody can say."""
+        was_up = order.last_change_ms < order.due_ms and self.was_up(order.due_ms, first_ms)
+        return first_ms - order.due_ms if order.answered and was_up else None
+
     def order(
         self,
         subject: str,
@@ -202,9 +235,19 @@ class DemoLedger:
         if filling:
             body["filling"] = filling
         key = str(number) if with_key else None
-        order = Order(number, subject, key, subscriptions, body)
+        order = self._open(number, subject, key, subscriptions, body)
         self.orders.append(order)
         return order
+
+    def _open(
+        self,
+        number: int,
+        subject: str,
+        key: str | None,
+        subscriptions: tuple[str, ...],
+        body: dict[str, object],
+    ) -> Order:
+        return Order(number, subject, key, subscriptions, body)
 
     def receive(
         self, subscription: str, message_id: str, body: object, *, settled: bool
@@ -223,7 +266,7 @@ class DemoLedger:
     @property
     def open_count(self) -> int:
         """How many orders still have to be delivered."""
-        return sum(order.is_open for order in self.orders)
+        return sum(map(self.is_lost, self.orders))
 
     def write(self, where: Path) -> None:
         """Lines of JSON: the outages and the kills, then a line for each order."""
@@ -253,6 +296,7 @@ class Verdict:
     repeated_recorded: list[Order] = field(default_factory=list)
     other_id: list[Order] = field(default_factory=list)
     garbled: list[Order] = field(default_factory=list)
+    refused_came: list[Order] = field(default_factory=list)
     published: int = 0
     cancelled: int = 0
     delivered: int = 0
@@ -280,7 +324,10 @@ class Verdict:
         return self.lateness_ms[index]
 
 
-VIOLATIONS = ("lost", "early", "fired_cancelled", "repeated_recorded", "other_id", "garbled")
+VIOLATIONS = (
+    *("lost", "early", "fired_cancelled", "repeated_recorded"),
+    *("other_id", "garbled", "refused_came"),
+)
 
 
 def judge(ledger: DemoLedger, orders: Sequence[Order] | None = None) -> Verdict:
@@ -296,13 +343,15 @@ def _judge_order(order: Order, ledger: DemoLedger, verdict: Verdict) -> None:
     verdict.published += order.answered
     verdict.cancelled += order.cancelled_ms is not None
     verdict.delivered += order.is_delivered
-    if order.is_open:
+    if ledger.is_lost(order):
         verdict.lost.append(order)
     if order.is_garbled:
         verdict.garbled.append(order)
     if len(order.message_ids) > 1:
         verdict.other_id.append(order)
     receipts = [receipt for some in order.receipts.values() for receipt in some]
+    if order.refused and receipts:
+        verdict.refused_came.append(order)
     if order.is_early:
         verdict.early.append(order)
     if order.cancelled_ms is not None and any(
@@ -313,10 +362,9 @@ def _judge_order(order: Order, ledger: DemoLedger, verdict: Verdict) -> None:
         verdict.repeated_recorded.append(order)
     for some in order.receipts.values():
         verdict.repeated += len(some) - 1
-        first_ms = some[0].at_ms
-        was_up = order.last_change_ms < order.due_ms and ledger.was_up(order.due_ms, first_ms)
-        if order.answered and was_up:
-            verdict.lateness_ms.append(first_ms - order.due_ms)
+        late_ms = ledger.lateness_ms(order, some[0].at_ms)
+        if late_ms is not None:
+            verdict.lateness_ms.append(late_ms)
 
 
 def _in_flight_at_kill(receipt: Receipt, before_ms: int, kills_ms: Sequence[int]) -> bool:

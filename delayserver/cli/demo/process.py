@@ -8,6 +8,7 @@ import http.client
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -41,15 +42,26 @@ def damage_in(data_dir: Path) -> list[str]:
 
 
 class ServerProcess:
-    """`delayserver serve` on loopback. As a context manager it never outlives its block."""
+    """`delayserver serve` on loopback. As a context manager it never outlives its block.
+
+    `tls`: what to trust, where it serves HTTPS; `program`: what is run instead of `delayserver`."""
 
     def __init__(
-        self, data_dir: Path, *, port: int, log_path: Path, options: Sequence[str] = ()
+        self,
+        data_dir: Path,
+        *,
+        port: int,
+        log_path: Path,
+        options: Sequence[str] = (),
+        tls: ssl.SSLContext | None = None,
+        program: Sequence[str] = ("-m", "delayserver"),
     ) -> None:
         self.data_dir = data_dir
         self.port = port
         self.log_path = log_path
         self.options = list(options)
+        self._tls = tls
+        self.program = program
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -61,7 +73,7 @@ class ServerProcess:
     @property
     def url(self) -> str:
         """Where it listens."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -77,7 +89,7 @@ class ServerProcess:
     def start(self) -> None:
         """Start the process; it is not ready yet."""
         assert not self.is_running, "the server runs already"
-        command = [sys.executable, "-m", "delayserver", "serve", "--port", str(self.port)]
+        command = [sys.executable, *self.program, "serve", "--port", str(self.port)]
         command += ["--host", "127.0.0.1", "--data-dir", str(self.data_dir), *self.options]
         # Settings of another server on this machine are not meant for this one.
         environment = {
@@ -104,7 +116,12 @@ class ServerProcess:
             time.sleep(POLL_S)
 
     def _is_ready(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=1)
+        address = "127.0.0.1", self.port
+        connection = (
+            http.client.HTTPConnection(*address, timeout=1)
+            if self._tls is None
+            else http.client.HTTPSConnection(*address, timeout=1, context=self._tls)
+        )
         try:
             connection.request("GET", "/readyz")
             return connection.getresponse().status == http.HTTPStatus.OK

@@ -69,29 +69,29 @@ def problems(rows: Rows) -> int:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_after_every_crash_of_a_correct_server_nothing_is_wrong(seed: int) -> None:
-    world = World(seed)
-    for _ in range(6):
-        world.live(world.rng.randrange(20, 200))
-        if not world.disk.exists("FORMAT"):
-            continue
-        settled, damage = settle_all(world.disk, world.catalog, world.clock.now_ms)
-        assert damage == []
-        # A clock that is set back between firing and recording makes a delivery look early.
-        assert problems(settled) & ~BrokenGuarantee.EARLY == 0
-        assert not (settled["state"] == EntryState.MISSING).any()
+    with World(seed) as world:
+        for _ in range(6):
+            world.live(world.rng.randrange(20, 200))
+            if not world.disk.exists("FORMAT"):
+                continue
+            settled, damage = settle_all(world.disk, world.catalog, world.clock.now_ms)
+            assert damage == []
+            # A clock that is set back between firing and recording makes a delivery look early.
+            assert problems(settled) & ~BrokenGuarantee.EARLY == 0
+            assert not (settled["state"] == EntryState.MISSING).any()
 
 
 def test_the_ledger_knows_the_same_messages() -> None:
-    world = World(3)
-    for _ in range(10):
-        world.live(150)
-    settled, _ = settle_all(world.disk, world.catalog, world.clock.now_ms)
-    seen = set(settled["message_seq"].tolist())
-    assert seen
-    assert seen <= world.ledger.messages.keys()
-    cancelled = settled["message_seq"][settled["state"] == EntryState.CANCELLED].tolist()
-    assert cancelled
-    assert all(world.ledger.messages[seq].cancelled for seq in cancelled)
+    with World(3) as world:
+        for _ in range(10):
+            world.live(150)
+        settled, _ = settle_all(world.disk, world.catalog, world.clock.now_ms)
+        seen = set(settled["message_seq"].tolist())
+        assert seen
+        assert seen <= world.ledger.messages.keys()
+        cancelled = settled["message_seq"][settled["state"] == EntryState.CANCELLED].tolist()
+        assert cancelled
+        assert all(world.ledger.messages[seq].cancelled for seq in cancelled)
 
 
 # ---- case by case ----------------------------------------------------------------------------

@@ -362,6 +362,44 @@ def test_find_names_a_frame_that_was_damaged_before(
         assert log.find(HOUR, seq) is None
 
 
+LONG = 100
+"""Rows of a frame that is longer than a sector."""
+
+
+def test_what_could_not_be_read_for_a_moment_is_found_again(
+    files: SimulatedFiles, log: HourLog
+) -> None:
+    ends = filled(log, *(list(range(at, at + LONG)) for at in (1, 201, 401, 601, 801)))
+    files.fail_reads(PATH, ends[1] + 10, ends[3])
+    for seq in (201, 300, 401, 500):
+        with pytest.raises(DamageError, match=f"seq {seq}–{seq}: .*cannot be read"):
+            log.find(HOUR, seq)
+    _, lengths, damage = log.find_payloads(HOUR, np.array([1, 300, 401, 801], np.uint64))
+    assert (lengths > 0).tolist() == [True, False, False, True]
+    assert [error.first_seq for error in damage] == [300, 401]
+    files.mend_reads()
+    assert all(found_body(log, seq) for seq in (1, 201, 300, 401, 500, 601, 801))
+    _, lengths, damage = log.find_payloads(HOUR, np.array([201, 300, 401], np.uint64))
+    assert (lengths > 0).all() and damage == []
+
+
+def test_an_hour_grows_while_its_end_cannot_be_read(files: SimulatedFiles, log: HourLog) -> None:
+    ends = filled(log, *(list(range(at, at + LONG)) for at in (1, 201)))
+    end = ends[2]
+    files.fail_reads(PATH, ends[1], end)
+    for seq in (401, 601):
+        with pytest.raises(DamageError):
+            log.find(HOUR, 300)
+        with pytest.raises(DamageError):
+            log.find(HOUR, seq)  # nothing is known of what comes behind
+        end = append(log, end, list(range(seq, seq + LONG)))
+        # A sector that it shares with what cannot be read is lost to it, too.
+        assert log.find(HOUR, 1) is not None
+    assert found_body(log, 650) is not None
+    files.mend_reads()
+    assert all(found_body(log, seq) for seq in (1, 201, 401, 500, 601))
+
+
 def noted_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The length of each read from now on."""
     lengths: list[int] = []

@@ -1,0 +1,292 @@
+"""The load of the long runs (`tests.crash`, `tests.soak`): clients that keep a ledger.
+
+    publishers    one message or a batch, with keys and without; later some cancel or move it
+    receivers     a webhook that is slow at times and fails at times
+    consumers     acknowledge, refuse, or let the lease end
+
+What they asked and what they got goes to a ledger, `delayserver.cli.demo.ledger`; an answer that no
+good client should get is a failure.
+
+Cost: some 300 µs per message. Threads: belongs to the event loop.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Generic, TypeVar
+
+from delayserver.cli.demo.ledger import DemoLedger, Order
+from delayserver.cli.demo.shop import call, due_of, parse_json
+from delayserver.cli.session import path
+from delayserver.client.errors import UnansweredError
+from delayserver.client.transport import HttpTransport
+
+HOUR_MS = 3_600_000
+RETRY_S = 0.05
+FILLINGS = {size: "x" * size for size in (0, 10, 100, 1000, 20_000)}
+"""Made once: a long run has hundreds of thousands of messages."""
+
+HOOK, PULL, BOTH = "load.hook", "load.pull", "load.both.x"
+SUBSCRIBERS = {
+    HOOK: ("hook",),
+    PULL: ("pull",),
+    BOTH: ("both-hook", "both-pull"),
+}
+CONSUMED = ("pull", "both-pull")
+LEASE_MS = 1500
+
+
+class RefusedError(UnansweredError):
+    """The server answered that it did not do it; it may be asked again."""
+
+
+AnyLedger = TypeVar("AnyLedger", bound=DemoLedger)
+
+
+class Load(Generic[AnyLedger]):
+    """Clients of one server. What decides about them is a seed; `_client` is made by who runs."""
+
+    PAUSE_S = 0.02
+    """Between two publishes of one publisher, at most."""
+    subscribers: Mapping[str, tuple[str, ...]] = SUBSCRIBERS
+    subjects: Sequence[str] = tuple(SUBSCRIBERS)
+    """One that stands here more often gets more messages."""
+
+    _client: HttpTransport
+
+    def __init__(self, ledger: AnyLedger, seed: int) -> None:
+        self.ledger = ledger
+        self.failures: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self._random = random.Random(seed)
+        self._follow_ups: set[asyncio.Task[None]] = set()
+
+    async def _subscribe(self, url: str) -> None:
+        retry = {"max_attempts": 100, "backoff": ["100ms"] * 20}
+        for name, subject in (("hook", HOOK), ("both-hook", "load.both.*")):
+            document = {"subject": subject, "type": "webhook", "url": url + name, "retry": retry}
+            await self._ask("PUT", path("subscriptions", name), document)
+        for name, subject in (("pull", PULL), ("both-pull", BOTH)):
+            document = {"subject": subject, "type": "pull", "lease": f"{LEASE_MS}ms"}
+            await self._ask("PUT", path("subscriptions", name), document)
+
+    # ── asking ─────────────────────────────────────────────────────────────────────────────────
+
+    async def _ask(self, method: str, where: str, document: object = None) -> tuple[int, Any]:
+        """Ask until there is an answer."""
+        while True:
+            try:
+                return await self._ask_once(method, where, document)
+            except UnansweredError:
+                await asyncio.sleep(RETRY_S)
+
+    async def _ask_once(self, method: str, where: str, document: object = None) -> tuple[int, Any]:
+        """One request. Raises UnansweredError, also for "try again later"."""
+        status, answer = await call(self._client, method, where, document)
+        if self._is_refusal(status, answer):
+            raise RefusedError(f"{status}")
+        # Only what is done to a message may come too late for it.
+        may_refuse = method in ("DELETE", "PATCH")
+        refusals = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT) if may_refuse else ()
+        if status >= HTTPStatus.BAD_REQUEST and status not in refusals:
+            self._fail(f"{method} {where}: {status} {answer}")
+            raise UnansweredError(f"{status}")
+        return status, answer
+
+    def _is_refusal(self, status: int, answer: Any) -> bool:
+        """Whether a good client may get this answer, and is to ask again."""
+        return status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
+
+    def _fail(self, what: str) -> None:
+        if what not in self.failures:
+            self.failures.append(what)
+
+    # ── publishing, cancelling, moving ─────────────────────────────────────────────────────────
+
+    async def _publish(self) -> None:
+        while True:
+            await asyncio.sleep(self._random.uniform(0, self.PAUSE_S))
+            if self._random.random() < 0.05:
+                await self._publish_batch()
+            else:
+                await self._publish_one()
+
+    async def _publish_one(self) -> None:
+        order, delay_ms = self._new_order()
+        self.ledger.publish_asked(order, delay_ms)
+        try:
+            # Without a key, to ask again would be to publish twice.
+            ask = self._ask_once if order.key is None else self._ask
+            _, answer = await ask("POST", path("messages"), document_of(order, delay=delay_ms))
+        except UnansweredError as error:
+            order.refused = isinstance(error, RefusedError)
+            self.counts["publishes without an answer"] += 1
+            return
+        self.ledger.publish_answered(order, answer["id"], due_of(answer))
+        self._follow(order, delay_ms)
+
+    async def _publish_batch(self) -> None:
+        batch = [self._new_order(with_key=True) for _ in range(self._random.randint(2, 40))]
+        for order, delay_ms in batch:
+            self.ledger.publish_asked(order, delay_ms)
+        # The answer names no due times: a delay would count from whenever the server heard of it,
+        # and a batch that is asked again may be heard after the clock was set forward.
+        documents = [document_of(order, deliver_at=order.earliest_ms) for order, _ in batch]
+        answer = await self._send_batch(documents)
+        for (order, delay_ms), message_id in zip(batch, answer["ids"], strict=True):
+            self.ledger.publish_answered(order, message_id, order.earliest_ms)
+            self._follow(order, delay_ms)
+
+    async def _send_batch(self, documents: list[dict[str, object]]) -> Any:
+        return (await self._ask("POST", path("messages", "batch"), documents))[1]
+
+    def _new_order(self, *, with_key: bool | None = None) -> tuple[Order, int]:
+        chance = self._random
+        subject = chance.choice(self.subjects)
+        size = chance.choice((0, 100, 100, 1000, 20_000 if chance.random() < 0.1 else 10))
+        order = self.ledger.order(
+            subject,
+            self.subscribers[subject],
+            with_key=chance.random() < 0.6 if with_key is None else with_key,
+            filling=FILLINGS[size],
+        )
+        return order, self._delay_ms()
+
+    def _delay_ms(self) -> int:
+        chance = self._random
+        kind = chance.random()
+        if kind < 0.1:
+            return 0
+        if kind < 0.3:
+            return chance.randint(1, 300)
+        if kind < 0.75:
+            return chance.randint(300, 4000)
+        to_hour_ms = HOUR_MS - self.ledger.server_ms() % HOUR_MS
+        if kind < 0.85:  # around the next hour, often on the millisecond
+            return max(0, to_hour_ms + chance.choice((-1, 0, 0, 1, chance.randint(-2000, 2000))))
+        if kind < 0.97:
+            return HOUR_MS + chance.randint(-3000, 3000)
+        return to_hour_ms + chance.randint(1, 3) * HOUR_MS + chance.randint(-5, 5)
+
+    def _when(self, delay_ms: int) -> dict[str, int]:
+        """How a move says when."""
+        return {"delay": delay_ms}
+
+    def _follow(self, order: Order, delay_ms: int) -> None:
+        """What happens to an order after it was published."""
+        chance = self._random
+        wait_s = min(delay_ms, chance.randint(0, 3000)) / 1000 * chance.uniform(0, 1.1)
+        kind = chance.random()
+        if kind < 0.35:
+            self._later(wait_s, self._cancel, order)
+        elif kind < 0.5:
+            self._later(wait_s, self._move, order)
+
+    def _later(self, wait_s: float, work: Callable[[Order], Awaitable[None]], order: Order) -> None:
+        async def run() -> None:
+            await asyncio.sleep(wait_s)
+            await work(order)
+
+        task = asyncio.create_task(run())
+        self._follow_ups.add(task)
+        task.add_done_callback(self._followed)
+
+    def _followed(self, task: asyncio.Task[None]) -> None:
+        self._follow_ups.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failures.append(repr(error))
+
+    def _where(self, order: Order) -> str:
+        if order.key is not None and self._random.random() < 0.5:
+            return path("subjects", order.subject, "keys", order.key)
+        return path("messages", min(order.message_ids))
+
+    async def _cancel(self, order: Order) -> None:
+        order.cancel_asked = True
+        # Some give up without an answer: such a message may be delivered, or not.
+        ask = self._ask if self._random.random() < 0.7 else self._ask_once
+        try:
+            status, _ = await ask("DELETE", self._where(order))
+        except UnansweredError:
+            self.counts["cancels without an answer"] += 1
+            return
+        order.cancel_asked = False
+        if status == HTTPStatus.OK:
+            order.cancelled_ms = self.ledger.now_ms()
+        else:
+            self.counts["cancels refused"] += 1
+
+    async def _move(self, order: Order) -> None:
+        delay_ms = self._delay_ms()
+        when, earliest_ms = self._when(delay_ms), order.earliest_ms
+        order.move_asked(self.ledger.server_ms() + delay_ms)
+        ask = self._ask if self._random.random() < 0.7 else self._ask_once
+        try:
+            status, answer = await ask("PATCH", self._where(order), when)
+        except UnansweredError as error:
+            if isinstance(error, RefusedError):
+                order.move_refused(earliest_ms)
+            self.counts["moves without an answer"] += 1
+            return
+        if status != HTTPStatus.OK:
+            self.counts["moves refused"] += 1
+            return
+        order.move_answered(due_of(answer), self.ledger.now_ms())
+        self.counts["moved"] += 1
+        if self._random.random() < 0.3:
+            await self._cancel(order)
+
+    # ── receiving ──────────────────────────────────────────────────────────────────────────────
+
+    async def _on_webhook(self, headers: Mapping[str, str], body: bytes) -> int:
+        name = "hook" if headers.get("delay-subject") == HOOK else "both-hook"
+        message_id = headers.get("webhook-id", "")
+        receipt = self.ledger.receive(name, message_id, parse_json(body), settled=False)
+        if self._random.random() < 0.1:
+            await asyncio.sleep(self._random.uniform(0, 0.1))
+        if self._random.random() < 0.05:
+            self.counts["webhooks refused"] += 1
+            return HTTPStatus.INTERNAL_SERVER_ERROR
+        receipt.settled_ms = self.ledger.now_ms()
+        return HTTPStatus.OK
+
+    async def _consume(self, name: str) -> None:
+        chance = self._random
+        where = path("subscriptions", name)
+        while True:
+            request = {"max": chance.randint(1, 50), "wait": chance.choice((0, 200, 1000))}
+            _, answer = await self._ask("POST", f"{where}/pull", request)
+            taken = {
+                message["lease"]: self.ledger.receive(
+                    name, message["id"], message.get("body"), settled=False
+                )
+                for message in answer["messages"]
+            }
+            done = {lease: receipt for lease, receipt in taken.items() if chance.random() < 0.85}
+            refused = [lease for lease in taken.keys() - done.keys() if chance.random() < 0.5]
+            try:
+                if refused:
+                    await self._ask_once("POST", f"{where}/nack", {"leases": refused})
+                if not done:
+                    continue
+                for receipt in done.values():
+                    receipt.ack_asked = True
+                _, answer = await self._ask_once("POST", f"{where}/ack", {"leases": list(done)})
+            except UnansweredError:
+                continue
+            expired = set(answer["expired"])
+            for lease, receipt in done.items():
+                receipt.ack_asked = False
+                if lease not in expired:
+                    receipt.acknowledged(self.ledger.now_ms())
+                    self.counts["acknowledged"] += 1
+
+
+def document_of(order: Order, **when: int) -> dict[str, object]:
+    """What publishes it."""
+    document: dict[str, object] = {"subject": order.subject, "body": order.body, **when}
+    if order.key is not None:
+        document["key"] = order.key
+    return document
