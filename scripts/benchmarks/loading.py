@@ -21,7 +21,7 @@ from delayserver.schedule.replay import Snapshot
 from storage.directory import open_identity
 from storage.files import OsFiles
 from storage.hour_log import HourLog
-from storage.rows import HOUR_MS, SCHEDULE_DTYPE, LogKind, buffer_of
+from storage.rows import HOUR_MS, SCHEDULE_DTYPE, LogKind, RecordKind, buffer_of
 
 SLOT_MS = 500
 ROUNDS = 3
@@ -40,7 +40,7 @@ class TimedLoad:
 
     @property
     def row_us(self) -> float:
-        return self.seconds / self.rows * 1e6
+        return self.seconds / max(1, self.rows) * 1e6
 
 
 def time_fullest(directory: Path) -> TimedLoad | None:
@@ -75,7 +75,7 @@ def time_load(directory: Path, hour: int) -> TimedLoad:
 
 def write_hour(directory: Path, hour: int, body: bytes, frames: Iterable[int]) -> None:
     """The file of one hour, in a new data directory: a frame of each of these numbers of rows, all
-    with this body, due at any time of the hour."""
+    with this body, due at any time of the hour. There is nothing else in it, no catalog either."""
     files = OsFiles(str(directory))
     log = HourLog(
         files, LogKind.SCHEDULE, stamp=open_identity(files, random_bytes=os.urandom).stamp
@@ -88,8 +88,9 @@ def write_hour(directory: Path, hour: int, body: bytes, frames: Iterable[int]) -
             rows = np.zeros(count, SCHEDULE_DTYPE)
             rows["seq"] = rows["message_seq"] = seq + np.arange(count)
             rows["due_ms"] = hour * HOUR_MS + rng.integers(0, HOUR_MS, count)
-            rows["subject_id"] = 1
+            rows["kind"], rows["subject_id"] = RecordKind.PUBLISH, 1
             rows["payload_length"] = len(sealed)
+            rows["payload_crc"] = int.from_bytes(sealed[:4], "little")
             rows["payload_offset"] = np.arange(count) * len(sealed)
             _, offset = log.append(
                 hour,

@@ -92,7 +92,7 @@ SINGLE_SHARE = 0.12
 LONG_ROWS = 65_536
 
 
-class Messages:
+class SpreadMessages:
     """Messages that are due at random times of a spread; no two runs of one seed differ."""
 
     def __init__(self, spread_ms: int, *, keyed: bool) -> None:
@@ -202,7 +202,7 @@ class Spread:
         self._name = name
         self._count = count
         self._directory = f"spread-{name.replace(' ', '')}"
-        self._messages = Messages(SPREADS_MS[name], keyed=keyed)
+        self._messages = SpreadMessages(SPREADS_MS[name], keyed=keyed)
         self._asked = min(bench.size.of(quick=ASKED_QUICK, usual=ASKED), count)
         self._rng = np.random.default_rng(SEED)
 
