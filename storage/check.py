@@ -25,6 +25,7 @@ import numpy as np
 from numpy.lib.recfunctions import repack_fields
 from numpy.typing import NDArray
 
+from storage.buckets import bucket_path, end_ms, parse_bucket_file, start_ms
 from storage.catalog import Catalog, Table
 from storage.definitions_log import definitions_path, parse_definitions_name
 from storage.directory import open_identity
@@ -40,14 +41,12 @@ from storage.frame import (
     scan_live,
     with_torn_payload,
 )
-from storage.hour_log import hour_path, parse_hour_name
 from storage.message_log import SPARE_NAMES, MessageLog, parse_segment_name
 from storage.rows import (
     FLAG_AFTER_SYNC,
     FLAG_REMOVAL,
     FLAG_REMOVED,
     FLAG_WATCHES,
-    HOUR_MS,
     REMOVES,
     SCHEDULES,
     LogKind,
@@ -249,7 +248,7 @@ class _Check:
         done = self._message_log(segments, filed_seq, total)
         for kind, numbers in hours.items():
             for hour in numbers:
-                path = hour_path(kind, hour)
+                path = bucket_path(kind, hour)
                 self._progress(path, done, total)
                 length = None if committed is None else committed.get(path, 0)
                 self._hour(kind, path, hour, length if kind is LogKind.SCHEDULE else None)
@@ -275,7 +274,7 @@ class _Check:
             elif kind is LogKind.DEFINITIONS:
                 number = parse_definitions_name(name)
             else:
-                number = parse_hour_name(kind, name)
+                number = parse_bucket_file(kind, name)
             if number is None:
                 self._note(f"{directory}/{name}", "not a file of this log; it is left alone")
             else:
@@ -533,6 +532,10 @@ def _message_rules(header: Header, rows: Rows) -> list[Rule]:
     ]
 
 
+def _is_elsewhere(due_ms: NDArray[np.int64], bucket: int) -> Mask:
+    return (due_ms < start_ms(bucket)) | (due_ms >= end_ms(bucket))
+
+
 def _schedule_rules(header: Header, rows: Rows, hour: int, last_seq: int) -> list[Rule]:
     is_entry = (rows["flags"] & FLAG_REMOVAL) == 0
     seqs, kinds, message_seqs = rows["seq"], rows["kind"], rows["message_seq"]
@@ -548,7 +551,7 @@ def _schedule_rules(header: Header, rows: Rows, hour: int, last_seq: int) -> lis
         ("unknown kinds of tombstones", ~is_entry & ~np.isin(kinds, REMOVES)),
         ("flags that are not known", (rows["flags"] & ~np.uint8(FLAG_REMOVAL | FLAG_WATCHES)) != 0),
         ("a tombstone with watch keys", rows["flags"] == FLAG_REMOVAL | FLAG_WATCHES),
-        ("a due time of another hour", rows["due_ms"] // HOUR_MS != hour),
+        ("a due time of another hour", _is_elsewhere(rows["due_ms"], hour)),
         ("a message that does not come before", is_entry & (message_seqs > seqs)),
         (
             "a tombstone of what does not come before",
@@ -565,7 +568,7 @@ def _dispatch_rules(header: Header, rows: Rows, hour: int) -> list[Rule]:
     return [
         ("seqs do not match the header", np.full(len(rows), wrong_range)),
         ("a message that does not come before", (message_seqs > seqs) | (message_seqs == 0)),
-        ("a due time of another hour", rows["due_ms"] // HOUR_MS != hour),
+        ("a due time of another hour", _is_elsewhere(rows["due_ms"], hour)),
         ("no time of settlement", rows["settled_ms"] <= 0),
         ("no subscription", no_subscription),
         ("no attempt", rows["attempt"] == 0),

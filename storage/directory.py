@@ -20,7 +20,9 @@ from dataclasses import dataclass, replace
 from storage.errors import DamageError, FormatVersionError, RepairUnfinishedError
 from storage.files import Files, replace_file
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+DEFINITIONS_VERSION = 2
+"""The first with a definitions log."""
 FORMAT_FILE = "FORMAT"
 LOCK_FILE = "LOCK"
 REPAIR_FILE = "REPAIR"
@@ -41,7 +43,12 @@ class Identity:
     id_secret: bytes
     """Key of the check digits of message ids, 16 bytes."""
     version: int = FORMAT_VERSION
-    """Of the directory. 1: there is no definitions log yet; see `upgrade`."""
+    """Of the directory. 1: there is no definitions log yet. 2: there are no days yet."""
+
+    @property
+    def has_definitions(self) -> bool:
+        """Whether it was made, or carried over, by a server that writes a definitions log."""
+        return self.version >= DEFINITIONS_VERSION
 
 
 def open_identity(

@@ -39,13 +39,30 @@ HEADER = struct.Struct("<4sHHIIQQQqIIII")
 HEADER_BYTES = HEADER.size
 _CRC = struct.Struct("<I")
 CRC_BYTES = _CRC.size
+HEADER_DTYPE = np.dtype(
+    [
+        ("magic", "V4"),
+        ("version", "<u2"),
+        ("kind", "<u2"),
+        ("count", "<u4"),
+        ("rows_bytes", "<u4"),
+        ("payload_bytes", "<u8"),
+        ("first_seq", "<u8"),
+        ("last_seq", "<u8"),
+        ("created_ms", "<i8"),
+        ("rows_crc", "<u4"),
+        ("payload_crc", "<u4"),
+        ("stamp", "<u4"),
+        ("header_crc", "<u4"),
+    ]
+)
+"""Headers of many frames, as columns."""
 ALIGNMENT = 8
 PAYLOAD_MAX_BYTES = 1 << 31
 
 Rows = NDArray[np.void]
 
 _READ_BYTES = 256 * 1024
-_READ_BYTES_OF_HEADERS = 4 * 1024
 _SEARCH_BYTES = 1024 * 1024
 _CRC_SLICE_BYTES = 128 * 1024
 _ZEROS = bytes(HEADER_BYTES)
@@ -321,13 +338,14 @@ class _Sectors:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-class _Window:
+class Window:
     """Reads a file front to back in pieces, so that small frames cost no call each."""
 
     def __init__(self, file: Readable, end: int, ahead_bytes: int) -> None:
+        """`ahead_bytes`: how long a piece is, at least; it may be changed."""
         self._file = file
         self._end = end
-        self._ahead_bytes = ahead_bytes
+        self.ahead_bytes = ahead_bytes
         self._start = 0
         self._data = b""
 
@@ -335,11 +353,17 @@ class _Window:
         """`length` bytes at `offset`, fewer at the end."""
         length = max(0, min(length, self._end - offset))
         if not (self._start <= offset and offset + length <= self._start + len(self._data)):
-            ahead = max(0, min(max(length, self._ahead_bytes), self._end - offset))
+            ahead = max(0, min(max(length, self.ahead_bytes), self._end - offset))
             self._data = self._file.pread(ahead, offset)
             self._start = offset
         position = offset - self._start
         return self._data[position : position + length]
+
+    def held(self, offset: int) -> tuple[bytes, int]:
+        """What was read last, and where in it `offset` is: behind its end, if it was not read."""
+        if offset < self._start:
+            return b"", 0
+        return self._data, offset - self._start
 
 
 def scan(
@@ -356,56 +380,21 @@ def scan(
 
     In the message log, whose segments are filled with zeros beforehand, zeros that no frame follows
     are neither. `after_seq`: the last seq before `start`. With `payload=False` the blobs are
-    skipped without being read. Raises FormatVersionError, DiskError."""
-    scanner = _Scanner(file, end, kind, stamp)
+    skipped without being read; `storage.frame_runs` does that for many frames at once. Raises
+    FormatVersionError, DiskError."""
+    scanner = Scanner(file, end, kind, stamp)
     offset, last_seq = start, after_seq
     while offset < end:
         found = scanner.frame(offset, payload)
         if isinstance(found, Frame):
             yield found
-            offset, last_seq = found.end, found.header.last_seq
+            offset, last_seq = found.end, found.last_seq
             continue
-        following = scanner.search(offset + 1, last_seq)
-        if following is None and found == _ZEROS_FOUND and kind is LogKind.MESSAGE:
+        damage = scanner.gap(offset, last_seq, found)
+        if damage is None:
             return
-        first_missing = last_seq + 1 if kind in _ASCENDING else 0
-        stop = end if following is None else following.offset
-        unreadable = scanner.unreadable(offset, stop)
-        if following is None and not unreadable:
-            yield Damage(file.path, offset, end, found, torn=True, first_seq=first_missing)
-            return
-        if kind not in _ASCENDING:
-            last_missing = 0
-        elif following is None:
-            last_missing = scanner.last_seq(offset, first_missing)
-        else:
-            last_missing = following.header.first_seq - 1
-        yield Damage(
-            file.path,
-            offset,
-            stop,
-            unreadable or found,
-            torn=False,
-            first_seq=first_missing,
-            last_seq=last_missing,
-            is_unreadable=bool(unreadable),
-        )
-        offset = stop
-
-
-def scan_headers(
-    file: Readable, start: int, end: int, *, kind: LogKind, stamp: int
-) -> Iterator[tuple[int, Header]]:
-    """Offsets and headers of the frames of `file` between two offsets, up to the first place where
-    none is. What they hold is neither read nor verified: a few µs for each, however long it is."""
-    scanner = _Scanner(file, end, kind, stamp, _READ_BYTES_OF_HEADERS)
-    offset = start
-    while offset < end:
-        header = scanner.header(offset)
-        if isinstance(header, str):
-            return
-        yield offset, header
-        offset += header.frame_bytes
+        yield damage
+        offset = damage.end
 
 
 def scan_live(
@@ -445,6 +434,19 @@ def scan_live(
             return
 
 
+def damaged_payloads(frame: Frame) -> Iterator[tuple[int, Damage]]:
+    """Of a frame with payloads, which rows' payloads are not intact, by index, and how."""
+    if frame.payload_intact:
+        return
+    assert frame.payload is not None
+    starts, lengths = frame.rows["payload_offset"].tolist(), frame.rows["payload_length"].tolist()
+    for index, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        if length and unseal(frame.payload[start : start + length]) is None:
+            seq, at = int(frame.rows["seq"][index]), frame.payload_start + start
+            reason = frame.unreadable or "a payload does not match its checksum"
+            yield index, Damage(frame.path, at, at + length, reason, False, seq, seq)
+
+
 def with_torn_payload(items: Iterable[Frame | Damage]) -> Iterator[Frame | Damage]:
     """The items of a scan with payloads; a frame that was cut within them is a torn tail, too."""
     held: Frame | None = None
@@ -469,37 +471,38 @@ _ASCENDING = (LogKind.MESSAGE, LogKind.SCHEDULE)
 _ZEROS_FOUND = "zeros where a frame should be"
 
 
-class _Scanner:
-    """Looks for frames of one log in one file."""
+class Scanner:
+    """Looks for frames of one log in one file, up to `end`."""
 
     def __init__(
-        self, file: Readable, end: int, kind: LogKind, stamp: int, ahead_bytes: int = _READ_BYTES
+        self, file: Readable, end: int, kind: LogKind, stamp: int, ahead_bytes: int | None = None
     ) -> None:
+        """`ahead_bytes`: how much is read at once, at least."""
         self._file = _Sectors(file)
-        self._end = end
-        self._kind = kind
-        self._stamp = stamp
+        self.end = end
+        self.kind = kind
+        self.stamp = stamp
         self._used_end = 0
         """As far as the last search has seen anything but zeros."""
-        self._window = _Window(self._file, end, ahead_bytes)
+        self.window = Window(self._file, end, ahead_bytes or _READ_BYTES)
 
     def header(self, offset: int) -> Header | str:
         """The header of the frame at `offset`, or in words why there is none."""
-        head = self._window.read(offset, HEADER_BYTES)
+        head = self.window.read(offset, HEADER_BYTES)
         if head == _ZEROS[: len(head)]:
             return _ZEROS_FOUND
-        header = decode_header(head, self._file.path, stamp=self._stamp)
+        header = decode_header(head, self._file.path, stamp=self.stamp)
         if header is None:
             return "there is no header of this data directory that matches its checksum"
-        if header.kind != self._kind:
+        if header.kind != self.kind:
             return f"the frame belongs to the {LogKind(header.kind).name.lower()} log"
-        if offset + header.frame_bytes > self._end:
+        if offset + header.frame_bytes > self.end:
             return "the frame is cut off"
         return header
 
     def frame(self, offset: int, payload: bool) -> Frame | str:
         """The frame at `offset`, or in words why there is none."""
-        window, path = self._window, self._file.path
+        window, path = self.window, self._file.path
         header = self.header(offset)
         if isinstance(header, str):
             return header
@@ -514,6 +517,37 @@ class _Scanner:
             return Frame(path, offset, header, rows, blob)
         unreadable = self.unreadable(start, start + header.payload_bytes)
         return Frame(path, offset, header, rows, blob, False, unreadable)
+
+    def gap(self, offset: int, last_seq: int, reason: str) -> Damage | None:
+        """The stretch from `offset` to the next frame, or to the end, since no frame is there for
+        that `reason`; None if it is what a segment of the message log was filled with beforehand.
+
+        `last_seq`: that of the frame before."""
+        path, is_ascending = self._file.path, self.kind in _ASCENDING
+        following = self.search(offset + 1, last_seq)
+        if following is None and reason == _ZEROS_FOUND and self.kind is LogKind.MESSAGE:
+            return None
+        first_missing = last_seq + 1 if is_ascending else 0
+        stop = self.end if following is None else following.offset
+        unreadable = self.unreadable(offset, stop)
+        if following is None and not unreadable:
+            return Damage(path, offset, stop, reason, torn=True, first_seq=first_missing)
+        if not is_ascending:
+            last_missing = 0
+        elif following is None:
+            last_missing = self.last_seq(offset, first_missing)
+        else:
+            last_missing = following.header.first_seq - 1
+        return Damage(
+            path,
+            offset,
+            stop,
+            unreadable or reason,
+            torn=False,
+            first_seq=first_missing,
+            last_seq=last_missing,
+            is_unreadable=bool(unreadable),
+        )
 
     def unreadable(self, start: int, end: int) -> str:
         """Which bytes between two offsets cannot be read, in words; empty if none."""
@@ -533,7 +567,7 @@ class _Scanner:
         if isinstance(header, Header):
             offset, last_seq = offset + header.frame_bytes, header.last_seq
         rest = max(0, self._used_end - offset)
-        if self._kind is LogKind.MESSAGE:
+        if self.kind is LogKind.MESSAGE:
             return last_seq + rest // MESSAGE_DTYPE.itemsize
         return 0 if rest else last_seq
 
@@ -541,15 +575,15 @@ class _Scanner:
         """The next frame from `start` on that verifies, without its payload."""
         start = padded(start)
         self._used_end = start
-        while start < self._end:
-            piece = self._file.pread(min(_SEARCH_BYTES + len(MAGIC), self._end - start), start)
+        while start < self.end:
+            piece = self._file.pread(min(_SEARCH_BYTES + len(MAGIC), self.end - start), start)
             position = piece.find(MAGIC)
             while 0 <= position < _SEARCH_BYTES:
                 if position % ALIGNMENT == 0:
                     found = self.frame(start + position, payload=False)
                     # What is older is left over from a group that was refused and overwritten.
                     if isinstance(found, Frame) and (
-                        self._kind not in _ASCENDING or found.header.first_seq > last_seq
+                        self.kind not in _ASCENDING or found.header.first_seq > last_seq
                     ):
                         return found
                 position = piece.find(MAGIC, position + 1)

@@ -1,12 +1,23 @@
 """A log with one file per UTC hour: the schedule log and the dispatch log.
 
 A file is frames, one behind the other, appended with positioned writes and made durable by `sync`,
-which covers all files that were touched since the last one. In the schedule log the rows of one
-frame, and the frames of one file, are in the order of their seq; therefore a row is found by two
-bisections, over the frames and within one (`find`).
+which covers all files that were touched since the last one.
 
-Cost: append is one write; `find` reads the columns of one frame; `scan` reads columns only, unless
-asked for payloads. The index of a file is 24 bytes per frame, built by reading its headers once.
+A file that was written stays open until it was synced. Linux tells an error of writing back once,
+to those who had the file open when it happened; whoever opens it later need not hear of it, and his
+sync would succeed though bytes are missing. So where more files were written than may be open, the
+half of them that were not used for longest are synced together, and are then closed one by one as
+others are opened.
+
+In the schedule log the rows of one frame, and the frames of one file, are in the order of their
+seq; therefore a row is found by two bisections, over the frames and within one (`find`).
+
+Cost: append is one write; `sync` is one fdatasync per file that was written, many of them at once;
+`find` reads the columns of one frame; `scan_runs` reads columns only, as does `scan` unless asked
+for payloads. The index of a file is 24 bytes per frame, built by reading its headers once. Indexes
+and frames that were looked into take at most INDEXES_MAX_BYTES and DECODED_MAX_BYTES, 48 MiB in an
+instance that somebody looks up in; a server has two of those, 96 MiB (101 MB). A single index, or
+frame, that is larger than its bound is kept alone.
 Threads: one instance belongs to one thread. Several threads read the same files through instances
 of their own; only one of them writes.
 """
@@ -14,12 +25,12 @@ of their own; only one of them writes.
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import lru_cache
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.buckets import bucket_path, parse_bucket_file
 from storage.errors import DamageError, ShortageError, UnreadableError
 from storage.files import Buffer, File, Files, read_past
 from storage.frame import (
@@ -32,49 +43,22 @@ from storage.frame import (
     decode_rows,
     encode_parts,
     scan,
-    scan_headers,
 )
-from storage.rows import FLAG_REMOVAL, HOUR_MS, SEQ_MAX, LogKind
+from storage.frame_runs import FrameRun, Heads, scan_heads, scan_runs
+from storage.kept import ENTRY_BYTES, Kept
+from storage.rows import FLAG_REMOVAL, SEQ_MAX, LogKind, concatenate
 
 OPEN_FILES_MAX = 128
 """Unless told otherwise."""
-INDEXES_MAX = 256
-DECODED_FRAMES_MAX = 8
+INDEXES_MAX_BYTES = 32 * 1024 * 1024
+"""Those of 65,000 hours of a frame each, or of an hour of a million frames."""
+DECODED_MAX_BYTES = 16 * 1024 * 1024
+DECODED_FRAMES_MAX = 64
+"""Besides: to forget an hour is to walk over them."""
 
-_NAMES_KEPT = 4096
-_NAME = "%Y-%m-%dT%H"
+SET_ASIDE = ".damaged"
+"""What the name of a file ends with that is not of the log any more."""
 _INDEX_DTYPE = np.dtype([("first_seq", "<u8"), ("last_seq", "<u8"), ("offset", "<u8")])
-
-
-@lru_cache(_NAMES_KEPT)
-def hour_name(hour: int) -> str:
-    """An hour as people and file names call it: `2026-11-20T15`, in UTC, never in local time."""
-    return datetime.fromtimestamp(hour * HOUR_MS / 1000, UTC).strftime(_NAME)
-
-
-@lru_cache(_NAMES_KEPT)
-def parse_hour(name: str) -> int | None:
-    """The hour that `hour_name` names `name`; None for any other text."""
-    try:
-        start = datetime.strptime(name, _NAME).replace(tzinfo=UTC)
-    except ValueError:
-        return None
-    hour = int(start.timestamp()) * 1000 // HOUR_MS
-    return hour if hour >= 0 and hour_name(hour) == name else None
-
-
-@lru_cache(_NAMES_KEPT)
-def hour_path(kind: LogKind, hour: int) -> str:
-    """The path of an hour's file."""
-    log = kind.name.lower()
-    return f"{log}/{hour_name(hour)}.{log}"
-
-
-@lru_cache(_NAMES_KEPT)
-def parse_hour_name(kind: LogKind, name: str) -> int | None:
-    """The hour of a file name, or None if it is not one of that log."""
-    stem, dot, log = name.partition(".")
-    return parse_hour(stem) if dot and log == kind.name.lower() else None
 
 
 class HourLog:
@@ -83,28 +67,31 @@ class HourLog:
     def __init__(
         self, files: Files, kind: LogKind, *, stamp: int, open_files_max: int = OPEN_FILES_MAX
     ) -> None:
+        """`open_files_max`: at least 1; one more is open for a moment."""
+        assert open_files_max >= 1, open_files_max
         self.kind = kind
         self._open_files_max = open_files_max
         self.directory = kind.name.lower()
         self._files = files
         self._stamp = stamp
-        self._open: OrderedDict[int, File] = OrderedDict()
-        self._dirty: set[int] = set()
+        # The open files by hour, in the order in which they were used. Dirty: written, not synced.
+        self._clean: OrderedDict[int, File] = OrderedDict()
+        self._dirty: OrderedDict[int, File] = OrderedDict()
         # A process that was killed may have left names that are not durable yet.
         self._created = True
-        self._indexes: OrderedDict[int, _Index] = OrderedDict()
-        self._decoded: OrderedDict[tuple[int, int], Rows] = OrderedDict()
+        self._indexes: Kept[int, _Index] = Kept(INDEXES_MAX_BYTES)
+        self._decoded: Kept[tuple[int, int], Rows] = Kept(DECODED_MAX_BYTES, DECODED_FRAMES_MAX)
         files.make_directory(self.directory)
 
     def path(self, hour: int) -> str:
         """The path of an hour's file."""
-        return hour_path(self.kind, hour)
+        return bucket_path(self.kind, hour)
 
-    def hours(self) -> list[int]:
-        """The hours that have a file, in order. Files of other names are left alone."""
+    def buckets(self) -> list[int]:
+        """The buckets that have a file. Files of other names are left alone."""
         names = self._files.list(self.directory)
-        hours = (parse_hour_name(self.kind, name) for name in names)
-        return [hour for hour in hours if hour is not None]
+        buckets = (parse_bucket_file(self.kind, name) for name in names)
+        return [bucket for bucket in buckets if bucket is not None]
 
     def size(self, hour: int) -> int:
         """Length of the hour's file in bytes, 0 where there is none."""
@@ -112,10 +99,11 @@ class HourLog:
         return file.size() if file else 0
 
     def _file(self, hour: int, *, create: bool = False) -> File | None:
-        file = self._open.get(hour)
-        if file is not None:
-            self._open.move_to_end(hour)
-            return file
+        for used in (self._dirty, self._clean):
+            file = used.get(hour)
+            if file is not None:
+                used.move_to_end(hour)
+                return file
         path = self.path(hour)
         try:
             file = self._files.open(path)
@@ -124,14 +112,25 @@ class HourLog:
                 return None
             self._created = True  # Even if the call fails: it may have had its effect.
             file = self._files.open(path, create=True)
-        self._open[hour] = file
-        while len(self._open) > self._open_files_max:
-            oldest, old = self._open.popitem(last=False)
-            if oldest in self._dirty:
-                old.fdatasync()
-                self._dirty.discard(oldest)
-            old.close()
+        self._clean[hour] = file
+        while len(self._clean) + len(self._dirty) > self._open_files_max:
+            if len(self._clean) == 1:
+                self._sync(list(islice(self._dirty, (len(self._dirty) + 1) // 2)))
+                self._clean.move_to_end(hour)
+            _, oldest = self._clean.popitem(last=False)
+            oldest.close()
         return file
+
+    def _mark(self, hour: int) -> None:
+        """Let an hour's open file stay open until it was synced: before it is written."""
+        file = self._clean.pop(hour, None)
+        if file is not None:
+            self._dirty[hour] = file
+
+    def _sync(self, hours: list[int]) -> None:
+        self._files.sync_all([self._dirty[hour] for hour in hours])
+        for hour in hours:
+            self._clean[hour] = self._dirty.pop(hour)
 
     # ── writing ────────────────────────────────────────────────────────────────────────────────
 
@@ -162,17 +161,13 @@ class HourLog:
         )
         file = self._file(hour, create=True)
         assert file is not None
+        self._mark(hour)
         file.pwrite(parts, offset)
-        self._dirty.add(hour)
         return offset + HEADER_BYTES + len(rows), offset + sum(map(len, parts))
 
     def sync(self) -> None:
         """Make everything that was appended durable. Raises SyncError."""
-        for hour in sorted(self._dirty):
-            file = self._file(hour)
-            assert file is not None
-            file.fdatasync()
-        self._dirty.clear()
+        self._sync(list(self._dirty))
         if self._created:
             self._files.sync_directory(self.directory)
             self._created = False
@@ -180,7 +175,7 @@ class HourLog:
     def touch(self, hour: int) -> None:
         """Let the next `sync` cover an hour's file, if there is one."""
         if self._file(hour) is not None:
-            self._dirty.add(hour)
+            self._mark(hour)
 
     def rewrite(self, hour: int, start: int) -> None:
         """Write what stands from `start` on once more, so that the next `sync` makes it durable.
@@ -191,56 +186,85 @@ class HourLog:
         file = self._file(hour)
         if file is None or start >= file.size():
             return
+        self._mark(hour)
         for offset, data, error in read_past(file.pread, file.size() - start, start):
             if error is None:
                 file.pwrite([data], offset)
-        self._dirty.add(hour)
 
     def cut(self, hour: int, length: int) -> None:
         """Cut an hour's file back to `length` bytes, durably with the next `sync` (I7)."""
         file = self._file(hour)
         if file is not None and file.size() > length:
+            self._mark(hour)
             file.truncate(length)
-            self._dirty.add(hour)
         self._forget(hour)
 
     def release(self, hour: int) -> None:
         """Forget an hour's open file and index: somebody else may delete it now."""
-        file = self._open.pop(hour, None)
+        file = self._dirty.get(hour)
         if file is not None:
-            if hour in self._dirty:
-                file.fdatasync()
-            file.close()
-        self._dirty.discard(hour)
-        self._forget(hour)
+            file.fdatasync()
+        self._let_go(hour)
 
     def delete(self, hour: int) -> None:
         """Remove an hour's file, if there is one."""
-        self._dirty.discard(hour)
-        self.release(hour)
+        self._let_go(hour)
         path = self.path(hour)
         if self._files.exists(path):
             self._files.unlink(path)
 
+    def set_aside(self, hour: int) -> None:
+        """Take a file out of the log, and keep it under another name, which nobody reads."""
+        self._let_go(hour)
+        path = self.path(hour)
+        if self._files.exists(path):
+            self._files.rename(path, path + SET_ASIDE)
+            self._created = True
+
+    def _let_go(self, hour: int) -> None:
+        for files in (self._dirty, self._clean):
+            file = files.pop(hour, None)
+            if file is not None:
+                file.close()
+        self._forget(hour)
+
     # ── reading ────────────────────────────────────────────────────────────────────────────────
 
     def scan(
-        self, hour: int, *, start: int = 0, end: int | None = None, payload: bool = False
+        self,
+        hour: int,
+        *,
+        start: int = 0,
+        end: int | None = None,
+        payload: bool = False,
+        after_seq: int = 0,
     ) -> Iterator[Frame | Damage]:
-        """Frames and damage between two offsets of an hour's file (None: its end)."""
-        size = self.size(hour)
-        yield from self._scan(hour, start, size if end is None else min(end, size), payload, 0)
+        """Frames and damage between two offsets of an hour's file (None: its end).
 
-    def _scan(
-        self, hour: int, start: int, end: int, payload: bool, after_seq: int
-    ) -> Iterator[Frame | Damage]:
-        return scan(
+        `after_seq`: the last seq before `start`."""
+        size = self.size(hour)
+        yield from scan(
             _HourFile(self, hour, self.path(hour)),
             start,
-            end,
+            size if end is None else min(end, size),
             kind=self.kind,
             stamp=self._stamp,
             payload=payload,
+            after_seq=after_seq,
+        )
+
+    def scan_runs(
+        self, hour: int, *, start: int = 0, end: int | None = None, after_seq: int = 0
+    ) -> Iterator[FrameRun | Damage]:
+        """The rows and the damage between two offsets of an hour's file (None: its end); many small
+        frames at once. `after_seq`: the last seq before `start`."""
+        size = self.size(hour)
+        yield from scan_runs(
+            _HourFile(self, hour, self.path(hour)),
+            start,
+            size if end is None else min(end, size),
+            kind=self.kind,
+            stamp=self._stamp,
             after_seq=after_seq,
         )
 
@@ -318,9 +342,9 @@ class HourLog:
 
     def _decode(self, hour: int, offset: int, seq: int) -> Rows:
         """The rows of one frame; the last few are kept, since what is looked up stands together."""
-        rows = self._decoded.get((hour, offset))
-        if rows is not None:
-            return rows
+        known = self._decoded.get((hour, offset))
+        if known is not None:
+            return known
         path = self.path(hour)
         try:
             header = decode_header(self.read(hour, offset, HEADER_BYTES), path, stamp=self._stamp)
@@ -331,23 +355,21 @@ class HourLog:
             raise DamageError(path, offset, error.reason, seq, seq) from error
         if rows is None:
             raise DamageError(path, offset, "the frame does not match its checksum", seq, seq)
-        self._decoded[hour, offset] = rows
-        while len(self._decoded) > DECODED_FRAMES_MAX:
-            self._decoded.popitem(last=False)
+        self._decoded.put((hour, offset), rows, rows.nbytes)
         return rows
 
     def _forget(self, hour: int) -> None:
         """What was read of an hour's file may not be true any more."""
-        self._indexes.pop(hour, None)
+        self._indexes.pop(hour)
         for key in [key for key in self._decoded if key[0] == hour]:
-            del self._decoded[key]
+            self._decoded.pop(key)
 
     def _index(
         self, hour: int, seqs: NDArray[np.uint64]
     ) -> tuple[NDArray[np.void], Mapping[int, Damage]]:
         """The index of an hour for looking these up: what stands where, in order (_INDEX_DTYPE),
         and which of that is damaged, by offset."""
-        known = self._indexes.pop(hour, None) or _Index(np.empty(0, _INDEX_DTYPE), 0, {})
+        known = self._indexes.get(hour) or _Index(np.empty(0, _INDEX_DTYPE), 0, {})
         # What could not be read may be readable again.
         for at, damage in known.damaged.items():
             if damage.is_unreadable and _may_hold(damage, seqs):
@@ -360,38 +382,48 @@ class HourLog:
         if last >= 0 and known.damaged[last].end == known.end:
             # What comes behind it is not known as long as there is no frame.
             known = known.before(last)
-        self._indexes[hour] = known
-        while len(self._indexes) > INDEXES_MAX:
-            self._indexes.popitem(last=False)
+        known_bytes = known.entries.nbytes + len(known.damaged) * ENTRY_BYTES
+        self._indexes.put(hour, known, known_bytes)
         return whole.entries, whole.damaged
 
     def _indexed(self, hour: int, known: "_Index", size: int) -> "_Index":
         """The index up to `size` of the file, from what is known of its beginning."""
-        entries, damaged, end = [], dict(known.damaged), known.end
+        parts, damaged, end = [known.entries], dict(known.damaged), known.end
         last_seq = int(known.entries["last_seq"][-1]) if len(known.entries) else 0
         file = _HourFile(self, hour, self.path(hour))
         # An hour may hold gigabytes: what a frame holds is verified when it is looked at.
-        for offset, header in scan_headers(file, end, size, kind=self.kind, stamp=self._stamp):
-            entries.append((header.first_seq, header.last_seq, offset))
-            last_seq, end = header.last_seq, offset + header.frame_bytes
-        for found in self._scan(hour, end, size, False, last_seq):
-            if isinstance(found, Frame):
-                entries.append((found.header.first_seq, found.header.last_seq, found.offset))
+        for heads in scan_heads(file, end, size, kind=self.kind, stamp=self._stamp):
+            parts.append(_entries(heads))
+            last_seq, end = heads.last_seq, heads.end
+        for found in self.scan_runs(hour, start=end, end=size, after_seq=last_seq):
+            if isinstance(found, FrameRun):
+                parts.append(_entries(found.heads))
+                end = found.heads.end
             elif found.torn:
                 break
             else:
                 # Who looks there stumbles on it, so that it is not taken for unknown.
                 damaged[found.offset] = found
-                entries.append((found.first_seq, found.last_seq or SEQ_MAX, found.offset))
-            end = found.end
-        whole = np.concatenate([known.entries, np.array(entries, _INDEX_DTYPE)])
-        return _Index(whole, end, damaged)
+                entry = (found.first_seq, found.last_seq or SEQ_MAX, found.offset)
+                parts.append(np.array([entry], _INDEX_DTYPE))
+                end = found.end
+        return _Index(concatenate(parts, _INDEX_DTYPE), end, damaged)
 
     def close(self) -> None:
         """Close all files. What was not synced is not durable."""
-        for file in self._open.values():
-            file.close()
-        self._open.clear()
+        for files in (self._dirty, self._clean):
+            for file in files.values():
+                file.close()
+            files.clear()
+
+
+def _entries(heads: Heads) -> NDArray[np.void]:
+    """What the index says of frames (_INDEX_DTYPE)."""
+    entries = np.empty(len(heads.offsets), _INDEX_DTYPE)
+    entries["first_seq"] = heads.headers["first_seq"]
+    entries["last_seq"] = heads.headers["last_seq"]
+    entries["offset"] = heads.offsets
+    return entries
 
 
 @dataclass(frozen=True, slots=True)

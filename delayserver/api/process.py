@@ -59,7 +59,8 @@ def serve(settings: Settings) -> int:
     try:
         check_uvicorn()
         tls = _tls(settings)
-        settings = within_limit(settings)
+        budget = within_limit(settings)
+        settings = budget.settings
         listener = _bind(settings)
         faults = MemoryFaults(settings.data_dir / CATALOG_DIRECTORY)
         faults.watch()
@@ -70,6 +71,7 @@ def serve(settings: Settings) -> int:
             fatal=_end,
             progress=_progress,
             verify_catalog=faults.was_seen,
+            schedule_hours_max=budget.schedule_hours_max,
         )
         faults.remove_notes()
         with _port_errors(settings, listener):

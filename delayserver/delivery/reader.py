@@ -33,8 +33,10 @@ from delayserver.schedule.wheel_rows import (
     WHEEL_DTYPE,
     FiredRows,
 )
+from storage.buckets import is_day, places_of
 from storage.errors import DamageError, UnreadableError
-from storage.frame import Frame, Rows
+from storage.frame import Rows
+from storage.frame_runs import FrameRun
 from storage.hour_log import HourLog
 from storage.rows import DISPATCH_DTYPE, concatenate, select
 
@@ -248,17 +250,22 @@ class Reader:
         """A schedule row and its payload; None when its hour is not kept any more.
 
         Raises DamageError."""
-        found = self._schedule.find(entry.hour, entry.seq)
-        if found is None:
-            return None
-        row, offset = found
-        sealed = self._schedule.read(entry.hour, offset, int(row["payload_length"]))
-        payload = self.decode(entry, sealed, offset)
-        return Found(payload, int(row["subject_id"]), int(row["subscription_id"]))
+        for bucket in places_of(entry.hour):
+            found = self._schedule.find(bucket, entry.seq)
+            if found is None:
+                continue
+            row, offset = found
+            sealed = self._schedule.read(bucket, offset, int(row["payload_length"]))
+            if not sealed and is_day(bucket):
+                continue  # It was split and deleted just now.
+            payload = self.decode(entry, sealed, self._schedule.path(bucket), offset)
+            return Found(payload, int(row["subject_id"]), int(row["subscription_id"]))
+        return None
 
-    def decode(self, entry: ScheduleEntry, sealed: bytes, offset: int = 0) -> Payload:
-        """The payload of a schedule row. Raises DamageError."""
-        return decode_payload(sealed, self._schedule.path(entry.hour), offset, entry.seq)
+    @staticmethod
+    def decode(entry: ScheduleEntry, sealed: bytes, path: str, offset: int = 0) -> Payload:
+        """The payload of a schedule row, from where it stands. Raises DamageError."""
+        return decode_payload(sealed, path, offset, entry.seq)
 
     def pending(
         self, snapshot: Snapshot, wanted: Wanted, registry: Registry
@@ -273,9 +280,8 @@ class Reader:
         """Rows of the dispatch log for one schedule row (DISPATCH_DTYPE)."""
         parts = [
             found.rows[found.rows["seq"] == entry_seq]
-            for found in self._dispatch.scan(hour)
-            if isinstance(found, Frame)
-            and found.header.first_seq <= entry_seq <= found.header.last_seq
+            for found in self._dispatch.scan_runs(hour)
+            if isinstance(found, FrameRun)
         ]
         return concatenate(parts, DISPATCH_DTYPE)
 

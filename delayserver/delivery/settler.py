@@ -48,7 +48,7 @@ class Settler:
 
     def hours(self) -> list[int]:
         """Hours that have a dispatch log."""
-        return self._dispatch.hours()
+        return self._dispatch.buckets()
 
     def recover(self, hours: Iterable[int]) -> list[Damage]:
         """Cut the torn tails that a crash left; returns the damage found in what had been synced.
@@ -69,13 +69,16 @@ class Settler:
         """Where the next frame of an hour goes."""
         holes: list[Damage] = []
         unsynced_from = 0
-        for found in self._dispatch.scan(hour):
+        for found in self._dispatch.scan_runs(hour):
             if isinstance(found, Damage):
                 (damage if found.is_unreadable else holes).append(found)
-            elif found.rows["flags"][0] & FLAG_AFTER_SYNC:
+                continue
+            first_flags = found.rows["flags"][found.row_starts()]
+            after_sync = np.flatnonzero(first_flags & FLAG_AFTER_SYNC)
+            if len(after_sync):
                 damage += holes
                 holes.clear()
-                unsynced_from = found.offset
+                unsynced_from = int(found.heads.offsets[after_sync[-1]])
         if holes:
             self.torn += holes
             self._dispatch.cut(hour, holes[0].offset)

@@ -24,12 +24,13 @@ from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Reader
 from delayserver.records.message import Payload, State
 from delayserver.records.subscriptions import Subscription
-from delayserver.records.tables import read_hours
+from delayserver.records.tables import hour_key, read_hours
 from delayserver.schedule.pending import Page, Position, Wanted, position_of
 from delayserver.schedule.replay import Snapshot
 from delayserver.schedule.wheel_rows import FiredRows
 from delayserver.server.calls import Calls
-from storage.rows import HOUR_MS
+from storage.buckets import end_ms, is_day, start_ms
+from storage.catalog import Table
 
 SCAN_ROWS_MAX = 4_000_000
 """After so many rows a page ends, at the end of an hour."""
@@ -69,9 +70,13 @@ class Listing:
         scanned = 0
         for snapshot in await asyncio.to_thread(self._hours, start.due_ms, until_ms):
             if scanned >= SCAN_ROWS_MAX:
-                return views, Position(max(start.due_ms, snapshot.hour * HOUR_MS), 0)
+                return views, Position(max(start.due_ms, start_ms(snapshot.hour)), 0)
             wanted = Wanted(subject_id, subject, start, until_ms, limit + 1 - len(views))
             page = await self._find(snapshot, wanted)
+            if is_day(snapshot.hour) and not self._is_there(snapshot.hour):
+                # It was split meanwhile: its hours have all of it.
+                start = Position(max(start.due_ms, start_ms(snapshot.hour)), 0)
+                return views, start
             scanned += page.scanned
             found = FiredRows(snapshot.hour, page.rows)
             count = room.take(found, min(room.rows, len(page.rows)))
@@ -81,12 +86,17 @@ class Listing:
                 return views, position_of(snapshot.hour, page.rows[count])
         return views, None
 
+    def _is_there(self, bucket: int) -> bool:
+        return self._calls.catalog.get(Table.HOURS, hour_key(bucket)) is not None
+
     def _hours(self, from_ms: int, until_ms: int) -> list[Snapshot]:
         return [
-            Snapshot(hour, state.length)
-            for hour, state in sorted(read_hours(self._calls.catalog).items())
-            if from_ms // HOUR_MS <= hour
-            and hour * HOUR_MS < until_ms
+            Snapshot(bucket, state.length)
+            for bucket, state in sorted(
+                read_hours(self._calls.catalog).items(), key=lambda item: start_ms(item[0])
+            )
+            if from_ms < end_ms(bucket)
+            and start_ms(bucket) < until_ms
             and state.length
             and not state.retired_ms
         ]

@@ -19,6 +19,7 @@ from delayserver.records.message import Payload, ScheduleEntry, State
 from delayserver.records.tables import ChangeState, read_hours
 from delayserver.server.calls import Calls
 from delayserver.times import format_time
+from storage.buckets import hours_of, is_day
 from storage.frame import Rows
 from storage.rows import HOUR_MS, Outcome
 
@@ -121,11 +122,12 @@ class Queries:
         if bucket_ms < HOUR_MS or bucket_ms % HOUR_MS:
             raise InputError("a bucket is a whole number of hours, such as 1h or 1d", "/bucket")
         await self._calls.checkpoint()
-        pending = {
-            hour: state.entries - state.removals
-            for hour, state in read_hours(self._calls.catalog).items()
-            if not state.retired_ms
-        }
+        pending: dict[int, int] = {}
+        for bucket, state in read_hours(self._calls.catalog).items():
+            if is_day(bucket):
+                pending |= zip(hours_of(bucket), state.by_hour, strict=True)
+            elif not state.retired_ms:
+                pending[bucket] = state.entries - state.removals
         # What was delivered is among the entries, but is not to come.
         pending |= self._calls.unsettled_by_hour()
         counts: Counter[int] = Counter()

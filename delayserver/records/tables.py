@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 
 from delayserver.records.message import decode_payload
 from delayserver.records.subscriptions import Subscription, decode_subscription
+from storage.buckets import DAY_HOURS, is_day, places_of
 from storage.catalog import Catalog, Table
 from storage.definitions_log import DefinitionsPlace
 from storage.directory import CATALOG_DIRECTORY
@@ -141,11 +142,12 @@ def _check_meta(key: bytes, value: bytes) -> None:
 
 _HOUR_KEY = struct.Struct(">I")
 _HOUR_VALUE = struct.Struct(">QQQQqQ")
+_DAY_HOURS = struct.Struct(f">{DAY_HOURS}q")
 
 
 @dataclass(slots=True)
 class HourState:
-    """What the catalog knows about an hour."""
+    """What the catalog knows about an hour, or about a day that is not split yet."""
 
     length: int = 0
     """Bytes of the schedule file that are filed."""
@@ -157,6 +159,8 @@ class HourState:
     first_seq: int = 0
     """Of its rows; 0: not known. An hour that was deleted and came back (a clock that was set back
     does that) does not hold what is older."""
+    by_hour: tuple[int, ...] = ()
+    """Of a day: entries less removals of each of its hours."""
 
     def is_over(self, hour: int, now_ms: int, retention_ms: int) -> bool:
         """Whether it is past its retention: from now on it is being deleted."""
@@ -171,18 +175,21 @@ class HourState:
             self.last_entry_seq,
             self.retired_ms,
             self.first_seq,
-        )
+        ) + (_DAY_HOURS.pack(*self.by_hour) if self.by_hour else b"")
 
     @classmethod
     def unpack(cls, value: bytes) -> "HourState":
         """The state in a value of the table HOURS. Raises struct.error."""
         if len(value) == _HOUR_VALUE.size - 8:
             value += bytes(8)  # It was written before there was a last number.
-        return cls(*_HOUR_VALUE.unpack(value))
+        state = cls(*_HOUR_VALUE.unpack(value[: _HOUR_VALUE.size]))
+        if by_hour := value[_HOUR_VALUE.size :]:
+            state.by_hour = _DAY_HOURS.unpack(by_hour)
+        return state
 
 
 def hour_key(hour: int) -> bytes:
-    """A key of the tables HOURS and ARCHIVES."""
+    """A key of the tables HOURS (an hour or a day) and ARCHIVES."""
     return _HOUR_KEY.pack(hour)
 
 
@@ -198,19 +205,22 @@ def parse_hours(pairs: Iterable[tuple[bytes, bytes]]) -> dict[int, HourState]:
 
 
 def read_hours(catalog: Catalog) -> dict[int, HourState]:
-    """The whole table HOURS."""
+    """The whole table HOURS: hours and days."""
     return parse_hours(catalog.scan(Table.HOURS))
 
 
 def read_hour(catalog: Catalog, hour: int) -> HourState | None:
-    """One row of the table HOURS."""
-    value = catalog.get(Table.HOURS, hour_key(hour))
-    return None if value is None else HourState.unpack(value)
+    """What the table HOURS says of where the rows of an hour are filed: there, or in its day."""
+    for bucket in places_of(hour):
+        value = catalog.get(Table.HOURS, hour_key(bucket))
+        if value is not None:
+            return HourState.unpack(value)
+    return None
 
 
 def _check_hour(key: bytes, value: bytes) -> None:
-    parse_hour_key(key)
-    HourState.unpack(value)
+    is_of_day = bool(HourState.unpack(value).by_hour)
+    _must(is_of_day == is_day(parse_hour_key(key)), "counts by hour are of days, and of each")
 
 
 # ── KEYS ─────────────────────────────────────────────────────────────────────────────────────────
@@ -644,7 +654,12 @@ class KnownDamage(msgspec.Struct, frozen=True):
 
 def damage_key(path: str, offset: int) -> bytes:
     """A key of the table DAMAGE."""
-    return path.encode() + b"\0" + _DAMAGE_OFFSET.pack(offset)
+    return damage_prefix(path) + _DAMAGE_OFFSET.pack(offset)
+
+
+def damage_prefix(path: str) -> bytes:
+    """What the keys of all damage of a file begin with."""
+    return path.encode() + b"\0"
 
 
 def pack_damage(damage: Damage, found_ms: int) -> bytes:

@@ -40,6 +40,7 @@ from delayserver.records.tables import (
     parse_watch_key,
     read_checkpoint,
     read_definitions_place,
+    read_hour,
     read_hours,
     unpack_change,
     unpack_damage,
@@ -48,6 +49,7 @@ from delayserver.records.tables import (
 )
 from delayserver.recovery.definitions import differences, read_generation
 from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
+from storage.buckets import bucket_path
 from storage.catalog import TABLES, Catalog, LmdbCatalog, Table
 from storage.catalog_file import find_damage
 from storage.check import NotADataDirectoryError, Progress, Report, Severity, check_directory
@@ -56,14 +58,12 @@ from storage.definitions_log import definitions_path
 from storage.directory import (
     CATALOG_DIRECTORY,
     FORMAT_FILE,
-    FORMAT_VERSION,
     REPAIR_FILE,
     open_identity,
 )
 from storage.errors import CatalogError, DamageError, StagingError, StorageError
 from storage.files import Files, OsFiles, size_of
 from storage.frame import Damage, Frame, unseal
-from storage.hour_log import hour_path
 from storage.message_log import DIRECTORY as MESSAGES_DIRECTORY
 from storage.message_log import parse_segment_name
 from storage.rows import FLAG_REMOVAL, HOUR_MS, LogKind, RecordKind
@@ -175,7 +175,7 @@ class _Promised:
         self._catalog = catalog
         self.checkpoint_seq = read_checkpoint(catalog)
         self._hours = {
-            hour_path(LogKind.SCHEDULE, hour): _Hour(hour, state)
+            bucket_path(LogKind.SCHEDULE, hour): _Hour(hour, state)
             for hour, state in read_hours(catalog).items()
         }
         self._place = read_definitions_place(catalog)
@@ -317,7 +317,7 @@ class _Promised:
 
 def _check_definitions(files: Files, catalog: Catalog, report: Report) -> None:
     identity = open_identity(files, random_bytes=None)
-    if identity.version < FORMAT_VERSION:
+    if not identity.has_definitions:
         reason = f"of version {identity.version}: the next start of a server makes it"
         report.add(DEFINITIONS_DIRECTORY, reason, severity=Severity.NOTE)
         return
@@ -395,7 +395,7 @@ def _check_watches(catalog: Catalog, report: Report) -> None:
             hours = {unpack_watch(value)[0] // HOUR_MS}
             for _, change in catalog.scan(Table.CHANGES, prefix=change_prefix(seq)):
                 hours.add(unpack_change(change).due_ms // HOUR_MS)
-            is_kept = any(catalog.get(Table.HOURS, hour_key(hour)) for hour in hours)
+            is_kept = any(read_hour(catalog, hour) for hour in hours)
             # A server that runs deletes the entry before the hour.
             if not is_kept and catalog.get(Table.WATCHES, key) is not None:
                 report.add(CATALOG_DIRECTORY, f"message {seq} watches {name!r} and is not kept")

@@ -13,7 +13,7 @@ Threads: runs before any other thread starts.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Replay
 from storage.catalog import Catalog, Table
 from storage.errors import DamageError
-from storage.frame import Damage, Frame, unseal
+from storage.frame import Damage, Frame, damaged_payloads
 from storage.hour_log import HourLog
 from storage.message_log import MessageLog
 from storage.rows import HOUR_MS, RecordKind, select
@@ -93,8 +93,10 @@ def recover(
         replay.effects.name_lost_subjects()
     # What has fired once was live, and stays so, also if the clock was set back since.
     through_hour = max((now_ms + lead_ms) // HOUR_MS, replay.live_once_through_hour)
+    while replay.must_split(now_ms, through_hour):
+        damage += replay.split(now_ms, through_hour).damage
     snapshots = replay.snapshot(through_hour)
-    for hour in {*schedule.hours(), *settler.hours()} - replay.hours.keys():
+    for hour in {*schedule.buckets(), *settler.hours()} - replay.hours.keys():
         replay.purging.delete_files(hour)
     replay.delete_adopted()
     registry = Registry(
@@ -156,7 +158,7 @@ def file_message_log(
 def _check_catalog(message_log: MessageLog, schedule: HourLog, replay: Replay) -> None:
     """A catalog that is gone or older than the logs must not make us cut them back to it."""
     first_seq = message_log.first_seq()
-    if first_seq is None and not replay.has_checkpoint and schedule.hours():
+    if first_seq is None and not replay.has_checkpoint and schedule.buckets():
         reason = "it is empty, and so is the message log, but there are hours: it is missing"
         raise DamageError("catalog", 0, reason)
     if first_seq is not None and first_seq > replay.checkpoint_seq + 1:
@@ -172,7 +174,7 @@ def _check_catalog(message_log: MessageLog, schedule: HourLog, replay: Replay) -
 
 def _cut_schedule(schedule: HourLog, replay: Replay) -> None:
     """Cut every schedule file back to its length at the checkpoint (I7)."""
-    for hour in schedule.hours():
+    for hour in schedule.buckets():  # and days
         state = replay.hours.get(hour)
         committed = state.length if state else 0
         if schedule.size(hour) > committed:
@@ -244,20 +246,8 @@ def _intact(frame: Frame, damage: list[Damage]) -> Records:
     if frame.payload_intact:
         return Records(frame.rows, frame.payload)
     keep = np.ones(len(frame.rows), bool)
-    for index, row in enumerate(frame.rows):
-        start, length = int(row["payload_offset"]), int(row["payload_length"])
-        if length and unseal(frame.payload[start : start + length]) is None:
-            keep[index] = False
-            is_import = row["kind"] == RecordKind.IMPORT
-            damage.append(
-                Damage(
-                    frame.path,
-                    frame.payload_start + start,
-                    frame.payload_start + start + length,
-                    frame.unreadable or "a payload does not match its checksum",
-                    torn=False,
-                    first_seq=int(row["seq"]),
-                    last_seq=frame.last_seq if is_import else int(row["seq"]),
-                )
-            )
+    for index, found in damaged_payloads(frame):
+        keep[index] = False
+        is_import = frame.rows["kind"][index] == RecordKind.IMPORT
+        damage.append(replace(found, last_seq=frame.last_seq) if is_import else found)
     return Records(select(frame.rows, keep), frame.payload)

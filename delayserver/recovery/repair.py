@@ -50,6 +50,7 @@ from delayserver.recovery.repair_catalog import Rebuilt, Tables, name_what_is_lo
 from delayserver.recovery.repair_logs import Changes, Mended, Mender
 from delayserver.schedule.expansion import Staging
 from delayserver.schedule.replay import Replay
+from storage.buckets import bucket_path, hours_of, is_day, parse_bucket_file
 from storage.catalog import LmdbCatalog, Table
 from storage.catalog_file import DATA_FILE
 from storage.check import Finding, NotADataDirectoryError, Progress, Report, Severity
@@ -65,7 +66,6 @@ from storage.definitions_log import (
 from storage.directory import (
     CATALOG_DIRECTORY,
     FORMAT_FILE,
-    FORMAT_VERSION,
     LOCK_FILE,
     REPAIR_DIRECTORY,
     REPAIR_FILE,
@@ -74,7 +74,8 @@ from storage.directory import (
 from storage.errors import FormatOutdatedError
 from storage.files import File, Files, OsFiles
 from storage.frame import Damage, Rows
-from storage.hour_log import HourLog, hour_path, parse_hour_name
+from storage.frame_runs import FrameRun
+from storage.hour_log import HourLog
 from storage.message_log import DIRECTORY as MESSAGES
 from storage.message_log import Durability, MessageLog, parse_segment_name
 from storage.rows import SEQ_MAX, LogKind
@@ -162,7 +163,7 @@ def repair(
     what `repair_path` raises, but for NotADataDirectoryError."""
     with files.lock(LOCK_FILE):
         identity = open_identity(files, random_bytes=None)
-        if identity.version < FORMAT_VERSION:
+        if not identity.has_definitions:
             raise FormatOutdatedError(files.root, identity.version)
         run = _Repair(files, data_dir, identity.stamp, now_ms, dry_run, catalog_max_bytes, progress)
         return run.run()
@@ -344,8 +345,8 @@ class _Repair:
         try:
             return {
                 seq
-                for hour in log.hours()
-                for found in log.scan(hour)
+                for hour in log.buckets()
+                for found in log.scan_runs(hour)
                 if not isinstance(found, Damage)
                 for seq in found.rows["seq"].tolist()
             }
@@ -370,11 +371,17 @@ class _Repair:
         changes = _changes(catalog[Table.CHANGES] if catalog is not None else {})
         hours: dict[int, HourState] = {}
         on_disk = self._hours(LogKind.SCHEDULE)
+        copies = self._copies(on_disk) if not is_current else {*on_disk} - known.keys()
         for done, hour in enumerate(sorted({*on_disk, *known})):
-            path = hour_path(LogKind.SCHEDULE, hour)
+            path = bucket_path(LogKind.SCHEDULE, hour)
             self._progress(path, done, len(on_disk))
             if is_current and path not in damaged:
                 hours[hour] = known.get(hour, HourState())
+                continue
+            if hour in copies:
+                self._swap.remove(
+                    path
+                )  # As a start does: what it holds is filed elsewhere, or not.
                 continue
             before = known.get(hour)
             size = self._size(path)
@@ -391,10 +398,30 @@ class _Repair:
                 self._swap.put(Table.HOURS, hour_key(hour), value)
         return hours
 
+    def _copies(self, on_disk: Sequence[int]) -> set[int]:
+        """Files that hold what others hold, too, since a day was being split (`schedule.days`).
+
+        If an hour has rows behind those of its day, the day had been split; else its hours are not
+        known to be whole."""
+        copies: set[int] = set()
+        for day in filter(is_day, on_disk):
+            hours = [hour for hour in hours_of(day) if hour in on_disk]
+            last_seq = self._last_seq(day)
+            is_split = any(self._last_seq(hour) > last_seq for hour in hours)
+            copies.update([day] if is_split else hours)
+        return copies
+
+    def _last_seq(self, bucket: int) -> int:
+        with contextlib.closing(
+            HourLog(self._files, LogKind.SCHEDULE, stamp=self._stamp)
+        ) as schedule:
+            runs = (one for one in schedule.scan_runs(bucket) if isinstance(one, FrameRun))
+            return max((int(run.rows["seq"][-1]) for run in runs), default=0)
+
     def _mend_dispatch(self, findings: Sequence[Finding]) -> None:
         for path in sorted({found.file for found in findings}):
             directory, _, name = path.partition("/")
-            hour = parse_hour_name(LogKind.DISPATCH, name)
+            hour = parse_bucket_file(LogKind.DISPATCH, name)
             if directory == LogKind.DISPATCH.name.lower() and hour is not None:
                 self._mend(LogKind.DISPATCH, hour, self._size(path), SEQ_MAX, {}, None, {path})
 
@@ -408,7 +435,7 @@ class _Repair:
         rebuilt: Rebuilt | None,
         damaged: Collection[str],
     ) -> Mended:
-        path = hour_path(kind, hour)
+        path = bucket_path(kind, hour)
         with self._opened(path) as source:
             if source is None:
                 return Mended()
@@ -435,7 +462,7 @@ class _Repair:
 
     def _hours(self, kind: LogKind) -> list[int]:
         names = self._files.list(kind.name.lower())
-        hours = (parse_hour_name(kind, name) for name in names)
+        hours = (parse_bucket_file(kind, name) for name in names)
         return [hour for hour in hours if hour is not None]
 
     # ── the catalog ────────────────────────────────────────────────────────────────────────────

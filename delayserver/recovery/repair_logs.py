@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from delayserver.records.tables import Change, ChangeState, HourState
+from delayserver.schedule.days import add_by_hour
+from storage.buckets import is_day
 from storage.check import unsound_rows
 from storage.files import File
 from storage.frame import Damage, Frame, Readable, Rows, encode, scan
@@ -137,6 +139,8 @@ class Mender:
             state.removals += len(rows) - len(entries)
             if len(entries):
                 state.last_entry_seq = int(entries["seq"][-1])
+            if is_day(self._hour):
+                state.by_hour = add_by_hour(state.by_hour, rows)
         state.length += len(frame)
         visit(rows, payload)
 

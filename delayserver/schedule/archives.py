@@ -24,9 +24,10 @@ from delayserver.records.tables import (
     read_hours,
 )
 from delayserver.schedule.effects import Effects
+from storage.buckets import bucket_path, hour_name
 from storage.catalog import Catalog, Table
 from storage.files import Files, size_of
-from storage.hour_log import HourLog, hour_name, hour_path
+from storage.hour_log import HourLog
 from storage.rows import LogKind
 
 
@@ -58,7 +59,7 @@ def retired_hours(catalog: Catalog, files: Files) -> Iterator[RetiredHour]:
     for hour, state in sorted(read_hours(catalog).items()):
         if not state.retired_ms:
             continue
-        extent = extent_of(state, size_of(files, hour_path(LogKind.DISPATCH, hour)))
+        extent = extent_of(state, size_of(files, bucket_path(LogKind.DISPATCH, hour)))
         known = archived.get(hour)
         if known is not None and known.extent != extent:
             known = None

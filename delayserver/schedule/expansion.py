@@ -11,6 +11,7 @@ thread.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from delayserver.records.tables import ImportRecord
 from storage import staging
 from storage.errors import ShortageError
 from storage.files import Files
-from storage.frame import Damage, Frame, Rows, unseal
+from storage.frame import Damage, Frame, Rows, damaged_payloads
 from storage.rows import select
 from storage.staging import Part, StagedRows
 
@@ -132,19 +133,11 @@ class Expansion:
         keep = rows["seq"] > filed_seq
         if len(self._duplicates):
             keep &= ~np.isin(rows["seq"] - np.uint64(self.first_seq), self._duplicates)
-        if not frame.payload_intact:
-            for index in np.flatnonzero(keep).tolist():
-                start, length = (
-                    int(rows["payload_offset"][index]),
-                    int(rows["payload_length"][index]),
-                )
-                if unseal(frame.payload[start : start + length]) is None:
-                    keep[index] = False
-                    place = (frame.path, frame.payload_start + start)
-                    seq = int(rows["seq"][index])
-                    reason = frame.unreadable or "a payload does not match its checksum"
-                    end = frame.payload_start + start + length
-                    damage.append(Damage(*place, end, reason, False, seq, seq))
+        for index, found in damaged_payloads(frame):
+            if keep[index]:
+                keep[index] = False
+                seq = int(rows["seq"][index])
+                damage.append(replace(found, first_seq=seq, last_seq=seq))
         if keep.all():
             yield Piece(rows, frame.payload)
         elif keep.any():

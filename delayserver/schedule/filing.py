@@ -1,4 +1,4 @@
-"""From records of the message log to rows of the schedule log: which rows, and in which hour.
+"""From records of the message log to rows of the schedule log: which rows, and for which hour.
 
 A record that schedules makes an entry in the hour it is due; one that removes makes a tombstone in
 the hour of what it removes; MOVE and RETRY make both. The rows are a function of the records alone,
@@ -10,7 +10,9 @@ Cost: about 0.05 µs per record, vectorised. Threads: pure functions.
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
+from storage.buckets import DAY_FLAG, is_day
 from storage.frame import Rows
 from storage.rows import (
     FLAG_REMOVAL,
@@ -32,7 +34,7 @@ _HEAD, _TAIL = 3, 5
 """Both dtypes begin with the same 3 words of 8 bytes, and end with the same 5."""
 assert MESSAGE_DTYPE.names is not None and SCHEDULE_DTYPE.names is not None
 assert MESSAGE_DTYPE.names[:3] + MESSAGE_DTYPE.names[5:] == SCHEDULE_DTYPE.names
-_HOURS_SPAN = 1 << 16
+_SHORT_SPAN = 1 << 16
 
 
 def schedule_rows(rows: Rows) -> tuple[Rows, np.ndarray]:
@@ -65,17 +67,28 @@ def _words(rows: Rows) -> np.ndarray:
     return np.ascontiguousarray(rows).view(np.uint64).reshape(len(rows), rows.dtype.itemsize // 8)
 
 
-def by_hour(rows: Rows) -> Iterator[tuple[int, np.ndarray]]:
-    """The hours in `rows`, in order, and the indexes of each one's rows, in seq order."""
+def by_bucket(rows: Rows, buckets: NDArray[np.int64]) -> Iterator[tuple[int, np.ndarray]]:
+    """The buckets of `rows` (each has its own), hours before days, and the indexes of each one's
+    rows, in seq order."""
     if not len(rows):
         return
-    hours = rows["due_ms"] // HOUR_MS
-    first = hours.min()
-    if hours.max() - first < _HOURS_SPAN:
-        # NumPy sorts short numbers by their digits, in a fifth of the time.
-        order = np.argsort((hours - first).astype(np.uint16), kind="stable")
+    first, last = int(buckets.min()), int(buckets.max())
+    if not is_day(first) and is_day(last):
+        # Days as if they followed the hours.
+        hours = buckets[buckets < DAY_FLAG]
+        gap = int(buckets[buckets >= DAY_FLAG].min()) - int(hours.max()) - 1
+        numbers = np.where(buckets >= DAY_FLAG, buckets - gap, buckets) - first
+        last -= gap
     else:
-        order = np.argsort(hours, kind="stable")
-    cuts = np.flatnonzero(np.diff(hours[order])) + 1
+        numbers = buckets - first
+    # NumPy sorts short numbers by their digits, in a fifth of the time.
+    short = np.uint16 if last - first < _SHORT_SPAN else np.int64
+    order = np.argsort(numbers.astype(short), kind="stable")
+    cuts = np.flatnonzero(np.diff(buckets[order])) + 1
     for here in np.split(order, cuts):
-        yield int(hours[here[0]]), here
+        yield int(buckets[here[0]]), here
+
+
+def by_hour(rows: Rows) -> Iterator[tuple[int, np.ndarray]]:
+    """As `by_bucket`, where each row is in its hour."""
+    return by_bucket(rows, rows["due_ms"] // HOUR_MS)

@@ -1,4 +1,5 @@
-"""Pending rows of one hour: what of a subject waits, in due order, found by columns alone.
+"""Pending rows of one hour, or of a day: what of a subject waits, in due order, found by columns
+alone.
 
     dispatch file ─▶ what is settled     ┐
     schedule file ─▶ what was removed    ├─▶ schedule file again ─▶ the first `limit` rows that wait
@@ -16,14 +17,17 @@ from collections.abc import Generator, Iterable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delayserver.records.subscriptions import Registry
 from delayserver.schedule.loader import SETTLED_DTYPE, is_among_sorted, remaining
 from delayserver.schedule.replay import Snapshot
 from delayserver.schedule.wheel_rows import WHEEL_DTYPE, wheel_rows
-from storage.frame import Damage, Frame, Rows
+from storage.buckets import start_ms
+from storage.frame import Damage, Rows
+from storage.frame_runs import FrameRun
 from storage.hour_log import HourLog
-from storage.rows import FLAG_REMOVAL, HOUR_MS, concatenate, select
+from storage.rows import FLAG_REMOVAL, concatenate, select
 
 STEP_ROWS = 50_000
 
@@ -65,16 +69,19 @@ def pending_rows(
     first = np.empty(0, WHEEL_DTYPE)
     kept: list[Rows] = []
     kept_count = 0
-    for found in schedule.scan(hour, end=snapshot.length):
+    for found in schedule.scan_runs(hour, end=snapshot.length):
         if isinstance(found, Damage):
             damage.append(found)
             continue
         scanned += len(found.rows)
-        rows = _matching(found.rows, wanted)
-        rows = select(rows, ~is_among_sorted(rows["seq"], removed))
-        rows = select(rows, _waits(rows, settled, wanted, registry))
+        which = np.flatnonzero(_matches(found.rows, wanted))
+        rows = select(found.rows, which)
+        waits = ~is_among_sorted(rows["seq"], removed)
+        rows, which = select(rows, waits), which[waits]
+        waits = _waits(rows, settled, wanted, registry)
+        rows, which = select(rows, waits), which[waits]
         if len(rows):
-            kept.append(wheel_rows(rows, hour, found.payload_start))
+            kept.append(wheel_rows(rows, hour, found.payload_starts(which)))
             kept_count += len(rows)
         if kept_count > max(wanted.limit, STEP_ROWS):
             first, kept, kept_count = _first([first, *kept], wanted.limit), [], 0
@@ -90,7 +97,7 @@ def _gone(
     removed: list[np.ndarray] = []
     settled: list[Rows] = []
     scanned = 0
-    for rows in _rows(schedule.scan(snapshot.hour, end=snapshot.length)):
+    for rows in _rows(schedule.scan_runs(snapshot.hour, end=snapshot.length)):
         scanned += len(rows)
         tombstones = select(rows, (rows["flags"] & FLAG_REMOVAL) != 0)
         whole = tombstones["subscription_id"] == 0
@@ -99,7 +106,7 @@ def _gone(
         settled.append(_settled(partial["message_seq"], partial["subscription_id"]))
         if scanned % STEP_ROWS < len(rows):
             yield
-    for rows in _rows(dispatch.scan(snapshot.hour)):
+    for rows in _rows(dispatch.scan_runs(snapshot.hour)):
         scanned += len(rows)
         settled.append(_settled(rows["seq"], rows["subscription_id"]))
         if scanned % STEP_ROWS < len(rows):
@@ -109,8 +116,8 @@ def _gone(
     return np.sort(seqs), select(ended, np.argsort(ended["seq"], kind="stable")), scanned
 
 
-def _rows(found: Iterable[Frame | Damage]) -> Iterable[Rows]:
-    return (frame.rows for frame in found if isinstance(frame, Frame))
+def _rows(found: Iterable[FrameRun | Damage]) -> Iterable[Rows]:
+    return (run.rows for run in found if isinstance(run, FrameRun))
 
 
 def _settled(seqs: np.ndarray, subscription_ids: np.ndarray) -> Rows:
@@ -119,12 +126,13 @@ def _settled(seqs: np.ndarray, subscription_ids: np.ndarray) -> Rows:
     return rows
 
 
-def _matching(rows: Rows, wanted: Wanted) -> Rows:
+def _matches(rows: Rows, wanted: Wanted) -> NDArray[np.bool_]:
     due_ms, start = rows["due_ms"], wanted.start
-    mask = (rows["subject_id"] == wanted.subject_id) & ((rows["flags"] & FLAG_REMOVAL) == 0)
+    mask: NDArray[np.bool_] = rows["subject_id"] == wanted.subject_id
+    mask &= (rows["flags"] & FLAG_REMOVAL) == 0
     mask &= (due_ms > start.due_ms) | ((due_ms == start.due_ms) & (rows["seq"] >= start.seq))
     mask &= due_ms < wanted.until_ms
-    return select(rows, mask)
+    return mask
 
 
 def _waits(rows: Rows, settled: Rows, wanted: Wanted, registry: Registry) -> np.ndarray:
@@ -153,4 +161,4 @@ def _first(parts: list[Rows], limit: int) -> Rows:
 
 def position_of(hour: int, row: np.void) -> Position:
     """Where a row stands in the list."""
-    return Position(hour * HOUR_MS + int(row["due_offset_ms"]), int(row["seq"]))
+    return Position(start_ms(hour) + int(row["due_offset_ms"]), int(row["seq"]))

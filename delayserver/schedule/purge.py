@@ -20,6 +20,7 @@ from delayserver.records.message import Payload, decode_payload
 from delayserver.records.tables import (
     HourState,
     change_prefix,
+    damage_prefix,
     parse_watch_key,
     unpack_change,
     unpack_key_entry,
@@ -28,9 +29,11 @@ from delayserver.records.tables import (
 from delayserver.schedule.archives import Archives
 from delayserver.schedule.committed import slices
 from delayserver.schedule.effects import Effects
+from storage.buckets import day_of, is_day
 from storage.catalog import Catalog, Table
 from storage.errors import DamageError, ShortageError
-from storage.frame import Damage, Frame
+from storage.frame import Damage
+from storage.frame_runs import FrameRun
 from storage.hour_log import HourLog
 from storage.rows import FLAG_REMOVAL, FLAG_WATCHES, HOUR_MS, NO_KEY, is_among, select
 
@@ -99,6 +102,10 @@ class Purge:
             self._purging = None  # They have ended with that: all of them once more, next time.
             raise
 
+    def drop(self, day: int) -> None:
+        """A day is in the files of its hours now: its own goes, when a checkpoint says so."""
+        self._purged.append(day)
+
     def finish(self) -> None:
         """Delete the files of hours that are purged: before anything else is filed.
 
@@ -110,9 +117,18 @@ class Purge:
             self.deleted_hours.append(self._purged.pop(0))
 
     def delete_files(self, hour: int) -> None:
-        """Delete both files of an hour that the catalog does not know any more."""
-        self._schedule.delete(hour)
+        """Delete both files of an hour that the catalog does not know any more, or that of a day.
+
+        A day in which something was damaged when it was split is set aside: nothing else has it."""
+        if is_day(hour) and self._is_damaged(hour):
+            self._schedule.set_aside(hour)
+        else:
+            self._schedule.delete(hour)
         self._dispatch.delete(hour)
+
+    def _is_damaged(self, hour: int) -> bool:
+        notes = self._catalog.scan(Table.DAMAGE, prefix=damage_prefix(self._schedule.path(hour)))
+        return any(True for _ in notes)
 
     def _is_over(self, hour: int, now_ms: int, retention_ms: int, archive: bool) -> bool:
         state = self._hours.get(hour)
@@ -124,35 +140,35 @@ class Purge:
 
     def _purge_hour(self, hour: int, now_ms: int) -> Iterator[None]:
         parts = [np.empty(0, np.uint64)]
-        for frame in self._frames(hour):
-            is_removal = (frame.rows["flags"] & FLAG_REMOVAL) != 0
-            parts.append(frame.rows["message_seq"][is_removal])
+        for run in self._runs(hour):
+            is_removal = (run.rows["flags"] & FLAG_REMOVAL) != 0
+            parts.append(run.rows["message_seq"][is_removal])
         removed = np.concatenate(parts)
-        for frame in self._frames(hour):
-            entries = select(frame.rows, (frame.rows["flags"] & FLAG_REMOVAL) == 0)
+        for run in self._runs(hour):
+            is_entry = (run.rows["flags"] & FLAG_REMOVAL) == 0
+            entries = select(run.rows, is_entry)
+            payload_starts = np.broadcast_to(run.payload_starts(is_entry), len(entries))
             # A row that was never removed is all there is of its message: only its key is indexed.
             alone = (entries["seq"] == entries["message_seq"]) & ~is_among(entries["seq"], removed)
             keyed = entries["key_hash"] != np.void(NO_KEY)
             watching = (entries["flags"] & FLAG_WATCHES) != 0
             for indexes in slices(np.flatnonzero(~alone | keyed | watching), PURGE_ROWS):
                 for index in indexes.tolist():
-                    row = entries[index]
+                    row, payload_start = entries[index], int(payload_starts[index])
                     try:
-                        if alone[index] or not self._lives_elsewhere(
-                            hour, row, frame.payload_start
-                        ):
+                        if alone[index] or not self._lives_elsewhere(hour, row, payload_start):
                             self._purge_message(int(row["message_seq"]), bytes(row["key_hash"]))
                             if watching[index]:
-                                self._purge_watches(hour, row, frame.payload_start)
+                                self._purge_watches(hour, row, payload_start)
                     except DamageError as error:
                         # What is left over of one message must not keep the server from going on.
                         place = (error.path, error.offset, error.offset, error.reason)
                         self._effects.note_damage(Damage(*place, torn=False), now_ms)
                 yield
 
-    def _frames(self, hour: int) -> Iterable[Frame]:
-        for found in self._schedule.scan(hour, end=self._hours[hour].length):
-            if isinstance(found, Frame):
+    def _runs(self, hour: int) -> Iterable[FrameRun]:
+        for found in self._schedule.scan_runs(hour, end=self._hours[hour].length):
+            if isinstance(found, FrameRun):
                 yield found
 
     def _lives_elsewhere(self, hour: int, row: np.void, payload_start: int) -> bool:
@@ -176,7 +192,7 @@ class Purge:
         return any(other != hour and self._holds(other, seq) for other, seq in rows)
 
     def _holds(self, hour: int, seq: int) -> bool:
-        state = self._hours.get(hour)
+        state = self._hours.get(hour) or self._hours.get(day_of(hour))
         return state is not None and state.first_seq <= seq
 
     def _payload(self, hour: int, row: np.void, payload_start: int) -> Payload:

@@ -1,10 +1,11 @@
 """Replay: follows the message log and files its records into the schedule log.
 
 About once a second everything that was accepted since is filed in one go: rows are sorted by the
-hour they are due, and each hour gets one frame. Then the files are synced, and one catalog
-transaction records the effects together with the checkpoint: that every effect of every record up
-to that seq is durable (I6). After a crash the hour files are cut back to the length in the catalog
-and the records behind the checkpoint are filed again, by the same code, to the same bytes (I7).
+hour they are due, or where that is far by the day (`days`), and each file gets one frame. Then the
+files are synced, and one catalog transaction records the effects together with the checkpoint: that
+every effect of every record up to that seq is durable (I6). After a crash the files are cut back to
+the length in the catalog and the records behind the checkpoint are filed again, by the same code,
+to the same rows (I7).
 
 Filing lazily is what keeps an hour's file to at most one frame per checkpoint, however the messages
 arrived. What falls due before it would be filed does not wait for it: the event loop puts it into
@@ -47,11 +48,13 @@ from delayserver.records.tables import (
 )
 from delayserver.schedule.archives import Archives
 from delayserver.schedule.committed import Records, gather_payloads, join_records
+from delayserver.schedule.days import NEAR_MS, SLICE_BYTES, Days, add_by_hour
 from delayserver.schedule.effects import Effects
 from delayserver.schedule.expansion import Expansion, Staging
-from delayserver.schedule.filing import by_hour, schedule_rows
+from delayserver.schedule.filing import by_bucket, schedule_rows
 from delayserver.schedule.purge import Purge
 from delayserver.schedule.wheel_rows import wheel_rows
+from storage.buckets import is_day
 from storage.catalog import Catalog, Table
 from storage.definitions_log import DefinitionsLog, DefinitionsPlace
 from storage.errors import DamageError, ShortageError
@@ -94,6 +97,7 @@ class Replay:
         definitions: DefinitionsLog,
         *,
         purge: Callable[..., Purge] = Purge,
+        day_slice_bytes: int = SLICE_BYTES,
     ) -> None:
         self._catalog = catalog
         self._definitions = definitions
@@ -101,6 +105,8 @@ class Replay:
         self._schedule = schedule
         self._message_log = message_log
         self.hours = read_hours(catalog)
+        """What is filed, by hour, and by day where it is far."""
+        self._days = Days(schedule, self.hours, slice_bytes=day_slice_bytes)
         self.checkpoint_seq = read_checkpoint(catalog)
         self.has_checkpoint = catalog.get(Table.META, CHECKPOINT_KEY) is not None
         """Every start makes one, before anything is filed."""
@@ -141,11 +147,13 @@ class Replay:
         filed = Filed(last_seq)
         scheduled, starts = schedule_rows(rows)
         states: dict[int, HourState] = {}
-        for hour, indexes in by_hour(scheduled):
-            state = self.hours.get(hour, HourState())
+        buckets = self._days.buckets(scheduled["due_ms"], self._near_hour(now_ms))
+        for bucket, indexes in by_bucket(scheduled, buckets):
+            state = self.hours.get(bucket, HourState())
             here = scheduled if len(indexes) == len(scheduled) else select(scheduled, indexes)
             payload = gather_payloads(blob, starts[indexes], here)
-            states[hour] = self._file_hour(hour, state, here, payload, now_ms, express, filed)
+            states[bucket], start = self._append(bucket, state, here, payload, now_ms)
+            self._hand_over(bucket, here, start, express, filed)
         # Only now, since a full disk in the middle must leave everything as it was.
         self.hours.update(states)
         self.effects.changed_hours.update(states)
@@ -178,11 +186,13 @@ class Replay:
         pieces, damage, last_seq = importing.next_slice(self.filed_seq)
         filed = Filed(last_seq, damage=damage)
         states: dict[int, HourState] = {}
+        near_hour = self._near_hour(now_ms)
         for rows, payload in pieces:
-            hour = int(rows["due_ms"][0]) // HOUR_MS
-            state = states.get(hour) or self.hours.get(hour, HourState())
+            bucket = int(self._days.buckets(rows["due_ms"][:1], near_hour)[0])
+            state = states.get(bucket) or self.hours.get(bucket, HourState())
             here = gather_payloads(payload, rows["payload_offset"].astype(np.int64), rows)
-            states[hour] = self._file_hour(hour, state, rows, here, now_ms, set(), filed)
+            states[bucket], start = self._append(bucket, state, rows, here, now_ms)
+            self._hand_over(bucket, rows, start, (), filed)
         self.hours.update(states)
         self.effects.changed_hours.update(states)
         for rows, payload in pieces:
@@ -199,18 +209,13 @@ class Replay:
             self._importing = None
         return filed
 
-    def _file_hour(
-        self,
-        hour: int,
-        state: HourState,
-        rows: Rows,
-        payload: memoryview,
-        now_ms: int,
-        express: Collection[int],
-        filed: Filed,
-    ) -> HourState:
+    def _append(
+        self, bucket: int, state: HourState, rows: Rows, payload: memoryview, now_ms: int
+    ) -> tuple[HourState, int]:
+        """One frame more in the file of an hour or a day; its state then, and where the payloads
+        of the frame begin."""
         payload_start, end = self._schedule.append(
-            hour,
+            bucket,
             buffer_of(rows),
             payload,
             offset=state.length,
@@ -219,23 +224,41 @@ class Replay:
             created_ms=now_ms,
         )
         is_entry = (rows["flags"] & FLAG_REMOVAL) == 0
-        entries = keep(rows, is_entry)
-        if hour <= self.live_through_hour and len(entries):
+        count = int(is_entry.sum())
+        last_entry_seq = state.last_entry_seq
+        if count:
+            last_entry_seq = int(rows["seq"][len(rows) - 1 - int(is_entry[::-1].argmax())])
+        after = HourState(
+            length=end,
+            entries=state.entries + count,
+            removals=state.removals + len(rows) - count,
+            last_entry_seq=last_entry_seq,
+            # An hour that gets a new message is open again (a clock that was set back does that).
+            retired_ms=0 if count else state.retired_ms,
+            first_seq=state.first_seq if state.length else int(rows["seq"][0]),
+            by_hour=add_by_hour(state.by_hour, rows) if is_day(bucket) else (),
+        )
+        return after, payload_start
+
+    def _hand_over(
+        self,
+        hour: int,
+        rows: Rows,
+        payload_start: int,
+        express: Collection[int],
+        filed: Filed,
+    ) -> None:
+        """Of what was filed for a live hour, the wheel gets what did not go there as express."""
+        if hour > self.live_through_hour:
+            return
+        entries = keep(rows, (rows["flags"] & FLAG_REMOVAL) == 0)
+        if len(entries):
             live = wheel_rows(entries, hour, payload_start)
             if express:
                 seqs = np.fromiter(express, np.uint64, len(express))
                 live = select(live, ~np.isin(live["seq"], seqs))
             # Without rows, too: the hour is open again.
             filed.live.append((hour, live))
-        return HourState(
-            length=end,
-            entries=state.entries + len(entries),
-            removals=state.removals + len(rows) - len(entries),
-            last_entry_seq=int(entries["seq"][-1]) if len(entries) else state.last_entry_seq,
-            # An hour that gets a new message is open again (a clock that was set back does that).
-            retired_ms=0 if len(entries) else state.retired_ms,
-            first_seq=state.first_seq if state.length else int(rows["seq"][0]),
-        )
 
     def skip_to(self, seq: int) -> None:
         """Pass over records that are lost, up to `seq`: nobody else may get their seqs."""
@@ -308,6 +331,35 @@ class Replay:
 
     # ── hours ──────────────────────────────────────────────────────────────────────────────────
 
+    def _near_hour(self, now_ms: int) -> int:
+        """The day of this hour is near, and so are those before it."""
+        return max(
+            (now_ms + NEAR_MS) // HOUR_MS, self.live_through_hour, self.live_once_through_hour
+        )
+
+    def must_split(self, now_ms: int, through_hour: int = -1) -> bool:
+        """Whether a day is to be split that is near, or has begun by `through_hour`."""
+        return self._days.first_due(max(self._near_hour(now_ms), through_hour)) is not None
+
+    def split(self, now_ms: int, through_hour: int = -1) -> Filed:
+        """Split the next slice of the first day that must be. Durable with the next checkpoint.
+
+        Nothing is filed by that, but it may come across damage. Raises ShortageError: nothing of
+        the slice counts then; call again."""
+        day = self._days.first_due(max(self._near_hour(now_ms), through_hour))
+        assert day is not None
+
+        def append(hour: int, state: HourState, rows: Rows, payload: memoryview) -> HourState:
+            return self._append(hour, state, rows, payload, now_ms)[0]
+
+        hours, damage = self._days.split(day, append)
+        for found in damage:
+            self.effects.note_damage(found, now_ms)
+        if hours is not None:
+            self.effects.changed_hours |= {day, *hours}
+            self.purging.drop(day)
+        return Filed(self.filed_seq, damage=damage)
+
     def is_retired(self, hour: int) -> bool:
         """Whether all messages of the hour are settled."""
         state = self.hours.get(hour)
@@ -318,7 +370,8 @@ class Replay:
 
         The replay thread takes a snapshot between two batches of records. So no row is loaded that
         a filed cancel has removed (I5, I11), and no row that is filed later is missed (I3). Settled
-        hours and hours without messages are left out."""
+        hours and hours without messages are left out. Their days have been split (`split`)."""
+        assert self._days.first_due(through_hour) is None, through_hour
         # After a crash it must be known what may have fired: if the clock was set back, it would
         # else wait until the clock reaches it again.
         self.live_once_through_hour = max(self.live_once_through_hour, through_hour)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.records.message import ScheduleEntry
+from storage.buckets import start_ms
 from storage.frame import Rows
 from storage.rows import HOUR_MS, concatenate
 
@@ -34,15 +35,17 @@ PAYLOAD_MAX_BYTES = (1 << LOCATOR_LENGTH_BITS) - 1
 
 
 def wheel_rows(entries: Rows, hour: int, payload_start: int | np.ndarray) -> Rows:
-    """Entries (SCHEDULE_DTYPE) of one hour as they wait in the wheel (WHEEL_DTYPE).
+    """Entries (SCHEDULE_DTYPE) of one hour as they wait in the wheel (WHEEL_DTYPE); of a day, for
+    those who look at what is far.
 
     `payload_start`: where in the hour's file the payloads of their frame begin, or of each one's
     frame."""
     rows = np.empty(len(entries), WHEEL_DTYPE)
     rows["seq"] = entries["seq"]
-    offsets = entries["payload_offset"].astype(np.uint64) + np.uint64(payload_start)
+    offsets = entries["payload_offset"].astype(np.uint64)
+    offsets += np.asarray(payload_start, np.uint64)
     rows["locator"] = offsets << np.uint64(LOCATOR_LENGTH_BITS) | entries["payload_length"]
-    rows["due_offset_ms"] = entries["due_ms"] - hour * HOUR_MS
+    rows["due_offset_ms"] = entries["due_ms"] - start_ms(hour)
     subscription = entries["subscription_id"]
     rows["route"] = np.where(
         subscription == 0, entries["subject_id"], subscription | ROUTE_SUBSCRIPTION
@@ -71,11 +74,11 @@ class FiredRows:
     def due_ms(self, count: int | None = None) -> NDArray[np.int64]:
         """When the first `count` rows are due; None: all of them."""
         offsets: NDArray[np.int64] = self.rows["due_offset_ms"][:count].astype(np.int64)
-        return offsets + self.hour * HOUR_MS
+        return offsets + start_ms(self.hour)
 
     def first_ms(self) -> int:
         """When the first row is due."""
-        return self.hour * HOUR_MS + int(self.rows["due_offset_ms"][0])
+        return start_ms(self.hour) + int(self.rows["due_offset_ms"][0])
 
     def payload_bytes(self, count: int) -> NDArray[np.int64]:
         """How long the sealed payloads of the first `count` rows are."""

@@ -1,9 +1,13 @@
 """The budget of descriptors: who may have how many files and sockets open, settled at the start.
 
     limit of the process      RLIMIT_NOFILE, raised as far as the system allows
-    ├── OWN_MAX               logs, catalog, name look-ups, the event loop, …
+    ├── OWN_MIN               logs, catalog, name look-ups, the event loop, …
     ├── connections_max       clients, each from the moment when its connection is accepted
-    └── webhook_connections_max
+    ├── webhook_connections_max
+    └── what is left          more hours of the schedule log, up to half of the limit
+
+The schedule log is filed into as many hours as messages are due in, two years are 17,520, and what
+is open need not be opened and closed in each pass. The other logs come back to few hours.
 
 Nobody waits for a descriptor then, and no client can take one that a log needs. Where the limit is
 too small for what the settings ask for, webhooks get less first (they wait for their turn), down to
@@ -13,6 +17,7 @@ Cost: two system calls, once. Threads: any.
 """
 
 import resource
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -20,8 +25,10 @@ import structlog
 from delayserver.config import Settings
 from delayserver.errors import InputError
 
-WRITTEN_HOURS_MAX: Final = 128
-"""Files of hours that a log which is written to has open: the ones it comes back to."""
+WRITTEN_HOURS_MIN: Final = 128
+"""Files of hours that a log which is written to may have open, however small the limit is."""
+SCHEDULE_HOURS_MAX: Final = 20_000
+"""… the schedule log, however large the limit is: those of more than two years."""
 READ_HOURS_MAX: Final = 32
 """… a log that is only read. Several read the same files, each for a thread of its own."""
 _WRITTEN_LOGS: Final = 2
@@ -29,9 +36,9 @@ _READ_LOGS: Final = 7
 _OTHERS_MAX: Final = 128
 """Segments, definitions, catalog, tokens, staged files; listener, event loop, timer, resolver
 threads, exporter of traces, the connection that is accepted to be refused; and some to spare."""
-OWN_MAX: Final = (
+OWN_MIN: Final = (
     # Each log opens a file before it closes the one that was used least.
-    _WRITTEN_LOGS * (WRITTEN_HOURS_MAX + 1) + _READ_LOGS * (READ_HOURS_MAX + 1) + _OTHERS_MAX
+    _WRITTEN_LOGS * (WRITTEN_HOURS_MIN + 1) + _READ_LOGS * (READ_HOURS_MAX + 1) + _OTHERS_MAX
 )
 LEFT_MIN: Final = 32
 """For clients and webhooks together; with less there is no point in starting."""
@@ -39,30 +46,53 @@ LEFT_MIN: Final = 32
 log = structlog.get_logger()
 
 
-def within_limit(settings: Settings) -> Settings:
-    """Raise the limit of open files as far as needed; the settings as they fit into it.
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Who may have how many descriptors."""
+
+    settings: Settings
+    """With the connections that fit."""
+    schedule_hours_max: int = WRITTEN_HOURS_MIN
+    """Files of hours that the schedule log has open where it is written."""
+
+
+def within_limit(settings: Settings) -> Budget:
+    """Raise the limit of open files as far as is of use; what fits into it.
 
     Raises InputError where nothing fits."""
-    wanted = OWN_MAX + settings.connections_max + settings.webhook_connections_max
+    wanted = _needed(settings) + SCHEDULE_HOURS_MAX - WRITTEN_HOURS_MIN
+    wanted = max(wanted, 2 * SCHEDULE_HOURS_MAX)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return settings if soft == resource.RLIM_INFINITY else divided(settings, soft)
+    return divided(settings, wanted if soft == resource.RLIM_INFINITY else soft)
 
 
-def divided(settings: Settings, allowed: int) -> Settings:
-    """The settings as they fit into `allowed` descriptors; what is reduced is logged.
+def divided(settings: Settings, allowed: int) -> Budget:
+    """What fits into `allowed` descriptors; connections that do not are logged.
 
     Raises InputError where nothing fits."""
+    settings = _connected(settings, allowed)
+    spare = allowed - _needed(settings)
+    hours_max = min(WRITTEN_HOURS_MIN + spare, allowed // 2, SCHEDULE_HOURS_MAX)
+    return Budget(settings, max(hours_max, WRITTEN_HOURS_MIN))
+
+
+def _needed(settings: Settings) -> int:
+    return OWN_MIN + settings.connections_max + settings.webhook_connections_max
+
+
+def _connected(settings: Settings, allowed: int) -> Settings:
+    """The settings as they fit into `allowed` descriptors."""
     asked, asked_webhooks = settings.connections_max, settings.webhook_connections_max
-    left = allowed - OWN_MAX
+    left = allowed - OWN_MIN
     if left >= asked + asked_webhooks:
         return settings
     if left < LEFT_MIN:
         raise InputError(
             f"the system allows this process {allowed} open files, and it needs "
-            f"{OWN_MAX + LEFT_MIN} at the least, {OWN_MAX + asked + asked_webhooks} for "
+            f"{OWN_MIN + LEFT_MIN} at the least, {_needed(settings)} for "
             "connections_max and webhook_connections_max as they are; raise the limit (ulimit -n, "
             "LimitNOFILE=, --ulimit nofile=)"
         )
@@ -72,7 +102,7 @@ def divided(settings: Settings, allowed: int) -> Settings:
         "the system allows fewer open files than the settings ask for, so there will be fewer "
         "connections; raise its limit (ulimit -n, LimitNOFILE=, --ulimit nofile=)",
         allowed=allowed,
-        needed=OWN_MAX + asked + asked_webhooks,
+        needed=_needed(settings),
         connections_max=connections,
         webhook_connections_max=webhooks,
     )

@@ -9,6 +9,7 @@ belongs to the event loop, but for the histograms of syncs, each of which belong
 syncs.
 """
 
+import threading
 import time
 from bisect import bisect_left
 from collections import Counter
@@ -119,6 +120,7 @@ class Metrics(Collector):
         self.commit_seconds = Histogram(SYNC_SECONDS)
         self.group_records = Histogram(GROUP_RECORDS)
         self.fsync_seconds: dict[str, Histogram] = {}
+        self._syncing = threading.Lock()
         """By the directory of the file."""
         self.lateness_by_subscription = Histograms(self._subscriptions, LATENESS_SECONDS)
         self.webhook_seconds = Histograms(self._subscriptions, WEBHOOK_SECONDS)
@@ -223,12 +225,13 @@ class Metrics(Collector):
         self.webhook_seconds[subscription_id].observe(seconds)
 
     def on_sync(self, path: str, seconds: float) -> None:
-        """A file was synced."""
+        """A file was synced. From any thread: many files of a log are synced at once."""
         log = path.partition("/")[0]
-        histogram = self.fsync_seconds.get(log)
-        if histogram is None:
-            histogram = self.fsync_seconds[log] = Histogram(SYNC_SECONDS)
-        histogram.observe(seconds)
+        with self._syncing:
+            histogram = self.fsync_seconds.get(log)
+            if histogram is None:
+                histogram = self.fsync_seconds[log] = Histogram(SYNC_SECONDS)
+            histogram.observe(seconds)
 
 
 def _labelled(

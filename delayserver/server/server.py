@@ -44,6 +44,7 @@ from delayserver.security.targets import TargetPolicy
 from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.server.alarm import Alarm
 from delayserver.server.calls import Calls
+from delayserver.server.descriptors import WRITTEN_HOURS_MIN
 from delayserver.server.gauges import Gauges
 from delayserver.server.metrics import TimedFiles
 from delayserver.server.shard import Shard, Surroundings
@@ -88,10 +89,12 @@ class Server(Shard):
         sender: WebhookSender | None = None,
         telemetry: "Telemetry | None" = None,
         verify_catalog: bool = False,
+        schedule_hours_max: int = WRITTEN_HOURS_MIN,
     ) -> None:
         """Lock the directory and recover what is in it. Nothing runs before `start`.
 
-        `verify_catalog`: all of it, however long it is. Raises StorageError, and AccessError where
+        `verify_catalog`: all of it, however long it is. `schedule_hours_max`: files of hours that
+        the schedule log has open where it is written. Raises StorageError, and AccessError where
         others could call without a token."""
         offset_ms = settings.clock_offset_ms
         self._fatal = fatal
@@ -130,6 +133,7 @@ class Server(Shard):
             random_bytes=os.urandom,
             random=random.random,
             progress=progress,
+            schedule_hours_max=schedule_hours_max,
         )
         super().__init__(settings, files, open_catalog, surroundings)
         self.gauges = Gauges(self.engine, settings, self.clock)

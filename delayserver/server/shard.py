@@ -35,7 +35,7 @@ from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Filed, Replay, Snapshot
 from delayserver.schedule.wheel import SLOT_MS
 from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
-from delayserver.server.descriptors import READ_HOURS_MAX, WRITTEN_HOURS_MAX
+from delayserver.server.descriptors import READ_HOURS_MAX, WRITTEN_HOURS_MIN
 from delayserver.server.engine import Engine
 from delayserver.server.threads import (
     CallRequest,
@@ -78,6 +78,8 @@ class Surroundings:
     monotonic: Callable[[], float]
     """Seconds; never set, and stands still while the machine sleeps: how long work takes."""
     progress: Progress = lambda what, done, total: None
+    schedule_hours_max: int = WRITTEN_HOURS_MIN
+    """Files of hours that the schedule log has open where it is written."""
     message_log: type[MessageLog] | Callable[..., MessageLog] = MessageLog
     replay: type[Replay] | Callable[..., Replay] = Replay
     settler: type[Settler] | Callable[..., Settler] = Settler
@@ -128,7 +130,7 @@ class Shard(ABC):
             segment_bytes=settings.segment_bytes,
             durability=settings.durability,
         )
-        schedule = hour_log(LogKind.SCHEDULE, WRITTEN_HOURS_MAX)
+        schedule = hour_log(LogKind.SCHEDULE, surroundings.schedule_hours_max)
         definitions = surroundings.definitions(files, stamp=identity.stamp)
         self._cleanup.callback(definitions.close)
         self.replay = surroundings.replay(
@@ -139,7 +141,7 @@ class Shard(ABC):
             surroundings.staging(files, identity.stamp),
             definitions,
         )
-        self.settler = surroundings.settler(hour_log(LogKind.DISPATCH, WRITTEN_HOURS_MAX))
+        self.settler = surroundings.settler(hour_log(LogKind.DISPATCH, WRITTEN_HOURS_MIN))
         loader = Loader(hour_log(LogKind.SCHEDULE), hour_log(LogKind.DISPATCH), slot_ms=SLOT_MS)
         now_ms = self.clock()
         recovered = self.recovered = recover(
@@ -151,7 +153,7 @@ class Shard(ABC):
             loader,
             now_ms=now_ms,
             lead_ms=settings.lead_ms,
-            is_carried_over=identity.version < FORMAT_VERSION,
+            is_carried_over=not identity.has_definitions,
             progress=surroundings.progress,
         )
         if identity.version < FORMAT_VERSION:
@@ -402,4 +404,4 @@ class Shard(ABC):
         if found is None:
             return None
         sealed, subject_id = found
-        return Found(self.reader.decode(entry, sealed), subject_id, 0)
+        return Found(self.reader.decode(entry, sealed, "messages"), subject_id, 0)

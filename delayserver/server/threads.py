@@ -272,12 +272,13 @@ class ReplayThread(Worker[ReplayItem]):
         """Since the last checkpoint."""
         self._filed_ms = self._checkpoint_at_ms = stopwatch()
         self._more_to_purge = False
+        self._more_to_split = False
         self._told_seq = replay.checkpoint_seq
 
     def timeout_s(self) -> float | None:
         if self._replay.is_importing:
             return 0
-        if self._more_to_purge:
+        if self._more_to_purge or self._more_to_split:
             return 0.001
         passed_ms = self._stopwatch() - self._filed_ms
         return max(self._file_ms - passed_ms, 1) / 1000
@@ -297,6 +298,7 @@ class ReplayThread(Worker[ReplayItem]):
             self._file()
             self._checkpoint()
             self._purge()
+            self._more_to_split = self._replay.must_split(self._clock())
         elif self._accepted_bytes >= self._checkpoint_bytes:
             self._file()
             self._checkpoint()
@@ -307,11 +309,20 @@ class ReplayThread(Worker[ReplayItem]):
                 self._checkpoint()
         elif self._more_to_purge:
             self._purge()
+        elif self._more_to_split and not self._replay.is_importing:
+            # Nothing waits for it: a day is split long before it comes near.
+            self._split()
+            self._more_to_split = self._replay.must_split(self._clock())
         self._report()
 
     def _purge(self) -> None:
         now_ms = self._clock()
         self._more_to_purge = self._replay.purge(now_ms, self._retention_ms, archive=self._archive)
+
+    def _split(self, through_hour: int = -1) -> None:
+        filed = self._replay.split(self._clock(), through_hour)
+        if filed.damage:
+            self._post(self._on_filed, filed)
 
     def _take(self, items: list[ReplayItem]) -> None:
         if self._waiting and self._waiting[-1].import_count:
@@ -331,6 +342,9 @@ class ReplayThread(Worker[ReplayItem]):
             self._file()
             match item:
                 case LoadRequest(through_hour=through_hour):
+                    # Only after a downtime, or when the clock was set ahead, is a day to be split.
+                    while self._replay.must_split(self._clock(), through_hour):
+                        self._split(through_hour)
                     before = self._replay.live_through_hour
                     self._post(self._on_loading, before, self._replay.snapshot(through_hour))
                 case RetireRequest(hours=hours, through_seq=through_seq):

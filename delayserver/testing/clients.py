@@ -47,6 +47,8 @@ class Clients(Actor):
     ) -> None:
         super().__init__(rng, clock, ledger, counts)
         self._body_count = 0
+        self.is_far_sighted = False
+        """Whether much of what they publish is due in days."""
         self._staged_in: dict[str, int] = {}
         """In which life an import was staged."""
 
@@ -65,6 +67,8 @@ class Clients(Actor):
                 2 * HOUR_MS + rng.randrange(-100, 100),
             )
         )
+        if self.is_far_sighted and rng.random() < 0.5:
+            delay_ms += rng.randrange(1, 80) * HOUR_MS
         return now_ms + max(0, delay_ms)
 
     def _new_message(self, subject: str, key: str | None) -> NewMessage:

@@ -26,6 +26,7 @@ from delayserver.records.tables import (
 from delayserver.schedule.wheel_rows import FiredRows
 from delayserver.testing.durable import DurableRecords, Violation
 from delayserver.testing.server import SimulatedServer
+from storage.buckets import day_of, is_day
 from storage.catalog import Table
 from storage.errors import DamageError
 from storage.frame import Damage
@@ -396,17 +397,19 @@ class Ledger(DurableRecords):
         self._check_archives(server)
 
     def _check_files(self, server: SimulatedServer) -> None:
-        for hour in self._filed.keys() | server.replay.hours.keys():
+        filed = server.replay.hours
+        for hour in self._filed.keys() | {hour for hour in filed if not is_day(hour)}:
             expected = self._filed.get(hour, [])
-            state = server.replay.hours.get(hour)
+            day = day_of(hour)
+            if hour in filed and day in filed:
+                raise Violation(f"hour {hour} and its day have a file each (I7)")
             found: list[tuple[int, int]] = []
-            if state is not None:
-                for frame in server.reader._schedule.scan(hour):
+            if hour in filed or day in filed:
+                for frame in server.reader._schedule.scan(hour if hour in filed else day):
                     if isinstance(frame, Damage):
                         _refuse(frame, "damage in a schedule file (I7)")
-                    found += zip(
-                        frame.rows["seq"].tolist(), frame.rows["flags"].tolist(), strict=True
-                    )
+                    rows = frame.rows[frame.rows["due_ms"] // HOUR_MS == hour]
+                    found += zip(rows["seq"].tolist(), rows["flags"].tolist(), strict=True)
             entry_seqs = {seq for seq, flags in found if not flags & FLAG_REMOVAL}
             self._check_dispatch(server, hour, entry_seqs)
             missing = expected[: len(expected) - len(found)]

@@ -39,6 +39,7 @@ from delayserver.server.threads import (
     Worker,
 )
 from delayserver.testing.loop import SimulatedLoop
+from storage.buckets import is_day
 from storage.catalog import Catalog
 from storage.definitions_log import DefinitionsLog
 from storage.directory import open_identity
@@ -130,7 +131,8 @@ class _ObservedLog(MessageLog):
 
 class _ObservedReplay(Replay):
     def __init__(self, observer: Observer, *rest: Any) -> None:
-        super().__init__(*rest, purge=partial(_ObservedPurge, observer))
+        # A frame per slice of a day, so that much may happen between two.
+        super().__init__(*rest, purge=partial(_ObservedPurge, observer), day_slice_bytes=1)
         self.effects.keys_slice = 1  # as with very many keys
         self._observer = observer
 
@@ -145,9 +147,10 @@ class _ObservedPurge(Purge):
         self._observer = observer
 
     def delete_files(self, hour: int) -> None:
-        frames = [one for one in self._schedule.scan(hour) if isinstance(one, Frame)]
-        seqs = {seq for frame in frames for seq in frame.rows["seq"].tolist()}
-        self._observer.purging(hour, seqs, self._dispatch.size(hour))
+        if not is_day(hour):  # What was in a day is in its hours.
+            frames = [one for one in self._schedule.scan(hour) if isinstance(one, Frame)]
+            seqs = {seq for frame in frames for seq in frame.rows["seq"].tolist()}
+            self._observer.purging(hour, seqs, self._dispatch.size(hour))
         super().delete_files(hour)
 
 

@@ -25,10 +25,10 @@ from delayserver.testing.operators import Operators
 from delayserver.testing.server import SimulatedClock, SimulatedServer
 from delayserver.testing.subscribers import Subscribers
 from storage import staging
+from storage.buckets import bucket_path
 from storage.catalog import Table
 from storage.errors import ShortageError, StorageError
 from storage.files import size_of
-from storage.hour_log import hour_path
 from storage.rows import HOUR_MS, LogKind
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
@@ -50,6 +50,8 @@ class Theme(Enum):
     """The clock is set back by hours, and whoever archives takes his time: hours come back."""
     REDEFINED = auto()
     """Subscriptions are changed, also while they are being changed, and receivers are gone."""
+    FAR = auto()
+    """Much is due in days, and the clock makes long jumps."""
 
 
 class World:
@@ -96,6 +98,7 @@ class World:
         self.clients = Clients(*shared)
         self.subscribers = Subscribers(*shared)
         self.operators = Operators(*shared, seed)
+        self.clients.is_far_sighted = self._theme is Theme.FAR
         if self._theme is Theme.SET_BACK:
             self.operators.copies_share = 0.97
         self._steps = self._all_steps()
@@ -171,7 +174,7 @@ class World:
             ]
             if loaded:
                 self._bad_hour = luck.choice(loaded)
-                path = hour_path(LogKind.SCHEDULE, self._bad_hour)
+                path = bucket_path(LogKind.SCHEDULE, self._bad_hour)
                 end = luck.randrange(1, 1 + max(1, size_of(self.disk, path)))
                 self.disk.fail_reads(path, 0, end)
                 self.counts["bad sectors"] += 1
@@ -354,6 +357,8 @@ class World:
             self.counts["hour changes"] += 1
         elif dice < 0.94:
             by_ms = rng.choice((1, 2, 3)) * HOUR_MS + rng.randrange(100)
+            if self._theme is Theme.FAR:
+                by_ms *= rng.choice((1, 4, 9))
             if self._clock_luck.random() < 0.5:
                 clock.move(by_ms)  # the machine was asleep
             else:
@@ -412,7 +417,7 @@ class World:
         server.rest()
         subscribers.pull_all()
         subscribers.return_all()  # Once more, before everybody takes everything.
-        for _ in range(300):
+        for _ in range(1000 if self._theme is Theme.FAR else 300):
             server.rest()
             while server.sending:
                 subscribers.answer_webhook()
@@ -517,7 +522,7 @@ class World:
                 hour
                 for reader in (server.reader, server.reader_now)
                 for log in (reader._schedule, reader._dispatch)
-                for hour in log._open
+                for hour in (*log._dirty, *log._clean)
                 if log.path(hour) not in files
             ],
             "orphans": len(engine.dispatcher.orphans),

@@ -46,20 +46,19 @@ class Maker:
         """`body` is that of every message."""
         self._subjects = subjects
         files = OsFiles(str(root))
-        self.stamp = open_identity(files, random_bytes=os.urandom).stamp
+        self.identity = open_identity(files, random_bytes=os.urandom)
         files.make_directory("catalog")
         for kind in ("schedule", "dispatch"):
             files.make_directory(kind)
+        stamp = self.identity.stamp
         self._catalog = LmdbCatalog(str(root / "catalog"), max_bytes=1 << 32)
-        self._log = MessageLog(
-            files, stamp=self.stamp, segment_bytes=1 << 16, durability=Durability.OS
-        )
+        self._log = MessageLog(files, stamp=stamp, segment_bytes=1 << 16, durability=Durability.OS)
         schedule, dispatch = (
-            HourLog(files, kind, stamp=self.stamp) for kind in (LogKind.SCHEDULE, LogKind.DISPATCH)
+            HourLog(files, kind, stamp=stamp) for kind in (LogKind.SCHEDULE, LogKind.DISPATCH)
         )
         self._dispatch = dispatch
-        staging = Staging(files, self.stamp)
-        definitions = DefinitionsLog(files, stamp=self.stamp)
+        staging = Staging(files, stamp)
+        definitions = DefinitionsLog(files, stamp=stamp)
         self._replay = Replay(self._catalog, schedule, dispatch, self._log, staging, definitions)
         self._sealed = encode_payload(Payload(body))
         self._seq = 0
@@ -89,8 +88,10 @@ class Maker:
         self._seq += count
         return rows
 
-    def publish(self, due_ms: NDArray[np.int64]) -> Rows:
-        """Messages that are due at these times; one frame in each of their hours."""
+    def publish(self, due_ms: NDArray[np.int64], now_ms: int | None = None) -> Rows:
+        """Messages that are due at these times; one frame in each of their files.
+
+        They are filed at `now_ms`, or when the first of them is due."""
         count = len(due_ms)
         rows = self._rows(count)
         rows["kind"] = RecordKind.PUBLISH
@@ -100,7 +101,9 @@ class Maker:
         rows["payload_length"] = length
         rows["payload_offset"] = np.arange(count) * length
         rows["payload_crc"] = int.from_bytes(self._sealed[:4], "little")
-        self._replay.file([Records(rows, self._sealed * count)], int(due_ms[0]))
+        self._replay.file(
+            [Records(rows, self._sealed * count)], int(due_ms[0]) if now_ms is None else now_ms
+        )
         self._replay.checkpoint()
         return rows
 

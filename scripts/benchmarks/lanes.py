@@ -1,4 +1,4 @@
-"""One, few, many: what each lane of publish and cancel saves beside the path in its place.
+"""One, few, many: what each lane of publish, cancel and load saves beside the path in its place.
 
     scripts/bench lanes [--quick] [--only NAME] [--json FILE]
 
@@ -38,10 +38,12 @@ from delayserver.decisions.packing import ARRAYS_MIN, Publishes
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.records.ids import COLUMNS_MIN, IdCodec, KeyHasher
 from delayserver.records.subscriptions import Registry
+from delayserver.schedule.wheel_rows import wheel_rows
 from delayserver.server.engine import Engine
 from storage.catalog import LmdbCatalog
-from storage.frame import crcs_of
-from storage.rows import HOUR_MS
+from storage.frame import Frame, crcs_of, encode, scan, seal
+from storage.frame_runs import FrameRun, scan_runs
+from storage.rows import HOUR_MS, SCHEDULE_DTYPE, LogKind
 
 RATIO_MIN = 1.15
 MESSAGES = 2_000
@@ -177,6 +179,29 @@ def published(parts: EngineParts, number: int, size: int) -> Any:
     return seqs, dues_ms, np.ones(size, np.uint32)
 
 
+class HourInMemory:
+    """An hour's file of frames of one row each, with payloads of 200 bytes."""
+
+    def __init__(self, frames: int) -> None:
+        self.path = ""
+        sealed = seal(bytes(200))
+        row = np.zeros(1, SCHEDULE_DTYPE)
+        row["payload_length"] = len(sealed)
+        numbers = {"created_ms": NOW_MS, "stamp": 1}
+        self._data = b"".join(
+            encode(LogKind.SCHEDULE, row.tobytes(), sealed, first_seq=seq, last_seq=seq, **numbers)
+            for seq in range(1, frames + 1)
+        )
+        self.end = len(self._data)
+
+    def pread(self, length: int, offset: int) -> bytes:
+        return self._data[offset : offset + length]
+
+
+def hour_in_memory(parts: EngineParts, number: int, size: int) -> HourInMemory:
+    return HourInMemory(size)
+
+
 # ── the ways ───────────────────────────────────────────────────────────────────────────────────
 
 
@@ -219,6 +244,19 @@ def cancel_each(parts: EngineParts, found: Any) -> None:
     seqs, dues_ms, _ = found
     for seq, due_ms in zip(seqs, dues_ms, strict=True):
         parts.engine.messages.cancel(int(seq), int(due_ms), subject=SUBJECT)
+
+
+def read_in_runs(parts: EngineParts, hour: HourInMemory) -> None:
+    """The rows of an hour as the loader makes them, of many frames at once."""
+    for run in scan_runs(hour, 0, hour.end, kind=LogKind.SCHEDULE, stamp=1):
+        assert isinstance(run, FrameRun)
+        wheel_rows(run.rows, 0, run.payload_starts())
+
+
+def read_frame_by_frame(parts: EngineParts, hour: HourInMemory) -> None:
+    for found in scan(hour, 0, hour.end, kind=LogKind.SCHEDULE, stamp=1, payload=False):
+        assert isinstance(found, Frame)
+        wheel_rows(found.rows, 0, found.payload_start)
 
 
 LANES = [
@@ -303,6 +341,14 @@ LANES = [
         published,
         lambda parts, found: parts.engine.cancels.cancel(*found),
         cancel_each,
+    ),
+    MeasuredLane(
+        "load: short frames in runs",
+        "frame by frame",
+        (16, 100, 1000),
+        hour_in_memory,
+        read_in_runs,
+        read_frame_by_frame,
     ),
 ]
 

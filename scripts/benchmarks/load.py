@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import msgspec
@@ -23,6 +23,9 @@ JSON = "application/json"
 MSGPACK = "application/msgpack"
 START_AFTER_S = 0.3
 """Processes that begin together are told this much before."""
+BUSY = 503
+AGAIN_S = 0.05
+"""So long after it was refused a request is sent again."""
 
 
 class LoadError(Exception):
@@ -45,6 +48,8 @@ class LoadConnection:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._rest = b""
         """What came behind the last answer."""
+        self.refused = 0
+        """Answers of 503 that `receive_patiently` has had."""
 
     def __enter__(self) -> Self:
         return self
@@ -77,10 +82,15 @@ class LoadConnection:
 
     def receive(self) -> bytes:
         """The body of the next answer. Raises LoadError unless the status is 2xx."""
-        status, body = self._receive_answer()
-        if not 200 <= status < 300:
-            raise LoadError(f"a request was answered {status}: {body[:500]!r}")
-        return body
+        return _accepted(*self._receive_answer())
+
+    def receive_patiently(self, request: bytes) -> bytes:
+        """The body of the next answer, that to `request`, which is sent again while it is 503."""
+        while (answer := self._receive_answer())[0] == BUSY:
+            self.refused += 1
+            time.sleep(AGAIN_S)
+            self.send(request)
+        return _accepted(*answer)
 
     def _receive_answer(self) -> tuple[int, bytes]:
         head, self._rest = self._rest, b""
@@ -113,6 +123,12 @@ class LoadConnection:
         return data
 
 
+def _accepted(status: int, body: bytes) -> bytes:
+    if not 200 <= status < 300:
+        raise LoadError(f"a request was answered {status}: {body[:500]!r}")
+    return body
+
+
 def start_together() -> float:
     """A moment soon, on CLOCK_MONOTONIC."""
     return time.monotonic() + START_AFTER_S
@@ -121,6 +137,18 @@ def start_together() -> float:
 def wait_for(moment: float) -> None:
     """Until that moment on CLOCK_MONOTONIC."""
     time.sleep(max(0.0, moment - time.monotonic()))
+
+
+def ask_each(port: int, method: str, message_ids: Iterable[str]) -> list[float]:
+    """Call each message by its id, one after the other; how long each took, in ms."""
+    latency_ms = []
+    with LoadConnection(port) as connection:
+        for message_id in message_ids:
+            request = http_request(method, f"/v1/messages/{message_id}")
+            begun_at = time.monotonic()
+            connection.demand(request)
+            latency_ms.append((time.monotonic() - begun_at) * 1000)
+    return latency_ms
 
 
 # ---- batches -----------------------------------------------------------------------------------
@@ -184,6 +212,10 @@ class ConnectionResult:
     began_at: float
     ended_at: float
     latency_ms: list[float]
+    answers: list[bytes] = field(default_factory=list)
+    """Their bodies, where they are kept."""
+    refused: int = 0
+    """How often a patient connection was answered 503."""
 
 
 def publish_batches(
@@ -196,16 +228,21 @@ def publish_batches(
     interval_s: float = 0.0,
     first_key: int = 0,
     in_flight: int = 1,
+    is_patient: bool = False,
+    keep_answers: bool = False,
 ) -> ConnectionResult:
     """Send the requests in turn, over and over: so many, or so long.
 
     With an interval they are paced, and latency counts from when a request was to be sent. Keys
     count up from `first_key`. With several in flight each has a connection of its own, and they are
-    waited for in turn: groups of them are answered together."""
+    waited for in turn: groups of them are answered together. Patient connections send what was
+    answered 503 again, and its latency goes on."""
     latency_ms: list[float] = []
-    waiting: deque[tuple[LoadConnection, float]] = deque()
+    answers: list[bytes] = []
+    waiting: deque[tuple[LoadConnection, float, bytes]] = deque()
     with ExitStack() as stack:
-        free = [stack.enter_context(LoadConnection(port)) for _ in range(in_flight)]
+        connections = [stack.enter_context(LoadConnection(port)) for _ in range(in_flight)]
+        free = list(connections)
         wait_for(start_at)
         began_at = ended_at = time.monotonic()
         sent = 0
@@ -216,14 +253,24 @@ def publish_batches(
                     turn_at = began_at + sent * interval_s
                     wait_for(turn_at)
                 connection = free.pop()
-                connection.send(batches.request(sent, first_key))
-                waiting.append((connection, turn_at))
+                request = batches.request(sent, first_key)
+                connection.send(request)
+                waiting.append((connection, turn_at, request))
                 sent += 1
             if not waiting:
                 break
-            connection, turn_at = waiting.popleft()
-            connection.receive()
+            connection, turn_at, request = waiting.popleft()
+            answer = connection.receive_patiently(request) if is_patient else connection.receive()
             free.append(connection)
             ended_at = time.monotonic()
             latency_ms.append((ended_at - turn_at) * 1000)
-    return ConnectionResult(len(latency_ms) * batches.messages, began_at, ended_at, latency_ms)
+            if keep_answers:
+                answers.append(answer)
+    return ConnectionResult(
+        len(latency_ms) * batches.messages,
+        began_at,
+        ended_at,
+        latency_ms,
+        answers,
+        sum(connection.refused for connection in connections),
+    )

@@ -33,7 +33,17 @@ from servers import ROOT
 DOCS = ROOT / "docs"
 PAGE = "measurements.md"
 RUNS = "measurements.json"
-BENCHMARKS = ("levels", "timers", "purgatory", "lanes", "peers", "bulk", "pipeline")
+BENCHMARKS = (
+    "levels",
+    "timers",
+    "purgatory",
+    "lanes",
+    "peers",
+    "bulk",
+    "pipeline",
+    "spread",
+    "billion",
+)
 OTHERS = {
     "client": ("scripts/bench", "client"),
     "crash": ("scripts/crash",),

@@ -8,6 +8,7 @@ can do, which tells how fast this machine is today. Either counts as started whe
 
 import argparse
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,6 +25,8 @@ from load import LoadConnection, http_request
 
 ROOT = Path(__file__).resolve().parents[2]
 START_MAX_S = 60.0
+"""Unless told otherwise, as the next one."""
+FILED_MAX_S = 60.0
 STOP_MAX_S = 30.0
 MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs"}
 
@@ -87,7 +90,7 @@ class Served:
         user, system = int(after_name[11]), int(after_name[12])
         return (user + system) / os.sysconf("SC_CLK_TCK")
 
-    def wait_until_filed(self, timeout_s: float = 60) -> None:
+    def wait_until_filed(self, timeout_s: float = FILED_MAX_S) -> None:
         """Until a checkpoint covers everything that was accepted."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -113,12 +116,14 @@ class Served:
 
 
 @contextmanager
-def delay_server(data_dir: Path, *options: str, root: Path = ROOT) -> Iterator[Served]:
+def delay_server(
+    data_dir: Path, *options: str, root: Path = ROOT, start_max_s: float = START_MAX_S
+) -> Iterator[Served]:
     """The server of a source tree, this one if not told otherwise, until the block ends."""
     port = free_port()
     arguments = ["--port", str(port), "--data-dir", str(data_dir), "--log-level", "warning"]
     command = [sys.executable, "-m", "delayserver", "serve", *arguments, *options]
-    with _serve(command, port, data_dir.with_suffix(".log"), root) as served:
+    with _serve(command, port, data_dir.with_suffix(".log"), root, start_max_s) as served:
         yield served
 
 
@@ -127,12 +132,14 @@ def hello_server(directory: Path) -> Iterator[Served]:
     """The least that uvicorn can do, until the block ends."""
     port = free_port()
     command = [sys.executable, str(Path(__file__).with_name("hello.py")), str(port)]
-    with _serve(command, port, directory / "hello.log", ROOT) as served:
+    with _serve(command, port, directory / "hello.log", ROOT, START_MAX_S) as served:
         yield served
 
 
 @contextmanager
-def _serve(command: list[str], port: int, log: Path, root: Path) -> Iterator[Served]:
+def _serve(
+    command: list[str], port: int, log: Path, root: Path, start_max_s: float
+) -> Iterator[Served]:
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("DELAYSERVER_")
     }
@@ -152,7 +159,7 @@ def _serve(command: list[str], port: int, log: Path, root: Path) -> Iterator[Ser
             start_new_session=True,
         )
     try:
-        _wait_until_ready(process, port, begun_at, log)
+        _wait_until_ready(process, port, begun_at, log, start_max_s)
         served = Served(process, port, time.monotonic() - begun_at)
         served.ready_cpu_s = served.cpu_s()
         yield served
@@ -166,9 +173,9 @@ def _serve(command: list[str], port: int, log: Path, root: Path) -> Iterator[Ser
 
 
 def _wait_until_ready(
-    process: subprocess.Popen[bytes], port: int, begun_at: float, log: Path
+    process: subprocess.Popen[bytes], port: int, begun_at: float, log: Path, start_max_s: float
 ) -> None:
-    while time.monotonic() - begun_at < START_MAX_S:
+    while time.monotonic() - begun_at < start_max_s:
         if process.poll() is not None:
             raise BenchmarkError(f"the server did not start: {log.read_text()[-2000:]}")
         try:
@@ -178,7 +185,7 @@ def _wait_until_ready(
         except OSError:
             pass
         time.sleep(0.005)
-    raise BenchmarkError(f"the server was not ready after {START_MAX_S:.0f} s")
+    raise BenchmarkError(f"the server was not ready after {start_max_s:.0f} s")
 
 
 def free_port() -> int:
@@ -207,6 +214,16 @@ def disk_directory(parent: Path) -> Iterator[Path]:
         if file_system(Path(name)) in MEMORY_FILE_SYSTEMS:
             raise BenchmarkError(f"{parent} is in memory; choose a directory on a disk with --dir")
         yield Path(name)
+
+
+def demand_space(directory: Path, needed_bytes: int) -> None:
+    """Raises BenchmarkError if there is less room than that."""
+    free = shutil.disk_usage(directory).free
+    if free < needed_bytes:
+        raise BenchmarkError(
+            f"{needed_bytes / 1e9:.1f} GB are needed in {directory}, and {free / 1e9:.1f} GB are "
+            "free: choose another directory with --dir, or fewer messages with --messages"
+        )
 
 
 def file_system(path: Path) -> str:

@@ -321,6 +321,11 @@ class FaultyFiles:
     def sync_directory(self, path: str) -> None:
         self._faults.run("sync_directory", path, lambda: self._inner.sync_directory(path))
 
+    def sync_all(self, files: Sequence[File]) -> None:
+        """Sync one after the other: each is a call that can fail."""
+        for file in files:
+            file.fdatasync()
+
     def free_bytes(self) -> int:
         return self._faults.run("free_bytes", "", self._inner.free_bytes)
 

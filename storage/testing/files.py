@@ -43,7 +43,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from storage.errors import DirectoryLockedError, DiskError, SyncError, UnreadableError
-from storage.files import FILE_MODE, Buffer
+from storage.files import FILE_MODE, Buffer, File
 
 SECTOR_BYTES = 512
 
@@ -440,6 +440,12 @@ class SimulatedFiles:
         for change in reversed(synced):
             change.apply(self._durable_names)
         self._unsynced_names = unsynced[::-1]
+
+    def sync_all(self, files: Sequence[File]) -> None:
+        """One after the other. A crash between two may leave what any order of them would: the
+        writes of a file that was not synced may survive as a whole, too."""
+        for file in files:
+            file.fdatasync()
 
     def free_bytes(self) -> int:
         self._check_on("statvfs", self.root)

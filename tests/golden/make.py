@@ -12,6 +12,7 @@ import numpy as np
 
 from delayserver.records.message import Origin, Payload, encode_payload
 from delayserver.records.tables import DeadLetter
+from storage.buckets import DAY_MS, bucket_path, day_of
 from storage.definitions_log import (
     Definition,
     DefinitionsLog,
@@ -21,14 +22,16 @@ from storage.definitions_log import (
 from storage.directory import FORMAT_FILE, FORMAT_VERSION, open_identity
 from storage.files import Files
 from storage.frame import Rows, seal, unseal
-from storage.hour_log import HourLog, hour_path
+from storage.hour_log import HourLog
 from storage.message_log import Durability, MessageLog
 from storage.rows import DISPATCH_DTYPE, MESSAGE_DTYPE, SCHEDULE_DTYPE, LogKind
 from storage.testing.files import SimulatedFiles
 
-DIRECTORIES = {version: Path(__file__).parent / f"v{version}" for version in (1, 2)}
+DIRECTORIES = {version: Path(__file__).parent / f"v{version}" for version in (1, 2, 3)}
 HOUR = 498_663  # 2026-11-20T15 UTC
 START_MS = HOUR * 3_600_000
+FAR_MS = 3 * DAY_MS
+DAY = day_of(HOUR) + 3
 KEY_HASH = bytes(range(16))
 
 BODY = b'{"order": 7, "state": "unpaid"}'
@@ -122,6 +125,18 @@ def build() -> dict[str, bytes]:
             created_ms=START_MS,
         )
         hour_log.close()
+    rows, payload = far_rows()
+    days = HourLog(files, LogKind.SCHEDULE, stamp=identity.stamp)
+    days.append(
+        DAY,
+        rows.tobytes(),
+        payload,
+        offset=0,
+        first_seq=int(rows["seq"].min()),
+        last_seq=int(rows["seq"].max()),
+        created_ms=START_MS,
+    )
+    days.close()
     definitions = DefinitionsLog(files, stamp=identity.stamp)
     definitions.resume(DefinitionsPlace())
     for seq, changes in DEFINITIONS.items():
@@ -129,7 +144,8 @@ def build() -> dict[str, bytes]:
         definitions.committed()
     definitions.close()
     paths = [FORMAT_FILE, MessageLog.path(1), definitions_path(1)]
-    paths += [hour_path(kind, HOUR) for kind in (LogKind.SCHEDULE, LogKind.DISPATCH)]
+    paths += [bucket_path(kind, HOUR) for kind in (LogKind.SCHEDULE, LogKind.DISPATCH)]
+    paths += [bucket_path(LogKind.SCHEDULE, DAY)]
     return {path: _content(files, path) for path in paths}
 
 
@@ -145,6 +161,13 @@ def schedule_rows() -> tuple[Rows, bytes]:
     rows = np.zeros(len(ENTRIES), SCHEDULE_DTYPE)
     _fill(rows, ENTRIES, ("payload_offset", "payload_length", "payload_crc"))
     return rows, _place(rows, rows["flags"] == 0)
+
+
+def far_rows() -> tuple[Rows, bytes]:
+    """The same three days later: where they stand by day."""
+    rows, payload = schedule_rows()
+    rows["due_ms"] += FAR_MS
+    return rows, payload
 
 
 def dispatch_rows() -> Rows:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from delayserver.records.message import Origin, Payload, decode_payload
+from storage.buckets import bucket_path
 from storage.check import check_directory
 from storage.definitions_log import (
     State,
@@ -21,6 +22,7 @@ from storage.rows import LogKind
 from storage.testing.files import SimulatedFiles
 from tests.golden.make import (
     BODY,
+    DAY,
     DEFINITIONS,
     DELIVERIES,
     DIRECTORIES,
@@ -32,6 +34,7 @@ from tests.golden.make import (
     START_MS,
     build,
     dispatch_rows,
+    far_rows,
     message_rows,
     schedule_rows,
 )
@@ -67,9 +70,11 @@ def test_the_writer_gives_the_same_bytes(version: int) -> None:
         if path.is_file()
     }
     made = build()
-    if version == 1:
+    if version < 3:
+        del made[bucket_path(LogKind.SCHEDULE, DAY)]
+    if version < 2:
         del made[definitions_path(1)]
-        made["FORMAT"] = made["FORMAT"].replace(b'"format": 2', b'"format": 1')
+    made["FORMAT"] = made["FORMAT"].replace(b'"format": 3', b'"format": %d' % version)
     assert made == golden
 
 
@@ -152,6 +157,19 @@ def test_the_schedule_log(files: SimulatedFiles) -> None:
         assert log.read(HOUR, offset, int(row["payload_length"])) == PAYLOADS[seq]
 
 
+def test_a_day_of_the_schedule_log(files: SimulatedFiles, version: int) -> None:
+    log = HourLog(files, LogKind.SCHEDULE, stamp=STAMP)
+    found = list(log.scan(DAY, payload=True))
+    if version < 3:
+        assert found == []
+        return
+    (frame,) = found
+    assert isinstance(frame, Frame)
+    rows, payload = far_rows()
+    np.testing.assert_array_equal(frame.rows, rows)
+    assert frame.payload == payload
+
+
 def test_the_dispatch_log(files: SimulatedFiles) -> None:
     (frame,) = HourLog(files, LogKind.DISPATCH, stamp=STAMP).scan(HOUR)
     assert isinstance(frame, Frame)
@@ -177,5 +195,6 @@ def test_the_payloads(files: SimulatedFiles) -> None:
 def test_the_directory_is_clean(files: SimulatedFiles, version: int) -> None:
     report = check_directory(files, None)
     assert report.findings == [] and report.format_version == version
+    scheduled = 9 if version < 3 else 18
     defined = sum(map(len, DEFINITIONS.values())) if version > 1 else 0
-    assert [counts.rows for counts in report.logs.values()] == [10, 9, 2, defined]
+    assert [counts.rows for counts in report.logs.values()] == [10, scheduled, 2, defined]

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from delayserver.cli.demo import process
-from delayserver.server.descriptors import LEFT_MIN, OWN_MAX
+from delayserver.server.descriptors import LEFT_MIN, OWN_MIN
 from tests.integration.api_support import unique, wait_until
 
-ALLOWED = OWN_MAX + 80
+ALLOWED = OWN_MIN + 80
 CONNECTIONS, WEBHOOKS = 60, 20
 """What is left of ALLOWED is divided so."""
 HOUR_MS = 3_600_000
@@ -71,11 +71,11 @@ def test_neither_clients_nor_receivers_take_what_the_logs_need(make_api, receive
 
 
 def test_a_server_that_could_serve_nobody_says_so(make_api, limit):
-    limit(OWN_MAX + LEFT_MIN - 1)
+    limit(OWN_MIN + LEFT_MIN - 1)
     api = make_api()
     with pytest.raises(process.ServerFailed, match="ended with status 1"):
         api.start()
-    assert f"{OWN_MAX + LEFT_MIN - 1} open files" in api.log
+    assert f"{OWN_MIN + LEFT_MIN - 1} open files" in api.log
     assert "LimitNOFILE" in api.log
     assert not api.data_dir.exists()
 

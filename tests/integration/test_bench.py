@@ -200,3 +200,51 @@ def test_lanes(tmp_path: Path) -> None:
     assert {figure["unit"] for figure in found} == {"µs"}
     assert all(figure["ratios"]["the time of the lane"] > 0 for figure in found)
     assert {figure["case"].partition(":")[0] for figure in found} >= {"publish", "cancel"}
+
+
+SPREAD = (
+    "publish|p99 of single publishes beside|filed|behind a checkpoint|files in schedule/|look up|"
+    "cancel|restart after kill -9|load an hour"
+)
+
+
+@pytest.mark.slow
+def test_spread(tmp_path: Path) -> None:
+    found, _ = figures("spread", tmp_path, "--keys")
+    by_case = {figure["case"]: figure for figure in found}
+    for name in ("24 h", "2 y"):
+        cases = [case.partition(": ")[2] for case in by_case if case.startswith(f"{name}: ")]
+        assert "|".join(cases) == SPREAD
+    assert by_case["24 h: filed"]["ratios"]["24 h"] == 1
+    files = by_case["2 y: files in schedule/"]
+    assert files["ratios"]["24 h"] == files["value"] / by_case["24 h: files in schedule/"]["value"]
+    steady = [figure for figure in found if figure["group"] == "steady"]
+    assert len(steady) == 3
+    assert all(figure["ratios"]["long frames"] > 0 for figure in steady)
+
+
+@pytest.mark.slow
+def test_billion(tmp_path: Path) -> None:
+    found, _ = figures("billion", tmp_path)
+    sizes = "4,000 pending", "20,000 pending"
+    kinds = [
+        {figure["group"] for figure in found if figure["case"].endswith(size)} for size in sizes
+    ]
+    assert kinds[0] == kinds[1]
+    assert len(kinds[0]) == 8
+    extrapolated = [figure for figure in found if "1,000,000,000" in figure["case"]]
+    assert {figure["unit"] for figure in extrapolated} == {"MB", "GB"}
+    assert all("(extrapolated)" in figure["case"] for figure in extrapolated)
+
+
+def test_billion_says_that_there_is_no_room(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "billion", "--messages", str(10**12), "--dir", str(tmp_path)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "GB are needed in" in done.stderr

@@ -15,10 +15,10 @@ from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.testing import Observer, SimulatedClock, SimulatedServer
 from delayserver.testing.publishes import publish_all
+from storage.buckets import bucket_path
 from storage.catalog import LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY
 from storage.files import OsFiles
-from storage.hour_log import hour_path
 from storage.rows import HOUR_MS, LogKind
 
 HOUR = 494_500
@@ -145,4 +145,4 @@ class Store:
 
     def path(self, kind: LogKind, hour: int = HOUR) -> Path:
         """The file of an hour."""
-        return Path(self.root) / hour_path(kind, hour)
+        return Path(self.root) / bucket_path(kind, hour)

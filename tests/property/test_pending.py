@@ -12,6 +12,7 @@ from delayserver.records.subscriptions import Registry
 from delayserver.schedule import pending
 from delayserver.schedule.pending import Position, Wanted, pending_rows, position_of
 from delayserver.schedule.replay import Snapshot
+from storage import frame_runs
 from storage.rows import HOUR_MS
 from tests.unit.fakes import HOUR, START_MS, SUBJECT, Disk, Log, dispatch_row, subscription
 
@@ -136,7 +137,8 @@ def test_work_comes_in_steps() -> None:
     """… so that whoever drives them can do other things in between."""
     hour = Hour([("publish", n % 100) if n % 2 else ("file",) for n in range(80)])
     wanted = Wanted(1, SUBJECT, Position(0, 0), 2**60, 5)
-    with patch.object(pending, "STEP_ROWS", 10):
+    one_by_one = patch.object(frame_runs, "FRAMES_MIN", 1000)
+    with patch.object(pending, "STEP_ROWS", 10), one_by_one:
         steps = pending_rows(
             hour.disk.schedule, hour.disk.dispatch, hour.snapshot, wanted, REGISTRY
         )

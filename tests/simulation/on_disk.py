@@ -18,6 +18,7 @@ from delayserver.server.threads import CheckpointRequest
 from delayserver.testing import Observer, SimulatedClock, SimulatedServer
 from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import START_MS
+from storage.buckets import DAY_MS
 from storage.catalog import LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY, LOG_DIRECTORIES
 from storage.errors import DamageError
@@ -33,6 +34,8 @@ HOOK = Subscription(
 )
 OTHER = Subscription(id=2, name="other", subject="*", type="webhook", created_ms=0, max_attempts=1)
 END_MS = START_MS + 2 * HOUR_MS
+FAR_MS = START_MS + 3 * DAY_MS
+"""What is due then is filed by day."""
 
 Receipt = tuple[str, bytes]
 """Subscription and body."""
@@ -104,7 +107,10 @@ def body(subject: str, due_ms: int) -> bytes:
     return b'"%s%d %s"' % (subject.encode(), due_ms - START_MS, b"." * 150)
 
 
-CANCELLED = {body("a", START_MS + HOUR_MS + n) for n in (10, 11, 12)}
+CANCELLED = {
+    *(body("a", START_MS + HOUR_MS + n) for n in (10, 11, 12)),
+    body("a", FAR_MS + 3),
+}
 """Cancels that were answered."""
 BODIES = CANCELLED | {
     *(body("a", START_MS + n) for n in (1, 2)),
@@ -113,6 +119,7 @@ BODIES = CANCELLED | {
     *(body("c", START_MS + n) for n in (600,)),
     *(body("d", START_MS + HOUR_MS + n) for n in (15,)),
     *(body("e", START_MS + HOUR_MS + n) for n in (17,)),
+    *(body("a", FAR_MS + n) for n in (1, 2, HOUR_MS)),
 }
 """All that was published."""
 
@@ -135,6 +142,7 @@ def make_directory(directory: Path) -> None:
     # One is delivered, one fails at its first subscriber, one dies at its second.
     life.work([200, 200, 500, 500])
     life.checkpoint()
+    life.publish("a", FAR_MS + 1, FAR_MS + HOUR_MS)
     cancel = server.engine.messages.cancel
     assert cancel(first[0], next_ms + 10) is not None
     life.server.rest()
@@ -142,6 +150,8 @@ def make_directory(directory: Path) -> None:
         moved[0], now_ms + 600, next_ms + 20, Payload(body("c", now_ms + 600)), 3
     )
     life.publish("a", next_ms + 14, key="k14")
+    far = life.publish("a", FAR_MS + 2, FAR_MS + 3)
+    assert cancel(far[1], FAR_MS + 3) is not None
     life.checkpoint()
     # Its time never comes: it begins anew with each start.
     server.engine.heartbeats.put("h", 10 * HOUR_MS, "d", Payload(b"1"), now_ms)
@@ -157,8 +167,13 @@ def make_directory(directory: Path) -> None:
 
 
 def deliver_all(directory: Path) -> Receiver:
-    """What a server delivers that starts two hours later."""
+    """What a server delivers that starts two hours later, and until what is far is due."""
     life = Life(directory, END_MS)
+    for _ in range(4):
+        life.work()
+        life.clock.move(1000)
+    # No heartbeat ends meanwhile.
+    life.clock.set(FAR_MS + 2 * HOUR_MS - END_MS)
     for _ in range(4):
         life.work()
         life.clock.move(1000)

@@ -38,6 +38,7 @@ from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import Archived
 from delayserver.recovery import recover as recovery
 from delayserver.schedule.archives import Archives, extent_of
+from delayserver.schedule.days import Days
 from delayserver.schedule.effects import Effects
 from delayserver.schedule.expansion import Expansion
 from delayserver.schedule.hours import Hours
@@ -155,7 +156,7 @@ def the_dispatch_logs_of_older_hours_are_forgotten(patch: Patch) -> None:
     original = Loader._read_settled
 
     def read_settled(self: Any, hour: int, *rest: Any) -> Any:
-        newest = max(self._dispatch.hours(), default=hour)
+        newest = max(self._dispatch.buckets(), default=hour)
         if hour >= newest:
             return original(self, hour, *rest)
         scan, self._dispatch.scan = self._dispatch.scan, lambda hour: iter(())
@@ -716,6 +717,62 @@ def first_catch(seeds: Iterable[int], caught_by: tuple[Caught, ...]) -> str | No
                 "the canary may have died of itself"
             ) from error
     return None
+
+
+@canary(Violation)
+def a_day_is_deleted_before_the_checkpoint_that_has_its_hours(patch: Patch) -> None:
+    """I3, I6"""
+    original = Purge.drop
+
+    def drop(self: Any, day: int) -> None:
+        original(self, day)
+        self._schedule.delete(day)
+
+    patch.setattr(Purge, "drop", drop)
+
+
+@canary(Violation)
+def a_split_forgets_what_is_filed_meanwhile(patch: Patch) -> None:
+    """I3"""
+    original = Days.split
+
+    def split(self: Any, day: int, file_hour: Any) -> Any:
+        done, damage = original(self, day, file_hour)
+        if done is None:
+            self._hours[day].length = self._split.end
+            done, _ = original(self, day, file_hour)
+        return done, damage
+
+    patch.setattr(Days, "split", split)
+
+
+@canary(Violation)
+def half_a_split_counts_after_a_crash(patch: Patch) -> None:
+    """I7: its rows would stand there twice."""
+    original = Days.split
+
+    def split(self: Any, day: int, file_hour: Any) -> Any:
+        found = original(self, day, file_hour)
+        if self._split is not None:
+            self._hours.update(self._split.states)
+        return found
+
+    patch.setattr(Days, "split", split)
+    patch.setattr(Replay, "checkpoint", _with_all_hours(Replay.checkpoint))
+
+
+def _with_all_hours(checkpoint: Any) -> Any:
+    def of_all(self: Any) -> int:
+        self.effects.changed_hours.update(self.hours)
+        return int(checkpoint(self))
+
+    return of_all
+
+
+@canary(Violation)
+def what_is_due_soon_is_filed_by_day(patch: Patch) -> None:
+    """I3: its hour is in the wheel already."""
+    patch.setattr(Replay, "_near_hour", lambda self, now_ms: now_ms // HOUR_MS - 48)
 
 
 @canary(DiskError)

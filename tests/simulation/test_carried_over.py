@@ -14,7 +14,7 @@ from delayserver.testing import Observer, SimulatedClock, SimulatedServer
 from storage.catalog import LmdbCatalog, Table
 from storage.check import Severity
 from storage.definitions_log import DIRECTORY as DEFINITIONS
-from storage.directory import CATALOG_DIRECTORY, FORMAT_FILE, open_identity
+from storage.directory import CATALOG_DIRECTORY, FORMAT_FILE, FORMAT_VERSION, open_identity
 from storage.errors import DiskError
 from storage.files import OsFiles
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
@@ -51,7 +51,7 @@ def old(in_memory: Path) -> Path:
 
 def must_be_carried_over(directory: Path) -> None:
     identity = open_identity(OsFiles(str(directory)), random_bytes=None)
-    assert identity.version == 2
+    assert identity.version == FORMAT_VERSION
     catalog = opened(directory)
     place = read_definitions_place(catalog)
     assert place is not None and place.generation

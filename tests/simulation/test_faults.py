@@ -27,6 +27,7 @@ from delayserver.testing.durable import StagedRow
 from delayserver.testing.operators import FAITHFUL, filed_rows
 from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import stage
+from storage.buckets import DAY_MS
 from storage.catalog import Table
 from storage.errors import ShortageError, StorageError
 from storage.rows import HOUR_MS
@@ -44,6 +45,8 @@ SETTINGS = Settings(
     group_max_bytes=1 << 20,
 )
 POWER_LOSS, KILL = "power loss", "kill"
+FAR_MS = 3 * DAY_MS
+"""What is due then is filed by day."""
 
 
 @dataclass
@@ -110,6 +113,8 @@ class Scenario:
         self.move(moved, now_ms + 2 * HOUR_MS)
         watched = self.publish("orders.late", now_ms + HOUR_MS + 360, watch=OnEvent.CANCEL)
         watched += self.publish("orders.late", now_ms + 2 * HOUR_MS, watch=OnEvent.FIRE)
+        far = self.publish("orders.late", now_ms + FAR_MS, now_ms + FAR_MS + HOUR_MS)
+        self.cancel(far[:1])
         self.heartbeat(timeout_ms=300)
         self.event(watched)
         self.adopt("import", now_ms + 15, now_ms + 450, now_ms + HOUR_MS + 10)
@@ -127,9 +132,16 @@ class Scenario:
         self.deliver()
         self.pass_time(2 * HOUR_MS)
         self.archive()
+        self.publish("orders.late", now_ms + FAR_MS + 5)
+        # The day of what is far comes near, and is split.
+        self.pass_time(FAR_MS // 2)
         self.pass_time(60)
-        self.archive()
-        self.pass_time(60)
+        self.pass_time(FAR_MS // 2)
+        self.deliver()
+        for _ in range(2):
+            self.pass_time(2 * HOUR_MS)
+            self.archive()
+            self.pass_time(60)
         self.pass_time(60)
         self.server.stop()
 
@@ -297,7 +309,7 @@ def drain(machine: Machine) -> None:
     scenario.server = machine.start(scenario.faults)
     for subscription in FAITHFUL:
         scenario.put(subscription)
-    for by_ms in (0, 1000, HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS):
+    for by_ms in (0, 1000, HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS, FAR_MS // 2, 60, FAR_MS):
         scenario.pass_time(by_ms)
         scenario.deliver()
     machine.ledger.check_all_delivered(FAITHFUL)
@@ -328,12 +340,13 @@ def test_the_scenario_is_a_full_one() -> None:
     machine = Machine.new(0)
     Scenario(machine, Faults()).run()
     counts = machine.ledger.counts
-    assert counts["published"] == 10
+    assert counts["published"] == 13
     assert counts["imported"] == 3
     assert counts["cancelled by an event"] == counts["fired by an event"] == 1
     assert counts["heartbeats fired"] == 1
-    assert counts["cancelled"] == counts["move"] == counts["retry"] == 1
-    assert counts["archived"] == 3
+    assert counts["move"] == counts["retry"] == 1
+    assert counts["cancelled"] == 2
+    assert counts["archived"] == 5
     assert machine.disk.list("schedule") == machine.disk.list("dispatch") == []
     assert counts["sent"] > 8
 

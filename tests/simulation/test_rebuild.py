@@ -17,9 +17,9 @@ from delayserver.recovery.definitions import differences, read_generation
 from delayserver.recovery.repair_catalog import Rebuilt, published_digest
 from delayserver.recovery.repair_logs import Mender
 from delayserver.testing import World
+from storage.buckets import bucket_path
 from storage.catalog import Table
 from storage.directory import open_identity
-from storage.hour_log import hour_path
 from storage.rows import HOUR_MS, LogKind
 
 WORLDS = 12
@@ -32,7 +32,7 @@ def rebuilt_from(world: World) -> Rebuilt:
     rebuilt = Rebuilt()
     for hour, state in read_hours(world.catalog).items():
         mender = Mender(
-            world.disk.open(hour_path(LogKind.SCHEDULE, hour)),
+            world.disk.open(bucket_path(LogKind.SCHEDULE, hour)),
             LogKind.SCHEDULE,
             hour,
             stamp=stamp,

@@ -20,7 +20,7 @@ from delayserver.errors import InputError, NotFoundError
 from delayserver.records.tables import Archived
 from delayserver.schedule.archives import RetiredHour
 from delayserver.times import format_time
-from storage.hour_log import hour_name, parse_hour
+from storage.buckets import hour_name, parse_hour
 
 DUPLICATES_PAGE_MAX = 10_000
 HOUR_PATTERN = "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}"

@@ -44,7 +44,7 @@ from delayserver.pipeline.logs.columns import CORRUPT
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.states.history import TYPES, WantedHour, wanted_hours
 from delayserver.pipeline.states.snapshot import open_directory
-from storage.hour_log import hour_name, parse_hour
+from storage.buckets import hour_name, parse_hour
 from storage.rows import HOUR_MS
 
 STEP_HOURS = 48

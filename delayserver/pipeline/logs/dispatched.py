@@ -16,9 +16,9 @@ import numpy as np
 from delayserver.pipeline.logs import logs
 from delayserver.pipeline.logs.logs import LogPiece, Range
 from delayserver.schedule.filing import schedule_rows
+from storage.buckets import bucket_path
 from storage.files import Files
 from storage.frame import Damage, Frame, Rows
-from storage.hour_log import hour_path
 from storage.rows import DISPATCH_DTYPE, FLAG_REMOVAL, HOUR_MS, LogKind
 
 DISPATCHED_DTYPE = np.dtype([*DISPATCH_DTYPE.descr, ("subject_id", "<u4")])
@@ -75,7 +75,7 @@ class Subjects:
 
     def _read(self, hour: int) -> tuple[np.ndarray, np.ndarray]:
         length = self._filed.get(hour, 0)
-        path = hour_path(LogKind.SCHEDULE, hour)
+        path = bucket_path(LogKind.SCHEDULE, hour)
         return self._entries(LogPiece(LogKind.SCHEDULE, path, 0, length))
 
     def _unfiled(self, seqs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from delayserver.records.tables import HourState
+from storage.buckets import bucket_path, hours_of, parse_bucket_file
 from storage.errors import DiskError
 from storage.files import File, Files, read_past, size_of
 from storage.frame import (
@@ -31,7 +32,6 @@ from storage.frame import (
     scan_live,
     with_torn_payload,
 )
-from storage.hour_log import hour_path, parse_hour_name
 from storage.message_log import DIRECTORY as MESSAGES
 from storage.message_log import MessageLog, parse_segment_name
 from storage.rows import LogKind
@@ -95,20 +95,24 @@ def message_pieces(files: Files, seqs: Range = ALL) -> list[LogPiece]:
 
 
 def schedule_pieces(states: Mapping[int, HourState], hours: Range = ALL) -> list[LogPiece]:
-    """What of the schedule log is filed, by the table of hours."""
+    """What of the schedule log is filed, by the table of hours (and days), for these hours."""
     return [
-        LogPiece(LogKind.SCHEDULE, hour_path(LogKind.SCHEDULE, hour), 0, state.length, state.length)
+        LogPiece(
+            LogKind.SCHEDULE, bucket_path(LogKind.SCHEDULE, hour), 0, state.length, state.length
+        )
         for hour, state in sorted(states.items())
-        if state.length and hours.overlaps(hour, hour)
+        if state.length and hours.overlaps(hours_of(hour)[0], hours_of(hour)[-1])
     ]
 
 
 def dispatch_pieces(files: Files, hours: Range = ALL) -> list[LogPiece]:
     """The files of the dispatch log."""
     kind = LogKind.DISPATCH
-    numbers = (parse_hour_name(kind, name) for name in files.list("dispatch"))
+    numbers = (parse_bucket_file(kind, name) for name in files.list("dispatch"))
     paths = [
-        hour_path(kind, hour) for hour in numbers if hour is not None and hours.overlaps(hour, hour)
+        bucket_path(kind, hour)
+        for hour in numbers
+        if hour is not None and hours.overlaps(hour, hour)
     ]
     return [LogPiece(kind, path, 0, size_of(files, path)) for path in paths]
 

@@ -69,6 +69,7 @@ from delayserver.pipeline.logs.options import Options, parse_options
 from delayserver.pipeline.states.snapshot import Directory, open_directory, read_names
 from delayserver.pipeline.workers import spare_imports
 from delayserver.records.tables import read_hours
+from storage.buckets import is_day, parse_bucket_file
 from storage.frame import Damage, Frame
 from storage.rows import LogKind, select
 
@@ -226,6 +227,12 @@ def _pieces(
             return logs.dispatch_pieces(directory.files, hours)
 
 
+def _bucket_of(piece: LogPiece) -> int:
+    bucket = parse_bucket_file(piece.kind, piece.path.rpartition("/")[2])
+    assert bucket is not None, piece
+    return bucket
+
+
 class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads what is there, and then what comes."""
 
@@ -269,7 +276,8 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
         directory = open_directory(self._options.root)
         pieces = _pieces(self._options.kind, directory)
         if self._options.kind is LogKind.SCHEDULE:
-            return {piece.path: piece.end for piece in pieces}
+            # What is in a day comes when that has become its hours, so that each row comes once.
+            return {piece.path: piece.end for piece in pieces if not is_day(_bucket_of(piece))}
         ends = {}
         for piece in pieces:
             begin = start.get(piece.path, 0)

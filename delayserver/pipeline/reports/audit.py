@@ -38,6 +38,7 @@ from delayserver.pipeline.states.snapshot import (
 )
 from delayserver.records.ids import IdCodec
 from delayserver.records.tables import change_key, read_hours, read_subjects, unpack_change
+from storage.buckets import day_of
 from storage.catalog import Catalog, Table
 from storage.rows import HOUR_MS, RecordKind
 
@@ -328,7 +329,8 @@ def _is_lost(
         if value is not None:
             change = unpack_change(value)
             if change.entry_seq == successor_seq:
-                return change.due_ms // HOUR_MS in hours
+                hour = change.due_ms // HOUR_MS
+                return hour in hours or day_of(hour) in hours
     return False
 
 

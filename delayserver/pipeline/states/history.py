@@ -52,9 +52,9 @@ from delayserver.records.message import Content, Payload
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Extent, HourState, read_checkpoint, read_hours, read_subjects
 from delayserver.schedule.archives import retired_hours
+from storage.buckets import bucket_path
 from storage.errors import DamageError
 from storage.frame import Damage, Frame, Rows
-from storage.hour_log import hour_path
 from storage.rows import FLAG_REMOVAL, HOUR_MS, SCHEDULE_DTYPE, LogKind, RecordKind
 
 BATCH_ROWS = 8 * 1024
@@ -246,7 +246,7 @@ class _History:
     def read(self, hour: HistoryHour) -> Iterator[pa.RecordBatch]:
         """All entries of an hour. Raises DamageError."""
         wanted, number = hour.wanted, hour.wanted.hour
-        path = hour_path(LogKind.SCHEDULE, number)
+        path = bucket_path(LogKind.SCHEDULE, number)
         if hour.state is None:
             raise DamageError(path, 0, "the hour has changed since it was listed")
         settled = self._settled(hour, hour.state)

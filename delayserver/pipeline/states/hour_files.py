@@ -13,9 +13,9 @@ import numpy as np
 from delayserver.pipeline.logs.logs import LogPiece, read_file
 from delayserver.pipeline.states.settlement import HourRows
 from delayserver.records.tables import HourState
+from storage.buckets import bucket_path
 from storage.files import File, Files
 from storage.frame import Damage, Frame, Rows
-from storage.hour_log import hour_path
 from storage.rows import DISPATCH_DTYPE, FLAG_REMOVAL, SCHEDULE_DTYPE, LogKind, concatenate
 
 
@@ -34,9 +34,9 @@ def read_hour(
     `dispatch_bytes`: how much of the dispatch log to read, all of which must be there; None: what
     there is."""
     damage: list[Damage] = []
-    path = hour_path(LogKind.SCHEDULE, hour)
+    path = bucket_path(LogKind.SCHEDULE, hour)
     with contextlib.ExitStack() as cleanup:
-        dispatch_file = _open(files, hour_path(LogKind.DISPATCH, hour), cleanup)
+        dispatch_file = _open(files, bucket_path(LogKind.DISPATCH, hour), cleanup)
         schedule_file = _open(files, path, cleanup)
         schedule = _rows(
             schedule_file,
@@ -52,7 +52,7 @@ def read_hour(
             damage += _counted(path, schedule, state)
         promised = dispatch_bytes or 0
         end = dispatch_file.size() if dispatch_file and dispatch_bytes is None else promised
-        path_of_dispatch = hour_path(LogKind.DISPATCH, hour)
+        path_of_dispatch = bucket_path(LogKind.DISPATCH, hour)
         if dispatch_file is None and promised:
             reason = "the file is missing"
             damage.append(Damage(path_of_dispatch, 0, promised, reason, torn=False))

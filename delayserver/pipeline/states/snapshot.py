@@ -26,14 +26,15 @@ from delayserver.pipeline.logs import logs
 from delayserver.pipeline.logs.columns import Names, name_table
 from delayserver.records.subscriptions import Subscription, decode_subscription
 from delayserver.records.tables import HourState, read_checkpoint, read_hours, read_subjects
-from delayserver.schedule.filing import by_hour, schedule_rows
+from delayserver.schedule.filing import by_bucket, schedule_rows
+from storage.buckets import days_of, is_day
 from storage.catalog import Catalog, LmdbCatalog, Table
 from storage.check import NotADataDirectoryError
 from storage.directory import CATALOG_DIRECTORY, ID_SECRET_BYTES, open_identity
 from storage.files import Files, OsFiles
 from storage.frame import Damage, Frame, Rows, unseal
 from storage.message_log import DIRECTORY as MESSAGES
-from storage.rows import MESSAGE_DTYPE, RecordKind, concatenate
+from storage.rows import HOUR_MS, MESSAGE_DTYPE, RecordKind, concatenate
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +93,16 @@ class StatesSnapshot:
     """What was known at one moment, but for the rows in the hours' files."""
 
     hours: dict[int, HourState]
-    """Hours that are in the catalog or that a record in the message log is due in."""
+    """Hours and days that are in the catalog, or hours that a record in the message log is due
+    in."""
     retired: dict[int, int]
     """Hours that were retired, and the last entry that this holds for."""
     through_seq: int
     """Up to which record everything is seen."""
     checkpoint_seq: int
     unfiled: dict[int, Rows]
-    """By hour, the schedule rows of what stands in the message log; most are filed as well."""
+    """By hour or day, the schedule rows of what stands in the message log; most are filed as
+    well."""
     subjects: dict[int, str]
     subscriptions: dict[int, Subscription]
     """Deleted ones too."""
@@ -125,7 +128,10 @@ def take_snapshot(files: Files, catalog: Catalog, *, stamp: int) -> StatesSnapsh
     records = tail.rows
     unfiled = {}
     scheduled, _ = schedule_rows(records)
-    for hour, here in by_hour(scheduled):
+    hours_due = scheduled["due_ms"] // HOUR_MS
+    days_due = days_of(hours_due)
+    is_far = np.isin(days_due, [bucket for bucket in hours if is_day(bucket)])
+    for hour, here in by_bucket(scheduled, np.where(is_far, days_due, hours_due)):
         rows = scheduled[here]
         # An hour that the catalog does not know, of filed records: it is past its retention.
         rows = rows if hour in hours else rows[rows["seq"] > checkpoint_seq]

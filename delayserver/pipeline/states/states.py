@@ -57,12 +57,13 @@ from delayserver.pipeline.states.snapshot import (
 from delayserver.pipeline.workers import spare_imports
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import HourState, hour_key
+from storage import buckets
+from storage.buckets import bucket_path, is_day
 from storage.catalog import Table
 from storage.errors import CatalogError
 from storage.files import Files, size_of
 from storage.frame import Damage, Rows
-from storage.hour_log import hour_path
-from storage.rows import SCHEDULE_DTYPE, LogKind, select
+from storage.rows import HOUR_MS, SCHEDULE_DTYPE, LogKind, select
 
 _STATES = texts([None, *(state.name.lower() for state in EntryState)])
 _PROBLEMS = {int(problem): problem.name.lower() for problem in BrokenGuarantee if problem.name}
@@ -125,7 +126,7 @@ class DelayState(DataSource):
 
 @dataclass(frozen=True, slots=True)
 class StateHour:
-    """An hour to read the states of, as the driver hands it to a task."""
+    """An hour, or a day that is far, to read the states of, as the driver hands it to a task."""
 
     number: int
     state: HourState
@@ -209,7 +210,7 @@ def _hours(snapshot: StatesSnapshot, wanted: Callable[[int, int], bool]) -> list
             number, state, snapshot.retired.get(number, 0), snapshot.unfiled.get(number, nothing)
         )
         for number, state in sorted(snapshot.hours.items())
-        if wanted(number, number)
+        if wanted(buckets.hours_of(number)[0], buckets.hours_of(number)[-1])
     ]
 
 
@@ -219,7 +220,7 @@ def _sizes(files: Files, hours: list[StateHour]) -> list[int]:
         hour.state.entries
         + hour.state.removals
         + len(hour.unfiled)
-        + size_of(files, hour_path(LogKind.DISPATCH, hour.number)) // 40
+        + size_of(files, bucket_path(LogKind.DISPATCH, hour.number)) // 40
         for hour in hours
     ]
 
@@ -236,6 +237,8 @@ def _settle(
         checkpoint_seq=task.checkpoint_seq,
     )
     if found and hour.state.length and _was_deleted(directory, hour.number):
+        for part in _split(directory, hour) if is_day(hour.number) else ():
+            yield from _settle(directory, part, task, damage)
         return
     damage += found
     registry = Registry(task.subscriptions)
@@ -247,6 +250,19 @@ def _settle(
         is_alive=lambda number: registry.by_id(number) is not None,
     )
     yield from settle(rows, judgement)
+
+
+def _split(directory: Directory, day: StateHour) -> Iterator[StateHour]:
+    """The hours that a day has become meanwhile."""
+    with directory.catalog() as catalog:
+        states = {
+            hour: catalog.get(Table.HOURS, hour_key(hour)) for hour in buckets.hours_of(day.number)
+        }
+    due = day.unfiled["due_ms"] // HOUR_MS
+    for hour, value in states.items():
+        if value is not None:
+            unfiled = day.unfiled[due == hour]
+            yield StateHour(hour, HourState.unpack(value), day.retired_through_seq, unfiled)
 
 
 def _was_deleted(directory: Directory, hour: int) -> bool:

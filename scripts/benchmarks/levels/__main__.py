@@ -53,19 +53,16 @@ With --quick, all is as small as shows that it works, and no level is set. The t
 
 import argparse
 import contextlib
-import multiprocessing
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import wrk
-from load import LoadError, wait_for
+from load import LoadError
 from report import (
     add_options,
     as_documents,
@@ -78,8 +75,7 @@ from report import (
 )
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from servers import ROOT, BenchmarkError, add_directory, disk_directory
+from servers import ROOT, BenchmarkError, add_directory
 
 from levels.backlog import backlog
 from levels.batches import batch
@@ -90,12 +86,10 @@ from levels.comparison import compare, show_comparison
 from levels.curves import curves
 from levels.hour import hour
 from levels.lateness import lateness, webhook
+from levels.opening import open_bench
 from levels.posts import cancel, post
 from levels.pulls import pull
 
-POOL_PROCESSES = 3
-"""As many as publish and receive at once."""
-POOL_START_S = 1.5
 ROUNDS = 3
 """Of a comparison."""
 
@@ -215,36 +209,16 @@ def main() -> int:
     size = Size.QUICK if options.quick else Size.FULL if options.full else Size.USUAL
     rounds = options.rounds or size.of(quick=1, usual=ROUNDS)
     console = make_console()
-    progress = Progress(
-        SpinnerColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-        console=console,
-        transient=True,
-    )
-    context = multiprocessing.get_context("spawn")
     base: Bench | None = None
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(disk_directory(options.dir))
-        pool = stack.enter_context(ProcessPoolExecutor(POOL_PROCESSES, mp_context=context))
-        stack.enter_context(progress)
-        task = progress.add_task("begin")
-
-        def step(what: str) -> None:
-            progress.update(task, description=what)
-            if not console.is_terminal:
-                print(f"{what} …", file=sys.stderr, flush=True)
-
-        # Every process has started, and imported what it needs, before anything is measured.
-        list(pool.map(wait_for, [time.monotonic() + POOL_START_S] * POOL_PROCESSES))
-        head = Bench(ROOT, directory, pool, size, step)
+        head = stack.enter_context(open_bench(options.dir, size, console))
         calibrate(head)
         if options.compare is not None:
             try:
                 tree = stack.enter_context(checked_out(options.compare))
             except BenchmarkError as error:
                 parser.error(str(error))
-            base = Bench(tree, directory / "base", pool, size, step)
+            base = Bench(tree, head.directory / "base", head.pool, size, head.step)
         complete = True
         for case in cases:
             recalibrate(head)

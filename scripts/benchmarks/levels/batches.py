@@ -8,6 +8,7 @@ from levels.bench import (
     PUBLISHERS,
     Bench,
     batches_tomorrow,
+    latencies_of,
     publish,
     rate_of,
 )
@@ -25,9 +26,10 @@ def batch(bench: Bench) -> None:
             before, cpu_s = server.stats()["accepted"], server.cpu_s()
             seconds = bench.size.of(quick=0.2, usual=BATCH_S)
             sent = publish(bench, server.port, batches, seconds=seconds)
-            latency_ms = [ms for one in sent for ms in one.latency_ms]
             count = sum(one.messages for one in sent)
-            figure = bench.add_rate(f"batch of {BATCH}, {name}", rate_of(sent), "msg/s", latency_ms)
+            figure = bench.add_rate(
+                f"batch of {BATCH}, {name}", rate_of(sent), "msg/s", latencies_of(sent)
+            )
             figure.cpu_us = (server.cpu_s() - cpu_s) / count * 1e6
             figure.demand(f"≥ {LEVEL:,}/s", figure.value >= LEVEL)
             figure.note = f"{PUBLISHERS * IN_FLIGHT_EACH} in flight; latencies are those of a batch"

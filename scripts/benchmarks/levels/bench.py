@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -29,7 +29,7 @@ from load import (
     start_together,
 )
 from report import Figure
-from servers import BenchmarkError, Memory, Served, delay_server
+from servers import START_MAX_S, BenchmarkError, Memory, Served, delay_server
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -100,6 +100,8 @@ class Bench:
     size: Size
     step: Callable[[str], None]
     """Tells what is being done."""
+    share: Callable[[float], None] = lambda done: None
+    """Tells how much of that is done, from 0 to 1."""
     figures: list[Figure] = field(default_factory=list)
     lateness_ms: dict[str, list[float]] = field(default_factory=dict)
     """For the drawing, by case."""
@@ -110,10 +112,13 @@ class Bench:
     busy_percent: float = 0.0
 
     @contextmanager
-    def server(self, name: str, *options: str) -> Iterator[Served]:
+    def server(
+        self, name: str, *options: str, start_max_s: float = START_MAX_S
+    ) -> Iterator[Served]:
         """A server whose data directory has this name."""
         options += self.size.of(quick=QUICK_OPTIONS, usual=())
-        with delay_server(self.directory / name, *options, root=self.root) as served:
+        path = self.directory / name
+        with delay_server(path, *options, root=self.root, start_max_s=start_max_s) as served:
             yield served
 
     def add(self, figure: Figure) -> Figure:
@@ -164,9 +169,10 @@ def random_batches(
     content_type: str = JSON,
     size: int = BATCH,
     keyed: bool = False,
+    count: int = DISTINCT,
 ) -> BatchRequests:
-    """Batches whose messages are due at random times of a stretch."""
-    dues_ms = np.random.default_rng(1).integers(from_ms, to_ms, DISTINCT).tolist()
+    """Batches of `count` messages that are due at random times of a stretch."""
+    dues_ms = np.random.default_rng(1).integers(from_ms, to_ms, count).tolist()
     return make_batches(SUBJECT, dues_ms, BODY, size, content_type, keyed=keyed)
 
 
@@ -243,6 +249,34 @@ def publish(
         for number in range(PUBLISHERS)
     ]
     return [future.result() for future in futures]
+
+
+def send_once(
+    bench: Bench, port: int, requests: list[bytes], **options: Any
+) -> list[ConnectionResult]:
+    """Send each request once, from PUBLISHERS processes; each is of BATCH messages.
+
+    `options` are those of `publish_batches`."""
+    start_at = start_together()
+    parts = [requests[number::PUBLISHERS] for number in range(PUBLISHERS)]
+    futures = [
+        bench.pool.submit(
+            publish_batches,
+            port,
+            BatchRequests(part, BATCH),
+            start_at,
+            requests_max=len(part),
+            in_flight=IN_FLIGHT_EACH,
+            **options,
+        )
+        for part in parts
+    ]
+    return [future.result() for future in futures]
+
+
+def latencies_of(sent: list[ConnectionResult]) -> list[float]:
+    """Of all processes together, in ms."""
+    return [ms for one in sent for ms in one.latency_ms]
 
 
 def rate_of(sent: list[ConnectionResult]) -> float:

@@ -31,6 +31,23 @@ def recalibrate(bench: Bench) -> None:
 
 def calibrate(bench: Bench) -> None:
     """What disk and machine do."""
+    calibrate_disk(bench)
+    bench.step("calibration: hello")
+    with hello_server(bench.directory) as hello:
+        if bench.size is not Size.QUICK:
+            wrk.post(hello.port, "/", one_message(), POST_CONNECTIONS, 1)
+        posts, cpu_us = post_once(bench, hello, "/", one_message(), POST_CONNECTIONS)
+    bench.hello_per_s = posts.rate
+    figure = bench.add_rate(
+        f"bare uvicorn hello, {POST_CONNECTIONS} conn.", posts.rate, "req/s", []
+    )
+    figure.p50_ms, figure.p99_ms, figure.max_ms = posts.p50_ms, posts.p99_ms, posts.max_ms
+    figure.cpu_us = cpu_us
+    figure.group = "calibration"
+
+
+def calibrate_disk(bench: Bench) -> None:
+    """How busy the machine is with other things, and what the disk does."""
     bench.step("calibration: how busy the machine is")
     seconds = bench.size.of(quick=QUICK_S, usual=LONG_S)
     busy = bench.busy_percent = busy_percent(seconds)
@@ -44,19 +61,6 @@ def calibrate(bench: Bench) -> None:
     bench.sync_per_s = 1000 / statistics.fmean(times_ms)
     figure = bench.add(Figure("fdatasync of 4 KiB", bench.sync_per_s, "/s", group="calibration"))
     set_latency(figure, times_ms)
-
-    bench.step("calibration: hello")
-    with hello_server(bench.directory) as hello:
-        if bench.size is not Size.QUICK:
-            wrk.post(hello.port, "/", one_message(), POST_CONNECTIONS, 1)
-        posts, cpu_us = post_once(bench, hello, "/", one_message(), POST_CONNECTIONS)
-    bench.hello_per_s = posts.rate
-    figure = bench.add_rate(
-        f"bare uvicorn hello, {POST_CONNECTIONS} conn.", posts.rate, "req/s", []
-    )
-    figure.p50_ms, figure.p99_ms, figure.max_ms = posts.p50_ms, posts.p99_ms, posts.max_ms
-    figure.cpu_us = cpu_us
-    figure.group = "calibration"
 
 
 def busy_percent(seconds: float) -> float:

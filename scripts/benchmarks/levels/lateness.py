@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 import numpy as np
 from consumers import Received, bare_timers, pull_on_time, receive_webhooks
-from load import ConnectionResult, make_batches, publish_batches
+from load import BatchRequests, ConnectionResult, make_batches, publish_batches
 from report import Figure
 from servers import BenchmarkError, Served, free_port
 
@@ -83,15 +83,22 @@ def _lateness_pull(bench: Bench, per_s: int, beside_per_s: int) -> None:
 
 
 def publish_beside(
-    bench: Bench, server: Served, from_ms: int, per_s: int, seconds: float
+    bench: Bench,
+    server: Served,
+    from_ms: int,
+    per_s: int,
+    seconds: float,
+    batches: BatchRequests | None = None,
 ) -> Future[ConnectionResult] | None:
-    """Publish at an even rate while deliveries are measured; None: nothing."""
+    """Publish at an even rate while deliveries are measured; None: nothing.
+
+    `batches` of BESIDE_BATCH; without them all is due tomorrow."""
     if not per_s:
         return None
     return bench.pool.submit(
         publish_batches,
         server.port,
-        batches_tomorrow(size=BESIDE_BATCH),
+        batches or batches_tomorrow(size=BESIDE_BATCH),
         time.monotonic() + max(0, from_ms - now_ms()) / 1000,
         seconds_max=seconds,
         interval_s=BESIDE_BATCH / per_s,

@@ -7,7 +7,7 @@ from itertools import product
 
 import msgspec
 import wrk
-from load import BatchRequests, http_request, publish_batches, start_together
+from load import http_request
 from report import Figure
 from servers import Served, hello_server
 
@@ -21,10 +21,12 @@ from levels.bench import (
     QUICK_CONNECTIONS,
     QUICK_KEYS,
     Bench,
+    latencies_of,
     now_ms,
     one_message,
     post_once,
     rate_of,
+    send_once,
 )
 
 POST_ROUNDS = 3
@@ -133,9 +135,10 @@ def cancel(bench: Bench) -> None:
             for part in (keys[at : at + BATCH] for at in range(0, len(keys), BATCH))
         ]
         cpu_s = server.cpu_s()
-        latency_ms, rate = send_once(bench, server, requests)
-        figure = bench.add_rate(f"cancel by key, {BATCH} at a time", rate, "msg/s", latency_ms)
-        figure.demand(f"≥ {BULK_LEVEL:,}/s", rate >= BULK_LEVEL)
+        sent = send_once(bench, server.port, requests)
+        case = f"cancel by key, {BATCH} at a time"
+        figure = bench.add_rate(case, rate_of(sent), "msg/s", latencies_of(sent))
+        figure.demand(f"≥ {BULK_LEVEL:,}/s", figure.value >= BULK_LEVEL)
         figure.cpu_us = (server.cpu_s() - cpu_s) / len(bulk) * 1e6
         figure.note = f"{PUBLISHERS * IN_FLIGHT_EACH} in flight; latencies are those of a call"
         figure.expect("cancelled", server.stats()["cancelled"] - cancelled, len(bulk))
@@ -151,22 +154,4 @@ def publish_keys(bench: Bench, server: Served, keys: list[str]) -> None:
         http_request("POST", "/v1/messages/batch", msgspec.json.encode(messages[at : at + BATCH]))
         for at in range(0, len(messages), BATCH)
     ]
-    send_once(bench, server, requests)
-
-
-def send_once(bench: Bench, server: Served, requests: list[bytes]) -> tuple[list[float], float]:
-    """Each request once, from PUBLISHERS processes; latencies, and BATCH messages each a second."""
-    start_at = start_together()
-    futures = [
-        bench.pool.submit(
-            publish_batches,
-            server.port,
-            BatchRequests(requests[number::PUBLISHERS], BATCH),
-            start_at,
-            requests_max=len(requests[number::PUBLISHERS]),
-            in_flight=IN_FLIGHT_EACH,
-        )
-        for number in range(PUBLISHERS)
-    ]
-    sent = [future.result() for future in futures]
-    return [ms for one in sent for ms in one.latency_ms], rate_of(sent)
+    send_once(bench, server.port, requests)

@@ -33,7 +33,7 @@ from delayserver.pipeline.archive.archive import (
 from delayserver.pipeline.archive.place import Place
 from delayserver.pipeline.progress import Job
 from delayserver.records.message import Content
-from storage.hour_log import hour_name
+from storage.buckets import hour_name
 from storage.rows import HOUR_MS, LogKind
 from tests.integration.api_support import ApiServer, now_ms, wait_until
 from tests.pipeline.store import FAILED, HOUR, OK, START_MS, Store

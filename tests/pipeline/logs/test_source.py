@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from delayserver.pipeline.logs.filters import Condition, hours_of, seqs_of
 from delayserver.pipeline.logs.logs import Range
 from delayserver.pipeline.logs.options import parse_options
+from storage.buckets import DAY_MS
 from storage.rows import HOUR_MS, LogKind, RecordKind
 from tests.pipeline.store import FAILED, HOUR, START_MS, Store
 
@@ -209,6 +210,47 @@ def test_a_stream_reads_each_frame_once(spark: SparkSession, tmp_path: Path) -> 
     path.write_bytes(whole)
     deliver(HOUR_MS + 1)
     assert read() == [1000, 2000, HOUR_MS + 1]
+    store.kill()
+
+
+def test_what_is_far_is_read_from_its_day_and_comes_into_a_stream_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    store = Store(tmp_path / "data")
+    store.subscribe("all", "*")
+    near_ms, far_ms = 2 * HOUR_MS, 5 * DAY_MS
+
+    def scheduled() -> list[int]:
+        rows = spark.read.format("delaylog").option("log", "schedule").schema("due_ms long")
+        hour_ms = (START_MS + far_ms) // HOUR_MS * HOUR_MS
+        of_hour = f"due_ms >= {hour_ms} and due_ms < {hour_ms + HOUR_MS}"
+        assert rows.load(store.root).where(of_hour).count() == 1
+        return sorted(row["due_ms"] - START_MS for row in rows.load(store.root).collect())
+
+    def streamed() -> list[int]:
+        query = (
+            spark.readStream.format("delaylog")
+            .option("log", "schedule")
+            .schema("due_ms long")
+            .load(store.root)
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(tmp_path / "out"))
+        )
+        assert query.awaitTermination(60)
+        rows = spark.read.parquet(str(tmp_path / "out")).collect()
+        return sorted(row["due_ms"] - START_MS for row in rows)
+
+    store.publish("a", [near_ms, far_ms, far_ms + DAY_MS])
+    store.checkpoint()
+    assert scheduled() == [near_ms, far_ms, far_ms + DAY_MS]
+    assert streamed() == [near_ms]
+    store.run(far_ms - DAY_MS)
+    store.checkpoint()
+    assert store.path(LogKind.SCHEDULE, (START_MS + far_ms) // HOUR_MS).exists()
+    assert far_ms in scheduled()
+    assert streamed() == [near_ms, far_ms]
     store.kill()
 
 

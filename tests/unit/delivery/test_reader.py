@@ -225,7 +225,7 @@ def test_a_delivery_whose_row_is_damaged_is_named_and_the_rest_goes_out(
     rows["route"][1] = 3 | ROUTE_SUBSCRIPTION
     read(disk, rows)
     # The file is known, but its rows have to be read again.
-    disk.reader._schedule._decoded.clear()
+    disk.reader._schedule._decoded.pop((HOUR, 0))
     disk.files.open(disk.schedule.path(HOUR)).pwrite([b"\xff"], 70)
     assert bodies(read(disk, rows)) == [(1, b"body 1"), (3, b"body 3")]
     assert [error.path for error in disk.damage] == [disk.schedule.path(HOUR)]
@@ -281,7 +281,7 @@ def test_looking_up_what_is_damaged_is_an_error(disk: Disk, log: Log) -> None:
     with pytest.raises(DamageError):
         disk.reader.find(ScheduleEntry(2, START_MS + 2))
     with pytest.raises(DamageError):
-        disk.reader.decode(ScheduleEntry(2, START_MS + 2), b"nonsense")
+        disk.reader.decode(ScheduleEntry(2, START_MS + 2), b"nonsense", "messages")
 
 
 def test_what_became_of_a_row_is_found_in_the_dispatch_log(disk: Disk) -> None:

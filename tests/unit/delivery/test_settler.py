@@ -106,6 +106,26 @@ def test_recovery_reports_damage_before_valid_rows_and_keeps_them() -> None:
     assert [type(one) for one in found] == [Damage, Frame]
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [pytest.param(3, marks=pytest.mark.damaged("a frame of the dispatch log")), 20, 29],
+)
+def test_of_many_frames_only_what_was_synced_before_the_last_is_damage(broken: int) -> None:
+    files = SimulatedFiles()
+    disk = Disk(files)
+    for seq in range(30):
+        disk.settler.write({HOUR: [dispatch_row(seq + 1)]}, START_MS)
+        if seq == 14:
+            disk.settler.sync()
+    length = disk.dispatch.size(HOUR) // 30
+    files.open(disk.dispatch.path(HOUR)).pwrite([b"\xff"], broken * length + 70)
+    disk = Disk(files.kill())
+    damage = disk.settler.recover([HOUR])
+    # What stands behind the sync may never have been written whole: it is cut, with all behind it.
+    assert [one.offset for one in damage] == ([3 * length] if broken == 3 else [])
+    assert disk.dispatch.size(HOUR) == (30 * length if broken == 3 else broken * length)
+
+
 def test_what_a_full_disk_refused_is_still_to_be_written() -> None:
     files = SimulatedFiles()
     disk = Disk(files)

@@ -59,7 +59,7 @@ from tests.unit.storage.samples import (
 
 SCHEDULE = "schedule/2026-11-20T15.schedule"
 CATALOG_BYTES = 1 << 20
-NOW_MS = 1
+NOW_MS = HOUR * HOUR_MS
 
 
 def replay_of(files: Files, catalog: Catalog, log: MessageLog) -> Replay:

@@ -84,7 +84,7 @@ def waiting(recovered: Recovered) -> dict[int, list[int]]:
 def schedule_bytes(disk: Disk) -> dict[int, bytes]:
     return {
         hour: disk.schedule.read(hour, 0, disk.schedule.size(hour))
-        for hour in disk.schedule.hours()
+        for hour in disk.schedule.buckets()
     }
 
 
@@ -259,8 +259,8 @@ def test_files_of_hours_that_the_catalog_does_not_know_are_removed(machine: Mach
         machine.files.sync_directory(log.directory)
     disk = machine.restart()
     disk.recover()
-    assert disk.schedule.hours() == [HOUR]
-    assert disk.dispatch.hours() == []
+    assert disk.schedule.buckets() == [HOUR]
+    assert disk.dispatch.buckets() == []
 
 
 def test_a_long_tail_is_filed_in_pieces(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

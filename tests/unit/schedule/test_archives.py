@@ -39,20 +39,20 @@ def purge_archived(disk: Disk, now_ms: int) -> None:
 def test_an_hour_is_kept_until_it_was_archived_and_for_its_retention(disk: Disk, log: Log) -> None:
     settled_hour(disk, log)
     purge_archived(disk, END_MS + 1000 * DAY_MS)
-    assert HOUR in disk.schedule.hours()
+    assert HOUR in disk.schedule.buckets()
     disk.replay.archives.confirm(HOUR, archived(disk))
     purge_archived(disk, END_MS + DAY_MS - 1)
-    assert HOUR in disk.schedule.hours()
+    assert HOUR in disk.schedule.buckets()
     purge_archived(disk, END_MS + DAY_MS)
-    assert disk.schedule.hours() == [HOUR + 1]
-    assert disk.dispatch.hours() == []
+    assert disk.schedule.buckets() == [HOUR + 1]
+    assert disk.dispatch.buckets() == []
     assert read_archived(disk.catalog) == {}
 
 
 def test_without_the_setting_it_does_not_matter_what_was_archived(disk: Disk, log: Log) -> None:
     settled_hour(disk, log)
     purge(disk, END_MS + DAY_MS)
-    assert disk.schedule.hours() == [HOUR + 1]
+    assert disk.schedule.buckets() == [HOUR + 1]
 
 
 def test_a_confirmation_is_durable_when_it_returns(log: Log) -> None:
@@ -67,7 +67,7 @@ def test_a_confirmation_is_durable_when_it_returns(log: Log) -> None:
     assert (retired_hour.hour, retired_hour.archived) == (HOUR, confirmed)
     assert retired_hour.total_bytes == confirmed.schedule_bytes + confirmed.dispatch_bytes
     purge_archived(after, END_MS + DAY_MS)
-    assert after.schedule.hours() == [HOUR + 1]
+    assert after.schedule.buckets() == [HOUR + 1]
 
 
 def test_a_catalog_that_is_full_confirms_nothing(log: Log) -> None:
@@ -91,7 +91,7 @@ def test_an_archive_of_something_else_is_refused(disk: Disk, log: Log, field: st
         disk.replay.archives.confirm(HOUR, archived(disk, **{field: other}))
     assert caught.value.state == "changed"
     purge_archived(disk, END_MS + DAY_MS)
-    assert HOUR in disk.schedule.hours()
+    assert HOUR in disk.schedule.buckets()
     assert read_archived(disk.catalog) == {}
 
 
@@ -115,12 +115,12 @@ def test_an_hour_that_comes_back_has_to_be_archived_again(disk: Disk, log: Log) 
     disk.replay.checkpoint()
     assert [one.archived for one in retired_hours(disk.catalog, disk.files)] == [None]
     purge_archived(disk, END_MS + DAY_MS)
-    assert HOUR in disk.schedule.hours()
+    assert HOUR in disk.schedule.buckets()
     with pytest.raises(ConflictError):
         disk.replay.archives.confirm(HOUR, before)
     disk.replay.archives.confirm(HOUR, archived(disk))
     purge_archived(disk, END_MS + DAY_MS)
-    assert disk.schedule.hours() == [HOUR + 1]
+    assert disk.schedule.buckets() == [HOUR + 1]
 
 
 def test_an_hour_that_gets_a_delivery_has_to_be_archived_again(disk: Disk, log: Log) -> None:
@@ -128,7 +128,7 @@ def test_an_hour_that_gets_a_delivery_has_to_be_archived_again(disk: Disk, log: 
     disk.replay.archives.confirm(HOUR, archived(disk))
     disk.settle(HOUR, dispatch_row(1, subscription_id=2))
     purge_archived(disk, END_MS + DAY_MS)
-    assert HOUR in disk.schedule.hours()
+    assert HOUR in disk.schedule.buckets()
 
 
 def test_an_hour_that_was_deleted_and_came_back_is_another_one(disk: Disk, log: Log) -> None:
@@ -139,13 +139,13 @@ def test_an_hour_that_was_deleted_and_came_back_is_another_one(disk: Disk, log: 
     before = archived(disk)
     disk.replay.archives.confirm(HOUR, before)
     purge_archived(disk, END_MS + DAY_MS)
-    assert disk.schedule.hours() == []
+    assert disk.schedule.buckets() == []
     log.publish(START_MS)
     disk.file(log.close())
     retired(disk, HOUR)
     assert archived(disk).schedule_bytes == before.schedule_bytes
     purge_archived(disk, END_MS + DAY_MS)
-    assert disk.schedule.hours() == [HOUR]
+    assert disk.schedule.buckets() == [HOUR]
     with pytest.raises(ConflictError):
         disk.replay.archives.confirm(HOUR, before)
 
@@ -160,4 +160,4 @@ def test_a_purge_stops_when_its_hour_is_not_archived_any_more(
     log.cancel(1, START_MS)
     disk.file(log.close())
     purge_archived(disk, END_MS + DAY_MS)
-    assert HOUR in disk.schedule.hours()
+    assert HOUR in disk.schedule.buckets()

@@ -139,7 +139,7 @@ def test_subjects_and_subscriptions_are_in_the_catalog(disk: Disk) -> None:
     disk.replay.checkpoint()
     assert list(disk.catalog.scan(Table.SUBJECTS)) == [((1).to_bytes(4, "big"), b"order.paid")]
     assert list(disk.catalog.scan(Table.SUBSCRIPTIONS)) == [((3).to_bytes(4, "big"), new)]
-    assert disk.schedule.hours() == []
+    assert disk.schedule.buckets() == []
 
 
 class Commits(MemoryCatalog):

@@ -72,6 +72,27 @@ def test_rows_come_sorted_by_slot_with_the_place_of_their_payload(disk: Disk) ->
         assert text in data
 
 
+def test_rows_that_were_filed_one_by_one_are_there_with_their_payloads(disk: Disk) -> None:
+    log = Log()
+    for number in range(60):
+        if number % 3 == 2:
+            log.cancel(number - 1, START_MS + number - 2)
+        else:
+            log.publish(START_MS + number, body=b"body %d" % (number + 1))
+        disk.file(log.close())
+        if number % 6 == 1:
+            disk.settle(HOUR, dispatch_row(number + 1))
+    [snapshot] = disk.replay.snapshot(HOUR)
+    loaded = disk.load(snapshot, subscription(1))
+    # Of three records the third cancels the first; of two that are left the first is delivered.
+    assert waiting(loaded) == list(range(5, 60, 6))
+    for row in loaded.run.rows:
+        offset, length = place_of(int(row["locator"]))
+        data = unseal(disk.schedule.read(HOUR, offset, length))
+        assert data is not None
+        assert b"body %d" % row["seq"] in data
+
+
 def test_rows_are_found_by_their_seq_also_those_that_several_wait_for(disk: Disk) -> None:
     log = Log()
     for due_ms in (2_000, 10, 1_000, 10, 3_000):

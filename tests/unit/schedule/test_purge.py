@@ -30,10 +30,10 @@ from tests.unit.schedule.samples import (
 def test_an_hour_is_kept_for_its_retention(disk: Disk, log: Log) -> None:
     settled_hour(disk, log)
     assert purge(disk, END_MS + DAY_MS - 1) == 0
-    assert disk.schedule.hours() == [HOUR, HOUR + 1]
+    assert disk.schedule.buckets() == [HOUR, HOUR + 1]
     purge(disk, END_MS + DAY_MS)
-    assert disk.schedule.hours() == [HOUR + 1]
-    assert disk.dispatch.hours() == []
+    assert disk.schedule.buckets() == [HOUR + 1]
+    assert disk.dispatch.buckets() == []
     assert HOUR not in disk.replay.hours
     assert list(read_hours(disk.catalog)) == [HOUR + 1]
 
@@ -42,7 +42,7 @@ def test_an_hour_with_unsettled_messages_is_kept_for_good(disk: Disk, log: Log) 
     log.publish(START_MS)
     disk.file(log.close())
     assert purge(disk, END_MS + 1000 * DAY_MS) == 0
-    assert disk.schedule.hours() == [HOUR]
+    assert disk.schedule.buckets() == [HOUR]
 
 
 def test_a_purge_takes_the_index_entries_of_what_is_gone_and_of_nothing_else(
@@ -60,7 +60,7 @@ def test_a_purge_takes_the_index_entries_of_what_is_gone_and_of_nothing_else(
     purge(disk, NEXT_MS + HOUR_MS + DAY_MS)
     assert list(disk.catalog.scan(Table.CHANGES)) == []
     assert list(disk.catalog.scan(Table.KEYS)) == []
-    assert disk.schedule.hours() == []
+    assert disk.schedule.buckets() == []
 
 
 def test_a_message_that_was_moved_to_an_earlier_hour_is_known_until_both_are_gone(
@@ -72,7 +72,7 @@ def test_a_message_that_was_moved_to_an_earlier_hour_is_known_until_both_are_gon
     disk.replay.checkpoint()
     retired(disk, HOUR)
     purge(disk, END_MS + DAY_MS)
-    assert disk.schedule.hours() == [HOUR + 1]
+    assert disk.schedule.buckets() == [HOUR + 1]
     assert change_of(disk, 1) is not None
     assert disk.catalog.get(Table.KEYS, KEY) is not None
     retired(disk, HOUR + 1)
@@ -91,7 +91,7 @@ def test_an_hour_that_was_deleted_and_came_back_holds_no_message_of_before(
     disk.replay.checkpoint()
     retired(disk, HOUR + 1)
     purge(disk, NEXT_MS + HOUR_MS + DAY_MS)
-    assert disk.schedule.hours() == [HOUR]
+    assert disk.schedule.buckets() == [HOUR]
     log.publish(NEXT_MS)
     disk.file(log.close())
     log.publish(NEXT_MS)
@@ -99,7 +99,7 @@ def test_an_hour_that_was_deleted_and_came_back_holds_no_message_of_before(
     assert disk.replay.hours[HOUR + 1].first_seq == 3
     retired(disk, HOUR)
     purge(disk, END_MS + DAY_MS)
-    assert disk.schedule.hours() == [HOUR + 1]
+    assert disk.schedule.buckets() == [HOUR + 1]
     assert list(disk.catalog.scan(Table.CHANGES)) == []
     assert list(disk.catalog.scan(Table.KEYS)) == []
 
@@ -126,7 +126,7 @@ def test_a_key_that_was_used_again_and_is_not_in_the_catalog_yet_is_not_purged(
     log.publish(NEXT_MS, key_hash=KEY)
     disk.file(log.close())
     purge(disk, END_MS + DAY_MS)
-    assert disk.schedule.hours() == [HOUR + 1]
+    assert disk.schedule.buckets() == [HOUR + 1]
     assert disk.catalog.get(Table.KEYS, KEY) is not None
 
 
@@ -144,7 +144,7 @@ def test_a_purge_goes_on_behind_a_damaged_entry(
 
     monkeypatch.setattr(disk.catalog, "scan", scan)
     purge(disk, END_MS + DAY_MS)
-    assert disk.schedule.hours() == [HOUR + 1]
+    assert disk.schedule.buckets() == [HOUR + 1]
     assert [b"an entry does not match" in value for _, value in read(Table.DAMAGE)] == [True]
 
 
@@ -170,7 +170,7 @@ def test_a_purge_that_lacks_a_descriptor_begins_again(log: Log) -> None:
     faults.faults.clear()
     purge(disk, END_MS + DAY_MS)
     assert [key for key, _ in disk.catalog.scan(Table.KEYS)] == [bytes([3] * 16)]
-    assert disk.schedule.hours() == [HOUR + 1]
+    assert disk.schedule.buckets() == [HOUR + 1]
 
 
 def test_a_purge_stops_when_its_hour_gets_a_message(
@@ -197,4 +197,4 @@ def test_a_crash_during_a_purge_leaves_an_hour_that_can_be_purged_again(log: Log
     after = Disk(files.crash(), disk.catalog.crash())
     assert after.replay.is_retired(HOUR)
     purge(after, END_MS + DAY_MS)
-    assert after.schedule.hours() == [HOUR + 1]
+    assert after.schedule.buckets() == [HOUR + 1]

@@ -114,7 +114,7 @@ def test_no_row_falls_between_the_snapshot_and_the_live_feed(disk: Disk, log: Lo
 def test_nothing_to_file_is_nothing_done(disk: Disk) -> None:
     assert disk.replay.file([], START_MS).last_seq == 0
     assert not disk.replay.is_dirty
-    assert disk.schedule.hours() == []
+    assert disk.schedule.buckets() == []
 
 
 def test_a_full_disk_in_the_middle_leaves_everything_as_it_was() -> None:

@@ -10,7 +10,14 @@ import pytest
 from delayserver.config import Settings
 from delayserver.errors import InputError
 from delayserver.server import descriptors
-from delayserver.server.descriptors import LEFT_MIN, OWN_MAX, divided, within_limit
+from delayserver.server.descriptors import (
+    LEFT_MIN,
+    OWN_MIN,
+    SCHEDULE_HOURS_MAX,
+    WRITTEN_HOURS_MIN,
+    divided,
+    within_limit,
+)
 from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
 from storage.hour_log import HourLog
 from storage.testing.catalog import MemoryCatalog
@@ -20,7 +27,40 @@ SETTINGS = Settings(connections_max=300, webhook_connections_max=100)
 
 
 def test_what_fits_stays_as_it_is() -> None:
-    assert divided(SETTINGS, OWN_MAX + 400) is SETTINGS
+    budget = divided(SETTINGS, OWN_MIN + 400)
+    assert budget.settings is SETTINGS
+    assert budget.schedule_hours_max == WRITTEN_HOURS_MIN
+
+
+@pytest.mark.parametrize(
+    ("allowed", "hours"),
+    [
+        # Connections come first.
+        (OWN_MIN + LEFT_MIN, WRITTEN_HOURS_MIN),
+        (OWN_MIN + 400 + 7, WRITTEN_HOURS_MIN + 7),
+        # Half of all.
+        (4 * OWN_MIN, 2 * OWN_MIN),
+        (10_000, 5_000),
+        (2 * SCHEDULE_HOURS_MAX - 2, SCHEDULE_HOURS_MAX - 1),
+        (1 << 20, SCHEDULE_HOURS_MAX),
+    ],
+)
+def test_the_schedule_log_has_what_is_left(allowed: int, hours: int) -> None:
+    assert divided(SETTINGS, allowed).schedule_hours_max == hours
+
+
+def test_much_is_left_for_the_schedule_log_only_where_connections_have_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many = Settings(connections_max=100_000, webhook_connections_max=1000)
+    limit = resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (512, limit))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: None)
+    budget = within_limit(many)
+    assert (budget.settings, budget.schedule_hours_max) == (many, SCHEDULE_HOURS_MAX)
+    limit = OWN_MIN + 101_000 + 5
+    budget = within_limit(many)
+    assert (budget.settings, budget.schedule_hours_max) == (many, WRITTEN_HOURS_MIN + 5)
 
 
 @pytest.mark.parametrize(
@@ -34,23 +74,24 @@ def test_what_fits_stays_as_it_is() -> None:
     ],
 )
 def test_a_limit_that_is_too_small_is_divided(left: int, connections: int, webhooks: int) -> None:
-    settings = divided(SETTINGS, OWN_MAX + left)
+    settings = divided(SETTINGS, OWN_MIN + left).settings
     assert (settings.connections_max, settings.webhook_connections_max) == (connections, webhooks)
 
 
 def test_a_server_that_could_serve_nobody_does_not_start() -> None:
-    with pytest.raises(InputError, match=rf"allows .* {OWN_MAX + LEFT_MIN - 1} open files.*raise"):
-        divided(SETTINGS, OWN_MAX + LEFT_MIN - 1)
+    with pytest.raises(InputError, match=rf"allows .* {OWN_MIN + LEFT_MIN - 1} open files.*raise"):
+        divided(SETTINGS, OWN_MIN + LEFT_MIN - 1)
 
 
 @pytest.mark.parametrize(
     ("soft", "hard", "raised", "connections"),
     [
-        (512, 100_000, OWN_MAX + 400, 300),
-        (512, resource.RLIM_INFINITY, OWN_MAX + 400, 300),
+        (512, 100_000, 2 * SCHEDULE_HOURS_MAX, 300),
+        (512, resource.RLIM_INFINITY, 2 * SCHEDULE_HOURS_MAX, 300),
+        (512, 5_000, 5_000, 300),
         (100_000, 100_000, None, 300),
         (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None, 300),
-        (512, OWN_MAX + 200, OWN_MAX + 200, 150),
+        (512, OWN_MIN + 200, OWN_MIN + 200, 150),
     ],
 )
 def test_the_limit_is_raised_as_far_as_the_system_allows(
@@ -59,7 +100,7 @@ def test_the_limit_is_raised_as_far_as_the_system_allows(
     set_to: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda which, limits: set_to.append(limits))
-    assert within_limit(SETTINGS).connections_max == connections
+    assert within_limit(SETTINGS).settings.connections_max == connections
     assert set_to == ([] if raised is None else [(raised, hard)])
 
 
@@ -81,4 +122,4 @@ def test_all_logs_of_hours_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         Observer(),
     )
     files = sum(log._open_files_max + 1 for log in made)
-    assert files + descriptors._OTHERS_MAX == OWN_MAX
+    assert files + descriptors._OTHERS_MAX == OWN_MIN

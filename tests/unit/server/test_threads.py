@@ -570,7 +570,7 @@ def test_retired_hours_are_purged_in_slices_in_between() -> None:
     assert parts.thread.timeout_s() == pytest.approx(0.001)
     for _ in range(5):
         parts.handle()
-    assert parts.disk.schedule.hours() == []
+    assert parts.disk.schedule.buckets() == []
     assert parts.deleted == [HOUR]
     assert parts.thread.timeout_s() == 1
 

@@ -167,7 +167,7 @@ def test_the_report_as_json(files: SimulatedFiles) -> None:
     flip(files, SCHEDULE, 0)
     document = json.loads(check_directory(files, MemoryCatalog()).to_json())
     assert document["root"] == "simulated"
-    assert document["format_version"] == 2
+    assert document["format_version"] == 3
     assert document["is_clean"] is False
     assert document["logs"]["messages"]["frames"] == 4
     assert document["tables"]["hours"] == 0

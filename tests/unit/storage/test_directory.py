@@ -69,7 +69,7 @@ def test_it_is_not_made_beside_logs(directory: str) -> None:
 
 def test_a_newer_format_is_named() -> None:
     files = with_format(json.dumps({**DOCUMENT, "format": FORMAT_VERSION + 1}).encode())
-    with pytest.raises(FormatVersionError, match="simulated has format version 3"):
+    with pytest.raises(FormatVersionError, match="simulated has format version 4"):
         open_identity(files, random_bytes=counting)
 
 

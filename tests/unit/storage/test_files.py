@@ -6,7 +6,9 @@ Then what only `OsFiles` has to do: finish short writes, and turn the system's e
 import errno
 import os
 import random
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from storage.errors import (
     SyncError,
     UnreadableError,
 )
-from storage.files import SECTOR_BYTES, UNREADABLE_BYTE, Buffer, Files, OsFiles, read_past
+from storage.files import SECTOR_BYTES, UNREADABLE_BYTE, Buffer, Files, OsFile, OsFiles, read_past
 from storage.testing.faults import Faults, FaultyFiles
 from storage.testing.files import SimulatedFiles
 
@@ -185,6 +187,24 @@ def test_a_closed_file_cannot_be_used(files: Files) -> None:
     with pytest.raises(DiskError):
         file.size()
     with pytest.raises(DiskError):
+        file.close()
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 100])
+def test_many_files_are_synced(files: Files, count: int) -> None:
+    faults = files._faults if isinstance(files, FaultyFiles) else None
+    opened = [files.open(f"a{number}", create=True) for number in range(count)]
+    for file in opened:
+        file.pwrite([b"data"], 0)
+    before = faults.call_count if faults else 0
+    files.sync_all(opened)
+    assert faults is None or faults.call_count - before == count  # Each of them can fail.
+    simulated = files._inner if isinstance(files, FaultyFiles) else files
+    if isinstance(simulated, SimulatedFiles):
+        files.sync_directory("")
+        after = simulated.crash()
+        assert all(get(after, file.path) == b"data" for file in opened)
+    for file in opened:
         file.close()
 
 
@@ -447,6 +467,83 @@ def test_every_error_of_a_sync_is_a_sync_error(
     with pytest.raises(SyncError, match=os.strerror(number)):
         os_files.sync_directory("")
     file.close()
+
+
+@pytest.fixture
+def hundred(os_files: OsFiles) -> Iterator[list[OsFile]]:
+    files = [os_files.open(f"a{number}", create=True) for number in range(100)]
+    yield files
+    for file in files:
+        file.close()
+
+
+class Syncs:
+    """Instead of the system's fdatasync: takes a moment, and fails for some descriptors."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.failing: set[int] = set()
+        self.under_way = self.most = 0
+        self.threads: set[int] = set()
+        self.done: list[int] = []
+        self._lock = threading.Lock()
+        monkeypatch.setattr(os, "fdatasync", self)
+
+    def __call__(self, descriptor: int) -> None:
+        with self._lock:
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+            self.threads.add(threading.get_ident())
+        time.sleep(0.001)
+        with self._lock:
+            self.under_way -= 1
+            self.done.append(descriptor)
+        if descriptor in self.failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_many_files_are_synced_at_once(
+    os_files: OsFiles, hundred: list[OsFile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncs = Syncs(monkeypatch)
+    threads = threading.active_count()
+    os_files.sync_all(hundred)
+    assert sorted(syncs.done) == sorted(file._descriptor for file in hundred)
+    assert 4 < syncs.most <= 16
+    assert threading.active_count() == threads
+    syncs.threads.clear()
+    os_files.sync_all(hundred[:3])
+    assert syncs.threads == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("count", [1, 3, 100])
+def test_an_error_of_any_one_of_many_syncs_is_told(
+    os_files: OsFiles, hundred: list[OsFile], monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    syncs = Syncs(monkeypatch)
+    for number in range(0, count, 7):
+        syncs.failing = {hundred[number]._descriptor}
+        with pytest.raises(SyncError, match=os.strerror(errno.EIO)) as caught:
+            os_files.sync_all(hundred[:count])
+        assert caught.value.path == f"a{number}"
+        # None is under way any more: who gets the error may close the files.
+        assert syncs.under_way == 0
+    syncs.failing = {file._descriptor for file in hundred}
+    with pytest.raises(SyncError):
+        os_files.sync_all(hundred)
+    assert syncs.under_way == 0
+
+
+def test_files_are_synced_without_memory_for_threads(
+    os_files: OsFiles, hundred: list[OsFile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    syncs = Syncs(monkeypatch)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    os_files.sync_all(hundred)
+    assert len(syncs.done) == 100
+    assert syncs.most == 1
 
 
 # ---- reading alone ---------------------------------------------------------------------------

@@ -1,14 +1,18 @@
 """The logs by hour: appended, cut, searched and let go, whatever the disk does."""
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from storage import hour_log
+from storage.buckets import bucket_path, hour_name, parse_bucket_file, parse_hour
 from storage.errors import DamageError, DiskFullError, SyncError
+from storage.files import File
 from storage.frame import Damage, Frame, unseal
-from storage.hour_log import HourLog, hour_name, hour_path, parse_hour, parse_hour_name
+from storage.hour_log import HourLog
+from storage.kept import ENTRY_BYTES
 from storage.rows import FLAG_REMOVAL, SCHEDULE_DTYPE, LogKind, concatenate
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
 from storage.testing.files import SimulatedFiles
@@ -63,8 +67,8 @@ def outline(log: HourLog, hour: int = HOUR) -> list[tuple[str, int, int]]:
 
 
 def test_a_file_is_named_by_its_utc_hour(log: HourLog) -> None:
-    assert log.path(HOUR) == hour_path(LogKind.SCHEDULE, HOUR) == PATH
-    assert hour_path(LogKind.DISPATCH, 0) == "dispatch/1970-01-01T00.dispatch"
+    assert log.path(HOUR) == bucket_path(LogKind.SCHEDULE, HOUR) == PATH
+    assert bucket_path(LogKind.DISPATCH, 0) == "dispatch/1970-01-01T00.dispatch"
 
 
 @pytest.mark.parametrize(
@@ -81,8 +85,8 @@ def test_a_file_is_named_by_its_utc_hour(log: HourLog) -> None:
 )
 def test_other_names_are_left_alone(files: SimulatedFiles, log: HourLog, name: str) -> None:
     overwrite(files, f"schedule/{name}", 0, b"x")
-    assert parse_hour_name(LogKind.SCHEDULE, name) is None
-    assert log.hours() == []
+    assert parse_bucket_file(LogKind.SCHEDULE, name) is None
+    assert log.buckets() == []
 
 
 def test_an_hour_goes_by_its_name_in_utc() -> None:
@@ -100,7 +104,7 @@ def test_other_names_are_no_hours(name: str) -> None:
 def test_hours_are_in_order(log: HourLog) -> None:
     for hour in (HOUR + 30, HOUR, HOUR - 9):
         append(log, 0, [1], hour)
-    assert log.hours() == [HOUR - 9, HOUR, HOUR + 30]
+    assert log.buckets() == [HOUR - 9, HOUR, HOUR + 30]
 
 
 # ---- append, sync, cut -----------------------------------------------------------------------
@@ -129,7 +133,7 @@ def test_an_hour_without_a_file_is_empty(log: HourLog) -> None:
     log.release(HOUR)
     log.delete(HOUR)
     log.sync()
-    assert log.hours() == []
+    assert log.buckets() == []
 
 
 def test_a_frame_begins_where_one_can_be_found_again(log: HourLog) -> None:
@@ -478,6 +482,85 @@ def test_the_file_that_was_used_last_stays_open(files: SimulatedFiles) -> None:
     assert [entry.path for entry in faults.trace] == [log.path(hour) for hour in (1, 2, 3)]
 
 
+def test_a_file_is_not_closed_between_a_write_and_its_sync(files: SimulatedFiles) -> None:
+    """Else an error of writing it back need not be told to anybody."""
+    rng = random.Random(0)
+    for open_files_max in (1, 2, 3, 10):
+        disk = SimulatedFiles(rng=random.Random(open_files_max))
+        faults = Faults(keep_trace=True)
+        log = schedule_log(FaultyFiles(disk, faults), open_files_max=open_files_max)
+        ends = dict.fromkeys(range(12), 0)
+        for step in range(1, 400):
+            hour = rng.randrange(12)
+            match rng.randrange(12):
+                case 0:
+                    log.sync()
+                case 1:
+                    log.cut(hour, ends[hour])
+                case 2:
+                    log.rewrite(hour, 0)
+                case 3:
+                    log.release(hour)
+                case 4 | 5:
+                    assert log.size(hour) == ends[hour]
+                case _:
+                    ends[hour] = append(log, ends[hour], [step], hour)
+            assert len(log._clean) + len(log._dirty) <= open_files_max
+        dirty: set[str] = set()
+        for entry in faults.trace:
+            if entry.call in ("pwrite", "truncate"):
+                dirty.add(entry.path)
+            elif entry.call == "fdatasync":
+                dirty.discard(entry.path)
+            assert entry.call != "close" or entry.path not in dirty
+        log.sync()
+        after = schedule_log(disk.crash())
+        assert {hour: after.size(hour) for hour in range(12)} == ends
+
+
+def test_files_that_were_written_are_synced_together(files: SimulatedFiles) -> None:
+    batches: list[list[str]] = []
+
+    class Noting(SimulatedFiles):
+        def sync_all(self, files: Sequence[File]) -> None:
+            batches.append([file.path for file in files])
+            super().sync_all(files)
+
+    log = schedule_log(Noting(), open_files_max=8)
+    for hour in range(13):
+        append(log, 0, [1], hour)
+    paths = [log.path(hour) for hour in range(13)]
+    # The half that was not used for longest; then others are closed without a sync.
+    assert batches == [paths[:4], paths[4:8]]
+    log.sync()
+    assert batches[2:] == [paths[8:]]
+
+
+@pytest.mark.parametrize("struck", [1, 2, 3, 4])
+def test_an_error_of_any_sync_is_told_when_files_are_closed(
+    files: SimulatedFiles, struck: int
+) -> None:
+    faults = Faults(Fault(struck, FaultKind.IO_ERROR), only={"fdatasync"})
+    log = schedule_log(FaultyFiles(files, faults), open_files_max=8)
+    for hour in range(8):
+        append(log, 0, [1], hour)
+    with pytest.raises(SyncError):
+        append(log, 0, [1], 8)
+    # None of them counts as synced.
+    assert list(log._dirty) == list(range(8))
+
+
+@pytest.mark.parametrize("struck", range(1, 21))
+def test_an_error_of_any_sync_is_told(files: SimulatedFiles, struck: int) -> None:
+    faults = Faults(Fault(struck, FaultKind.IO_ERROR), only={"fdatasync"})
+    log = schedule_log(FaultyFiles(files, faults))
+    for hour in range(20):
+        append(log, 0, [1], hour)
+    with pytest.raises(SyncError):
+        log.sync()
+    assert len(faults.struck) == 1
+
+
 def test_a_scan_goes_on_when_its_file_was_closed_meanwhile(
     files: SimulatedFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -492,13 +575,33 @@ def test_a_scan_goes_on_when_its_file_was_closed_meanwhile(
     assert found == [1, 2, 3]
 
 
-def test_the_index_is_bounded(files: SimulatedFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hour_log, "INDEXES_MAX", 2)
+def test_what_is_known_of_files_is_bounded_by_bytes(
+    files: SimulatedFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hour_log, "INDEXES_MAX_BYTES", 2 * (ENTRY_BYTES + 24 * 3))
+    monkeypatch.setattr(hour_log, "DECODED_MAX_BYTES", 3 * (ENTRY_BYTES + 64 * 2))
     log = schedule_log(files)
     for hour in range(6):
-        append(log, 0, [hour + 1], hour)
+        filled(log, *([seq, seq + 1] for seq in range(1, 7, 2)), hour=hour)
     for _ in range(2):
-        assert all(log.find(hour, hour + 1) for hour in range(6))
+        for hour in range(6):
+            assert all(log.find(hour, seq) for seq in range(1, 7))
+            assert log.find(hour, 7) is None
+            assert list(log._indexes) == [(hour - 1) % 6, hour][-len(log._indexes) :]
+            assert len({hour for hour, _ in log._decoded}) == 1
+    assert (len(log._indexes), len(log._decoded)) == (2, 3)
+    # One that is larger is kept alone.
+    end = filled(log, *([seq] for seq in range(1, 100)), hour=9)[-1]
+    assert log.find(9, 50) is not None
+    assert list(log._indexes) == [9]
+    assert log.size(9) == end
+
+
+def test_few_frames_are_kept(log: HourLog) -> None:
+    """To forget an hour is to walk over them."""
+    filled(log, *([seq] for seq in range(1, 200)))
+    assert all(log.find(HOUR, seq) for seq in range(1, 200))
+    assert len(log._decoded) == hour_log.DECODED_FRAMES_MAX
 
 
 def test_release_syncs_what_was_written(files: SimulatedFiles, log: HourLog) -> None:
@@ -526,7 +629,7 @@ def test_delete_removes_the_file_and_what_is_known_of_it(
     filled(log, [1])
     assert log.find(HOUR, 1)
     log.delete(HOUR)
-    assert log.hours() == []
+    assert log.buckets() == []
     assert log.find(HOUR, 1) is None
     log.sync()
 
@@ -544,8 +647,8 @@ def test_the_logs_do_not_see_each_others_files(files: SimulatedFiles, log: HourL
     filled(log, [1])
     append_rows(dispatch_log(files), 0, dispatch_group([1], hour=HOUR + 1), hour=HOUR + 1)
     message_log(files)
-    assert log.hours() == [HOUR]
-    assert dispatch_log(files).hours() == [HOUR + 1]
+    assert log.buckets() == [HOUR]
+    assert dispatch_log(files).buckets() == [HOUR + 1]
 
 
 def test_concatenate_of_nothing_has_the_columns() -> None:
