@@ -9,7 +9,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import uvloop
@@ -27,8 +27,11 @@ class Protocol(asyncio.Protocol):
     transport: Any = None
     on_lost: Callable[[], None]
 
+    made: ClassVar[list[Any]] = []
+
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
+        self.made.append(transport)
 
     def data_received(self, data: bytes) -> None:
         self.transport.write(data)
@@ -119,6 +122,17 @@ def test_one_too_many_is_told_so_and_costs_nobody_anything() -> None:
             first[1].close()
             await port.comes_to(CONNECTIONS_MAX - 1)
             await port.served()
+
+    run(main)
+
+
+def test_answers_are_not_kept_back_until_others_are_acknowledged() -> None:
+    async def main() -> None:
+        async with open_port() as port:
+            Protocol.made.clear()
+            await port.served()
+            accepted = Protocol.made[0].get_extra_info("socket")
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
     run(main)
 
