@@ -108,7 +108,7 @@ class Acceptor:
         except (OSError, asyncio.CancelledError):
             # Who connected has not shaken hands, or it is too late.
             client.close()
-            if cast(asyncio.Transport | None, protocol.transport) is None:
+            if cast("asyncio.Transport | None", protocol.transport) is None:
                 self._lose()  # nobody else will
 
     def _lose(self) -> None:

@@ -150,7 +150,7 @@ class Outcomes:
                 self._dispatcher.return_leased(deliveries, np.arange(len(deliveries)), 0)
             self._pump(handout.subscription.id)
             return
-        request.answer(Pulled(deliveries, self.leases.grant(deliveries, request.lease_ms)))
+        request.finish(Pulled(deliveries, self.leases.grant(deliveries, request.lease_ms)))
 
     def ack(
         self, tokens: Sequence[str], now_ms: int, subscription_id: int | None = None

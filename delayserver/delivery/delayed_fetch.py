@@ -58,6 +58,16 @@ class PullRequest:
     is_gone: bool = False
     """The consumer does not wait any more: nothing must be taken for it, or leased to it."""
 
+    def finish(self, pulled: "Pulled") -> None:
+        """Answer it. What answers knows the pull that it ends, so it is let go here: else each pull
+        would be left to the garbage collector, which holds up the event loop for tens of ms."""
+        answer, self.answer = self.answer, _answered
+        answer(pulled)
+
+
+def _answered(pulled: "Pulled") -> None:
+    raise AssertionError("a pull is answered once")
+
 
 class DelayedFetch(DelayedOperation):
     """One pull that waits. `ready` and `complete` are those of the dispatcher."""

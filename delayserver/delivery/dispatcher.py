@@ -382,7 +382,7 @@ class Dispatcher:
         if queue is None:
             # Deleted meanwhile: the rows go where those in its queue went.
             if handout.request is not None and not handout.request.is_gone:
-                handout.request.answer(Pulled())
+                handout.request.finish(Pulled())
             for fired in handout.slices:
                 self.orphans.remove(fired.rows["seq"].tolist())
                 self._adopt(fired, handout.subscription.id)
@@ -428,7 +428,7 @@ class Dispatcher:
                 return
             ready = self._ready(queue) > 0
             if not (ready and self._start(queue, request.max_messages, request, self.now_ms)):
-                request.answer(Pulled())
+                request.finish(Pulled())
 
         return self.fetches.add(queue.subscription.id, request, ready, complete)
 

@@ -177,7 +177,7 @@ class _HotProtocol(Connection):
             if self._cancel is not None:
                 self._hold(data[start:])
                 return
-            cycle = cast(_AnyCycle | None, self.cycle)
+            cycle = cast("_AnyCycle | None", self.cycle)
             is_free = cycle is unanswered or cycle is None or cycle.response_complete
             if self._parsing or not is_free:
                 self._pass_on(data, start)
@@ -252,7 +252,7 @@ class _HotProtocol(Connection):
             self.send_400_response(str(error))
             return
         if self._parsing:
-            cycle = cast(_AnyCycle | None, self.cycle)
+            cycle = cast("_AnyCycle | None", self.cycle)
             is_body = self._parsing is Phase.BODY
             is_kept = not is_body or cycle is None or not cycle.response_complete
             self.comes_in_part(self._parsing, len(data) - start, is_kept=is_kept)
@@ -301,7 +301,7 @@ class _HotProtocol(Connection):
         wait for messages: a client that has gone looks alike, and nothing must be leased to it."""
         self._drop_part()
         self.has_come()
-        cycle = cast(_AnyCycle | None, self.cycle)
+        cycle = cast("_AnyCycle | None", self.cycle)
         if (
             cycle is None
             or cycle.response_complete
@@ -452,7 +452,7 @@ class _HotProtocol(Connection):
             transport.close()
 
     def has_unanswered(self) -> bool:
-        cycle = cast(_AnyCycle | None, self.cycle)
+        cycle = cast("_AnyCycle | None", self.cycle)
         return cycle is not None and not cycle.response_complete
 
     def _drop_part(self) -> None:
@@ -463,7 +463,7 @@ class _HotProtocol(Connection):
 
     def refuse(self, answer: Answer) -> None:
         self._drop_part()
-        cycle = cast(_AnyCycle | None, self.cycle)
+        cycle = cast("_AnyCycle | None", self.cycle)
         if cycle is not None and not cycle.response_complete and not cycle.more_body:
             # Whole requests before it are answered nevertheless.
             cycle.keep_alive = False
