@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
 import pytest
 
+from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.settler import DISPATCH_ROW
 from delayserver.records.horizon import Mark
@@ -631,3 +633,26 @@ def test_rows_leave_when_their_time_has_passed_though_the_clock_was_set(
     parts.wait(wait_ms)
     parts.dispatcher.wake(now_ms)
     assert parts.handouts() == [[rows]]
+
+
+def test_a_pull_that_was_answered_is_no_work_for_the_garbage_collector() -> None:
+    """What answers knows the pull, so that it can end it: such a ring holds up the event loop."""
+    mine = subscription()
+    parts = Parts(mine)
+    queue = parts.dispatcher.queue(mine)
+    answered: list[Pulled] = []
+
+    def pull() -> None:
+        def answer(pulled: Pulled) -> None:
+            answered.append(pulled)
+            assert fetch.is_completed
+
+        fetch = parts.dispatcher.request(queue, PullRequest(10, 60_000, 1000, answer))
+
+    for _ in range(50):
+        pull()
+    gc.collect()
+    parts.wait(1001)
+    assert len(answered) == 50
+    parts.dispatcher.fetches._purgatory.reap()
+    assert gc.collect() < 50
