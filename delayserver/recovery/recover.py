@@ -93,8 +93,8 @@ def recover(
         replay.effects.name_lost_subjects()
     # What has fired once was live, and stays so, also if the clock was set back since.
     through_hour = max((now_ms + lead_ms) // HOUR_MS, replay.live_once_through_hour)
-    while replay.must_split(now_ms, through_hour):
-        damage += replay.split(now_ms, through_hour).damage
+    while replay.must_split(through_hour):
+        damage += replay.split(through_hour, now_ms).damage
     snapshots = replay.snapshot(through_hour)
     for hour in {*schedule.buckets(), *settler.hours()} - replay.hours.keys():
         replay.purging.delete_files(hour)

@@ -77,23 +77,24 @@ class Days:
 
     # ── the split ──────────────────────────────────────────────────────────────────────────────
 
-    def first_due(self, near_hour: int) -> int | None:
-        """The first day that is near and has a file of its own, if any."""
-        if self._split is not None:
-            return self._split.day
-        near_day = day_of(near_hour)
-        days = [bucket for bucket in self._hours if is_day(bucket) and bucket <= near_day]
+    def first(self, through_hour: int) -> int | None:
+        """The first day with a file of its own that begins with this hour or before, if any."""
+        last_day = day_of(through_hour)
+        days = [bucket for bucket in self._hours if is_day(bucket) and bucket <= last_day]
         return min(days, default=None)
 
     def split(self, day: int, file_hour: FileHour) -> tuple[set[int] | None, list[Damage]]:
-        """Split the next slice of a day; the same day again until it is done.
+        """Split the next slice of a day. Returns the hours that it has become, or None: there is
+        more to do; and what of it is damaged.
 
-        Returns the hours that it has become, or None: there is more to do; and what of it is
-        damaged. Raises ShortageError: nothing of the slice counts then; call again."""
+        Raises ShortageError: nothing of the slice counts then; call again."""
+        if self._split is not None and self._split.day != day:
+            # A clock that was set back has brought an earlier one.
+            self._split.give_up()
+            self._split = None
         if self._split is None:
             self._split = _Split(self._schedule, day, self._slice_bytes)
         split = self._split
-        assert split.day == day, (split.day, day)
         damage = split.step(self._hours[day].length, file_hour)
         if split.end < self._hours[day].length:
             return None, damage
@@ -134,6 +135,11 @@ class _Split:
         self.states, self.end, self._held = states, self._read_end, []
         damage, self._damage = self._damage, []
         return damage
+
+    def give_up(self) -> None:
+        """Nothing of it counts; it will begin anew."""
+        for hour in self.states:
+            self._schedule.cut(hour, 0)
 
     def _read(self, length: int) -> None:
         """Read frames of one slice, up to `length` of the day's file."""

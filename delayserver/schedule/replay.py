@@ -147,7 +147,7 @@ class Replay:
         filed = Filed(last_seq)
         scheduled, starts = schedule_rows(rows)
         states: dict[int, HourState] = {}
-        buckets = self._days.buckets(scheduled["due_ms"], self._near_hour(now_ms))
+        buckets = self._days.buckets(scheduled["due_ms"], self.near_hour(now_ms))
         for bucket, indexes in by_bucket(scheduled, buckets):
             state = self.hours.get(bucket, HourState())
             here = scheduled if len(indexes) == len(scheduled) else select(scheduled, indexes)
@@ -186,7 +186,7 @@ class Replay:
         pieces, damage, last_seq = importing.next_slice(self.filed_seq)
         filed = Filed(last_seq, damage=damage)
         states: dict[int, HourState] = {}
-        near_hour = self._near_hour(now_ms)
+        near_hour = self.near_hour(now_ms)
         for rows, payload in pieces:
             bucket = int(self._days.buckets(rows["due_ms"][:1], near_hour)[0])
             state = states.get(bucket) or self.hours.get(bucket, HourState())
@@ -331,22 +331,22 @@ class Replay:
 
     # ── hours ──────────────────────────────────────────────────────────────────────────────────
 
-    def _near_hour(self, now_ms: int) -> int:
+    def near_hour(self, now_ms: int) -> int:
         """The day of this hour is near, and so are those before it."""
         return max(
             (now_ms + NEAR_MS) // HOUR_MS, self.live_through_hour, self.live_once_through_hour
         )
 
-    def must_split(self, now_ms: int, through_hour: int = -1) -> bool:
-        """Whether a day is to be split that is near, or has begun by `through_hour`."""
-        return self._days.first_due(max(self._near_hour(now_ms), through_hour)) is not None
+    def must_split(self, through_hour: int) -> bool:
+        """Whether a day is to be split that begins with this hour or before."""
+        return self._days.first(through_hour) is not None
 
-    def split(self, now_ms: int, through_hour: int = -1) -> Filed:
+    def split(self, through_hour: int, now_ms: int) -> Filed:
         """Split the next slice of the first day that must be. Durable with the next checkpoint.
 
         Nothing is filed by that, but it may come across damage. Raises ShortageError: nothing of
         the slice counts then; call again."""
-        day = self._days.first_due(max(self._near_hour(now_ms), through_hour))
+        day = self._days.first(through_hour)
         assert day is not None
 
         def append(hour: int, state: HourState, rows: Rows, payload: memoryview) -> HourState:
@@ -371,7 +371,7 @@ class Replay:
         The replay thread takes a snapshot between two batches of records. So no row is loaded that
         a filed cancel has removed (I5, I11), and no row that is filed later is missed (I3). Settled
         hours and hours without messages are left out. Their days have been split (`split`)."""
-        assert self._days.first_due(through_hour) is None, through_hour
+        assert self._days.first(through_hour) is None, through_hour
         # After a crash it must be known what may have fired: if the clock was set back, it would
         # else wait until the clock reaches it again.
         self.live_once_through_hour = max(self.live_once_through_hour, through_hour)

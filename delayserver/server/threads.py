@@ -298,7 +298,7 @@ class ReplayThread(Worker[ReplayItem]):
             self._file()
             self._checkpoint()
             self._purge()
-            self._more_to_split = self._replay.must_split(self._clock())
+            self._more_to_split = self._replay.must_split(self._near_hour())
         elif self._accepted_bytes >= self._checkpoint_bytes:
             self._file()
             self._checkpoint()
@@ -311,16 +311,19 @@ class ReplayThread(Worker[ReplayItem]):
             self._purge()
         elif self._more_to_split and not self._replay.is_importing:
             # Nothing waits for it: a day is split long before it comes near.
-            self._split()
-            self._more_to_split = self._replay.must_split(self._clock())
+            self._split(self._near_hour())
+            self._more_to_split = self._replay.must_split(self._near_hour())
         self._report()
 
     def _purge(self) -> None:
         now_ms = self._clock()
         self._more_to_purge = self._replay.purge(now_ms, self._retention_ms, archive=self._archive)
 
-    def _split(self, through_hour: int = -1) -> None:
-        filed = self._replay.split(self._clock(), through_hour)
+    def _near_hour(self) -> int:
+        return self._replay.near_hour(self._clock())
+
+    def _split(self, through_hour: int) -> None:
+        filed = self._replay.split(through_hour, self._clock())
         if filed.damage:
             self._post(self._on_filed, filed)
 
@@ -343,7 +346,7 @@ class ReplayThread(Worker[ReplayItem]):
             match item:
                 case LoadRequest(through_hour=through_hour):
                     # Only after a downtime, or when the clock was set ahead, is a day to be split.
-                    while self._replay.must_split(self._clock(), through_hour):
+                    while self._replay.must_split(through_hour):
                         self._split(through_hour)
                     before = self._replay.live_through_hour
                     self._post(self._on_loading, before, self._replay.snapshot(through_hour))

@@ -772,7 +772,7 @@ def _with_all_hours(checkpoint: Any) -> Any:
 @canary(Violation)
 def what_is_due_soon_is_filed_by_day(patch: Patch) -> None:
     """I3: its hour is in the wheel already."""
-    patch.setattr(Replay, "_near_hour", lambda self, now_ms: now_ms // HOUR_MS - 48)
+    patch.setattr(Replay, "near_hour", lambda self, now_ms: now_ms // HOUR_MS - 48)
 
 
 @canary(DiskError)

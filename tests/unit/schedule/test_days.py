@@ -26,10 +26,14 @@ NEAR_NOW_MS = FAR_MS - NEAR_MS
 def split(disk: Disk, now_ms: int = NEAR_NOW_MS) -> int:
     """Split until nothing is left to do; returns the number of slices."""
     slices = 0
-    while disk.replay.must_split(now_ms):
-        disk.replay.split(now_ms)
+    while disk.replay.must_split(disk.replay.near_hour(now_ms)):
+        step(disk, now_ms)
         slices += 1
     return slices
+
+
+def step(disk: Disk, now_ms: int = NEAR_NOW_MS) -> None:
+    disk.replay.split(disk.replay.near_hour(now_ms), now_ms)
 
 
 def restarted(disk: Disk) -> Disk:
@@ -107,7 +111,7 @@ def test_a_day_becomes_its_hours(disk: Disk, log: Log) -> None:
     log.move(2, FAR_MS + HOUR_MS, FAR_MS + 2 * HOUR_MS)
     disk.file(log.close())
     disk.replay.checkpoint()
-    assert not disk.replay.must_split(NEAR_NOW_MS - 1)
+    assert not disk.replay.must_split(disk.replay.near_hour(NEAR_NOW_MS - 1))
     assert split(disk) == 1
     assert DAY not in disk.replay.hours
     log.publish(FAR_MS + 7)
@@ -134,7 +138,7 @@ def test_a_split_goes_slice_by_slice_and_takes_along_what_is_filed_meanwhile(
     for _ in range(3):
         log.publish(FAR_MS)
         disk.file(log.close())
-    disk.replay.split(NEAR_NOW_MS)
+    step(disk)
     assert rows_of(disk, FAR_HOUR) == [(1, False)]
     assert FAR_HOUR not in disk.replay.hours  # not before all of it is there
     log.publish(FAR_MS)
@@ -150,7 +154,7 @@ def test_a_split_that_a_crash_has_ended_begins_anew(disk: Disk, log: Log) -> Non
     for _ in range(3):
         log.publish(FAR_MS)
         disk.file(log.close())
-    disk.replay.split(NEAR_NOW_MS)
+    step(disk)
     disk.replay.checkpoint()  # makes what was copied durable, and does not count it
     after = restarted(disk)
     assert sorted(after.schedule.buckets()) == [DAY]
@@ -214,6 +218,35 @@ def test_a_full_disk_in_the_middle_of_a_slice_leaves_everything_as_it_was(log: L
     ]
 
 
+def test_hours_are_loaded_while_a_later_day_is_split(disk: Disk, log: Log) -> None:
+    disk.replay._days = Days(disk.schedule, disk.replay.hours, slice_bytes=1)
+    log.publish(START_MS)
+    for _ in range(2):
+        log.publish(FAR_MS)
+        disk.file(log.close())
+    step(disk)
+    assert not disk.replay.must_split(HOUR)
+    assert [one.hour for one in disk.replay.snapshot(HOUR)] == [HOUR]
+
+
+def test_an_earlier_day_that_a_clock_which_was_set_back_has_brought_goes_first(
+    disk: Disk, log: Log
+) -> None:
+    disk.replay._days = Days(disk.schedule, disk.replay.hours, slice_bytes=1)
+    for _ in range(3):
+        log.publish(FAR_MS)
+        disk.file(log.close())
+    step(disk)
+    log.publish(FAR_MS - DAY_MS)
+    disk.file(log.close(), now_ms=START_MS)
+    assert disk.replay.hours.keys() == {DAY, DAY - 1}
+    step(disk)
+    assert disk.replay.hours.keys() == {DAY, FAR_HOUR - 24}
+    split(disk)
+    assert rows_of(disk, FAR_HOUR) == [(1, False), (2, False), (3, False)]
+    assert rows_of(disk, FAR_HOUR - 24) == [(4, False)]
+
+
 # ---- who looks meanwhile ---------------------------------------------------------------------
 
 
@@ -228,7 +261,7 @@ def test_a_row_is_found_in_its_day_in_its_hour_and_in_between(disk: Disk, log: L
         return [one.payload.body for one in found if one is not None]
 
     assert bodies() == [b"one", b"two"]
-    disk.replay.split(NEAR_NOW_MS)
+    step(disk)
     assert bodies() == [b"one", b"two"]
     split(disk)
     assert bodies() == [b"one", b"two"]
