@@ -311,8 +311,10 @@ class ReplayThread(Worker[ReplayItem]):
             self._purge()
         elif self._more_to_split and not self._replay.is_importing:
             # Nothing waits for it: a day is split long before it comes near.
-            self._split(self._near_hour())
-            self._more_to_split = self._replay.must_split(self._near_hour())
+            near_hour = self._near_hour()
+            if self._replay.must_split(near_hour):  # The clock may have been set back.
+                self._split(near_hour)
+            self._more_to_split = self._replay.must_split(near_hour)
         self._report()
 
     def _purge(self) -> None:

@@ -41,6 +41,7 @@ from delayserver.server.threads import (
     SettlerThread,
     Worker,
 )
+from storage.buckets import DAY_MS, day_of
 from storage.catalog import Table
 from storage.errors import DiskFullError, ExhaustedError, SyncError
 from storage.frame import Frame
@@ -779,3 +780,25 @@ def test_at_the_end_the_rows_are_durable() -> None:
     parts.handle(row(1))
     parts.thread.close()
     assert not parts.disk.settler.unsynced
+
+
+def test_a_clock_that_is_set_back_before_a_split_ends_nothing() -> None:
+    parts = Replaying()
+    far_ms = START_MS + 4 * DAY_MS
+    parts.handle(parts.group(due_ms=far_ms), CheckpointRequest(lambda: None))
+    assert day_of(far_ms // HOUR_MS) in parts.disk.replay.hours
+    day = day_of(far_ms // HOUR_MS)
+    parts.clock.set_by_ms = 4 * DAY_MS
+    parts.clock.now_ms += 1000
+    parts.handle()
+    assert parts.thread.timeout_s() == 0.001
+    parts.clock.set_by_ms = 0
+    parts.handle()
+    assert day in parts.disk.replay.hours
+    assert parts.thread.timeout_s() == 1
+    parts.clock.set_by_ms = 4 * DAY_MS
+    for _ in range(3):
+        parts.clock.now_ms += 1000
+        parts.handle()
+        parts.handle()
+    assert far_ms // HOUR_MS in parts.disk.replay.hours
