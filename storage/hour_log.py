@@ -1,4 +1,4 @@
-"""A log with one file per UTC hour: the schedule log and the dispatch log.
+"""The schedule log and the dispatch log: a file per UTC hour, and in the first per day that is far.
 
 A file is frames, one behind the other, appended with positioned writes and made durable by `sync`,
 which covers all files that were touched since the last one.

@@ -93,8 +93,11 @@ def recover(
         replay.effects.name_lost_subjects()
     # What has fired once was live, and stays so, also if the clock was set back since.
     through_hour = max((now_ms + lead_ms) // HOUR_MS, replay.live_once_through_hour)
+    slices = 0
     while replay.must_split(through_hour):
         damage += replay.split(through_hour, now_ms).damage
+        slices += 1
+        progress("splitting days", slices, slices)
     snapshots = replay.snapshot(through_hour)
     for hour in {*schedule.buckets(), *settler.hours()} - replay.hours.keys():
         replay.purging.delete_files(hour)
@@ -174,7 +177,7 @@ def _check_catalog(message_log: MessageLog, schedule: HourLog, replay: Replay) -
 
 def _cut_schedule(schedule: HourLog, replay: Replay) -> None:
     """Cut every schedule file back to its length at the checkpoint (I7)."""
-    for hour in schedule.buckets():  # and days
+    for hour in schedule.buckets():
         state = replay.hours.get(hour)
         committed = state.length if state else 0
         if schedule.size(hour) > committed:

@@ -379,9 +379,8 @@ class _Repair:
                 hours[hour] = known.get(hour, HourState())
                 continue
             if hour in copies:
-                self._swap.remove(
-                    path
-                )  # As a start does: what it holds is filed elsewhere, or not.
+                # As a start does: what it holds is filed elsewhere, or was deleted.
+                self._swap.remove(path)
                 continue
             before = known.get(hour)
             size = self._size(path)

@@ -35,7 +35,7 @@ from storage.hour_log import HourLog
 from storage.rows import FLAG_REMOVAL, HOUR_MS, SCHEDULE_DTYPE, concatenate, select
 
 NEAR_MS = DAY_MS
-"""A day is near when it begins within that time: its hours are loaded from one hour ahead on."""
+"""A day is near when it begins within that time, long before its first hour is loaded."""
 SLICE_BYTES = 8 * 1024 * 1024
 """What is split in one step, so that filing does not wait for long."""
 

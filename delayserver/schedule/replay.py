@@ -186,9 +186,9 @@ class Replay:
         pieces, damage, last_seq = importing.next_slice(self.filed_seq)
         filed = Filed(last_seq, damage=damage)
         states: dict[int, HourState] = {}
-        near_hour = self.near_hour(now_ms)
-        for rows, payload in pieces:
-            bucket = int(self._days.buckets(rows["due_ms"][:1], near_hour)[0])
+        firsts_ms = np.array([rows["due_ms"][0] for rows, _ in pieces], np.int64)
+        buckets = self._days.buckets(firsts_ms, self.near_hour(now_ms)).tolist()
+        for bucket, (rows, payload) in zip(buckets, pieces, strict=True):
             state = states.get(bucket) or self.hours.get(bucket, HourState())
             here = gather_payloads(payload, rows["payload_offset"].astype(np.int64), rows)
             states[bucket], start = self._append(bucket, state, rows, here, now_ms)

@@ -17,6 +17,7 @@ from delayserver.records.message import Payload
 from delayserver.records.tables import CHECKPOINT_KEY
 from delayserver.recovery.check import check_path
 from delayserver.recovery.repair import RepairReport, repair, repair_path
+from delayserver.testing.server import START_MS
 from storage.catalog import LmdbCatalog, Table, Writes
 from storage.directory import CATALOG_DIRECTORY, FORMAT_FILE, LOCK_FILE, open_identity
 from storage.errors import (
@@ -37,6 +38,8 @@ from tests.simulation.on_disk import (
     OTHER,
     Life,
     Receipt,
+    Receiver,
+    body,
     copy,
     deliver_all,
     files,
@@ -359,3 +362,57 @@ def test_what_was_cancelled_stays_cancelled(damaged: Path) -> None:
         flip(damaged, path, offset)
     mend(damaged)
     assert not {body for _, body in received(damaged)} & CANCELLED
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_without_a_catalog_a_day_and_its_hours_count_once(
+    is_split: bool, damaged: Path, in_memory: Path
+) -> None:
+    """A crash in the middle of a split leaves both; so may one behind it, before the day is gone.
+
+    Behind it the hours have rows that the day does not have."""
+    life = Life(damaged)
+    fill(life, END_MS)
+    life.end()
+    schedule = damaged / "schedule"
+    split = copy(damaged, in_memory / "split")
+    days = {path.name for path in schedule.iterdir() if "T" not in path.name}
+    assert len(days) == 1
+    wanted = far(deliver_all(copy(damaged, in_memory / "wanted")))
+    life = Life(split, FAR_MS - HOUR_MS)
+    for _ in range(3):
+        life.work()
+        life.clock.move(60_000)
+    if is_split:
+        life.publish("a", FAR_MS + 4)
+        fill(life, FAR_MS - 1)
+    life.end()
+    assert not days & {path.name for path in (split / "schedule").iterdir()}
+    if is_split:
+        for name in days:
+            (split / "schedule" / name).write_bytes((schedule / name).read_bytes())
+        both = split
+    else:
+        # The last of its hours was not written yet.
+        (written, _) = sorted((split / "schedule").glob(f"{min(days)[:10]}T*"))
+        (schedule / written.name).write_bytes(written.read_bytes())
+        both = damaged
+    no_catalog(both)
+    mend(both)
+    receiver = deliver_all(both)
+    assert not receiver.damage
+    more = [body("a", FAR_MS + 4)] * 2 if is_split else []
+    assert far(receiver) == sorted([*wanted, *more])
+
+
+def fill(life: Life, due_ms: int) -> None:
+    """Until the message log does not hold any more what was published before."""
+    for _ in range(40):
+        life.publish("b", due_ms)
+        life.checkpoint()
+
+
+def far(receiver: Receiver) -> list[bytes]:
+    """What was delivered of what was filed by day."""
+    bodies = [one for _, one in receiver.receipts if one.startswith(b'"a')]
+    return sorted(one for one in bodies if int(one[2:].split()[0]) >= FAR_MS - START_MS)
