@@ -17,7 +17,9 @@ Durability, as POSIX has it: bytes are durable after `fdatasync` of their file; 
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -148,6 +150,13 @@ class Files(Protocol):
         """Make all that was written to these open files durable, in any order or all at once.
 
         Raises SyncError, the first one, when no sync is under way any more; never to be retried."""
+        ...
+
+    def scratch(self, length: int) -> memoryview:
+        """`length` bytes (above 0) of a new file without a name, mapped, to be written and read.
+
+        It has its space on the disk, and ends with the last view of it, or with the process. Raises
+        ShortageError where there is no space or no descriptor, DiskError where it cannot be had."""
         ...
 
     def free_bytes(self) -> int:
@@ -464,6 +473,14 @@ class OsFiles:
             thread.join()
         if errors:
             raise errors[0]
+
+    def scratch(self, length: int) -> memoryview:
+        with (
+            _disk_errors("map", "a file without a name"),
+            tempfile.TemporaryFile(dir=self.root, buffering=0) as file,
+        ):
+            os.posix_fallocate(file.fileno(), 0, length)
+            return memoryview(mmap.mmap(file.fileno(), length))
 
     def free_bytes(self) -> int:
         with _disk_errors("statvfs", self.root):

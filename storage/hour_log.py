@@ -72,7 +72,7 @@ class HourLog:
         self.kind = kind
         self._open_files_max = open_files_max
         self.directory = kind.name.lower()
-        self._files = files
+        self.files = files
         self._stamp = stamp
         # The open files by hour, in the order in which they were used. Dirty: written, not synced.
         self._clean: OrderedDict[int, File] = OrderedDict()
@@ -89,7 +89,7 @@ class HourLog:
 
     def buckets(self) -> list[int]:
         """The buckets that have a file. Files of other names are left alone."""
-        names = self._files.list(self.directory)
+        names = self.files.list(self.directory)
         buckets = (parse_bucket_file(self.kind, name) for name in names)
         return [bucket for bucket in buckets if bucket is not None]
 
@@ -106,12 +106,12 @@ class HourLog:
                 return file
         path = self.path(hour)
         try:
-            file = self._files.open(path)
+            file = self.files.open(path)
         except FileNotFoundError:
             if not create:
                 return None
             self._created = True  # Even if the call fails: it may have had its effect.
-            file = self._files.open(path, create=True)
+            file = self.files.open(path, create=True)
         self._clean[hour] = file
         while len(self._clean) + len(self._dirty) > self._open_files_max:
             if len(self._clean) == 1:
@@ -128,7 +128,7 @@ class HourLog:
             self._dirty[hour] = file
 
     def _sync(self, hours: list[int]) -> None:
-        self._files.sync_all([self._dirty[hour] for hour in hours])
+        self.files.sync_all([self._dirty[hour] for hour in hours])
         for hour in hours:
             self._clean[hour] = self._dirty.pop(hour)
 
@@ -169,7 +169,7 @@ class HourLog:
         """Make everything that was appended durable. Raises SyncError."""
         self._sync(list(self._dirty))
         if self._created:
-            self._files.sync_directory(self.directory)
+            self.files.sync_directory(self.directory)
             self._created = False
 
     def touch(self, hour: int) -> None:
@@ -210,15 +210,15 @@ class HourLog:
         """Remove an hour's file, if there is one."""
         self._let_go(hour)
         path = self.path(hour)
-        if self._files.exists(path):
-            self._files.unlink(path)
+        if self.files.exists(path):
+            self.files.unlink(path)
 
     def set_aside(self, hour: int) -> None:
         """Take a file out of the log, and keep it under another name, which nobody reads."""
         self._let_go(hour)
         path = self.path(hour)
-        if self._files.exists(path):
-            self._files.rename(path, path + SET_ASIDE)
+        if self.files.exists(path):
+            self.files.rename(path, path + SET_ASIDE)
             self._created = True
 
     def _let_go(self, hour: int) -> None:

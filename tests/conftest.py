@@ -38,7 +38,7 @@ def _stores() -> Iterator[None]:
 
     def init(self: Replay, catalog: Catalog, schedule: Any, *rest: Any, **named: Any) -> None:
         original(self, catalog, schedule, *rest, **named)
-        STORES.add(schedule._files, catalog)
+        STORES.add(schedule.files, catalog)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Replay, "__init__", init)

@@ -1,13 +1,13 @@
-"""The loader: reads an hour from the disk into a run of the wheel, minus what is settled.
+"""The loader: reads an hour from the disk into runs of the wheel, minus what is settled.
 
     rows of the schedule file  −  tombstones in it  −  rows of the dispatch file  =  what waits
 
 A row that went to several subscriptions may be settled for some of them only; it becomes one row
 for each of the others. Only columns are read, never payloads.
 
-A row of the dispatch file without a subscription says that what a subscription left behind was
-dropped, since others had the message or were to get it. That ends a row for this one alone; a row
-for a subject waits until somebody had it.
+What it takes up to `memory_bytes` for one hour is memory; what comes behind them stands in mapped
+files (`storage.scratch`), so that an hour of a hundred million rows needs no more of it than one of
+three.
 
 Cost: 10 M rows in about 2 s, rows that were filed one by one 1 µs each; 24 bytes each, and twice
 that while it is at work. NumPy releases the GIL in the long steps; the rows come in parts, since to
@@ -16,37 +16,42 @@ grows with the rows.
 Threads: pure but for reading; runs in the loader thread with log instances of its own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.records.horizon import Mark, marks_of
 from delayserver.records.subscriptions import Registry, Subscription
+from delayserver.schedule.ended import Ended, is_among_sorted
 from delayserver.schedule.replay import Snapshot
-from delayserver.schedule.wheel import Run, merge_run
+from delayserver.schedule.wheel import LOADED_RUN_ROWS, Places, Run, merge_runs
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, wheel_rows
 from storage.frame import Damage, Rows
 from storage.frame_runs import FrameRun
 from storage.hour_log import HourLog
-from storage.rows import (
-    DISPATCH_DTYPE,
-    FLAG_REMOVAL,
-    HOUR_MS,
-    SCHEDULE_DTYPE,
-    concatenate,
-    is_among,
-    keep,
-    select,
-)
+from storage.rows import FLAG_REMOVAL, HOUR_MS, SCHEDULE_DTYPE, as_bytes, keep, select
+from storage.scratch import PIECE_BYTES, Scratch
 
 NEVER_MS = 1 << 62
-PART_ROWS = 65_536
-"""Rows that are sorted at once: they stay in the cache, and each slot gets some of them."""
 
-SETTLED_DTYPE = np.dtype([("seq", "<u8"), ("subscription_id", "<u4")])
-"""A schedule row that is settled for one subscription."""
+
+class LoadSizes(NamedTuple):
+    """How an hour is loaded."""
+
+    part_rows: int = 65_536
+    """Rows that are sorted at once: they stay in the cache, and each slot gets some of them."""
+    run_rows: int = LOADED_RUN_ROWS
+    """See `merge_runs`."""
+    memory_bytes: int = 128 << 20
+    """Enough for three million rows and what it takes to load them."""
+    piece_bytes: int = PIECE_BYTES
+    """See `storage.scratch`."""
+
+
+LOAD_SIZES = LoadSizes()
 
 
 @dataclass(slots=True)
@@ -54,52 +59,77 @@ class LoadedHour:
     """An hour, ready for the wheel."""
 
     hour: int
-    run: Run
+    runs: list[Run]
+    """Where a row is, its place, is its index in all of them, as if they were one."""
+    index: list[Places]
     damage: list[Damage] = field(default_factory=list)
     fired: list[Mark] = field(default_factory=list)
     """What of it has fired though it is not due yet: the clock was set back."""
     is_whole: bool = True
     """Whether its rows could all be read."""
-    _by_seq: tuple[NDArray[np.uint64], NDArray[np.intp]] | None = None
-    """All seqs in order, and where their rows stand."""
 
     @property
     def count(self) -> int:
         """How many rows wait."""
-        return len(self.run.rows)
-
-    def index(self) -> None:
-        """Prepare `find`: 100 ns and 16 bytes per row, for as long as the hour is on its way."""
-        seqs = self.run.rows["seq"]
-        order = np.argsort(seqs)
-        self._by_seq = seqs[order], order
+        return sum(len(run.rows) for run in self.runs)
 
     def find(self, seqs: NDArray[np.uint64]) -> NDArray[np.intp]:
-        """Which rows of the run have one of these seqs, in any order. After `index`, the cost
-        depends on the number of `seqs` alone: the event loop asks."""
-        if not len(seqs) or not self.count:
-            return np.empty(0, np.intp)
-        if self._by_seq is None:
-            self.index()
-            assert self._by_seq is not None
-        known, order = self._by_seq
+        """The places of the rows that have one of these seqs, which come in any order. The cost
+        depends on the number of `seqs`, and a little on that of the parts: the event loop asks."""
         seqs = np.sort(seqs)  # so that neighbours are looked for one after the other
-        first = np.searchsorted(known, seqs, side="left")
-        counts = np.searchsorted(known, seqs, side="right") - first
-        # A row that several subscriptions wait for stands there several times.
-        before = np.cumsum(counts) - counts
-        places = np.arange(int(counts.sum())) + np.repeat(first - before, counts)
-        found: NDArray[np.intp] = order[places]
+        found = [np.empty(0, np.intp)]
+        for part in self.index:
+            first, last = np.searchsorted(seqs, part.seqs[[0, -1]]).tolist()
+            wanted = seqs[first : last + 1]
+            if not len(wanted):
+                continue
+            begins = np.searchsorted(part.seqs, wanted, side="left")
+            counts = np.searchsorted(part.seqs, wanted, side="right") - begins
+            # A row that several subscriptions wait for stands there several times.
+            before = np.cumsum(counts) - counts
+            which = np.arange(int(counts.sum())) + np.repeat(begins - before, counts)
+            found.append(part.places[which].astype(np.intp))
+        return np.concatenate(found)
+
+    def rows(self, places: NDArray[np.intp]) -> Rows:
+        """The rows in these places: a copy."""
+        found = np.empty(len(places), WHEEL_DTYPE)
+        for which, run, indexes in self._of_runs(places):
+            found[which] = run.rows[indexes]
         return found
+
+    def remove(self, places: NDArray[np.intp]) -> None:
+        """Let the rows in these places not wait."""
+        for _, run, indexes in self._of_runs(places):
+            run.rows["seq"][indexes] = 0
+
+    def _of_runs(
+        self, places: NDArray[np.intp]
+    ) -> Iterator[tuple[NDArray[np.intp], Run, NDArray[np.intp]]]:
+        """Of each run that has any of the places: which of them, and where they are in it."""
+        ends = np.cumsum([len(run.rows) for run in self.runs])
+        numbers = np.searchsorted(ends, places, side="right")
+        for number in np.unique(numbers).tolist():
+            which = np.flatnonzero(numbers == number)
+            run = self.runs[number]
+            yield which, run, places[which] - (ends[number] - len(run.rows))
 
 
 class Loader:
     """Loads hours."""
 
-    def __init__(self, schedule: HourLog, dispatch: HourLog, *, slot_ms: int) -> None:
+    def __init__(
+        self,
+        schedule: HourLog,
+        dispatch: HourLog,
+        *,
+        slot_ms: int,
+        sizes: LoadSizes = LOAD_SIZES,
+    ) -> None:
         self._schedule = schedule
         self._dispatch = dispatch
         self._slot_ms = slot_ms
+        self._sizes = sizes
 
     def load(
         self,
@@ -112,51 +142,66 @@ class Loader:
         """What of the hour waits. Damage is named in the result, and the rest is loaded (I8).
 
         `now_ms`: now, if the hour may have fired before this process began."""
+        sizes = self._sizes
+        scratch = Scratch(self._schedule.files, sizes.memory_bytes, piece_bytes=sizes.piece_bytes)
         try:
-            return self._load(snapshot, registry, subject_names, now_ms)
+            return self._load(snapshot, registry, subject_names, now_ms, scratch)
         finally:
             # An open file would keep the space of an hour that is deleted later.
             self._schedule.release(snapshot.hour)
             self._dispatch.release(snapshot.hour)
 
     def _load(
-        self, snapshot: Snapshot, registry: Registry, subject_names: dict[int, str], now_ms: int
+        self,
+        snapshot: Snapshot,
+        registry: Registry,
+        subject_names: dict[int, str],
+        now_ms: int,
+        scratch: Scratch,
     ) -> LoadedHour:
         damage: list[Damage] = []
-        parts, tombstones = self._read_schedule(snapshot, damage)
-        is_whole = not damage
         # What was cancelled or moved must not fire (I5), nor what was delivered, again (I4).
-        settled, due_ms = self._read_settled(snapshot.hour, tombstones, damage)
-        ahead = due_ms >= now_ms
-        fired = marks_of(settled["seq"][ahead], due_ms[ahead]) if ahead.any() else []
-        removed_seqs = np.sort(tombstones["message_seq"][tombstones["subscription_id"] == 0])
-        settled_seqs = np.sort(settled["seq"][settled["subscription_id"] != 0])
-        dropped_seqs = np.sort(settled["seq"][settled["subscription_id"] == 0])
+        ended, ahead = Ended(scratch), _Ahead(now_ms)
+        parts = self._read_schedule(snapshot, ended, ahead, damage, scratch)
+        is_whole = not damage
+        self._read_dispatch(snapshot.hour, ended, ahead, damage)
         affected: list[Rows] = []
         for index, rows in enumerate(parts):
-            removed = is_among_sorted(rows["seq"], removed_seqs)
-            gone = removed | is_among_sorted(rows["seq"], settled_seqs)
+            removed = is_among_sorted(rows["seq"], ended.removed)
+            gone = removed | is_among_sorted(rows["seq"], ended.by_somebody)
             # What was for one subscription alone is done.
             is_for_all = (rows["route"] & ROUTE_SUBSCRIPTION) == 0
-            gone |= ~is_for_all & is_among_sorted(rows["seq"], dropped_seqs)
-            if gone.any():
-                affected.append(select(rows, gone & ~removed & is_for_all))
-                parts[index] = select(rows, ~gone)
-        if affected:
-            here = concatenate(affected, WHEEL_DTYPE)
+            gone |= ~is_for_all & is_among_sorted(rows["seq"], ended.by(0))
+            if not gone.any():
+                continue
+            here = select(rows, gone & ~removed & is_for_all)
             entries = _as_entries(here, snapshot.hour)
-            for subscription, remains in remaining(entries, settled, registry, subject_names):
-                parts.append(select(here, remains))
-                parts[-1]["route"] = subscription.id | ROUTE_SUBSCRIPTION
-        run = merge_run(parts, self._slot_ms)
-        return LoadedHour(snapshot.hour, run, damage, fired, is_whole)
+            for subscription, remains in remaining(entries, ended.by, registry, subject_names):
+                affected.append(select(here, remains))
+                affected[-1]["route"] = subscription.id | ROUTE_SUBSCRIPTION
+            waiting = select(rows, ~gone)
+            parts[index] = rows[: len(waiting)]  # in its place: it may be all the memory there is
+            as_bytes(parts[index])[:] = as_bytes(waiting)
+        if affected:
+            parts.append(scratch.join(affected, WHEEL_DTYPE))
+        runs, index_of_runs = merge_runs(
+            parts, self._slot_ms, run_rows=self._sizes.run_rows, empty=scratch.empty
+        )
+        return LoadedHour(snapshot.hour, runs, index_of_runs, damage, ahead.marks(), is_whole)
 
-    def _read_schedule(self, snapshot: Snapshot, damage: list[Damage]) -> tuple[list[Rows], Rows]:
-        """The entries as they wait in the wheel, in parts of some length, and the tombstones."""
+    def _read_schedule(
+        self,
+        snapshot: Snapshot,
+        ended: Ended,
+        ahead: "_Ahead",
+        damage: list[Damage],
+        scratch: Scratch,
+    ) -> list[Rows]:
+        """The entries as they wait in the wheel, in parts of some length; what the tombstones have
+        ended goes to `ended`."""
         parts: list[Rows] = []
         waiting: list[Rows] = []
         count = 0
-        tombstones: list[Rows] = []
         for found in self._schedule.scan_runs(snapshot.hour, end=snapshot.length):
             if isinstance(found, Damage):
                 damage.append(found)
@@ -166,9 +211,14 @@ class Loader:
             waiting.append(wheel_rows(here, snapshot.hour, found.payload_starts(is_entry)))
             count += len(here)
             if len(here) != len(found.rows):
-                tombstones.append(select(found.rows, ~is_entry))
-            if count >= PART_ROWS:
-                parts.append(concatenate(waiting, WHEEL_DTYPE))
+                tombstones = select(found.rows, ~is_entry)
+                is_whole = tombstones["subscription_id"] == 0
+                ended.add_removed(tombstones["message_seq"][is_whole])
+                for_one = select(tombstones, ~is_whole)
+                ended.add_settled(for_one["message_seq"], for_one["subscription_id"])
+                ahead.add(for_one["message_seq"], for_one["due_ms"])
+            if count >= self._sizes.part_rows:
+                parts.append(scratch.join(waiting, WHEEL_DTYPE))
                 waiting, count = [], 0
         size = self._schedule.size(snapshot.hour)
         if size < snapshot.length:
@@ -181,36 +231,38 @@ class Loader:
                     torn=False,
                 )
             )
-        parts.append(concatenate(waiting, WHEEL_DTYPE))
-        return parts, concatenate(tombstones, SCHEDULE_DTYPE)
+        parts.append(scratch.join(waiting, WHEEL_DTYPE))
+        return parts
 
-    def _read_settled(
-        self, hour: int, tombstones: Rows, damage: list[Damage]
-    ) -> tuple[Rows, np.ndarray]:
-        """What has ended for some subscription (SETTLED_DTYPE), and when each was due."""
-        parts: list[Rows] = []
+    def _read_dispatch(
+        self, hour: int, ended: Ended, ahead: "_Ahead", damage: list[Damage]
+    ) -> None:
         for found in self._dispatch.scan_runs(hour):
             if isinstance(found, FrameRun):
-                parts.append(found.rows)
+                ended.add_settled(found.rows["seq"], found.rows["subscription_id"])
+                ahead.add(found.rows["seq"], found.rows["due_ms"])
             elif not found.torn:
                 damage.append(found)
-        rows = concatenate(parts, DISPATCH_DTYPE)
-        partial = select(tombstones, tombstones["subscription_id"] != 0)
-        settled = np.empty(len(rows) + len(partial), SETTLED_DTYPE)
-        settled["seq"] = np.concatenate([rows["seq"], partial["message_seq"]])
-        settled["subscription_id"] = np.concatenate(
-            [rows["subscription_id"], partial["subscription_id"]]
-        )
-        return settled, np.concatenate([rows["due_ms"], partial["due_ms"]])
 
 
-def is_among_sorted(values: NDArray[np.uint64], ascending: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Which values (shape n) are in a sorted array (shape m): shape n. O(n log m)."""
-    if not len(ascending):
-        return np.zeros(len(values), bool)
-    at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
-    found: NDArray[np.bool_] = ascending[at] == values
-    return found
+class _Ahead:
+    """Rows that have ended for somebody, and are due at `now_ms` or later."""
+
+    def __init__(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        self._seqs: list[NDArray[np.uint64]] = []
+        self._dues_ms: list[NDArray[np.int64]] = []
+
+    def add(self, seqs: NDArray[np.uint64], dues_ms: NDArray[np.int64]) -> None:
+        ahead = dues_ms >= self._now_ms
+        if ahead.any():
+            self._seqs.append(seqs[ahead])
+            self._dues_ms.append(dues_ms[ahead])
+
+    def marks(self) -> list[Mark]:
+        if not self._seqs:
+            return []
+        return marks_of(np.concatenate(self._seqs), np.concatenate(self._dues_ms))
 
 
 def _as_entries(waiting: Rows, hour: int) -> Rows:
@@ -222,17 +274,21 @@ def _as_entries(waiting: Rows, hour: int) -> Rows:
 
 
 def remaining(
-    entries: Rows, settled: Rows, registry: Registry, subject_names: dict[int, str]
+    entries: Rows,
+    settled_by: Callable[[int], NDArray[np.uint64]],
+    registry: Registry,
+    subject_names: dict[int, str],
 ) -> Iterator[tuple[Subscription, np.ndarray]]:
     """Of rows that are settled for at least one subscription: who is still to get which of them.
 
     A row for one subscription is done. A row for a subject remains for those subscriptions that it
-    was for (they existed when it fell due) and that have not settled it."""
+    was for (they existed when it fell due) and that have not settled it.
+
+    `settled_by`: the seqs that a subscription has settled, by its id, in order."""
     for subject_id in np.unique(entries["subject_id"]).tolist():
         mine = (entries["subject_id"] == subject_id) & (entries["subscription_id"] == 0)
         for subscription in registry.matching(subject_names[subject_id]):
-            done = settled["seq"][settled["subscription_id"] == subscription.id]
             remains = mine & subscription.existed_for(entries["seq"], entries["due_ms"])
-            remains &= ~is_among(entries["seq"], done)
+            remains &= ~is_among_sorted(entries["seq"], settled_by(subscription.id))
             if remains.any():
                 yield subscription, remains

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.records.subscriptions import Registry
-from delayserver.schedule.loader import SETTLED_DTYPE, is_among_sorted, remaining
+from delayserver.schedule.ended import Ended, is_among_sorted
+from delayserver.schedule.loader import remaining
 from delayserver.schedule.replay import Snapshot
 from delayserver.schedule.wheel_rows import WHEEL_DTYPE, wheel_rows
 from storage.buckets import start_ms
@@ -28,8 +29,11 @@ from storage.frame import Damage, Rows
 from storage.frame_runs import FrameRun
 from storage.hour_log import HourLog
 from storage.rows import FLAG_REMOVAL, concatenate, select
+from storage.scratch import Scratch
 
 STEP_ROWS = 50_000
+MEMORY_BYTES = 16 << 20
+"""For what has ended in an hour; where it needs more, see `storage.scratch`."""
 
 
 class Position(NamedTuple):
@@ -65,7 +69,7 @@ def pending_rows(
 ) -> Generator[None, None, Page]:
     """Find the first rows of the hour that wait; every step is about STEP_ROWS rows of work."""
     hour, damage = snapshot.hour, list[Damage]()
-    removed, settled, scanned = yield from _gone(schedule, dispatch, snapshot)
+    ended, scanned = yield from _ended(schedule, dispatch, snapshot)
     first = np.empty(0, WHEEL_DTYPE)
     kept: list[Rows] = []
     kept_count = 0
@@ -76,9 +80,9 @@ def pending_rows(
         scanned += len(found.rows)
         which = np.flatnonzero(_matches(found.rows, wanted))
         rows = select(found.rows, which)
-        waits = ~is_among_sorted(rows["seq"], removed)
+        waits = ~is_among_sorted(rows["seq"], ended.removed)
         rows, which = select(rows, waits), which[waits]
-        waits = _waits(rows, settled, wanted, registry)
+        waits = _waits(rows, ended, wanted, registry)
         rows, which = select(rows, waits), which[waits]
         if len(rows):
             kept.append(wheel_rows(rows, hour, found.payload_starts(which)))
@@ -90,40 +94,31 @@ def pending_rows(
     return Page(_first([first, *kept], wanted.limit), scanned, damage)
 
 
-def _gone(
+def _ended(
     schedule: HourLog, dispatch: HourLog, snapshot: Snapshot
-) -> Generator[None, None, tuple[np.ndarray, Rows, int]]:
-    """Seqs that were removed for all; seqs and subscriptions that are settled (both sorted)."""
-    removed: list[np.ndarray] = []
-    settled: list[Rows] = []
+) -> Generator[None, None, tuple[Ended, int]]:
+    """What of the hour has ended, and how many rows were looked at for that."""
+    ended = Ended(Scratch(schedule.files, MEMORY_BYTES))
     scanned = 0
     for rows in _rows(schedule.scan_runs(snapshot.hour, end=snapshot.length)):
         scanned += len(rows)
         tombstones = select(rows, (rows["flags"] & FLAG_REMOVAL) != 0)
-        whole = tombstones["subscription_id"] == 0
-        removed.append(tombstones["message_seq"][whole])
-        partial = tombstones[~whole]
-        settled.append(_settled(partial["message_seq"], partial["subscription_id"]))
+        is_whole = tombstones["subscription_id"] == 0
+        ended.add_removed(tombstones["message_seq"][is_whole])
+        for_one = select(tombstones, ~is_whole)
+        ended.add_settled(for_one["message_seq"], for_one["subscription_id"])
         if scanned % STEP_ROWS < len(rows):
             yield
     for rows in _rows(dispatch.scan_runs(snapshot.hour)):
         scanned += len(rows)
-        settled.append(_settled(rows["seq"], rows["subscription_id"]))
+        ended.add_settled(rows["seq"], rows["subscription_id"])
         if scanned % STEP_ROWS < len(rows):
             yield
-    ended = concatenate(settled, SETTLED_DTYPE)
-    seqs = np.concatenate([np.empty(0, np.uint64), *removed])
-    return np.sort(seqs), select(ended, np.argsort(ended["seq"], kind="stable")), scanned
+    return ended, scanned
 
 
 def _rows(found: Iterable[FrameRun | Damage]) -> Iterable[Rows]:
     return (run.rows for run in found if isinstance(run, FrameRun))
-
-
-def _settled(seqs: np.ndarray, subscription_ids: np.ndarray) -> Rows:
-    rows = np.empty(len(seqs), SETTLED_DTYPE)
-    rows["seq"], rows["subscription_id"] = seqs, subscription_ids
-    return rows
 
 
 def _matches(rows: Rows, wanted: Wanted) -> NDArray[np.bool_]:
@@ -135,20 +130,16 @@ def _matches(rows: Rows, wanted: Wanted) -> NDArray[np.bool_]:
     return mask
 
 
-def _waits(rows: Rows, settled: Rows, wanted: Wanted, registry: Registry) -> np.ndarray:
+def _waits(rows: Rows, ended: Ended, wanted: Wanted, registry: Registry) -> np.ndarray:
     """Which rows some subscription, or nobody yet, is still to get."""
-    by_somebody = settled["seq"][settled["subscription_id"] != 0]
-    waits = ~is_among_sorted(rows["seq"], by_somebody)
-    # See the loader: what was dropped ends a row for one subscription alone.
-    waits &= (rows["subscription_id"] == 0) | ~is_among_sorted(rows["seq"], settled["seq"])
+    waits = ~is_among_sorted(rows["seq"], ended.by_somebody)
+    # See `Ended`: what was dropped ends a row for one subscription alone.
+    waits &= (rows["subscription_id"] == 0) | ~is_among_sorted(rows["seq"], ended.by(0))
     partly = np.flatnonzero(~waits)
     if len(partly):
         here = select(rows, partly)
-        starts = np.searchsorted(settled["seq"], here["seq"], side="left")
-        counts = np.searchsorted(settled["seq"], here["seq"], side="right") - starts
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        ended = select(settled, np.repeat(starts, counts) + within)
-        for _, remains in remaining(here, ended, registry, {wanted.subject_id: wanted.subject}):
+        names = {wanted.subject_id: wanted.subject}
+        for _, remains in remaining(here, ended.by, registry, names):
             waits[partly[remains]] = True
     return waits
 

@@ -5,9 +5,10 @@
     open slot            │ rows sorted by due time; each fires at its own millisecond
 
 A row is 24 bytes of a NumPy array; no Python object exists for it while it waits. An hour is a list
-of *runs*, each sorted by slot: one from the bulk load, and one for every 8,192 rows inserted since,
-merged eight at a time up to 65,536 rows. The newest inserts stand unsorted in a *tail*. Opening a
-slot takes its slice of every run and its rows of the tail.
+of *runs*, each sorted by slot: those of the bulk load, of two million rows each, one behind the
+other, and one for every 8,192 rows inserted since, merged eight at a time up to 65,536 rows. The
+newest inserts stand unsorted in a *tail*. Opening a slot takes its slice of every run and its rows
+of the tail; a run whose last slot was opened is given back.
 
 Worked example. Slot length 500 ms, an hour that begins at 0. Rows due at 700, 1200 and 710 are
 loaded: slots 1, 2, 1. `advance(600)` opens the slots up to the one that holds 600: slot 1 = [500,
@@ -19,8 +20,10 @@ open rows, and fires when the clock, as it is now, reaches it. So nothing fires 
 
 Cost: load O(n) (radix sort of u16), insert O(1) amortised per row and vectorised, remove O(rows of
 a slot), advance O(rows that fire) plus one slice per run and slot. Memory: 24 B per row, 29 KB per
-run. Removing many at once costs about a microsecond each, and less where their slots are small.
-Threads: belongs to the event loop; `merge_run` is pure and runs in the loader thread.
+run; the runs of a large hour stand in mapped files (`storage.scratch`), so that it takes memory by
+the minute. Removing many at once costs about a microsecond each, and less where their slots are
+small.
+Threads: belongs to the event loop; `merge_runs` is pure and runs in the loader thread.
 
 Rejected: a pointer-linked wheel (70 B and a Python object per message); one heap (the same, and
 O(log n) to insert); sorting a whole hour by time (5 times slower than by u16 slot, for an order
@@ -29,20 +32,32 @@ that is needed for one slot at a time).
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, FiredRows
 from storage.frame import Rows
 from storage.rows import HOUR_MS, SEQ_MAX, as_bytes, concatenate, select
 
 SLOT_MS = 500
+LOADED_RUN_ROWS = 1 << 21
+"""48 MiB: given back in some milliseconds, when the last slot of the run has been opened."""
+LOADED_RUNS_MAX = 32
+"""Of an hour: each may have a descriptor, and every look-up asks all of them."""
 RUN_ROWS = 8_192
 RUN_MERGE = 8
 MERGED_RUN_ROWS = RUN_ROWS * RUN_MERGE
 FRESH_ROWS = 256
 SLOT_ROWS_FEW = 64
+
+
+class Empty(Protocol):
+    """Gives room for rows, as `np.empty` does."""
+
+    def __call__(self, count: int, dtype: DTypeLike, /) -> NDArray[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +79,12 @@ class _HourWheel:
 
     def all_runs(self) -> list[Run]:
         return self.merged_runs + self.runs
+
+    def give_back(self, slot: int) -> None:
+        """Forget the loaded runs that have nothing behind `slot`."""
+        runs = self.merged_runs
+        if any(run.pointers[slot + 1] == len(run.rows) for run in runs):
+            self.merged_runs = [run for run in runs if run.pointers[slot + 1] < len(run.rows)]
 
     def first_slot(self, slot: int, slot_ms: int) -> int:
         """The first slot from `slot` on that has rows; the number of slots if there is none."""
@@ -92,23 +113,47 @@ def build_run(rows: Rows, slot_ms: int = SLOT_MS) -> Run:
     return Run(select(rows, order), pointers, first, last)
 
 
-def merge_run(parts: list[Rows], slot_ms: int = SLOT_MS) -> Run:
+class Places(NamedTuple):
+    """Where rows went that came together, by their seqs."""
+
+    seqs: NDArray[np.uint64]
+    """Ascending, shape n."""
+    places: NDArray[np.uint32]
+    """Of each, its index in all runs, as if they stood one behind the other."""
+
+
+def merge_runs(
+    parts: list[Rows],
+    slot_ms: int = SLOT_MS,
+    *,
+    run_rows: int = LOADED_RUN_ROWS,
+    empty: Empty = np.empty,
+) -> tuple[list[Run], list[Places]]:
     """Sort rows of one hour that come in parts, keeping the order within a slot. Pure; O(n).
+
+    The runs follow each other in time. A slot is in one of them, and the one that fills a run up to
+    `run_rows`, or more, so that there are no more than LOADED_RUNS_MAX, is its last. `empty` gives
+    their room.
 
     Each part is taken off the list as soon as it is merged: there is no more than twice the memory
     that all rows take, and no piece so large that giving it back is a pause for other threads."""
-    if len(parts) == 1:
-        return build_run(parts.pop(), slot_ms)
     count = HOUR_MS // slot_ms
-    ends = np.zeros(count, np.intp)
+    of_slots = np.zeros(count, np.intp)
     for rows in parts:
-        ends += _counts(_slots(rows, slot_ms), count)
-    np.cumsum(ends, out=ends)
-    pointers = np.zeros(count + 1, np.uint32)
-    pointers[1:] = ends
-    run = np.empty(int(ends[-1]), WHEEL_DTYPE)
-    first, last = SEQ_MAX, 0
-    places = pointers[:-1].astype(np.intp)  # of the next row of each slot
+        of_slots += _counts(_slots(rows, slot_ms), count)
+    ends = np.cumsum(of_slots)
+    total = int(ends[-1])
+    assert total < 1 << 32, total
+    starts = ends - of_slots
+    run_rows = max(run_rows, -(-total // LOADED_RUNS_MAX))
+    # A run begins with the first slot that has any behind each so many rows.
+    first_places = starts[of_slots > 0]
+    bounds = first_places[np.diff(first_places // run_rows, prepend=-1) > 0]
+    bounds = np.append(bounds, total)
+    runs_rows = [empty(length, WHEEL_DTYPE) for length in np.diff(bounds).tolist()]
+    first_seqs, last_seqs = [SEQ_MAX] * len(runs_rows), [0] * len(runs_rows)
+    index: list[Places] = []
+    next_places = starts.copy()  # of the next row of each slot
     parts.reverse()
     while parts:
         rows = parts.pop()
@@ -117,11 +162,32 @@ def merge_run(parts: list[Rows], slot_ms: int = SLOT_MS) -> Run:
         slots = _slots(rows, slot_ms)
         order = np.argsort(slots, kind="stable")
         counts = _counts(slots, count)
-        shifts = places - (np.cumsum(counts) - counts)
-        as_bytes(run)[np.arange(len(rows)) + shifts[slots[order]]] = as_bytes(rows)[order]
-        places += counts
-        first, last = min(first, int(rows["seq"].min())), max(last, int(rows["seq"].max()))
-    return Run(run, pointers, first if len(run) else 0, last)
+        shifts = next_places - (np.cumsum(counts) - counts)
+        places = np.arange(len(rows)) + shifts[slots[order]]
+        next_places += counts
+        by_slot = select(rows, order)
+        cuts = np.searchsorted(places, bounds).tolist()
+        for number, (start, end) in enumerate(pairwise(cuts)):
+            if start == end:
+                continue
+            here = by_slot[start:end]
+            as_bytes(runs_rows[number])[places[start:end] - bounds[number]] = as_bytes(here)
+            first_seqs[number] = min(first_seqs[number], int(here["seq"].min()))
+            last_seqs[number] = max(last_seqs[number], int(here["seq"].max()))
+        index.append(_places_of(by_slot["seq"], places, empty))
+    runs = []
+    for number, (first, last) in enumerate(pairwise(bounds.tolist())):
+        pointers = np.zeros(count + 1, np.uint32)
+        pointers[1:] = np.clip(ends, first, last) - first
+        runs.append(Run(runs_rows[number], pointers, first_seqs[number], last_seqs[number]))
+    return runs, index
+
+
+def _places_of(seqs: NDArray[np.uint64], places: NDArray[np.intp], empty: Empty) -> Places:
+    order = np.argsort(seqs)
+    made = Places(empty(len(seqs), np.uint64), empty(len(seqs), np.uint32))
+    made.seqs[:], made.places[:] = seqs[order], places[order]
+    return made
 
 
 def _slots(rows: Rows, slot_ms: int) -> NDArray[np.uint16]:
@@ -242,17 +308,11 @@ class Wheel:
         self._opened_until_ms = now_ms // slot_ms * slot_ms
         """Every slot that begins before this moment has been opened."""
 
-    def load(self, hour: int, run: Run) -> None:
-        """Take over the run of a whole hour, as `build_run` made it."""
-        if not len(run.rows):
-            return
-        if (hour + 1) * HOUR_MS <= self._opened_until_ms:
-            self._open.add(hour, run.rows)
-            return
-        if hour * HOUR_MS < self._opened_until_ms:
-            slot = (self._opened_until_ms - hour * HOUR_MS) // self._slot_ms
-            self._open.add(hour, run.rows[: run.pointers[slot]])
-        self._hours.setdefault(hour, _HourWheel()).merged_runs.append(run)
+    def load(self, hour: int, runs: list[Run]) -> None:
+        """Take over the runs of an hour, as `merge_runs` made them. No slot of it was opened."""
+        assert hour * HOUR_MS >= self._opened_until_ms, (hour, self._opened_until_ms)
+        if runs:
+            self._hours.setdefault(hour, _HourWheel()).merged_runs.extend(runs)
 
     def insert(self, hour: int, rows: Rows) -> None:
         """Add rows of one hour (WHEEL_DTYPE), in any order. They may be due already."""
@@ -363,7 +423,10 @@ class Wheel:
         slot = due_ms % HOUR_MS // self._slot_ms
         for run in wheel.all_runs():
             if run.first_seq <= seq <= run.last_seq:
-                rows = run.rows[run.pointers[slot] : run.pointers[slot + 1]]
+                start, end = run.pointers[slot], run.pointers[slot + 1]
+                if start == end:
+                    continue
+                rows = run.rows[start:end]
                 hits = np.flatnonzero(rows["seq"] == seq)
                 if len(hits):
                     return rows, int(hits[0])
@@ -415,6 +478,7 @@ class Wheel:
         if parts:
             rows = concatenate(parts, WHEEL_DTYPE)
             self._open.add(hour, select(rows, rows["seq"] != 0))
+        wheel.give_back(slot)
 
     def next_ms(self) -> int:
         """When `advance` has something to do again: a row falls due or a slot opens."""

@@ -228,13 +228,13 @@ class Engine:
 
     def on_loaded(self, loaded: LoadedHour) -> None:
         """An hour has come from the disk."""
-        run, removed = loaded.run, self.sequencer.removed
+        removed = self.sequencer.removed
         found = loaded.find(np.fromiter(removed, np.uint64, len(removed)))
-        gone = found[self._removed_among(loaded.hour, select(run.rows, found))]
-        run.rows["seq"][gone] = 0
+        gone = found[self._removed_among(loaded.hour, loaded.rows(found))]
+        loaded.remove(gone)
         # What could not be read stays unsettled: its hour is kept, for the repair (I8).
         self.hours.add(loaded.hour, loaded.count - len(gone) + (not loaded.is_whole))
-        self.wheel.load(loaded.hour, run)
+        self.wheel.load(loaded.hour, loaded.runs)
         self.hours.loading.discard(loaded.hour)
         self._prune()
 

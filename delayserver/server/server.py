@@ -144,9 +144,8 @@ class Server(Shard):
         )
         files.on_sync = self.metrics.on_sync
         self.calls = Calls(self, self.gauges, self.tokens, self.telemetry)
-        self._report(self.recovered)
 
-    def _report(self, recovered: Recovered) -> None:
+    def on_recovered(self, recovered: Recovered) -> None:
         for damage in recovered.damage:
             log.error("damage found", **_named(damage))
         for torn in recovered.torn:

@@ -29,9 +29,9 @@ from delayserver.delivery.settler import Settler
 from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import DueDelivery, ScheduleEntry
 from delayserver.records.subscriptions import Subscription
-from delayserver.recovery.recover import Progress, recover
+from delayserver.recovery.recover import Progress, Recovered, recover
 from delayserver.schedule.expansion import Staging
-from delayserver.schedule.loader import LoadedHour, Loader
+from delayserver.schedule.loader import LOAD_SIZES, LoadedHour, Loader, LoadSizes
 from delayserver.schedule.replay import Filed, Replay, Snapshot
 from delayserver.schedule.wheel import SLOT_MS
 from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
@@ -80,6 +80,7 @@ class Surroundings:
     progress: Progress = lambda what, done, total: None
     schedule_hours_max: int = WRITTEN_HOURS_MIN
     """Files of hours that the schedule log has open where it is written."""
+    load_sizes: LoadSizes = LOAD_SIZES
     message_log: type[MessageLog] | Callable[..., MessageLog] = MessageLog
     replay: type[Replay] | Callable[..., Replay] = Replay
     settler: type[Settler] | Callable[..., Settler] = Settler
@@ -142,9 +143,14 @@ class Shard(ABC):
             definitions,
         )
         self.settler = surroundings.settler(hour_log(LogKind.DISPATCH, WRITTEN_HOURS_MIN))
-        loader = Loader(hour_log(LogKind.SCHEDULE), hour_log(LogKind.DISPATCH), slot_ms=SLOT_MS)
+        loader = Loader(
+            hour_log(LogKind.SCHEDULE),
+            hour_log(LogKind.DISPATCH),
+            slot_ms=SLOT_MS,
+            sizes=surroundings.load_sizes,
+        )
         now_ms = self.clock()
-        recovered = self.recovered = recover(
+        recovered = recover(
             catalog,
             self.message_log,
             schedule,
@@ -194,6 +200,7 @@ class Shard(ABC):
             recovered.retired_through_hour,
             recovered.fired,
         )
+        self.on_recovered(recovered)
         self._make_workers(loader, Importer(files, catalog, identity.stamp), surroundings)
 
     def _make_workers(self, loader: Loader, importer: Importer, surroundings: Surroundings) -> None:
@@ -266,6 +273,11 @@ class Shard(ABC):
     @abstractmethod
     def on_fatal(self, error: BaseException) -> None:
         """A worker cannot go on: the server must end (I9)."""
+
+    @abstractmethod
+    def on_recovered(self, recovered: Recovered) -> None:
+        """What was found, before anything runs. Who keeps its hours keeps their memory: they belong
+        to the wheel, which gives them back."""
 
     @abstractmethod
     def on_damage(self, error: DamageError) -> None:

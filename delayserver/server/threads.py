@@ -443,7 +443,6 @@ class LoaderThread(Worker[HourRequest]):
         while items:
             request = items[0]
             loaded = self._loader.load(request.snapshot, request.registry, request.subject_names)
-            loaded.index()
             self._post(self._on_loaded, loaded)
             del items[0]
 

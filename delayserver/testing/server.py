@@ -25,8 +25,10 @@ from delayserver.delivery.settler import DISPATCH_ROW, Settler
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import DueDelivery, Payload, encode_payload
 from delayserver.records.subscriptions import Subscription
+from delayserver.recovery.recover import Recovered
 from delayserver.schedule.committed import Records
 from delayserver.schedule.expansion import Staging
+from delayserver.schedule.loader import LoadSizes
 from delayserver.schedule.purge import Purge
 from delayserver.schedule.replay import Filed, Replay
 from delayserver.schedule.wheel_rows import FiredRows
@@ -244,6 +246,8 @@ class SimulatedServer(Shard):
             settler=partial(_ObservedSettler, observer),
             # One frame per slice, so that much may happen between two.
             staging=partial(Staging, slice_bytes=1),
+            # An hour of some rows in many parts and runs, most of them in files.
+            load_sizes=LoadSizes(part_rows=3, run_rows=4, memory_bytes=200, piece_bytes=100),
             # Written anew again and again.
             definitions=partial(DefinitionsLog, slack_bytes=2000),
         )
@@ -293,6 +297,9 @@ class SimulatedServer(Shard):
 
     def on_fatal(self, error: BaseException) -> None:
         raise AssertionError("only a thread that runs by itself calls this") from error
+
+    def on_recovered(self, recovered: Recovered) -> None:
+        self.recovered = recovered
 
     def on_damage(self, error: DamageError) -> None:
         self.observer.damaged(error)

@@ -138,6 +138,10 @@ class World:
                 raise Violation(f"what was used up for a time ended the server: {error}") from error
             # The operator makes room, and the server is started again.
             self.counts["started on a full disk"] += 1
+        except ExceptionGroup as errors:  # of timers
+            if errors.subgroup(ShortageError) is None:
+                raise
+            raise Violation(f"what was used up for a time ended the server: {errors}") from errors
         except StorageError:
             if not self.faults.struck:
                 raise

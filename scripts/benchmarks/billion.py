@@ -2,6 +2,7 @@
 
     scripts/bench billion [--quick] [--messages N] [--json FILE]
     scripts/bench billion --messages 100000000 --dir /mnt/large
+    scripts/bench billion --hot --messages 100000000
 
 A data directory with --messages (10 million, if not told otherwise), each with a body of 200 bytes
 and no key, due at random times of 30 days, is made by the server's own parts, which file them as
@@ -17,6 +18,9 @@ cancel     50,000 random ones of those that wait, by id, 500 at a time: processo
 lateness   500 due each second, pulled, beside 1,000 published each second over the 30 days: p99
 restart    10,000 more over the 30 days, kill -9 with the last answer: from exec to the first 200 of
            /readyz
+
+With --hot all are due in one hour, which the server has loaded, instead of 30 days: what is
+published and cancelled then is of this hour, and a restart loads it.
 
 The ratios are to the smaller directory. Memory and disk are extrapolated to a billion, and say so:
 a straight line through what was measured. Each message needs 275 bytes of disk; the directories are
@@ -67,6 +71,7 @@ from rich.markup import escape
 from servers import ROOT, BenchmarkError, Served, add_directory, demand_space
 
 from delayserver.records.ids import IdCodec
+from storage.rows import HOUR_MS
 
 BILLION = 1_000_000_000
 MESSAGES = 10_000_000
@@ -80,6 +85,8 @@ ROOM_BYTES = 2 << 30
 
 SPREAD_MS = 30 * DAY_MS
 SPREAD_QUICK_MS = 2 * DAY_MS
+HOT_OPTIONS = ("--lead-ms", "12h")
+"""Whatever hour it is, it is loaded."""
 STRETCHES = 10
 """The days are filled three at a time, so that no more files are open at once than a log keeps."""
 MAKING_PER_S = 300_000
@@ -115,13 +122,15 @@ class Made:
     """Between these moments all is due."""
 
 
-def make(bench: Bench, directory: Path, count: int, sampled: int) -> Made:
+def make(bench: Bench, directory: Path, count: int, sampled: int, *, is_hot: bool) -> Made:
     """A data directory in which so many wait; its memory does not grow with them.
 
     Each frame has as many rows, however many messages there are: of all BATCH_ROWS that are filed
     at once, those that belong to one file. `sampled` ids, or fewer, are returned."""
     spread_ms = bench.size.of(quick=SPREAD_QUICK_MS, usual=SPREAD_MS)
     from_ms = now_ms() + AHEAD_MS + count * 1000 // MAKING_PER_S
+    if is_hot:
+        from_ms, spread_ms = (from_ms // HOUR_MS + 1) * HOUR_MS, HOUR_MS
     step_ms = spread_ms // STRETCHES
     rng = np.random.default_rng(SEED)
     maker = Maker(directory, msgspec.json.encode(BODY), (SUBJECT,))
@@ -153,10 +162,12 @@ def check(directory: Path) -> int:
 class Pending:
     """The figures of one size."""
 
-    def __init__(self, bench: Bench, count: int, *, is_checked: bool) -> None:
+    def __init__(self, bench: Bench, count: int, *, is_checked: bool, is_hot: bool) -> None:
         self._bench = bench
         self._count = count
         self._is_checked = is_checked
+        self._is_hot = is_hot
+        self._options = HOT_OPTIONS if is_hot else ()
         self._name = f"pending-{count}"
         self._directory = bench.directory / self._name
 
@@ -176,7 +187,7 @@ class Pending:
         asked, ended = made.ids[:looked_up], made.ids[looked_up : looked_up + rest]
         published = of(quick=PUBLISHED_QUICK, usual=PUBLISHED)
         killed = of(quick=KILLED_QUICK, usual=KILLED)
-        with bench.server(self._name, start_max_s=START_MAX_S) as server:
+        with bench.server(self._name, *self._options, start_max_s=START_MAX_S) as server:
             self._step("memory")
             figure = self._figure("memory", settled_memory(bench, server).anonymous / MIB, "MB")
             figure.note = f"RssAnon; first start in {server.ready_s:.2f} s"
@@ -188,7 +199,7 @@ class Pending:
             send_once(bench, server.port, self._requests(made, killed), is_patient=True)
             server.kill()
         self._step("restart")
-        with bench.server(self._name, start_max_s=START_MAX_S) as server:
+        with bench.server(self._name, *self._options, start_max_s=START_MAX_S) as server:
             figure = self._figure("restart after kill -9", server.ready_s, "s")
             figure.note = f"processor time until then: {server.ready_cpu_s:.2f} s"
             server.wait_until_filed(FILED_MAX_S)
@@ -209,7 +220,7 @@ class Pending:
         self._step("make them")
         self._directory.mkdir()
         begun_at = time.monotonic()
-        made = make(self._bench, self._directory, self._count, sampled)
+        made = make(self._bench, self._directory, self._count, sampled, is_hot=self._is_hot)
         rate = self._count / (time.monotonic() - begun_at)
         self._figure(
             "make", rate, "msg/s"
@@ -331,6 +342,7 @@ def main() -> int:
         default=MESSAGES,
         help=f"that wait (default: {MESSAGES:,}; more than {BASE:,} to have a ratio)",
     )
+    parser.add_argument("--hot", action="store_true", help="all are due in one hour")
     add_directory(parser)
     options = parse(parser, messages=MESSAGES_QUICK)
     size = Size.QUICK if options.quick else Size.USUAL
@@ -348,17 +360,19 @@ def main() -> int:
         calibrate_disk(bench)
         for number, each in enumerate(sizes):
             try:
-                Pending(bench, each, is_checked=not number).measure()
+                Pending(bench, each, is_checked=not number, is_hot=options.hot).measure()
             except (BenchmarkError, LoadError, OSError) as error:
                 console.print(f"[bold red]{each:,} failed:[/]", escape(str(error)))
                 complete = False
     figures = bench.figures
     if len(sizes) > 1:
         add_ratios(figures, base)
-        figures += extrapolated(figures, base, count)
-    show_figures(f"{count:,} messages that wait", figures, console)
+        if not options.hot:
+            figures += extrapolated(figures, base, count)
+    where = " in one hour" if options.hot else ""
+    show_figures(f"{count:,} messages that wait{where}", figures, console)
     if options.json is not None:
-        write_json(options.json, "billion", figures)
+        write_json(options.json, "billion-hot" if options.hot else "billion", figures)
     return 0 if complete and not any(figure.wrong for figure in figures) else 1
 
 

@@ -51,10 +51,10 @@ class FaultKind(enum.Enum):
     others."""
     NO_SPACE = "no space"
     """ENOSPC: DiskFullError. Calls that take no space go through: all but the writes, rename,
-    make_directory, lock, and open where it creates."""
+    make_directory, scratch, lock, and open where it creates."""
     NO_DESCRIPTOR = "no descriptor"
     """EMFILE: ExhaustedError. Calls that need no descriptor go through: all but open, list,
-    make_directory, sync_directory and lock."""
+    make_directory, sync_directory, scratch and lock."""
     CRASH = "crash"
     """SimulatedCrash, from this call and all later ones."""
 
@@ -98,6 +98,7 @@ Call = Literal[
     "unlink",
     "make_directory",
     "sync_directory",
+    "scratch",
     "free_bytes",
     "lock",
     "pread",
@@ -111,7 +112,7 @@ Call = Literal[
 ]
 """The calls that can fail: all of `Files` and `File`, and the commit of a catalog."""
 _DESCRIPTOR_CALLS: frozenset[Call] = frozenset(
-    {"open", "list", "make_directory", "sync_directory", "lock"}
+    {"open", "list", "make_directory", "sync_directory", "scratch", "lock"}
 )
 _SYNC_CALLS: frozenset[Call] = frozenset({"pwrite_durable", "fdatasync", "sync_directory"})
 
@@ -325,6 +326,12 @@ class FaultyFiles:
         """Sync one after the other: each is a call that can fail."""
         for file in files:
             file.fdatasync()
+
+    def scratch(self, length: int) -> memoryview:
+        """Nobody else sees what is in it: it is there, or it is not."""
+        return self._faults.run(
+            "scratch", "", lambda: self._inner.scratch(length), takes_space=True
+        )
 
     def free_bytes(self) -> int:
         return self._faults.run("free_bytes", "", self._inner.free_bytes)

@@ -447,6 +447,10 @@ class SimulatedFiles:
         for file in files:
             file.fdatasync()
 
+    def scratch(self, length: int) -> memoryview:
+        self._check_on("map", "a file without a name")
+        return memoryview(bytearray(length))
+
     def free_bytes(self) -> int:
         self._check_on("statvfs", self.root)
         return self.free_space_bytes

@@ -14,7 +14,7 @@ from delayserver.schedule.pending import Position, Wanted, pending_rows, positio
 from delayserver.schedule.replay import Snapshot
 from storage import frame_runs
 from storage.rows import HOUR_MS
-from tests.unit.fakes import HOUR, START_MS, SUBJECT, Disk, Log, dispatch_row, subscription
+from tests.unit.fakes import HOUR, START_MS, SUBJECT, Disk, Log, dispatch_row, rows_in, subscription
 
 REGISTRY = Registry(
     [subscription(1), subscription(2, created_ms=START_MS + 50), subscription(3, subject="other")]
@@ -80,8 +80,8 @@ class Hour:
 
     def expected(self) -> list[Position]:
         """From the loader: a row that several subscriptions are still to get stands there once."""
-        rows = self.disk.loader.load(self.snapshot, REGISTRY, self.disk.names).run.rows
-        return sorted({position_of(HOUR, row) for row in rows})
+        loaded = self.disk.loader.load(self.snapshot, REGISTRY, self.disk.names)
+        return sorted({position_of(HOUR, row) for row in rows_in(loaded)})
 
     def page(self, start: Position, until_ms: int, limit: int) -> list[Position]:
         wanted = Wanted(1, SUBJECT, start, until_ms, limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from delayserver.schedule import wheel as wheel_module
-from delayserver.schedule.wheel import Wheel, build_run, merge_run
+from delayserver.schedule.wheel import LOADED_RUNS_MAX, Wheel, build_run, merge_runs
 from delayserver.schedule.wheel_rows import WHEEL_DTYPE
 from storage.frame import Rows
 from storage.rows import HOUR_MS, concatenate
@@ -125,7 +126,8 @@ class Runner:
             return
         hour = self.loaded_hours
         rows = self.number([hour * HOUR_MS + due_ms % HOUR_MS for due_ms in dues_ms])
-        self.wheel.load(hour, build_run(rows_of(hour, rows), SLOT_MS))
+        runs, _ = merge_runs([rows_of(hour, rows)], SLOT_MS, run_rows=2)
+        self.wheel.load(hour, runs)
         self.loaded_hours += 1
 
     def insert(self, dues_ms: list[int]) -> None:
@@ -241,13 +243,29 @@ def test_a_run_holds_every_row_in_its_slot(offsets_ms: list[int], slot_ms: int) 
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.lists(st.lists(st.integers(0, 3_000), max_size=20), max_size=5))
-def test_a_run_of_parts_is_that_of_all_rows(parts_offsets_ms: list[list[int]]) -> None:
+@given(st.lists(st.lists(st.integers(0, 3_000), max_size=20), max_size=5), st.integers(1, 101))
+def test_the_runs_of_parts_are_those_of_all_rows(
+    parts_offsets_ms: list[list[int]], run_rows: int
+) -> None:
     seqs = iter(range(1, 200))
     parts = [rows_of(0, [(ms, next(seqs)) for ms in part]) for part in parts_offsets_ms]
     whole = build_run(concatenate(parts, WHEEL_DTYPE))
-    run = merge_run(parts)
+    runs, index = merge_runs(parts, run_rows=run_rows)
     assert not parts, "whatever was merged is given back"
-    assert run.rows.tobytes() == whole.rows.tobytes()
-    assert run.pointers.tolist() == whole.pointers.tolist()
-    assert (run.first_seq, run.last_seq) == (whole.first_seq, whole.last_seq)
+    rows = concatenate([run.rows for run in runs], WHEEL_DTYPE)
+    assert rows.tobytes() == whole.rows.tobytes()
+    counts = sum((np.diff(run.pointers.astype(int)) for run in runs), np.zeros(7_200, int))
+    assert counts.tolist() == np.diff(whole.pointers).tolist()
+    for run in runs:
+        assert run.rows.tobytes() == build_run(run.rows).rows.tobytes()
+        slots = run.rows["due_offset_ms"] // 500
+        assert (np.diff(run.pointers)[np.unique(slots)] > 0).all()
+        assert (run.first_seq, run.last_seq) == (run.rows["seq"].min(), run.rows["seq"].max())
+        # Without its last slot it is not full, and a slot is in one run alone.
+        assert (slots < slots.max()).sum() < max(run_rows, -(-len(rows) // LOADED_RUNS_MAX))
+    last_first = [(run.rows["due_offset_ms"] // 500)[[0, -1]].tolist() for run in runs]
+    assert all(before[1] < after[0] for before, after in pairwise(last_first))
+    for part in index:
+        assert (np.diff(part.seqs.astype(int)) > 0).all()
+        assert rows["seq"][part.places].tolist() == part.seqs.tolist()
+    assert sum(len(part.seqs) for part in index) == len(rows)

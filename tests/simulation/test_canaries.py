@@ -153,19 +153,13 @@ def a_publish_is_answered_before_it_is_durable(patch: Patch) -> None:
 @canary(Violation)
 def the_dispatch_logs_of_older_hours_are_forgotten(patch: Patch) -> None:
     """I4, I13"""
-    original = Loader._read_settled
+    original = Loader._read_dispatch
 
-    def read_settled(self: Any, hour: int, *rest: Any) -> Any:
-        newest = max(self._dispatch.buckets(), default=hour)
-        if hour >= newest:
-            return original(self, hour, *rest)
-        scan, self._dispatch.scan = self._dispatch.scan, lambda hour: iter(())
-        try:
-            return original(self, hour, *rest)
-        finally:
-            self._dispatch.scan = scan
+    def read_dispatch(self: Any, hour: int, *rest: Any) -> None:
+        if hour >= max(self._dispatch.buckets(), default=hour):
+            original(self, hour, *rest)
 
-    patch.setattr(Loader, "_read_settled", read_settled)
+    patch.setattr(Loader, "_read_dispatch", read_dispatch)
 
 
 @canary(Violation)

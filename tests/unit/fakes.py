@@ -32,7 +32,7 @@ from delayserver.recovery.recover import Recovered, recover
 from delayserver.schedule.committed import Records
 from delayserver.schedule.expansion import Staging
 from delayserver.schedule.hours import Hours
-from delayserver.schedule.loader import LoadedHour, Loader
+from delayserver.schedule.loader import LOAD_SIZES, LoadedHour, Loader, LoadSizes
 from delayserver.schedule.replay import Filed, Replay, Snapshot
 from delayserver.schedule.wheel import Wheel
 from delayserver.schedule.wheel_rows import (
@@ -318,6 +318,11 @@ class MessageParts:
         )
 
 
+def rows_in(loaded: LoadedHour) -> Rows:
+    """All rows of an hour, by slot."""
+    return loaded.rows(np.arange(loaded.count))
+
+
 class Disk:
     """The parts that read and write files, on one disk and one catalog."""
 
@@ -327,6 +332,7 @@ class Disk:
         catalog: MemoryCatalog | None = None,
         *,
         slot_ms: int = 500,
+        load_sizes: LoadSizes = LOAD_SIZES,
         is_carried_over: bool = False,
     ) -> None:
         self.files: Files = SimulatedFiles() if files is None else files
@@ -351,6 +357,7 @@ class Disk:
             HourLog(self.files, LogKind.SCHEDULE, stamp=STAMP),
             HourLog(self.files, LogKind.DISPATCH, stamp=STAMP),
             slot_ms=slot_ms,
+            sizes=load_sizes,
         )
         self.names: dict[int, str] = {1: SUBJECT}
         self.damage: list[DamageError] = []

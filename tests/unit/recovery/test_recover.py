@@ -37,6 +37,7 @@ from tests.unit.fakes import (
     Disk,
     Log,
     dispatch_row,
+    rows_in,
     subscription,
 )
 
@@ -78,7 +79,7 @@ def machine() -> Machine:
 
 def waiting(recovered: Recovered) -> dict[int, list[int]]:
     """Seqs that wait, by hour."""
-    return {loaded.hour: sorted(loaded.run.rows["seq"].tolist()) for loaded in recovered.loaded}
+    return {loaded.hour: sorted(rows_in(loaded)["seq"].tolist()) for loaded in recovered.loaded}
 
 
 def schedule_bytes(disk: Disk) -> dict[int, bytes]:

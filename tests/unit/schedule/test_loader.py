@@ -8,8 +8,7 @@ import pytest
 from delayserver.records.horizon import Mark
 from delayserver.records.subscriptions import Registry
 from delayserver.records.tables import number_key
-from delayserver.schedule import loader as loader_module
-from delayserver.schedule.loader import LoadedHour
+from delayserver.schedule.loader import LoadedHour, LoadSizes
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
 from storage.catalog import Table
 from storage.frame import seal, unseal
@@ -22,33 +21,29 @@ from tests.unit.fakes import (
     Log,
     dispatch_row,
     place_of,
+    rows_in,
     subscription,
 )
 
 
 def waiting(loaded: LoadedHour) -> list[int]:
-    return loaded.run.rows["seq"].tolist()
+    return rows_in(loaded)["seq"].tolist()
 
 
 def routes(loaded: LoadedHour) -> set[tuple[int, int]]:
     """Seq and subscription of all rows that wait (0: all that match)."""
     result = set()
-    for row in loaded.run.rows:
+    for row in rows_in(loaded):
         route = int(row["route"])
         is_one = bool(route & ROUTE_SUBSCRIPTION)
         result.add((int(row["seq"]), route & ~ROUTE_SUBSCRIPTION if is_one else 0))
     return result
 
 
-@pytest.fixture
-def disk() -> Disk:
-    return Disk()
-
-
-@pytest.fixture(autouse=True, params=[1, loader_module.PART_ROWS])
-def part_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An hour is the same in one part and in many."""
-    monkeypatch.setattr(loader_module, "PART_ROWS", request.param)
+@pytest.fixture(params=[LoadSizes(), LoadSizes(1, 1, 0, 64), LoadSizes(2, 2, 100, 64)])
+def disk(request: pytest.FixtureRequest) -> Disk:
+    """An hour is the same in one part and in many, in memory and in files."""
+    return Disk(load_sizes=request.param)
 
 
 def test_rows_come_sorted_by_slot_with_the_place_of_their_payload(disk: Disk) -> None:
@@ -63,9 +58,9 @@ def test_rows_come_sorted_by_slot_with_the_place_of_their_payload(disk: Disk) ->
     loaded = disk.load(snapshot)
     assert (loaded.hour, loaded.count, loaded.damage) == (HOUR, 3, [])
     assert waiting(loaded) == [2, 3, 1]
-    assert loaded.run.rows["due_offset_ms"].tolist() == [10, 1_000, 2_000]
+    assert rows_in(loaded)["due_offset_ms"].tolist() == [10, 1_000, 2_000]
     assert routes(loaded) == {(1, 0), (2, 0), (3, 0)}
-    for row, text in zip(loaded.run.rows, (b"early", b"between", b"late"), strict=True):
+    for row, text in zip(rows_in(loaded), (b"early", b"between", b"late"), strict=True):
         offset, length = place_of(int(row["locator"]))
         data = unseal(disk.schedule.read(HOUR, offset, length))
         assert data is not None
@@ -86,7 +81,7 @@ def test_rows_that_were_filed_one_by_one_are_there_with_their_payloads(disk: Dis
     loaded = disk.load(snapshot, subscription(1))
     # Of three records the third cancels the first; of two that are left the first is delivered.
     assert waiting(loaded) == list(range(5, 60, 6))
-    for row in loaded.run.rows:
+    for row in rows_in(loaded):
         offset, length = place_of(int(row["locator"]))
         data = unseal(disk.schedule.read(HOUR, offset, length))
         assert data is not None
@@ -102,14 +97,14 @@ def test_rows_are_found_by_their_seq_also_those_that_several_wait_for(disk: Disk
     disk.settle(HOUR, dispatch_row(2, subscription_id=2))
     [snapshot] = disk.replay.snapshot(HOUR)
     loaded = disk.load(snapshot, *(subscription(number) for number in (1, 2, 3)))
-    for _ in range(2):  # with the index made on demand, and made before
-        for wanted in ([], [1], [2, 5], [9, 2, 4, 0], [1, 2, 3, 4, 5]):
-            found = loaded.find(np.array(wanted, np.uint64))
-            assert len(set(found.tolist())) == len(found)
-            expected = [seq for seq in waiting(loaded) if seq in wanted]
-            assert sorted(loaded.run.rows["seq"][found].tolist()) == sorted(expected)
-        loaded.index()
+    for wanted in ([], [1], [2, 5], [9, 2, 4, 0], [1, 2, 3, 4, 5]):
+        found = loaded.find(np.array(wanted, np.uint64))
+        assert len(set(found.tolist())) == len(found)
+        expected = [seq for seq in waiting(loaded) if seq in wanted]
+        assert sorted(loaded.rows(found)["seq"].tolist()) == sorted(expected)
     assert waiting(loaded).count(2) == 2
+    loaded.remove(loaded.find(np.array([4, 2], np.uint64)))
+    assert sorted(waiting(loaded)) == [0, 0, 0, 1, 3, 5]
 
 
 def test_nothing_is_found_in_an_hour_of_which_all_is_settled(disk: Disk) -> None:

@@ -16,7 +16,7 @@ from storage.rows import HOUR_MS, NO_KEY
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles
 from storage.testing.files import SimulatedFiles
-from tests.unit.fakes import HOUR, START_MS, Disk, Log, place_of, records
+from tests.unit.fakes import HOUR, START_MS, Disk, Log, place_of, records, rows_in
 from tests.unit.schedule.samples import END_MS, KEY, NEXT_MS, frames, retired, rows_of
 
 # ---- filing ----------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_no_row_falls_between_the_snapshot_and_the_live_feed(disk: Disk, log: Lo
     assert snapshot == Snapshot(HOUR, disk.schedule.size(HOUR))
     log.publish(START_MS)
     [(_, rows)] = disk.file(log.close()).live
-    assert disk.load(snapshot).run.rows["seq"].tolist() + rows["seq"].tolist() == [1, 2, 3]
+    assert rows_in(disk.load(snapshot))["seq"].tolist() + rows["seq"].tolist() == [1, 2, 3]
     assert disk.replay.snapshot(HOUR + 5) == []
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 from delayserver.schedule import wheel as wheel_module
-from delayserver.schedule.wheel import FRESH_ROWS, Wheel, build_run
+from delayserver.schedule.wheel import FRESH_ROWS, Wheel, build_run, merge_runs
 from storage.rows import HOUR_MS
 from tests.unit.fakes import seqs, wheel_rows
 
@@ -22,7 +24,7 @@ def fire(
 
 def test_the_worked_example() -> None:
     wheel = Wheel(0)
-    wheel.load(0, build_run(wheel_rows(0, (1, 700), (2, 1200), (3, 710))))
+    wheel.load(0, [build_run(wheel_rows(0, (1, 700), (2, 1200), (3, 710)))])
     assert fire(wheel, 600) == []
     assert wheel.next_ms() == 700
     assert fire(wheel, 705) == [1]
@@ -72,7 +74,7 @@ def test_a_removed_row_never_fires(where: str, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(wheel_module, "RUN_ROWS", 4)
         monkeypatch.setattr(wheel_module, "MERGED_RUN_ROWS", 8 if where == "merged" else 100)
     if where == "loaded":
-        wheel.load(0, build_run(rows))
+        wheel.load(0, [build_run(rows)])
     elif where == "open and fresh":
         assert fire(wheel, 600) == []
         wheel.insert(0, rows)
@@ -93,7 +95,7 @@ def test_a_removed_row_never_fires(where: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_row_is_not_found_under_another_due_time_or_after_it_fired() -> None:
     wheel = Wheel(0)
-    wheel.load(0, build_run(wheel_rows(0, (1, 700), (2, 1700))))
+    wheel.load(0, [build_run(wheel_rows(0, (1, 700), (2, 1700)))])
     assert wheel.remove(1, 1700) is None
     assert wheel.remove(1, HOUR_MS + 700) is None
     assert fire(wheel, 700) == [1]
@@ -103,7 +105,7 @@ def test_a_row_is_not_found_under_another_due_time_or_after_it_fired() -> None:
 
 def test_a_row_that_was_removed_can_be_put_back() -> None:
     wheel = Wheel(0)
-    wheel.load(0, build_run(wheel_rows(0, (1, 700))))
+    wheel.load(0, [build_run(wheel_rows(0, (1, 700)))])
     row = wheel.remove(1, 700)
     assert row is not None
     wheel.insert(0, row)
@@ -128,7 +130,7 @@ def test_no_slot_that_is_not_loaded_is_opened() -> None:
     wheel = Wheel(0)
     assert fire(wheel, HOUR_MS + 5_000, loaded_until_ms=HOUR_MS) == []
     assert wheel.next_ms() == HOUR_MS
-    wheel.load(1, build_run(wheel_rows(1, (1, HOUR_MS + 10))))
+    wheel.load(1, [build_run(wheel_rows(1, (1, HOUR_MS + 10)))])
     assert fire(wheel, HOUR_MS + 5_000) == [1]
 
 
@@ -159,20 +161,46 @@ def test_passing_over_an_empty_hour_stops_at_the_moment_asked_for() -> None:
     assert fire(wheel, 90_700) == [1]
 
 
-@pytest.mark.parametrize("opened_ms", [1000, HOUR_MS, HOUR_MS + 1000])
-def test_an_hour_may_be_loaded_after_it_began(opened_ms: int) -> None:
-    wheel = Wheel(opened_ms)
-    wheel.load(0, build_run(wheel_rows(0, (1, 200), (2, 1300), (3, HOUR_MS - 1))))
-    assert wheel.contains(1, 200)
-    assert fire(wheel, 1299) == [1]
-    assert wheel.contains(2, 1300)
-    assert fire(wheel, HOUR_MS - 1) == [2, 3]
+def test_an_hour_may_be_loaded_long_after_it_began() -> None:
+    wheel = Wheel(0)  # as a start does it: from the first hour that is loaded
+    wheel.load(0, [build_run(wheel_rows(0, (1, 200), (2, 1300), (3, HOUR_MS - 1)))])
+    wheel.load(1, [build_run(wheel_rows(1, (4, HOUR_MS + 7)))])
+    assert fire(wheel, HOUR_MS + 5, rows_max=2) == [1, 2]
+    assert wheel.contains(3, HOUR_MS - 1)
+    assert wheel.next_ms() <= HOUR_MS
+    assert fire(wheel, HOUR_MS + 5, rows_max=2) == [3]
+    assert fire(wheel, HOUR_MS + 7) == [4]
     assert fire(wheel, 2 * HOUR_MS) == []
+
+
+def test_a_run_is_given_back_once_its_last_slot_was_opened() -> None:
+    wheel = Wheel(0)
+    rows = wheel_rows(0, *[(seq, 1000 * seq) for seq in range(1, 7)])
+    runs, _ = merge_runs([rows], run_rows=2)
+    assert [run.rows["seq"].tolist() for run in runs] == [[1, 2], [3, 4], [5, 6]]
+    room = [weakref.ref(run.rows) for run in runs]
+    wheel.load(0, runs)
+    del runs
+    assert fire(wheel, 2_000) == [1, 2]
+    gone = [ref() is None for ref in room]
+    assert gone == [True, False, False]
+    assert wheel.remove(4, 4_000) is not None
+    assert fire(wheel, 4_000) == [3]
+    assert fire(wheel, HOUR_MS) == [5, 6]
+    assert all(ref() is None for ref in room)
+
+
+def test_what_comes_after_a_run_was_given_back_fires() -> None:
+    wheel = Wheel(0)
+    wheel.load(0, merge_runs([wheel_rows(0, (1, 700), (2, 9_700))], run_rows=1)[0])
+    assert fire(wheel, 5_000) == [1]
+    wheel.insert(0, wheel_rows(0, (3, 800), (4, 9_600)))
+    assert fire(wheel, 10_000) == [3, 4, 2]
 
 
 def test_no_more_rows_fire_at_a_time_than_asked_for() -> None:
     wheel = Wheel(0)
-    wheel.load(0, build_run(wheel_rows(0, *[(seq, 100 * seq) for seq in range(1, 30)])))
+    wheel.load(0, [build_run(wheel_rows(0, *[(seq, 100 * seq) for seq in range(1, 30)]))])
     assert fire(wheel, 5_000, rows_max=10) == list(range(1, 11))
     assert wheel.next_ms() <= 5_000
     assert fire(wheel, 5_000, rows_max=10) == list(range(11, 21))
