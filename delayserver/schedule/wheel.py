@@ -174,7 +174,7 @@ def merge_runs(
             as_bytes(runs_rows[number])[places[start:end] - bounds[number]] = as_bytes(here)
             first_seqs[number] = min(first_seqs[number], int(here["seq"].min()))
             last_seqs[number] = max(last_seqs[number], int(here["seq"].max()))
-        index.append(_places_of(by_slot["seq"], places, empty))
+        index.append(_places_of(rows["seq"], order, places, empty))
     runs = []
     for number, (first, last) in enumerate(pairwise(bounds.tolist())):
         pointers = np.zeros(count + 1, np.uint32)
@@ -183,10 +183,15 @@ def merge_runs(
     return runs, index
 
 
-def _places_of(seqs: NDArray[np.uint64], places: NDArray[np.intp], empty: Empty) -> Places:
-    order = np.argsort(seqs)
+def _places_of(
+    seqs: NDArray[np.uint64], order: NDArray[np.intp], places: NDArray[np.intp], empty: Empty
+) -> Places:
+    """`places`: of the rows in that order (all of shape n)."""
     made = Places(empty(len(seqs), np.uint64), empty(len(seqs), np.uint32))
-    made.seqs[:], made.places[:] = seqs[order], places[order]
+    made.seqs[:], made.places[order] = seqs, places
+    if (made.seqs[1:] < made.seqs[:-1]).any():  # rows are filed in the order of their seqs, mostly
+        by_seq = np.argsort(made.seqs)
+        made.seqs[:], made.places[:] = made.seqs[by_seq], made.places[by_seq]
     return made
 
 
