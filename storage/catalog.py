@@ -22,6 +22,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
+from itertools import takewhile
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -98,6 +99,10 @@ class View(Protocol):
         looked at."""
         ...
 
+    def between(self, table: Table, first: bytes, until: bytes | None) -> list[tuple[bytes, bytes]]:
+        """The pairs whose keys are from `first` on and before `until`, in key order; for few."""
+        ...
+
     def refresh(self) -> None:
         """Let go of the moment: the next look-up sees the newest commit."""
         ...
@@ -148,10 +153,30 @@ class Catalog(Protocol):
         The iterator sees one moment; it must not be kept open across a commit of its thread."""
         ...
 
+    def scan_recent(self, table: Table) -> Iterator[tuple[bytes, bytes]]:
+        """All pairs that were committed since `tidy` last moved what was there, and perhaps more;
+        in key order. Nothing is moved that is ahead of the checkpoint."""
+        ...
+
+    def size(self, table: Table) -> int:
+        """How many pairs a table has, or a little more."""
+        ...
+
     def commit(self, writes: Writes, many: ManyWrites | None = None) -> None:
         """Apply all or nothing, `many` behind the rest; durable on return.
 
         Raises ShortageError, CatalogError."""
+        ...
+
+    def refill(self, table: Table, parts: Sequence[Columns], writes: Writes) -> None:
+        """Let a table hold these pairs and no others, and apply `writes`, all or nothing; durable
+        on return. Raises as `commit`."""
+        ...
+
+    def tidy(self) -> bool:
+        """Do a slice of what keeps commits and look-ups quick; True: there is more of it.
+
+        Raises ShortageError: call it again. Raises CatalogError, DamageError, SyncError."""
         ...
 
     def verify(self) -> list[Damage]:
@@ -253,9 +278,31 @@ class LmdbCatalog:
         except lmdb.Error as error:
             raise CatalogError(f"scan {table}", f"{error}") from error
 
+    def scan_recent(self, table: Table) -> Iterator[tuple[bytes, bytes]]:
+        return self.scan(table)
+
+    def size(self, table: Table) -> int:
+        try:
+            with self._environment.begin() as transaction:
+                entries: int = transaction.stat(self._tables[table])["entries"]
+        except lmdb.Error as error:
+            raise CatalogError(f"read {table}", f"{error}") from error
+        return entries
+
+    def tidy(self) -> bool:
+        return False
+
     def commit(self, writes: Writes, many: ManyWrites | None = None) -> None:
+        self._commit(writes, many or {}, ())
+
+    def refill(self, table: Table, parts: Sequence[Columns], writes: Writes) -> None:
+        self._commit(writes, {table: parts}, (table,))
+
+    def _commit(self, writes: Writes, many: ManyWrites, emptied: Sequence[Table]) -> None:
         try:
             with self._environment.begin(write=True) as transaction:
+                for table in emptied:
+                    transaction.drop(self._tables[table], delete=False)
                 for table, pairs in writes.items():
                     if not pairs:
                         continue
@@ -269,7 +316,7 @@ class LmdbCatalog:
                             cursor.putmulti([(k, seal(table, k, v)) for k, v in piece])
                     for key in sorted(k for k, v in final.items() if v is None):
                         transaction.delete(key, db=self._tables[table])
-                for table, parts in (many or {}).items():
+                for table, parts in many.items():
                     if parts:
                         self._put_many(transaction, table, ascending(parts))
         except lmdb.MapFullError as error:
@@ -344,6 +391,16 @@ class LmdbView:
         except lmdb.Error as error:
             raise CatalogError(f"scan {table}", f"{error}") from error
         return pairs
+
+    def between(self, table: Table, first: bytes, until: bytes | None) -> list[tuple[bytes, bytes]]:
+        pairs: list[tuple[bytes, bytes]] = []
+        try:
+            with self._moment().cursor(db=self._tables[table]) as cursor:
+                if cursor.set_range(first) if first else cursor.first():
+                    pairs = list(takewhile(lambda pair: until is None or pair[0] < until, cursor))
+        except lmdb.Error as error:
+            raise CatalogError(f"scan {table}", f"{error}") from error
+        return list(_opened_many(self._path, table, pairs).items())
 
     def _moment(self) -> Any:
         if self._transaction is None:

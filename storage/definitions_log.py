@@ -162,11 +162,12 @@ class DefinitionsLog:
         self._slack_bytes = slack_bytes
         self._file: File | None = None
         self._committed = self._recorded = DefinitionsPlace()
+        """What the catalog names, and what it names if the last commit had its effect."""
         self._source: Callable[[], Iterable[Definition]] | None = None
         self._is_name_durable = False
         """A process that was killed may have left a name that is not durable yet."""
         self._is_next_there = False
-        """A newer generation may have its name, and no commit names it yet."""
+        """A generation newer than the recorded one may have its name, and no commit names it."""
         self.damage: Damage | None = None
         """What a rewriting came upon; the log goes on as it is then."""
         files.make_directory(DIRECTORY)
@@ -200,43 +201,41 @@ class DefinitionsLog:
         """Make the changes since the last checkpoint durable, for the checkpoint at `seq`.
 
         If it fails, or the catalog does not commit the place that it returns, it may be called
-        again. Raises ShortageError, SyncError."""
-        place = self._committed
+        again, with these changes and more. A commit that failed may have had its effect, so what
+        was recorded for it stays, and is gone on from. Raises ShortageError, SyncError."""
         if self._source is not None:
-            self._recorded = self._rewrite(_latest(self._source(), changes), seq)
-        elif not changes:
-            self._recorded = place
-        elif not self._has_grown or not self._rewrite_live(changes, seq):
-            self._recorded = self._append(changes, seq)
+            self._rewrite(_latest(self._source(), changes), seq)
+        elif changes and not (self._has_grown and self._rewrite_live(changes, seq)):
+            self._append(changes, seq)
         return self._recorded
 
     def committed(self) -> None:
         """The catalog names the place that `record` returned: what was before it may go."""
         before, self._committed = self._committed, self._recorded
-        self._source, self._is_next_there = None, False
-        if before.generation != self._committed.generation:
-            self._close_file()
-            if before.generation:
-                with contextlib.suppress(FileNotFoundError):
-                    self._files.unlink(definitions_path(before.generation))
+        self._source = None
+        for generation in range(max(1, before.generation), self._committed.generation):
+            with contextlib.suppress(FileNotFoundError):
+                self._files.unlink(definitions_path(generation))
 
     @property
     def _has_grown(self) -> bool:
-        _, length, base_length = self._committed
+        _, length, base_length = self._recorded
         return length > 2 * base_length + self._slack_bytes and self.damage is None
 
-    def _append(self, changes: Sequence[Definition], seq: int) -> DefinitionsPlace:
-        generation, length, base_length = self._committed
+    def _append(self, changes: Sequence[Definition], seq: int) -> None:
+        generation, length, base_length = self._recorded
         if self._is_next_there:
-            # Written for a commit that failed. Without a catalog it would count as the newest.
-            self._remove_others(generation)
+            # Not recorded in the end. Without a catalog it would count as the newest.
+            with contextlib.suppress(FileNotFoundError):
+                self._files.unlink(definitions_path(generation + 1))
+            self._files.sync_directory(DIRECTORY)
             self._is_next_there = False
         generation = generation or 1
         if self._file is None:
             self._is_name_durable = False
             self._file = self._files.open(definitions_path(generation), create=True)
         if self._file.size() > length:
-            self._file.truncate(length)  # What was written for a commit that failed.
+            self._file.truncate(length)  # What was written and not recorded.
         for parts in encode_definitions(changes, seq=seq, stamp=self._stamp):
             self._file.pwrite(parts, length)
             length += sum(map(len, parts))
@@ -244,12 +243,12 @@ class DefinitionsLog:
         if not self._is_name_durable:
             self._files.sync_directory(DIRECTORY)
             self._is_name_durable = True
-        return DefinitionsPlace(generation, length, base_length)
+        self._recorded = DefinitionsPlace(generation, length, base_length)
 
     def _rewrite_live(self, changes: Sequence[Definition], seq: int) -> bool:
         """Write the live entries alone; False if that cannot be: then it is appended to."""
         try:
-            self._recorded = self._rewrite(_latest(self._live(), changes), seq)
+            self._rewrite(_latest(self._live(), changes), seq)
         except ShortageError:
             return False
         except DamageError as error:
@@ -258,8 +257,8 @@ class DefinitionsLog:
             return False
         return True
 
-    def _rewrite(self, definitions: Iterable[Definition], seq: int) -> DefinitionsPlace:
-        generation, length = self._committed.generation + 1, 0
+    def _rewrite(self, definitions: Iterable[Definition], seq: int) -> None:
+        generation, length = self._recorded.generation + 1, 0
         path = definitions_path(generation)
         file = self._files.open(path + NEW_SUFFIX, create=True)
         try:
@@ -276,15 +275,16 @@ class DefinitionsLog:
         self._is_next_there = True  # Even if the call fails: it may have had its effect.
         self._files.rename(path + NEW_SUFFIX, path)
         self._files.sync_directory(DIRECTORY)
-        return DefinitionsPlace(generation, length, length)
+        self._close_file()
+        self._recorded, self._is_next_there = DefinitionsPlace(generation, length, length), False
 
     def _live(self) -> Iterator[Definition]:
         """What the file says; raises DamageError at the first place that does not verify."""
         places: dict[tuple[int, bytes], tuple[int, int]] = {}
         file = self._file
         if file is None:
-            file = self._file = self._files.open(definitions_path(self._committed.generation))
-        for found in scan_definitions(file, self._committed.length, stamp=self._stamp):
+            file = self._file = self._files.open(definitions_path(self._recorded.generation))
+        for found in scan_definitions(file, self._recorded.length, stamp=self._stamp):
             if isinstance(found, Damage):
                 raise found.error()
             if not found.payload_intact:

@@ -152,6 +152,10 @@ class Files(Protocol):
         Raises SyncError, the first one, when no sync is under way any more; never to be retried."""
         ...
 
+    def map_to_read(self, path: str) -> memoryview:
+        """The content of a file as it is now, mapped. Raises FileNotFoundError."""
+        ...
+
     def scratch(self, length: int) -> memoryview:
         """`length` bytes (above 0) of a new file without a name, mapped, to be written and read.
 
@@ -473,6 +477,16 @@ class OsFiles:
             thread.join()
         if errors:
             raise errors[0]
+
+    def map_to_read(self, path: str) -> memoryview:
+        with _disk_errors("map", path):
+            descriptor = os.open(self._full(path), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if not os.fstat(descriptor).st_size:
+                    return memoryview(b"")
+                return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+            finally:
+                os.close(descriptor)
 
     def scratch(self, length: int) -> memoryview:
         with (

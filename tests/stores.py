@@ -10,13 +10,20 @@ from pathlib import Path
 
 from delayserver.config import Settings
 from delayserver.recovery.check import check, check_path
-from storage.catalog import Catalog
+from storage.catalog import Catalog, Table
 from storage.check import Report
-from storage.directory import CATALOG_DIRECTORY, FORMAT_FILE, LOCK_FILE, LOG_DIRECTORIES
+from storage.directory import (
+    CATALOG_DIRECTORY,
+    FORMAT_FILE,
+    LOCK_FILE,
+    LOG_DIRECTORIES,
+    open_identity,
+)
 from storage.errors import StorageError
 from storage.files import Files
 from storage.testing.faults import FaultyFiles
 from storage.testing.files import SimulatedFiles
+from storage.tiered_catalog import TieredCatalog
 
 CATALOG_MAX_BYTES = Settings.model_fields["catalog_max_bytes"].default
 SIMULATED_MAX = 8
@@ -92,3 +99,12 @@ def _is_locked(path: Path) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def keys_of(files: Files, catalog: Catalog) -> dict[bytes, bytes]:
+    """The table KEYS of a store that nobody has open, with what stands in key runs."""
+    stamp = open_identity(files, random_bytes=None).stamp
+    tiered = TieredCatalog(catalog, files, stamp=stamp, readonly=True)
+    found = dict(tiered.scan(Table.KEYS))
+    tiered.close_runs()
+    return found

@@ -43,6 +43,7 @@ from storage.definitions_log import DefinitionsPlace
 from storage.directory import CATALOG_DIRECTORY
 from storage.errors import DamageError
 from storage.frame import Damage
+from storage.key_runs import RUNS_KEY, unpack_runs
 from storage.rows import HOUR_MS, NO_KEY
 
 
@@ -132,6 +133,7 @@ def _check_meta(key: bytes, value: bytes) -> None:
         DEFINITIONS_KEY: parse_definitions_place,
         KEYS_AHEAD_KEY: parse_checkpoint,
         LIVE_KEY: parse_hour_key,
+        RUNS_KEY: unpack_runs,
     }.get(key)
     _must(parse is not None, "a name that is not known")
     assert parse is not None

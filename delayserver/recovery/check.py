@@ -69,6 +69,7 @@ from storage.message_log import parse_segment_name
 from storage.rows import FLAG_REMOVAL, HOUR_MS, LogKind, RecordKind
 from storage.staging import DIRECTORY as IMPORTS_DIRECTORY
 from storage.staging import Manifest, Part, import_of, verify
+from storage.tiered_catalog import TieredCatalog
 
 _ATTEMPTS = 5
 _DIFFERENCES_MAX = 20
@@ -132,7 +133,24 @@ def check(
     *,
     progress: Progress = lambda what, done, total: None,
 ) -> Report:
-    """Check the logs, the catalog, and the one against the other. Raises as `check_path`."""
+    """Check the logs, the catalog with its key runs, and the one against the other.
+
+    `catalog`: the inner one. Raises as `check_path`."""
+    stamp = open_identity(files, random_bytes=None).stamp
+    try:
+        tiered = TieredCatalog(catalog, files, stamp=stamp, readonly=True)
+    except DamageError as error:
+        found = Damage(error.path, error.offset, error.offset, error.reason, torn=False)
+        return _without_catalog(files, [found], progress)
+    try:
+        if damage := tiered.verify_runs():
+            return _without_catalog(files, damage, progress)
+        return _check_with_keys(files, tiered, progress)
+    finally:
+        tiered.close_runs()
+
+
+def _check_with_keys(files: Files, catalog: Catalog, progress: Progress) -> Report:
     try:
         promised = _Promised(files, catalog)
     except (struct.error, CatalogError) as error:

@@ -76,6 +76,7 @@ from storage.files import File, Files, OsFiles
 from storage.frame import Damage, Rows
 from storage.frame_runs import FrameRun
 from storage.hour_log import HourLog
+from storage.key_runs import DIRECTORY as KEYS_DIRECTORY
 from storage.message_log import DIRECTORY as MESSAGES
 from storage.message_log import Durability, MessageLog, parse_segment_name
 from storage.rows import SEQ_MAX, LogKind
@@ -468,7 +469,7 @@ class _Repair:
 
     def _read_catalog(self, findings: Sequence[Finding]) -> Tables | None:
         """What of the catalog is needed; None if it is damaged."""
-        if any(one.file.startswith(CATALOG_DIRECTORY) for one in findings):
+        if any(one.file.startswith((CATALOG_DIRECTORY, KEYS_DIRECTORY)) for one in findings):
             return None
         path, max_bytes = self._catalog_path, self._catalog_max_bytes
         with contextlib.closing(LmdbCatalog(path, max_bytes=max_bytes, readonly=True)) as catalog:

@@ -14,6 +14,7 @@ import numpy as np
 
 from delayserver.records.tables import Change, ChangeState, HourState
 from delayserver.schedule.days import add_by_hour
+from delayserver.schedule.filing import counts_by_hour
 from storage.buckets import is_day
 from storage.check import unsound_rows
 from storage.files import File
@@ -140,7 +141,8 @@ class Mender:
             if len(entries):
                 state.last_entry_seq = int(entries["seq"][-1])
             if is_day(self._hour):
-                state.by_hour = add_by_hour(state.by_hour, rows)
+                (counts,) = counts_by_hour(rows, np.zeros(len(rows), np.int64)).tolist()
+                state.by_hour = add_by_hour(state.by_hour, counts)
         state.length += len(frame)
         visit(rows, payload)
 

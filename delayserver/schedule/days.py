@@ -20,26 +20,26 @@ once, in slices of SLICE_BYTES.
 Threads: belongs to the replay thread; in recovery and in the simulation it is called directly.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import add
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.records.tables import HourState
-from delayserver.schedule.committed import gather_payloads
-from delayserver.schedule.filing import by_bucket
-from storage.buckets import DAY_HOURS, DAY_MS, day_of, days_of, hours_of, is_day
+from delayserver.schedule.filing import BucketPart, parts_by_bucket
+from storage.buckets import DAY_MS, day_of, days_of, hours_of, is_day
 from storage.frame import Damage, Frame, Rows, damaged_payloads
 from storage.hour_log import HourLog
-from storage.rows import FLAG_REMOVAL, HOUR_MS, SCHEDULE_DTYPE, concatenate, select
+from storage.rows import HOUR_MS, SCHEDULE_DTYPE, concatenate, select
 
 NEAR_MS = DAY_MS
 """A day is near when it begins within that time, long before its first hour is loaded."""
 SLICE_BYTES = 8 * 1024 * 1024
 """What is split in one step, so that filing does not wait for long."""
 
-FileHour = Callable[[int, HourState, Rows, memoryview], HourState]
+FileHour = Callable[[BucketPart, HourState], HourState]
 """Appends a frame to the file of an hour whose state is given; returns the new state."""
 
 
@@ -127,10 +127,8 @@ class _Split:
         if self._held:
             rows, payload = _joined(self._held, self._damage)
             starts = rows["payload_offset"].astype(np.int64)
-            for hour, indexes in by_bucket(rows, rows["due_ms"] // HOUR_MS):
-                here = select(rows, indexes)
-                of_hour = gather_payloads(payload, starts[indexes], here)
-                states[hour] = file_hour(hour, states.get(hour, HourState()), here, of_hour)
+            for part in parts_by_bucket(payload, rows, starts, rows["due_ms"] // HOUR_MS):
+                states[part.bucket] = file_hour(part, states.get(part.bucket, HourState()))
         # Only now, since a full disk in the middle must leave everything as it was.
         self.states, self.end, self._held = states, self._read_end, []
         damage, self._damage = self._damage, []
@@ -189,9 +187,6 @@ def _distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.flatnonzero(np.bincount(values - first)) + first
 
 
-def add_by_hour(before: tuple[int, ...], rows: Rows) -> tuple[int, ...]:
-    """`HourState.by_hour` of a day with more rows: for each hour, entries less tombstones."""
-    hours = rows["due_ms"] // HOUR_MS % DAY_HOURS
-    signs = np.where(rows["flags"] & FLAG_REMOVAL, -1, 1)
-    counts = np.bincount(hours, signs, DAY_HOURS).astype(np.int64)
-    return tuple((counts + before if before else counts).tolist())
+def add_by_hour(before: tuple[int, ...], more: Sequence[int]) -> tuple[int, ...]:
+    """`HourState.by_hour` of a day with more rows; of an hour it is empty."""
+    return tuple(map(add, before, more)) if before else tuple(more)

@@ -226,14 +226,14 @@ class Effects:
         has such keys where a checkpoint was interrupted. Other records are to get these seqs, so a
         publish with such a key would be answered with the id of a message that is not its own.
 
-        Cost: nothing, or a look at every key."""
+        Cost: nothing, or a look at every young key."""
         ahead = self._keys_ahead
         stretches = [*lost, (next_seq, ahead.stop - 1)]
         gone = [range(max(one, ahead.start), min(last + 1, ahead.stop)) for one, last in stretches]
         if any(gone):
             self.writes[Table.KEYS] += [
                 (key_hash, None)
-                for key_hash, value in self._catalog.scan(Table.KEYS)
+                for key_hash, value in self._catalog.scan_recent(Table.KEYS)
                 if any(unpack_key_entry(value).seq in seqs for seqs in gone)
             ]
         if ahead:

@@ -33,6 +33,7 @@ from delayserver.records.definitions import definitions_among, read_definitions
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
     DEFINITIONS_KEY,
+    KEYS_AHEAD_KEY,
     LIVE_KEY,
     HourState,
     ImportRecord,
@@ -47,14 +48,13 @@ from delayserver.records.tables import (
     read_live_through_hour,
 )
 from delayserver.schedule.archives import Archives
-from delayserver.schedule.committed import Records, gather_payloads, join_records
+from delayserver.schedule.committed import Records, join_records
 from delayserver.schedule.days import NEAR_MS, SLICE_BYTES, Days, add_by_hour
 from delayserver.schedule.effects import Effects
 from delayserver.schedule.expansion import Expansion, Staging
-from delayserver.schedule.filing import by_bucket, schedule_rows
+from delayserver.schedule.filing import BucketPart, parts_by_bucket, schedule_rows
 from delayserver.schedule.purge import Purge
 from delayserver.schedule.wheel_rows import wheel_rows
-from storage.buckets import is_day
 from storage.catalog import Catalog, Table
 from storage.definitions_log import DefinitionsLog, DefinitionsPlace
 from storage.errors import DamageError, ShortageError
@@ -148,12 +148,10 @@ class Replay:
         scheduled, starts = schedule_rows(rows)
         states: dict[int, HourState] = {}
         buckets = self._days.buckets(scheduled["due_ms"], self.near_hour(now_ms))
-        for bucket, indexes in by_bucket(scheduled, buckets):
-            state = self.hours.get(bucket, HourState())
-            here = scheduled if len(indexes) == len(scheduled) else select(scheduled, indexes)
-            payload = gather_payloads(blob, starts[indexes], here)
-            states[bucket], start = self._append(bucket, state, here, payload, now_ms)
-            self._hand_over(bucket, here, start, express, filed)
+        for part in parts_by_bucket(blob, scheduled, starts, buckets):
+            state = self.hours.get(part.bucket, HourState())
+            states[part.bucket], start = self._append(part, state, now_ms)
+            self._hand_over(part, start, express, filed)
         # Only now, since a full disk in the middle must leave everything as it was.
         self.hours.update(states)
         self.effects.changed_hours.update(states)
@@ -190,9 +188,10 @@ class Replay:
         buckets = self._days.buckets(firsts_ms, self.near_hour(now_ms)).tolist()
         for bucket, (rows, payload) in zip(buckets, pieces, strict=True):
             state = states.get(bucket) or self.hours.get(bucket, HourState())
-            here = gather_payloads(payload, rows["payload_offset"].astype(np.int64), rows)
-            states[bucket], start = self._append(bucket, state, rows, here, now_ms)
-            self._hand_over(bucket, rows, start, (), filed)
+            starts = rows["payload_offset"].astype(np.int64)
+            (part,) = parts_by_bucket(payload, rows, starts, np.full(len(rows), bucket))
+            states[bucket], start = self._append(part, state, now_ms)
+            self._hand_over(part, start, (), filed)
         self.hours.update(states)
         self.effects.changed_hours.update(states)
         for rows, payload in pieces:
@@ -209,46 +208,37 @@ class Replay:
             self._importing = None
         return filed
 
-    def _append(
-        self, bucket: int, state: HourState, rows: Rows, payload: memoryview, now_ms: int
-    ) -> tuple[HourState, int]:
+    def _append(self, part: BucketPart, state: HourState, now_ms: int) -> tuple[HourState, int]:
         """One frame more in the file of an hour or a day; its state then, and where the payloads
         of the frame begin."""
+        seqs = part.rows["seq"]
+        first_seq = int(seqs[0])
         payload_start, end = self._schedule.append(
-            bucket,
-            buffer_of(rows),
-            payload,
+            part.bucket,
+            buffer_of(part.rows),
+            part.payload,
             offset=state.length,
-            first_seq=int(rows["seq"][0]),
-            last_seq=int(rows["seq"][-1]),
+            first_seq=first_seq,
+            last_seq=int(seqs[-1]),
             created_ms=now_ms,
         )
-        is_entry = (rows["flags"] & FLAG_REMOVAL) == 0
-        count = int(is_entry.sum())
-        last_entry_seq = state.last_entry_seq
-        if count:
-            last_entry_seq = int(rows["seq"][len(rows) - 1 - int(is_entry[::-1].argmax())])
         after = HourState(
             length=end,
-            entries=state.entries + count,
-            removals=state.removals + len(rows) - count,
-            last_entry_seq=last_entry_seq,
+            entries=state.entries + part.entries,
+            removals=state.removals + len(part.rows) - part.entries,
+            last_entry_seq=part.last_entry_seq or state.last_entry_seq,
             # An hour that gets a new message is open again (a clock that was set back does that).
-            retired_ms=0 if count else state.retired_ms,
-            first_seq=state.first_seq if state.length else int(rows["seq"][0]),
-            by_hour=add_by_hour(state.by_hour, rows) if is_day(bucket) else (),
+            retired_ms=0 if part.entries else state.retired_ms,
+            first_seq=state.first_seq if state.length else first_seq,
+            by_hour=add_by_hour(state.by_hour, part.by_hour),
         )
         return after, payload_start
 
     def _hand_over(
-        self,
-        hour: int,
-        rows: Rows,
-        payload_start: int,
-        express: Collection[int],
-        filed: Filed,
+        self, part: BucketPart, payload_start: int, express: Collection[int], filed: Filed
     ) -> None:
         """Of what was filed for a live hour, the wheel gets what did not go there as express."""
+        hour, rows = part.bucket, part.rows
         if hour > self.live_through_hour:
             return
         entries = keep(rows, (rows["flags"] & FLAG_REMOVAL) == 0)
@@ -324,6 +314,12 @@ class Replay:
             self._message_log.prepare_spare()
         return self.checkpoint_seq
 
+    def tidy(self) -> bool:
+        """A slice of what keeps the catalog quick (`Catalog.tidy`); True: there is more to do."""
+        if self._catalog.get(Table.META, KEYS_AHEAD_KEY) is not None:
+            return False  # Keys that no checkpoint covers yet may have to be taken out again.
+        return self._catalog.tidy()
+
     @property
     def is_dirty(self) -> bool:
         """Whether a checkpoint would record anything new."""
@@ -349,8 +345,8 @@ class Replay:
         day = self._days.first(through_hour)
         assert day is not None
 
-        def append(hour: int, state: HourState, rows: Rows, payload: memoryview) -> HourState:
-            return self._append(hour, state, rows, payload, now_ms)[0]
+        def append(part: BucketPart, state: HourState) -> HourState:
+            return self._append(part, state, now_ms)[0]
 
         hours, damage = self._days.split(day, append)
         for found in damage:

@@ -216,19 +216,30 @@ def _match(
     return near[hits], which[hits]
 
 
-def _indexes_of_slots(
-    run: Run, slots: NDArray[np.int64], wanted_count: int
-) -> Iterator[NDArray[np.intp]]:
-    """The indexes of the rows of some slots, all at once if they are few for each wanted row."""
-    starts = run.pointers[slots].astype(np.intp)
-    counts = run.pointers[slots + 1].astype(np.intp) - starts
+def _find_in_slots(
+    run: Run, slots: NDArray[np.int64], seqs: NDArray[np.uint64]
+) -> Iterator[tuple[Rows, NDArray[np.intp], NDArray[np.intp]]]:
+    """Where rows are whose slots and seqs (ascending) are these, both of shape n: rows of the run,
+    the indexes in them, and which of `seqs` each is."""
+    asked, which = np.unique(slots, return_inverse=True)
+    starts = run.pointers[asked].astype(np.intp)
+    counts = run.pointers[asked + 1].astype(np.intp) - starts
     total = int(counts.sum())
-    if total > SLOT_ROWS_FEW * wanted_count:
-        for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
-            yield np.arange(start, start + count)
+    if total > SLOT_ROWS_FEW * len(seqs):
+        # Slots are long: each is searched for what is wanted of it, and for nothing else.
+        order = np.argsort(which, kind="stable")
+        wanted = np.split(order, np.flatnonzero(np.diff(which[order])) + 1)
+        for start, count, here in zip(starts.tolist(), counts.tolist(), wanted, strict=True):
+            if not count:
+                continue  # it is in another run
+            rows = run.rows[start : start + count]
+            hits, found = _match(rows["seq"], seqs[here])
+            yield rows, hits, here[found]
     elif total:
         skipped = starts - (np.cumsum(counts) - counts)
-        yield np.arange(total) + np.repeat(skipped, counts)
+        index = np.arange(total) + np.repeat(skipped, counts)
+        hits, found = _match(run.rows["seq"][index], seqs)
+        yield run.rows, index[hits], found
 
 
 class _OpenRows:
@@ -403,9 +414,8 @@ class Wheel:
             near = (seqs[closed] >= run.first_seq) & (seqs[closed] <= run.last_seq)
             wanted = closed[near]
             slots = dues_ms[wanted] % HOUR_MS // self._slot_ms
-            for index in _indexes_of_slots(run, np.unique(slots), len(wanted)):
-                hits, found = _match(run.rows["seq"][index], seqs[wanted])
-                yield run.rows, index[hits], wanted[found]
+            for rows, index, found in _find_in_slots(run, slots, seqs[wanted]):
+                yield rows, index, wanted[found]
         tail = wheel.tail[: wheel.tail_count]
         index, found = _match(tail["seq"], seqs[closed])
         yield tail, index, closed[found]

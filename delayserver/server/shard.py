@@ -60,6 +60,7 @@ from storage.files import Files
 from storage.hour_log import HourLog
 from storage.message_log import Durability, MessageLog
 from storage.rows import LogKind
+from storage.tiered_catalog import KEY_TIERS, KeyTiers, TieredCatalog
 
 log = structlog.get_logger()
 
@@ -81,6 +82,7 @@ class Surroundings:
     schedule_hours_max: int = WRITTEN_HOURS_MIN
     """Files of hours that the schedule log has open where it is written."""
     load_sizes: LoadSizes = LOAD_SIZES
+    key_tiers: KeyTiers = KEY_TIERS
     message_log: type[MessageLog] | Callable[..., MessageLog] = MessageLog
     replay: type[Replay] | Callable[..., Replay] = Replay
     settler: type[Settler] | Callable[..., Settler] = Settler
@@ -118,7 +120,10 @@ class Shard(ABC):
         settings, files = self.settings, self.files
         self._cleanup.enter_context(files.lock(LOCK_FILE))
         identity = open_identity(files, random_bytes=surroundings.random_bytes)
-        catalog = self.catalog = open_catalog()
+        catalog = self.catalog = TieredCatalog(
+            open_catalog(), files, stamp=identity.stamp, tiers=surroundings.key_tiers
+        )
+        self._cleanup.callback(catalog.close_runs)
 
         def hour_log(kind: LogKind, open_files_max: int = READ_HOURS_MAX) -> HourLog:
             made = HourLog(files, kind, stamp=identity.stamp, open_files_max=open_files_max)

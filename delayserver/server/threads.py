@@ -45,6 +45,9 @@ QUICK_S = 0.0005
 and back costs the event loop about as much."""
 FILE_BYTES_MAX = 32 * 1024 * 1024
 """Longer groups are filed alone."""
+PASSES_APART = 10
+"""A pass over many files takes 0.2 s: the next begins after ten times as long, but soon enough that
+everything is filed within two seconds."""
 QUICK_BYTES = 64 * 1024
 """A longer group keeps the disk busy for a time in which much can be decided."""
 _RECENT = 1 / 8
@@ -271,17 +274,20 @@ class ReplayThread(Worker[ReplayItem]):
         self._accepted_bytes = 0
         """Since the last checkpoint."""
         self._filed_ms = self._checkpoint_at_ms = stopwatch()
+        self._file_in_ms = self._file_ms
+        """Until the next pass, from the beginning of the last."""
         self._more_to_purge = False
         self._more_to_split = False
+        self._more_to_tidy = False
         self._told_seq = replay.checkpoint_seq
 
     def timeout_s(self) -> float | None:
         if self._replay.is_importing:
             return 0
-        if self._more_to_purge or self._more_to_split:
+        if self._more_to_purge or self._more_to_split or self._more_to_tidy:
             return 0.001
         passed_ms = self._stopwatch() - self._filed_ms
-        return max(self._file_ms - passed_ms, 1) / 1000
+        return max(self._file_in_ms - passed_ms, 1) / 1000
 
     @property
     def backlog(self) -> int:
@@ -299,10 +305,11 @@ class ReplayThread(Worker[ReplayItem]):
             self._checkpoint()
             self._purge()
             self._more_to_split = self._replay.must_split(self._near_hour())
+            self._more_to_tidy = self._replay.tidy()
         elif self._accepted_bytes >= self._checkpoint_bytes:
             self._file()
             self._checkpoint()
-        elif present_ms - self._filed_ms >= self._file_ms:
+        elif present_ms - self._filed_ms >= self._file_in_ms:
             self._file()
             if self._replay.effects.has_new_names:
                 # Streams of the files look names up in the catalog only, and new ones are few.
@@ -315,6 +322,8 @@ class ReplayThread(Worker[ReplayItem]):
             if self._replay.must_split(near_hour):  # The clock may have been set back.
                 self._split(near_hour)
             self._more_to_split = self._replay.must_split(near_hour)
+        elif self._more_to_tidy:
+            self._more_to_tidy = self._replay.tidy()
         self._report()
 
     def _purge(self) -> None:
@@ -389,6 +398,8 @@ class ReplayThread(Worker[ReplayItem]):
             del self._waiting[: len(batch)]
             self._report()
             self._post(self._on_filed, filed)
+        took_ms = self._stopwatch() - self._filed_ms
+        self._file_in_ms = min(max(self._file_ms, PASSES_APART * took_ms), self._file_ms * 3 // 2)
 
     def _checkpoint(self) -> None:
         self._checkpoint_at_ms = self._stopwatch()

@@ -29,7 +29,7 @@ from delayserver.testing.durable import StagedRow, Violation
 from delayserver.testing.ledger import Ledger
 from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import SimulatedClock, stage
-from storage.errors import DamageError, ShortageError, StagingError
+from storage.errors import DamageError, ShortageError, StagingError, UnreadableError
 from storage.rows import HOUR_MS
 from storage.staging import OnConflict, manifest_path
 
@@ -346,6 +346,7 @@ class Clients(Actor):
         elif isinstance(error, StagingError | NotFoundError):
             self._counts["imports damaged by a crash"] += 1
             was_sound = self._staged_in[import_id] == self._counts["lives"]
+            was_sound &= not isinstance(error.__cause__, UnreadableError)
             if was_sound or import_id in self._ledger.imports:
                 raise Violation(f"the import {import_id} was refused: {error}")
 

@@ -24,7 +24,7 @@ from delayserver.records.tables import (
     read_archived,
 )
 from delayserver.schedule.wheel_rows import FiredRows
-from delayserver.testing.durable import DurableRecords, Violation
+from delayserver.testing.durable import DurableMessage, DurableRecords, Violation
 from delayserver.testing.server import SimulatedServer
 from storage.buckets import day_of, is_day
 from storage.catalog import Table
@@ -302,7 +302,8 @@ class Ledger(DurableRecords):
             for (seq, _), outcome in (*self._ended.items(), *self._outcomes.items())
             if self._entries[seq][1] == message_seq
         }
-        if state is State.DELIVERED and not ended and not message.cancelled:
+        was_given_up = message.discarded and self._has_late_claims(message)
+        if state is State.DELIVERED and not (ended or message.cancelled or was_given_up):
             raise Violation(f"message {message_seq} reads as delivered, and is not (I5)")
         if state is State.SCHEDULED and message.cancelled:
             raise Violation(f"message {message_seq} was cancelled, and reads as scheduled (I5)")
@@ -312,6 +313,15 @@ class Ledger(DurableRecords):
             for (seq, _), outcome in (*self._ended.items(), *self._outcomes.items())
         ):
             raise Violation(f"message {message_seq} was delivered, and reads as scheduled (I5)")
+
+    def _has_late_claims(self, message: DurableMessage) -> bool:
+        """Whether a faithful subscription says that it existed always, and was refused when it was
+        made first: the message, which nobody else took, reads as delivered to it."""
+        subject = self.subjects[message.subject_id]
+        return any(
+            not one.created_ms and one.matches(subject) and self._made_seqs[one.id] > message.seq
+            for one in self.subscriptions.values()
+        )
 
     # ── archives ───────────────────────────────────────────────────────────────────────────────
 

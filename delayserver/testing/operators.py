@@ -49,17 +49,22 @@ PASSING = ("p1", "p2", "p3")
 """Names of subscriptions that come and go."""
 
 
-def filed_rows(disk: SimulatedFiles, hour: int, schedule_bytes: int) -> set[int]:
-    """The seqs in the schedule file of an hour, as another process reads them."""
+def filed_rows(disk: SimulatedFiles, hour: int, schedule_bytes: int) -> set[int] | None:
+    """The seqs in the schedule file of an hour, as another process reads them; None if the device
+    does not give all of it back."""
     stamp = open_identity(disk, random_bytes=None).stamp
     log = HourLog(disk, LogKind.SCHEDULE, stamp=stamp)
     seqs: set[int] = set()
+    is_whole = True
     for frame in log.scan(hour, end=schedule_bytes):
-        if not isinstance(frame, Frame):
+        if isinstance(frame, Frame):
+            seqs.update(frame.rows["seq"].tolist())
+        elif frame.is_unreadable:
+            is_whole = False
+        else:
             raise Violation(f"damage in an hour that is settled: {frame}")
-        seqs.update(frame.rows["seq"].tolist())
     log.close()
-    return seqs
+    return seqs if is_whole else None
 
 
 class Operators(Actor):
@@ -72,8 +77,12 @@ class Operators(Actor):
         ledger: Ledger,
         counts: Counter[str],
         seed: int,
+        *,
+        rates_share: float,
     ) -> None:
+        """`rates_share`: how many of the webhooks have a rate."""
         super().__init__(rng, clock, ledger, counts)
+        self._rates_share = rates_share
         # Each of its own, so that what happens in a world does not depend on it.
         self._options = random.Random(f"options {seed}")
         self._luck = random.Random(f"archiving {seed}")
@@ -94,7 +103,7 @@ class Operators(Actor):
             case 1:
                 options["drop_older_than_ms"] = rng.choice((1, 400, HOUR_MS))
         if subscription.type == "webhook":
-            if rng.random() < 0.25:
+            if rng.random() < self._rates_share:
                 options.update(rate_per_s=rng.choice((5.0, 1000.0)), rate_burst=rng.choice((1, 20)))
             if rng.random() < 0.3:
                 options.update(batch_max=rng.choice((1, 2, 5)), linger_ms=rng.choice((0, 3, 200)))
@@ -252,7 +261,8 @@ class Operators(Actor):
         one = self._luck.choice(retired)
         archived = Archived(*one.extent, one.count, "", "", self._clock.now_ms)
         seqs = filed_rows(self._disk, one.hour, archived.schedule_bytes)
-        self._copies.append((one.hour, archived, seqs))
+        if seqs is not None:  # else it was settled, and is open again, with a bad sector
+            self._copies.append((one.hour, archived, seqs))
 
     def _tell_of(self, hour: int, archived: Archived, seqs: set[int]) -> None:
         def answered(error: Exception | None) -> None:

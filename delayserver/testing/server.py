@@ -53,6 +53,7 @@ from storage.message_log import MessageLog
 from storage.rows import HOUR_MS
 from storage.staging import DIRECTORY as IMPORTS
 from storage.staging import Manifest, OnConflict, PartWriter, part_name, write_manifest
+from storage.tiered_catalog import KeyTiers
 
 START_MS = 494_500 * HOUR_MS - 300
 """When simulated time begins: shortly before an hour does."""
@@ -248,6 +249,8 @@ class SimulatedServer(Shard):
             staging=partial(Staging, slice_bytes=1),
             # An hour of some rows in many parts and runs, most of them in files.
             load_sizes=LoadSizes(part_rows=3, run_rows=4, memory_bytes=200, piece_bytes=100),
+            # A few keys go to runs already, in several slices.
+            key_tiers=KeyTiers(young_max=4, slice_rows=3),
             # Written anew again and again.
             definitions=partial(DefinitionsLog, slack_bytes=2000),
         )

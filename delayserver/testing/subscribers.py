@@ -113,6 +113,13 @@ class Subscribers(Actor):
         lease_ms = 10_000 if self.is_patient else rng.choice((5, 500, 10_000))
         most = rng.choice((1, 3, 10))
         least = 1 if self.is_patient else rng.choice((1, 1, most))
+        # What it has done goes along, and its record is not waited for.
+        held = [one for one in self.leases if one.delivery.subscription_id == subscription.id]
+        done = [] if self.is_refusing else held[: rng.choice((0, 0, 1, 3))]
+        for lease in done:
+            self._give_up(lease, seen=True)
+        server.calls.ack_soon(subscription, [lease.token for lease in done])
+        self._counts["acked by a pull"] += len(done)
         request = PullRequest(most, lease_ms, wait_ms, answer, least)
         fetch = server.calls.pull(subscription, request)
         if not is_answered:
@@ -141,14 +148,10 @@ class Subscribers(Actor):
         if self.is_refusing:
             dice = 0.7
         if dice < 0.6:
-            self.leases.remove(lease)
-            if outcomes.leases.get(lease.token) is not None:
-                self._ledger.returned(lease.delivery, seen=True)
+            self._give_up(lease, seen=True)
             server.ack([lease.token], partial(self._acked, lease))
         elif dice < 0.75:
-            self.leases.remove(lease)
-            if outcomes.leases.get(lease.token) is not None:
-                self._ledger.returned(lease.delivery, seen=False)
+            self._give_up(lease, seen=False)
             outcomes.nack([lease.token], rng.choice((0, 0, 20, 1000)), self._clock.now_ms)
         elif dice < 0.9:
             lease_ms = rng.choice((1, 1000))
@@ -156,6 +159,12 @@ class Subscribers(Actor):
                 self._ledger.leased(lease.delivery, lease_ms)
         else:
             self.leases.remove(lease)  # It fell over.
+
+    def _give_up(self, lease: Lease, *, seen: bool) -> None:
+        """It is about to be acknowledged, or to be given back."""
+        self.leases.remove(lease)
+        if self._server.engine.outcomes.leases.get(lease.token) is not None:
+            self._ledger.returned(lease.delivery, seen=seen)
 
     def _acked(self, lease: Lease, expired: list[str]) -> None:
         if not expired:

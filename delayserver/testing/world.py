@@ -47,7 +47,8 @@ class Theme(Enum):
     """What happens more often in a world than in others: together it would be rare."""
 
     SET_BACK = auto()
-    """The clock is set back by hours, and whoever archives takes his time: hours come back."""
+    """The clock is set back by hours, and whoever archives takes his time: hours come back. What
+    waits for a rate must not stand still."""
     REDEFINED = auto()
     """Subscriptions are changed, also while they are being changed, and receivers are gone."""
     FAR = auto()
@@ -97,9 +98,10 @@ class World:
         shared = (rng, self.clock, self.ledger, self.counts)
         self.clients = Clients(*shared)
         self.subscribers = Subscribers(*shared)
-        self.operators = Operators(*shared, seed)
+        is_set_back = self._theme is Theme.SET_BACK
+        self.operators = Operators(*shared, seed, rates_share=0.9 if is_set_back else 0.25)
         self.clients.is_far_sighted = self._theme is Theme.FAR
-        if self._theme is Theme.SET_BACK:
+        if is_set_back:
             self.operators.copies_share = 0.97
         self._steps = self._all_steps()
         self._weights: tuple[float, ...] = ()
@@ -139,9 +141,10 @@ class World:
             # The operator makes room, and the server is started again.
             self.counts["started on a full disk"] += 1
         except ExceptionGroup as errors:  # of timers
-            if errors.subgroup(ShortageError) is None:
+            if errors.subgroup((Violation, ShortageError)) is None:
                 raise
-            raise Violation(f"what was used up for a time ended the server: {errors}") from errors
+            (first, *_) = errors.exceptions
+            raise Violation(f"in a timer: {first}") from errors
         except StorageError:
             if not self.faults.struck:
                 raise

@@ -13,6 +13,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
 from storage.catalog import ManyWrites, Table, Writes
+from storage.catalog_columns import Columns
 from storage.errors import CatalogError, DiskError, DiskFullError
 from storage.frame import Damage
 from storage.testing.faults import Faults, Moment
@@ -57,6 +58,20 @@ class MemoryCatalog:
             last += 1
         # Taken at once: the iterator sees one moment.
         yield from [(key, values[key]) for key in keys[first:last]]
+
+    def scan_recent(self, table: Table) -> Iterator[tuple[bytes, bytes]]:
+        return self.scan(table)
+
+    def size(self, table: Table) -> int:
+        return len(self._values[table])
+
+    def tidy(self) -> bool:
+        return False
+
+    def refill(self, table: Table, parts: Sequence[Columns], writes: Writes) -> None:
+        gone = [(key, None) for key in self._keys[table]]
+        assert table not in writes, table
+        self.commit({**writes, table: gone}, {table: parts})
 
     def commit(self, writes: Writes, many: ManyWrites | None = None) -> None:
         whole = {table: list(pairs) for table, pairs in writes.items()}
@@ -148,6 +163,10 @@ class MemoryView:
         self._catalog._check(f"scan {table}")
         values = self._look()[table]
         return sorted(pair for pair in values.items() if pair[0].startswith(prefix))
+
+    def between(self, table: Table, first: bytes, until: bytes | None) -> list[tuple[bytes, bytes]]:
+        pairs = self.scan(table, b"")
+        return [pair for pair in pairs if pair[0] >= first and (until is None or pair[0] < until)]
 
     def _look(self) -> dict[Table, dict[bytes, bytes]]:
         if self._values is None:

@@ -54,7 +54,7 @@ class FaultKind(enum.Enum):
     make_directory, scratch, lock, and open where it creates."""
     NO_DESCRIPTOR = "no descriptor"
     """EMFILE: ExhaustedError. Calls that need no descriptor go through: all but open, list,
-    make_directory, sync_directory, scratch and lock."""
+    make_directory, sync_directory, map_to_read, scratch and lock."""
     CRASH = "crash"
     """SimulatedCrash, from this call and all later ones."""
 
@@ -98,6 +98,7 @@ Call = Literal[
     "unlink",
     "make_directory",
     "sync_directory",
+    "map_to_read",
     "scratch",
     "free_bytes",
     "lock",
@@ -112,7 +113,7 @@ Call = Literal[
 ]
 """The calls that can fail: all of `Files` and `File`, and the commit of a catalog."""
 _DESCRIPTOR_CALLS: frozenset[Call] = frozenset(
-    {"open", "list", "make_directory", "sync_directory", "scratch", "lock"}
+    {"open", "list", "make_directory", "sync_directory", "map_to_read", "scratch", "lock"}
 )
 _SYNC_CALLS: frozenset[Call] = frozenset({"pwrite_durable", "fdatasync", "sync_directory"})
 
@@ -326,6 +327,9 @@ class FaultyFiles:
         """Sync one after the other: each is a call that can fail."""
         for file in files:
             file.fdatasync()
+
+    def map_to_read(self, path: str) -> memoryview:
+        return self._faults.run("map_to_read", path, lambda: self._inner.map_to_read(path))
 
     def scratch(self, length: int) -> memoryview:
         """Nobody else sees what is in it: it is there, or it is not."""

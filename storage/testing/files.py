@@ -447,6 +447,13 @@ class SimulatedFiles:
         for file in files:
             file.fdatasync()
 
+    def map_to_read(self, path: str) -> memoryview:
+        self._check_on("map", path)
+        inode = self._find(path)
+        if inode is None:
+            raise _not_found(path)
+        return memoryview(bytes(inode.content))
+
     def scratch(self, length: int) -> memoryview:
         self._check_on("map", "a file without a name")
         return memoryview(bytearray(length))

@@ -23,6 +23,7 @@ from storage.catalog import LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY, LOG_DIRECTORIES
 from storage.errors import DamageError
 from storage.files import OsFiles
+from storage.key_runs import DIRECTORY as KEYS_DIRECTORY
 from storage.rows import HOUR_MS
 
 SETTINGS = Settings(
@@ -142,7 +143,8 @@ def make_directory(directory: Path) -> None:
     # One is delivered, one fails at its first subscriber, one dies at its second.
     life.work([200, 200, 500, 500])
     life.checkpoint()
-    life.publish("a", FAR_MS + 1, FAR_MS + HOUR_MS)
+    life.publish("a", FAR_MS + 1, key="far")
+    life.publish("a", FAR_MS + HOUR_MS)
     cancel = server.engine.messages.cancel
     assert cancel(first[0], next_ms + 10) is not None
     life.server.rest()
@@ -155,9 +157,11 @@ def make_directory(directory: Path) -> None:
     life.checkpoint()
     # Its time never comes: it begins anew with each start.
     server.engine.heartbeats.put("h", 10 * HOUR_MS, "d", Payload(b"1"), now_ms)
-    life.publish("d", next_ms + 15, watch=Watch(("order 1",)))
+    life.publish("d", next_ms + 15, key="k15", watch=Watch(("order 1",)))
     assert cancel(first[1], next_ms + 11) is not None
     life.checkpoint()
+    while server.replay.tidy():
+        pass  # The keys so far go into a run.
     last = life.publish("a", next_ms + 12, next_ms + 16)
     assert cancel(last[0], next_ms + 12) is not None
     life.publish("e", next_ms + 17)
@@ -201,7 +205,7 @@ def files(directory: Path) -> list[str]:
     """The files of logs and catalog."""
     found = [
         str(path.relative_to(directory))
-        for name in (*LOG_DIRECTORIES, CATALOG_DIRECTORY)
+        for name in (*LOG_DIRECTORIES, CATALOG_DIRECTORY, KEYS_DIRECTORY)
         for path in sorted((directory / name).iterdir())
     ]
     return [path for path in found if "spare" not in path and "lock" not in path]

@@ -50,11 +50,14 @@ from delayserver.server import calls, shard
 from delayserver.server.calls import Calls
 from delayserver.server.engine import Engine
 from delayserver.testing import Violation, run_world, server
+from storage.catalog import Table
 from storage.definitions_log import DefinitionsLog
 from storage.errors import DamageError, DiskError, SyncError, UnreadableError
 from storage.hour_log import HourLog
+from storage.key_runs import RunState, RunWriter
 from storage.rows import HOUR_MS, SEQ_MAX
 from storage.testing.files import SimulatedFile
+from storage.tiered_catalog import TieredCatalog, _as_columns
 
 WORLDS_MAX = 1000
 """Some are caught in one world of a hundred; which ones changes with every file call."""
@@ -452,6 +455,46 @@ def staged_files_are_not_synced_before_the_import_is_committed(patch: Patch) -> 
             SimulatedFile.fdatasync = sync  # type: ignore[method-assign]
 
     patch.setattr(Importer, "verify", verify)
+
+
+@canary(Violation)
+def keys_that_are_committed_during_a_merge_are_forgotten(patch: Patch) -> None:
+    """I3: the table is emptied, and the new run does not have them."""
+    original = TieredCatalog._finish
+
+    def finish(self: Any, merge: Any) -> None:
+        merge.since.clear()
+        original(self, merge)
+
+    patch.setattr(TieredCatalog, "_finish", finish)
+
+
+@canary(Violation)
+def a_key_that_was_removed_is_found_in_an_older_run(patch: Patch) -> None:
+    """I3: a publish would be answered with the id of a message that is gone."""
+
+    def commit(self: Any, writes: Any, many: Any = None) -> None:
+        self.inner.commit(writes, many)
+        if self._merge is not None:
+            pairs = [pair for pair in writes.get(Table.KEYS, ()) if pair[1] is not None]
+            self._merge.since += [*_as_columns(pairs), *(many or {}).get(Table.KEYS, ())]
+
+    patch.setattr(TieredCatalog, "commit", commit)
+
+
+@canary(DamageError)
+def a_key_run_is_named_before_it_is_synced(patch: Patch) -> None:
+    """I6. A server does not start on a run that is not what the catalog says."""
+    original = RunWriter.finish
+
+    def finish(self: Any) -> RunState:
+        sync, SimulatedFile.fdatasync = SimulatedFile.fdatasync, lambda self: None  # type: ignore[method-assign]
+        try:
+            return original(self)
+        finally:
+            SimulatedFile.fdatasync = sync  # type: ignore[method-assign]
+
+    patch.setattr(RunWriter, "finish", finish)
 
 
 @canary(Violation)

@@ -34,6 +34,7 @@ from storage.rows import HOUR_MS
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
 from storage.testing.files import SimulatedFiles
+from tests.stores import keys_of
 
 SETTINGS = Settings(
     segment_bytes=4096,
@@ -269,6 +270,7 @@ class Scenario:
             if one.archived is None:
                 archived = Archived(*one.extent, one.count, "", "", self.clock.now_ms)
                 rows = filed_rows(disk, one.hour, archived.schedule_bytes)
+                assert rows is not None
                 ledger.archiving(one.hour, archived, rows)
 
                 def answered(
@@ -390,7 +392,8 @@ def test_no_descriptor_at_any_call_ends_a_server_that_runs(moment: Moment) -> No
             Lasting(machine, faults).run()
             machine.ledger.check_all_delivered(FAITHFUL)
             # What was deleted is known nowhere, though its deletion may have been interrupted.
-            for table in (Table.HOURS, Table.KEYS, Table.CHANGES, Table.WATCHES, Table.ARCHIVES):
+            assert keys_of(machine.disk, machine.catalog) == {}, faults.struck
+            for table in (Table.HOURS, Table.CHANGES, Table.WATCHES, Table.ARCHIVES):
                 assert list(machine.catalog.scan(table)) == [], (table, faults.struck)
             lived += bool(faults.struck)
         except ShortageError:

@@ -7,6 +7,7 @@ import pytest
 from delayserver.records.content import content_digest, have_same_content
 from delayserver.records.message import Origin, Payload, encode_payload
 from delayserver.records.tables import (
+    KEYS_AHEAD_KEY,
     read_checkpoint,
     read_definitions_place,
     read_hours,
@@ -21,6 +22,7 @@ from storage.buckets import bucket_path
 from storage.catalog import Table
 from storage.directory import open_identity
 from storage.rows import HOUR_MS, LogKind
+from tests.stores import keys_of
 
 WORLDS = 12
 LIVES = 5
@@ -54,8 +56,12 @@ def test_the_tables_are_the_same(seed: int) -> None:
         world.settings = world.settings.model_copy(update={"retention_ms": 10_000 * HOUR_MS})
         for _ in range(LIVES):
             world.live(150)
+        while world.catalog.get(Table.META, KEYS_AHEAD_KEY) is not None:
+            world.live(
+                150
+            )  # The end came between the slices of a checkpoint: keys are ahead of it.
         rebuilt = rebuilt_from(world)
-        keys, known = rebuilt.keys(), dict(world.catalog.scan(Table.KEYS))
+        keys, known = rebuilt.keys(), keys_of(world.disk, world.catalog)
         assert keys.keys() == known.keys()
         pairs = [(unpack_key_entry(keys[key]), unpack_key_entry(known[key])) for key in keys]
         assert [(one.seq, one.due_ms) for one, _ in pairs] == [
@@ -85,7 +91,8 @@ def test_the_worlds_have_something_to_tell() -> None:
     with World(0) as world:
         for _ in range(LIVES):
             world.live(150)
-        tables = (Table.KEYS, Table.CHANGES, Table.WATCHES, Table.SUBJECTS, Table.SUBSCRIPTIONS)
+        tables = (Table.CHANGES, Table.WATCHES, Table.SUBJECTS, Table.SUBSCRIPTIONS)
+        assert keys_of(world.disk, world.catalog)
         assert all(list(world.catalog.scan(table)) for table in tables)
 
 

@@ -109,6 +109,7 @@ def test_the_directory_has_everything(directory: Path, expected: set[Receipt]) -
         "dispatch",
         "definitions",
         "catalog",
+        "keys",
     }
     report = check_path(directory, catalog_max_bytes=CATALOG_BYTES)
     assert report.findings == []
@@ -127,7 +128,9 @@ def offsets(path: Path, *, is_catalog: bool) -> list[int]:
     return used[::EVERY_CATALOG_BYTE]
 
 
-@pytest.mark.parametrize("log", ["messages", "schedule", "dispatch", "definitions", "catalog"])
+@pytest.mark.parametrize(
+    "log", ["messages", "schedule", "dispatch", "definitions", "catalog", "keys"]
+)
 def test_any_flipped_bit(
     log: str, directory: Path, expected: set[Receipt], in_memory: Path
 ) -> None:
@@ -140,7 +143,7 @@ def test_any_flipped_bit(
             flip(damaged, path, offset)
             report = mend(damaged)
             where = f"{path}@{offset}: {report}"
-            if log in ("definitions", "catalog"):
+            if log in ("definitions", "catalog", "keys"):
                 # The one is written again from the other.
                 assert definitions(damaged) == known and not report.losses, where
             receipts = received(damaged)
@@ -150,7 +153,7 @@ def test_any_flipped_bit(
                 assert not {body for _, body in receipts} & CANCELLED, where
             if log == "dispatch":
                 assert expected <= receipts, where
-            if log in ("definitions", "catalog"):
+            if log in ("definitions", "catalog", "keys"):
                 assert receipts == expected, where
             tried += 1
     assert tried >= 10

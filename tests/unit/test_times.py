@@ -148,6 +148,8 @@ def test_a_time_is_read_and_written(text, written):
         "2026-11-20T16:30:00Z\n",
         "２026-11-20T16:30:00Z",
         "1795192200000",
+        # Nobody needs so many digits, and reading them takes 0.1 s.
+        "2026-11-20T16:30:00." + "0" * 1_000_000 + "Z",
         TIME_MS_MAX + 1,
         TIME_MS_MIN - 1,
         False,

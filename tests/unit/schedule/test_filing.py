@@ -1,14 +1,19 @@
 """From records to schedule rows."""
 
 import random
+from collections import Counter
 
 import numpy as np
+import pytest
 
-from delayserver.schedule.filing import by_hour, schedule_rows
+from delayserver.schedule import filing
+from delayserver.schedule.filing import by_bucket, parts_by_bucket, schedule_rows
+from storage.buckets import DAY_MS, days_of, is_day
 from storage.frame import Rows
-from storage.rows import HOUR_MS, MESSAGE_DTYPE, SCHEDULE_DTYPE, RecordKind
+from storage.rows import FLAG_REMOVAL, HOUR_MS, MESSAGE_DTYPE, SCHEDULE_DTYPE, RecordKind
 
 HOUR = 500_000
+DAY = 20_000
 FIELDS = ("seq", "due_ms", "message_seq", "target_seq", "target_due_ms", "subscription_id", "kind")
 
 
@@ -62,7 +67,7 @@ def test_rows_of_an_hour_stay_in_the_order_of_their_seq() -> None:
     dues = [start + HOUR_MS, start + 5, start, start + HOUR_MS + 1]
     made = records(*((n, due, n, 0, 0, 0, RecordKind.PUBLISH) for n, due in enumerate(dues, 1)))
     rows, _ = schedule_rows(made)
-    assert {h: rows["seq"][i].tolist() for h, i in by_hour(rows)} == {
+    assert {h: rows["seq"][i].tolist() for h, i in by_bucket(rows["due_ms"] // HOUR_MS)} == {
         HOUR: [2, 3],
         HOUR + 1: [1, 4],
     }
@@ -73,7 +78,9 @@ def test_hours_that_are_far_apart_are_in_order() -> None:
     dues = [start + 100_000 * HOUR_MS, start, start + 100_000 * HOUR_MS + 1, start + 3 * HOUR_MS]
     made = records(*((n, due, n, 0, 0, 0, RecordKind.PUBLISH) for n, due in enumerate(dues, 1)))
     rows, _ = schedule_rows(made)
-    assert [(h - HOUR, rows["seq"][i].tolist()) for h, i in by_hour(rows)] == [
+    assert [
+        (h - HOUR, rows["seq"][i].tolist()) for h, i in by_bucket(rows["due_ms"] // HOUR_MS)
+    ] == [
         (0, [2]),
         (3, [4]),
         (100_000, [1, 3]),
@@ -91,4 +98,64 @@ def test_an_entry_is_its_record_without_what_it_removes() -> None:
 
 
 def test_no_records_are_in_no_hour() -> None:
-    assert list(by_hour(schedule_rows(records())[0])) == []
+    assert list(by_bucket(schedule_rows(records())[0]["due_ms"])) == []
+
+
+@pytest.mark.parametrize("gathered_bytes", [1, 100, 1 << 20])
+@pytest.mark.parametrize("seed", range(8))
+def test_each_bucket_gets_its_rows_with_their_payloads(
+    seed: int, gathered_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filing, "GATHERED_BYTES", gathered_bytes)
+    rng = random.Random(seed)
+    kinds = (RecordKind.PUBLISH, RecordKind.CANCEL, RecordKind.MOVE)
+    made = records(
+        *(
+            (seq, rng.choice((0, 1, 30)) * HOUR_MS + seq, seq, seq, HOUR_MS, 0, rng.choice(kinds))
+            for seq in range(1, 200)
+        )
+    )
+    made["due_ms"] += DAY * DAY_MS
+    made["target_due_ms"] += DAY * DAY_MS
+    lengths = [rng.choice((0, 7, 20)) for _ in made]
+    made["payload_length"] = lengths
+    made["payload_offset"] = np.cumsum(lengths) - lengths
+    blob = rng.randbytes(sum(lengths))
+    scheduled, starts = schedule_rows(made)
+    first_day = scheduled["due_ms"] < (DAY + 1) * DAY_MS
+    hours = scheduled["due_ms"] // HOUR_MS
+    buckets = np.where(first_day, hours, days_of(hours)) if seed % 2 else hours
+    expected = scheduled.copy()
+
+    parts = list(parts_by_bucket(blob, scheduled, starts, buckets))
+    assert [part.bucket for part in parts] == sorted(set(buckets.tolist()))
+    for part in parts:
+        here = buckets == part.bucket
+        rows = expected[here]
+        assert part.rows["seq"].tolist() == rows["seq"].tolist()
+        assert len(part.payload) == rows["payload_length"].sum()
+        for row, start in zip(part.rows, starts[here].tolist(), strict=True):
+            offset, length = int(row["payload_offset"]), int(row["payload_length"])
+            assert bytes(part.payload[offset : offset + length]) == blob[start : start + length]
+        is_entry = rows["flags"] & FLAG_REMOVAL == 0
+        assert part.entries == is_entry.sum()
+        assert part.last_entry_seq == max(rows["seq"][is_entry].tolist(), default=0)
+        counts = Counter[int]()
+        for row, adds in zip(rows, is_entry, strict=True):
+            counts[int(row["due_ms"]) // HOUR_MS % 24] += 1 if adds else -1
+        wanted = [counts[hour] for hour in range(24)] if is_day(part.bucket) else []
+        assert part.by_hour == wanted
+
+
+def test_what_is_alone_in_its_bucket_is_not_copied() -> None:
+    made = records(*((seq, HOUR * HOUR_MS, seq, 0, 0, 0, RecordKind.PUBLISH) for seq in (1, 2, 3)))
+    made["payload_length"] = 100
+    blob = bytes(range(100)) * 3
+    rows, starts = schedule_rows(made)
+    (part,) = parts_by_bucket(blob, rows, starts, np.full(3, HOUR))
+    assert part.payload.obj is blob
+
+
+def test_nothing_is_in_no_bucket() -> None:
+    rows, starts = schedule_rows(records())
+    assert list(parts_by_bucket(b"", rows, starts, starts)) == []

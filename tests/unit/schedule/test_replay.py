@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from delayserver.records.message import Payload, encode_payload
-from delayserver.records.tables import HourState, read_checkpoint, read_hours
+from delayserver.records.tables import (
+    KEYS_AHEAD_KEY,
+    HourState,
+    pack_checkpoint,
+    read_checkpoint,
+    read_hours,
+)
 from delayserver.schedule.committed import Records
 from delayserver.schedule.replay import Snapshot
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
@@ -109,6 +115,27 @@ def test_no_row_falls_between_the_snapshot_and_the_live_feed(disk: Disk, log: Lo
     [(_, rows)] = disk.file(log.close()).live
     assert rows_in(disk.load(snapshot))["seq"].tolist() + rows["seq"].tolist() == [1, 2, 3]
     assert disk.replay.snapshot(HOUR + 5) == []
+
+
+def test_keys_that_may_have_to_be_taken_out_again_are_not_merged(disk: Disk, log: Log) -> None:
+    asked: list[bool] = []
+
+    def tidy() -> bool:
+        asked.append(True)
+        return True
+
+    disk.catalog.tidy = tidy  # type: ignore[method-assign]
+    log.publish(START_MS)
+    disk.file(log.close())
+    disk.replay.checkpoint()
+    assert disk.replay.tidy()
+    assert len(asked) == 1
+    # A checkpoint that was interrupted: keys of later records stand in the catalog.
+    disk.catalog.commit({Table.META: [(KEYS_AHEAD_KEY, pack_checkpoint(5))]})
+    assert not disk.replay.tidy()
+    assert len(asked) == 1
+    disk.catalog.commit({Table.META: [(KEYS_AHEAD_KEY, None)]})
+    assert disk.replay.tidy()
 
 
 def test_nothing_to_file_is_nothing_done(disk: Disk) -> None:

@@ -407,6 +407,27 @@ def test_groups_are_filed_together_when_it_is_time() -> None:
     assert parts.handle() == []
 
 
+@pytest.mark.parametrize("took_ms,next_ms", [(0, 100), (10, 100), (13, 130), (60, 150)])
+def test_passes_that_take_long_are_further_apart(
+    took_ms: int, next_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = Replaying(file_ms=100, checkpoint_ms=10_000)
+    file = parts.disk.replay.file
+
+    def slow(*arguments: Any) -> Filed:
+        parts.clock.now_ms += took_ms
+        return file(*arguments)
+
+    monkeypatch.setattr(parts.disk.replay, "file", slow)
+    parts.clock.now_ms += 100
+    assert parts.handle(parts.group()) == ["on_filed"]
+    parts.clock.now_ms += next_ms - took_ms - 1
+    assert parts.thread.timeout_s() == pytest.approx(0.001)
+    assert parts.handle(parts.group()) == []
+    parts.clock.now_ms += 1
+    assert parts.handle() == ["on_filed"]
+
+
 def test_what_was_filed_waits_for_its_checkpoint() -> None:
     parts = Replaying(file_ms=100, checkpoint_ms=1000)
     assert parts.thread.timeout_s() == 0.1
@@ -574,6 +595,21 @@ def test_retired_hours_are_purged_in_slices_in_between() -> None:
     assert parts.disk.schedule.buckets() == []
     assert parts.deleted == [HOUR]
     assert parts.thread.timeout_s() == 1
+
+
+def test_keys_are_merged_in_slices_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Replaying()
+    slices = [False, True, True, False]
+    monkeypatch.setattr(parts.disk.catalog, "tidy", lambda: slices.pop(0))
+    for left in (3, 2, 1, 0):
+        if left in (3, 2):
+            parts.clock.now_ms += 1000  # at a checkpoint
+        parts.handle(parts.group())
+        assert len(slices) == left
+        is_more = left in (2, 1)
+        assert parts.thread.timeout_s() == (pytest.approx(0.001) if is_more else 1)
+    # There was nothing more to do, so nobody asks before the next checkpoint.
+    parts.handle()
 
 
 def test_at_the_end_everything_is_filed_and_durable() -> None:

@@ -153,10 +153,28 @@ def test_what_is_missing_is_named_and_written_again(files: SimulatedFiles) -> No
 def test_a_commit_that_fails_is_tried_again_with_more(files: SimulatedFiles) -> None:
     log = log_on(files)
     first = Definition(1, b"a", b"1")
-    log.record([first, Definition(1, b"c", bytes(100))], 1)
+    before = log.record([first], 1)
     place = record(log, 2, first, Definition(1, b"b", b"2"))
     assert size_of(files, definitions_path(1)) == place.length
     assert state_of(files, place) == {(1, b"a"): b"1", (1, b"b"): b"2"}
+    # The commit may have had its effect.
+    assert state_of(files, before) == {(1, b"a"): b"1"}
+
+
+def test_a_generation_stays_whose_commit_failed_until_one_has_not(files: SimulatedFiles) -> None:
+    log, place, state = grown(files)
+    changes = [Definition(1, b"b", b"2")]
+    places = [place]
+    while len({one.generation for one in places}) < 3:
+        changes.append(Definition(1, b"c", b"%d" % len(places)))
+        places.append(log.record(changes, 2))
+    assert state_of(files, place) == state
+    for count, one in enumerate(places[1:], 2):
+        after = dict(state)
+        apply(changes[:count], after)
+        assert state_of(files, one) == after
+    log.committed()
+    assert definition_generations(files) == [places[-1].generation]
 
 
 def grown(files: Files) -> tuple[DefinitionsLog, DefinitionsPlace, State]:
@@ -222,9 +240,11 @@ def test_any_call_may_fail(kind: FaultKind, moment: Moment) -> None:
                 pending[key] = Definition(1, key, b"%d" % seq if rng.random() < 0.8 else None)
                 with contextlib.suppress(DiskFullError):
                     recorded = log.record(list(pending.values()), seq)
-                    if rng.random() < 0.8:  # else the commit of the catalog fails
+                    luck = rng.random()
+                    if luck < 0.9:  # else the commit of the catalog fails
                         place = recorded
                         apply(pending.values(), state)
+                    if luck < 0.8:  # else it has its effect, and nobody gets to know
                         pending.clear()
                         log.committed()
         disk = disk.crash()

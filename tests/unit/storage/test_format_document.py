@@ -25,6 +25,7 @@ from delayserver.records.tables import (
 from storage.catalog import Table
 from storage.directory import FORMAT_FILE, FORMAT_VERSION, open_identity
 from storage.frame import HEADER, HEADER_BYTES, MAGIC, VERSION, Header
+from storage.key_runs import RUNS_KEY
 from storage.rows import DTYPES, REMOVES, SCHEDULES, LogKind, Outcome, RecordKind
 from storage.staging import DIRECTORY, Manifest, Part, write_manifest
 from storage.testing.files import SimulatedFiles
@@ -165,7 +166,7 @@ def test_the_tables_of_the_definitions_log() -> None:
 def test_the_names_in_meta() -> None:
     (rows,) = tables("## The catalog")
     (cell,) = (row[1] for row in rows if row[0] == "`meta`")
-    names = (CHECKPOINT_KEY, DEFINITIONS_KEY, KEYS_AHEAD_KEY, LIVE_KEY)
+    names = (CHECKPOINT_KEY, DEFINITIONS_KEY, KEYS_AHEAD_KEY, LIVE_KEY, RUNS_KEY)
     assert cell == ", ".join(f"`{name.decode()}`" for name in names)
 
 
