@@ -171,17 +171,23 @@ class PulledDocument(msgspec.Struct):
     body_base64: str | _Unset = _UNSET
 
 
-class PulledListDocument(msgspec.Struct):
-    """What is due; empty when nothing fell due in time."""
-
-    messages: list[PulledDocument]
-
-
 class AckedDocument(msgspec.Struct):
     """Answer to ack."""
 
     acked: int
     expired: list[str]
+
+
+class PulledListDocument(msgspec.Struct):
+    """What is due; empty when nothing fell due in time."""
+
+    messages: list[PulledDocument]
+    acked: Annotated[
+        int | _Unset, Meta(description="how many the pull has acknowledged; only if it had `ack`")
+    ] = _UNSET
+    expired: Annotated[
+        list[str] | _Unset, Meta(description="leases in `ack` that were over before")
+    ] = _UNSET
 
 
 class NackedDocument(msgspec.Struct):
@@ -290,14 +296,16 @@ def pending_document(view: PendingView) -> PendingDocument:
     )
 
 
-def encode_pulled(pulled: Pulled) -> bytes:
-    """What a consumer gets (PulledListDocument): each message with its lease.
+def encode_pulled(pulled: Pulled, acked: AckedDocument | None = None) -> bytes:
+    """What a consumer gets (PulledListDocument): each message with its lease; `acked`: what became
+    of the leases that came with the pull.
 
     Nine pieces for each, most of them the same for all, joined once: encoding takes 2.1 times as
     long with a struct for each of 1,000 messages, and 1.2 times with one for each of 10."""
     deliveries = pulled.deliveries
+    end = b"]}" if acked is None else b"]," + encode(acked)[1:]
     if deliveries is None or not deliveries:
-        return b'{"messages":[]}'
+        return b'{"messages":[' + end
     count, payloads = len(deliveries), deliveries.payloads
     attempts = deliveries.settled["attempt"].tolist()
     numbers = max(count, max(attempts) + 1)
@@ -322,7 +330,9 @@ def encode_pulled(pulled: Pulled) -> bytes:
         else b'","body_base64":"%b"' % base64.b64encode(payload.body)
         for payload in payloads
     ]
-    return b"".join(pieces) + b"}]}"
+    pieces.append(b"}")
+    pieces.append(end)
+    return b"".join(pieces)
 
 
 _PIECES = 9

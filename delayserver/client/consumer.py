@@ -4,6 +4,9 @@
         ▲           at most `concurrency`        └─────raises──▶ nack, later   ┘ many in one call
         └── while there is room for more         leases are extended until that is answered
 
+Where all handlers are busy, what they have done goes along with the next pull: one request instead
+of two, which does not wait until it is recorded.
+
 A message is delivered at least once: it comes again when its handler raises, when the process dies,
 and when the server was restarted between delivery and acknowledgement. `Message.id` is the same
 each time, and `attempt` counts.
@@ -19,7 +22,7 @@ import asyncio
 import inspect
 import logging
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -103,6 +106,10 @@ class _Subscription:
     running: set[asyncio.Task[None]] = field(default_factory=set)
     leases: dict[str, float] = field(default_factory=dict)
     """Until their end is answered; with the moment when they were taken."""
+    done: list[str] = field(default_factory=list)
+    """Leases that the next pull is to acknowledge."""
+    is_pulling: bool = False
+    """A pull is under way: another is not made before it is answered, which may take long."""
     room: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -117,6 +124,7 @@ class _View(msgspec.Struct):
 
 class _Pulled(msgspec.Struct):
     messages: list[Message]
+    expired: list[str] = []
 
 
 class _Ended(msgspec.Struct):
@@ -124,14 +132,17 @@ class _Ended(msgspec.Struct):
 
 
 class _Lease(Item):
-    """A lease that ends; `delay_ms` None: because the message is done."""
+    """A lease that ends; `delay_ms` None: because the message is done.
 
-    __slots__ = ("delay_ms", "lease")
+    `again`: the server may have heard of it, so that it is no news if the lease was over."""
 
-    def __init__(self, lease: str, delay_ms: int | None) -> None:
+    __slots__ = ("again", "delay_ms", "lease")
+
+    def __init__(self, lease: str, delay_ms: int | None, *, again: bool = False) -> None:
         super().__init__(lease.encode(), asyncio.get_running_loop().create_future())
         self.lease = lease
         self.delay_ms = delay_ms
+        self.again = again
 
     def fail(self, error: Exception) -> None:
         """Nobody waits for it: the message comes again after the lease."""
@@ -279,6 +290,8 @@ class AsyncConsumer:
                 task.cancel()
             if subscription.running:
                 await asyncio.wait(subscription.running)
+            for lease in subscription.done:
+                _end_now(_Lease(lease, None), ends)
             await ends.close(ENDS_S)
             extending.cancel()
 
@@ -308,10 +321,7 @@ class AsyncConsumer:
                     subscription.room.clear()
                     await self._or_stop(subscription.room.wait())
                 else:
-                    # A pull that is given up just when it is answered leaves its messages leased
-                    # until the lease ends: what is due comes within the patience.
-                    messages = await self._or_stop(self._pull(subscription), PATIENCE_S)
-                    for message in messages or ():
+                    for message in await self._pull_or_stop(subscription, ends):
                         self._begin(subscription, message, ends)
                 if failures:
                     log.info("%s: the server answers again", subscription.name)
@@ -350,18 +360,44 @@ class AsyncConsumer:
                 )
             )
 
-    async def _pull(self, subscription: _Subscription) -> list[Message]:
-        wanted = {
+    async def _pull_or_stop(
+        self, subscription: _Subscription, ends: Batcher[_Lease]
+    ) -> list[Message]:
+        """Pull, and acknowledge with it what is done; nothing if `stop` is called before."""
+        done, subscription.done = subscription.done, []
+        for lease in done:
+            subscription.leases.pop(lease, None)
+        pulled: _Pulled | None = None
+        subscription.is_pulling = True
+        try:
+            # A pull that is given up just when it is answered leaves its messages leased until the
+            # lease ends: what is due comes within the patience.
+            pulled = await self._or_stop(self._pull(subscription, done), PATIENCE_S)
+        finally:
+            subscription.is_pulling = False
+            for lease in done if pulled is None else ():
+                # Perhaps the server has not heard of it.
+                subscription.leases[lease] = self._time.now_s()
+                _end_now(_Lease(lease, None, again=True), ends)
+        if pulled is None:
+            return []
+        _warn_of_expired(subscription, "ack", pulled.expired)
+        return pulled.messages
+
+    async def _pull(self, subscription: _Subscription, done: list[str]) -> _Pulled:
+        wanted: dict[str, Any] = {
             "max": subscription.concurrency - len(subscription.running),
             "wait": self._wait_ms,
             "lease": subscription.lease_ms,
         }
+        if done:
+            wanted["ack"] = done
         path, body = subscription.path + "/pull", msgspec.json.encode(wanted)
         timeout_s = self._wait_ms / 1000 + TIMEOUT_S
         answer = await self._transport.request("POST", path, body, timeout_s=timeout_s)
         if not answer.is_success:
             raise answer.error()
-        return decoded_page(answer.body, _Pulled, "messages", Message).messages
+        return decoded_page(answer.body, _Pulled, "messages", Message)
 
     # ── handle ─────────────────────────────────────────────────────────────────────────────────
 
@@ -415,6 +451,9 @@ class AsyncConsumer:
                 exc_info=error,
             )
             delay_ms = self._delay_after(message.attempt)
+        if delay_ms is None and not (subscription.is_pulling or self._stopping.is_set()):
+            subscription.done.append(message.lease)
+            return
         # Where ends are not answered, nothing more is begun.
         await ends.reserve(len(message.lease))
         ends.put(_Lease(message.lease, delay_ms))
@@ -448,12 +487,15 @@ class AsyncConsumer:
         by_delay: dict[int | None, list[str]] = {}
         for one in leases:
             by_delay.setdefault(one.delay_ms, []).append(one.lease)
+        again = {one.lease for one in leases if one.again}
         for delay_ms, tokens in by_delay.items():
             try:
                 if delay_ms is None:
-                    await self._call(subscription, "ack", tokens, self._reconnect)
+                    over = await self._call(subscription, "ack", tokens, self._reconnect)
+                    _warn_of_expired(subscription, "ack", set(over) - again)
                 else:
-                    await self._call(subscription, "nack", tokens, self._reconnect, delay=delay_ms)
+                    call = partial(self._call, subscription, "nack", tokens, self._reconnect)
+                    _warn_of_expired(subscription, "nack", await call(delay=delay_ms))
             finally:
                 for token in tokens:
                     subscription.leases.pop(token, None)
@@ -471,6 +513,7 @@ class AsyncConsumer:
                 expired = await self._call(
                     subscription, "extend", tokens, NO_RETRIES, lease=subscription.lease_ms
                 )
+                _warn_of_expired(subscription, "extend", expired)
                 for token in expired:
                     subscription.leases.pop(token, None)
 
@@ -492,22 +535,28 @@ class AsyncConsumer:
             answer = await answered(request, policy, self._time)
             if not answer.is_success:
                 raise answer.error()
-            expired = decoded(answer.body, _Ended).expired
+            return decoded(answer.body, _Ended).expired
         except ClientError as error:
             log.warning("%s: %s failed: %s", subscription.name, call, error)
             return []
-        if expired:
-            log.warning(
-                "%s: %d leases had ended before their %s; their messages come again",
-                *(subscription.name, len(expired), call),
-            )
-        return expired
+
+
+def _warn_of_expired(subscription: _Subscription, call: str, expired: Collection[str]) -> None:
+    if expired:
+        log.warning(
+            "%s: %d leases had ended before their %s; their messages come again",
+            *(subscription.name, len(expired), call),
+        )
 
 
 def _give_back(message: Message, ends: Batcher[_Lease]) -> None:
-    """At once; where there is no room for that, the lease ends by itself."""
-    if ends.try_reserve(len(message.lease)):
-        ends.put(_Lease(message.lease, 0))
+    _end_now(_Lease(message.lease, 0), ends)
+
+
+def _end_now(lease: _Lease, ends: Batcher[_Lease]) -> None:
+    """Where there is no room for that, the lease ends by itself."""
+    if ends.try_reserve(len(lease.data)):
+        ends.put(lease)
 
 
 def _is_async(handler: Handler) -> bool:

@@ -39,6 +39,7 @@ from delayserver.client.errors import (
 )
 from delayserver.http.connection import HttpConnection
 
+JSON = "application/json"
 TIMEOUT_S = 30.0
 CONNECT_S = 5.0
 IDLE_S = 30.0
@@ -188,8 +189,9 @@ class HttpTransport:
         *,
         headers: Mapping[str, str] = NO_HEADERS,
         timeout_s: float = TIMEOUT_S,
+        content_type: str = JSON,
     ) -> HttpAnswer:
-        """One request, its body JSON. Raises UnreachableError, UnansweredError."""
+        """One request, and what its body is. Raises UnreachableError, UnansweredError."""
         head = b"%b %b HTTP/1.1\r\n%b" % (
             method.encode(),
             f"{self._prefix}{path}".encode(),
@@ -200,8 +202,8 @@ class HttpTransport:
         if body is None:
             data = head + (b"\r\n" if method == "GET" else b"content-length: 0\r\n\r\n")
         else:
-            data = b"%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
-                *(head, len(body), body),
+            data = b"%bcontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (
+                *(head, content_type.encode("latin-1"), len(body), body),
             )
         self._settle_in()
         deadline_s = asyncio.get_running_loop().time() + timeout_s

@@ -205,8 +205,7 @@ class Calls:
     def pull(self, subscription: Subscription, request: PullRequest) -> DelayedFetch:
         """Have `request` answered with messages and their leases, at once or later; returns what
         to cancel if the consumer is gone before. Raises StoppingError."""
-        if self._engine.groups.stopping:
-            raise StoppingError("the server is stopping")
+        self._check_running()
         fetch = self._engine.outcomes.pull(subscription, request)
         if not fetch.is_completed:
             self._shard.tick_for_timeouts()
@@ -221,6 +220,16 @@ class Calls:
             self._shard.when_settled(partial(done, expired))
         else:
             done(expired)
+
+    def ack_soon(self, subscription: Subscription, tokens: list[str]) -> list[str]:
+        """Acknowledge leases for somebody who does not wait for the record, which is made within
+        `settle_sync_ms`. Returns those that were over. Raises StoppingError: nothing was done."""
+        self._check_running()
+        return self._engine.outcomes.ack(tokens, self.clock(), subscription.id)
+
+    def _check_running(self) -> None:
+        if self._engine.groups.stopping:
+            raise StoppingError("the server is stopping")
 
     def nack(
         self,

@@ -35,8 +35,13 @@ _decode_pull = msgspec.json.Decoder(_PullAnswer).decode
 _decode_ack = msgspec.json.Decoder(_AckAnswer).decode
 
 
-def _pull_request(name: str, messages_max: int, wait_ms: int) -> bytes:
-    body = msgspec.json.encode({"max": messages_max, "wait": wait_ms})
+def _pull_request(
+    name: str, messages_max: int, wait_ms: int, acks: list[bytes] | None = None
+) -> bytes:
+    wanted: dict[str, object] = {"max": messages_max, "wait": wait_ms}
+    if acks:
+        wanted["ack"] = [lease.decode() for lease in acks]
+    body = msgspec.json.encode(wanted)
     return http_request("POST", f"/v1/subscriptions/{name}/pull", body)
 
 
@@ -123,8 +128,36 @@ def pull_on_time(port: int, name: str, count: int, idle_max_ms: int) -> Received
                 ready = []
                 acked += _decode_ack(acking.receive()).acked
                 acks_out -= 1
+    return _received(received, acked)
+
+
+def pull_in_turn(port: int, name: str, count: int, idle_max_ms: int, carries: bool) -> Received:
+    """One connection that pulls, acknowledges and pulls again, until `count` messages have come.
+
+    `carries`: the next pull has the acks of the one before; else they are a request of their own,
+    which is answered before the next pull is made. Ends early if nothing comes for a while."""
+    received: list[tuple[int, bytes]] = []
+    leases: list[bytes] = []
+    total = acked = 0
+    with LoadConnection(port) as connection:
+        while total < count:
+            asked = _pull_request(name, 1000, idle_max_ms, leases if carries else None)
+            answer = connection.demand(asked)
+            received.append((time.time_ns(), answer))
+            if carries and leases:
+                acked += _decode_ack(answer).acked
+            leases = _find_leases(answer)
+            total += len(leases)
+            if not leases:
+                break
+            if not carries or total == count:
+                acked += _decode_ack(connection.demand(_ack_request(name, leases))).acked
+    return _received(received, acked)
+
+
+def _received(answers: list[tuple[int, bytes]], acked: int) -> Received:
     pulled = [
-        (at_ns, message) for at_ns, answer in received for message in _decode_pull(answer).messages
+        (at_ns, message) for at_ns, answer in answers for message in _decode_pull(answer).messages
     ]
     return Received(
         [message.id for _, message in pulled],

@@ -1,6 +1,7 @@
 """Pulling: long polls, leases, ack, nack and extend, and consumers and servers that go away."""
 
 import itertools
+import json
 import socket
 import threading
 import time
@@ -142,6 +143,36 @@ def test_an_ack_is_for_once(api, path, subject):
     assert api.ask("POST", f"{path}/ack", json={"leases": wrong}) == {"acked": 0, "expired": wrong}
 
 
+def test_a_pull_acknowledges_what_was_done(api, path, subject):
+    first, second = (api.publish(subject, body=n, delay=n) for n in range(2))
+    leases = {id: message["lease"] for id, message in api.pull_held(path, 2).items()}
+    done, over = leases[first["id"]], leases[second["id"]]
+    api.ask("POST", f"{path}/nack", json={"leases": [over]})
+    answer = api.ask("POST", f"{path}/pull", json={"ack": [done, over], "wait": "10s"})
+    assert (answer["acked"], answer["expired"]) == (1, [over])
+    assert ids(answer["messages"]) == [second["id"]]
+    assert api.recorded(first["id"])
+    nothing = api.ask("POST", f"{path}/pull", json={"ack": [done]})
+    assert nothing == {"messages": [], "acked": 0, "expired": [done]}
+
+
+def test_a_pull_that_is_refused_acknowledges_nothing(api, path, subject):
+    api.publish(subject)
+    (message,) = api.pull(path)
+    api.ask("POST", f"{path}/pull", 422, json={"ack": [message["lease"]], "wait": "61s"})
+    assert api.ack(path, message) == {"acked": 1, "expired": []}
+
+
+def test_a_consumer_that_acknowledges_and_is_gone_has_acknowledged(api, path, subject):
+    published = api.publish(subject)
+    (message,) = api.pull(path)
+    body = json.dumps({"wait": "60s", "ack": [message["lease"]]}).encode()
+    head = f"POST {path}/pull HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", api.process.port)) as consumer:
+        consumer.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        assert api.recorded(published["id"])
+
+
 def test_what_is_refused_comes_again_at_once_or_later(api, path, subject):
     published = api.publish(subject)
     (message,) = api.pull(path)
@@ -203,6 +234,7 @@ def test_after_the_last_attempt_a_message_is_a_dead_letter(api, subject):
         ("pull", {"wait": "soon"}, "/wait"),
         ("pull", {"lease": 0}, "/lease"),
         ("pull", {"count": 1}, "/count"),
+        ("pull", {"ack": [1]}, "/ack/0"),
         ("ack", {}, "/leases"),
         ("ack", {"leases": [1]}, "/leases/0"),
         ("nack", {"leases": [], "delay": "1000d"}, "/delay"),
@@ -222,12 +254,13 @@ def test_a_webhook_is_not_pulled(api, subject):
 
 
 def test_nothing_is_leased_to_a_consumer_that_is_gone(api, path, subject):
-    head = f"POST {path}/pull HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+    head = f"POST {path}/pull HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     body = b'{"wait": "60s", "lease": "1h"}'
+    before = api.metric("waiting_pulls")
     for _ in range(3):
         with socket.create_connection(("127.0.0.1", api.process.port)) as consumer:
             consumer.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-            time.sleep(0.05)  # most likely it waits by now; if not, there is nothing to see
+            wait_until(lambda: api.metric("waiting_pulls") > before)
     published = api.publish(subject, delay="100ms")
     (message,) = api.pull(path)
     assert (message["id"], message["attempt"]) == (published["id"], 1)

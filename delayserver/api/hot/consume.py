@@ -1,6 +1,7 @@
 """The calls of consumers: pull, ack, nack, extend. From request to answer.
 
     pull   ─▶ Calls.pull   ──▶ messages, at once or within `wait` ──▶ answered
+              with `ack`: Calls.ack_soon before, whose record nobody waits for
     ack    ─▶ Calls.ack    ──▶ the dispatch log is synced         ──▶ answered
     nack   ─▶ Calls.nack   ──▶ with a delay: its records are durable ──▶ answered
     extend ─▶ Calls.extend ──▶ answered
@@ -63,6 +64,10 @@ class PullBody(msgspec.Struct, forbid_unknown_fields=True):
         _Number, Meta(description="answer when so many are there; at most `max`")
     ] = 1
     lease: Annotated[Duration | None, Meta(description="default: that of the subscription")] = None
+    ack: Annotated[
+        _Leases | None,
+        Meta(description="these are done; recorded within `settle_sync_ms`, not before the answer"),
+    ] = None
 
 
 class LeasesBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -135,6 +140,10 @@ class Consuming:
         if subscription.type != "pull":
             raise ConflictError(f"the subscription {subscription.name!r} is a webhook")
 
+        acked: AckedDocument | None = None
+        if wanted.ack is not None:
+            over = self._calls.ack_soon(subscription, wanted.ack)
+            acked = AckedDocument(len(wanted.ack) - len(over), over)
         tokens, is_answered = self._calls.tokens, False
 
         def answer(pulled: Pulled) -> None:
@@ -142,7 +151,7 @@ class Consuming:
             is_answered = True
             tokens.remove_wait(caller, refuse)
             try:
-                document: bytes | Exception = encode_pulled(pulled)
+                document: bytes | Exception = encode_pulled(pulled, acked)
             except Exception as error:  # told to whoever asked
                 document = error
             told(document)

@@ -132,7 +132,8 @@ async def resume_subscription(name: NamePath, parts: PartsOf) -> models.Subscrip
 )
 async def pull_messages(name: NamePath, request: Request, parts: PartsOf) -> Response:
     """Messages that are due, each with a lease; waits for `min_messages` up to `wait`, and
-    then answers with what there is."""
+    then answers with what there is. `ack` acknowledges what was pulled before: recorded within
+    `settle_sync_ms`, which the answer does not wait for."""
     return Forward(parts.path.consume, request)
 
 

@@ -56,6 +56,14 @@ def test_nothing_is_pulled():
     assert json.loads(documents.encode_pulled(Pulled(deliveries()))) == {"messages": []}
 
 
+def test_what_a_pull_acknowledged_stands_behind_the_messages():
+    acked = documents.AckedDocument(2, ["e-1-0"])
+    for pulled in (Pulled(), Pulled(deliveries(delivery(1)), "e1-1f-")):
+        found = json.loads(documents.encode_pulled(pulled, acked))
+        messages = [pulled_message(*pair) for pair in pulled]
+        assert found == {"messages": messages, "acked": 2, "expired": ["e-1-0"]}
+
+
 def test_a_body_goes_out_byte_for_byte():
     body = b'{"b": 1e400,  "a":1.50}'
     one = msgspec.structs.replace(delivery(1), payload=Payload(body))

@@ -80,7 +80,9 @@ class Queue:
                 return answer(201, self.view)
             case _, "/pull":
                 taken = [self.messages.pop(0) for _ in self.messages[: document["max"]]]
-                return answer(200, {"messages": taken}) if taken else None
+                expired = [lease for lease in document.get("ack", ()) if lease in self.expired]
+                got = {"messages": taken, "acked": 0, "expired": expired}
+                return answer(200, got) if taken else None
             case _:
                 expired = [lease for lease in document["leases"] if lease in self.expired]
                 return answer(200, {"done": len(document["leases"]), "expired": expired})
@@ -93,7 +95,9 @@ class Queue:
 
     @property
     def acked(self):
-        return [lease for call in self.calls("ack") for lease in call["leases"]]
+        """By calls of their own and by pulls, in this order."""
+        alone = [lease for call in self.calls("ack") for lease in call["leases"]]
+        return alone + [lease for call in self.calls("pull") for lease in call.get("ack", ())]
 
     @property
     def nacked(self):
@@ -137,6 +141,68 @@ async def test_messages_are_handled_and_acknowledged_together():
     assert queue.calls("pull")[0] == {"max": 8, "wait": 10_000, "lease": 60_000}
     assert queue.transport.closed
     assert queue.transport.under_way == 0
+
+
+@asynchronous
+async def test_who_handles_one_after_the_other_makes_one_request_for_each():
+    queue, got = Queue(*map(message, range(4))), []
+
+    async def handler(one):
+        got.append(one.body)
+
+    async with running(make(queue, handler, concurrency=1)):
+        await turns(100)
+        assert [call.get("ack") for call in queue.calls("pull")] == [
+            None, ["L0"], ["L1"], ["L2"], ["L3"],
+        ]  # fmt: skip
+        assert queue.calls("ack") == []
+    assert got == [0, 1, 2, 3]
+    # The last pull was never answered: perhaps the server has not heard of it.
+    assert queue.calls("ack") == [{"leases": ["L3"]}]
+
+
+@asynchronous
+async def test_what_goes_along_with_a_pull_that_is_lost_is_acknowledged_once_more(caplog):
+    queue, clock = Queue(message(0)), Clock()
+    queue.failures = {"/ack": [LOST]}
+    queue.expired = {"L0"}
+
+    async def handler(one):
+        queue.failures["/pull"] = [LOST]
+
+    async with running(make(queue, handler, concurrency=1, clock=clock)):
+        await clock.advance(25)
+        assert [call.get("ack") for call in queue.calls("pull")] == [None, ["L0"], None]
+        assert queue.calls("ack") == [{"leases": ["L0"]}] * 2
+    assert "had ended" not in caplog.text
+
+
+@asynchronous
+async def test_leases_that_were_over_when_a_pull_acknowledged_them_are_named(caplog):
+    queue = Queue(*map(message, range(3)))
+    queue.expired = {"L0"}
+
+    async def handler(one):
+        pass
+
+    async with running(make(queue, handler, concurrency=1)):
+        await turns(100)
+    assert "s: 1 leases had ended before their ack" in caplog.text
+
+
+@asynchronous
+async def test_while_a_pull_waits_nothing_waits_for_the_next():
+    queue, gate = Queue(message(0)), asyncio.Event()
+
+    async def handler(one):
+        await gate.wait()
+
+    async with running(make(queue, handler, concurrency=2)):
+        await turns()
+        assert len(queue.calls("pull")) == 2
+        gate.set()
+        await turns()
+        assert queue.calls("ack") == [{"leases": ["L0"]}]
 
 
 @asynchronous
@@ -293,7 +359,8 @@ async def test_a_handler_that_ends_the_program_ends_it_in_order(error, plain, ca
     assert not task.done()
     gate.set()
     assert await task is error
-    assert sorted(queue.acked) == ["L0", "L1", "L3"]
+    # Twice where the pull that carried it was given up.
+    assert sorted(set(queue.acked)) == ["L0", "L1", "L3"]
     assert queue.nacked == {"L2": 0}
     assert queue.transport.closed
     gc.collect()

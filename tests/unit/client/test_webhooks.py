@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 
 from delayserver.client import SignatureError, verify_webhook
 from delayserver.errors import InputError
+from delayserver.security.signing import WebhookSecret, sign
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 OLD = "whsec_" + "b2xk" * 8
@@ -62,6 +63,15 @@ def test_every_form_of_headers(form):
     assert verify_webhook(form(signed()), BODY, SECRET, now_s=NOW_S) == "00ff"
     with pytest.raises(SignatureError):
         verify_webhook(form(signed()), BODY + b" ", SECRET, now_s=NOW_S)
+
+
+def test_a_binary_body():
+    body = b"\xff\x00\xfe"  # which the published package does not take
+    value = sign("00ff", NOW_S, body, [WebhookSecret.parse(SECRET)])
+    headers = signed() | {"webhook-signature": value}
+    assert verify_webhook(headers, body, SECRET, now_s=NOW_S) == "00ff"
+    with pytest.raises(SignatureError):
+        verify_webhook(headers, body[1:], SECRET, now_s=NOW_S)
 
 
 def test_one_secret_takes_the_place_of_another():
