@@ -110,7 +110,12 @@ class Settings(BaseSettings):
     drain_ms: int = Field(10 * SECOND_MS, ge=0, description="grace for deliveries at a stop")
 
     segment_bytes: int = Field(64 * MIB, ge=4096, description="length of a message log segment")
-    file_ms: int = Field(1000, gt=0, description="what was accepted is filed this often")
+    file_ms: int = Field(
+        1000,
+        gt=0,
+        description="what was accepted is filed this often; where that takes long, up to 1.5 times "
+        "as seldom",
+    )
     checkpoint_ms: int = Field(
         5 * SECOND_MS, gt=0, description="time between two checkpoints, which file, too"
     )
@@ -235,7 +240,7 @@ class Settings(BaseSettings):
     @property
     def express_ms(self) -> int:
         """What is due sooner than this goes to the wheel before it is filed; filing takes up to
-        `file_ms` and the time of one checkpoint."""
+        1.5 `file_ms` and the time of one checkpoint."""
         return 5 * min(self.file_ms, self.checkpoint_ms)
 
     @property

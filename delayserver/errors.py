@@ -14,6 +14,7 @@ DelayServerError
 ├── HeadTooLargeError       a request has more headers, or longer ones, than the limits allow
 ├── MalformedError          a request is not as HTTP wants it
 ├── CodingError             the body of a request is compressed
+├── MediaTypeError          the body of a request is of a type that needs what is not installed
 ├── DiskReserveError        the disk is nearly full: publishing is refused, dispatch goes on
 ├── AckTimeoutError         a publish was accepted and is not durable within its timeout
 ├── StoppingError           the server is shutting down or has stopped after a failed fsync
@@ -108,6 +109,10 @@ class MalformedError(DelayServerError):
 
 class CodingError(DelayServerError):
     """The body of a request has a content coding, and none is known here."""
+
+
+class MediaTypeError(DelayServerError):
+    """The body of a request is of a type that this server cannot read."""
 
 
 class DiskReserveError(DelayServerError):

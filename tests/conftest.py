@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from delayserver.schedule.replay import Replay
 from storage.catalog import Catalog
+from storage.tiered_catalog import TieredCatalog
 from tests.stores import Stores
 
 # A busy machine is no finding: Hypothesis is to find wrong answers, and not slow ones.
@@ -38,7 +39,8 @@ def _stores() -> Iterator[None]:
 
     def init(self: Replay, catalog: Catalog, schedule: Any, *rest: Any, **named: Any) -> None:
         original(self, catalog, schedule, *rest, **named)
-        STORES.add(schedule.files, catalog)
+        inner = catalog.inner if isinstance(catalog, TieredCatalog) else catalog
+        STORES.add(schedule.files, inner)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Replay, "__init__", init)

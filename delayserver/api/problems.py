@@ -22,6 +22,7 @@ from delayserver.errors import (
     InputErrors,
     KeyConflictError,
     MalformedError,
+    MediaTypeError,
     NotFoundError,
     OverloadedError,
     PreconditionError,
@@ -130,6 +131,8 @@ def problem_of(error: Exception) -> Problem:
         case CodingError():
             problem = _problem("coding", "The request's body is compressed", 415, error)
             problem.headers["accept-encoding"] = "identity"  # RFC 9110, 15.5.16
+        case MediaTypeError():
+            problem = _problem("media-type", "The content type is not taken", 415, error)
         case AckTimeoutError():
             problem = _problem("ack-timeout", "Not durable in time", 504, error)
             problem.document.ids = error.ids

@@ -17,7 +17,7 @@ from copy import copy
 import msgspec
 
 from delayserver.decisions.packing import Publishes
-from delayserver.records.content import digest_of, in_order, is_ordered
+from delayserver.records.content import digest_of, digests_of, in_order, is_ordered
 from delayserver.records.message import (
     HEADERS_BYTES_MAX,
     Content,
@@ -100,7 +100,7 @@ class SealedBatch:
                     sealed = in_order(batch.message(index).payload, b"")
                     datas[index], crcs[index] = sealed[CRC_BYTES:], sealed_crc(sealed)
         if None not in batch.keys:
-            return list(map(digest_of, datas, crcs))
+            return digests_of(datas, crcs)
         return [
             0 if key is None else digest_of(data, crc)
             for key, data, crc in zip(batch.keys, datas, crcs, strict=True)

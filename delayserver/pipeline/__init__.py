@@ -4,7 +4,7 @@ In reading order:
 
     session            a Spark session: quiet, in UTC, with a word where Java is missing
     progress           a job, and a bar for its stages
-    workers, arrow     what Spark's Python workers need not do: collect imports, import pandas
+    workers            what Spark's Python workers need not do: collect imports
     calls              what a load and an archive ask the server
 
     logs/              the files of the three logs as tables and streams (`delaylog`)

@@ -8,10 +8,10 @@ digest has the second taken for the first.
 Rows that were written before there was a mark, and those of imports, have a weaker one: length and
 checksum of the payload, headers in their order. What only has that is compared by that.
 
-Cost: 0.4 µs. Threads: pure.
+Cost: 0.8 µs, 0.4 µs for one of many. Threads: pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -25,6 +25,7 @@ from storage.frame import CRC_BYTES, sealed_crc
 MARK: Final = 1 << 62
 """Of a digest with a hash; a payload is not so long that its length would look like that."""
 _HASH_MASK: Final = MARK - (1 << 32)
+_BEGUN: Final = blake2b(digest_size=8)
 _CHECKSUM: Final = np.uint64((1 << 32) - 1)
 
 
@@ -38,6 +39,20 @@ def digest_of(data: bytes, crc: int) -> int:
     """The same from the bytes of a payload, its headers in order, and their checksum."""
     hashed = int.from_bytes(blake2b(data, digest_size=8).digest(), "big")
     return MARK | (hashed & _HASH_MASK) | crc
+
+
+def digests_of(datas: Sequence[bytes], crcs: Sequence[int]) -> list[int]:
+    """`digest_of` each, in half the time."""
+    hashes = []
+    for data in datas:
+        hashed = _BEGUN.copy()
+        hashed.update(data)
+        hashes.append(hashed.digest())
+    numbers = np.frombuffer(b"".join(hashes), ">u8").astype(np.uint64)
+    numbers &= np.uint64(_HASH_MASK)
+    numbers |= np.array(crcs, np.uint64) | np.uint64(MARK)
+    digests: list[int] = numbers.tolist()
+    return digests
 
 
 def in_order(payload: Payload, sealed: bytes) -> bytes:

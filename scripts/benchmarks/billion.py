@@ -3,6 +3,7 @@
     scripts/bench billion [--quick] [--messages N] [--json FILE]
     scripts/bench billion --messages 100000000 --dir /mnt/large
     scripts/bench billion --hot --messages 100000000
+    scripts/bench billion --keys --messages 100000000
 
 A data directory with --messages (10 million, if not told otherwise), each with a body of 200 bytes
 and no key, due at random times of 30 days, is made by the server's own parts, which file them as
@@ -12,15 +13,19 @@ it, and the same is measured as on a directory of a million in the same run:
 make       messages each second, and what they take on the disk
 memory     anonymous memory of the server (RssAnon), some seconds after its start
 publish    100,000 in batches of 500, due at random times of the 30 days: the server's processor
-           time for each until a checkpoint covers them
+           time for each until a checkpoint covers them; the median of five such rounds
 look up    1,000 random ones of those that wait, by id, one after the other
-cancel     50,000 random ones of those that wait, by id, 500 at a time: processor time as above
+cancel     50,000 random ones of those that wait, by id, 500 at a time: processor time as above, the
+           median of three rounds
 lateness   500 due each second, pulled, beside 1,000 published each second over the 30 days: p99
 restart    10,000 more over the 30 days, kill -9 with the last answer: from exec to the first 200 of
            /readyz
 
 With --hot all are due in one hour, which the server has loaded, instead of 30 days: what is
-published and cancelled then is of this hour, and a restart loads it.
+published and cancelled then is of this hour, and a restart loads it. With --keys each has a key of
+its own, also of those that are published later. The catalog is synced and mapped, and its keys come
+in no order: 100 million take some ten minutes to make. A merge of keys falls into few of the
+rounds, and is seen in the note.
 
 The ratios are to the smaller directory. Memory and disk are extrapolated to a billion, and say so:
 a straight line through what was measured. Each message needs 275 bytes of disk; the directories are
@@ -56,7 +61,6 @@ from levels.bench import (
     now_ms,
     publish_ahead,
     random_batches,
-    rate_of,
     send_once,
     set_latency,
     settled_memory,
@@ -80,6 +84,8 @@ BASE = 1_000_000
 BASE_QUICK = 4_000
 MESSAGE_BYTES = 300
 """On the disk, at the most."""
+KEY_BYTES = 130
+"""While its run is merged into another."""
 ROOM_BYTES = 2 << 30
 """For the logs of the server, and what it keeps free."""
 
@@ -95,8 +101,10 @@ AHEAD_MS = 20 * MINUTE_MS
 
 PUBLISHED = 100_000
 PUBLISHED_QUICK = 2_000
+PUBLISH_ROUNDS = 5
 CANCELLED = 50_000
 CANCELLED_QUICK = 1_000
+CANCEL_ROUNDS = 3
 LOOKED_UP = 1_000
 LOOKED_UP_QUICK = 100
 PER_S = 500
@@ -122,7 +130,9 @@ class Made:
     """Between these moments all is due."""
 
 
-def make(bench: Bench, directory: Path, count: int, sampled: int, *, is_hot: bool) -> Made:
+def make(
+    bench: Bench, directory: Path, count: int, sampled: int, *, is_hot: bool, keyed: bool
+) -> Made:
     """A data directory in which so many wait; its memory does not grow with them.
 
     Each frame has as many rows, however many messages there are: of all BATCH_ROWS that are filed
@@ -143,11 +153,12 @@ def make(bench: Bench, directory: Path, count: int, sampled: int, *, is_hot: boo
         begin_ms = from_ms + number * step_ms
         while made < until:
             rows = min(BATCH_ROWS, until - made)
-            filed = maker.publish(rng.integers(begin_ms, begin_ms + step_ms, rows), now_ms())
+            dues_ms = rng.integers(begin_ms, begin_ms + step_ms, rows)
+            filed = maker.publish(dues_ms, now_ms(), keyed=keyed)
             made += rows
             some = filed[rng.choice(rows, rows * sampled // count, replace=False)]
-            dues_ms, seqs = some["due_ms"].astype(np.int64), some["seq"].astype(np.uint64)
-            ids += codec.texts(codec.encode_many(dues_ms, seqs))
+            due_ms, seqs = some["due_ms"].astype(np.int64), some["seq"].astype(np.uint64)
+            ids += codec.texts(codec.encode_many(due_ms, seqs))
             bench.share(made / count)
     maker.close()
     return Made(count, [ids[at] for at in rng.permutation(len(ids))], from_ms, from_ms + spread_ms)
@@ -162,11 +173,15 @@ def check(directory: Path) -> int:
 class Pending:
     """The figures of one size."""
 
-    def __init__(self, bench: Bench, count: int, *, is_checked: bool, is_hot: bool) -> None:
+    def __init__(
+        self, bench: Bench, count: int, *, is_checked: bool, is_hot: bool, keyed: bool
+    ) -> None:
         self._bench = bench
         self._count = count
         self._is_checked = is_checked
         self._is_hot = is_hot
+        self._keyed = keyed
+        self._keys_sent = 0
         self._options = HOT_OPTIONS if is_hot else ()
         self._name = f"pending-{count}"
         self._directory = bench.directory / self._name
@@ -182,9 +197,12 @@ class Pending:
         bench, of = self._bench, self._bench.size.of
         looked_up = of(quick=LOOKED_UP_QUICK, usual=LOOKED_UP)
         cancelled = of(quick=CANCELLED_QUICK, usual=CANCELLED)
-        made = self._make(looked_up + cancelled)
-        rest = (len(made.ids) - looked_up) // BATCH * BATCH
-        asked, ended = made.ids[:looked_up], made.ids[looked_up : looked_up + rest]
+        made = self._make(looked_up + CANCEL_ROUNDS * cancelled)
+        asked = made.ids[:looked_up]
+        # A few less than asked for, where they are drawn from many stretches.
+        each = (len(made.ids) - looked_up) // CANCEL_ROUNDS // BATCH * BATCH
+        starts = range(looked_up, looked_up + CANCEL_ROUNDS * each, each)
+        ended = [made.ids[at : at + each] for at in starts]
         published = of(quick=PUBLISHED_QUICK, usual=PUBLISHED)
         killed = of(quick=KILLED_QUICK, usual=KILLED)
         with bench.server(self._name, *self._options, start_max_s=START_MAX_S) as server:
@@ -205,7 +223,8 @@ class Pending:
             server.wait_until_filed(FILED_MAX_S)
             stats = server.stats()
             pending = stats["pending_loaded"] + stats["pending_later"]
-            wanted = self._count + published - rest + beside + killed
+            changed = PUBLISH_ROUNDS * published - CANCEL_ROUNDS * each
+            wanted = self._count + changed + beside + killed
             figure.expect("pending", pending, wanted)
             server.kill()
 
@@ -220,7 +239,14 @@ class Pending:
         self._step("make them")
         self._directory.mkdir()
         begun_at = time.monotonic()
-        made = make(self._bench, self._directory, self._count, sampled, is_hot=self._is_hot)
+        made = make(
+            self._bench,
+            self._directory,
+            self._count,
+            sampled,
+            is_hot=self._is_hot,
+            keyed=self._keyed,
+        )
         rate = self._count / (time.monotonic() - begun_at)
         self._figure(
             "make", rate, "msg/s"
@@ -235,17 +261,19 @@ class Pending:
 
     def _requests(self, made: Made, count: int) -> list[bytes]:
         """Messages at random times of the same days, each request BATCH of them."""
-        return random_batches(made.from_ms, made.to_ms, count=count).requests
+        batches = random_batches(made.from_ms, made.to_ms, count=count, keyed=self._keyed)
+        if not self._keyed:
+            return batches.requests
+        first, self._keys_sent = self._keys_sent, self._keys_sent + count
+        numbers = np.arange(first, first + count).reshape(-1, BATCH).tolist()
+        return [
+            request % tuple(keys) for request, keys in zip(batches.requests, numbers, strict=True)
+        ]
 
     def _publish(self, server: Served, made: Made, count: int) -> None:
-        self._step(f"publish {count:,}")
-        requests = self._requests(made, count)
-        cpu_s = server.cpu_s()
-        sent = send_once(self._bench, server.port, requests, is_patient=True)
-        server.wait_until_filed(FILED_MAX_S)
-        figure = self._figure("publish", (server.cpu_s() - cpu_s) / count * 1e6, "µs CPU")
-        set_latency(figure, latencies_of(sent))
-        figure.note = f"{rate_of(sent):,.0f}/s in batches of {BATCH}, whose latencies these are"
+        self._step(f"publish {count:,}, {PUBLISH_ROUNDS} times")
+        rounds = [self._requests(made, count) for _ in range(PUBLISH_ROUNDS)]
+        self._in_rounds("publish", server, rounds, count)
 
     def _look_up(self, server: Served, ids: list[str]) -> None:
         self._step(f"look up {len(ids):,}")
@@ -254,21 +282,39 @@ class Pending:
         set_latency(figure, latency_ms)
         figure.note = f"{len(ids):,} random ones by id, one after the other"
 
-    def _cancel(self, server: Served, ids: list[str]) -> None:
-        self._step(f"cancel {len(ids):,}")
+    def _cancel(self, server: Served, rounds: list[list[str]]) -> None:
+        count = len(rounds[0])
+        self._step(f"cancel {count:,}, {len(rounds)} times")
         requests = [
-            http_request(
-                "POST", "/v1/messages/cancel", msgspec.json.encode({"ids": ids[at : at + BATCH]})
-            )
-            for at in range(0, len(ids), BATCH)
+            [
+                http_request(
+                    "POST",
+                    "/v1/messages/cancel",
+                    msgspec.json.encode({"ids": ids[at : at + BATCH]}),
+                )
+                for at in range(0, count, BATCH)
+            ]
+            for ids in rounds
         ]
-        cpu_s = server.cpu_s()
-        sent = send_once(self._bench, server.port, requests, is_patient=True)
-        server.wait_until_filed(FILED_MAX_S)
-        figure = self._figure("cancel", (server.cpu_s() - cpu_s) / len(ids) * 1e6, "µs CPU")
+        figure = self._in_rounds("cancel", server, requests, count)
+        figure.expect("cancelled", server.stats()["cancelled"], len(rounds) * count)
+
+    def _in_rounds(
+        self, what: str, server: Served, rounds: list[list[bytes]], count: int
+    ) -> Figure:
+        """Processor time for each of the `count` messages of a round: the middle one of all, since
+        what a checkpoint or a merge of keys takes falls into some of them only."""
+        cpu_us, sent = [], []
+        for requests in rounds:
+            cpu_s = server.cpu_s()
+            sent += send_once(self._bench, server.port, requests, is_patient=True)
+            server.wait_until_filed(FILED_MAX_S)
+            cpu_us.append((server.cpu_s() - cpu_s) / count * 1e6)
+        figure = self._figure(what, float(np.median(cpu_us)), "µs CPU")
         set_latency(figure, latencies_of(sent))
-        figure.note = f"{rate_of(sent):,.0f}/s, {BATCH} at a time, whose latencies these are"
-        figure.expect("cancelled", server.stats()["cancelled"], len(ids))
+        each = ", ".join(f"{one:.1f}" for one in cpu_us)
+        figure.note = f"rounds {each}; {BATCH} at a time, whose latencies these are"
+        return figure
 
     def _late(self, server: Served, made: Made) -> int:
         """Lateness; returns how many messages were published beside it."""
@@ -343,6 +389,7 @@ def main() -> int:
         help=f"that wait (default: {MESSAGES:,}; more than {BASE:,} to have a ratio)",
     )
     parser.add_argument("--hot", action="store_true", help="all are due in one hour")
+    parser.add_argument("--keys", action="store_true", help="each has a key of its own")
     add_directory(parser)
     options = parse(parser, messages=MESSAGES_QUICK)
     size = Size.QUICK if options.quick else Size.USUAL
@@ -351,7 +398,8 @@ def main() -> int:
     if count < BASE_QUICK:
         parser.error(f"--messages: {BASE_QUICK:,} at the least")
     try:
-        demand_space(options.dir, ROOM_BYTES + count * MESSAGE_BYTES)
+        each_bytes = MESSAGE_BYTES + KEY_BYTES * options.keys
+        demand_space(options.dir, ROOM_BYTES + count * each_bytes)
     except BenchmarkError as error:
         parser.error(str(error))
     console = make_console()
@@ -360,7 +408,13 @@ def main() -> int:
         calibrate_disk(bench)
         for number, each in enumerate(sizes):
             try:
-                Pending(bench, each, is_checked=not number, is_hot=options.hot).measure()
+                Pending(
+                    bench,
+                    each,
+                    is_checked=not number,
+                    is_hot=options.hot,
+                    keyed=options.keys,
+                ).measure()
             except (BenchmarkError, LoadError, OSError) as error:
                 console.print(f"[bold red]{each:,} failed:[/]", escape(str(error)))
                 complete = False
@@ -370,9 +424,10 @@ def main() -> int:
         if not options.hot:
             figures += extrapolated(figures, base, count)
     where = " in one hour" if options.hot else ""
+    where += ", with keys" if options.keys else ""
     show_figures(f"{count:,} messages that wait{where}", figures, console)
     if options.json is not None:
-        write_json(options.json, "billion-hot" if options.hot else "billion", figures)
+        write_json(options.json, "billion", figures)
     return 0 if complete and not any(figure.wrong for figure in figures) else 1
 
 

@@ -34,7 +34,9 @@ from storage.rows import (
     Outcome,
     RecordKind,
 )
+from storage.tiered_catalog import TieredCatalog
 
+CATALOG_MAX_BYTES = 1 << 36
 BATCH_ROWS = 100_000
 DISPATCH_ROWS = 5_000
 
@@ -51,7 +53,8 @@ class Maker:
         for kind in ("schedule", "dispatch"):
             files.make_directory(kind)
         stamp = self.identity.stamp
-        self._catalog = LmdbCatalog(str(root / "catalog"), max_bytes=1 << 32)
+        catalog = LmdbCatalog(str(root / "catalog"), max_bytes=CATALOG_MAX_BYTES)
+        self._catalog = TieredCatalog(catalog, files, stamp=stamp)
         self._log = MessageLog(files, stamp=stamp, segment_bytes=1 << 16, durability=Durability.OS)
         schedule, dispatch = (
             HourLog(files, kind, stamp=stamp) for kind in (LogKind.SCHEDULE, LogKind.DISPATCH)
@@ -88,14 +91,19 @@ class Maker:
         self._seq += count
         return rows
 
-    def publish(self, due_ms: NDArray[np.int64], now_ms: int | None = None) -> Rows:
+    def publish(
+        self, due_ms: NDArray[np.int64], now_ms: int | None = None, *, keyed: bool = False
+    ) -> Rows:
         """Messages that are due at these times; one frame in each of their files.
 
-        They are filed at `now_ms`, or when the first of them is due."""
+        They are filed at `now_ms`, or when the first of them is due. `keyed`: each has a key of its
+        own, of which nobody knows the text."""
         count = len(due_ms)
         rows = self._rows(count)
         rows["kind"] = RecordKind.PUBLISH
         rows["due_ms"] = due_ms
+        if keyed:
+            rows["key_hash"] = np.frombuffer(self._rng.bytes(16 * count), "V16")
         rows["subject_id"] = self._rng.integers(1, len(self._subjects) + 1, count)
         length = len(self._sealed)
         rows["payload_length"] = length
@@ -105,6 +113,8 @@ class Maker:
             [Records(rows, self._sealed * count)], int(due_ms[0]) if now_ms is None else now_ms
         )
         self._replay.checkpoint()
+        while self._replay.tidy():
+            pass
         return rows
 
     def cancel(self, messages: Rows) -> None:

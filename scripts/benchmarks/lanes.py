@@ -19,7 +19,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
+from load import arrow_stream
 from report import (
     Figure,
     add_options,
@@ -40,6 +42,7 @@ from delayserver.records.ids import COLUMNS_MIN, IdCodec, KeyHasher
 from delayserver.records.subscriptions import Registry
 from delayserver.schedule.wheel_rows import wheel_rows
 from delayserver.server.engine import Engine
+from delayserver.times import format_time
 from storage.catalog import LmdbCatalog
 from storage.frame import Frame, crcs_of, encode, scan, seal
 from storage.frame_runs import FrameRun, scan_runs
@@ -161,6 +164,26 @@ def timed_array(parts: EngineParts, number: int, size: int) -> bytes:
     )
 
 
+def table(parts: EngineParts, number: int, size: int) -> tuple[bytes, bytes]:
+    """Messages with keys, each due at a moment of its own: as Arrow, and as JSON with the moments
+    as text, as most write them."""
+    moments_ms = [NOW_MS + 1000 + number * size + index for index in range(size)]
+    messages = [
+        {
+            "subject": SUBJECT,
+            "body": msgspec.Raw(BODY),
+            "key": f"order-{due_ms}",
+            "deliver_at": due_ms,
+        }
+        for due_ms in moments_ms
+    ]
+    in_text = [
+        {**message, "deliver_at": format_time(due_ms)}
+        for message, due_ms in zip(messages, moments_ms, strict=True)
+    ]
+    return arrow_stream(messages), msgspec.json.encode(in_text)
+
+
 def publishes(parts: EngineParts, number: int, size: int) -> Publishes:
     bodies = [BODY] * size
     return Publishes([NOW_MS] * size, [1] * size, bodies, crcs_of(bodies))
@@ -240,6 +263,14 @@ def read_pairs(parts: EngineParts, data: bytes) -> None:
     read_batch(parts, data)
 
 
+def publish_arrow(parts: EngineParts, made: tuple[bytes, bytes]) -> None:
+    parts.engine.publishing.publish_batch(parts.intake.arrow(made[0], NOW_MS), NOW_MS)
+
+
+def publish_json(parts: EngineParts, made: tuple[bytes, bytes]) -> None:
+    parts.engine.publishing.publish_batch(read_batch(parts, made[1]), NOW_MS)
+
+
 def cancel_each(parts: EngineParts, found: Any) -> None:
     seqs, dues_ms, _ = found
     for seq, due_ms in zip(seqs, dues_ms, strict=True):
@@ -307,6 +338,14 @@ LANES = [
         timed_array,
         read_batch,
         read_pairs,
+    ),
+    MeasuredLane(
+        "publish: a table with keys as Arrow",
+        "JSON, due times as text",
+        (100, 500, 2000),
+        table,
+        publish_arrow,
+        publish_json,
     ),
     MeasuredLane(
         "rows: a few, one by one",

@@ -12,7 +12,7 @@ import re
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -21,6 +21,7 @@ import msgspec
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
+ARROW = "application/vnd.apache.arrow.stream"
 START_AFTER_S = 0.3
 """Processes that begin together are told this much before."""
 BUSY = 503
@@ -174,7 +175,7 @@ class BatchRequests:
 
 
 KEY = "%012d"
-"""Stands where the key of a message is to be. Heads and bodies of requests have no other %."""
+"""Stands where the key of a message is to be."""
 
 
 def make_batches(
@@ -191,8 +192,13 @@ def make_batches(
     if keyed:
         messages = [{**message, "key": KEY % 0} for message in messages]
     assert len(messages) % size == 0, (len(messages), size)
-    assert not keyed or content_type == JSON, content_type
-    encode = msgspec.msgpack.encode if content_type == MSGPACK else msgspec.json.encode
+    assert not keyed or content_type != MSGPACK, content_type
+    encoders: dict[str, Callable[[Any], bytes]] = {
+        JSON: msgspec.json.encode,
+        MSGPACK: msgspec.msgpack.encode,
+        ARROW: arrow_stream,
+    }
+    encode = encoders[content_type]
     path = "/v1/messages/batch"
     requests = [
         http_request("POST", path, encode(messages[at : at + size]), content_type)
@@ -200,8 +206,26 @@ def make_batches(
     ]
     if keyed:
         # Put in now, since a template is shorter than what it makes, and the head has the length.
-        requests = [request.replace((KEY % 0).encode(), KEY.encode()) for request in requests]
+        requests = [
+            request.replace(b"%", b"%%").replace((KEY % 0).encode(), KEY.encode())
+            for request in requests
+        ]
     return BatchRequests(requests, size, keyed)
+
+
+def arrow_stream(messages: list[dict[str, Any]]) -> bytes:
+    """Messages of one subject as a stream of Arrow, bodies as JSON text."""
+    import pyarrow as pa
+
+    columns = {name: [one[name] for one in messages] for name in messages[0]}
+    columns["body"] = [msgspec.json.encode(body).decode() for body in columns["body"]]
+    table = pa.table(columns)
+    table = table.set_column(0, "subject", table["subject"].dictionary_encode())
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ MESSAGE_BYTES = 1_000
 """Room for one of them: log, file and key, and once more."""
 ROOM_BYTES = 2 << 30
 FIRST_DUE_MS = 5 * MINUTE_MS
-SINGLE_EACH_S = 0.005
+SINGLE_EACH_S = 0.05
 ASKED = 1_000
 ASKED_QUICK = 100
 """Look-ups, and cancels."""

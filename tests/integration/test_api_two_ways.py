@@ -17,6 +17,7 @@ from delayserver.config import Settings
 from delayserver.decisions.delayed_produce import Level
 from delayserver.queries.look_up import Queries
 from delayserver.server.server import Server
+from tests.arrow_streams import ARROW, arrow_of
 from tests.integration.api_support import ApiServer, make_token
 
 TOKEN = "a token for both ways"
@@ -95,6 +96,10 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "bad NDJSON": (BATCH, b"{}\n{", {"content-type": "application/x-ndjson; charset=utf-8"}),
     "msgpack": (BATCH, msgpack.packb([LATER]), {"content-type": "application/msgpack"}),
     "bad msgpack": (BATCH, b"\xc1", {"content-type": "application/x-msgpack"}),
+    "Arrow, the first": (BATCH, arrow_of([LATER]), {"content-type": ARROW}),
+    "Arrow": (BATCH, arrow_of([LATER]), {"content-type": f"{ARROW}; x=y"}),
+    "bad Arrow": (BATCH, arrow_of([LATER, {"subject": "a b"}]), {"content-type": ARROW}),
+    "no Arrow": (BATCH, b"{}", {"content-type": ARROW}),
     "too many": (BATCH, [LATER] * 101, {}),
     "batch too large": (BATCH, b" " * 200_001, {}),
     "no token": (ONE, LATER, {"authorization": ""}),
@@ -206,6 +211,10 @@ OF_CONSUMERS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "pull with a long wait": (PULL, {"wait": "61s"}, {}),
     "pull without a lease": (PULL, {"lease": 0}, {}),
     "pull with a long lease": (PULL, {"lease": "8d"}, {}),
+    "pull that acknowledges": (PULL, {"ack": ["e-1-0", ""]}, {}),
+    "pull that acknowledges nothing": (PULL, {"ack": []}, {}),
+    "pull that acknowledges too much": (PULL, {"ack": [""] * 10_001}, {}),
+    "pull that acknowledges numbers": (PULL, {"ack": [1]}, {}),
     "pull with a list": (PULL, [], {}),
     "pull not JSON": (PULL, b"{", {}),
     "pull not UTF-8": (PULL, b'{"\xff": 1}', {}),
@@ -372,6 +381,8 @@ def test_the_answers_are_those_of_the_contract(through_protocol):
     assert statuses["compressed without a token"] == 401
     assert statuses["not JSON with another scope"] == 403
     assert statuses["duplicate"] == statuses["NDJSON"] == statuses["msgpack"] == 200
+    assert statuses["Arrow, the first"] == statuses["Arrow"] == 200
+    assert statuses["bad Arrow"] == statuses["no Arrow"] == 422
     assert statuses["another origin with the token"] == statuses["in a trace"] == 201
     assert statuses["again in another span"] == statuses["batch in a trace"] == 200
     assert statuses["within the scope"] == statuses["the first in a while"] == 201

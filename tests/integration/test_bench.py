@@ -47,11 +47,13 @@ def figures(name: str, directory: Path, *options: str) -> tuple[list[dict[str, A
 
 LEVELS = {
     "post": "POST, 2 conn., no key|POST, 2 conn., with key",
-    "batch": "batch of 500, JSON|batch of 500, msgpack",
+    "batch": "batch of 500, JSON|batch of 500, msgpack|batch of 500, keys, JSON|"
+    "batch of 500, keys, Arrow",
     "cancel": "cancel by key, 2 conn.|cancel by key, 500 at a time",
     "client": "client, publish, 8 tasks, no keys|client, publish, 8 tasks, generated keys|"
     "client, cancel by key, 8 tasks",
     "lateness": "pull, 1,000 due/s, 1,000 publishes/s",
+    "turns": "1,000 due/s, ack, then pull|1,000 due/s, the next pull has the acks",
     "webhook": "webhook, 500 due/s, 500 publishes/s|webhooks, all due at once",
     "hour": "hour change, 10,000 due|memory, hour of 10,000 loaded",
     "backlog": "memory, 4,000 due tomorrow|disk, 4,000 pending|"
@@ -64,7 +66,7 @@ LEVELS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "only", ["post,batch,cancel", "client,pull,curves", "lateness,webhook", "hour,backlog"]
+    "only", ["post,batch,cancel", "client,pull,curves", "lateness,turns,webhook", "hour,backlog"]
 )
 def test_levels(only: str, tmp_path: Path) -> None:
     found, _ = figures("levels", tmp_path, "--only", only)

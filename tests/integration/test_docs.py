@@ -175,6 +175,11 @@ def test_the_client_library(here, tmp_path):
     assert shown[2] == "0 messages wait"
 
 
+def test_a_table(here, tmp_path):
+    (tmp_path / "table.py").write_text(here(program(document("docs/http.md"), "new_stream")))
+    assert run([sys.executable, str(tmp_path / "table.py")]).startswith("{'count': 2, 'dup")
+
+
 def test_the_tokens(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shown = [command_line(one.words) for one in examples(document("docs/access.md"))]

@@ -96,6 +96,7 @@ def test_the_hot_calls_are_described_with_examples_that_work(shared_api, documen
         "application/json",
         "application/x-ndjson",
         "application/msgpack",
+        "application/vnd.apache.arrow.stream",
     }
 
 

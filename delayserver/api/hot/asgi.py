@@ -7,8 +7,8 @@
          ──▶ else           ──▶ FastAPI, its body limited
 
 What `protocol` does not serve comes this way: a publish that says with `ack` what it waits for, a
-batch in MessagePack, which is made into JSON in slices, a cancel whose subject has to be read, a
-head that is not as plain as most.
+batch in MessagePack, which is made into JSON in slices, the first one in Arrow, which waits for an
+import, a cancel whose subject has to be read, a head that is not as plain as most.
 
 Cost: 100 µs per call more than without ASGI. Threads: belongs to the event loop.
 """
@@ -33,6 +33,7 @@ from delayserver.api.hot.paths import (
     MESSAGES_PATH,
     REST_MAX_BYTES,
     asks_disk,
+    is_arrow,
     is_cancel,
     is_health,
     is_hot,
@@ -104,6 +105,9 @@ class HotPath:
                 if path == BATCH_PATH and is_packed(content_type):
                     unpacked = hot.intake.unpacked(data, self._calls.clock())
                     data, content_type = await _in_slices(unpacked), JSON
+                if path == BATCH_PATH and is_arrow(content_type) and not hot.intake.reads_arrow:
+                    loop = asyncio.get_running_loop()
+                    await loop.run_in_executor(None, hot.intake.import_arrow)
                 answer = hot.answer(path, data, content_type, caller, trace_of(headers))
             del data  # What it says is kept elsewhere while the answer has to wait.
             if ack is not None and answer.status < 400:

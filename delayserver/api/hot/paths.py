@@ -36,6 +36,11 @@ def is_packed(content_type: bytes) -> bool:
     return b"msgpack" in content_type.lower()
 
 
+def is_arrow(content_type: bytes) -> bool:
+    """Whether a batch comes as a stream of Arrow."""
+    return b"vnd.apache.arrow.stream" in content_type.lower()
+
+
 def is_health(method: str, path: str) -> bool:
     """Whether the call asks how the server is."""
     return method == "GET" and path in (ALIVE_PATH, READY_PATH)

@@ -40,7 +40,7 @@ from delayserver.api.hot.heads import (
     read_head,
     read_head_of_one,
 )
-from delayserver.api.hot.paths import ConsumerCall, asks_disk, one_of, parse_call
+from delayserver.api.hot.paths import ConsumerCall, asks_disk, is_arrow, one_of, parse_call
 from delayserver.api.hot.publish import Hot
 from delayserver.config import Settings
 from delayserver.decisions.group import Group
@@ -203,6 +203,7 @@ class _HotProtocol(Connection):
                 or body_start - start > self.access.head_max_bytes
                 or len(head.headers) > self.access.headers_max
                 or (head.is_cancel and asks_disk(head.path) and self._is_restricted(head))
+                or (is_arrow(head.content_type) and not self.hot.intake.reads_arrow)
                 or (self.settings.cors_origins and header(head.headers, b"origin"))
                 or (body_start + head.length > length and self._is_refused(head))
             ):

@@ -46,6 +46,7 @@ from delayserver.api.hot.paths import (
     MESSAGES_PATH,
     REST_MAX_BYTES,
     ConsumerCall,
+    is_arrow,
 )
 from delayserver.api.intake import ENVELOPE_BYTES, Intake
 from delayserver.decisions.publishing import Accepted
@@ -102,8 +103,7 @@ class Hot:
             if path == MESSAGES_PATH:
                 answer = self._publish(data, caller, trace)
             else:
-                text = content_type.decode("latin-1").lower()
-                answer = self._publish_batch(data, text, caller, trace)
+                answer = self._publish_batch(data, content_type, caller, trace)
         except Exception as error:
             answer = problem_answer(error)
         if span is not None:
@@ -237,12 +237,15 @@ class Hot:
         return self._calls.locate(found.seq, found.due_ms).state
 
     def _publish_batch(
-        self, data: bytes, content_type: str, caller: Caller | None, trace: Trace | None
+        self, data: bytes, content_type: bytes, caller: Caller | None, trace: Trace | None
     ) -> Answer:
         """POST /v1/messages/batch"""
         calls = self._calls
         now_ms = calls.clock()
-        batch = self.intake.batch(data, content_type, now_ms)
+        if is_arrow(content_type):
+            batch = self.intake.arrow(data, now_ms)
+        else:
+            batch = self.intake.batch(data, content_type.decode("latin-1").lower(), now_ms)
         if caller is not None:
             for subject in set(batch.subjects):
                 caller.require(_PUBLISH, subject)

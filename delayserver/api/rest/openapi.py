@@ -91,7 +91,7 @@ _DESCRIPTIONS = {
     "409": "The state does not allow it",
     "412": "It is not the version that `If-Match` names, or `If-None-Match: *` and it exists",
     "413": "The request is too large",
-    "415": "The body is compressed",
+    "415": "The body is compressed, or of a type that this server does not read",
     "422": "The request is invalid; `errors` points to the fields",
     "429": "More requests or messages per second than the token allows",
     "431": "The headers are too many or too long",
@@ -127,7 +127,7 @@ def _schema(form: type[models.Strict] | type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def batch_body() -> dict[str, Any]:
-    """The request body of a batch, in its three forms."""
+    """The request body of a batch, in its four forms."""
     items = {
         "type": "array",
         "items": _schema(models.PublishModel),
@@ -146,6 +146,18 @@ def batch_body() -> dict[str, Any]:
                 "description": "an array of the same maps; a `body` of type bin is binary. What "
                 "JSON does not have is refused (NaN, binary inside a body, extensions), and so is "
                 "a message longer than `body_max_bytes` and 64 KiB",
+            }
+        },
+        "application/vnd.apache.arrow.stream": {
+            "schema": {
+                "type": "string",
+                "format": "binary",
+                "description": "a stream of Arrow IPC, not compressed, a row for each message: "
+                "`subject` (text, or a dictionary of it), `body` (text: JSON; binary: a binary "
+                "body), `delay` (whole milliseconds or a duration) or `deliver_at` (a timestamp "
+                "with a time zone, or whole milliseconds), `key` (text), `headers` (a map of "
+                "text). All but `subject` may be missing or null. 415 where the server's extra "
+                "`arrow` is not installed",
             }
         },
     }

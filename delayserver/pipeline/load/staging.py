@@ -21,8 +21,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from delayserver.errors import InputError
-from delayserver.pipeline.arrow import fixed, integers, lengths, pieces, present
 from delayserver.pipeline.workers import spare_imports
+from delayserver.records.arrow import fixed, integers, lengths, pieces, present
 from delayserver.records.ids import KeyHasher
 from delayserver.records.message import KEY_MAX_BYTES, Content, check_headers, encode_payloads
 from delayserver.records.nesting import NESTED_MIN_BYTES, is_nested_too_deeply

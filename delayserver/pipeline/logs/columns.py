@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delayserver.pipeline.arrow import binaries, fixed, texts
 from delayserver.pipeline.logs.dispatched import DISPATCHED_DTYPE
 from delayserver.pipeline.reports.lateness import bucket_of
+from delayserver.records.arrow import binaries, fixed, texts
 from delayserver.records.message import Payload, decode_payload
 from storage.frame import Damage, Frame, Rows
 from storage.rows import DTYPES, HOUR_MS, SCHEDULES, LogKind, Outcome, concatenate, select

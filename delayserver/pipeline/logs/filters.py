@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow.compute as pc
 from pyspark.sql import datasource
 
-from delayserver.pipeline.arrow import texts
 from delayserver.pipeline.logs.columns import LogColumns, Names, values
 from delayserver.pipeline.logs.logs import ALL, Range
+from delayserver.records.arrow import texts
 from storage.frame import Rows
 from storage.rows import HOUR_MS
 

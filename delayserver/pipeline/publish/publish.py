@@ -1,7 +1,7 @@
 """Rows become messages of a server: `df.write.format("delayserver")`, `df.writeStream…`.
 
-    Arrow batch ──▶ rows as JSON ──▶ POST /v1/messages/batch ──▶ published, a duplicate, or refused
-                          └─▶ cannot be sent              ▲ again, while the server is away
+    Arrow batch ──▶ POST /v1/messages/batch ──▶ published, a duplicate, or refused
+             └─▶ cannot be sent          ▲ again, while the server is away
 
     spark.dataSource.register(DelayServerSink)
     events.writeStream.format("delayserver").option("subject", "order.unpaid")
@@ -36,8 +36,8 @@ Executors read `tlsCa` and write `rejects`, so these must be the same place ever
 the driver's. The server judges the rows, by the rules of every publish; here only that is found
 which cannot be sent at all. Rows that were refused do not keep the others of their request back.
 
-Cost: 4 µs per row with a body of text, and 1 µs more per column that becomes JSON; a few tasks keep
-a server busy. Threads: Spark's tasks, an event loop in each.
+Cost: 0.1 µs per row with a body of text, and 1 µs more per column that becomes JSON; to a server
+that does not take Arrow 3 µs more. Threads: Spark's tasks, an event loop in each.
 """
 
 import json

@@ -1,14 +1,18 @@
 """Sending: what a task does with the rows of a table or stream; from Arrow batches to messages.
 
-    batch of columns ──▶ a message as JSON per row ──▶ two requests at a time ──▶ counted
-                               └─ no due time, no key ──┐        └─ refused ──┐
-                                                        └─────────────────────┴──▶ error, or file
+    batch of columns ──▶ parts, two at a time ──▶ as a stream of Arrow ──▶ counted
+                               └─ not all taken ─▶ a message as JSON per row ──▶ counted
+                                        └─ no due time, no key ─┐     └─ refused ──┐
+                                                                └──────────────────┴▶ error, or file
 
-The client library takes a refused request apart (`client.batches`), and asks again while the server
-is away (`client.retries`). An answer that was lost is always asked for again: what has a key may be
-sent again, and rows without keys are sent at least once.
+A part whose rows are all in order goes as it stands (`columns`). Where a server does not take that,
+or one row is refused, its rows are sent as JSON: the client library takes a refused request apart
+(`client.batches`). It asks again while the server is away (`client.retries`). An answer that was
+lost is always asked for again: what has a key may be sent again, and rows without keys are sent at
+least once.
 
-Cost: about 4 µs per row. Threads: a task of Spark's; an event loop of its own while it runs.
+Cost: 0.1 µs per row as a stream, 3 µs as JSON. Threads: a task of Spark's; an event loop of
+its own while it runs.
 """
 
 import asyncio
@@ -17,9 +21,10 @@ import json
 import os
 import ssl
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,13 +34,19 @@ from pyspark import TaskContext
 from pyspark.sql import types as T
 from pyspark.sql.datasource import WriterCommitMessage
 
-from delayserver.client.batches import PublishItem, send_publishes
-from delayserver.client.errors import ClientError, ConflictError, InvalidError
+from delayserver.client.batches import BATCH_PATH, PublishItem, send_publishes
+from delayserver.client.errors import (
+    ClientError,
+    ConflictError,
+    InvalidError,
+    NotADelayServerError,
+)
 from delayserver.client.producer import BATCH_MAX_BYTES, IN_FLIGHT_MAX
 from delayserver.client.retries import RetryPolicy, Time, answered
-from delayserver.client.transport import HttpAnswer, HttpTransport
+from delayserver.client.transport import JSON, HttpAnswer, HttpTransport, decoded
 from delayserver.client.values import Published
 from delayserver.errors import PipelineError
+from delayserver.pipeline.publish.columns import ColumnReader, encode
 from delayserver.pipeline.publish.mapping import MessageColumns
 
 BATCH_ROWS = 2_000
@@ -44,10 +55,11 @@ NAMED_MAX = 5
 _QUERY_ID = "sql.streaming.queryId"
 """Spark tells it to the tasks of a micro-batch."""
 
-ArrowBatches = Iterator[pa.RecordBatch]
+ARROW = "application/vnd.apache.arrow.stream"
 
-# Times become RFC 3339 text and bytes base64, as with to_json; decimals are numbers.
-_encode = msgspec.json.Encoder(decimal_format="number").encode
+ArrowBatches = Iterator[pa.RecordBatch]
+_Ask = Callable[..., Awaitable[HttpAnswer]]
+
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
 
 
@@ -66,6 +78,13 @@ class SendingPlan:
     report: str | None
     batch_rows: int
     timeout_s: float
+
+
+class _Taken(msgspec.Struct):
+    """What a batch that was taken is answered."""
+
+    count: int
+    duplicates: int
 
 
 class _RejectedError(Exception):
@@ -111,7 +130,11 @@ class Sender:
 
     def __init__(self, plan: SendingPlan, schema: T.StructType) -> None:
         self._plan = plan
-        self._columns = _ColumnReader(plan.columns, schema)
+        self._columns = ColumnReader(plan.columns, schema, needs_key=plan.needs_key)
+        self._takes_arrow = True
+        """Until the server says that it does not."""
+        self._unsendable: list[tuple[tuple[Any, ...], str]] = []
+        """Rows of a batch of which no message can be made, and why."""
         context = TaskContext.get()
         query = (context.getLocalProperty(_QUERY_ID) if context else None) or ""
         self._sent = SendingReport(query)
@@ -139,41 +162,82 @@ class Sender:
         policy, time = RetryPolicy(plan.timeout_s), Time()
 
         async def ask(
-            method: str, path: str, body: bytes | None, *, repeatable: bool = True
+            method: str,
+            path: str,
+            body: bytes | None,
+            *,
+            repeatable: bool = True,
+            content_type: str = JSON,
         ) -> HttpAnswer:
-            return await answered(partial(transport.request, method, path, body), policy, time)
+            request = partial(transport.request, method, path, body, content_type=content_type)
+            return await answered(request, policy, time)
 
-        async def follow(requests: Iterator[list[_Row]]) -> None:
-            for rows in requests:
+        async def follow(parts: Iterator[pa.RecordBatch]) -> None:
+            for part in parts:
                 try:
-                    await send_publishes(ask, list[PublishItem](rows))
+                    if self._takes_arrow and await self._is_taken(part, ask):
+                        continue
+                    for rows in self._requests(part):
+                        await send_publishes(ask, list[PublishItem](rows))
+                        self._settle(rows)
                 except ClientError as error:
                     raise PipelineError(str(error)) from error
-                self._settle(rows)
 
         try:
             for batch in batches:
                 # Spark is asked for more, which blocks, when nothing is under way.
-                requests = self._requests(batch)
+                parts = self._parts(batch)
                 async with asyncio.TaskGroup() as tasks:
                     for _ in range(IN_FLIGHT_MAX):
-                        tasks.create_task(follow(requests))
+                        tasks.create_task(follow(parts))
+                unsendable, self._unsendable = self._unsendable, []
+                self._refuse(unsendable)
         except BaseExceptionGroup as errors:
             # What went wrong first; the other request was given up for it.
             raise errors.exceptions[0] from None
         finally:
             await transport.close()
 
+    def _parts(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The rows of a batch in parts of which each is about as much as a request may be."""
+        for start in range(0, batch.num_rows, self._plan.batch_rows):
+            waiting = [batch.slice(start, self._plan.batch_rows)]
+            while waiting:
+                part = waiting.pop()
+                if part.nbytes > BATCH_MAX_BYTES and part.num_rows > 1:
+                    middle = part.num_rows // 2
+                    waiting += [part.slice(middle), part.slice(0, middle)]
+                else:
+                    yield part
+
+    async def _is_taken(self, part: pa.RecordBatch, ask: _Ask) -> bool:
+        """Whether the server has taken all rows of a part, as a stream of Arrow."""
+        data = self._columns.stream(part)
+        if data is None:
+            return False
+        answer = await ask("POST", BATCH_PATH, data, content_type=ARROW)
+        if answer.status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
+            self._takes_arrow = False
+        if answer.is_success:
+            taken = decoded(answer.body, _Taken)
+            if taken.count != part.num_rows:
+                raise NotADelayServerError(f"{part.num_rows} were sent, {taken.count} answered")
+            self._sent.published += taken.count - taken.duplicates
+            self._sent.duplicates += taken.duplicates
+            return True
+        if answer.status >= 500 or answer.status == HTTPStatus.TOO_MANY_REQUESTS:
+            raise PipelineError(f"the server at {self._plan.url}: {answer.error()}")
+        return False  # Row by row, each gets the answer that is its own.
+
     def _requests(self, batch: pa.RecordBatch) -> Iterator[list[_Row]]:
         """The rows of a batch in as many requests as they need."""
         rows: list[_Row] = []
         size_bytes = 0
-        refused: list[tuple[tuple[Any, ...], str]] = []
         for values in self._columns.rows(batch):
             try:
                 row = _Row(self._data(*values), values)
             except _RejectedError as error:
-                refused.append((values, str(error)))
+                self._unsendable.append((values, str(error)))
                 continue
             if rows and size_bytes + len(row.data) > BATCH_MAX_BYTES:
                 yield rows
@@ -185,7 +249,6 @@ class Sender:
                 rows, size_bytes = [], 0
         if rows:
             yield rows
-        self._refuse(refused)
 
     def _data(
         self,
@@ -202,9 +265,9 @@ class Sender:
             raise _RejectedError("no due time")
         if key is None and self._plan.needs_key:
             raise _RejectedError("no key")
-        data = b'{"subject":%b,"deliver_at":%b' % (_encode(subject), _encode(due))
+        data = b'{"subject":%b,"deliver_at":%b' % (encode(subject), encode(due))
         if key is not None:
-            data += b',"key":' + _encode(key)
+            data += b',"key":' + encode(key)
         if self._columns.is_binary:
             if body is None:
                 raise _RejectedError("no body")
@@ -306,103 +369,3 @@ class _RejectFile:
 
 def _text(data: bytes | None) -> str | None:
     return None if data is None else data.decode("utf-8", "replace")
-
-
-# ── columns ────────────────────────────────────────────────────────────────────────────────────
-
-
-class _ColumnReader:
-    """Takes subject, due time, key, body and headers out of Arrow batches."""
-
-    def __init__(self, columns: MessageColumns, schema: T.StructType) -> None:
-        self._columns = columns
-        self._at = {name: index for index, name in enumerate(schema.names)}
-        self._rest = columns.rest(schema.names)
-        body = None if columns.body is None else schema[columns.body].dataType
-        headers = None if columns.headers is None else schema[columns.headers].dataType
-        self.is_binary = isinstance(body, T.BinaryType)
-        """The bodies are not JSON."""
-        self.is_text = isinstance(body, T.StringType)
-        """The bodies are JSON that somebody else made, and so are the headers:"""
-        self.are_headers_text = isinstance(headers, T.StringType)
-
-    def rows(self, batch: pa.RecordBatch) -> Iterable[tuple[Any, ...]]:
-        """Subject, due time, key, body and headers of each row; None where there is nothing."""
-        columns, nothing = self._columns, [None] * batch.num_rows
-        if columns.subject_column is None:
-            subjects = [columns.subject] * batch.num_rows
-        else:
-            subjects = self._texts(batch, columns.subject_column)
-        return zip(
-            subjects,
-            _due(batch.column(self._at[columns.due])),
-            nothing if columns.key is None else self._texts(batch, columns.key),
-            self._bodies(batch),
-            nothing if columns.headers is None else self._headers(batch, columns.headers),
-            strict=True,
-        )
-
-    def _texts(self, batch: pa.RecordBatch, name: str) -> list[str | None]:
-        texts: list[str | None] = batch.column(self._at[name]).cast(pa.string()).to_pylist()
-        return texts
-
-    def _bodies(self, batch: pa.RecordBatch) -> list[bytes | None]:
-        name = self._columns.body
-        if name is None:
-            rest = self._rest
-            if not rest:
-                return [None] * batch.num_rows
-            columns = [_values(batch.column(self._at[one])) for one in rest]
-            rows = zip(*columns, strict=True)
-            return [_encode(dict(zip(rest, row, strict=True))) for row in rows]
-        column = batch.column(self._at[name])
-        if self.is_binary or self.is_text:
-            return _as_bytes(column)
-        return [None if value is None else _encode(value) for value in _values(column)]
-
-    def _headers(self, batch: pa.RecordBatch, name: str) -> list[bytes | None]:
-        column = batch.column(self._at[name])
-        if self.are_headers_text:
-            return _as_bytes(column)
-        if pa.types.is_struct(column.type):
-            # A field of a struct that is null is no header.
-            return [
-                None
-                if value is None
-                else _encode({k: v for k, v in value.items() if v is not None})
-                for value in column.to_pylist()
-            ]
-        return [None if value is None else _encode(value) for value in _values(column)]
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _as_bytes(column: pa.Array) -> list[bytes | None]:
-    values: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
-    return values
-
-
-def _values(column: pa.Array) -> list[Any]:
-    values: list[Any] = column.to_pylist(maps_as_pydicts="lossy")
-    return values
-
-
-def _due(column: pa.Array) -> list[int | str | None]:
-    """Milliseconds since 1970, or text that the server reads."""
-    kind = column.type
-    if _is_text(kind):
-        return [
-            max(0, int(text)) if text is not None and text.lstrip("-").isdecimal() else text
-            for text in column.to_pylist()
-        ]
-    if pa.types.is_date(kind):
-        column = column.cast(pa.timestamp("ms")).cast(pa.int64())
-    elif pa.types.is_timestamp(kind):
-        # Never earlier than it says: a part of a millisecond is rounded up.
-        micros = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_pylist()
-        return [None if one is None else max(0, -(-one // 1000)) for one in micros]
-    due: list[int | None] = column.cast(pa.int64()).to_pylist()
-    # What is past is due now, however long ago.
-    return [None if one is None else max(0, one) for one in due]

@@ -131,7 +131,7 @@ def take_snapshot(files: Files, catalog: Catalog, *, stamp: int) -> StatesSnapsh
     hours_due = scheduled["due_ms"] // HOUR_MS
     days_due = days_of(hours_due)
     is_far = np.isin(days_due, [bucket for bucket in hours if is_day(bucket)])
-    for hour, here in by_bucket(scheduled, np.where(is_far, days_due, hours_due)):
+    for hour, here in by_bucket(np.where(is_far, days_due, hours_due)):
         rows = scheduled[here]
         # An hour that the catalog does not know, of filed records: it is past its retention.
         rows = rows if hour in hours else rows[rows["seq"] > checkpoint_seq]

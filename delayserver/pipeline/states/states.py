@@ -24,7 +24,6 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from delayserver.pipeline.arrow import fixed, texts
 from delayserver.pipeline.logs.columns import (
     COMMON,
     CORRUPT,
@@ -55,6 +54,7 @@ from delayserver.pipeline.states.snapshot import (
     take_snapshot,
 )
 from delayserver.pipeline.workers import spare_imports
+from delayserver.records.arrow import fixed, texts
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import HourState, hour_key
 from storage import buckets

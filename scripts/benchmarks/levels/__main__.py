@@ -15,7 +15,7 @@ post       single POSTs by wrk, in rounds: hello, server, and both again with a 
            The figure is the median of the rounds, and so is the ratio of server to hello.
            64 and 128 connections; with --full 1, 32 and 512, too.
 batch      batches of 500, JSON and MessagePack, prebuilt, eight in flight from two processes; due
-           at random times of the day after tomorrow.
+           at random times of the day after tomorrow. With keys JSON and Arrow, by turns.
 cancel     cancels by key: one at a time by wrk, and 500 at a time, eight in flight.
 client     single publishes by 64 and 512 awaiting tasks through the client library, each answered
            when its own message is durable: without keys, and with generated keys (which make
@@ -25,6 +25,9 @@ lateness   1,000 and 2,000 due each second, and 5,000 beside 10,000 published ea
            has read a message, less `deliver_at`. All is published before the first is due.
            Beside it: how late the timers of a bare asyncio loop are on this machine.
            With --full: 20,000 each second, too.
+turns      2,000 due each second, and a client with one connection that pulls, acknowledges and
+           pulls again: with acks of their own, whose record each pull waits for, and with acks that
+           the next pull carries.
 webhook    the same with webhooks to a receiver that answers 200 at once: 1,000 due each second,
            and 2,000 beside 10,000 published each second; and 40,000 due at once.
 hour       1,000,000 (--full: and 10,000,000) due in an hour whose directory was made beforehand:
@@ -85,7 +88,7 @@ from levels.client import client
 from levels.comparison import compare, show_comparison
 from levels.curves import curves
 from levels.hour import hour
-from levels.lateness import lateness, webhook
+from levels.lateness import lateness, turns, webhook
 from levels.opening import open_bench
 from levels.posts import cancel, post
 from levels.pulls import pull
@@ -99,6 +102,7 @@ CASES: dict[str, Callable[[Bench], None]] = {
     "cancel": cancel,
     "client": client,
     "lateness": lateness,
+    "turns": turns,
     "webhook": webhook,
     "hour": hour,
     "backlog": backlog,

@@ -4,7 +4,7 @@ import time
 from concurrent.futures import Future
 
 import numpy as np
-from consumers import Received, bare_timers, pull_on_time, receive_webhooks
+from consumers import Received, bare_timers, pull_in_turn, pull_on_time, receive_webhooks
 from load import BatchRequests, ConnectionResult, make_batches, publish_batches
 from report import Figure
 from servers import BenchmarkError, Served, free_port
@@ -29,6 +29,7 @@ LEVELS_MS = {(2000, False): 3, (5000, True): 5}
 WEBHOOK_LEVEL = 10_000
 TIMERS_S = 2.0
 LATENESS_S = 15
+TURNS_PER_S = 2000
 WEBHOOK_S = 10
 QUICK_S = 1
 BURST = 40_000
@@ -80,6 +81,35 @@ def _lateness_pull(bench: Bench, per_s: int, beside_per_s: int) -> None:
             figure.note = beside_note(beside.result())
         figure.expect("acknowledged", received.acked, count)
         figure.expect("accepted", server.stats()["accepted"], published)
+
+
+def turns(bench: Bench) -> None:
+    """Lateness of a client that pulls, handles and acknowledges in turn, in two ways."""
+    per_s = bench.size.of(quick=1000, usual=TURNS_PER_S)
+    count = per_s * bench.size.of(quick=QUICK_S, usual=LATENESS_S)
+    apart: Figure | None = None
+    for carries in (False, True):
+        case = f"{per_s:,} due/s, " + (
+            "the next pull has the acks" if carries else "ack, then pull"
+        )
+        bench.step(f"lateness in turn: {case}")
+        name = "turns"
+        with bench.server(f"turns-{carries}") as server:
+            subscribe(server, name, {"type": "pull"})
+            idle_ms = idle_max_ms(count)
+            arguments = (server.port, name, count, idle_ms, carries)
+            receiving = bench.pool.submit(pull_in_turn, *arguments)
+            publish_ahead(bench, server, name, per_s, count)
+            cpu_s = server.cpu_s()
+            received = receiving.result()
+            figure = _lateness_figure(bench, case, count, received, server, cpu_s)
+            figure.expect("acknowledged", received.acked, count)
+        if apart is None:
+            apart = figure
+        else:
+            assert apart.p99_ms and figure.p99_ms and apart.cpu_us and figure.cpu_us
+            figure.ratios["p99 apart"] = figure.p99_ms / apart.p99_ms
+            figure.ratios["CPU apart"] = figure.cpu_us / apart.cpu_us
 
 
 def publish_beside(

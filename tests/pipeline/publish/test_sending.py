@@ -13,10 +13,13 @@ import pytest
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from delayserver.client.transport import JSON, HttpAnswer, HttpTransport
 from delayserver.errors import InputError, PipelineError
+from delayserver.pipeline.publish.columns import ColumnReader
 from delayserver.pipeline.publish.mapping import MessageColumns
 from delayserver.pipeline.publish.publish import DelayServerSink
-from delayserver.pipeline.publish.sending import Sender, SendingPlan, SendingReport
+from delayserver.pipeline.publish.sending import ARROW, Sender, SendingPlan, SendingReport
+from tests.arrow_streams import HEADERS
 from tests.integration.api_support import ApiServer, make_token, now_ms, time_ms, unique, wait_until
 
 DAY_MS = 86_400_000
@@ -183,6 +186,111 @@ BAD: dict[str, list[Any]] = {
     "key": ["good", "undated", "far", "broken", "large", "k" * 257, None, "good"],
     "body": ["1", "1", "1", "{", json.dumps("x" * 10_001), "1", "1", "2"],
 }
+
+
+@pytest.fixture
+def sent_as(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The content types of the requests, in order."""
+    types: list[str] = []
+    request = HttpTransport.request
+
+    async def noted(self: HttpTransport, *arguments: Any, **named: Any) -> HttpAnswer:
+        types.append(named["content_type"])
+        return await request(self, *arguments, **named)
+
+    monkeypatch.setattr(HttpTransport, "request", noted)
+    return types
+
+
+def without_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is one that does not take it."""
+    request = HttpTransport.request
+
+    async def refused(self: HttpTransport, *arguments: Any, **named: Any) -> HttpAnswer:
+        if named["content_type"] == ARROW:
+            return HttpAnswer(415, b"{}")
+        return await request(self, *arguments, **named)
+
+    monkeypatch.setattr(HttpTransport, "request", refused)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "text": {"body": ['{"n": 1.10} ', None, "[]"]},
+    "binary": {"body": [b"\xff", b"", b" {"]},
+    "numbers": {"body": [1, None, 3]},
+    "the rest": {"n": [1, 2, 3], "at": [TOMORROW] * 3},
+    "headers": {"body": ["1"] * 3, "extra": pa.array([[("a", "b")], [], None], HEADERS)},
+    "subjects": {"kind": ["a.b", "a.c", "a.b"]},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_row_is_the_same_message_as_a_column_and_as_json(
+    make: Callable[..., SendingPlan], monkeypatch: pytest.MonkeyPatch, sent_as: list[str], way: str
+) -> None:
+    columns = WAYS[way]
+    keys = [unique("k") for _ in range(3)]
+    plan = make(
+        MessageColumns(
+            "due",
+            subject=None if "kind" in columns else unique("sent"),
+            subject_column="kind" if "kind" in columns else None,
+            key="key",
+            body="body" if "body" in columns else None,
+            headers="extra" if "extra" in columns else None,
+        )
+    )
+    rows = {"due": [TOMORROW, TOMORROW, TOMORROW], "key": keys, **columns}
+    sent = send(plan, rows)
+    assert (sent.published, sent.duplicates) == (3, 0)
+    assert sent_as == [ARROW, ARROW]
+    without_arrow(monkeypatch)
+    sent_as.clear()
+    again = send(plan, rows)
+    assert (again.published, again.duplicates) == (0, 3)
+    assert set(sent_as) == {JSON}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"due": [None, TOMORROW]},
+        {"due": [TOMORROW.isoformat()] * 2},
+        {"key": ["k", None]},
+        {"kind": [None, "a.b"]},
+        {"body": [b"a", None]},
+        {"extra": [{"a": "b"}] * 2},
+        {"extra": ['{"a": "b"}'] * 2},
+    ],
+    ids=["no due time", "due as text", "no key", "no subject", "no body", "a struct", "text"],
+)
+def test_rows_that_are_to_be_looked_at_are_no_stream(columns: dict[str, Any]) -> None:
+    usual = {"due": [TOMORROW] * 2, "key": ["k", "l"], "body": ["1", "2"], "kind": ["a", "b"]}
+    table = usual | columns
+    batch = pa.RecordBatch.from_pydict(table)
+    mapping = MessageColumns(
+        "due",
+        subject_column="kind",
+        key="key",
+        body="body",
+        headers="extra" if "extra" in table else None,
+    )
+    schema = from_arrow_schema(batch.schema)
+    assert ColumnReader(mapping, schema, needs_key=True).stream(batch) is None
+    usual_batch = pa.RecordBatch.from_pydict(usual)
+    plain = replace(mapping, headers=None)
+    reader = ColumnReader(plain, from_arrow_schema(usual_batch.schema), needs_key=True)
+    assert reader.stream(usual_batch) is not None
+
+
+def test_long_rows_are_sent_in_several_requests(
+    make: Callable[..., SendingPlan], sent_as: list[str]
+) -> None:
+    plan = make(batch_rows=2_000)
+    body = json.dumps("x" * 9_000)
+    keys = [unique("long") for _ in range(600)]
+    assert send(plan, {"due": [TOMORROW_MS] * 600, "key": keys, "body": [body] * 600}).published
+    assert sent_as == [ARROW] * 2  # of 5.4 MB
 
 
 def test_refused_rows_go_to_a_file_with_the_reason(make: Callable[..., SendingPlan]) -> None:

@@ -19,6 +19,7 @@ from storage.errors import DamageError, DiskFullError, SyncError
         (errors.NotFoundError("nothing"), 404),
         (errors.ConflictError("no", "delivered"), 409),
         (errors.OverloadedError("full"), 503),
+        (errors.MediaTypeError("no Arrow"), 415),
         (errors.StoppingError("stopping"), 503),
         (errors.DiskReserveError("full"), 507),
         (DiskFullError("pwrite", "a", "no space"), 507),

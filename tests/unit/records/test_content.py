@@ -12,6 +12,7 @@ from delayserver.records.content import (
     MARK,
     content_digest,
     digest_of,
+    digests_of,
     has_content,
     have_same_content,
 )
@@ -99,3 +100,9 @@ def test_where_one_digest_is_weak_the_checksums_decide() -> None:
     ones = np.array([strong, strong, weak, weak, strong], np.uint64)
     others = np.array([strong, weak, strong, 98 << 32 | 7, weak + 1], np.uint64)
     assert have_same_content(ones, others).tolist() == [True, True, True, False, False]
+
+
+@given(st.lists(st.tuples(st.binary(), st.integers(0, 2**32 - 1))))
+def test_the_digests_of_many_are_those_of_each(pairs):
+    datas, crcs = [data for data, _ in pairs], [crc for _, crc in pairs]
+    assert digests_of(datas, crcs) == list(map(digest_of, datas, crcs))

@@ -1,21 +1,19 @@
 """Arrow arrays made by hand are those that pyarrow makes."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayserver.pipeline.arrow import (
+from delayserver.records.arrow import (
     binaries,
     fixed,
     integers,
     lengths,
     pieces,
     present,
+    strings,
     texts,
 )
 
@@ -59,30 +57,38 @@ def test_bytes_and_back(kind: pa.DataType, values: list[bytes | None], start: in
     assert all((data, length) == (value, len(value)) for data, length, value in found if value)
 
 
+@given(st.lists(st.none() | st.text(max_size=5)), st.integers(0, 5))
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_texts_and_back(kind: pa.DataType, values: list[str | None], start: int) -> None:
+    array, values = pa.array(values, kind).slice(start), values[start:]
+    found = zip(strings(array), values, strict=True)
+    assert all(text == value for text, value in found if value is not None)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.int8(),
+        pa.uint8(),
+        pa.int32(),
+        pa.uint32(),
+        pa.uint64(),
+        pa.timestamp("us", "UTC"),
+        pa.duration("s"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("count", [0, 3])
+def test_numbers_of_any_width(kind: pa.DataType, count: int) -> None:
+    values = [0, 1, 127][:count]
+    array = pa.array([5, *values], pa.int64()).cast(kind).slice(1)
+    assert integers(array).tolist() == values
+    if kind == pa.uint64():
+        assert integers(pa.array([(1 << 64) - 1], kind)).tolist() == [(1 << 64) - 1]
+
+
 @given(st.lists(st.none() | st.integers(-(1 << 63), (1 << 63) - 1)), st.integers(0, 5))
 def test_integers_and_back(values: list[int | None], start: int) -> None:
     array, values = pa.array(values, pa.int64()).slice(start), values[start:]
     found = zip(integers(array).tolist(), present(array).tolist(), strict=True)
     assert [number if there else None for number, there in found] == values
-
-
-def test_a_worker_that_reads_columns_imports_no_pandas() -> None:
-    script = """
-import sys
-import numpy as np
-import pyarrow as pa
-from delayserver.pipeline.logs.columns import LOGS, BatchBuilder, Names, name_table
-from delayserver.pipeline.logs.dispatched import DISPATCHED_DTYPE
-from storage.rows import DTYPES, LogKind
-names = Names(name_table({1: "order.unpaid"}))
-for kind, columns in LOGS.items():
-    schema = pa.schema(
-        [(name, columns.types[name]) for name in (*columns.stored, "hour", "due", "subscription")]
-    )
-    batches = BatchBuilder(columns, schema, names)
-    dtype = DISPATCHED_DTYPE if kind is LogKind.DISPATCH else DTYPES[kind]
-    assert not list(batches.add(np.zeros(3, dtype)))
-    assert [batch.num_rows for batch in batches.rest()] == [3]
-assert "pandas" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)

@@ -49,9 +49,16 @@ def binaries(values: Sequence[bytes | None], kind: pa.DataType) -> pa.Array:
 
 
 def integers(array: pa.Array) -> np.ndarray:
-    """An array of int64 as it stands; where it is null there is any number."""
-    assert array.type == pa.int64(), array.type
-    return np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array)]
+    """Whole numbers, times or durations of any width as they stand; where it is null there is any
+    number."""
+    kind = array.type
+    dtype = np.dtype(f"i{kind.byte_width}")
+    if pa.types.is_unsigned_integer(kind):
+        dtype = np.dtype(f"u{kind.byte_width}")
+    assert pa.types.is_integer(kind) or pa.types.is_temporal(kind), kind
+    if not len(array):
+        return np.zeros(0, dtype)
+    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
 
 
 def present(array: pa.Array) -> np.ndarray:
@@ -63,6 +70,16 @@ def present(array: pa.Array) -> np.ndarray:
     return flags[array.offset : array.offset + len(array)]
 
 
+def strings(array: pa.Array) -> list[str]:
+    """Each value of an array of text; where it is null, any text."""
+    offsets = _offsets(array)
+    data = _between(array, offsets)
+    if data.isascii():  # all is decoded at once
+        text = data.decode()
+        return [text[start:end] for start, end in pairwise((offsets - offsets[0]).tolist())]
+    return [piece.decode("utf-8", "replace") for piece in pieces(array)]
+
+
 def lengths(array: pa.Array) -> np.ndarray:
     """Bytes of each value of an array of text or binary; where it is null, any number."""
     return np.diff(_offsets(array))
@@ -71,12 +88,15 @@ def lengths(array: pa.Array) -> np.ndarray:
 def pieces(array: pa.Array) -> list[bytes]:
     """The bytes of each value of an array of text or binary; where it is null, any bytes."""
     offsets = _offsets(array)
-    if not len(array):
-        return []
+    data = _between(array, offsets)
+    return [data[start:end] for start, end in pairwise((offsets - offsets[0]).tolist())]
+
+
+def _between(array: pa.Array, offsets: np.ndarray) -> bytes:
+    """The bytes of all values, one behind the other."""
     first, last = int(offsets[0]), int(offsets[-1])
     data = array.buffers()[2]
-    text = data.slice(first, last - first).to_pybytes() if data is not None else b""
-    return [text[start:end] for start, end in pairwise((offsets - first).tolist())]
+    return data.slice(first, last - first).to_pybytes() if data is not None else b""
 
 
 def _offsets(array: pa.Array) -> np.ndarray:
