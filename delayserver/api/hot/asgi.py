@@ -1,4 +1,4 @@
-"""The hot path as plain ASGI, in front of FastAPI, for any ASGI server.
+"""The hot path as ASGI, in front of FastAPI; the protocol says when the client is gone.
 
     call ──▶ path not UTF-8? ─▶ refused, since different keys would be one
          ──▶ of a consumer? ──▶ Consuming ──▶ answered when it is told, or the client is gone
@@ -28,6 +28,7 @@ from delayserver.api.hot.answers import (
     header,
     problem_answer,
 )
+from delayserver.api.hot.consume import WHEN_GONE
 from delayserver.api.hot.paths import (
     BATCH_PATH,
     MESSAGES_PATH,
@@ -145,15 +146,21 @@ class HotPath:
             await send_answer(send, problem_answer(error))
             return
         cancel = self._hot.consuming.serve(call, data, caller, told)
-        gone = asyncio.ensure_future(_disconnect(receive))
+
+        def gone() -> None:
+            # Before anything else happens: what falls due next must not be leased to it.
+            cancel()
+            told(GoneError())
+
+        scope[WHEN_GONE](gone)
         try:
-            await asyncio.wait((answered, gone), return_when=asyncio.FIRST_COMPLETED)
+            answer = await answered
         finally:
-            gone.cancel()
+            scope[WHEN_GONE](None)
             if not answered.done():
                 cancel()
-        if answered.done():
-            await send_answer(send, consumer_answer(answered.result()))
+        if not isinstance(answer, GoneError):
+            await send_answer(send, consumer_answer(answer))
 
     async def _acknowledged(self, answer: Answer, ack: "Ack") -> Answer:
         """The answer to a publish that says what it waits for, and how long."""
@@ -231,12 +238,6 @@ def limited(headers: Headers, receive: Receive, max_bytes: int, about: str = "")
         return message
 
     return receive_limited
-
-
-async def _disconnect(receive: Receive) -> None:
-    """Until the client is gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def read_body(receive: Receive) -> bytes:

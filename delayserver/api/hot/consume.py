@@ -48,6 +48,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 Told = Callable[[bytes | Exception], None]
 """Gets the answer (status 200, JSON), or why there is none."""
 Cancel = Callable[[], None]
+WHEN_GONE = "when_gone"
+"""Where the scope of an ASGI call has what to give a `Cancel` to, for when the client is gone; None
+takes it back. A message of ASGI would tell it some turns of the event loop later."""
 _Done = type[AckedDocument] | type[NackedDocument] | type[ExtendedDocument]
 
 

@@ -31,7 +31,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from delayserver.api.access import Access
 from delayserver.api.hot.answers import Answer, consumer_answer, header, problem_answer, wire_of
 from delayserver.api.hot.connection import Connection, Phase, Receiving
-from delayserver.api.hot.consume import Cancel
+from delayserver.api.hot.consume import WHEN_GONE, Cancel
 from delayserver.api.hot.heads import (
     HEADS_KEPT,
     OF_ONE,
@@ -134,6 +134,8 @@ class _HotProtocol(Connection):
     """The last one that an answer waited for, while one is due."""
     _cancel: Cancel | None = None
     """A consumer waits for its answer; what comes behind its call is looked at afterwards."""
+    _leave: Cancel | None = None
+    """What ends the wait of a call that goes through ASGI."""
     _may_wait = False
     """Whether the last request that went uvicorn's way is a call of a consumer."""
 
@@ -281,6 +283,7 @@ class _HotProtocol(Connection):
     def on_message_begin(self) -> None:
         self._parsing = Phase.HEAD
         super().on_message_begin()
+        self.scope[WHEN_GONE] = self._when_gone  # type: ignore[literal-required]
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -400,9 +403,14 @@ class _HotProtocol(Connection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self._cancel is not None:
-            self._cancel()
-            self._cancel = None
+        for leave in (self._cancel, self._leave):
+            if leave is not None:
+                leave()
+        self._cancel = self._leave = None
+
+    def _when_gone(self, leave: Cancel | None) -> None:
+        """What to call when the client is gone; None: nothing any more."""
+        self._leave = leave
 
     def tell(self, wire: bytes, error: Exception | None) -> None:
         """Give an answer whose group is durable, or is not since there was an error."""

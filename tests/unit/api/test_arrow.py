@@ -239,9 +239,16 @@ def test_a_compressed_stream_is_refused_before_it_is_decompressed(intake, compre
     assert len(bomb) < 1_000_000
     names = pa.array(["a" * 50_000_000]).dictionary_encode()
     dictionary = stream_of(pa.table({"subject": names}), compression=compression)
-    monkeypatch.setattr(ipc, "open_stream", None)  # what would decompress
+    opened = list[int]()
+
+    def open_stream(data, real=ipc.open_stream):
+        opened.append(len(data))
+        return real(data)
+
+    monkeypatch.setattr(ipc, "open_stream", open_stream)
     for data in (bomb, dictionary):
         assert "compress" in refusal(intake, data).detail
+    assert all(length < 1000 for length in opened)  # a schema, which is not compressed
 
 
 def test_a_version_that_could_be_compressed_in_another_way_is_refused(intake):

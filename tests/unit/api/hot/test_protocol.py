@@ -3,14 +3,17 @@ network."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
 from delayserver.api.access import Access
+from delayserver.api.hot.asgi import HotPath
 from delayserver.api.hot.connection import PART_BYTES, Phase
 from delayserver.api.hot.protocol import make_protocol
 from delayserver.security.tokens import TokenFile, TokenTable
@@ -293,3 +296,34 @@ def test_a_proxy_is_asked_for_in_vain() -> None:
     connection, transport = Listener().connect()
     connection.data_received(b"CONNECT localhost:80 HTTP/1.1\r\nhost: localhost:80\r\n\r\n")
     assert transport.written.startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_consumer_that_goes_is_left_before_anything_else_happens() -> None:
+    listener, happened = Listener(), list[str]()
+
+    def serve(call: object, data: bytes, caller: object, told: object) -> Callable[[], None]:
+        happened.append(data.decode())
+        return lambda: happened.append("left")
+
+    hot: Any = SimpleNamespace(consuming=SimpleNamespace(serve=serve))
+    path = HotPath(cast(Any, None), hot, cast(Any, None))
+    tasks = list[asyncio.Task[None]]()
+
+    def begin(cycle: Any, app: object) -> None:
+        tasks.append(asyncio.create_task(cycle.run_asgi(path)))
+
+    async def run() -> None:
+        connection, transport = listener.connect()
+        connection._start_asgi_task = begin
+        connection.data_received(head(2, "/v1/subscriptions/s/pull?way=asgi") + b"{}")
+        await asyncio.sleep(0)
+        assert happened == ["{}"]
+        assert not connection.eof_received()
+        connection.connection_lost(None)
+        # In the same turn of the event loop: a message may fall due in the next.
+        assert happened == ["{}", "left"]
+        await asyncio.gather(*tasks)
+        assert happened == ["{}", "left"]
+        assert not transport.written
+
+    asyncio.run(run())
