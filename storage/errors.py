@@ -102,6 +102,18 @@ class UnreadableError(DamageError):
         self.cause = reason
 
 
+class ShardCountError(StorageError):
+    """A directory was made with another number of shards than it is opened with."""
+
+    def __init__(self, path: str, made: int, asked: int) -> None:
+        self.made = made
+        self.asked = asked
+        super().__init__(
+            f"{path} was made with {made} shard{'s' * (made != 1)}, which cannot be changed: start "
+            f"it with --shards {made}, or give another directory to {asked}"
+        )
+
+
 class FormatVersionError(StorageError):
     """The data was written by a newer version, whose format this one does not know."""
 

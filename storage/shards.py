@@ -1,0 +1,66 @@
+"""The directory of a server that has several shards: how many, and where each of them is.
+
+    DIR/SHARDS            JSON: how many there are; made once, never changed
+    DIR/LOCK              owned by the process that started the others
+    DIR/shard-0000/       a data directory like that of a server alone, for each shard
+    DIR/TOKENS            of all shards together
+
+A directory without SHARDS is that of a server alone, which is its only shard.
+
+Cost: a few system calls at start. Threads: used before any thread starts.
+"""
+
+import json
+from typing import Final
+
+from storage.directory import FORMAT_FILE
+from storage.errors import DamageError, FormatVersionError, ShardCountError
+from storage.files import Files, replace_file
+
+SHARDS_FILE: Final = "SHARDS"
+SHARDS_VERSION: Final = 1
+SHARDS_MAX: Final = 256
+"""A shard is a process; a machine with more cores than this has other limits first."""
+_FILE_MAX_BYTES: Final = 4096
+
+
+def shard_directory(shard: int) -> str:
+    """The name of a shard's directory below that of all."""
+    return f"shard-{shard:04}"
+
+
+def read_shard_count(files: Files) -> int | None:
+    """How many shards the directory was made with; None where it is that of a server alone, or
+    none yet. Raises DamageError, FormatVersionError."""
+    try:
+        file = files.open(SHARDS_FILE)
+    except FileNotFoundError:
+        return None
+    try:
+        text = file.pread(_FILE_MAX_BYTES, 0)
+    finally:
+        file.close()
+    try:
+        document = json.loads(text)
+        version, count = int(document["format"]), int(document["shards"])
+        if version > SHARDS_VERSION:
+            raise FormatVersionError(f"{files.root}/{SHARDS_FILE}", version, SHARDS_VERSION)
+        if not (version >= 1 and 2 <= count <= SHARDS_MAX):
+            raise ValueError("a number is out of its range")
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamageError(SHARDS_FILE, 0, f"not a file of shards ({error})") from error
+    return count
+
+
+def fix_shard_count(files: Files, count: int) -> None:
+    """Have the directory be one of so many shards from now on; 1: that of a server alone.
+
+    Raises ShardCountError where it was made with another number, DamageError,
+    FormatVersionError."""
+    made = read_shard_count(files)
+    if made is None and (count == 1 or not files.exists(FORMAT_FILE)):
+        if count > 1:
+            document = {"format": SHARDS_VERSION, "shards": count}
+            replace_file(files, SHARDS_FILE, json.dumps(document).encode() + b"\n")
+    elif made != count:
+        raise ShardCountError(files.root, made or 1, count)
