@@ -8,6 +8,7 @@ StorageError
 │   └── SyncError           fsync failed: what is durable is unknown, the process must end (I9)
 ├── DamageError             bytes that were read do not match their checksum (I8)
 │   └── UnreadableError     bytes that the device does not give back (a bad sector): damage, too
+├── ShardCountError         made with another number of shards
 ├── FormatVersionError      written by a version of this software that is newer than this one
 ├── FormatOutdatedError     written by an older version, and not carried over yet
 ├── RepairUnfinishedError   a repair was interrupted, and some files are old, some new
