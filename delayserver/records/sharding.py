@@ -13,8 +13,6 @@ Cost: 0.4 µs a key. Threads: pure functions.
 from collections.abc import Sequence
 
 import google_crc32c
-import numpy as np
-from numpy.typing import NDArray
 
 from delayserver.records.message_id import read_id
 
@@ -28,16 +26,12 @@ def shard_of(subject: str, key: str, count: int) -> int:
 
 def shards_of(
     subjects: Sequence[str], keys: Sequence[str | None], count: int, own: int
-) -> NDArray[np.intp]:
-    """The shards of many messages, shape (len(keys),); `own` where there is no key."""
-    return np.fromiter(
-        (
-            own if key is None else shard_of(subject, key, count)
-            for subject, key in zip(subjects, keys, strict=True)
-        ),
-        np.intp,
-        len(keys),
-    )
+) -> list[int]:
+    """The shards of many messages; `own` where there is no key."""
+    return [
+        own if key is None else shard_of(subject, key, count)
+        for subject, key in zip(subjects, keys, strict=True)
+    ]
 
 
 def shard_of_heartbeat(key: str, count: int) -> int:

@@ -1,0 +1,50 @@
+"""What one shard asks of another: a whole call, whose caller was checked where it came in.
+
+    router ──▶ Peers.ask(shard, call) ──▶ that shard's own application ──▶ answer
+
+The shard itself is asked in the same way, without a hop. Cost: see `delayserver.api.cluster.link`.
+Threads: belongs to the event loop.
+"""
+
+from collections.abc import Awaitable
+from typing import NamedTuple, Protocol
+
+from delayserver.security.tokens import Caller
+
+Fields = tuple[tuple[bytes, bytes], ...]
+"""Headers: lower-case names, and values."""
+
+
+class PeerCall(NamedTuple):
+    """A request, as a shard would have got it from the client itself."""
+
+    method: str
+    path: str
+    """Without escapes."""
+    query: bytes = b""
+    headers: Fields = ()
+    """Those that the call depends on: content type, conditions, trace."""
+    body: bytes = b""
+    caller: Caller | None = None
+    """Who was let in, and counted, where the request came in; None: nobody is asked."""
+
+
+class PeerAnswer(NamedTuple):
+    """What a shard said."""
+
+    status: int
+    headers: Fields
+    body: bytes
+
+
+class Peers(Protocol):
+    """All shards, as one of them sees them."""
+
+    own: int
+    """The number of the one that asks."""
+    count: int
+
+    def ask(self, shard: int, call: PeerCall) -> Awaitable[PeerAnswer]:
+        """Have a shard answer a call. One that is away, or starts, is answered for: 503 with
+        Retry-After, and where the call may have had its effect, `outcome: unknown`."""
+        ...
