@@ -1,1 +1,1 @@
-"""Several shards behind one address: who owns what, who is asked, and how answers are put together."""
+"""Several shards behind one address: who owns what, who is asked, how answers are put together."""
