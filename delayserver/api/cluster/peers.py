@@ -6,7 +6,7 @@ The shard itself is asked in the same way, without a hop. Cost: see `delayserver
 Threads: belongs to the event loop.
 """
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
 from delayserver.security.tokens import Caller
@@ -47,4 +47,19 @@ class Peers(Protocol):
     def ask(self, shard: int, call: PeerCall) -> Awaitable[PeerAnswer]:
         """Have a shard answer a call. One that is away, or starts, is answered for: 503 with
         Retry-After, and where the call may have had its effect, `outcome: unknown`."""
+        ...
+
+    def tell(self, shard: int, topic: str, notice: bytes) -> None:
+        """Tell another shard something that nobody waits for an answer to. What is told one after
+        the other arrives so; what is told to one that is away is lost."""
+        ...
+
+    def on_told(self, topic: str, heard: Callable[[int, bytes], None]) -> None:
+        """Have `heard` called with what others tell of a topic: who, and the notice."""
+        ...
+
+    def on_change(self, changed: Callable[[int, bool], None]) -> None:
+        """Have `changed` called when a shard can be asked from now on (True), or not any more
+        (False): whatever it was told before is forgotten there. Those that are there already are
+        told of at once."""
         ...
