@@ -18,6 +18,7 @@ DelayServerError
 ├── DiskReserveError        the disk is nearly full: publishing is refused, dispatch goes on
 ├── AckTimeoutError         a publish was accepted and is not durable within its timeout
 ├── StoppingError           the server is shutting down or has stopped after a failed fsync
+├── ShardAwayError          the shard that is asked starts, or has just ended
 ├── TimerShutdownError      a timer that was shut down was given work (delayserver.timers)
 ├── LibraryError            an installed library is not one that the server can run on
 ├── PipelineError           a job of the data pipeline cannot run (delayserver.pipeline)
@@ -130,6 +131,21 @@ class AckTimeoutError(DelayServerError):
 
 class StoppingError(DelayServerError):
     """The server does not accept work any more."""
+
+
+class ShardAwayError(DelayServerError):
+    """The shard that a call belongs to cannot be asked now."""
+
+    def __init__(self, shard: int, *, is_unknown: bool = False) -> None:
+        """`is_unknown`: it was asked, and ended before it answered."""
+        super().__init__(
+            f"shard {shard} ended before it answered, so whether the call had its effect is not "
+            "known; repeat it: under its key a message is published once, and all else is the same "
+            "when it is done twice"
+            if is_unknown
+            else f"shard {shard} starts, or is away; try again"
+        )
+        self.is_unknown = is_unknown
 
 
 class LibraryError(DelayServerError):

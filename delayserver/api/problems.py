@@ -27,6 +27,7 @@ from delayserver.errors import (
     OverloadedError,
     PreconditionError,
     RateLimitedError,
+    ShardAwayError,
     StoppingError,
     TooLargeError,
 )
@@ -36,6 +37,7 @@ MEDIA_TYPE = "application/problem+json"
 POINTED_ERRORS_MAX = 1000
 STOPPING_RETRY_AFTER_MS = 2000
 EXHAUSTED_RETRY_AFTER_MS = 1000
+SHARD_AWAY_RETRY_AFTER_MS = 1000
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for a document that is not what it should be."""
 
@@ -64,6 +66,10 @@ class ProblemDocument(msgspec.Struct, omit_defaults=True):
         list[str] | None,
         msgspec.Meta(description="with 504: the messages that were accepted, in order"),
     ] = None
+    outcome: Annotated[
+        str,
+        msgspec.Meta(description="with 503: `unknown` if the call may have had its effect"),
+    ] = ""
 
 
 @dataclass(slots=True)
@@ -139,6 +145,10 @@ def problem_of(error: Exception) -> Problem:
         case StoppingError():
             problem = _problem("stopping", "The server is stopping", 503, error)
             problem.headers["retry-after"] = _seconds(STOPPING_RETRY_AFTER_MS)
+        case ShardAwayError():
+            problem = _problem("shard-away", "A shard is away", 503, error)
+            problem.headers["retry-after"] = _seconds(SHARD_AWAY_RETRY_AFTER_MS)
+            problem.document.outcome = "unknown" if error.is_unknown else ""
         case DiskReserveError() | DiskFullError():
             problem = _problem("disk-full", "The disk is nearly full", 507, error)
         case ExhaustedError():

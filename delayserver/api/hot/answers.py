@@ -96,3 +96,15 @@ class Responder(Protocol):
     def tell(self, wire: bytes, error: Exception | None) -> None:
         """Give this answer, or the error."""
         ...
+
+
+class Client(Responder, Protocol):
+    """Whoever asked for what may belong to another shard."""
+
+    def go_elsewhere(self) -> None:
+        """Another shard is asked."""
+        ...
+
+    def come_back(self, wire: bytes) -> None:
+        """Give the answer of the other shard."""
+        ...

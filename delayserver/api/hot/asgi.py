@@ -112,7 +112,7 @@ class HotPath:
                 answer = hot.answer(path, data, content_type, caller, trace_of(headers))
             del data  # What it says is kept elsewhere while the answer has to wait.
             if ack is not None and answer.status < 400:
-                answer = await self._acknowledged(answer, ack)
+                answer = await acknowledged(self._calls, answer, ack)
             elif answer.group is not None:
                 await self._calls.durable(answer.group)
         except GoneError:
@@ -162,21 +162,6 @@ class HotPath:
         if not isinstance(answer, GoneError):
             await send_answer(send, consumer_answer(answer))
 
-    async def _acknowledged(self, answer: Answer, ack: "Ack") -> Answer:
-        """The answer to a publish that says what it waits for, and how long."""
-        level, timeout_ms = ack
-        reached = await self._calls.acknowledged(answer.group, answer.seq, level, timeout_ms)
-        if reached is Level.ACCEPTED:
-            made = msgspec.json.decode(answer.body)
-            raise AckTimeoutError(
-                f"not durable within {format_duration(timeout_ms)}; it was accepted and may become "
-                "so: look it up by its id (ids), or publish it again under its key",
-                made["ids"] if "ids" in made else [made["id"]],
-            )
-        if reached.value < level.value:
-            answer.status = 202
-        return answer
-
 
 def _is_utf8(scope: Scope) -> bool:
     """Whether the path is: what is not was replaced in it by U+FFFD, all of it by the same."""
@@ -217,6 +202,22 @@ def parse_ack(query: bytes) -> Ack:
         else:
             raise InputError("a publish takes ack and timeout", pointer_to("query", name))
     return level, timeout_ms
+
+
+async def acknowledged(calls: Calls, answer: Answer, ack: Ack) -> Answer:
+    """The answer to a publish that says what it waits for, and how long."""
+    level, timeout_ms = ack
+    reached = await calls.acknowledged(answer.group, answer.seq, level, timeout_ms)
+    if reached is Level.ACCEPTED:
+        made = msgspec.json.decode(answer.body)
+        raise AckTimeoutError(
+            f"not durable within {format_duration(timeout_ms)}; it was accepted and may become "
+            "so: look it up by its id (ids), or publish it again under its key",
+            made["ids"] if "ids" in made else [made["id"]],
+        )
+    if reached.value < level.value:
+        answer.status = 202
+    return answer
 
 
 def limited(headers: Headers, receive: Receive, max_bytes: int, about: str = "") -> Receive:

@@ -144,6 +144,9 @@ class HotCancel:
             self._calls.decide_this_turn(self.decide)
         self._gathered.append((responder, subject, text, caller))
 
+    gather_own = gather
+    """The same, of what is known to belong here."""
+
     def decide(self) -> None:
         """Answer what has been gathered."""
         gathered, self._gathered = self._gathered, []

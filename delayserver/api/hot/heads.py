@@ -24,6 +24,7 @@ from delayserver.api.hot.paths import (
     HEARTBEATS_PATH,
     MESSAGE_PATH,
     MESSAGES_PATH,
+    NO_FORWARD,
     ConsumerCall,
     is_cancel,
     is_hot,
@@ -36,6 +37,7 @@ HEADS_KEPT = 1024
 
 OF_ONE = (b"PUT " + HEARTBEATS_PATH.encode(), b"DELETE /v1/")
 """How calls begin of which each has an address of its own."""
+_NOT_PLAIN = {b"content-encoding", NO_FORWARD[0]}
 _PLACES = {b"PUT": HEARTBEATS_PATH.encode() + b"x", b"DELETE": MESSAGE_PATH.encode() + b"x"}
 _REQUEST_LINE = re.compile(
     rb"(?P<method>PUT|DELETE) (?P<target>/[A-Za-z0-9%/:@!$&'()*+,;=._~-]+) HTTP/1\.1\r\n"
@@ -147,7 +149,7 @@ class _HeadParser:
         if not length.isdigit() or header(self._headers, b"transfer-encoding"):
             return None
         names = [name for name, _ in self._headers]
-        if names.count(b"host") != 1 or b"content-encoding" in names:
+        if names.count(b"host") != 1 or not _NOT_PLAIN.isdisjoint(names):
             return None
         keep_alive, trace = self._keep_alive, trace_of(self._headers)
         may_gather = path == MESSAGES_PATH and keep_alive and trace is None

@@ -16,6 +16,8 @@ ALIVE_PATH = "/healthz"
 READY_PATH = "/readyz"
 REST_MAX_BYTES = 8 * 1024 * 1024
 """Longest request of the other calls, such as 10,000 keys to cancel."""
+NO_FORWARD = (b"delay-forward", b"no")
+"""The header of a client that wants to be told whose a call is, where it is another shard's."""
 CANCEL_PATH = "/v1/messages/cancel"
 MESSAGE_PATH = "/v1/messages/"
 """Before the id."""

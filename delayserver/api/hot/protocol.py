@@ -134,6 +134,8 @@ class _HotProtocol(Connection):
     """The last one that an answer waited for, while one is due."""
     _cancel: Cancel | None = None
     """A consumer waits for its answer; what comes behind its call is looked at afterwards."""
+    _is_elsewhere = False
+    """Another shard is asked; likewise."""
     _leave: Cancel | None = None
     """What ends the wait of a call that goes through ASGI."""
     _may_wait = False
@@ -176,7 +178,7 @@ class _HotProtocol(Connection):
         while start < length:
             if not unanswered.keep_alive:
                 return  # the connection ends with the answer that is due
-            if self._cancel is not None:
+            if self._cancel is not None or self._is_elsewhere:
                 self._hold(data[start:])
                 return
             cycle = cast("_AnyCycle | None", self.cycle)
@@ -207,6 +209,7 @@ class _HotProtocol(Connection):
                 or (head.is_cancel and asks_disk(head.path) and self._is_restricted(head))
                 or (is_arrow(head.content_type) and not self.hot.intake.reads_arrow)
                 or (self.settings.cors_origins and header(head.headers, b"origin"))
+                or (self.hot.routes and not self._is_gathered(head))
                 or (body_start + head.length > length and self._is_refused(head))
             ):
                 self._pass_on(data, start)
@@ -221,6 +224,13 @@ class _HotProtocol(Connection):
                 self.comes_in_part(Phase.BODY, length - body_start)
                 return
             self._serve(head, data[body_start:start])
+
+    def _is_gathered(self, head: Head) -> bool:
+        """Whether a request may be handed to another shard from here."""
+        if self._unanswered.count:
+            return False
+        may_gather = head.may_gather and self.hot.gathers
+        return may_gather or head.may_gather_cancel or head.call is not None
 
     def _is_restricted(self, head: Head) -> bool:
         return self.access.is_restricted(head.headers)
@@ -354,6 +364,18 @@ class _HotProtocol(Connection):
         if not head.keep_alive:
             unanswered.keep_alive = False
         self.respond(wire_of(answer), answer.group)
+
+    def go_elsewhere(self) -> None:
+        """The only request that is not answered is answered by another shard: what comes behind it
+        is looked at then."""
+        self._is_elsewhere = True
+
+    def come_back(self, wire: bytes) -> None:
+        """Give the answer of the other shard."""
+        self._is_elsewhere = False
+        self.write(wire)
+        if not self.transport.is_closing():
+            self.data_received(b"")  # what was held
 
     def _gather_cancel(self, head: Head, caller: Caller | None) -> None:
         if caller is None:

@@ -49,6 +49,7 @@ from delayserver.api.hot.paths import (
     is_arrow,
 )
 from delayserver.api.intake import ENVELOPE_BYTES, Intake
+from delayserver.decisions.new_messages import PublishBatch
 from delayserver.decisions.publishing import Accepted
 from delayserver.errors import DelayServerError, NotFoundError
 from delayserver.records.ids import COLUMNS_MIN, IdCodec
@@ -78,6 +79,9 @@ class Hot:
         self.intake = intake
         self.cancels = HotCancel(calls)
         self._gathered: list[_Gathered] = []
+        self.routes = False
+        """Whether some calls belong to other shards: those that nobody gathers are routed first,
+        behind ASGI."""
         self.gathers = calls.telemetry is None
         """Whether publishes may be decided together: a span is for one of them."""
         # Base64 makes a third more of a body.
@@ -95,15 +99,27 @@ class Hot:
         """Accept what `data` says, or tell why not. Without a `caller`, nobody is asked."""
         if path.startswith(HEARTBEATS_PATH):
             return self._answer_heartbeat(path.removeprefix(HEARTBEATS_PATH), data, caller)
+        if path == MESSAGES_PATH:
+            return self._in_span(path, trace, lambda trace: self._publish(data, caller, trace))
+
+        def publish(trace: Trace | None) -> Answer:
+            return self._publish_batch(self.read_batch(data, content_type, caller), trace)
+
+        return self._in_span(path, trace, publish)
+
+    def answer_batch(self, batch: PublishBatch, trace: Trace | None) -> Answer:
+        """Accept a batch that was read, or tell why not."""
+        return self._in_span(BATCH_PATH, trace, lambda trace: self._publish_batch(batch, trace))
+
+    def _in_span(
+        self, path: str, trace: Trace | None, publish: Callable[[Trace | None], Answer]
+    ) -> Answer:
         telemetry = self._calls.telemetry
         span = None if telemetry is None else telemetry.publish(trace)
         if span is not None:
             trace = span.trace
         try:
-            if path == MESSAGES_PATH:
-                answer = self._publish(data, caller, trace)
-            else:
-                answer = self._publish_batch(data, content_type, caller, trace)
+            answer = publish(trace)
         except Exception as error:
             answer = problem_answer(error)
         if span is not None:
@@ -154,6 +170,9 @@ class Hot:
         if not self._gathered:
             self._calls.decide_when_free(self.decide)
         self._gathered.append((responder, data, caller))
+
+    gather_own = gather
+    """The same, of what is known to belong here."""
 
     def decide(self) -> None:
         """Answer what has been gathered."""
@@ -236,12 +255,10 @@ class Hot:
         found = self._calls.message_id(published.message_id)
         return self._calls.locate(found.seq, found.due_ms).state
 
-    def _publish_batch(
-        self, data: bytes, content_type: bytes, caller: Caller | None, trace: Trace | None
-    ) -> Answer:
-        """POST /v1/messages/batch"""
-        calls = self._calls
-        now_ms = calls.clock()
+    def read_batch(self, data: bytes, content_type: bytes, caller: Caller | None) -> PublishBatch:
+        """The messages of a batch that the caller may publish; they are counted. Raises as the
+        intake does, AccessError."""
+        now_ms = self._calls.clock()
         if is_arrow(content_type):
             batch = self.intake.arrow(data, now_ms)
         else:
@@ -250,9 +267,13 @@ class Hot:
             for subject in set(batch.subjects):
                 caller.require(_PUBLISH, subject)
             caller.count(len(batch))
+        return batch
+
+    def _publish_batch(self, batch: PublishBatch, trace: Trace | None) -> Answer:
+        """POST /v1/messages/batch"""
         if trace is not None:
             batch.traces = [trace] * len(batch)
-        done = calls.publish_batch(batch, now_ms)
+        done = self._calls.publish_batch(batch, self._calls.clock())
         document = BatchDocument(len(batch), len(done.duplicates), IdCodec.texts(done.ids))
         return Answer(200, _encode(document), group=done.group, seq=done.last_seq)
 

@@ -1,0 +1,429 @@
+"""The links: one kept connection between each two shards, over a Unix socket.
+
+    calls of a turn of the event loop ──▶ one frame ──▶ the other's own application
+                                      ◀── one frame ◀── what it has answered in a turn
+
+A frame is its length and an array of items in MessagePack; an item is a call, an answer, or
+something that is told. Of two shards the one with the higher number connects, and tries again until
+the other is there; both ask over the same connection, so both learn at the same time that it has
+ended. What was asked and not answered by then may have had its effect.
+
+Who connects is in the directory of the sockets, which nobody else may enter: what comes over a link
+is believed, callers were checked where their calls came in.
+
+Cost: 2 µs for a call and its answer at either side, and two system calls a turn.
+Threads: belongs to the event loop.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from enum import IntEnum
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, Final, Protocol, cast
+
+import msgspec
+import structlog
+
+from delayserver.api.cluster.peers import PeerAnswer, PeerCall
+from delayserver.api.hot.answers import Answer, Responder, problem_answer, wire_of
+from delayserver.decisions.group import Group
+from delayserver.errors import DelayServerError, OverloadedError, ShardAwayError
+from delayserver.security.tokens import Caller, Token
+from storage.errors import StorageError
+
+VERSION: Final = 1
+RETRY_S: Final = 0.05
+"""Between two tries to connect."""
+UNSENT_MAX_BYTES: Final = 64 * 1024 * 1024
+"""What may wait to be sent to a shard that does not read."""
+_LENGTH_BYTES: Final = 4
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[list[Any]]).decode
+
+
+class Item(IntEnum):
+    """What an item begins with."""
+
+    HELLO = 0
+    ONE = 1
+    """A publish of one message, and …"""
+    CANCEL = 2
+    """A cancel of one message, and …"""
+    WIRE = 3
+    """… the answer to either, as it goes over the wire."""
+    CALL = 4
+    ANSWER = 5
+    TELL = 6
+
+
+Told = Callable[[bytes], None]
+"""Gets an answer as it goes over the wire."""
+Heard = Callable[[int, bytes], None]
+Changed = Callable[[int, bool], None]
+
+log = structlog.get_logger()
+
+
+class Application(Protocol):
+    """What a shard can be asked, by others as by itself."""
+
+    def publish(self, responder: Responder, data: bytes, caller: Caller | None) -> None:
+        """POST /v1/messages, together with others that come before the committer is free."""
+        ...
+
+    def cancel(
+        self, responder: Responder, subject: str | None, text: str, caller: Caller | None
+    ) -> None:
+        """DELETE of one message, together with others: `text` is its key where there is a
+        `subject`, else its id."""
+        ...
+
+    def call(self, call: PeerCall) -> Awaitable[PeerAnswer]:
+        """Any other call. Never raises."""
+        ...
+
+
+class Links:
+    """All other shards, as `Peers`; and this one, without a hop."""
+
+    def __init__(self, own: int, count: int, directory: Path, application: Application) -> None:
+        self.own = own
+        self.count = count
+        self._directory = directory
+        self._application = application
+        self._links: dict[int, _Link] = {}
+        self._heard: dict[str, Heard] = {}
+        self._changed: list[Changed] = []
+        self._connecting: list[asyncio.Task[None]] = []
+        self._server: asyncio.Server | None = None
+        self._ended: dict[int, asyncio.Event] = {}
+
+    # ── begin and end ──────────────────────────────────────────────────────────────────────────
+
+    async def begin(self) -> None:
+        """Be there for the others, and look for them."""
+        path = self._path(self.own)
+        path.unlink(missing_ok=True)  # of the process before
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(partial(_Link, self, None), str(path))
+        for shard in range(self.own):
+            self._connecting.append(loop.create_task(self._keep_connected(shard)))
+
+    async def close(self) -> None:
+        """Leave the others."""
+        for task in self._connecting:
+            task.cancel()
+        if self._server is not None:
+            self._server.close()
+        for link in list(self._links.values()):
+            link.close()
+        await asyncio.gather(*self._connecting, return_exceptions=True)
+
+    def _path(self, shard: int) -> Path:
+        return self._directory / f"{shard}"
+
+    async def _keep_connected(self, shard: int) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            ended = self._ended[shard] = asyncio.Event()
+            with contextlib.suppress(OSError):
+                path = str(self._path(shard))
+                await loop.create_unix_connection(partial(_Link, self, shard), path)
+                await ended.wait()
+            await asyncio.sleep(RETRY_S)
+
+    def joined(self, link: "_Link", shard: int) -> None:
+        """A link may be used: the other has said who it is."""
+        assert 0 <= shard < self.count and shard != self.own, shard
+        if (before := self._links.get(shard)) is not None:
+            before.close()  # It has come again, so what it had is gone.
+            self.left(before, shard)
+        self._links[shard] = link
+        log.debug("linked", shard=shard)
+        for changed in self._changed:
+            changed(shard, True)
+
+    def left(self, link: "_Link", shard: int) -> None:
+        """A link has ended, or never began."""
+        if self._links.get(shard) is link:
+            del self._links[shard]
+            log.debug("unlinked", shard=shard)
+            for changed in self._changed:
+                changed(shard, False)
+        if (ended := self._ended.get(shard)) is not None:
+            ended.set()
+
+    # ── what others are asked ──────────────────────────────────────────────────────────────────
+
+    def ask(self, shard: int, call: PeerCall) -> Awaitable[PeerAnswer]:
+        if shard == self.own:
+            return self._application.call(call)
+        future: asyncio.Future[PeerAnswer] = asyncio.get_running_loop().create_future()
+
+        def told(answer: PeerAnswer) -> None:
+            if not future.done():
+                future.set_result(answer)
+
+        try:
+            self._link(shard).ask(call, told)
+        except DelayServerError as error:
+            told(answer_of(problem_answer(error)))
+        return future
+
+    def publish(self, shard: int, data: bytes, caller: Caller | None, told: Told) -> None:
+        """Have another shard publish one message; `told` gets the answer, head and all."""
+        try:
+            self._link(shard).publish(data, caller, told)
+        except DelayServerError as error:
+            told(wire_of(problem_answer(error)))
+
+    def cancel(
+        self, shard: int, subject: str | None, text: str, caller: Caller | None, told: Told
+    ) -> None:
+        """Have another shard cancel one message; likewise."""
+        try:
+            self._link(shard).cancel(subject, text, caller, told)
+        except DelayServerError as error:
+            told(wire_of(problem_answer(error)))
+
+    def tell(self, shard: int, topic: str, notice: bytes) -> None:
+        if (link := self._links.get(shard)) is not None:
+            link.put([Item.TELL.value, topic, notice])
+
+    def on_told(self, topic: str, heard: Heard) -> None:
+        assert topic not in self._heard, topic
+        self._heard[topic] = heard
+
+    def on_change(self, changed: Changed) -> None:
+        self._changed.append(changed)
+        for shard in self._links:
+            changed(shard, True)
+
+    def is_there(self, shard: int) -> bool:
+        """Whether a shard can be asked."""
+        return shard == self.own or shard in self._links
+
+    def _link(self, shard: int) -> "_Link":
+        link = self._links.get(shard)
+        if link is None:
+            raise ShardAwayError(shard)
+        if link.unsent_bytes > UNSENT_MAX_BYTES:
+            raise OverloadedError(f"shard {shard} is slow to take what is forwarded to it")
+        return link
+
+    # ── what others ask ────────────────────────────────────────────────────────────────────────
+
+    def serve_one(self, link: "_Link", number: int, data: bytes, caller: Caller | None) -> None:
+        self._application.publish(_Asker(link, number), data, caller)
+
+    def serve_cancel(
+        self, link: "_Link", number: int, subject: str | None, text: str, caller: Caller | None
+    ) -> None:
+        self._application.cancel(_Asker(link, number), subject, text, caller)
+
+    async def serve(self, link: "_Link", number: int, call: PeerCall) -> None:
+        answer = await self._application.call(call)
+        link.put([Item.ANSWER.value, number, answer.status, answer.headers, answer.body])
+
+    def hear(self, shard: int, topic: str, notice: bytes) -> None:
+        if (heard := self._heard.get(topic)) is not None:
+            heard(shard, notice)
+
+
+class _Asker:
+    """A publish that another shard waits for."""
+
+    __slots__ = ("_link", "_number", "last_group")
+
+    def __init__(self, link: "_Link", number: int) -> None:
+        self._link = link
+        self._number = number
+        self.last_group: Group | None = None
+
+    def respond(self, wire: bytes, group: Group | None) -> None:
+        if group is None:
+            self.tell(wire, None)
+        else:
+            group.when_durable(partial(self.tell, wire))
+
+    def tell(self, wire: bytes, error: Exception | None) -> None:
+        if error is not None:
+            wire = wire_of(problem_answer(error))
+        self._link.put([Item.WIRE.value, self._number, wire])
+
+
+class _Link(asyncio.Protocol):
+    """One connection, of either side. `expected`: the shard that was connected to; None: the other
+    has come here."""
+
+    def __init__(self, links: Links, expected: int | None) -> None:
+        self._links = links
+        self._expected = expected
+        self._shard: int | None = None
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._items: list[Sequence[object]] = []
+        self._unsent_bytes = 0
+        self._received = bytearray()
+        """Of a frame that is not whole."""
+        self._missing_until = 0
+        """How much of it has to be there before it is looked at again."""
+        self._next_number = 0
+        self._calls: dict[int, Callable[[PeerAnswer], None]] = {}
+        self._ones: dict[int, Told] = {}
+        self._serving: set[asyncio.Task[None]] = set()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What waits here to be sent."""
+        assert self._transport is not None
+        return self._unsent_bytes + self._transport.get_write_buffer_size()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ── sending ────────────────────────────────────────────────────────────────────────────────
+
+    def publish(self, data: bytes, caller: Caller | None, told: Told) -> None:
+        number = self._next_number = self._next_number + 1
+        self._ones[number] = told
+        self._unsent_bytes += len(data)
+        self.put([Item.ONE.value, number, data, _shown(caller)])
+
+    def cancel(self, subject: str | None, text: str, caller: Caller | None, told: Told) -> None:
+        number = self._next_number = self._next_number + 1
+        self._ones[number] = told
+        self.put([Item.CANCEL.value, number, subject, text, _shown(caller)])
+
+    def ask(self, call: PeerCall, told: Callable[[PeerAnswer], None]) -> None:
+        number = self._next_number = self._next_number + 1
+        self._calls[number] = told
+        self._unsent_bytes += len(call.body)
+        self.put([Item.CALL.value, number, *call[:-1], _shown(call.caller)])
+
+    def put(self, item: Sequence[object]) -> None:
+        """Send this with all of this turn of the event loop."""
+        if not self._items:
+            self._loop.call_soon(self._send)
+        self._items.append(item)
+
+    def _send(self) -> None:
+        items, self._items, self._unsent_bytes = self._items, [], 0
+        assert self._transport is not None
+        if not self._transport.is_closing():
+            frame = _encode(items)
+            self._transport.write(len(frame).to_bytes(_LENGTH_BYTES, "little") + frame)
+
+    # ── receiving ──────────────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.put([Item.HELLO.value, VERSION, self._links.own, self._links.count])
+
+    def data_received(self, data: bytes) -> None:
+        received = self._received
+        if received:
+            received += data
+            if len(received) < self._missing_until:
+                return
+            data = bytes(received)
+            received.clear()
+        start, end = 0, len(data)
+        while end - start >= _LENGTH_BYTES:
+            begin = start + _LENGTH_BYTES
+            stop = begin + int.from_bytes(data[start:begin], "little")
+            if stop > end:
+                break
+            start = stop
+            for item in _decode(memoryview(data)[begin:stop]):
+                self._take(item)
+        if start < end:
+            received += memoryview(data)[start:]
+            is_known = end - start >= _LENGTH_BYTES
+            self._missing_until = stop - start if is_known else _LENGTH_BYTES
+
+    def _take(self, item: list[Any]) -> None:
+        match item[0]:
+            case Item.ONE:
+                _, number, body, shown = item
+                self._links.serve_one(self, number, body, _caller(shown))
+            case Item.CANCEL:
+                _, number, subject, text, shown = item
+                self._links.serve_cancel(self, number, subject, text, _caller(shown))
+            case Item.WIRE:
+                if (told := self._ones.pop(item[1], None)) is not None:
+                    told(item[2])
+            case Item.CALL:
+                _, number, method, path, query, headers, body, shown = item
+                fields = tuple((name, value) for name, value in headers)
+                call = PeerCall(method, path, query, fields, body, _caller(shown))
+                task = self._loop.create_task(self._links.serve(self, number, call))
+                self._serving.add(task)
+                task.add_done_callback(self._serving.discard)
+            case Item.ANSWER:
+                _, number, status, headers, body = item
+                if (heard := self._calls.pop(number, None)) is not None:
+                    heard(PeerAnswer(status, tuple((a, b) for a, b in headers), body))
+            case Item.TELL:
+                assert self._shard is not None
+                self._links.hear(self._shard, item[1], item[2])
+            case _:
+                self._greet(item)
+
+    def _greet(self, item: list[Any]) -> None:
+        _, version, shard, count = item
+        is_known = version == VERSION and count == self._links.count
+        if not is_known or self._expected not in (None, shard):
+            log.error("a link to something else", shard=shard, version=version, shards=count)
+            self.close()
+            return
+        self._shard = shard
+        self._links.joined(self, shard)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        shard = self._shard if self._shard is not None else self._expected
+        calls, self._calls = self._calls, {}
+        ones, self._ones = self._ones, {}
+        if shard is None:
+            return
+        self._links.left(self, shard)
+        unknown = problem_answer(ShardAwayError(shard, is_unknown=True))
+        for told in calls.values():
+            told(answer_of(unknown))
+        for tell in ones.values():
+            tell(wire_of(unknown))
+
+
+def answer_of(answer: Answer) -> PeerAnswer:
+    """An answer of the hot path, as one shard gives it to another."""
+    lines = [tuple(line.split(b": ", 1)) for line in answer.fields.splitlines()]
+    fields = cast(list[tuple[bytes, bytes]], lines)
+    return PeerAnswer(answer.status, ((b"content-type", answer.content_type), *fields), answer.body)
+
+
+def failed(error: Exception) -> PeerAnswer:
+    """The problem document of an error, as a shard answers with it."""
+    assert isinstance(error, DelayServerError | StorageError), error
+    return answer_of(problem_answer(error))
+
+
+def _shown(caller: Caller | None) -> tuple[str, tuple[str, ...]] | None:
+    return None if caller is None else (caller.name, caller.token.scopes)
+
+
+def _caller(shown: list[Any] | None) -> Caller | None:
+    return None if shown is None else _caller_of(shown[0], tuple(shown[1]))
+
+
+@lru_cache(maxsize=1024)
+def _caller_of(name: str, scopes: tuple[str, ...]) -> Caller:
+    """Who was let in elsewhere, and counted there."""
+    return Caller(Token(name, "", scopes, 0), _no_time)
+
+
+def _no_time() -> float:
+    raise AssertionError("what is forwarded has been counted")
