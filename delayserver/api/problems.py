@@ -63,8 +63,10 @@ class ProblemDocument(msgspec.Struct, omit_defaults=True):
         str, msgspec.Meta(description="with 409: the state that the message is in")
     ] = ""
     ids: Annotated[
-        list[str] | None,
-        msgspec.Meta(description="with 504: the messages that were accepted, in order"),
+        list[str | None] | None,
+        msgspec.Meta(
+            description="the messages that were accepted nevertheless, in order; null: not that one"
+        ),
     ] = None
     outcome: Annotated[
         str,
@@ -141,7 +143,7 @@ def problem_of(error: Exception) -> Problem:
             problem = _problem("media-type", "The content type is not taken", 415, error)
         case AckTimeoutError():
             problem = _problem("ack-timeout", "Not durable in time", 504, error)
-            problem.document.ids = error.ids
+            problem.document.ids = [*error.ids]
         case StoppingError():
             problem = _problem("stopping", "The server is stopping", 503, error)
             problem.headers["retry-after"] = _seconds(STOPPING_RETRY_AFTER_MS)

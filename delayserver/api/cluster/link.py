@@ -262,7 +262,7 @@ class _Link(asyncio.Protocol):
     def __init__(self, links: Links, expected: int | None) -> None:
         self._links = links
         self._expected = expected
-        self._shard: int | None = None
+        self._other: int | None = None
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._items: list[Sequence[object]] = []
@@ -369,8 +369,8 @@ class _Link(asyncio.Protocol):
                 if (heard := self._calls.pop(number, None)) is not None:
                     heard(PeerAnswer(status, tuple((a, b) for a, b in headers), body))
             case Item.TELL:
-                assert self._shard is not None
-                self._links.hear(self._shard, item[1], item[2])
+                assert self._other is not None
+                self._links.hear(self._other, item[1], item[2])
             case _:
                 self._greet(item)
 
@@ -381,11 +381,11 @@ class _Link(asyncio.Protocol):
             log.error("a link to something else", shard=shard, version=version, shards=count)
             self.close()
             return
-        self._shard = shard
+        self._other = shard
         self._links.joined(self, shard)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        shard = self._shard if self._shard is not None else self._expected
+        shard = self._other if self._other is not None else self._expected
         calls, self._calls = self._calls, {}
         ones, self._ones = self._ones, {}
         if shard is None:

@@ -15,7 +15,7 @@ Cost: 100 µs per call more than without ASGI. Threads: belongs to the event loo
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, MutableMapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
@@ -42,6 +42,7 @@ from delayserver.api.hot.paths import (
     parse_call,
 )
 from delayserver.api.hot.publish import Hot
+from delayserver.api.intake import Intake
 from delayserver.api.problems import pointer_to
 from delayserver.decisions.delayed_produce import Level
 from delayserver.errors import AckTimeoutError, DelayServerError, InputError, TooLargeError
@@ -103,12 +104,9 @@ class HotPath:
                 subjects = await hot.cancels.subjects_of(path, data) if restricted else {}
                 answer = hot.cancels.answer(path, data, headers, caller, subjects)
             else:
-                if path == BATCH_PATH and is_packed(content_type):
-                    unpacked = hot.intake.unpacked(data, self._calls.clock())
-                    data, content_type = await _in_slices(unpacked), JSON
-                if path == BATCH_PATH and is_arrow(content_type) and not hot.intake.reads_arrow:
-                    loop = asyncio.get_running_loop()
-                    await loop.run_in_executor(None, hot.intake.import_arrow)
+                if path == BATCH_PATH:
+                    now_ms = self._calls.clock()
+                    data, content_type = await unpacked(hot.intake, data, content_type, now_ms)
                 answer = hot.answer(path, data, content_type, caller, trace_of(headers))
             del data  # What it says is kept elsewhere while the answer has to wait.
             if ack is not None and answer.status < 400:
@@ -172,6 +170,18 @@ def _is_utf8(scope: Scope) -> bool:
     return True
 
 
+async def unpacked(
+    intake: Intake, data: bytes, content_type: bytes, now_ms: int
+) -> tuple[bytes, bytes]:
+    """A batch as the hot path reads it, and its content type. Raises as `Intake.unpacked` and
+    `Intake.import_arrow`."""
+    if is_packed(content_type):
+        return await _in_slices(intake.unpacked(data, now_ms)), JSON
+    if is_arrow(content_type) and not intake.reads_arrow:
+        await asyncio.get_running_loop().run_in_executor(None, intake.import_arrow)
+    return data, content_type
+
+
 async def _in_slices(work: Generator[None, None, bytes]) -> bytes:
     """Do some work, and let others have the event loop after each slice of it."""
     while True:
@@ -182,13 +192,18 @@ async def _in_slices(work: Generator[None, None, bytes]) -> bytes:
         await asyncio.sleep(0)
 
 
-Ack = tuple[Level, int]
-"""What a publish waits for, and how long, in ms."""
+class Ack(NamedTuple):
+    """What a publish waits for, and how."""
+
+    level: Level = Level.DURABLE
+    timeout_ms: int = ACK_TIMEOUT_MAX_MS
+    is_atomic: bool = False
+    """A batch: all of it or nothing. Where a server has one shard, it always is."""
 
 
 def parse_ack(query: bytes) -> Ack:
-    """The query of a publish: `ack=durable|filed` and `timeout`. Raises InputError."""
-    level, timeout_ms = Level.DURABLE, ACK_TIMEOUT_MAX_MS
+    """The query of a publish: `ack=durable|filed`, `timeout` and `atomic`. Raises InputError."""
+    level, timeout_ms, is_atomic = Ack()
     for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
         if name == "ack":
             if value not in _ACK_LEVELS:
@@ -199,14 +214,18 @@ def parse_ack(query: bytes) -> Ack:
             if timeout_ms > ACK_TIMEOUT_MAX_MS:
                 most = format_duration(ACK_TIMEOUT_MAX_MS)
                 raise InputError(f"a timeout is at most {most}", "/query/timeout")
+        elif name == "atomic":
+            if value not in ("true", "false"):
+                raise InputError("atomic is true or false", "/query/atomic")
+            is_atomic = value == "true"
         else:
-            raise InputError("a publish takes ack and timeout", pointer_to("query", name))
-    return level, timeout_ms
+            raise InputError("a publish takes ack, timeout and atomic", pointer_to("query", name))
+    return Ack(level, timeout_ms, is_atomic)
 
 
 async def acknowledged(calls: Calls, answer: Answer, ack: Ack) -> Answer:
     """The answer to a publish that says what it waits for, and how long."""
-    level, timeout_ms = ack
+    level, timeout_ms, _ = ack
     reached = await calls.acknowledged(answer.group, answer.seq, level, timeout_ms)
     if reached is Level.ACCEPTED:
         made = msgspec.json.decode(answer.body)
