@@ -9,6 +9,7 @@ StorageError
 ├── DamageError             bytes that were read do not match their checksum (I8)
 │   └── UnreadableError     bytes that the device does not give back (a bad sector): damage, too
 ├── ShardCountError         made with another number of shards
+├── ShardNumberError        the directory of another shard
 ├── FormatVersionError      written by a version of this software that is newer than this one
 ├── FormatOutdatedError     written by an older version, and not carried over yet
 ├── RepairUnfinishedError   a repair was interrupted, and some files are old, some new
@@ -112,6 +113,16 @@ class ShardCountError(StorageError):
         super().__init__(
             f"{path} was made with {made} shard{'s' * (made != 1)}, which cannot be changed: start "
             f"it with --shards {made}, or give another directory to {asked}"
+        )
+
+
+class ShardNumberError(StorageError):
+    """A directory is that of another shard than its place says."""
+
+    def __init__(self, path: str, found: int, expected: int) -> None:
+        super().__init__(
+            f"{path} is the directory of shard {found}, not of shard {expected}; put the "
+            "directories of the shards where they were"
         )
 
 

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 import structlog
@@ -35,18 +35,18 @@ log = structlog.get_logger()
 
 
 class Acceptor:
-    """Accepts for one listening socket, from `begin` to `close`."""
+    """Accepts for listening sockets, from `begin` to `close`."""
 
     def __init__(
         self,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         make_protocol: Callable[[], Connection],
         settings: Settings,
         tls: ssl.SSLContext | None,
     ) -> None:
         self.count = 0
         """Connections that are open, or being opened."""
-        self._listener = listener
+        self._listeners = listeners
         self._make_protocol = make_protocol
         self._connections_max = settings.connections_max
         self._tls = tls
@@ -60,22 +60,24 @@ class Acceptor:
 
     def begin(self) -> None:
         """Accept from now on."""
-        self._listener.setblocking(False)
+        for listener in self._listeners:
+            listener.setblocking(False)
         self._go_on()
 
     def _go_on(self) -> None:
         self._pause = None
-        self._loop.add_reader(self._listener, self._accept)
+        for listener in self._listeners:
+            self._loop.add_reader(listener, self._accept, listener)
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
             try:
-                client, _ = self._listener.accept()
+                client, _ = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
                 log.error("no connection can be accepted for now", error=str(error))
-                self._loop.remove_reader(self._listener)
+                self._remove_readers()
                 self._pause = self._loop.call_later(PAUSE_S, self._go_on)
                 return
             client.setblocking(False)
@@ -119,10 +121,15 @@ class Acceptor:
         if self._pause is not None:
             self._pause.cancel()
         else:
-            self._loop.remove_reader(self._listener)
-        self._listener.close()
+            self._remove_readers()
+        for listener in self._listeners:
+            listener.close()
         for task in self._opening:
             task.cancel()
+
+    def _remove_readers(self) -> None:
+        for listener in self._listeners:
+            self._loop.remove_reader(listener)
 
     async def wait_closed(self) -> None:
         """Until nothing is being opened any more."""

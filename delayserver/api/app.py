@@ -14,9 +14,12 @@ import asyncio
 import gc
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Final
+from typing import Final, NamedTuple
 
 from delayserver.api.access import Access
+from delayserver.api.cluster.link import Place
+from delayserver.api.cluster.member import Member
+from delayserver.api.cluster.routed import RoutedHot
 from delayserver.api.hot.asgi import Asgi, HotPath, Receive, Scope, Send
 from delayserver.api.hot.connection import Connection
 from delayserver.api.hot.protocol import make_protocol
@@ -66,11 +69,22 @@ class Rest:
         await app(scope, receive, send)
 
 
-def make_app(calls: Calls) -> tuple[Asgi, type[Connection], Rest]:
-    """The ASGI application of a server, the protocol that takes the hot path past it, and the part
-    of the application that may be begun beforehand."""
+class App(NamedTuple):
+    """What serves the calls of a process."""
+
+    asgi: Asgi
+    protocol: type[Connection]
+    """Takes the hot path past ASGI."""
+    rest: Rest
+    """The part of the application that may be begun beforehand."""
+    member: Member | None
+    """What a shard among others does besides."""
+
+
+def make_app(calls: Calls, place: Place | None = None) -> App:
+    """The application of a server; `place`: of one shard of it."""
     intake = Intake(calls.settings, calls.subjects)
-    hot = Hot(calls, intake)
+    hot = Hot(calls, intake) if place is None else RoutedHot(calls, intake)
 
     def make() -> Asgi:
         for name in IMPORTED_LATE:
@@ -82,16 +96,20 @@ def make_app(calls: Calls) -> tuple[Asgi, type[Connection], Rest]:
     rest = Rest(make, calls.on_fatal)
     path = HotPath(calls, hot, rest)
     settings = calls.settings
+    member = None
+    if place is not None:
+        assert isinstance(hot, RoutedHot)
+        member = Member(place, calls, hot, path)
     access = Access(
         calls.tokens,
-        path,
+        path if member is None else member.front,
         headers_max=settings.headers_max,
         head_max_bytes=settings.head_max_bytes,
         origins=settings.cors_origins,
         answers=calls.gauges.metrics.answers,
     )
     app = _with_cors(access, settings.cors_origins) if settings.cors_origins else access
-    return app, make_protocol(hot, access, settings), rest
+    return App(app, make_protocol(hot, access, settings), rest, member)
 
 
 def _with_cors(app: Asgi, origins: Sequence[str]) -> Asgi:

@@ -27,6 +27,7 @@ from structlog.typing import EventDict
 
 from delayserver.api.acceptor import Acceptor
 from delayserver.api.app import Rest, make_app
+from delayserver.api.cluster.link import Place
 from delayserver.api.hot.answers import Always
 from delayserver.api.hot.connection import Connection
 from delayserver.api.uvicorn_interface import check_uvicorn
@@ -37,6 +38,8 @@ from delayserver.server.descriptors import within_limit
 from delayserver.server.server import Server
 from storage.directory import CATALOG_DIRECTORY
 from storage.errors import StorageError
+from storage.files import OsFiles
+from storage.shards import fix_shard_count
 
 EXIT_REFUSED = 1
 EXIT_FATAL = 70
@@ -51,9 +54,9 @@ MMAP_THRESHOLD_BYTES = 128 * 1024
 log = structlog.get_logger()
 
 
-def serve(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit status."""
-    set_up_logging(settings)
+def serve(settings: Settings, place: Place | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit status. `place`: as one shard of several."""
+    set_up_logging(settings, place)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _tune_allocator()
     try:
@@ -61,7 +64,11 @@ def serve(settings: Settings) -> int:
         tls = _tls(settings)
         budget = within_limit(settings)
         settings = budget.settings
-        listener = _bind(settings)
+        if place is None:
+            fix_shard_count(OsFiles(str(settings.data_dir)), 1)
+        listeners = [bind(settings, shares=place is not None)]
+        if place is not None:
+            listeners.append(bind(settings.model_copy(update={"port": 0})))
         faults = MemoryFaults(settings.data_dir / CATALOG_DIRECTORY)
         faults.watch()
         if faults.was_seen:
@@ -72,11 +79,14 @@ def serve(settings: Settings) -> int:
             progress=_progress,
             verify_catalog=faults.was_seen,
             schedule_hours_max=budget.schedule_hours_max,
+            shard=0 if place is None else place.shard,
+            tokens_directory=None if place is None else place.data_dir,
         )
         faults.remove_notes()
-        with _port_errors(settings, listener):
-            # uvloop would not tell that another server, which started with us, was quicker.
-            listener.listen(BACKLOG)
+        for listener in listeners:
+            with _port_errors(settings, listener):
+                # uvloop would not tell that another server, which started with us, was quicker.
+                listener.listen(BACKLOG)
     except (StorageError, DelayServerError, OSError) as error:
         log.critical("cannot start", error=str(error))
         return EXIT_REFUSED
@@ -88,7 +98,7 @@ def serve(settings: Settings) -> int:
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, server, listener, tls))
+            runner.run(_serve(settings, server, listeners, tls, place))
     except KeyboardInterrupt:
         pass
     return 0
@@ -117,7 +127,7 @@ class _Uvicorn(uvicorn.Server):
         make_protocol = partial(
             self._protocol, config=self.config, server_state=self.server_state, app_state={}
         )
-        acceptor = Acceptor(sockets[0], make_protocol, self._server.settings, self._tls)
+        acceptor = Acceptor(sockets, make_protocol, self._server.settings, self._tls)
         self.servers = [acceptor]  # type: ignore[list-item]  # it has what `shutdown` calls
         acceptor.begin()
         self.started = True
@@ -132,6 +142,12 @@ class _Uvicorn(uvicorn.Server):
             loop.add_signal_handler(number, self.handle_exit, number, None)
         yield
 
+    def on_parent_gone(self) -> None:
+        """What started this shard, and would start it again, is no more: end in order."""
+        asyncio.get_running_loop().remove_reader(sys.stdin)
+        log.warning("the process that started this shard has ended, so it stops")
+        self.handle_exit(signal.SIGTERM, None)
+
     async def on_tick(self, counter: int) -> bool:
         """uvicorn renews the date of what goes through ASGI."""
         should_exit = await super().on_tick(counter)
@@ -144,13 +160,17 @@ class _Uvicorn(uvicorn.Server):
 
 
 async def _serve(
-    settings: Settings, server: Server, listener: socket.socket, tls: ssl.SSLContext | None
+    settings: Settings,
+    server: Server,
+    listeners: list[socket.socket],
+    tls: ssl.SSLContext | None,
+    place: Place | None,
 ) -> None:
     await server.start()
-    app, protocol, rest = make_app(server.calls)
+    app = make_app(server.calls, place)
     config = uvicorn.Config(
-        app,
-        http=protocol,
+        app.asgi,
+        http=app.protocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -161,14 +181,25 @@ async def _serve(
         backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_S,
     )
+    uvicorn_server = _Uvicorn(config, server, app.rest, app.protocol, tls)
+    if app.member is not None:
+        await app.member.begin(listeners[-1].getsockname()[1])
+        asyncio.get_running_loop().add_reader(sys.stdin, uvicorn_server.on_parent_gone)
+        print("ready", flush=True)  # for the supervisor
+    log.info("listening", url=url_of(listeners[0], tls is not None), pid=os.getpid())
+    try:
+        await uvicorn_server.serve(sockets=listeners)
+    finally:
+        if app.member is not None:
+            await app.member.close()
+        await server.stop()
+
+
+def url_of(listener: socket.socket, is_https: bool) -> str:
+    """Where a socket is reached."""
     host, port = listener.getsockname()[:2]
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    scheme = "http" if tls is None else "https"
-    log.info("listening", url=f"{scheme}://{authority}", pid=os.getpid())
-    try:
-        await _Uvicorn(config, server, rest, protocol, tls).serve(sockets=[listener])
-    finally:
-        await server.stop()
+    return f"{'https' if is_https else 'http'}://{authority}"
 
 
 def _tune_allocator() -> None:
@@ -199,10 +230,14 @@ def _tls(settings: Settings) -> ssl.SSLContext | None:
     return context
 
 
-def _bind(settings: Settings) -> socket.socket:
+def bind(settings: Settings, *, shares: bool = False) -> socket.socket:
+    """A socket at the address of the settings; `shares`: others may be there, too. Raises OSError
+    that says what to do."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shares:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     with _port_errors(settings, listener):
         listener.bind((settings.host, settings.port))
     listener.set_inheritable(False)
@@ -232,6 +267,10 @@ def _progress(what: str, done: int, total: int) -> None:
     log.info("recovering", what=what, done=done, total=total)
 
 
+def _name_shard(shard: int, logger: object, method: str, event: EventDict) -> EventDict:
+    return {**event, "shard": shard}
+
+
 def escape_controls(logger: object, method: str, event: EventDict) -> EventDict:
     """Write what is no printable character as an escape: a key or a name that a client chose must
     not clear a screen, or hide a line. An exception keeps its lines."""
@@ -245,8 +284,9 @@ def escape_controls(logger: object, method: str, event: EventDict) -> EventDict:
     return event
 
 
-def set_up_logging(settings: Settings) -> None:
-    """Lines for people on a terminal, JSON for programs; always on standard error."""
+def set_up_logging(settings: Settings, place: Place | None = None) -> None:
+    """Lines for people on a terminal, JSON for programs; always on standard error. They name the
+    shard where there are several."""
     renderers: list[Any] = (
         [structlog.processors.JSONRenderer()]  # which escapes by itself
         if settings.log_json
@@ -258,6 +298,8 @@ def set_up_logging(settings: Settings) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
+    if place is not None:
+        shared.append(partial(_name_shard, place.shard))
     structlog.configure(
         processors=[*shared, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(level),

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -51,6 +52,7 @@ from delayserver.server.shard import Shard, Surroundings
 from storage.catalog import Catalog, LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY
 from storage.errors import DamageError, StorageError
+from storage.files import OsFiles
 from storage.frame import Damage
 
 if TYPE_CHECKING:
@@ -90,17 +92,22 @@ class Server(Shard):
         telemetry: "Telemetry | None" = None,
         verify_catalog: bool = False,
         schedule_hours_max: int = WRITTEN_HOURS_MIN,
+        shard: int = 0,
+        tokens_directory: Path | None = None,
     ) -> None:
         """Lock the directory and recover what is in it. Nothing runs before `start`.
 
         `verify_catalog`: all of it, however long it is. `schedule_hours_max`: files of hours that
-        the schedule log has open where it is written. Raises StorageError, and AccessError where
-        others could call without a token."""
+        the schedule log has open where it is written. `shard`: its number among others;
+        `tokens_directory`: where the tokens of all of them are. Raises StorageError, and
+        AccessError where others could call without a token."""
         offset_ms = settings.clock_offset_ms
         self._fatal = fatal
         self._sender = sender
         files = TimedFiles(str(settings.data_dir))
-        self.tokens = TokenTable(TokenFile(files), settings.token, time.monotonic)
+        tokens_dir = settings.data_dir if tokens_directory is None else tokens_directory
+        token_files = files if tokens_directory is None else OsFiles(str(tokens_directory))
+        self.tokens = TokenTable(TokenFile(token_files), settings.token, time.monotonic)
         self._tokens_error = ""
         self.telemetry = telemetry
         if settings.otel and telemetry is None:
@@ -112,7 +119,7 @@ class Server(Shard):
         if not settings.on_loopback and not len(self.tokens):
             raise AccessError(
                 f"{settings.host} is not a loopback address: make a token (delayserver token "
-                f"create NAME --scope admin --data-dir {settings.data_dir}), or set one "
+                f"create NAME --scope admin --data-dir {tokens_dir}), or set one "
                 "(DELAYSERVER_TOKEN, at least 16 characters), before others can reach the server"
             )
 
@@ -134,6 +141,7 @@ class Server(Shard):
             random=random.random,
             progress=progress,
             schedule_hours_max=schedule_hours_max,
+            shard=shard,
         )
         super().__init__(settings, files, open_catalog, surroundings)
         self.gauges = Gauges(self.engine, settings, self.clock)

@@ -55,7 +55,7 @@ from delayserver.server.threads import (
 from storage.catalog import Catalog
 from storage.definitions_log import DefinitionsLog
 from storage.directory import FORMAT_VERSION, LOCK_FILE, open_identity, upgrade
-from storage.errors import DamageError
+from storage.errors import DamageError, ShardNumberError
 from storage.files import Files
 from storage.hour_log import HourLog
 from storage.message_log import Durability, MessageLog
@@ -79,6 +79,8 @@ class Surroundings:
     monotonic: Callable[[], float]
     """Seconds; never set, and stands still while the machine sleeps: how long work takes."""
     progress: Progress = lambda what, done, total: None
+    shard: int = 0
+    """Its number among those of a server."""
     schedule_hours_max: int = WRITTEN_HOURS_MIN
     """Files of hours that the schedule log has open where it is written."""
     load_sizes: LoadSizes = LOAD_SIZES
@@ -119,7 +121,11 @@ class Shard(ABC):
     def _open(self, open_catalog: Callable[[], Catalog], surroundings: Surroundings) -> None:
         settings, files = self.settings, self.files
         self._cleanup.enter_context(files.lock(LOCK_FILE))
-        identity = open_identity(files, random_bytes=surroundings.random_bytes)
+        identity = open_identity(
+            files, random_bytes=surroundings.random_bytes, shard=surroundings.shard
+        )
+        if identity.shard != surroundings.shard:
+            raise ShardNumberError(files.root, identity.shard, surroundings.shard)
         catalog = self.catalog = TieredCatalog(
             open_catalog(), files, stamp=identity.stamp, tiers=surroundings.key_tiers
         )

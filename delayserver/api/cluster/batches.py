@@ -54,15 +54,19 @@ class Batches:
         self._peers = peers
 
     async def answer(self, call: PeerCall) -> PeerAnswer | None:
-        """POST /v1/messages/batch, and the part of one that another shard has read."""
-        if call.method != "POST" or call.path not in (BATCH_PATH, PART_PATH):
+        """POST /v1/messages/batch"""
+        if call.method != "POST" or call.path != BATCH_PATH:
             return None
         try:
-            if call.path == PART_PATH:
-                return await self._publish(_decode(call.body), call)
             return await self._publish_all(call)
         except (DelayServerError, StorageError) as error:
             return failed(error)
+
+    async def answer_part(self, call: PeerCall) -> PeerAnswer | None:
+        """The part of a batch that another shard has read."""
+        if call.path != PART_PATH:
+            return None
+        return await self._publish_own(_decode(call.body), call)
 
     async def _publish_all(self, call: PeerCall) -> PeerAnswer:
         ack = _ack_of(call)  # what is wrong with it is said before anything is done

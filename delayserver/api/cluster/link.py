@@ -18,6 +18,7 @@ Threads: belongs to the event loop.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache, partial
 from pathlib import Path
@@ -67,6 +68,18 @@ Changed = Callable[[int, bool], None]
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a shard stands among the others."""
+
+    shard: int
+    count: int
+    data_dir: Path
+    """Of all of them."""
+    sockets: Path
+    """The directory of the sockets by which they find each other."""
+
+
 class Application(Protocol):
     """What a shard can be asked, by others as by itself."""
 
@@ -89,11 +102,13 @@ class Application(Protocol):
 class Links:
     """All other shards, as `Peers`; and this one, without a hop."""
 
-    def __init__(self, own: int, count: int, directory: Path, application: Application) -> None:
-        self.own = own
-        self.count = count
-        self._directory = directory
-        self._application = application
+    def __init__(self, place: Place) -> None:
+        self.own = place.shard
+        self.count = place.count
+        self.ports: dict[int, int] = {}
+        """Where each shard that is there listens itself."""
+        self._directory = place.sockets
+        self._application: Application
         self._links: dict[int, _Link] = {}
         self._heard: dict[str, Heard] = {}
         self._changed: list[Changed] = []
@@ -103,8 +118,10 @@ class Links:
 
     # ── begin and end ──────────────────────────────────────────────────────────────────────────
 
-    async def begin(self) -> None:
-        """Be there for the others, and look for them."""
+    async def begin(self, application: Application, port: int) -> None:
+        """Be there for the others, and look for them. `port`: where this shard listens itself."""
+        self._application = application
+        self.ports[self.own] = port
         path = self._path(self.own)
         path.unlink(missing_ok=True)  # of the process before
         loop = asyncio.get_running_loop()
@@ -135,13 +152,14 @@ class Links:
                 await ended.wait()
             await asyncio.sleep(RETRY_S)
 
-    def joined(self, link: "_Link", shard: int) -> None:
+    def joined(self, link: "_Link", shard: int, port: int) -> None:
         """A link may be used: the other has said who it is."""
         assert 0 <= shard < self.count and shard != self.own, shard
         if (before := self._links.get(shard)) is not None:
             before.close()  # It has come again, so what it had is gone.
             self.left(before, shard)
         self._links[shard] = link
+        self.ports[shard] = port
         log.debug("linked", shard=shard)
         for changed in self._changed:
             changed(shard, True)
@@ -149,7 +167,7 @@ class Links:
     def left(self, link: "_Link", shard: int) -> None:
         """A link has ended, or never began."""
         if self._links.get(shard) is link:
-            del self._links[shard]
+            del self._links[shard], self.ports[shard]
             log.debug("unlinked", shard=shard)
             for changed in self._changed:
                 changed(shard, False)
@@ -322,7 +340,8 @@ class _Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self.put([Item.HELLO.value, VERSION, self._links.own, self._links.count])
+        links = self._links
+        self.put([Item.HELLO.value, VERSION, links.own, links.count, links.ports[links.own]])
 
     def data_received(self, data: bytes) -> None:
         received = self._received
@@ -375,14 +394,14 @@ class _Link(asyncio.Protocol):
                 self._greet(item)
 
     def _greet(self, item: list[Any]) -> None:
-        _, version, shard, count = item
+        _, version, shard, count, port = item
         is_known = version == VERSION and count == self._links.count
         if not is_known or self._expected not in (None, shard):
             log.error("a link to something else", shard=shard, version=version, shards=count)
             self.close()
             return
         self._other = shard
-        self._links.joined(self, shard)
+        self._links.joined(self, shard, port)
 
     def connection_lost(self, exc: Exception | None) -> None:
         shard = self._other if self._other is not None else self._expected

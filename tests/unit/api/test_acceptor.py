@@ -87,7 +87,7 @@ async def open_port(tls: ssl.SSLContext | None = None, **settings: int) -> Async
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         limits = Settings(connections_max=CONNECTIONS_MAX, **settings)  # type: ignore[arg-type]
-        acceptor = Acceptor(listener, Protocol, limits, tls)  # type: ignore[arg-type]
+        acceptor = Acceptor([listener], Protocol, limits, tls)  # type: ignore[arg-type]
         acceptor.begin()
         port = Port(listener, acceptor)
         yield port

@@ -1,0 +1,185 @@
+"""The supervisor: starts a process for each shard, watches them, starts them again, stops them.
+
+    serve --shards N ──▶ lock DIR, fix N, hold the port ──▶ N × `python -m` this module,
+                                                            each a server, on one port of all
+
+Nothing of what clients send comes through here. A shard that ends is started again, at once the
+first time and then after a wait that grows; one that cannot start at all ends the whole. A shard
+whose supervisor has ended stops by itself: it holds the other end of a pipe.
+
+The port is that of all: the system gives each connection to one of those that listen there
+(SO_REUSEPORT), so one that is away gets none.
+
+Cost: 30 MB, and nothing while all run. Threads: one event loop, and no other.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import structlog
+
+from delayserver.api.cluster.link import Place
+from delayserver.api.process import EXIT_REFUSED, bind, serve, set_up_logging, url_of
+from delayserver.config import Settings
+from delayserver.errors import DelayServerError
+from storage.directory import LOCK_FILE
+from storage.errors import StorageError
+from storage.files import OsFiles
+from storage.shards import fix_shard_count, shard_directory
+
+WAIT_MIN_S = 0.05
+WAIT_MAX_S = 5.0
+"""Before a shard that has ended is started again."""
+STEADY_S = 10.0
+"""A shard that ran for so long is started again at once."""
+STOP_GRACE_S = 30.0
+"""Beyond `drain_ms`; then a shard that does not end is killed."""
+
+log = structlog.get_logger()
+
+
+def supervise(settings: Settings) -> int:
+    """Serve with `settings.shards` processes until SIGTERM or SIGINT; returns the exit status."""
+    set_up_logging(settings)
+    try:
+        files = OsFiles(str(settings.data_dir))
+        with contextlib.ExitStack() as cleanup:
+            cleanup.enter_context(files.lock(LOCK_FILE))
+            fix_shard_count(files, settings.shards)
+            # Nobody else may be there already; and then others of ours may.
+            bind(settings).close()
+            held = cleanup.enter_context(bind(settings, shares=True))
+            settings = settings.model_copy(update={"port": held.getsockname()[1]})
+            sockets = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="delayserver-"))
+            shards = [
+                _Shard(settings, Place(k, settings.shards, settings.data_dir, Path(sockets)))
+                for k in range(settings.shards)
+            ]
+            url = url_of(held, settings.tls_cert is not None)
+            return asyncio.run(_supervise(shards, url))
+    except (StorageError, DelayServerError, OSError) as error:
+        log.critical("cannot start", error=str(error))
+        return EXIT_REFUSED
+
+
+async def _supervise(shards: "list[_Shard]", url: str) -> int:
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
+    running = [asyncio.create_task(shard.keep_running(stopping)) for shard in shards]
+    ready = asyncio.create_task(_tell_ready(shards, url))
+    statuses = await asyncio.gather(*running)
+    ready.cancel()
+    return max(statuses)
+
+
+async def _tell_ready(shards: "list[_Shard]", url: str) -> None:
+    for shard in shards:
+        await shard.ready.wait()
+    log.info("all shards are there", url=url, shards=len(shards), pid=os.getpid())
+
+
+class _Shard:
+    """One process after the other."""
+
+    def __init__(self, settings: Settings, place: Place) -> None:
+        directory = settings.data_dir / shard_directory(place.shard)
+        settings = settings.model_copy(update={"data_dir": directory, "shards": 1})
+        self.ready = asyncio.Event()
+        self._place = place
+        self._grace_s = settings.drain_ms / 1000 + STOP_GRACE_S
+        self._document = json.dumps(
+            {
+                "settings": settings.model_dump(mode="json"),
+                "shard": place.shard,
+                "count": place.count,
+                "data_dir": str(place.data_dir),
+                "sockets": str(place.sockets),
+            }
+        ).encode()
+
+    async def keep_running(self, stopping: asyncio.Event) -> int:
+        """Until everything stops, which one that cannot start makes it do; the exit status."""
+        loop, wait_s, was_ready = asyncio.get_running_loop(), 0.0, False
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), wait_s)
+            if stopping.is_set():
+                return 0
+            began_s = loop.time()
+            status = await self._run(stopping)
+            was_ready = was_ready or self.ready.is_set()
+            if stopping.is_set():
+                return 0 if status in (0, -signal.SIGTERM, -signal.SIGINT) else EXIT_REFUSED
+            if not was_ready:
+                log.critical("a shard cannot start", shard=self._place.shard, status=status)
+                stopping.set()
+                return EXIT_REFUSED
+            is_steady = loop.time() - began_s >= STEADY_S
+            wait_s = WAIT_MIN_S if is_steady else min(max(2 * wait_s, WAIT_MIN_S), WAIT_MAX_S)
+            log.error(
+                "a shard has ended and is started again",
+                shard=self._place.shard,
+                status=status,
+                within_s=wait_s,
+            )
+
+    async def _run(self, stopping: asyncio.Event) -> int:
+        """One process, from its start to its end."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            __spec__.name,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(self._document + b"\n")
+        ended = asyncio.create_task(process.wait())
+        told = asyncio.create_task(process.stdout.readline())
+        stop = asyncio.create_task(stopping.wait())
+        try:
+            await asyncio.wait((ended, told, stop), return_when=asyncio.FIRST_COMPLETED)
+            if told.done() and told.result():
+                self.ready.set()
+            await asyncio.wait((ended, stop), return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                await self._stop(process, ended)
+            return await ended
+        finally:
+            for task in (ended, told, stop):
+                task.cancel()
+
+    async def _stop(self, process: asyncio.subprocess.Process, ended: "asyncio.Task[int]") -> None:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        done, _ = await asyncio.wait((ended,), timeout=self._grace_s)
+        if not done:
+            log.error("a shard does not stop, and is killed", shard=self._place.shard)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
+
+def main() -> int:
+    """One shard, as the document on standard input says."""
+    # Not beyond the line: the rest of it is silence, until the supervisor has ended.
+    document = json.loads(os.read(sys.stdin.fileno(), 1 << 20))
+    place = Place(
+        document["shard"],
+        document["count"],
+        Path(document["data_dir"]),
+        Path(document["sockets"]),
+    )
+    return serve(Settings(**document["settings"]), place)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
