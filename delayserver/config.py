@@ -27,7 +27,6 @@ from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
 from delayserver.security.targets import TargetPolicy
 from delayserver.times import parse_duration_ms
 from storage.message_log import Durability
-from storage.shards import SHARDS_MAX
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -50,13 +49,6 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on (0: any free one)")
     data_dir: Path = Field(Path("data"), description="directory of all data of this server")
-    shards: int = Field(
-        1,
-        ge=1,
-        le=SHARDS_MAX,
-        description="processes, each with a part of the data; as many as there are cores to use. "
-        "Fixed when the directory is made",
-    )
     durability: Durability = Field(
         Durability.FSYNC, description="fsync: survives power loss; os: survives kill -9 only"
     )
@@ -299,7 +291,7 @@ def _read_toml(path: object) -> dict[str, Any]:
 
 
 GROUPS: Final = {
-    "Where": ("host", "port", "data_dir", "shards"),
+    "Where": ("host", "port", "data_dir"),
     "Access": (
         "token",
         "tls_cert",

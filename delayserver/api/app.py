@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Final, NamedTuple
 
 from delayserver.api.access import Access
-from delayserver.api.cluster.link import Place
+from delayserver.api.cluster.link import ShardPlace
 from delayserver.api.cluster.member import Member
 from delayserver.api.cluster.routed import RoutedHot
 from delayserver.api.hot.asgi import Asgi, HotPath, Receive, Scope, Send
@@ -81,7 +81,7 @@ class App(NamedTuple):
     """What a shard among others does besides."""
 
 
-def make_app(calls: Calls, place: Place | None = None) -> App:
+def make_app(calls: Calls, place: ShardPlace | None = None) -> App:
     """The application of a server; `place`: of one shard of it."""
     intake = Intake(calls.settings, calls.subjects)
     hot = Hot(calls, intake) if place is None else RoutedHot(calls, intake)

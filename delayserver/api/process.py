@@ -27,7 +27,7 @@ from structlog.typing import EventDict
 
 from delayserver.api.acceptor import Acceptor
 from delayserver.api.app import Rest, make_app
-from delayserver.api.cluster.link import Place
+from delayserver.api.cluster.link import ShardPlace
 from delayserver.api.hot.answers import Always
 from delayserver.api.hot.connection import Connection
 from delayserver.api.uvicorn_interface import check_uvicorn
@@ -54,7 +54,7 @@ MMAP_THRESHOLD_BYTES = 128 * 1024
 log = structlog.get_logger()
 
 
-def serve(settings: Settings, place: Place | None = None) -> int:
+def serve(settings: Settings, place: ShardPlace | None = None) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status. `place`: as one shard of several."""
     set_up_logging(settings, place)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -64,10 +64,10 @@ def serve(settings: Settings, place: Place | None = None) -> int:
         tls = _tls(settings)
         budget = within_limit(settings)
         settings = budget.settings
+        listeners = [bind(settings, shares=place is not None)]
         if place is None:
             fix_shard_count(OsFiles(str(settings.data_dir)), 1)
-        listeners = [bind(settings, shares=place is not None)]
-        if place is not None:
+        else:
             listeners.append(bind(settings.model_copy(update={"port": 0})))
         faults = MemoryFaults(settings.data_dir / CATALOG_DIRECTORY)
         faults.watch()
@@ -164,7 +164,7 @@ async def _serve(
     server: Server,
     listeners: list[socket.socket],
     tls: ssl.SSLContext | None,
-    place: Place | None,
+    place: ShardPlace | None,
 ) -> None:
     await server.start()
     app = make_app(server.calls, place)
@@ -284,7 +284,7 @@ def escape_controls(logger: object, method: str, event: EventDict) -> EventDict:
     return event
 
 
-def set_up_logging(settings: Settings, place: Place | None = None) -> None:
+def set_up_logging(settings: Settings, place: ShardPlace | None = None) -> None:
     """Lines for people on a terminal, JSON for programs; always on standard error. They name the
     shard where there are several."""
     renderers: list[Any] = (

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import structlog
 
-from delayserver.api.cluster.link import Place
+from delayserver.api.cluster.link import ShardPlace
 from delayserver.api.process import EXIT_REFUSED, bind, serve, set_up_logging, url_of
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError
@@ -44,22 +44,22 @@ STOP_GRACE_S = 30.0
 log = structlog.get_logger()
 
 
-def supervise(settings: Settings) -> int:
-    """Serve with `settings.shards` processes until SIGTERM or SIGINT; returns the exit status."""
+def supervise(settings: Settings, count: int) -> int:
+    """Serve with `count` processes until SIGTERM or SIGINT; returns the exit status."""
     set_up_logging(settings)
     try:
         files = OsFiles(str(settings.data_dir))
         with contextlib.ExitStack() as cleanup:
             cleanup.enter_context(files.lock(LOCK_FILE))
-            fix_shard_count(files, settings.shards)
+            fix_shard_count(files, count)
             # Nobody else may be there already; and then others of ours may.
             bind(settings).close()
             held = cleanup.enter_context(bind(settings, shares=True))
             settings = settings.model_copy(update={"port": held.getsockname()[1]})
             sockets = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="delayserver-"))
             shards = [
-                _Shard(settings, Place(k, settings.shards, settings.data_dir, Path(sockets)))
-                for k in range(settings.shards)
+                _Shard(settings, ShardPlace(k, count, settings.data_dir, Path(sockets)))
+                for k in range(count)
             ]
             url = url_of(held, settings.tls_cert is not None)
             return asyncio.run(_supervise(shards, url))
@@ -89,9 +89,9 @@ async def _tell_ready(shards: "list[_Shard]", url: str) -> None:
 class _Shard:
     """One process after the other."""
 
-    def __init__(self, settings: Settings, place: Place) -> None:
+    def __init__(self, settings: Settings, place: ShardPlace) -> None:
         directory = settings.data_dir / shard_directory(place.shard)
-        settings = settings.model_copy(update={"data_dir": directory, "shards": 1})
+        settings = settings.model_copy(update={"data_dir": directory})
         self.ready = asyncio.Event()
         self._place = place
         self._grace_s = settings.drain_ms / 1000 + STOP_GRACE_S
@@ -172,7 +172,7 @@ def main() -> int:
     """One shard, as the document on standard input says."""
     # Not beyond the line: the rest of it is silence, until the supervisor has ended.
     document = json.loads(os.read(sys.stdin.fileno(), 1 << 20))
-    place = Place(
+    place = ShardPlace(
         document["shard"],
         document["count"],
         Path(document["data_dir"]),

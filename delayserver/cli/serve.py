@@ -79,11 +79,7 @@ def serve(config: Path | None = None, **options: Any) -> None:
     for line in misspelt(os.environ):
         typer.echo(f"warning: {line}", err=True)
 
-    # The wiring: everything that a server needs.
-    if settings.shards > 1:
-        from delayserver.api.supervisor import supervise as run
-    else:
-        from delayserver.api.process import serve as run
+    from delayserver.api.process import serve as run  # the wiring: everything that a server needs
 
     raise SystemExit(run(settings))
 

@@ -93,7 +93,7 @@ class Front:
         return max(hot.one_max_bytes, REST_MAX_BYTES), ""
 
 
-class Singles:
+class OneByOne:
     """Publishes of one message that do not stay on the hot path."""
 
     def __init__(self, links: Links) -> None:

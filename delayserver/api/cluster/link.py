@@ -45,7 +45,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[list[Any]]).decode
 
 
-class Item(IntEnum):
+class LinkItem(IntEnum):
     """What an item begins with."""
 
     HELLO = 0
@@ -69,7 +69,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ShardPlace:
     """Where a shard stands among the others."""
 
     shard: int
@@ -102,7 +102,7 @@ class Application(Protocol):
 class Links:
     """All other shards, as `Peers`; and this one, without a hop."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ShardPlace) -> None:
         self.own = place.shard
         self.count = place.count
         self.ports: dict[int, int] = {}
@@ -209,7 +209,7 @@ class Links:
 
     def tell(self, shard: int, topic: str, notice: bytes) -> None:
         if (link := self._links.get(shard)) is not None:
-            link.put([Item.TELL.value, topic, notice])
+            link.put([LinkItem.TELL.value, topic, notice])
 
     def on_told(self, topic: str, heard: Heard) -> None:
         assert topic not in self._heard, topic
@@ -244,7 +244,7 @@ class Links:
 
     async def serve(self, link: "_Link", number: int, call: PeerCall) -> None:
         answer = await self._application.call(call)
-        link.put([Item.ANSWER.value, number, answer.status, answer.headers, answer.body])
+        link.put([LinkItem.ANSWER.value, number, answer.status, answer.headers, answer.body])
 
     def hear(self, shard: int, topic: str, notice: bytes) -> None:
         if (heard := self._heard.get(topic)) is not None:
@@ -270,7 +270,7 @@ class _Asker:
     def tell(self, wire: bytes, error: Exception | None) -> None:
         if error is not None:
             wire = wire_of(problem_answer(error))
-        self._link.put([Item.WIRE.value, self._number, wire])
+        self._link.put([LinkItem.WIRE.value, self._number, wire])
 
 
 class _Link(asyncio.Protocol):
@@ -310,18 +310,18 @@ class _Link(asyncio.Protocol):
         number = self._next_number = self._next_number + 1
         self._ones[number] = told
         self._unsent_bytes += len(data)
-        self.put([Item.ONE.value, number, data, _shown(caller)])
+        self.put([LinkItem.ONE.value, number, data, _shown(caller)])
 
     def cancel(self, subject: str | None, text: str, caller: Caller | None, told: Told) -> None:
         number = self._next_number = self._next_number + 1
         self._ones[number] = told
-        self.put([Item.CANCEL.value, number, subject, text, _shown(caller)])
+        self.put([LinkItem.CANCEL.value, number, subject, text, _shown(caller)])
 
     def ask(self, call: PeerCall, told: Callable[[PeerAnswer], None]) -> None:
         number = self._next_number = self._next_number + 1
         self._calls[number] = told
         self._unsent_bytes += len(call.body)
-        self.put([Item.CALL.value, number, *call[:-1], _shown(call.caller)])
+        self.put([LinkItem.CALL.value, number, *call[:-1], _shown(call.caller)])
 
     def put(self, item: Sequence[object]) -> None:
         """Send this with all of this turn of the event loop."""
@@ -341,7 +341,7 @@ class _Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         links = self._links
-        self.put([Item.HELLO.value, VERSION, links.own, links.count, links.ports[links.own]])
+        self.put([LinkItem.HELLO.value, VERSION, links.own, links.count, links.ports[links.own]])
 
     def data_received(self, data: bytes) -> None:
         received = self._received
@@ -367,27 +367,27 @@ class _Link(asyncio.Protocol):
 
     def _take(self, item: list[Any]) -> None:
         match item[0]:
-            case Item.ONE:
+            case LinkItem.ONE:
                 _, number, body, shown = item
                 self._links.serve_one(self, number, body, _caller(shown))
-            case Item.CANCEL:
+            case LinkItem.CANCEL:
                 _, number, subject, text, shown = item
                 self._links.serve_cancel(self, number, subject, text, _caller(shown))
-            case Item.WIRE:
+            case LinkItem.WIRE:
                 if (told := self._ones.pop(item[1], None)) is not None:
                     told(item[2])
-            case Item.CALL:
+            case LinkItem.CALL:
                 _, number, method, path, query, headers, body, shown = item
                 fields = tuple((name, value) for name, value in headers)
                 call = PeerCall(method, path, query, fields, body, _caller(shown))
                 task = self._loop.create_task(self._links.serve(self, number, call))
                 self._serving.add(task)
                 task.add_done_callback(self._serving.discard)
-            case Item.ANSWER:
+            case LinkItem.ANSWER:
                 _, number, status, headers, body = item
                 if (heard := self._calls.pop(number, None)) is not None:
                     heard(PeerAnswer(status, tuple((a, b) for a, b in headers), body))
-            case Item.TELL:
+            case LinkItem.TELL:
                 assert self._other is not None
                 self._links.hear(self._other, item[1], item[2])
             case _:

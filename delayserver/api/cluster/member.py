@@ -6,8 +6,8 @@ Cost: see the parts. Threads: belongs to the event loop.
 """
 
 from delayserver.api.cluster.batches import Batches
-from delayserver.api.cluster.front import Front, Singles
-from delayserver.api.cluster.link import Links, Place
+from delayserver.api.cluster.front import Front, OneByOne
+from delayserver.api.cluster.link import Links, ShardPlace
 from delayserver.api.cluster.local import Handler, Local
 from delayserver.api.cluster.routed import RoutedHot
 from delayserver.api.hot.asgi import Asgi
@@ -17,14 +17,14 @@ from delayserver.server.calls import Calls
 class Member:
     """The parts, from `begin` to `close`."""
 
-    def __init__(self, place: Place, calls: Calls, hot: RoutedHot, path: Asgi) -> None:
+    def __init__(self, place: ShardPlace, calls: Calls, hot: RoutedHot, path: Asgi) -> None:
         """`path`: where what belongs to this shard is served."""
         self.links = links = Links(place)
         hot.link(links)
         batches = Batches(calls, hot, links)
         internal: list[Handler] = [batches.answer_part]
         self._local = Local(hot, path, internal)
-        self.front = Front(hot, path, [Singles(links).answer, batches.answer])
+        self.front = Front(hot, path, [OneByOne(links).answer, batches.answer])
 
     async def begin(self, port: int) -> None:
         """Be there for the others. `port`: where this shard alone is reached."""

@@ -61,7 +61,7 @@ def test_a_server_does_not_start_on_another_one(
 ) -> None:
     monkeypatch.delattr(HttpToolsProtocol, "_start_asgi_task")
     # A logger that is set up keeps this test's standard error for all tests behind it.
-    monkeypatch.setattr(process, "set_up_logging", lambda settings: None)
+    monkeypatch.setattr(process, "set_up_logging", lambda settings, place: None)
     settings = Settings(data_dir=tmp_path / "data", port=0)
     assert process.serve(settings) == process.EXIT_REFUSED
     assert "_start_asgi_task" in capsys.readouterr().out

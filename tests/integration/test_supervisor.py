@@ -1,0 +1,164 @@
+"""Shards as processes: one port, a directory each, and each is started again when it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from delayserver.cli.demo.process import free_port
+from delayserver.records.message_id import read_id
+from delayserver.records.sharding import shard_of
+from storage.files import OsFiles
+from storage.shards import read_shard_count
+from tests.integration.api_support import wait_until
+
+COUNT = 3
+START = """
+import sys
+from pathlib import Path
+from delayserver.api.supervisor import supervise
+from delayserver.config import Settings
+port, data_dir, count = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+sys.exit(supervise(Settings(port=port, data_dir=data_dir), count))
+"""
+
+
+class Supervised:
+    """A supervisor, and what it has started."""
+
+    def __init__(self, directory: Path) -> None:
+        self.data_dir = directory / "data"
+        self.port = free_port()
+        self.log_path = directory / "log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30)
+
+    def launch(self, count: int = COUNT) -> subprocess.Popen[bytes]:
+        arguments = [sys.executable, "-c", START, str(self.port), str(self.data_dir), str(count)]
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(arguments, stderr=log, stdout=log)
+        return self.process
+
+    def start(self) -> None:
+        self.launch()
+        self.until_told("all shards are there")
+
+    def until_told(self, text: str) -> None:
+        wait_until(lambda: text in self.log_path.read_text())
+
+    @property
+    def shards(self) -> list[int]:
+        """Process ids of the shards, in no order."""
+        assert self.process is not None
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(pid) for pid in path.read_text().split()]
+
+    def publish(self, key: str) -> httpx.Response:
+        message = {"subject": "a", "key": key, "delay": "1h"}
+        return self.client.post("/v1/messages", json=message)
+
+    def published(self, key: str) -> dict[str, Any]:
+        """The answer, once the shard of the key gives one."""
+
+        def ask() -> dict[str, Any]:
+            try:
+                answer = self.publish(key)
+            except httpx.TransportError:  # of the shard that has ended
+                return {}
+            if answer.status_code == 503:
+                assert answer.headers["retry-after"] == "1"
+                return {}
+            assert answer.status_code in (200, 201)
+            document: dict[str, Any] = answer.json()
+            return document
+
+        return wait_until(ask)
+
+    def end(self) -> None:
+        self.client.close()
+        if self.process is not None and self.process.poll() is None:
+            pids = self.shards
+            self.process.kill()
+            self.process.wait()
+            wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+@pytest.fixture
+def supervised(tmp_path: Path) -> Iterator[Supervised]:
+    one = Supervised(tmp_path)
+    yield one
+    one.end()
+
+
+def test_keys_go_where_they_belong_whoever_is_asked(supervised: Supervised) -> None:
+    supervised.start()
+    ids: dict[str, str] = {}
+    for number in range(30):
+        # A connection each: another process may accept it.
+        supervised.client.headers["connection"] = "close"
+        key = str(number)
+        ids[key] = supervised.published(key)["id"]
+        assert read_id(ids[key]).shard == shard_of("a", key, COUNT)
+    assert {read_id(one).shard for one in ids.values()} == set(range(COUNT))
+    batch = [{"subject": "a", "key": key, "delay": "1h"} for key in (*ids, "new")]
+    done = supervised.client.post("/v1/messages/batch", json=batch).json()
+    assert done["duplicates"] == len(ids)
+    assert done["ids"][:-1] == list(ids.values())
+    del supervised.client.headers["connection"]
+    for key in list(ids)[:6]:
+        path = f"/v1/subjects/a/keys/{key}"
+        answer = supervised.client.delete(path)
+        assert answer.json() == {"id": ids[key], "state": "cancelled"}
+    assert supervised.process is not None
+    supervised.process.terminate()
+    assert supervised.process.wait(60) == 0
+    assert read_shard_count(OsFiles(str(supervised.data_dir), readonly=True)) == COUNT
+
+
+def test_a_shard_that_is_killed_comes_again_with_all_that_it_had(supervised: Supervised) -> None:
+    supervised.start()
+    ids = {str(number): supervised.published(str(number))["id"] for number in range(12)}
+    for pid in supervised.shards:
+        os.kill(pid, signal.SIGKILL)
+        for key, message_id in ids.items():
+            again = supervised.published(key)
+            assert (again["id"], again["duplicate"]) == (message_id, True)
+    assert len(supervised.shards) == COUNT
+
+
+def test_shards_end_with_their_supervisor(supervised: Supervised) -> None:
+    supervised.start()
+    pids = supervised.shards
+    assert supervised.process is not None
+    supervised.process.kill()
+    supervised.process.wait()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    # Nothing of it holds the port or the directories.
+    supervised.log_path.write_text("")
+    supervised.start()
+
+
+def test_another_number_of_shards_is_refused(supervised: Supervised) -> None:
+    supervised.start()
+    assert supervised.process is not None
+    supervised.process.terminate()
+    assert supervised.process.wait(60) == 0
+    assert supervised.launch(COUNT + 1).wait(60) == 1
+    assert f"was made with {COUNT} shards" in supervised.log_path.read_text()
+    arguments = ["serve", f"--port={supervised.port}", f"--data-dir={supervised.data_dir}"]
+    alone = subprocess.run(
+        [sys.executable, "-m", "delayserver", *arguments],
+        check=False,
+        capture_output=True,
+        timeout=60,
+    )
+    assert alone.returncode == 1
+    assert b"was made with 3 shards" in alone.stderr

@@ -1,0 +1,176 @@
+"""Batches over several shards are answered as one, and all or none in each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable
+from typing import Any, cast
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delayserver.api.cluster.batches import PART_PATH, Batches
+from delayserver.api.cluster.link import failed
+from delayserver.api.cluster.peers import PeerAnswer, PeerCall
+from delayserver.api.hot.paths import BATCH_PATH
+from delayserver.decisions.delayed_produce import Level
+from delayserver.decisions.new_messages import PublishBatch
+from delayserver.errors import KeyConflictError, OverloadedError, ShardAwayError
+from delayserver.records.sharding import shard_of
+from tests.unit.api.hot.test_publish import Machine
+
+COUNT = 3
+JSON = ((b"content-type", b"application/json"),)
+
+
+class World:
+    """Shards with parts that are moved by hand, and no network between them."""
+
+    def __init__(self) -> None:
+        self.machines = [Machine() for _ in range(COUNT)]
+        self.refusals: dict[int, Exception] = {}
+        self.parts: list[tuple[int, PublishBatch]] = []
+        self.batches = [self._of(number) for number in range(COUNT)]
+
+    def _of(self, number: int) -> Batches:
+        machine, world = self.machines[number], self
+
+        class Calls:
+            clock = staticmethod(machine.calls.clock)
+
+            async def durable(self, group: Any) -> None:
+                machine.commit()
+
+            async def acknowledged(
+                self, group: object, seq: int, level: Level, timeout_ms: int
+            ) -> Level:
+                machine.commit()
+                return level
+
+        class Others:
+            own, count = number, COUNT
+
+            def ask(self, shard: int, call: PeerCall) -> Awaitable[PeerAnswer]:
+                return world.ask(shard, call)
+
+        return Batches(cast(Any, Calls()), machine.hot, cast(Any, Others()))
+
+    async def ask(self, shard: int, call: PeerCall) -> PeerAnswer:
+        assert (call.path, call.caller) == (PART_PATH, None)
+        batch = msgspec.msgpack.decode(call.body, type=PublishBatch)
+        self.parts.append((shard, batch))
+        if (refusal := self.refusals.get(shard)) is not None:
+            return failed(refusal)
+        answer = await self.batches[shard].answer_part(call)
+        assert answer is not None
+        return answer
+
+    def publish(self, items: list[Any], query: bytes = b"", shard: int = 0) -> PeerAnswer:
+        call = PeerCall("POST", BATCH_PATH, query, JSON, json.dumps(items).encode())
+        answer = asyncio.run(cast(Any, self.batches[shard].answer(call)))
+        assert answer is not None
+        return cast(PeerAnswer, answer)
+
+
+def item(key: str | None, **more: object) -> dict[str, object]:
+    return {"subject": "orders", "key": key, "delay": "1h", **more}
+
+
+def keys_of(shard: int, count: int) -> list[str]:
+    found = (str(number) for number in range(10_000))
+    return [key for key in found if shard_of("orders", key, COUNT) == shard][:count]
+
+
+@settings(max_examples=30, deadline=None)
+@given(keys=st.lists(st.none() | st.text("abcdefgh", min_size=1, max_size=2), max_size=30))
+def test_ids_come_in_the_order_of_the_batch(keys: list[str | None]) -> None:
+    answer = World().publish([item(key) for key in keys])
+    document = json.loads(answer.body)
+    assert (answer.status, document["count"], len(document["ids"])) == (200, len(keys), len(keys))
+    by_key: dict[str, str] = {}
+    for key, message_id in zip(keys, document["ids"], strict=True):
+        if key is not None:
+            assert by_key.setdefault(key, message_id) == message_id
+    keyed = [key for key in keys if key is not None]
+    assert document["duplicates"] == len(keyed) - len(set(keyed))
+
+
+def test_a_batch_of_one_shard_goes_there_whole() -> None:
+    world = World()
+    keys = keys_of(2, 5)
+    assert world.publish([item(key) for key in keys]).status == 200
+    ((shard, batch),) = world.parts
+    assert (shard, batch.keys) == (2, keys)
+    # … and what has no key goes along; alone it stays.
+    world.publish([item(keys[0]), item(None), item(None)])
+    assert [(shard, len(batch)) for shard, batch in world.parts[1:]] == [(2, 3)]
+    world.publish([item(None)] * 3)
+    assert len(world.parts) == 2
+
+
+def test_what_is_wrong_with_one_refuses_all() -> None:
+    world = World()
+    answer = world.publish([item(keys_of(1, 1)[0]), item("x" * 1000), item("ok")])
+    assert answer.status == 422
+    assert [one["pointer"] for one in json.loads(answer.body)["errors"]] == ["/1/key"]
+    assert not world.parts
+
+
+def test_all_or_nothing_over_all_shards_is_refused_before_anything_is_done() -> None:
+    world = World()
+    items = [item(keys_of(shard, 1)[0]) for shard in range(COUNT)]
+    answer = world.publish(items, b"atomic=true")
+    assert answer.status == 422
+    assert "belong to 3 shards" in json.loads(answer.body)["detail"]
+    assert not world.parts
+    assert world.publish(items[:1], b"atomic=true").status == 200
+    assert world.publish(items[1:2], b"atomic=true").status == 200
+    assert world.publish(items, b"atomic=perhaps").status == 422
+
+
+def test_what_was_done_elsewhere_is_said_with_what_was_not() -> None:
+    world = World()
+    keys = [keys_of(shard, 1)[0] for shard in (0, 1, 2)]
+    world.refusals[1] = ShardAwayError(1, is_unknown=True)
+    answer = world.publish([item(key) for key in keys])
+    problem = json.loads(answer.body)
+    assert (answer.status, problem["outcome"]) == (503, "unknown")
+    assert [message_id is None for message_id in problem["ids"]] == [False, True, False]
+    assert "2 of 3 messages are durable" in problem["detail"]
+    assert (b"retry-after", b"1") in answer.headers
+    # Repeated as a whole, it is whole.
+    world.refusals.clear()
+    document = json.loads(world.publish([item(key) for key in keys]).body)
+    assert document["duplicates"] == 2
+    assert document["ids"][0] == problem["ids"][0]
+
+
+def test_what_no_repetition_mends_is_said_first() -> None:
+    world = World()
+    keys = [keys_of(shard, 1)[0] for shard in (0, 1, 2)]
+    world.refusals[1] = OverloadedError("full")
+    world.refusals[2] = KeyConflictError("other content", "scheduled")
+    answer = world.publish([item(key) for key in keys])
+    assert answer.status == 409
+    assert json.loads(answer.body)["ids"][1:] == [None, None]
+
+
+def test_errors_name_messages_as_the_caller_counts_them() -> None:
+    world = World()
+    first, second, third = keys_of(1, 3)
+    items = [item(first), item(second)]
+    assert world.publish(items).status == 200
+    changed = [item("elsewhere"), item(first, body=1), item(third), item(second, body=2)]
+    problem = json.loads(world.publish(changed).body)
+    pointers = [one["pointer"].split("/")[1] for one in problem["errors"]]
+    assert pointers == ["1", "3"]
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_nothing_else_is_for_it(method: str) -> None:
+    world = World()
+    assert asyncio.run(cast(Any, world.batches[0].answer(PeerCall(method, BATCH_PATH)))) is None
+    assert asyncio.run(cast(Any, world.batches[0].answer(PeerCall("POST", "/v1/events/x")))) is None

@@ -1,0 +1,179 @@
+"""Links between shards, over real sockets: what is asked is answered, or said to be unknown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from delayserver.api.cluster.link import Links, ShardPlace
+from delayserver.api.cluster.peers import PeerAnswer, PeerCall
+from delayserver.security.tokens import Action, Caller, Token
+
+
+class Shard:
+    """Answers what it is asked, unless it is told to keep it."""
+
+    def __init__(self, number: int, directory: Path, count: int = 3) -> None:
+        self.number = number
+        self.links = Links(ShardPlace(number, count, directory, directory))
+        self.asked: list[Any] = []
+        self.changes: list[tuple[int, bool]] = []
+        self.keeps = False
+        self.links.on_change(lambda shard, there: self.changes.append((shard, there)))
+
+    def publish(self, responder: Any, data: bytes, caller: Caller | None) -> None:
+        self.asked.append((data, caller))
+        if not self.keeps:
+            responder.respond(b"published " + data, None)
+
+    def cancel(self, responder: Any, subject: str | None, text: str, caller: object) -> None:
+        self.asked.append((subject, text))
+        responder.respond(b"cancelled " + text.encode(), None)
+
+    async def call(self, call: PeerCall) -> PeerAnswer:
+        self.asked.append(call)
+        if self.keeps:
+            await asyncio.Event().wait()
+        return PeerAnswer(200, ((b"etag", b"1"),), b"%d:" % self.number + call.body)
+
+    async def begin(self) -> None:
+        await self.links.begin(self, 9000 + self.number)
+
+    async def until_there(self, *shards: int) -> None:
+        await until(lambda: all(map(self.links.is_there, shards)))
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Looks again and again: a socket tells nobody here when it has come."""
+    while not is_so():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    # The names of sockets are short, and those of tests are long.
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def run(directory: Path, test: Callable[[list[Shard]], Awaitable[None]], count: int = 3) -> None:
+    async def main() -> None:
+        shards = [Shard(number, directory, count) for number in range(count)]
+        async with asyncio.timeout(20):
+            for shard in shards:
+                await shard.begin()
+            for shard in shards:
+                await shard.until_there(*range(count))
+            await test(shards)
+        for shard in shards:
+            await shard.links.close()
+
+    asyncio.run(main())
+
+
+def test_each_asks_each_and_itself(directory: Path) -> None:
+    async def test(shards: list[Shard]) -> None:
+        for asker in shards:
+            for asked in shards:
+                call = PeerCall("PUT", "/é/x", b"a=b", ((b"host", b"h"),), b"body")
+                answer = await asker.links.ask(asked.number, call)
+                assert answer == PeerAnswer(200, ((b"etag", b"1"),), b"%d:body" % asked.number)
+                assert asked.asked[-1] == call
+        assert shards[1].links.ports == {0: 9000, 1: 9001, 2: 9002}
+        assert sorted(shards[1].changes) == [(0, True), (2, True)]
+
+    run(directory, test)
+
+
+def test_long_calls_come_whole(directory: Path) -> None:
+    async def test(shards: list[Shard]) -> None:
+        bodies = [b"x" * length for length in (0, 1, 70_000, 3_000_000, 5)]
+        calls = [shards[0].links.ask(1, PeerCall("POST", "/", body=body)) for body in bodies]
+        assert [answer.body for answer in await asyncio.gather(*calls)] == [
+            b"1:" + body for body in bodies
+        ]
+
+    run(directory, test)
+
+
+def test_publishes_and_cancels_go_as_they_are(directory: Path) -> None:
+    async def test(shards: list[Shard]) -> None:
+        told: list[bytes] = []
+        caller = Caller(Token("me", "00", ("publish:a.*",), 0), lambda: 0.0)
+        links = shards[2].links
+        links.publish(0, b"one", None, told.append)
+        links.publish(0, b"two", caller, told.append)
+        links.cancel(0, "a", "key", None, told.append)
+        links.cancel(0, None, "id", None, told.append)
+        await until(lambda: len(told) == 4)
+        assert told == [b"published one", b"published two", b"cancelled key", b"cancelled id"]
+        (first, second, *rest) = shards[0].asked
+        assert (first, rest) == ((b"one", None), [("a", "key"), (None, "id")])
+        assert second[1].name == "me"
+        assert second[1].may(Action.PUBLISH, "a.b")
+        assert not second[1].may(Action.PUBLISH, "b")
+
+    run(directory, test)
+
+
+def test_what_is_told_arrives_in_its_order(directory: Path) -> None:
+    async def test(shards: list[Shard]) -> None:
+        heard: list[tuple[int, bytes]] = []
+        shards[1].links.on_told("news", lambda shard, notice: heard.append((shard, notice)))
+        for number in range(100):
+            shards[2].links.tell(1, "news", b"%d" % number)
+            shards[2].links.tell(1, "nobody listens to this", b"")
+        await shards[2].links.ask(1, PeerCall("GET", "/"))
+        assert heard == [(2, b"%d" % number) for number in range(100)]
+
+    run(directory, test)
+
+
+def test_one_that_ends_is_away_and_what_it_was_asked_is_unknown(directory: Path) -> None:
+    async def test(shards: list[Shard]) -> None:
+        told: list[bytes] = []
+        shards[1].keeps = True
+        asked = asyncio.ensure_future(shards[0].links.ask(1, PeerCall("POST", "/")))
+        shards[0].links.publish(1, b"one", None, told.append)
+        await until(lambda: len(shards[1].asked) == 2)
+        await shards[1].links.close()
+        answer = await asked
+        problem = json.loads(answer.body)
+        assert (answer.status, problem["outcome"]) == (503, "unknown")
+        assert (b"retry-after", b"1") in answer.headers
+        assert told[0].startswith(b"HTTP/1.1 503 ")
+        assert b'"outcome":"unknown"' in told[0]
+        # From now on it is known that nothing happens.
+        answer = await shards[0].links.ask(1, PeerCall("POST", "/"))
+        assert answer.status == 503
+        assert "outcome" not in json.loads(answer.body)
+        assert shards[0].changes[-1] == (1, False)
+        # It comes again, at the same place.
+        again = Shard(1, directory)
+        await again.begin()
+        await shards[0].until_there(1)
+        await again.until_there(0, 2)
+        assert (await shards[0].links.ask(1, PeerCall("POST", "/"))).body == b"1:"
+        assert shards[0].changes[-1] == (1, True)
+        await again.links.close()
+
+    run(directory, test)
+
+
+def test_one_of_another_server_is_not_let_in(directory: Path) -> None:
+    async def test(shards: list[Shard]) -> None:
+        stranger = Shard(2, directory, count=4)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await stranger.begin()
+                await stranger.until_there(0)
+        await stranger.links.close()
+        assert shards[0].links.is_there(1)
+
+    run(directory, test)
