@@ -13,6 +13,7 @@ import msgpack
 import pytest
 
 from delayserver.api.app import make_app
+from delayserver.api.hot.consume import WHEN_GONE
 from delayserver.config import Settings
 from delayserver.decisions.delayed_produce import Level
 from delayserver.queries.look_up import Queries
@@ -346,11 +347,21 @@ async def server_in_process(directory):
     assert failures == []
 
 
+def application_of(server):
+    """What our protocol puts into the scope of a call is there too; nobody hangs up here."""
+    app = make_app(server.calls).asgi
+
+    async def called(scope, receive, send):
+        await app({**scope, WHEN_GONE: lambda gone: None}, receive, send)
+
+    return called
+
+
 @pytest.fixture(scope="module")
 def through_asgi(tmp_path_factory):
     async def ask():
         async with server_in_process(tmp_path_factory.mktemp("asgi")) as server:
-            transport = httpx.ASGITransport(make_app(server.calls)[0], raise_app_exceptions=False)
+            transport = httpx.ASGITransport(application_of(server), raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 for request in subscriptions(client):
                     assert (await client.send(request)).status_code == 201
@@ -468,7 +479,7 @@ def test_each_of_many_cancels_has_its_result(through_protocol):
 def test_an_error_of_ours_is_a_500_and_no_exception(tmp_path, monkeypatch, capsys):
     async def ask():
         async with server_in_process(tmp_path) as server:
-            app, *_ = make_app(server.calls)
+            app = application_of(server)
             monkeypatch.setattr(server.calls, "publish_one", lambda *arguments: 1 / 0)
             monkeypatch.setattr(Queries, "stats", lambda self: 1 / 0)
             transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -491,7 +502,7 @@ def test_what_is_not_durable_in_time_is_named(tmp_path, monkeypatch):
 
     async def ask():
         async with server_in_process(tmp_path) as server:
-            app, *_ = make_app(server.calls)
+            app = application_of(server)
             monkeypatch.setattr(server.calls, "acknowledged", not_yet)
             headers = {"authorization": f"Bearer {TOKEN}"}
             async with httpx.AsyncClient(
