@@ -8,7 +8,7 @@ Cost: 1 µs per message. Threads: values.
 
 import base64
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -27,6 +27,8 @@ _UNSET = msgspec.UNSET
 _Unset = msgspec.UnsetType
 
 encode = msgspec.json.Encoder().encode
+PLACES_HEADER: Final = "delay-places"
+"""Of a call that asks for a page of a list as ShardPageDocument."""
 
 
 class StatsDocument(msgspec.Struct):
@@ -155,6 +157,19 @@ class PendingListDocument(msgspec.Struct):
     cursor: Annotated[
         str | None, Meta(description="for the next page; null: there is nothing more")
     ]
+
+
+class ShardPageDocument(msgspec.Struct):
+    """A page of any list of one shard, as it is given to a shard that puts such pages together."""
+
+    items: list[msgspec.Raw]
+    """What the page would hold."""
+    places: list[tuple[int, ...]]
+    """Of each of them, in the order of the list."""
+    following: tuple[int, ...] | None
+    """Where the next page begins; None: there is nothing more."""
+    limit: int
+    """How many were asked for."""
 
 
 class PulledDocument(msgspec.Struct):

@@ -47,6 +47,8 @@ class PendingView:
     state: State
     attempts: int
     payload: Payload
+    entry_seq: int
+    """With the due time its `Position`: the seq of the row, which is not always the message's."""
 
 
 class Listing:
@@ -134,6 +136,7 @@ class Listing:
                 else State.SCHEDULED,
                 delivery.attempt - 1,
                 delivery.payload,
+                delivery.entry.seq,
             )
             for delivery in deliveries
         ]

@@ -3,24 +3,37 @@
 The rows themselves do not go through HTTP: a bulk load writes files below the data directory, and
 an archive is made of the hours' files.
 
+Where there are shards, each has imports and archives of its own: a call says with `shard` which one
+it is for (`delayserver.api.cluster.router` sends it there; a server alone has no use for it).
+
 Cost: about 100 µs per call; the list of archives reads all retired hours. Threads: belongs to the
 event loop.
 """
 
 from pathlib import Path as FilePath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Response
 
 from delayserver.api.rest import models
-from delayserver.api.rest.common import CONFLICT, INVALID, LOGGED, MISSING, PAGE_MAX, PartsOf
+from delayserver.api.rest.common import (
+    CONFLICT,
+    INVALID,
+    LOGGED,
+    MISSING,
+    PAGE_MAX,
+    PartsOf,
+    PlacesHeader,
+    shard_page,
+)
 from delayserver.decisions.imports import Import
 from delayserver.errors import InputError, NotFoundError
 from delayserver.records.tables import Archived
 from delayserver.schedule.archives import RetiredHour
 from delayserver.times import format_time
 from storage.buckets import hour_name, parse_hour
+from storage.shards import SHARDS_MAX
 
 DUPLICATES_PAGE_MAX = 10_000
 HOUR_PATTERN = "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}"
@@ -29,11 +42,28 @@ ImportPath = Annotated[str, Path(pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 HourPath = Annotated[
     str, Path(pattern=f"^{HOUR_PATTERN}$", description="the hour in UTC, such as 2026-11-20T15")
 ]
+OF_SHARD: Final[dict[str, Any]] = {
+    "parameters": [
+        {
+            "name": "shard",
+            "in": "query",
+            "required": False,
+            "description": "where there are shards: which one",
+            "schema": {"type": "integer", "minimum": 0, "maximum": SHARDS_MAX - 1},
+        }
+    ]
+}
+"""What the router reads, and no handler."""
 
 router = APIRouter()
 
 
-@router.put("/v1/imports/{import_id}", tags=["bulk"], responses=INVALID | LOGGED)
+@router.put(
+    "/v1/imports/{import_id}",
+    tags=["bulk"],
+    responses=INVALID | LOGGED,
+    openapi_extra=OF_SHARD,
+)
 async def begin_import(
     import_id: ImportPath, wanted: models.ImportSubjectsModel, parts: PartsOf
 ) -> models.ImportBegunModel:
@@ -54,7 +84,13 @@ async def begin_import(
     )
 
 
-@router.post("/v1/imports", tags=["bulk"], status_code=201, responses=CONFLICT | LOGGED)
+@router.post(
+    "/v1/imports",
+    tags=["bulk"],
+    status_code=201,
+    responses=CONFLICT | LOGGED,
+    openapi_extra=OF_SHARD,
+)
 async def adopt_import(wanted: models.ImportModel, parts: PartsOf) -> models.ImportViewModel:
     """Adopt what a bulk load has staged, all or nothing. It is durable when this answers; the
     same again is answered the same."""
@@ -62,13 +98,18 @@ async def adopt_import(wanted: models.ImportModel, parts: PartsOf) -> models.Imp
     return _import_view(await parts.calls.adopt(path))
 
 
-@router.get("/v1/imports/{import_id}", tags=["bulk"], responses=MISSING)
+@router.get("/v1/imports/{import_id}", tags=["bulk"], responses=MISSING, openapi_extra=OF_SHARD)
 async def get_import(import_id: ImportPath, parts: PartsOf) -> models.ImportViewModel:
     """How far an import is."""
     return _import_view(parts.calls.find_import(import_id))
 
 
-@router.get("/v1/imports/{import_id}/duplicates", tags=["bulk"], responses=MISSING)
+@router.get(
+    "/v1/imports/{import_id}/duplicates",
+    tags=["bulk"],
+    responses=MISSING,
+    openapi_extra=OF_SHARD,
+)
 async def list_import_duplicates(
     import_id: ImportPath,
     parts: PartsOf,
@@ -89,21 +130,34 @@ async def list_import_duplicates(
     )
 
 
-@router.get("/v1/archives", tags=["bulk"], responses=INVALID)
+@router.get(
+    "/v1/archives",
+    tags=["bulk"],
+    responses=INVALID,
+    openapi_extra=OF_SHARD,
+    response_model=models.ArchivesModel,
+    response_model_exclude_unset=True,  # the shard
+)
 async def list_archives(
     parts: PartsOf,
     state: Literal["waiting", "archived", "all"] = "waiting",
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
     cursor: Annotated[str | None, Query(pattern=f"^{HOUR_PATTERN}$")] = None,
-) -> models.ArchivesModel:
+    places: PlacesHeader = None,
+) -> models.ArchivesModel | Response:
     """Settled hours that are kept, the oldest first: those that wait to be archived, those that
-    were, or all."""
+    were, or all. Where there are shards, those of all of them, or of one (`shard`)."""
     from_hour = 0 if cursor is None else _hour(cursor, "/cursor")
     found = [
         retired
         for retired in await parts.calls.retired_hours()
         if retired.hour >= from_hour and state in ("all", _archive_state(retired))
     ]
+    if places is not None:
+        items = (_archive_view(one).model_dump_json(exclude_unset=True) for one in found[:limit])
+        following = (found[limit].hour,) if len(found) > limit else None
+        at = ((one.hour,) for one in found[:limit])
+        return shard_page(map(str.encode, items), at, following, limit)
     return models.ArchivesModel(
         archive=parts.calls.settings.archive,
         hours=[_archive_view(retired) for retired in found[:limit]],
@@ -111,7 +165,12 @@ async def list_archives(
     )
 
 
-@router.put("/v1/archives/{hour}", tags=["bulk"], responses=CONFLICT | LOGGED)
+@router.put(
+    "/v1/archives/{hour}",
+    tags=["bulk"],
+    responses=CONFLICT | LOGGED,
+    openapi_extra=OF_SHARD,
+)
 async def confirm_archive(
     hour: HourPath, archive: models.ArchiveModel, parts: PartsOf
 ) -> models.ArchiveConfirmedModel:

@@ -3,16 +3,17 @@
 Cost: none. Threads: belongs to the event loop.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import Depends, Path, Request
+from fastapi import Depends, Header, Path, Request
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
 from starlette.convertors import Convertor, register_url_convertor
 
-from delayserver.api.documents import encode
+from delayserver.api.documents import PLACES_HEADER, ShardPageDocument, encode
 from delayserver.api.hot.asgi import HotPath
 from delayserver.api.intake import Intake
 from delayserver.queries.dead_letters import DeadLetters
@@ -56,6 +57,8 @@ register_url_convertor("key", _KeyConvertor())
 
 SubjectPath = Annotated[str, Path(pattern=f"^{SUBJECT_PATTERN}$")]
 NamePath = Annotated[str, Path(pattern=f"^{SUBJECT_PATTERN}$")]
+PlacesHeader = Annotated[str | None, Header(alias=PLACES_HEADER, include_in_schema=False)]
+"""A shard asks: a page as ShardPageDocument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,17 @@ class Forward(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await self._handler(scope, self._request.receive, send)
+
+
+def shard_page(
+    items: Iterable[bytes],
+    places: Iterable[tuple[int, ...]],
+    following: tuple[int, ...] | None,
+    limit: int,
+) -> Response:
+    """The answer to whoever puts pages together; see ShardPageDocument."""
+    raw = [msgspec.Raw(item) for item in items]
+    return json_answer(ShardPageDocument(raw, list(places), following, limit))
 
 
 def json_answer(document: msgspec.Struct, status: int = 200) -> Response:

@@ -19,6 +19,7 @@ from delayserver.api.documents import (
     PendingListDocument,
     PublishedDocument,
     StateDocument,
+    encode,
     message_document,
     pending_document,
 )
@@ -38,8 +39,10 @@ from delayserver.api.rest.common import (
     Forward,
     Parts,
     PartsOf,
+    PlacesHeader,
     SubjectPath,
     json_answer,
+    shard_page,
 )
 from delayserver.api.rest.openapi import answer, batch_body, json_body
 from delayserver.errors import InputError
@@ -265,6 +268,7 @@ async def list_messages(
     until: Annotated[str | None, Query(alias="to", description=_TO)] = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
     cursor: Annotated[str | None, Query(pattern="^[0-9]{1,15}-[0-9]{1,20}$")] = None,
+    places: PlacesHeader = None,
 ) -> Response:
     """Messages of a subject that wait, in due order; also what no subscription matches."""
     from_ms = 0 if since is None else _time_ms(since, "/query/from")
@@ -274,6 +278,9 @@ async def list_messages(
         due_ms, _, seq = cursor.partition("-")
         start = max(start, Position(int(due_ms), min(int(seq), SEQ_MAX)))
     views, following = await parts.listing.page(subject, start, until_ms, limit)
+    if places is not None:
+        items = (encode(pending_document(view)) for view in views)
+        return shard_page(items, ((one.due_ms, one.entry_seq) for one in views), following, limit)
     return json_answer(
         PendingListDocument(
             [pending_document(view) for view in views],

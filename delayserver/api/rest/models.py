@@ -326,7 +326,10 @@ class ImportModel(Strict):
         json_schema_extra={"examples": [{"manifest": "imports/coupons-1.manifest"}]}
     )
 
-    manifest: str = Field(max_length=4096, description="its path, below the data directory")
+    manifest: str = Field(
+        max_length=4096,
+        description="its path, below the data directory; where there are shards, it says which",
+    )
 
 
 class ImportViewModel(BaseModel):
@@ -383,7 +386,7 @@ class ArchiveModel(Strict):
 
 
 class ArchiveViewModel(BaseModel):
-    """A settled hour."""
+    """A settled hour; where there are shards, of one of them."""
 
     hour: str = Field(
         description="in UTC, as in the names of its files", examples=["2026-11-20T15"]
@@ -399,6 +402,7 @@ class ArchiveViewModel(BaseModel):
     archived_at: Time | None = None
     checksum: str | None = None
     location: str | None = None
+    shard: int = Field(0, description="whose hour it is, in a list of all shards; else missing")
 
 
 class ArchiveConfirmedModel(BaseModel):

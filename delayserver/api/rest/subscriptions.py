@@ -18,6 +18,7 @@ from delayserver.api.documents import (
     NackedDocument,
     PulledListDocument,
     dead_letter_document,
+    encode,
 )
 from delayserver.api.hot.consume import ExtendBody, LeasesBody, NackBody, PullBody
 from delayserver.api.rest import models
@@ -35,7 +36,9 @@ from delayserver.api.rest.common import (
     NamePath,
     Parts,
     PartsOf,
+    PlacesHeader,
     json_answer,
+    shard_page,
 )
 from delayserver.api.rest.openapi import answer, json_body
 from delayserver.errors import ConflictError, InputError
@@ -184,12 +187,17 @@ async def list_dead_letters(
     parts: PartsOf,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
     cursor: Annotated[str | None, Query(pattern="^[0-9]{1,20}$")] = None,
+    places: PlacesHeader = None,
 ) -> Response:
     """Messages that were given up, in the order of their last attempts; also those of
     subscriptions of that name that were deleted."""
     owners = await _owners(name, caller, parts)
     from_seq = min(int(cursor or 0), SEQ_MAX)
     letters, following = await parts.dead_letters.page(owners, from_seq, limit)
+    if places is not None:
+        items = (encode(dead_letter_document(letter)) for letter in letters)
+        next_place = None if following is None else (following,)
+        return shard_page(items, ((one.entry_seq,) for one in letters), next_place, limit)
     return json_answer(
         DeadLettersDocument(
             [dead_letter_document(letter) for letter in letters],

@@ -1,0 +1,54 @@
+"""Metrics of several shards as one text."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from delayserver.api.cluster.exposition import merge_metrics
+
+NAMES = ["plain", 'with "quotes"', 'brace } shard="7"', "line\nbreak", "back\\slash"]
+
+
+def text_of(shard: int) -> str:
+    registry = CollectorRegistry()
+    seen = Counter("seen", 'Help with "quotes" { and\nlines', ["name"], registry=registry)
+    for name in NAMES[shard:]:
+        seen.labels(name).inc(shard + 1)
+    Gauge("level", "A level", registry=registry).set(-1.5e300 if shard else float("nan"))
+    Histogram("took_seconds", "Time", registry=registry).observe(shard)
+    if shard == 1:
+        Gauge("only_here", "Of one shard", registry=registry).set(3)
+    return generate_latest(registry).decode()
+
+
+def samples_of(text: str) -> dict[str, list[tuple[str, dict[str, str], str]]]:
+    return {
+        family.name: [(one.name, one.labels, repr(one.value)) for one in family.samples]
+        for family in text_string_to_metric_families(text)
+    }
+
+
+def test_each_sample_of_each_shard_is_there_with_its_label() -> None:
+    texts = {shard: text_of(shard) for shard in (0, 1, 3)}
+    merged = samples_of(merge_metrics(texts))
+    expected: dict[str, list[tuple[str, dict[str, str], str]]] = {}
+    for shard, text in texts.items():
+        for family, samples in samples_of(text).items():
+            labelled = [(name, {**labels, "shard": str(shard)}, v) for name, labels, v in samples]
+            expected.setdefault(family, []).extend(labelled)
+    assert merged == expected
+
+
+def test_families_stand_together_with_one_head() -> None:
+    text = merge_metrics({0: text_of(0), 1: text_of(1), 2: text_of(2)})
+    heads = [line for line in text.splitlines() if line.startswith("#")]
+    assert len(heads) == len(set(heads))
+    names = [line.split()[2] for line in heads]
+    assert all(names.count(name) == 2 for name in names)
+    assert names[::2] == names[1::2]
+
+
+def test_there_may_be_nothing() -> None:
+    assert merge_metrics({0: "", 1: ""}) == ""

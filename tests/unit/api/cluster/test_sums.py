@@ -1,0 +1,63 @@
+"""Counts of several shards as those of one server."""
+
+from __future__ import annotations
+
+import msgspec
+
+from delayserver.api.cluster.sums import STATS, add_forecasts, add_stats, add_waiting
+from delayserver.api.documents import ForecastBucketDocument, ForecastDocument, StatsDocument
+
+NUMBERS = [
+    name
+    for name in StatsDocument.__struct_fields__
+    if name not in ("version", "started_at", "oldest_due_at")
+]
+
+
+def stats(number: int, started_at: str, oldest_due_at: str | None) -> StatsDocument:
+    counts = {name: number * (n + 1) for n, name in enumerate(NUMBERS)}
+    return StatsDocument(
+        version=f"1.{number}", started_at=started_at, oldest_due_at=oldest_due_at, **counts
+    )
+
+
+def test_every_field_has_a_rule() -> None:
+    assert set(STATS) == set(StatsDocument.__struct_fields__)
+
+
+def test_stats() -> None:
+    added = add_stats(
+        [
+            stats(2, "2026-11-20T16:30:00.000Z", None),
+            stats(1, "2026-11-21T16:30:00.000Z", "2026-11-21T17:00:00.001Z"),
+            stats(4, "2026-11-19T16:30:00.000Z", "2026-11-21T17:00:00.000Z"),
+        ]
+    )
+    assert added.version == "1.2"
+    assert added.started_at == "2026-11-21T16:30:00.000Z"
+    assert added.oldest_due_at == "2026-11-21T17:00:00.000Z"
+    one = stats(1, "", None)
+    factors = {"subjects": 4, "subscriptions": 4, "disk_free_bytes": 1}
+    for name in NUMBERS:
+        assert getattr(added, name) == getattr(one, name) * factors.get(name, 7), name
+
+
+def test_nothing_is_queued_anywhere() -> None:
+    assert add_stats([stats(1, "", None), stats(1, "", None)]).oldest_due_at is None
+
+
+def forecast(**counts: int) -> ForecastDocument:
+    return ForecastDocument("1h", [ForecastBucketDocument(*one) for one in counts.items()])
+
+
+def test_forecast() -> None:
+    added = add_forecasts([forecast(b=1, d=2), forecast(), forecast(a=3, b=4)])
+    assert added == forecast(a=3, b=5, d=2)
+
+
+def test_a_subscription_stays_as_it_is_written_but_for_what_waits() -> None:
+    text = b'{"name":"a","queued":1,"rate":{"per_second": 1.50},"in_flight":20,"x":"\\u00e9"}'
+    read = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+    added = add_waiting(read(text), [read(b'{"queued":4,"in_flight":0}')])
+    assert msgspec.json.encode(added) == text.replace(b'"queued":1', b'"queued":5')
+    assert msgspec.json.encode(add_waiting(read(text), [])) == text
