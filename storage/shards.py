@@ -38,6 +38,15 @@ def parse_shard_directory(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def refuse_another(path: str, made: int, shard: int) -> None:
+    """Ids name their shard, so a directory under the name of another would make wrong ones.
+
+    Raises DamageError where the directory `path` of `shard` was made for another."""
+    if made != shard:
+        reason = f"it was made for shard {made}, and stands where shard {shard} has to be"
+        raise DamageError(f"{path}/{FORMAT_FILE}", 0, reason)
+
+
 def find_directory_above(root: str) -> str | None:
     """The directory of several shards that `root` is one of; None where it is that of a server
     alone, or of several. Raises DamageError, FormatVersionError."""

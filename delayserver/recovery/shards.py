@@ -10,6 +10,7 @@ Cost: that of each shard, in turn. Threads: one, any.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -17,9 +18,9 @@ from delayserver.recovery.check import check_path
 from delayserver.recovery.repair import RepairReport, repair_path
 from storage.check import Progress, Report
 from storage.directory import FORMAT_FILE, LOCK_FILE, open_identity
-from storage.errors import DamageError, StorageError
+from storage.errors import StorageError
 from storage.files import OsFiles
-from storage.shards import read_shard_count, shard_directory
+from storage.shards import read_shard_count, refuse_another, shard_directory
 
 Found = TypeVar("Found", Report, RepairReport)
 
@@ -98,21 +99,14 @@ def _each(
 ) -> None:
     for shard in range(found.count):
         path = data_dir / shard_directory(shard)
-
-        def told(what: str, done: int, total: int, shard: int = shard) -> None:
-            progress(f"shard {shard}: {what}", done, total)
-
         try:
             if (path / FORMAT_FILE).is_file():
-                _refuse_another(path, shard)
-            found.reports[shard] = look(path, told)
+                made = open_identity(OsFiles(str(path), readonly=True), random_bytes=None)
+                refuse_another(str(path), made.shard, shard)
+            found.reports[shard] = look(path, partial(_tell, progress, shard))
         except (StorageError, OSError) as error:
             found.errors[shard] = error
 
 
-def _refuse_another(path: Path, shard: int) -> None:
-    """Ids name their shard, so a directory under the name of another makes wrong ones."""
-    made = open_identity(OsFiles(str(path), readonly=True), random_bytes=None).shard
-    if made != shard:
-        reason = f"it was made for shard {made}, and stands where shard {shard} has to be"
-        raise DamageError(f"{path}/{FORMAT_FILE}", 0, reason)
+def _tell(progress: Progress, shard: int, what: str, done: int, total: int) -> None:
+    progress(f"shard {shard}: {what}", done, total)
