@@ -247,7 +247,6 @@ def test_one_verdict_over_all_shards(spark: SparkSession, root: Path) -> None:
     assert subscriptions == {"mail": 6, "everything": 12}
 
 
-@pytest.mark.damaged("a dispatch log is gone")
 def test_a_finding_names_its_shard(spark: SparkSession, root: Path, tmp_path: Path) -> None:
     copy = tmp_path / "data"
     shutil.copytree(root, copy)
