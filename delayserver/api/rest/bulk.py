@@ -21,7 +21,6 @@ from delayserver.records.tables import Archived
 from delayserver.schedule.archives import RetiredHour
 from delayserver.times import format_time
 from storage.buckets import hour_name, parse_hour
-from storage.shards import parse_shard_directory
 
 DUPLICATES_PAGE_MAX = 10_000
 HOUR_PATTERN = "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}"
@@ -127,12 +126,9 @@ async def confirm_archive(
 
 
 def _below(data_dir: FilePath, path: str) -> str:
-    """A path that a client gave, from the data directory on; it may begin with the directory of
-    this shard, where that is one of several. Raises InputError."""
+    """A path that a client gave, from the data directory on. Raises InputError."""
     if not FilePath(path).is_absolute():
-        shard, _, rest = path.partition("/")
-        is_own = shard == data_dir.name and parse_shard_directory(shard) is not None
-        return rest if is_own else path
+        return path
     try:
         return FilePath(path).relative_to(data_dir.resolve()).as_posix()
     except ValueError:
