@@ -1,16 +1,12 @@
 """The bulk load into several shards: real servers, and a call handed on to the shard it is for."""
 
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
-import httpx
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -27,78 +23,30 @@ from storage.directory import open_identity
 from storage.files import OsFiles
 from storage.shards import fix_shard_count, shard_directory
 from storage.staging import OnConflict
-from tests.integration.api_support import ApiServer, now_ms, unique
+from tests.integration.api_support import now_ms, unique
+from tests.pipeline.cluster import Cluster
 
 SHARDS = 3
 DAY_MS = 86_400_000
 
 
-class Cluster:
-    """Servers of the shards of one directory, and an address that hands calls on."""
-
-    def __init__(self, root: Path) -> None:
-        self.data_dir = root / "data"
-        self.data_dir.mkdir()
-        fix_shard_count(OsFiles(str(self.data_dir)), SHARDS)
-        self.shards: list[ApiServer] = []
-        for shard in range(SHARDS):
-            (root / f"log{shard}").mkdir()
-            server = ApiServer(root / f"log{shard}")
-            server.data_dir = server.process.data_dir = self.data_dir / shard_directory(shard)
-            server.data_dir.mkdir()
-            files = OsFiles(str(server.data_dir))
-            open_identity(files, random_bytes=os.urandom, shard=shard)
-            server.start()
-            self.shards.append(server)
-            # Numbers of subjects differ.
-            for number in range(shard):
-                server.publish(f"before.{number}", body=1, delay="30d")
-        cluster = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def handle_any(self) -> None:
-                body = self.rfile.read(int(self.headers.get("content-length", 0)))
-                address = urlsplit(self.path)
-                shard = int(parse_qs(address.query)["shard"][0])
-                if self.command == "POST":
-                    # The shard knows its own directory alone.
-                    below = f'"{shard_directory(shard)}/'.encode()
-                    assert below in body
-                    body = body.replace(below, b'"')
-                answer = httpx.request(
-                    self.command,
-                    f"{cluster.shards[shard].base_url}".rstrip("/") + self.path,
-                    content=body,
-                    headers={"content-type": "application/json"},
-                    timeout=30,
-                )
-                self.send_response(answer.status_code)
-                self.send_header("content-type", answer.headers["content-type"])
-                self.send_header("content-length", str(len(answer.content)))
-                self.end_headers()
-                self.wfile.write(answer.content)
-
-            do_GET = do_PUT = do_POST = handle_any
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-        for server in self.shards:
-            server.shut_down()
+def make_directory(path: Path) -> Path:
+    path.mkdir()
+    return path
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path_factory.mktemp("load"))
+    root = tmp_path_factory.mktemp("load")
+    fix_shard_count(OsFiles(str(make_directory(root / "data"))), SHARDS)
+    for shard in range(SHARDS):
+        files = OsFiles(str(make_directory(root / "data" / shard_directory(shard))))
+        open_identity(files, random_bytes=os.urandom, shard=shard)
+    cluster = Cluster(root)
+    for shard, server in enumerate(cluster.shards):
+        # Numbers of subjects differ.
+        for number in range(shard):
+            server.publish(f"before.{number}", body=1, delay="30d")
     yield cluster
     cluster.close()
 
