@@ -11,22 +11,50 @@ Cost: a few system calls at start. Threads: used before any thread starts.
 """
 
 import json
+import re
+from pathlib import Path
 from typing import Final
 
 from storage.directory import FORMAT_FILE
 from storage.errors import DamageError, FormatVersionError, ShardCountError
-from storage.files import Files, replace_file
+from storage.files import Files, OsFiles, replace_file
 
 SHARDS_FILE: Final = "SHARDS"
 SHARDS_VERSION: Final = 1
 SHARDS_MAX: Final = 256
 """A shard is a process; a machine with more cores than this has other limits first."""
 _FILE_MAX_BYTES: Final = 4096
+_DIRECTORY: Final = re.compile(r"shard-([0-9]{4})")
 
 
 def shard_directory(shard: int) -> str:
     """The name of a shard's directory below that of all."""
     return f"shard-{shard:04}"
+
+
+def parse_shard_directory(name: str) -> int | None:
+    """The shard whose directory has that name; None if it is that of none."""
+    found = _DIRECTORY.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def refuse_another(path: str, made: int, shard: int) -> None:
+    """Ids name their shard, so a directory under the name of another would make wrong ones.
+
+    Raises DamageError where the directory `path` of `shard` was made for another."""
+    if made != shard:
+        reason = f"it was made for shard {made}, and stands where shard {shard} has to be"
+        raise DamageError(f"{path}/{FORMAT_FILE}", 0, reason)
+
+
+def find_directory_above(root: str) -> str | None:
+    """The directory of several shards that `root` is one of; None where it is that of a server
+    alone, or of several. Raises DamageError, FormatVersionError."""
+    path = Path(root).resolve()
+    if parse_shard_directory(path.name) is None:
+        return None
+    above = str(path.parent)
+    return None if read_shard_count(OsFiles(above, readonly=True)) is None else above
 
 
 def read_shard_count(files: Files) -> int | None:

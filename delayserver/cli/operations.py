@@ -4,7 +4,7 @@ Cost: one request; `check` reads every byte of a data directory, `repair` some o
 Threads: one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlencode
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from delayserver.recovery.repair import RepairReport
+    from delayserver.recovery.shards import ShardReports
     from storage.check import Finding, Report
 
 BAR_WIDTH = 40
@@ -112,19 +113,28 @@ def ready(
 def check(data_dir: DataDirOption = Path("data"), as_json: JsonOption = False) -> None:
     """Verify every byte of a data directory. Nothing is written; a server may be running on it.
 
-    Status 0: sound. 1: damage was found. 2: it could not be checked."""
+    Of a directory of several shards all are checked; one may be given by itself, too.
+
+    Status 0: sound. 1: damage was found. 2: it, or a shard of it, could not be checked."""
     from delayserver.config import Settings
     from delayserver.recovery.check import check_path
+    from delayserver.recovery.shards import check_shards, count_shards
 
     catalog_max_bytes = Settings.model_fields["catalog_max_bytes"].default
+    found: Report | ShardReports[Report]
     with _disk_errors(as_json), progress_bar("checking", quiet=as_json) as progress:
-        report = check_path(data_dir, catalog_max_bytes=catalog_max_bytes, progress=progress)
-    if as_json:
-        typer.echo(report.to_json())
-    else:
-        make_console().print(*_rendered(report), sep="\n")
-    if not report.is_clean:
-        raise typer.Exit(DAMAGED_STATUS)
+        if count := count_shards(data_dir):
+            found = shards = check_shards(
+                data_dir, count, catalog_max_bytes=catalog_max_bytes, progress=progress
+            )
+            lines = _of_each(shards, _rendered)
+            status = _status(shards, [not one.is_clean for one in shards.reports.values()])
+        else:
+            found = report = check_path(
+                data_dir, catalog_max_bytes=catalog_max_bytes, progress=progress
+            )
+            lines, status = _rendered(report), 0 if report.is_clean else DAMAGED_STATUS
+    _end(found.to_json() if as_json else lines, status)
 
 
 def repair(
@@ -137,23 +147,67 @@ def repair(
     """Make a damaged data directory sound again. No server may be running on it.
 
     Torn tails are cut off, damaged places are taken out, the catalog is built again. What is
-    replaced is kept under DIRECTORY/repair first. It may be interrupted, and run again.
+    replaced is kept under DIRECTORY/repair first. It may be interrupted, and run again. Of a
+    directory of several shards all are repaired, each by itself; one may be given, too.
 
     Status 0: sound now, or it was. 1: with --dry-run, there is something to repair; without,
-    damage is left. 2: it could not be repaired."""
+    damage is left. 2: it, or a shard of it, could not be repaired."""
     import time
 
     from delayserver.recovery.repair import repair_path
+    from delayserver.recovery.shards import count_shards, repair_shards
 
+    found: RepairReport | ShardReports[RepairReport]
     with _disk_errors(as_json), progress_bar("repairing", quiet=as_json) as progress:
         now_ms = time.time_ns() // 1_000_000
-        report = repair_path(data_dir, now_ms=now_ms, dry_run=dry_run, progress=progress)
-    if as_json:
-        typer.echo(report.to_json())
+        if count := count_shards(data_dir):
+            found = shards = repair_shards(
+                data_dir, count, now_ms=now_ms, dry_run=dry_run, progress=progress
+            )
+            lines = _of_each(shards, _rendered_repair)
+            status = _status(shards, [_is_left(one) for one in shards.reports.values()])
+        else:
+            found = report = repair_path(
+                data_dir, now_ms=now_ms, dry_run=dry_run, progress=progress
+            )
+            lines, status = _rendered_repair(report), DAMAGED_STATUS if _is_left(report) else 0
+    _end(found.to_json() if as_json else lines, status)
+
+
+def _is_left(report: "RepairReport") -> bool:
+    return bool(report.remaining) or (report.dry_run and report.is_needed)
+
+
+def _status(found: "ShardReports[Any]", damaged: "Iterable[bool]") -> int:
+    """The worst of all shards."""
+    if found.errors:
+        return CannotRun.exit_status
+    return DAMAGED_STATUS if any(damaged) else 0
+
+
+def _of_each(
+    found: "ShardReports[Any]", rendered: "Callable[[Any], Iterator[RenderableType]]"
+) -> "Iterator[RenderableType]":
+    """A heading for each shard, and what is to be said of it."""
+    from rich.markup import escape
+
+    from storage.shards import shard_directory
+
+    for shard in range(found.count):
+        yield f"[bold]{shard_directory(shard)}[/bold]"
+        if shard in found.errors:
+            yield f"[bold red]error:[/bold red] {escape(str(found.errors[shard]))}"
+        else:
+            yield from rendered(found.reports[shard])
+
+
+def _end(shown: "str | Iterable[RenderableType]", status: int) -> None:
+    if isinstance(shown, str):
+        typer.echo(shown)
     else:
-        make_console().print(*_rendered_repair(report), sep="\n")
-    if report.remaining or (dry_run and report.is_needed):
-        raise typer.Exit(DAMAGED_STATUS)
+        make_console().print(*shown, sep="\n")
+    if status:
+        raise typer.Exit(status)
 
 
 def _disk_errors(as_json: bool) -> error_exit:

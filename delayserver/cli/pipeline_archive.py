@@ -90,7 +90,8 @@ def archive(
         print_parts([_rendered(archived)])
         for hour in archived.hours:
             if hour.reason:
-                typer.echo(f"{hour.hour} {hour.fate}: {hour.reason}")
+                of = "" if hour.shard is None else f"shard {hour.shard}, "
+                typer.echo(f"{of}{hour.hour} {hour.fate}: {hour.reason}")
         if not archived.is_kept:
             typer.echo(_UNKEPT)
     if not archived.is_clean:

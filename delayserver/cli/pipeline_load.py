@@ -166,7 +166,8 @@ def load(
     master: MasterOption = "local[*]",
     conf: ConfOption = None,
 ) -> None:
-    """Load a table of future messages into a running server: all of it, or nothing.
+    """Load a table of future messages into a running server: all of it, or nothing; of a server
+    with several shards, for each of them.
 
     Executors write the rows beside the server's logs, and the server takes them over at once. Rows
     that cannot be messages go to the reject file. Under a name (--id) it can be run again after
@@ -184,6 +185,8 @@ def load(
         from delayserver.pipeline.load.adoption import Adoption
         from delayserver.pipeline.load.load import LoadJob, run
         from delayserver.pipeline.publish.mapping import MessageColumns
+        from storage.files import OsFiles
+        from storage.shards import read_shard_count
         from storage.staging import OnConflict
 
         columns = MessageColumns(
@@ -191,7 +194,9 @@ def load(
         )
         # Spark takes a while to start: what is wrong is said before.
         table.look(source, file_format, columns, tuple(ids_column or ()))
-        with Adoption(server, import_id, token=token, wait_s=PATIENCE_S) as adoption:
+        shard = None if read_shard_count(OsFiles(str(data_dir), readonly=True)) is None else 0
+        patience = Adoption(server, import_id, shard=shard, token=token, wait_s=PATIENCE_S)
+        with patience as adoption:
             adoption.find()
     with job("load", master, conf, as_json=as_json) as running:
         wanted = LoadJob(

@@ -22,6 +22,7 @@ from delayserver.security.tokens import SCOPE_HELP, Token, TokenFile
 from delayserver.times import format_time, parse_duration_ms
 from storage.errors import StorageError
 from storage.files import OsFiles
+from storage.shards import find_directory_above
 
 HELP = """Make, list and revoke the tokens of a data directory.
 
@@ -74,7 +75,7 @@ def create(
     """Make a token and show it, this once: it is stored nowhere."""
     now_ms = time.time_ns() // 1_000_000
     with error_exit(as_json=as_json, also=_ERRORS):
-        token, text = TokenFile(OsFiles(str(data_dir))).create(
+        token, text = _tokens(data_dir).create(
             name,
             scopes,
             now_ms=now_ms,
@@ -133,6 +134,13 @@ def _existing(data_dir: Path) -> TokenFile:
     """The tokens of a directory, which is not made here."""
     if not data_dir.is_dir():
         raise InputError(f"there is no directory {data_dir}; name the server's with --data-dir")
+    return _tokens(data_dir)
+
+
+def _tokens(data_dir: Path) -> TokenFile:
+    """The tokens of a directory; of several shards they stand above all of them."""
+    if (above := find_directory_above(str(data_dir))) is not None:
+        raise InputError(f"{data_dir} is one shard of several; tokens are of all: give {above}")
     return TokenFile(OsFiles(str(data_dir)))
 
 

@@ -1,4 +1,4 @@
-"""A data directory that the real code made: the simulation's server, on real files."""
+"""Data directories that the real code made: the simulation's server, on real files."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -17,9 +17,10 @@ from delayserver.testing import Observer, SimulatedClock, SimulatedServer
 from delayserver.testing.publishes import publish_all
 from storage.buckets import bucket_path
 from storage.catalog import LmdbCatalog
-from storage.directory import CATALOG_DIRECTORY
+from storage.directory import CATALOG_DIRECTORY, open_identity
 from storage.files import OsFiles
 from storage.rows import HOUR_MS, LogKind
+from storage.shards import fix_shard_count, shard_directory
 
 HOUR = 494_500
 START_MS = HOUR * HOUR_MS
@@ -33,13 +34,14 @@ Answer = Callable[[str], WebhookResponse]
 class Store:
     """A server whose clock stands until it is moved, and its directory."""
 
-    def __init__(self, root: Path, **settings: Any) -> None:
+    def __init__(self, root: Path, *, shard: int = 0, **settings: Any) -> None:
         self.root = str(root)
         self.settings = Settings(**{"segment_bytes": 1 << 16, **settings})
         self.clock = SimulatedClock(START_MS)
         self._catalog_path = str(root / CATALOG_DIRECTORY)
-        self._rng = random.Random(7)
+        self._rng = random.Random(7 + shard)
         files = OsFiles(self.root)
+        open_identity(files, random_bytes=self._rng.randbytes, shard=shard)
         files.make_directory(CATALOG_DIRECTORY)
         self.server = self._start()
 
@@ -146,3 +148,10 @@ class Store:
     def path(self, kind: LogKind, hour: int = HOUR) -> Path:
         """The file of an hour."""
         return Path(self.root) / bucket_path(kind, hour)
+
+
+def make_shards(root: Path, count: int = 3, **settings: Any) -> list[Store]:
+    """The servers of a directory of several shards, which nothing was published to."""
+    root.mkdir(parents=True, exist_ok=True)
+    fix_shard_count(OsFiles(str(root)), count)
+    return [Store(root / shard_directory(shard), shard=shard, **settings) for shard in range(count)]

@@ -2,7 +2,8 @@
 
     GET /v1/archives   what waits
       ─▶ survey        count and checksum of what the server's files hold
-      ─▶ write         staged by Spark, moved to PATH/date=…/subject=…/hour.seq.n.parquet
+      ─▶ write         staged by Spark, moved to PATH/date=…/subject=…/hour.seq.n.parquet;
+                       of several shards each has its own PATH/shard=…, and hours of its own
       ─▶ read back     the same count, the same checksum?
       ─▶ manifest      from now on it counts
       ─▶ PUT           the server may delete the hour
@@ -43,9 +44,10 @@ from delayserver.pipeline.calls import CallRefusedError, ServerCalls
 from delayserver.pipeline.logs.columns import CORRUPT
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.states.history import TYPES, WantedHour, wanted_hours
-from delayserver.pipeline.states.snapshot import open_directory
+from delayserver.pipeline.states.snapshot import Directory, open_directories
 from storage.buckets import hour_name, parse_hour
 from storage.rows import HOUR_MS
+from storage.shards import find_directory_above
 
 STEP_HOURS = 48
 STEP_BYTES = 1024 * 1024 * 1024
@@ -60,8 +62,8 @@ FORMAT = 1
 
 _HOUR = "__hour"
 _PARTITIONS = {"date": pa.date32(), "subject": pa.string()}
-_COLUMNS = {name: kind for name, kind in TYPES.items() if name not in (CORRUPT, "subject")}
-"""Those in the files; the others are in the names of their directories."""
+_COLUMNS = {name: kind for name, kind in TYPES.items() if name not in (CORRUPT, "subject", "shard")}
+"""Those in the files; the others are in the names of their directories, and the shard in ids."""
 
 
 class HourFate(StrEnum):
@@ -110,6 +112,8 @@ class HourReport:
     """Of the server's files."""
     checksum: str = ""
     reason: str = ""
+    shard: int | None = None
+    """Which one it is of, where there are several."""
 
 
 @dataclass(slots=True)
@@ -176,12 +180,14 @@ class EditionManifest(msgspec.Struct, frozen=True):
         return Sum(self.count, int(self.checksum, 16))
 
 
-class Owner(msgspec.Struct, frozen=True):
+class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whose archive it is."""
 
     format: int
     stamp: int
-    """Of the data directory."""
+    """Of the data directory; of several shards, that of the first."""
+    shards: int | None = None
+    """How many there are below, where there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,12 +237,18 @@ class _Hour:
 class ArchiveCalls(ServerCalls):
     """The calls by which the server lists hours to archive, and learns which are archived."""
 
+    def __init__(self, url: str, *, shard: int | None = None, **rest: Any) -> None:
+        """`shard`: which one, where there are several. `rest` as ServerCalls has it."""
+        super().__init__(url, **rest)
+        self._shard = "" if shard is None else f"shard={shard}"
+
     def waiting(self) -> tuple[bool, list[WantedHour]]:
         """Whether hours are kept until they are archived, and those that wait for it."""
         hours: list[WantedHour] = []
         cursor: str | None = ""
         while cursor is not None:
             query = f"&cursor={cursor}" if cursor else ""
+            query += f"&{self._shard}" if self._shard else ""
             page = self.call("GET", f"/v1/archives?limit={PAGE_HOURS}{query}")
             for one in page["hours"]:
                 number = parse_hour(one["hour"])
@@ -254,28 +266,60 @@ class ArchiveCalls(ServerCalls):
             "checksum": checksum,
             "location": location,
         }
-        self.call("PUT", f"/v1/archives/{hour_name(hour.hour)}", document, CONFIRM_TIMEOUT_S)
+        query = f"?{self._shard}" if self._shard else ""
+        path = f"/v1/archives/{hour_name(hour.hour)}{query}"
+        self.call("PUT", path, document, CONFIRM_TIMEOUT_S)
 
 
 def run(job: Job, wanted: Archive) -> ArchiveRun:
     """Archive all hours that wait for it. Raises PipelineError, CallRefusedError, StorageError."""
     began = time.monotonic()
-    stamp = open_directory(str(wanted.data_dir)).stamp
+    if (above := find_directory_above(str(wanted.data_dir))) is not None:
+        raise PipelineError(
+            f"{wanted.data_dir} is one shard of several, which are archived together: give {above}"
+        )
+    directories = open_directories(str(wanted.data_dir))
     place = Place(job, wanted.to)
-    with ArchiveCalls(wanted.server, token=wanted.token, wait_s=wanted.wait_s) as server:
+    archived = ArchiveRun(place.root, is_kept=True)
+    if len(directories) == 1:
+        (directory,) = directories
+        _archive(job, wanted, directory, None, place, archived)
+    else:
+        if not wanted.dry_run:
+            _own(place, Owner(FORMAT, directories[0].stamp, len(directories)))
+        for directory in directories:
+            below = Place(job, place.url(f"shard={directory.shard}"))
+            _archive(job, wanted, directory, directory.shard, below, archived)
+    archived.took_s = time.monotonic() - began
+    return archived
+
+
+def _archive(
+    job: Job,
+    wanted: Archive,
+    directory: Directory,
+    shard: int | None,
+    place: Place,
+    archived: ArchiveRun,
+) -> None:
+    """Archive what waits in a directory at a place of its own."""
+    rest: dict[str, Any] = {"token": wanted.token, "wait_s": wanted.wait_s}
+    with ArchiveCalls(wanted.server, shard=shard, **rest) as server:
         is_kept, hours = server.waiting()
         if wanted.until_ms is not None:
             hours = [one for one in hours if (one.hour + 1) * HOUR_MS <= wanted.until_ms]
-        archived = ArchiveRun(place.root, is_kept)
+        archived.is_kept &= is_kept
         if not wanted.dry_run:
-            _own(place, stamp)
+            _own(place, Owner(FORMAT, directory.stamp))
             place.delete(STAGING)
+        root = str(Path(directory.root).resolve())
         for some in _steps(hours):
-            archived.hours += _Step(job, wanted, place, server, some).run()
+            reports = _Step(job, wanted.dry_run, root, place, server, some).run()
+            for report in reports:
+                report.shard = shard
+            archived.hours += reports
         if not wanted.dry_run:
             place.delete(STAGING)
-    archived.took_s = time.monotonic() - began
-    return archived
 
 
 def _steps(hours: Sequence[WantedHour]) -> Iterator[list[WantedHour]]:
@@ -290,13 +334,13 @@ def _steps(hours: Sequence[WantedHour]) -> Iterator[list[WantedHour]]:
         yield some
 
 
-def _own(place: Place, stamp: int) -> None:
+def _own(place: Place, owner: Owner) -> None:
     """Two servers have hours of the same names: each needs a place of its own."""
     if OWNER not in place.names(""):
-        place.write(OWNER, msgspec.json.encode(Owner(FORMAT, stamp)).decode())
+        place.write(OWNER, msgspec.json.encode(owner).decode())
         return
-    owner = _decoded(place, OWNER, Owner)
-    if owner.stamp != stamp:
+    found = _decoded(place, OWNER, Owner)
+    if (found.stamp, found.shards) != (owner.stamp, owner.shards):
         raise PipelineError(
             f"{place.root} holds the archive of another data directory; give each its own --to"
         )
@@ -324,13 +368,15 @@ class _Step:
     def __init__(
         self,
         job: Job,
-        wanted: Archive,
+        dry_run: bool,
+        root: str,
         place: Place,
         server: ArchiveCalls,
         hours: Iterable[WantedHour],
     ) -> None:
         self._job = job
-        self._wanted = wanted
+        self._dry_run = dry_run
+        self._root = root
         self._place = place
         self._server = server
         self._hours = [_Hour(hour) for hour in hours]
@@ -340,7 +386,7 @@ class _Step:
     def run(self) -> list[HourReport]:
         """What became of each hour."""
         hours = self._surveyed()
-        if self._wanted.dry_run:
+        if self._dry_run:
             for hour in hours:
                 self._report(hour, HourFate.SOUND)
         elif hours:
@@ -368,7 +414,7 @@ class _Step:
         """All that the hours hold, read anew each time that it is looked at."""
         reader = self._job.spark.read.format("delayhistory")
         option = wanted_hours(hour.wanted for hour in self._hours)
-        rows = reader.option("hours", option).load(str(self._wanted.data_dir.resolve()))
+        rows = reader.option("hours", option).load(self._root)
         return rows.withColumn("date", F.to_date("due"))
 
     def _surveyed(self) -> list[_Hour]:

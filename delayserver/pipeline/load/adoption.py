@@ -1,6 +1,7 @@
 """The server's side of a bulk load, over HTTP: begin, adopt, watch.
 
-Every call may be repeated: an import has a name, and is adopted once.
+Every call may be repeated: an import has a name, and is adopted once. Of several shards each adopts
+what was staged for it; whoever gets the call hands it on.
 
 Cost: a few requests. Threads: the caller's.
 """
@@ -12,6 +13,7 @@ from typing import Any
 from delayserver.errors import PipelineError
 from delayserver.pipeline.calls import POLL_S, CallRefusedError, ServerCalls
 from delayserver.times import parse_time_ms
+from storage.shards import shard_directory
 from storage.staging import manifest_path
 
 SUBJECTS_PER_CALL = 10_000
@@ -44,19 +46,23 @@ class Adopted:
 
 
 class Adoption(ServerCalls):
-    """A server, and one import."""
+    """A server, or one shard of it, and one import."""
 
-    def __init__(self, url: str, import_id: str, **rest: Any) -> None:
-        """`rest` as ServerCalls has it."""
+    def __init__(self, url: str, import_id: str, *, shard: int | None = None, **rest: Any) -> None:
+        """`shard`: which one, where there are several. `rest` as ServerCalls has it."""
         super().__init__(url, **rest)
-        self._id = import_id
+        self.import_id = import_id
+        self._query = "" if shard is None else f"?shard={shard}"
+        below = "" if shard is None else f"{shard_directory(shard)}/"
+        self._manifest = f"{below}{manifest_path(import_id)}"
 
     def begin(self, subjects: list[str]) -> Begun:
         """Register the subjects. Raises CallRefusedError, PipelineError."""
         numbers: dict[str, int] = {}
         for start in range(0, len(subjects), SUBJECTS_PER_CALL):
             some = subjects[start : start + SUBJECTS_PER_CALL]
-            answer = self.call("PUT", f"/v1/imports/{self._id}", {"subjects": some})
+            path = f"/v1/imports/{self.import_id}{self._query}"
+            answer = self.call("PUT", path, {"subjects": some})
             numbers |= answer["subjects"]
         return Begun(
             answer["state"],
@@ -69,7 +75,7 @@ class Adoption(ServerCalls):
     def find(self) -> Adopted | None:
         """How far the import is; None if the server has not begun to adopt it."""
         try:
-            answer = self.call("GET", f"/v1/imports/{self._id}")
+            answer = self.call("GET", f"/v1/imports/{self.import_id}{self._query}")
         except CallRefusedError as error:
             if error.status == 404:
                 return None
@@ -78,15 +84,17 @@ class Adoption(ServerCalls):
 
     def adopt(self) -> Adopted:
         """Have it adopted; on return that is durable. Raises CallRefusedError, PipelineError."""
-        document = {"manifest": manifest_path(self._id)}
-        return _adopted(self.call("POST", "/v1/imports", document, timeout_s=ADOPT_TIMEOUT_S))
+        document, path = {"manifest": self._manifest}, f"/v1/imports{self._query}"
+        return _adopted(self.call("POST", path, document, timeout_s=ADOPT_TIMEOUT_S))
 
     def follow(self, progress: Callable[[int, int], None]) -> Adopted:
         """Wait until everything is filed; `progress` is told rows done, of how many."""
         while True:
             found = self.find()
             if found is None:
-                raise PipelineError(f"the server at {self.url} does not know import {self._id}")
+                raise PipelineError(
+                    f"the server at {self.url} does not know import {self.import_id}"
+                )
             progress(found.done, found.count)
             if found.state == "adopted":
                 return found
@@ -96,8 +104,9 @@ class Adoption(ServerCalls):
         """Rows that were left out, and the ids of the messages that hold their keys."""
         cursor: str | None = "0"
         while cursor is not None:
-            query = f"limit={DUPLICATES_PER_CALL}&cursor={cursor}"
-            answer = self.call("GET", f"/v1/imports/{self._id}/duplicates?{query}")
+            path = f"/v1/imports/{self.import_id}/duplicates{self._query or '?'}"
+            query = f"&limit={DUPLICATES_PER_CALL}&cursor={cursor}"
+            answer = self.call("GET", f"{path}{query}")
             for duplicate in answer["duplicates"]:
                 yield duplicate["row"], duplicate["id"]
             cursor = answer["cursor"]

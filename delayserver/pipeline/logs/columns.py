@@ -2,6 +2,7 @@
 
     as FORMAT.md has them     seq, due_ms, message_seq, subject_id, subscription_id, kind, …
     derived                   hour, due, settled (timestamps), subject, subscription (names)
+    of the directory          shard: only with it a seq, or the number of a name, is one of a kind
     of the dispatch log       lateness_ms, lateness_bucket; subject, looked up (`dispatched`)
     from the payload          key, headers, content, body
 
@@ -57,10 +58,11 @@ def name_table(names: Mapping[int, str]) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the numbers in the logs stand for."""
+    """What the numbers in the logs of a shard stand for."""
 
     subjects: pa.Array = field(default_factory=lambda: name_table({}))
     subscriptions: pa.Array = field(default_factory=lambda: name_table({}))
+    shard: int = 0
 
 
 def _as(kind: pa.DataType) -> tuple[pa.DataType, Callable[[np.ndarray], pa.Array]]:
@@ -146,12 +148,12 @@ class BatchBuilder:
 
 
 def batch_of_damage(
-    damage: Damage, schema: pa.Schema, *, hour: int | None = None
+    damage: Damage, schema: pa.Schema, *, shard: int, hour: int | None = None
 ) -> pa.RecordBatch:
-    """One row that names a damaged stretch, and the hour it is of."""
+    """One row that names a damaged stretch, and the shard and the hour it is of."""
     value = {name: getattr(damage, name) for name in ("offset", "end", "reason")}
     value |= {"file": damage.path, "first_seq": damage.first_seq, "last_seq": damage.last_seq}
-    known = {CORRUPT: value, "hour": hour}
+    known = {CORRUPT: value, "shard": shard, "hour": hour}
     row = {column.name: known.get(column.name) for column in schema}
     return pa.RecordBatch.from_pylist([row], schema=schema)
 
@@ -181,7 +183,14 @@ def _time(name: str) -> tuple[pa.DataType, Derive]:
     return TIME, lambda rows, names: fixed(values(rows, name), TIME)
 
 
+SHARD: Derived = {
+    "shard": (
+        pa.int32(),
+        lambda rows, names: fixed(np.full(len(rows), names.shard, np.int32)),
+    )
+}
 COMMON: Derived = {
+    **SHARD,
     "hour": (
         pa.int32(),
         lambda rows, names: fixed(values(rows, "hour").astype(np.int32)),
@@ -247,7 +256,7 @@ def log_types(kind: LogKind) -> dict[str, pa.DataType]:
 def default_columns(kind: LogKind, *, payload: bool, corrupt: bool) -> list[str]:
     """The columns of a log for somebody who names none."""
     unshown = _UNSHOWN + (_LOOKED_UP if kind is LogKind.DISPATCH else ())
-    derived = ("due", "settled", "subject", "subscription")
+    derived = ("due", "settled", "subject", "subscription", "shard")
     known = (*LOGS[kind].stored, *(name for name in derived if name in LOGS[kind].types))
     found = [name for name in known if name not in unshown]
     if payload and kind is not LogKind.DISPATCH:

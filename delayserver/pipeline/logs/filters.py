@@ -3,6 +3,7 @@
     due_ms, due, hour   pick the files of the logs by hour
     seq                 picks segments and frames, by the range in their headers
     any number or name  picks rows, with a mask over the columns
+    shard               picks directories, whose other files are not looked at
 
 A filter that is taken is applied in full, so Spark does not apply it again; the others go back.
 
@@ -26,6 +27,7 @@ from storage.rows import HOUR_MS
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMES = ("due", "settled")
+_SHARD = "shard"
 _NAMES = {"subject": "subject_id", "subscription": "subscription_id"}
 _OPERATORS: dict[type[datasource.Filter], str] = {
     datasource.EqualTo: "=",
@@ -65,7 +67,14 @@ class Condition:
 
     def mask(self, rows: Rows) -> np.ndarray:
         """Which rows it holds for."""
-        return _COMPARE[self.operator](values(rows, self.column), self.value)
+        return self._holds_for(values(rows, self.column))
+
+    def holds_for(self, number: int) -> bool:
+        """Whether it holds where the column is that number."""
+        return bool(self._holds_for(np.array([number]))[0])
+
+    def _holds_for(self, column: np.ndarray) -> np.ndarray:
+        return _COMPARE[self.operator](column, self.value)
 
     @property
     def range(self) -> Range:
@@ -96,7 +105,7 @@ def condition_of(columns: LogColumns, wanted: datasource.Filter) -> Condition | 
         return None
     if column in _NAMES:
         return Condition(column, operator, value) if operator in ("=", "in") else None
-    if column not in (*columns.stored, "hour", *_TIMES):
+    if column not in (*columns.stored, "hour", _SHARD, *_TIMES):
         return None
     numbers = [_number(column, one) for one in (value if operator == "in" else (value,))]
     if None in numbers:
@@ -114,6 +123,14 @@ def take(
             yield wanted
         else:
             taken.append(condition)
+
+
+def within(conditions: Sequence[Condition], shard: int) -> list[Condition] | None:
+    """What is left of the conditions in a shard; None if no row of it is wanted."""
+    of_shard = [condition for condition in conditions if condition.column == _SHARD]
+    if not all(condition.holds_for(shard) for condition in of_shard):
+        return None
+    return [condition for condition in conditions if condition.column != _SHARD]
 
 
 def _number(column: str, value: object) -> int | None:

@@ -9,15 +9,20 @@ Its options:
     damage              error (default): the read fails and names the place; rows: it becomes a row
                         whose column `_corrupt` names it, and what is intact is read
     payload             true: with the columns key, headers, content and body
-    partitions          how many tasks at most; 2 per processor of this machine
+    partitions          how many tasks at most, but for one of each shard; 2 per processor of this
+                        machine
     startingOffsets     of a stream: earliest (default), latest
-    maxRowsPerTrigger   of a stream: how many rows a micro-batch has at most, to whole frames; the
-                        hours come in their order then, also of a first read of everything
+    maxRowsPerTrigger   of a stream: how many rows a micro-batch has at most, to whole frames, as
+                        many of each shard; the hours of a shard come in their order then, also of
+                        a first read of everything
 
 There is no pruning of columns, a reader knows only its schema; so whoever wants a few columns says
 so: `.schema("seq long, due_ms long, subject string")`. Every column in `columns.log_types` can be
 asked for. Filters on `due`, `due_ms` and `hour` pick files, on `seq` files and frames, on the other
-numbers and on names rows, before anything is handed to Spark.
+numbers and on names rows, on `shard` directories, before anything is handed to Spark.
+
+Of a directory of several shards all are read. Each counts by itself: a row is told apart from all
+others by `shard` and `seq`, a message by `shard` and `message_seq`.
 
 As a stream it has one offset per file, the end of the last whole frame; of the schedule log that is
 what is filed. An hour that the server deletes after its retention is gone for a stream, too. A
@@ -63,10 +68,10 @@ from delayserver.pipeline.logs.columns import (
     needs_subjects,
 )
 from delayserver.pipeline.logs.dispatched import Subjects
-from delayserver.pipeline.logs.filters import Condition, hours_of, mask, seqs_of, take
+from delayserver.pipeline.logs.filters import Condition, hours_of, mask, seqs_of, take, within
 from delayserver.pipeline.logs.logs import ALL, LogPiece, Range
 from delayserver.pipeline.logs.options import Options, parse_options
-from delayserver.pipeline.states.snapshot import Directory, open_directory, read_names
+from delayserver.pipeline.states.snapshot import Directory, open_directories, read_names
 from delayserver.pipeline.workers import spare_imports
 from delayserver.records.tables import read_hours
 from storage.buckets import is_day, parse_bucket_file
@@ -127,7 +132,7 @@ class _LogOptions:
 class LogTask(InputPartition):
     """What one task reads."""
 
-    stamp: int
+    directory: Directory
     pieces: list[LogPiece]
     conditions: list[Condition]
     names: Names
@@ -144,44 +149,50 @@ class _Reading:
         self._payload = needs_payload(schema.names)
 
     def _tasks(
-        self, directory: Directory, pieces: list[LogPiece], conditions: list[Condition]
+        self,
+        directory: Directory,
+        pieces: list[LogPiece],
+        conditions: list[Condition],
+        partitions: int,
     ) -> list[LogTask]:
         wanted = {*self._schema.names, *(one.column for one in conditions)}
-        names, filed = Names(), None
+        names, filed = Names(shard=directory.shard), None
         if wanted & {"subject", "subscription"} or needs_subjects(self._options.kind, wanted):
             with directory.catalog() as catalog:
-                names = read_names(catalog)
+                names = read_names(catalog, directory.shard)
                 if needs_subjects(self._options.kind, wanted):
                     filed = {hour: state.length for hour, state in read_hours(catalog).items()}
         groups = logs.plan(
             directory.files,
             pieces,
             stamp=directory.stamp,
-            partitions=self._options.partitions,
+            partitions=partitions,
             seqs=seqs_of(conditions),
             bytes_min=logs.PARTITION_BYTES_MIN if self._payload else logs.COLUMNS_BYTES_MIN,
         )
         numbered = [condition.numbered(names) for condition in conditions]
-        return [LogTask(directory.stamp, group, numbered, names, filed) for group in groups]
+        return [LogTask(directory, group, numbered, names, filed) for group in groups]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """All rows of a task that its conditions hold for."""
         spare_imports()
         if not isinstance(partition, LogTask):
             return  # Spark's own partition, where there is nothing to read.
-        files = Directory(self._options.root, partition.stamp).files
+        directory = partition.directory
+        files, stamp = directory.files, directory.stamp
         batches = BatchBuilder(LOGS[self._options.kind], self._schema, partition.names)
         subjects = None
         if partition.filed is not None:
-            subjects = Subjects(files, partition.stamp, partition.filed)
+            subjects = Subjects(files, stamp, partition.filed)
         for piece in partition.pieces:
-            items = logs.read(files, piece, stamp=partition.stamp, payload=self._payload)
+            items = logs.read(files, piece, stamp=stamp, payload=self._payload)
             for found in items if subjects is None else subjects.added_to(items):
                 if isinstance(found, Damage):
                     if not self._options.damage_as_rows:
-                        raise found.error()
+                        raise directory.named(found).error()
                     if not partition.conditions:  # They do not hold for nulls.
-                        yield batch_of_damage(found, self._schema)
+                        named = directory.named(found)
+                        yield batch_of_damage(named, self._schema, shard=directory.shard)
                 elif self._payload:
                     yield from self._with_payload(found, partition)
                 else:
@@ -207,10 +218,18 @@ class LogReader(_Reading, DataSourceReader):
         return take(LOGS[self._options.kind], filters, self._conditions)
 
     def partitions(self) -> list[LogTask]:
-        directory = open_directory(self._options.root)
         hours, seqs = hours_of(self._conditions), seqs_of(self._conditions)
-        pieces = _pieces(self._options.kind, directory, hours, seqs)
-        return self._tasks(directory, pieces, self._conditions)
+        found = [
+            (directory, rest)
+            for directory in open_directories(self._options.root)
+            if (rest := within(self._conditions, directory.shard)) is not None
+        ]
+        each = self._options.partitions // max(1, len(found))
+        tasks: list[LogTask] = []
+        for directory, rest in found:
+            pieces = _pieces(self._options.kind, directory, hours, seqs)
+            tasks += self._tasks(directory, pieces, rest, each)
+        return tasks
 
 
 def _pieces(
@@ -261,19 +280,28 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
     def _limited(
         self, start: dict[str, int], ends: dict[str, int], rows_max: int
     ) -> dict[str, int]:
-        """So many rows, file by file."""
-        directory = open_directory(self._options.root)
-        for path, end in ends.items():
-            piece = LogPiece(self._options.kind, path, start.get(path, 0), end)
-            ends[path], count = logs.rows_end(
-                directory.files, piece, stamp=directory.stamp, rows_max=rows_max
-            )
-            rows_max -= count
+        """So many rows, file by file, and as many of each shard: none waits for another."""
+        directories = open_directories(self._options.root)
+        for directory in directories:
+            rest = -(-rows_max // len(directories))
+            for path, end in _of(directory, ends).items():
+                name = f"{directory.prefix}{path}"
+                piece = LogPiece(self._options.kind, path, start.get(name, 0), end)
+                ends[name], count = logs.rows_end(
+                    directory.files, piece, stamp=directory.stamp, rows_max=rest
+                )
+                rest -= count
         return ends
 
     def _ends(self, start: dict[str, int]) -> dict[str, int]:
         """Where the last whole frame of each file ends, behind what was read."""
-        directory = open_directory(self._options.root)
+        return {
+            f"{directory.prefix}{path}": end
+            for directory in open_directories(self._options.root)
+            for path, end in self._ends_of(directory, _of(directory, start)).items()
+        }
+
+    def _ends_of(self, directory: Directory, start: dict[str, int]) -> dict[str, int]:
         pieces = _pieces(self._options.kind, directory)
         if self._options.kind is LogKind.SCHEDULE:
             # What is in a day comes when that has become its hours, so that each row comes once.
@@ -286,10 +314,26 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
         return ends
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[LogTask]:
-        directory = open_directory(self._options.root)
-        pieces = [
-            LogPiece(self._options.kind, path, start.get(path, 0), stop, promised_end=stop)
-            for path, stop in end.items()
-            if stop > start.get(path, 0)
-        ]
-        return self._tasks(directory, pieces, []) if pieces else []
+        directories = open_directories(self._options.root)
+        tasks: list[LogTask] = []
+        for directory in directories:
+            read = _of(directory, start)
+            pieces = [
+                LogPiece(self._options.kind, path, read.get(path, 0), stop, promised_end=stop)
+                for path, stop in _of(directory, end).items()
+                if stop > read.get(path, 0)
+            ]
+            if pieces:
+                each = self._options.partitions // len(directories)
+                tasks += self._tasks(directory, pieces, [], each)
+        return tasks
+
+
+def _of(directory: Directory, offsets: dict[str, int]) -> dict[str, int]:
+    """Those of the files of a directory, by their paths in it."""
+    prefix = directory.prefix
+    return {
+        name.removeprefix(prefix): offset
+        for name, offset in offsets.items()
+        if name.startswith(prefix)
+    }

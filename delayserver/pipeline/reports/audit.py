@@ -11,16 +11,20 @@ and lateness that occurs, and single rows only for what must be looked at by its
 went through several schedule rows, and violations. A message that was moved or retried must go on
 as another schedule row, maybe in another hour; that is the one thing hours cannot tell alone.
 
+Of a directory of several shards all are read, and there is one verdict. A message is told apart by
+its shard and its seq; it never leaves its shard, so what goes on is followed within it.
+
 Cost: about 4 µs of one core per message, most of it Spark's rows; memory as `settlement`
 says, and the facts.
 Threads: the driver's; Spark's tasks.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
@@ -30,14 +34,14 @@ from delayserver.pipeline.logs.columns import CORRUPT_DDL
 from delayserver.pipeline.logs.options import TASKS_PER_CORE
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports.lateness import UPPER_MS_SQL
+from delayserver.pipeline.reports.names import ShardNames, SharedNumbers, read_shard_names
 from delayserver.pipeline.states.settlement import BrokenGuarantee, EntryState
 from delayserver.pipeline.states.snapshot import (
     Directory,
-    open_directory,
-    read_subscriptions,
+    open_directories,
 )
 from delayserver.records.ids import IdCodec
-from delayserver.records.tables import change_key, read_hours, read_subjects, unpack_change
+from delayserver.records.tables import change_key, read_hours, unpack_change
 from storage.buckets import day_of
 from storage.catalog import Catalog, Table
 from storage.rows import HOUR_MS, RecordKind
@@ -50,11 +54,12 @@ OUTCOMES = ("delivered", "cancelled", "dead", "pending", "dropped", "deleted", "
 subscription was deleted, and others had it; deleted: it was moved or retried into an hour that is
 past its retention."""
 
-_SCHEMA = f"""hour int, subject_id int, subscription_id int, state_code tinyint,
+_SCHEMA = f"""shard int, hour int, subject_id int, subscription_id int, state_code tinyint,
     entry_state tinyint, is_first boolean, has_history boolean, problems tinyint,
     lateness_bucket int, kind tinyint, attempt int, seq long, message_seq long, successor_seq long,
     due_ms long, settled_ms long, {CORRUPT_DDL}"""
 _KEYS = (
+    "shard",
     "hour",
     "subject_id",
     "subscription_id",
@@ -73,6 +78,8 @@ class Audit:
     """What an audit found."""
 
     data_dir: str
+    shards: int
+    """How many were read."""
     taken_ms: int
     took_s: float
     messages: dict[str, int]
@@ -103,9 +110,10 @@ class Audit:
 def audit(job: Job, data_dir: str, *, now_ms: int | None = None) -> Audit:
     """Audit a data directory, also beside its server.
 
-    Raises NotADataDirectoryError, CatalogError, DamageError for a broken FORMAT file."""
+    Raises NotADataDirectoryError, also for a shard that is not there, CatalogError, DamageError for
+    a broken FORMAT file."""
     started = time.monotonic()
-    directory = open_directory(data_dir)
+    directories = open_directories(data_dir)
     taken_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     rows = (
         job.spark.read.format("delaystate")
@@ -120,21 +128,29 @@ def audit(job: Job, data_dir: str, *, now_ms: int | None = None) -> Audit:
             damage = [row["_corrupt"].asDict() for row in _damaged(facts).collect()]
         with job.step("adding it up"):
             sound = facts.where("_corrupt is null")
-            groups, lateness = _groups(sound)
+            # What was read before has its names by now.
+            names = {one.shard: read_shard_names(one) for one in directories}
+            subjects = SharedNumbers({shard: one.subjects for shard, one in names.items()})
+            subscriptions = SharedNumbers(
+                {shard: one.subscriptions for shard, one in names.items()}
+            )
+            shared = subjects.put_into(job.spark, sound, "subject_id")
+            shared = subscriptions.put_into(job.spark, shared, "subscription_id")
+            groups, lateness = _groups(shared)
             messages = _messages(sound, job)
             violations = _violations(sound)
             examples = _examples(sound)
-        with job.step("following what was moved and retried"), directory.catalog() as catalog:
-            lost = _lost(sound, catalog)
+        with job.step("following what was moved and retried"):
+            lost = _lost(sound, directories)
             violations["lost"] = len(lost)
             messages["missing"] += len(lost)
             messages["deleted"] -= len(lost)
             examples = pd.concat([examples, lost]).head(EXAMPLES_MAX)
-            names = _Names(directory, catalog)
     finally:
         facts.unpersist()
     return Audit(
         data_dir=data_dir,
+        shards=len(directories),
         taken_ms=taken_ms,
         took_s=time.monotonic() - started,
         messages={"accepted": sum(messages.values()), **messages},
@@ -142,8 +158,8 @@ def audit(job: Job, data_dir: str, *, now_ms: int | None = None) -> Audit:
         violations={**violations, "damaged": len(damage)},
         damage=damage,
         lateness=lateness,
-        groups=names.add_to_groups(groups),
-        examples=names.add_to_examples(examples.reset_index(drop=True)),
+        groups=_named_groups(groups, subjects.names, subscriptions.names),
+        examples=_named_examples(examples.reset_index(drop=True), directories, names),
     )
 
 
@@ -284,7 +300,7 @@ def _with_history(facts: DataFrame) -> DataFrame:
     dead = count(_is(EntryState.DEAD)) - count(redriven)
     return (
         facts.where("has_history")
-        .groupBy("message_seq")
+        .groupBy("shard", "message_seq")
         .agg(
             F.when(count(_is(EntryState.MISSING)) > 0, "missing")
             .when(count(_is(EntryState.PENDING)) > 0, "pending")
@@ -298,23 +314,30 @@ def _with_history(facts: DataFrame) -> DataFrame:
     )
 
 
-def _lost(facts: DataFrame, catalog: Catalog) -> pd.DataFrame:
+def _lost(facts: DataFrame, directories: Iterable[Directory]) -> pd.DataFrame:
     """Rows that say they go on as another schedule row, which is nowhere.
 
     The hour of the other one may be past its retention; the catalog knows where it was."""
     history = facts.where("has_history")
-    entries = history.where("is_first").select(F.col("seq").alias("successor_seq"))
-    dangling = history.where("successor_seq != 0").join(entries, "successor_seq", "left_anti")
+    entries = history.where("is_first").select("shard", F.col("seq").alias("successor_seq"))
+    going_on = history.where("successor_seq != 0")
+    dangling = going_on.join(entries, ["shard", "successor_seq"], "left_anti")
     rows = dangling.select(*_EXAMPLE, "successor_seq").toPandas()
-    hours = read_hours(catalog)
-    is_lost = [
-        _is_lost(catalog, hours, message_seq, subscription_id, successor_seq)
-        for message_seq, subscription_id, successor_seq in zip(
-            rows["message_seq"], rows["subscription_id"], rows["successor_seq"], strict=True
-        )
-    ]
-    lost = rows[pd.Series(is_lost, index=rows.index, dtype=bool)].drop(columns=["successor_seq"])
-    return lost.assign(problem="lost")
+    is_lost = np.zeros(len(rows), bool)
+    for directory in directories:
+        here = (rows["shard"] == directory.shard).to_numpy()
+        some = rows[here]
+        if some.empty:
+            continue
+        with directory.catalog() as catalog:
+            hours = read_hours(catalog)
+            is_lost[here] = [
+                _is_lost(catalog, hours, message_seq, subscription_id, successor_seq)
+                for message_seq, subscription_id, successor_seq in zip(
+                    some["message_seq"], some["subscription_id"], some["successor_seq"], strict=True
+                )
+            ]
+    return rows[is_lost].drop(columns=["successor_seq"]).assign(problem="lost")
 
 
 def _is_lost(
@@ -337,6 +360,7 @@ def _is_lost(
 # ── violations ─────────────────────────────────────────────────────────────────────────────────
 
 _EXAMPLE = (
+    "shard",
     "seq",
     "message_seq",
     "subject_id",
@@ -369,7 +393,7 @@ def _violations(facts: DataFrame) -> dict[str, int]:
 def _examples(facts: DataFrame) -> pd.DataFrame:
     rows = (
         facts.where("problems != 0")
-        .orderBy("hour", "seq", "subscription_id")
+        .orderBy("hour", "shard", "seq", "subscription_id")
         .select(*_EXAMPLE, "problems")
         .limit(EXAMPLES_MAX)
         .toPandas()
@@ -383,53 +407,58 @@ def _examples(facts: DataFrame) -> pd.DataFrame:
     return rows.drop(columns=["problems"]).assign(problem=problems)
 
 
-class _Names:
-    """Names for the numbers, and ids for messages."""
+def _named_groups(
+    groups: pd.DataFrame, subjects: Mapping[int, str], subscriptions: Mapping[int, str]
+) -> pd.DataFrame:
+    """With a column `name`; lines of no subject or no subscription are left out."""
+    names: list[str | None] = []
+    for dimension, key in zip(groups["dimension"], groups["key"], strict=True):
+        match dimension:
+            case "subject":
+                names.append(subjects.get(key))
+            case "subscription":
+                names.append(subscriptions.get(key))
+            case "hour":
+                names.append(str(pd.Timestamp(int(key) * HOUR_MS, unit="ms", tz="UTC")))
+            case _:
+                names.append("all")
+    named = groups.assign(name=pd.Series(names, index=groups.index, dtype=object))
+    return named[named["name"].notna()].reset_index(drop=True)
 
-    def __init__(self, directory: Directory, catalog: Catalog) -> None:
-        self._ids = IdCodec(directory.shard, directory.id_secret)
-        self._subjects = read_subjects(catalog)
-        self._subscriptions = {
-            number: one.name + (" (deleted)" if one.deleted else "")
-            for number, one in read_subscriptions(catalog).items()
-        }
 
-    def add_to_groups(self, groups: pd.DataFrame) -> pd.DataFrame:
-        """A column `name`; lines of no subject or no subscription are left out."""
-        names: list[str | None] = []
-        for dimension, key in zip(groups["dimension"], groups["key"], strict=True):
-            match dimension:
-                case "subject":
-                    names.append(self._subjects.get(key))
-                case "subscription":
-                    names.append(self._subscriptions.get(key))
-                case "hour":
-                    names.append(str(pd.Timestamp(int(key) * HOUR_MS, unit="ms", tz="UTC")))
-                case _:
-                    names.append("all")
-        named = groups.assign(name=pd.Series(names, index=groups.index, dtype=object))
-        return named[named["name"].notna()].reset_index(drop=True)
-
-    def add_to_examples(self, examples: pd.DataFrame) -> pd.DataFrame:
-        """Names, times and ids, in the order in which people look at them."""
-        is_publish = examples["kind"] == int(RecordKind.PUBLISH)
-        ids = [
-            self._ids.encode(int(due_ms), int(seq)) if known else None
-            for due_ms, seq, known in zip(
-                examples["due_ms"], examples["message_seq"], is_publish, strict=True
-            )
-        ]
-        settled_ms = examples["settled_ms"].where(examples["settled_ms"] > 0)
-        return pd.DataFrame(
-            {
-                "problem": examples["problem"],
-                "subject": examples["subject_id"].map(self._subjects),
-                "subscription": examples["subscription_id"].map(self._subscriptions),
-                "due": pd.to_datetime(examples["due_ms"], unit="ms", utc=True),
-                "settled": pd.to_datetime(settled_ms, unit="ms", utc=True),
-                "attempt": examples["attempt"],
-                "seq": examples["seq"],
-                "message_seq": examples["message_seq"],
-                "message_id": ids,
-            }
+def _named_examples(
+    examples: pd.DataFrame, directories: Iterable[Directory], names: Mapping[int, ShardNames]
+) -> pd.DataFrame:
+    """Names, times and ids, in the order in which people look at them."""
+    codecs = {one.shard: IdCodec(one.shard, one.id_secret) for one in directories}
+    is_publish = examples["kind"] == int(RecordKind.PUBLISH)
+    shards = examples["shard"].tolist()
+    ids = [
+        codecs[shard].encode(int(due_ms), int(seq)) if known else None
+        for shard, due_ms, seq, known in zip(
+            shards, examples["due_ms"], examples["message_seq"], is_publish, strict=True
         )
+    ]
+    subjects = [
+        names[shard].subjects.get(number)
+        for shard, number in zip(shards, examples["subject_id"], strict=True)
+    ]
+    subscriptions = [
+        names[shard].subscriptions.get(number)
+        for shard, number in zip(shards, examples["subscription_id"], strict=True)
+    ]
+    settled_ms = examples["settled_ms"].where(examples["settled_ms"] > 0)
+    return pd.DataFrame(
+        {
+            "problem": examples["problem"],
+            "subject": pd.Series(subjects, index=examples.index, dtype=object),
+            "subscription": pd.Series(subscriptions, index=examples.index, dtype=object),
+            "due": pd.to_datetime(examples["due_ms"], unit="ms", utc=True),
+            "settled": pd.to_datetime(settled_ms, unit="ms", utc=True),
+            "attempt": examples["attempt"],
+            "shard": examples["shard"],
+            "seq": examples["seq"],
+            "message_seq": examples["message_seq"],
+            "message_id": ids,
+        }
+    )

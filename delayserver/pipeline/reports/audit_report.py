@@ -48,6 +48,7 @@ def document(found: Audit) -> dict[str, Any]:
     """For --json."""
     return {
         "data_dir": found.data_dir,
+        "shards": found.shards,
         "taken_at": format_time(found.taken_ms),
         "took_s": round(found.took_s, 1),
         "clean": found.is_clean,
@@ -113,12 +114,18 @@ def lines(found: Audit) -> Iterator["RenderableType"]:
     for row in found.examples.head(EXAMPLES_SHOWN).to_dict("records"):
         subject, subscription, due = (_shown(row[name]) for name in _EXAMPLE)
         yield (
-            f"[red]{row['problem']}[/]: seq {row['seq']} of {subject or 'an unknown subject'}, "
+            f"[red]{row['problem']}[/]: {_of_shard(found, row['shard'])}seq {row['seq']} of "
+            f"{subject or 'an unknown subject'}, "
             f"due {due}, subscription {subscription or '–'}"
         )
     for line in found.damage[:EXAMPLES_SHOWN]:
         yield f"[red]damaged[/]: {line['file']} at {line['offset']}: {line['reason']}"
     yield f"[{'green' if found.is_clean else 'bold red'}]{verdict(found)}[/] ({found.took_s:.1f} s)"
+
+
+def _of_shard(found: Audit, shard: int) -> str:
+    """Which shard a seq is of, where there are several."""
+    return f"shard {shard}, " if found.shards > 1 else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +166,8 @@ def page(found: Audit) -> str:
     """The page for --html."""
     made = ReportPage("Audit of a delay server")
     taken = datetime.fromtimestamp(found.taken_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    made.text(f"{found.data_dir}, {taken}; read in {found.took_s:.1f} s", "soft")
+    shards = f", {found.shards} shards" if found.shards > 1 else ""
+    made.text(f"{found.data_dir}{shards}, {taken}; read in {found.took_s:.1f} s", "soft")
     made.text(verdict(found), f"verdict {'good' if found.is_clean else 'bad'}")
     terms: list[tuple[str, str, str] | str] = [(f"{found.messages['accepted']:,}", "accepted", "")]
     for index, name in enumerate(outcomes(found)):
@@ -181,8 +189,10 @@ def page(found: Audit) -> str:
 def _violations(made: ReportPage, found: Audit) -> None:
     if len(found.examples):
         made.heading("Violations")
-        columns = ("problem", "subject", "subscription", "due", "settled", "seq", "message_id")
-        rows = found.examples[list(columns)].astype(object).itertuples(index=False)
+        columns = ["problem", "subject", "subscription", "due", "settled", "seq", "message_id"]
+        if found.shards > 1:
+            columns.insert(columns.index("seq"), "shard")
+        rows = found.examples[columns].astype(object).itertuples(index=False)
         made.table(columns, (tuple(_shown(value) for value in row) for row in rows))
     if found.damage:
         made.heading("Damage")

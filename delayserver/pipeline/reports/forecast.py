@@ -4,7 +4,8 @@
                           └─▶ due per hour and subject, and the memory of each hour
 
 An hour is in memory from ten minutes before it begins until it is settled. It takes 24 bytes for
-each row, a table of its slots, and while it is loaded about as much again.
+each row, a table of its slots, and while it is loaded about as much again. Of several shards each
+has a table of its own; what they have is added up.
 
 Cost: about 1 µs of one core per message that waits. Threads: the driver's; Spark's tasks.
 """
@@ -19,9 +20,9 @@ from pyspark.sql import functions as F
 from delayserver.pipeline.logs.columns import CORRUPT, CORRUPT_DDL
 from delayserver.pipeline.logs.options import TASKS_PER_CORE
 from delayserver.pipeline.progress import Job
+from delayserver.pipeline.reports.names import SharedNumbers, read_shard_names
 from delayserver.pipeline.states.settlement import EntryState
-from delayserver.pipeline.states.snapshot import open_directory
-from delayserver.records.tables import read_subjects
+from delayserver.pipeline.states.snapshot import open_directories
 from delayserver.schedule.wheel import SLOT_MS
 from delayserver.schedule.wheel_rows import WHEEL_DTYPE
 from storage.rows import HOUR_MS
@@ -64,35 +65,39 @@ class Forecast:
         return self.minutes.nlargest(HOT_MINUTES, "due")
 
 
-def memory_bytes(rows: int) -> int:
-    """What an hour with so many rows takes in the server's memory."""
-    return rows * WHEEL_DTYPE.itemsize + _SLOTS_BYTES
+def memory_bytes(rows: int, shards: int = 1) -> int:
+    """What an hour with so many rows takes in the memory of the server, of all its shards."""
+    return rows * WHEEL_DTYPE.itemsize + shards * _SLOTS_BYTES
 
 
 def forecast(job: Job, data_dir: str, *, days: int = 7, now_ms: int | None = None) -> Forecast:
     """Forecast a data directory, also beside its server. Raises as `audit.audit`."""
     started = time.monotonic()
-    directory = open_directory(data_dir)
-    with directory.catalog() as catalog:
-        names = read_subjects(catalog)
+    directories = open_directories(data_dir)
+    subjects = SharedNumbers({one.shard: read_shard_names(one).subjects for one in directories})
     taken_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     waiting = (
         job.spark.read.format("delaystate")
         .option("partitions", TASKS_PER_CORE * job.cores)
         .option("now_ms", taken_ms)
-        .schema(f"due_ms long, subject_id int, state_code tinyint, is_first boolean, {CORRUPT_DDL}")
+        .schema(
+            "shard int, due_ms long, subject_id int, state_code tinyint, is_first boolean, "
+            f"{CORRUPT_DDL}"
+        )
         .load(data_dir)
         .where((_is_pending() & F.col("is_first")) | F.col(CORRUPT).isNotNull())
     )
     until_ms = taken_ms + days * DAY_MS
     # Minutes as long as they matter, then hours: so the table stays small.
     unit = F.when(F.col("due_ms") < until_ms, F.lit(MINUTE_MS)).otherwise(F.lit(HOUR_MS))
-    counted = (
+    of_shards = (
         waiting.withColumn("from_ms", F.col("due_ms") - F.col("due_ms") % unit)
-        .groupBy("from_ms", "subject_id", (F.col("due_ms") <= taken_ms).alias("is_overdue"))
+        .groupBy(
+            "shard", "from_ms", "subject_id", (F.col("due_ms") <= taken_ms).alias("is_overdue")
+        )
         .count()
-        .persist()
     )
+    counted = subjects.put_into(job.spark, of_shards, "subject_id").persist()
     try:
         with job.step("reading the logs"):
             by_moment = counted.groupBy("is_overdue").agg(F.sum("count").alias("n"))
@@ -130,7 +135,7 @@ def forecast(job: Job, data_dir: str, *, days: int = 7, now_ms: int | None = Non
             )
     finally:
         counted.unpersist()
-    hours["memory_bytes"] = [memory_bytes(due) for due in hours["due"].tolist()]
+    hours["memory_bytes"] = [memory_bytes(due, len(directories)) for due in hours["due"].tolist()]
     return Forecast(
         data_dir=data_dir,
         taken_ms=taken_ms,
@@ -141,8 +146,8 @@ def forecast(job: Job, data_dir: str, *, days: int = 7, now_ms: int | None = Non
         damaged=int(totals.get(None, 0)),
         minutes=minutes,
         hours=hours,
-        subjects=_named(largest, names),
-        by_subject=_named(by_subject, names),
+        subjects=_named(largest, subjects.names),
+        by_subject=_named(by_subject, subjects.names),
     )
 
 

@@ -27,7 +27,7 @@ from delayserver.errors import PipelineError
 from delayserver.pipeline.logs.columns import CORRUPT, CORRUPT_DDL
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports.lateness import percentile_ms
-from delayserver.pipeline.states.snapshot import open_directory
+from delayserver.pipeline.states.snapshot import open_directories
 from delayserver.times import format_time
 
 BY = ("subscription", "subject")
@@ -148,7 +148,7 @@ def watch(job: Job, data_dir: str, *, by: str, window_ms: int) -> Iterator[Watch
             "lateness shows what arrives in this process, so it does not run over Spark Connect; "
             "take another --master"
         )
-    open_directory(data_dir)
+    open_directories(data_dir)
     windows, damage = Windows(window_ms), list[str]()
 
     def take(batch: DataFrame, _: int) -> None:

@@ -5,11 +5,12 @@
 A row is an entry of a retired hour: a message when it was published, and once more for each time
 it was moved or tried again; `id` is the message's in all of them. Its deliveries stand in the row,
 one per subscription. Damage is a row whose column `_corrupt` names it, and whose others are null
-but for `hour`: such an hour is not whole.
+but for `shard` and `hour`: such an hour is not whole. Of a directory of several shards all are
+read; a filter on `shard` picks directories.
 
     hours         which hours, as `wanted_hours` writes them, each read just as far as it says; by
-                  default all that are retired
-    partitions    how many tasks at most; 2 per processor of this machine
+                  default all that are retired. Of one shard: two have hours of the same names
+    partitions    how many tasks at most, but for one of each shard; 2 per processor of this machine
 
 Cost: in each task, the rows of its largest hour and one frame are in memory at a time.
 Threads: Spark's tasks, one reader each.
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -30,20 +31,23 @@ from delayserver.pipeline.logs.columns import (
     CORRUPT,
     CORRUPT_TYPE,
     PAYLOAD_TYPES,
+    SHARD,
     TIME,
+    LogColumns,
     Names,
     batch_of_damage,
     name_table,
     named,
     payloads_of,
 )
+from delayserver.pipeline.logs.filters import Condition, take, within
 from delayserver.pipeline.logs.logs import LogPiece, read, share
 from delayserver.pipeline.logs.options import Options, parse_options
 from delayserver.pipeline.states.hour_files import read_hour
 from delayserver.pipeline.states.settlement import SETTLED_DTYPE, EntryState, Judgement, settle
 from delayserver.pipeline.states.snapshot import (
     Directory,
-    open_directory,
+    open_directories,
     read_names,
     read_subscriptions,
 )
@@ -84,6 +88,7 @@ TYPES: dict[str, pa.DataType] = {
     "seq": pa.int64(),
     "message_seq": pa.int64(),
     "hour": pa.int32(),
+    "shard": pa.int32(),
     CORRUPT: CORRUPT_TYPE,
 }
 """Besides what its name says:
@@ -99,6 +104,8 @@ deliveries    per subscription: state; for what was delivered the attempt, when 
 """
 
 _STATES = pa.array([None, *(state.name.lower() for state in EntryState)], pa.string())
+_FILTERED = LogColumns(np.dtype([]), SHARD)
+"""By what rows are picked here; by all else Spark does it."""
 _KINDS = name_table({kind: kind.name.lower() for kind in RecordKind})
 
 
@@ -153,6 +160,7 @@ class HistoryHour:
 class HistoryTask(InputPartition):
     """What one task reads, and by what it judges."""
 
+    directory: Directory
     hours: list[HistoryHour]
     subjects: dict[int, str]
     subscriptions: list[Subscription]
@@ -166,11 +174,31 @@ class HistoryReader(DataSourceReader):
     def __init__(self, options: Options, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
+        self._conditions: list[Condition] = []
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        return take(_FILTERED, filters, self._conditions)
 
     def partitions(self) -> list[HistoryTask]:
-        directory = open_directory(self._options.root)
+        directories = open_directories(self._options.root)
+        wanted = self._wanted()
+        if wanted is not None and len(directories) > 1:
+            raise InputError(
+                "the option hours of delayhistory is for one shard: give its directory"
+            )
+        directories = [
+            one for one in directories if within(self._conditions, one.shard) is not None
+        ]
+        each = max(1, self._options.partitions // max(1, len(directories)))
+        tasks: list[HistoryTask] = []
+        for directory in directories:
+            tasks += self._tasks(directory, wanted, each)
+        return tasks
+
+    def _tasks(
+        self, directory: Directory, wanted: list[WantedHour] | None, partitions: int
+    ) -> list[HistoryTask]:
         with directory.catalog() as catalog:
-            wanted = self._wanted()
             if wanted is None:
                 retired = retired_hours(catalog, directory.files)
                 wanted = [WantedHour(one.hour, *one.extent, one.count) for one in retired]
@@ -178,16 +206,17 @@ class HistoryReader(DataSourceReader):
             hours = [HistoryHour(one, _as_wanted(one, states.get(one.hour))) for one in wanted]
             return [
                 HistoryTask(
+                    directory,
                     some,
                     read_subjects(catalog),
                     list(read_subscriptions(catalog).values()),
-                    read_names(catalog),
+                    read_names(catalog, directory.shard),
                     read_checkpoint(catalog),
                 )
                 for some in share(
                     hours,
                     [one.schedule_bytes + one.dispatch_bytes for one in wanted],
-                    self._options.partitions,
+                    partitions,
                 )
             ]
 
@@ -204,16 +233,16 @@ class HistoryReader(DataSourceReader):
         """All rows of a task's hours."""
         if not isinstance(partition, HistoryTask):
             return  # Spark's own partition, where there is nothing to read.
-        history = _History(open_directory(self._options.root), partition, self._schema)
+        history = _History(partition, self._schema)
         for hour in partition.hours:
             try:
                 yield from history.read(hour)
             except DamageError as error:
                 if CORRUPT not in self._schema.names:
                     raise
-                yield self._damaged(hour.wanted.hour, error)
+                yield self._damaged(partition.directory, hour.wanted.hour, error)
 
-    def _damaged(self, hour: int, error: DamageError) -> pa.RecordBatch:
+    def _damaged(self, directory: Directory, hour: int, error: DamageError) -> pa.RecordBatch:
         damage = Damage(
             error.path,
             error.offset,
@@ -223,7 +252,8 @@ class HistoryReader(DataSourceReader):
             first_seq=error.first_seq,
             last_seq=error.last_seq,
         )
-        return batch_of_damage(damage, self._schema, hour=hour)
+        named = directory.named(damage)
+        return batch_of_damage(named, self._schema, shard=directory.shard, hour=hour)
 
 
 def _as_wanted(wanted: WantedHour, state: HourState | None) -> HourState | None:
@@ -236,7 +266,8 @@ def _as_wanted(wanted: WantedHour, state: HourState | None) -> HourState | None:
 class _History:
     """From the files of an hour to Arrow batches."""
 
-    def __init__(self, directory: Directory, task: HistoryTask, schema: pa.Schema) -> None:
+    def __init__(self, task: HistoryTask, schema: pa.Schema) -> None:
+        directory = task.directory
         self._directory = directory
         self._task = task
         self._schema = schema
@@ -319,6 +350,7 @@ class _History:
             "seq": lambda: pa.array(rows["seq"].astype(np.int64)),
             "message_seq": lambda: pa.array(rows["message_seq"].astype(np.int64)),
             "hour": lambda: pa.array(np.full(len(rows), hour, np.int32)),
+            "shard": lambda: pa.array(np.full(len(rows), self._directory.shard, np.int32)),
             CORRUPT: lambda: pa.nulls(len(rows), CORRUPT_TYPE),
         }
         arrays = []

@@ -1,5 +1,8 @@
 """A data directory as readers find it: its stamp, what its catalog says, what is not filed yet.
 
+Of a directory of several shards each is opened by itself (`open_directories`): seqs and the numbers
+of subjects and subscriptions are each shard's own.
+
 Nothing is locked and nothing is written: a server may be running on the directory. Each read of the
 catalog is a transaction of its own and sees the newest commit, so the order of the reads matters:
 
@@ -16,7 +19,7 @@ segment and what is not filed. Threads: values.
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +38,7 @@ from storage.files import Files, OsFiles
 from storage.frame import Damage, Frame, Rows, unseal
 from storage.message_log import DIRECTORY as MESSAGES
 from storage.rows import HOUR_MS, MESSAGE_DTYPE, RecordKind, concatenate
+from storage.shards import read_shard_count, refuse_another, shard_directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,12 @@ class Directory:
     stamp: int
     shard: int = 0
     id_secret: bytes = bytes(ID_SECRET_BYTES)
+    prefix: str = ""
+    """What stands before the paths of its files where several shards are read together."""
+
+    def named(self, damage: Damage) -> Damage:
+        """The damage, with a path that tells whose it is."""
+        return replace(damage, path=f"{self.prefix}{damage.path}") if self.prefix else damage
 
     @property
     def files(self) -> OsFiles:
@@ -72,20 +82,37 @@ def open_directory(root: str) -> Directory:
     return Directory(root, identity.stamp, identity.shard, identity.id_secret)
 
 
+def open_directories(root: str) -> list[Directory]:
+    """A data directory, or all shards of one that has several, in their order. Raises what
+    `open_directory` raises, also for a shard that is not there."""
+    count = read_shard_count(OsFiles(root, readonly=True))
+    if count is None:
+        return [open_directory(root)]
+    found = []
+    for shard in range(count):
+        name = shard_directory(shard)
+        directory = replace(open_directory(f"{root}/{name}"), prefix=f"{name}/")
+        refuse_another(directory.root, directory.shard, shard)
+        found.append(directory)
+    return found
+
+
 def read_subscriptions(catalog: Catalog) -> dict[int, Subscription]:
     """Subscriptions by their numbers, deleted ones too."""
     known = (decode_subscription(value) for _, value in catalog.scan(Table.SUBSCRIPTIONS))
     return {subscription.id: subscription for subscription in known}
 
 
-def read_names(catalog: Catalog) -> Names:
-    """What the numbers in the logs stand for."""
-    return _names(read_subjects(catalog), read_subscriptions(catalog))
+def read_names(catalog: Catalog, shard: int) -> Names:
+    """What the numbers in the logs of a shard stand for."""
+    return _names(read_subjects(catalog), read_subscriptions(catalog), shard)
 
 
-def _names(subjects: Mapping[int, str], subscriptions: Mapping[int, Subscription]) -> Names:
+def _names(
+    subjects: Mapping[int, str], subscriptions: Mapping[int, Subscription], shard: int
+) -> Names:
     named = {number: subscription.name for number, subscription in subscriptions.items()}
-    return Names(name_table(subjects), name_table(named))
+    return Names(name_table(subjects), name_table(named), shard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +136,9 @@ class StatesSnapshot:
     damage: list[Damage] = field(default_factory=list)
     """Of the message log."""
 
-    @property
-    def names(self) -> Names:
-        """What the numbers in the logs stand for."""
-        return _names(self.subjects, self.subscriptions)
+    def names(self, shard: int) -> Names:
+        """What the numbers in the logs stand for, which are those of that shard."""
+        return _names(self.subjects, self.subscriptions, shard)
 
 
 def take_snapshot(files: Files, catalog: Catalog, *, stamp: int) -> StatesSnapshot:

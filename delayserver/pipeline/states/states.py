@@ -7,7 +7,10 @@ that nobody in particular is to have, or not yet, there is one row without a sub
 a row whose column `_corrupt` names it, and whose others are null. The table shows one moment, also
 beside a running server (`snapshot`).
 
-    partitions    how many tasks at most; 2 per processor of this machine
+Of a directory of several shards all are read, each at a moment of its own within the read; the
+column `shard` tells them apart.
+
+    partitions    how many tasks at most, but for one of each shard; 2 per processor of this machine
     now_ms        the moment for which it is judged what is due; by default that of the read
 
 Cost: about 1 µs per row; 80 bytes per row of the largest hour in each task.
@@ -36,7 +39,7 @@ from delayserver.pipeline.logs.columns import (
     batch_of_damage,
     lateness_columns,
 )
-from delayserver.pipeline.logs.filters import Condition, hours_of, mask, take
+from delayserver.pipeline.logs.filters import Condition, hours_of, mask, take, within
 from delayserver.pipeline.logs.logs import share
 from delayserver.pipeline.logs.options import Options, parse_options
 from delayserver.pipeline.states.hour_files import read_hour
@@ -50,7 +53,7 @@ from delayserver.pipeline.states.settlement import (
 from delayserver.pipeline.states.snapshot import (
     Directory,
     StatesSnapshot,
-    open_directory,
+    open_directories,
     take_snapshot,
 )
 from delayserver.pipeline.workers import spare_imports
@@ -98,6 +101,7 @@ DEFAULT_COLUMNS = (
     "problem",
     "seq",
     "message_seq",
+    "shard",
     CORRUPT,
 )
 
@@ -138,7 +142,7 @@ class StateHour:
 class StateTask(InputPartition):
     """What one task reads, and by what it judges."""
 
-    stamp: int
+    directory: Directory
     hours: list[StateHour]
     conditions: list[Condition]
     damage: list[Damage]
@@ -162,16 +166,30 @@ class StateReader(DataSourceReader):
         return take(COLUMNS, filters, self._conditions)
 
     def partitions(self) -> list[StateTask]:
-        directory = open_directory(self._options.root)
+        now_ms = self._options.number("now_ms", time.time_ns() // 1_000_000)
+        found = [
+            (directory, rest)
+            for directory in open_directories(self._options.root)
+            if (rest := within(self._conditions, directory.shard)) is not None
+        ]
+        each = max(1, self._options.partitions // max(1, len(found)))
+        tasks: list[StateTask] = []
+        for directory, rest in found:
+            tasks += self._tasks(directory, rest, now_ms, each)
+        return tasks
+
+    def _tasks(
+        self, directory: Directory, wanted: list[Condition], now_ms: int, partitions: int
+    ) -> list[StateTask]:
         with directory.catalog() as catalog:
             snapshot = take_snapshot(directory.files, catalog, stamp=directory.stamp)
-        now_ms = self._options.number("now_ms", time.time_ns() // 1_000_000)
-        hours = _hours(snapshot, hours_of(self._conditions).overlaps)
+        hours = _hours(snapshot, hours_of(wanted).overlaps)
         sizes = _sizes(directory.files, hours)
-        conditions = [condition.numbered(snapshot.names) for condition in self._conditions]
+        names = snapshot.names(directory.shard)
+        conditions = [condition.numbered(names) for condition in wanted]
         return [
             StateTask(
-                directory.stamp,
+                directory,
                 some,
                 conditions,
                 snapshot.damage if number == 0 else [],
@@ -180,16 +198,17 @@ class StateReader(DataSourceReader):
                 now_ms,
                 snapshot.subjects,
                 list(snapshot.subscriptions.values()),
-                snapshot.names,
+                names,
             )
-            for number, some in enumerate(share(hours, sizes, self._options.partitions))
+            for number, some in enumerate(share(hours, sizes, partitions))
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """What became of the hours of a task."""
         spare_imports()
-        assert isinstance(partition, StateTask)
-        directory = Directory(self._options.root, partition.stamp)
+        if not isinstance(partition, StateTask):
+            return  # Spark's own partition, where there is nothing to read.
+        directory = partition.directory
         batches = BatchBuilder(COLUMNS, self._schema, partition.names)
         damage = list(partition.damage)
         for hour in partition.hours:
@@ -198,9 +217,10 @@ class StateReader(DataSourceReader):
                 yield from batches.add(rows if keep.all() else select(rows, keep))
             yield from batches.rest()
         if not partition.conditions and CORRUPT in self._schema.names:
-            yield from (batch_of_damage(found, self._schema) for found in damage)
+            for found in map(directory.named, damage):
+                yield batch_of_damage(found, self._schema, shard=directory.shard)
         elif damage and not partition.conditions:
-            raise damage[0].error()
+            raise directory.named(damage[0]).error()
 
 
 def _hours(snapshot: StatesSnapshot, wanted: Callable[[int, int], bool]) -> list[StateHour]:
@@ -233,7 +253,7 @@ def _settle(
         hour.number,
         hour.state,
         hour.unfiled,
-        stamp=task.stamp,
+        stamp=directory.stamp,
         checkpoint_seq=task.checkpoint_seq,
     )
     if found and hour.state.length and _was_deleted(directory, hour.number):

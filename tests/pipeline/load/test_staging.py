@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from delayserver.errors import InputError
 from delayserver.pipeline.load import staging
-from delayserver.pipeline.load.staging import BODY, DUE, HEADERS, KEY, SUBJECT, Stager, StagingPlan
+from delayserver.pipeline.load.staging import (
+    BODY,
+    DUE,
+    HEADERS,
+    KEY,
+    SUBJECT,
+    Stager,
+    StagingPlan,
+    StagingTarget,
+)
 from delayserver.records.ids import KeyHasher
 from delayserver.records.message import Content, Payload, check_headers, check_key, encode_payload
 from delayserver.times import TIME_MS_MAX, parse_time_ms
@@ -39,6 +48,7 @@ OUTCOME = pa.schema(
         ("reason", pa.string()),
         ("due", pa.string()),
         ("body", pa.string()),
+        ("shard", pa.int32()),
     ]
 )
 Row = tuple[str | None, Any, str | None, Any, str | None]
@@ -49,13 +59,10 @@ def plan(root: Path, **changes: Any) -> StagingPlan:
     return StagingPlan(
         **{
             "import_id": "imp",
-            "data_dir": str(root),
-            "stamp": STAMP,
-            "id_secret": SECRET,
+            "targets": (StagingTarget(str(root), STAMP, SECRET, SUBJECTS),),
             "now_ms": NOW_MS,
             "delay_max_ms": DELAY_MAX_MS,
             "body_max_bytes": BODY_MAX_BYTES,
-            "subjects": SUBJECTS,
             "subject": None,
             "has_key": True,
             "has_headers": True,

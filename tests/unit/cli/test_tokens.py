@@ -6,6 +6,7 @@ import pytest
 
 from delayserver.security.tokens import TokenFile, TokenTable
 from storage.files import OsFiles
+from storage.shards import fix_shard_count
 
 
 def table(directory):
@@ -95,3 +96,14 @@ def test_the_commands_say_what_they_do(cli):
     for name in ("create", "list", "revoke"):
         assert name in shown
         assert "$ delayserver token" in cli.run("token", name, "--help").stdout
+
+
+def test_tokens_of_one_shard_are_refused(cli, tmp_path):
+    fix_shard_count(OsFiles(str(tmp_path)), 2)
+    (tmp_path / "shard-0001").mkdir()
+    create = ("token", "create", "shop", "--scope", "admin", "--data-dir")
+    result = cli.run(*create, str(tmp_path / "shard-0001"))
+    assert result.exit_code == 1
+    assert f"give {tmp_path}" in " ".join(result.stderr.split())
+    assert cli.run(*create, str(tmp_path)).exit_code == 0
+    assert (tmp_path / "TOKENS").is_file()
