@@ -225,8 +225,10 @@ class SimulatedServer(Shard):
         observer: Observer,
         *,
         quick: Callable[[], bool] = lambda: False,
+        shard: int = 0,
     ) -> None:
-        """Recover what is on the disk. `quick`: whether the committer would be at that moment.
+        """Recover what is on the disk. `quick`: whether the committer would be at that moment;
+        `shard`: which of several it is.
 
         Raises StorageError."""
         self.observer = observer
@@ -242,6 +244,7 @@ class SimulatedServer(Shard):
             monotonic=clock.monotonic_s,
             random_bytes=rng.randbytes,
             random=rng.random,
+            shard=shard,
             message_log=partial(_ObservedLog, observer),
             replay=partial(_ObservedReplay, observer),
             settler=partial(_ObservedSettler, observer),

@@ -38,6 +38,7 @@ class Store:
         self.root = str(root)
         self.settings = Settings(**{"segment_bytes": 1 << 16, **settings})
         self.clock = SimulatedClock(START_MS)
+        self._shard = shard
         self._catalog_path = str(root / CATALOG_DIRECTORY)
         self._rng = random.Random(7 + shard)
         files = OsFiles(self.root)
@@ -48,7 +49,13 @@ class Store:
     def _start(self) -> SimulatedServer:
         self._catalog = LmdbCatalog(self._catalog_path, max_bytes=1 << 26)
         return SimulatedServer(
-            self.settings, OsFiles(self.root), self._catalog, self.clock, self._rng, Observer()
+            self.settings,
+            OsFiles(self.root),
+            self._catalog,
+            self.clock,
+            self._rng,
+            Observer(),
+            shard=self._shard,
         )
 
     def stop(self) -> None:

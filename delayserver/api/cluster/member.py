@@ -10,6 +10,7 @@ from delayserver.api.cluster.front import Front, OneByOne
 from delayserver.api.cluster.link import Links, ShardPlace
 from delayserver.api.cluster.local import Handler, Local
 from delayserver.api.cluster.routed import RoutedHot
+from delayserver.api.cluster.router import Router
 from delayserver.api.hot.asgi import Asgi
 from delayserver.server.calls import Calls
 
@@ -22,9 +23,10 @@ class Member:
         self.links = links = Links(place)
         hot.link(links)
         batches = Batches(calls, hot, links)
+        router = Router(links, calls.settings)
         internal: list[Handler] = [batches.answer_part]
         self._local = Local(hot, path, internal)
-        self.front = Front(hot, path, [OneByOne(links).answer, batches.answer])
+        self.front = Front(hot, path, [OneByOne(links).answer, batches.answer, router.answer])
 
     async def begin(self, port: int) -> None:
         """Be there for the others. `port`: where this shard alone is reached."""

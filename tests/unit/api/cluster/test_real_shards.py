@@ -88,8 +88,7 @@ def test_a_message_is_the_same_through_every_process(shards: RealShards) -> None
         assert put.status == 200
         assert header(put, b"location").decode() == f"/v1/messages/{decoded(put)['id']}"
         assert decoded(shards.ask("DELETE", paths[1], entered=1))["state"] == "cancelled"
-        found = [shards.get(path, entered=2)["state"] for path in paths[1:]]
-        assert found == ["cancelled"]
+        assert shards.get(paths[1], entered=2)["state"] == "cancelled"
 
 
 @pytest.mark.parametrize("message_id", ["none", UNKNOWN_ID, "ffff" + "0" * 32, "0001" + "0" * 32])

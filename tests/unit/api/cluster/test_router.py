@@ -171,8 +171,10 @@ def test_parts_that_are_refused_for_other_reasons_say_so_each() -> None:
     body = msgspec.json.encode({"ids": [IDS[n] for n in range(COUNT)], "keys": keys})
     peers = ToldPeers(COUNT, lambda n, call: forbidden if n == 1 else AWAY)
     found = body_of(peers.route(PeerCall("POST", "/v1/messages/cancel", body=body)))["results"]
-    assert [one["error"] for one in found[:3]] == ["shard 1 is starting", "no"] + [
-        "shard 1 is starting"
+    assert [one["error"] for one in found[:3]] == [
+        "shard 1 is starting",
+        "no",
+        "shard 1 is starting",
     ]
     assert (found[4]["subject"], found[4]["key"], found[4]["id"]) == ("orders", "k", None)
 
@@ -226,7 +228,7 @@ def refusing(errors: dict[int, DelayServerError], document: Any) -> Any:
 
 FORBIDDEN = AccessError("not this one", authenticated=True)
 MISSING = NotFoundError("nobody")
-EMPTY_PAGE = {"items": [], "places": [], "following": None, "limit": 5}
+EMPTY_PAGE: dict[str, Any] = {"items": [], "places": [], "following": None, "limit": 5}
 
 
 @pytest.mark.parametrize(
