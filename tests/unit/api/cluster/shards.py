@@ -88,7 +88,7 @@ class RealShards:
             files = OsFiles(str(data_dir))
             open_identity(files, random_bytes=_not_random(shard), shard=shard)
             made = Settings(data_dir=data_dir, **settings)
-            server = Server(made, fatal=_fail)
+            server = Server(made, fatal=_fail, shard=shard)
             self._servers.append(server)
             self._apps.append(make_app(server.calls)[0])
             self.routers.append(Router(_PeersOf(self, shard), made))
