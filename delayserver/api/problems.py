@@ -70,7 +70,7 @@ class ProblemDocument(msgspec.Struct, omit_defaults=True):
     ] = None
     outcome: Annotated[
         str,
-        msgspec.Meta(description="with 503: `unknown` if the call may have had its effect"),
+        msgspec.Meta(description="`unknown` if the call, or a part of it, may have had its effect"),
     ] = ""
 
 

@@ -37,6 +37,8 @@ from storage.errors import StorageError
 PART_PATH = "/internal/batch"
 _TRY_AGAIN = frozenset({429, 503, 504, 507})
 """What a repetition may mend."""
+_NOT_IN_TIME = 504
+"""Accepted: it may become durable."""
 _JSON_FIELDS = ((b"content-type", JSON),)
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -158,15 +160,31 @@ def _joined(count: int, parts: list[list[int]], answers: list[PeerAnswer]) -> Pe
     problem = _read_problem(worst.body)
     problem.errors = _errors(parts, answers) or None
     accepted = sum(one is not None for one in ids)
-    if accepted:
+    if not accepted:
+        problem.ids = _accepted(count, parts, answers) if worst.status == _NOT_IN_TIME else None
+    else:
         problem.ids = ids
         problem.detail += (
             f" ({accepted} of {len(ids)} messages are durable nevertheless, `ids` names them: a "
             "batch is all or none in each shard, and may be repeated as a whole under its keys)"
         )
-    if any(_read_problem(one.body).outcome for one in refusals):
+    if any(_is_unknown(one) for one in refusals):
         problem.outcome = "unknown"
     return worst._replace(body=msgspec.json.encode(problem))
+
+
+def _is_unknown(refusal: PeerAnswer) -> bool:
+    return refusal.status == _NOT_IN_TIME or bool(_read_problem(refusal.body).outcome)
+
+
+def _accepted(count: int, parts: list[list[int]], answers: list[PeerAnswer]) -> list[str | None]:
+    """The ids of what may become durable, as the caller counts them."""
+    ids: list[str | None] = [None] * count
+    for which, answer in zip(parts, answers, strict=True):
+        if answer.status == _NOT_IN_TIME:
+            for index, message_id in zip(which, _read_problem(answer.body).ids or (), strict=True):
+                ids[index] = message_id
+    return ids
 
 
 def _errors(parts: list[list[int]], answers: list[PeerAnswer]) -> list[FieldError]:

@@ -236,7 +236,7 @@ class Router:
         answers = await self._ask(calls)
         refusals = [one for one in answers.values() if one.status != 200]
         if len(refusals) == len(answers) and len({one.status for one in refusals}) == 1:
-            return refusals[0]
+            return max(refusals, key=_is_unknown)
         results: list[Any] = [
             *(CancelResultDocument(id=text) for text in request.ids),
             *(CancelResultDocument(subject=one.subject, key=one.key) for one in request.keys),
@@ -393,12 +393,16 @@ class Router:
         refused_by = self._refusal(answers, passed_over)
         if refused_by is None:
             return _json(encode(counts))
-        if not done:
+        is_unknown = any(map(_is_unknown, answers.values()))
+        if not done and is_unknown == _is_unknown(refused_by):
             return refused_by
         shards = ", ".join(map(str, done))
         what = ", ".join(f"{name}: {count}" for name, count in counts.items())
         problem = msgspec.json.decode(refused_by.body)
-        problem["detail"] += f"; it is done in shard {shards} ({what}), and may be asked again"
+        if done:
+            problem["detail"] += f"; it is done in shard {shards} ({what}), and may be asked again"
+        if is_unknown:
+            problem["outcome"] = "unknown"
         return _answer(
             refused_by.status,
             encode(problem),
@@ -500,6 +504,11 @@ def _with_shard(item: msgspec.Raw, shard: int) -> msgspec.Raw:
 def _detail(answer: PeerAnswer) -> str:
     """What a problem document says."""
     return str(msgspec.json.decode(answer.body)["detail"])
+
+
+def _is_unknown(answer: PeerAnswer) -> bool:
+    """Whether nobody knows what became of the call."""
+    return answer.status >= 400 and msgspec.json.decode(answer.body).get("outcome") == "unknown"
 
 
 def _json(body: bytes) -> PeerAnswer:

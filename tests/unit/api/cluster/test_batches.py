@@ -18,7 +18,7 @@ from delayserver.api.cluster.peers import PeerAnswer, PeerCall
 from delayserver.api.hot.paths import BATCH_PATH
 from delayserver.decisions.delayed_produce import Level
 from delayserver.decisions.new_messages import PublishBatch
-from delayserver.errors import KeyConflictError, OverloadedError, ShardAwayError
+from delayserver.errors import AckTimeoutError, KeyConflictError, OverloadedError, ShardAwayError
 from delayserver.records.sharding import shard_of
 from tests.unit.api.hot.test_publish import Machine
 
@@ -156,6 +156,26 @@ def test_what_no_repetition_mends_is_said_first() -> None:
     answer = world.publish([item(key) for key in keys])
     assert answer.status == 409
     assert json.loads(answer.body)["ids"][1:] == [None, None]
+
+
+def test_what_was_not_durable_in_time_may_become_so() -> None:
+    """A part that was refused for good hides it, else."""
+    world = World()
+    keys = [keys_of(shard, 1)[0] for shard in (1, 2)]
+    late = world.refusals[1] = AckTimeoutError("not durable in time", ["the id"])
+    world.refusals[2] = late
+    problem = json.loads(world.publish([item(keys[1]), item(keys[0])]).body)
+    assert (problem["status"], problem["outcome"]) == (504, "unknown")
+    assert problem["ids"] == ["the id", "the id"]
+    world.refusals[2] = KeyConflictError("other content", "scheduled")
+    problem = json.loads(world.publish([item(keys[1]), item(keys[0])]).body)
+    assert (problem["status"], problem["outcome"]) == (409, "unknown")
+    assert "ids" not in problem or problem["ids"] is None
+    # The ids are those of the whole batch, and of what is durable alone.
+    del world.refusals[2]
+    problem = json.loads(world.publish([item(keys[1]), item(keys[0])]).body)
+    assert (problem["status"], problem["outcome"]) == (504, "unknown")
+    assert [one is None for one in problem["ids"]] == [False, True]
 
 
 def test_errors_name_messages_as_the_caller_counts_them() -> None:

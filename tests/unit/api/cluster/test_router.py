@@ -9,7 +9,13 @@ import pytest
 
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall
 from delayserver.api.documents import PLACES_HEADER
-from delayserver.errors import AccessError, ConflictError, DelayServerError, NotFoundError
+from delayserver.errors import (
+    AccessError,
+    ConflictError,
+    DelayServerError,
+    NotFoundError,
+    ShardAwayError,
+)
 from delayserver.records.sharding import shard_of, shard_of_heartbeat
 from delayserver.security.tokens import Caller, Token
 from tests.unit.api.cluster.shards import AWAY, ToldPeers, document_answer, problem_answer_of
@@ -177,6 +183,26 @@ def test_parts_that_are_refused_for_other_reasons_say_so_each() -> None:
         "shard 1 is starting",
     ]
     assert (found[4]["subject"], found[4]["key"], found[4]["id"]) == ("orders", "k", None)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        PeerCall("POST", "/v1/messages/cancel", body=msgspec.json.encode({"ids": IDS[:COUNT]})),
+        PeerCall("POST", "/v1/events/k"),
+        PeerCall("POST", "/v1/subscriptions/s/dead-letters/redrive"),
+    ],
+)
+@pytest.mark.parametrize("unknown", range(COUNT))
+def test_what_may_have_been_done_in_one_is_not_answered_as_not_done(
+    call: PeerCall, unknown: int
+) -> None:
+    """Whichever shard it is, and though the others have surely not done it."""
+    lost = problem_answer_of(ShardAwayError(unknown, is_unknown=True))
+    answer = ToldPeers(COUNT, lambda n, call: lost if n == unknown else AWAY).route(call)
+    assert answer is not None and answer.status == 503
+    assert body_of(answer)["outcome"] == "unknown"
+    assert dict(answer.headers)[b"retry-after"]
 
 
 def hour(number: int) -> dict[str, Any]:
