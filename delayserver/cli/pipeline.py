@@ -32,8 +32,7 @@ HELP = """Jobs on Apache Spark: what looks at millions of messages at once.
 
 They read the files of a data directory, also beside a running server. Spark needs Java 17 or
 newer, and the extra `spark` of this package."""
-
-pipeline_app = typer.Typer(help=help_text(HELP), no_args_is_help=True)
+_GROUP = "pipeline"
 
 MasterOption = Annotated[
     str,
@@ -54,11 +53,6 @@ ConfOption = Annotated[
         rich_help_panel="Spark",
     ),
 ]
-
-
-@pipeline_app.callback()
-def _root() -> None:
-    pass
 
 
 ServerOption = Annotated[
@@ -83,17 +77,32 @@ ParquetOption = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.add_typer(pipeline_app, name="pipeline")
+    group = group_of(app)
     examples = (
         "pipeline audit --data-dir data",
         "pipeline audit --data-dir data --html audit.html --json audit.json",
     )
-    pipeline_app.command("audit", help=help_text(audit.__doc__, *examples))(audit)
+    group.command("audit", help=help_text(audit.__doc__, *examples))(audit)
     examples = (
         "pipeline forecast --data-dir data",
         "pipeline forecast --days 30 --html coming.html",
     )
-    pipeline_app.command("forecast", help=help_text(forecast.__doc__, *examples))(forecast)
+    group.command("forecast", help=help_text(forecast.__doc__, *examples))(forecast)
+
+
+def group_of(app: typer.Typer) -> typer.Typer:
+    """The commands of the pipeline, to which several modules add theirs."""
+    for known in app.registered_groups:
+        if known.name == _GROUP and known.typer_instance is not None:
+            return known.typer_instance
+    group = typer.Typer(help=help_text(HELP), no_args_is_help=True)
+    app.add_typer(group, name=_GROUP)
+    group.callback()(_root)
+    return group
+
+
+def _root() -> None:
+    pass
 
 
 def audit(

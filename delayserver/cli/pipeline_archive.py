@@ -19,9 +19,9 @@ from delayserver.cli.pipeline import (
     JsonFileOption,
     MasterOption,
     ServerOption,
+    group_of,
     is_stdout,
     job,
-    pipeline_app,
     print_parts,
     write_document,
 )
@@ -43,7 +43,7 @@ _UNKEPT = (
 
 def register(app: typer.Typer) -> None:
     """Add the command to those of the pipeline."""
-    pipeline_app.command("archive", help=help_text(archive.__doc__, *_EXAMPLES))(archive)
+    group_of(app).command("archive", help=help_text(archive.__doc__, *_EXAMPLES))(archive)
 
 
 def archive(

@@ -18,7 +18,7 @@ import typer
 
 from delayserver.cli.operations import DataDirOption
 from delayserver.cli.output import help_text
-from delayserver.cli.pipeline import ConfOption, MasterOption, job, pipeline_app
+from delayserver.cli.pipeline import ConfOption, MasterOption, group_of, job
 from delayserver.errors import InputError
 from delayserver.times import format_time, parse_duration_ms
 
@@ -39,7 +39,7 @@ _EXAMPLES = (
 
 def register(app: typer.Typer) -> None:
     """Add the command to those of the pipeline."""
-    pipeline_app.command("lateness", help=help_text(lateness.__doc__, *_EXAMPLES))(lateness)
+    group_of(app).command("lateness", help=help_text(lateness.__doc__, *_EXAMPLES))(lateness)
 
 
 def lateness(

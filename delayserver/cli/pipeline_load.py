@@ -20,9 +20,9 @@ from delayserver.cli.pipeline import (
     ConfOption,
     MasterOption,
     ServerOption,
+    group_of,
     job,
     job_errors,
-    pipeline_app,
 )
 from delayserver.cli.session import URL_DEFAULT, JsonOption, TokenOption
 
@@ -139,7 +139,7 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Check all rows, a
 
 def register(app: typer.Typer) -> None:
     """Add the command to those of the pipeline."""
-    pipeline_app.command("load", help=help_text(load.__doc__, *_EXAMPLES))(load)
+    group_of(app).command("load", help=help_text(load.__doc__, *_EXAMPLES))(load)
 
 
 def load(

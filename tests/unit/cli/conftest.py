@@ -8,7 +8,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from delayserver.cli import make_app
+from delayserver.cli import make_app, modules_of
 
 
 @dataclass
@@ -25,8 +25,9 @@ class Cli:
         self.answers.append(httpx.Response(status, json=document, headers=headers))
 
     def run(self, *arguments: str, stdin: str | None = None) -> Result:
-        """One command."""
-        return CliRunner().invoke(make_app(), list(arguments), input=stdin, obj=self._client)
+        """One command, with the modules that the command line imports for it."""
+        app = make_app(modules_of(list(arguments)))
+        return CliRunner().invoke(app, list(arguments), input=stdin, obj=self._client)
 
     @property
     def asked(self) -> tuple[str, str, Any]:

@@ -181,6 +181,13 @@ def test_each_module_adds_the_commands_that_are_known_of_it():
         assert set(app.commands) == {name for module in modules for name in COMMANDS[module]}
 
 
+def test_a_command_line_has_each_command_once_however_many_were_made():
+    for _ in range(2):
+        (pipeline,) = (one for one in make_app().registered_groups if one.name == "pipeline")
+        names = [command.name for command in pipeline.typer_instance.registered_commands]
+        assert sorted(names) == ["archive", "audit", "forecast", "lateness", "load"]
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(cli, monkeypatch, shell):
     monkeypatch.setenv("_DELAYSERVER_COMPLETE", f"source_{shell}")
