@@ -184,7 +184,8 @@ def test_each_module_adds_the_commands_that_are_known_of_it():
 def test_a_command_line_has_each_command_once_however_many_were_made():
     for _ in range(2):
         (pipeline,) = (one for one in make_app().registered_groups if one.name == "pipeline")
-        names = [command.name for command in pipeline.typer_instance.registered_commands]
+        assert pipeline.typer_instance is not None
+        names = [str(command.name) for command in pipeline.typer_instance.registered_commands]
         assert sorted(names) == ["archive", "audit", "forecast", "lateness", "load"]
 
 
