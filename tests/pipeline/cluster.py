@@ -1,73 +1,66 @@
-"""Servers of the shards of a directory, each a process, and an address that hands calls on.
+"""The shards of a directory as processes, each with an address of its own.
 
-The calls of a load and of an archive name their shard; that is all that is handed on here.
+    python -m tests.pipeline.cluster SHARD COUNT DIR SOCKETS serve …     one of them
+
+A supervisor gives all of them one address; here a test says which one it comes in at. What belongs
+to another shard goes there over the links, as it does behind a supervisor.
 """
 
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import os
+import sys
+import tempfile
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
-import httpx
-
+from delayserver.api import process
+from delayserver.api.cluster.link import ShardPlace
+from delayserver.cli import main
 from storage.files import OsFiles
 from storage.shards import read_shard_count, shard_directory
-from tests.integration.api_support import ApiServer
+from tests.integration.api_support import ApiServer, wait_until
 
 
 class Cluster:
-    """Servers of the shards of one directory, and an address that hands calls on."""
+    """Servers of the shards of one directory."""
 
     def __init__(self, root: Path, **settings: object) -> None:
         """On the directory `data` in `root`, which was made before."""
         self.data_dir = root / "data"
         count = read_shard_count(OsFiles(str(self.data_dir)))
         assert count is not None
+        # Not below `root`: the path of a Unix socket is short.
+        self._sockets = tempfile.TemporaryDirectory()
         self.shards: list[ApiServer] = []
         for shard in range(count):
             (root / f"log{shard}").mkdir()
             server = ApiServer(root / f"log{shard}", **settings)
             server.data_dir = server.process.data_dir = self.data_dir / shard_directory(shard)
-            server.start()
+            place = (str(shard), str(count), str(self.data_dir), self._sockets.name)
+            server.process.program = ("-m", __spec__.name, *place)
+            server.launch()
             self.shards.append(server)
-        cluster = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def handle_any(self) -> None:
-                body = self.rfile.read(int(self.headers.get("content-length", 0)))
-                address = urlsplit(self.path)
-                shard = int(parse_qs(address.query)["shard"][0])
-                if self.command == "POST":
-                    # The shard knows its own directory alone.
-                    below = f'"{shard_directory(shard)}/'.encode()
-                    assert below in body
-                    body = body.replace(below, b'"')
-                answer = httpx.request(
-                    self.command,
-                    f"{cluster.shards[shard].base_url}".rstrip("/") + self.path,
-                    content=body,
-                    headers={"content-type": "application/json"},
-                    timeout=30,
-                )
-                self.send_response(answer.status_code)
-                self.send_header("content-type", answer.headers["content-type"])
-                self.send_header("content-length", str(len(answer.content)))
-                self.end_headers()
-                self.wfile.write(answer.content)
-
-            do_GET = do_PUT = do_POST = handle_any
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        for server in self.shards:
+            server.process.wait_ready()
+            wait_until(lambda one=server: one.get("/v1/stats").status_code == 200)  # type: ignore[misc]
+        self.url = self.shards[0].process.url
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
         for server in self.shards:
             server.shut_down()
+        self._sockets.cleanup()
+
+
+def serve_shard() -> None:
+    """What the command `serve` does, as one shard of several."""
+    shard, count, data_dir, sockets = sys.argv[1:5]
+    del sys.argv[1:5]
+    place = ShardPlace(int(shard), int(count), Path(data_dir), Path(sockets))
+    # The end of standard input would be that of the supervisor.
+    read, _ = os.pipe()
+    os.dup2(read, sys.stdin.fileno())
+    serve = process.serve
+    process.serve = lambda settings: serve(settings, place)  # type: ignore[assignment,misc]
+    main()
+
+
+if __name__ == "__main__":
+    serve_shard()
