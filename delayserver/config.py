@@ -244,6 +244,12 @@ class Settings(BaseSettings):
         return 5 * min(self.file_ms, self.checkpoint_ms)
 
     @property
+    def kept_ms(self) -> int:
+        """A settled hour is kept so long after its end: its keys go with it, so not before the
+        dedupe window of what fell due last has passed."""
+        return max(self.retention_ms, self.dedupe_window_ms)
+
+    @property
     def on_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
         if self.host == "localhost":

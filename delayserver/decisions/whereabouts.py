@@ -27,7 +27,7 @@ class Whereabouts:
     def __init__(
         self, settings: Settings, catalog: Catalog, groups: Groups, wheel: Wheel, hours: Hours
     ) -> None:
-        self._retention_ms = settings.retention_ms
+        self._kept_ms = settings.kept_ms
         self._catalog = catalog
         self._groups = groups
         self._wheel = wheel
@@ -55,7 +55,7 @@ class Whereabouts:
         return (
             state is not None
             and state.first_seq <= entry.seq
-            and not state.is_over(entry.hour, now_ms, self._retention_ms)
+            and not state.is_over(entry.hour, now_ms, self._kept_ms)
         )
 
 

@@ -236,7 +236,7 @@ class Shard(ABC):
             file_ms=settings.file_ms,
             checkpoint_ms=settings.checkpoint_ms,
             checkpoint_bytes=settings.checkpoint_bytes,
-            retention_ms=settings.retention_ms,
+            retention_ms=settings.kept_ms,
             archive=settings.archive,
             file_bytes_max=settings.group_max_bytes,
             on_deleted=self._on_deleted,
