@@ -9,6 +9,7 @@ to another shard goes there over the links, as it does behind a supervisor.
 import os
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from delayserver.api import process
@@ -38,15 +39,24 @@ class Cluster:
             server.process.program = ("-m", __spec__.name, *place)
             server.launch()
             self.shards.append(server)
-        for server in self.shards:
-            server.process.wait_ready()
-            wait_until(lambda one=server: one.get("/v1/stats").status_code == 200)  # type: ignore[misc]
+        try:
+            for server in self.shards:
+                server.process.wait_ready()
+                wait_until(partial(_is_linked, server))
+        except BaseException:
+            self.close()
+            raise
         self.url = self.shards[0].process.url
 
     def close(self) -> None:
         for server in self.shards:
             server.shut_down()
         self._sockets.cleanup()
+
+
+def _is_linked(server: ApiServer) -> bool:
+    """Whether all others can be asked through it."""
+    return server.get("/v1/stats").status_code == 200
 
 
 def serve_shard() -> None:

@@ -27,7 +27,9 @@ class Machine:
     def __init__(self) -> None:
         self.disk, self.catalog, self.clock = SimulatedFiles(), MemoryCatalog(), SimulatedClock()
         self.start()
-        self.server.engine.subscribing.put_subscription(subscription(1, subject="order", type="webhook"))
+        self.server.engine.subscribing.put_subscription(
+            subscription(1, subject="order", type="webhook")
+        )
         self.server.rest()
 
     def start(self) -> None:

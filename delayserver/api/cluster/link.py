@@ -110,6 +110,8 @@ class Links:
         self._directory = place.sockets
         self._application: Application
         self._links: dict[int, _Link] = {}
+        self._open: set[_Link] = set()
+        """Those over which the other has not said yet who it is, too."""
         self._heard: dict[str, Heard] = {}
         self._changed: list[Changed] = []
         self._connecting: list[asyncio.Task[None]] = []
@@ -135,9 +137,9 @@ class Links:
             task.cancel()
         if self._server is not None:
             self._server.close()
-        for link in list(self._links.values()):
-            link.close()
         await asyncio.gather(*self._connecting, return_exceptions=True)
+        for link in list(self._open):
+            link.close()
 
     def _path(self, shard: int) -> Path:
         return self._directory / f"{shard}"
@@ -152,6 +154,10 @@ class Links:
                 await ended.wait()
             await asyncio.sleep(RETRY_S)
 
+    def opened(self, link: "_Link") -> None:
+        """There is a connection, over which nothing was said yet."""
+        self._open.add(link)
+
     def joined(self, link: "_Link", shard: int, port: int) -> None:
         """A link may be used: the other has said who it is."""
         assert 0 <= shard < self.count and shard != self.own, shard
@@ -164,8 +170,11 @@ class Links:
         for changed in self._changed:
             changed(shard, True)
 
-    def left(self, link: "_Link", shard: int) -> None:
-        """A link has ended, or never began."""
+    def left(self, link: "_Link", shard: int | None) -> None:
+        """A link has ended, or never began; None: it is not known whose it was."""
+        self._open.discard(link)
+        if shard is None:
+            return
         if self._links.get(shard) is link:
             del self._links[shard], self.ports[shard]
             log.debug("unlinked", shard=shard)
@@ -341,6 +350,7 @@ class _Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         links = self._links
+        links.opened(self)
         self.put([LinkItem.HELLO.value, VERSION, links.own, links.count, links.ports[links.own]])
 
     def data_received(self, data: bytes) -> None:
@@ -407,9 +417,9 @@ class _Link(asyncio.Protocol):
         shard = self._other if self._other is not None else self._expected
         calls, self._calls = self._calls, {}
         ones, self._ones = self._ones, {}
+        self._links.left(self, shard)
         if shard is None:
             return
-        self._links.left(self, shard)
         unknown = problem_answer(ShardAwayError(shard, is_unknown=True))
         for told in calls.values():
             told(answer_of(unknown))

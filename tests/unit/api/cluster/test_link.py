@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
@@ -177,3 +178,18 @@ def test_one_of_another_server_is_not_let_in(directory: Path) -> None:
         assert shards[0].links.is_there(1)
 
     run(directory, test)
+
+
+def test_whoever_has_not_said_who_it_is_is_left_too(directory: Path) -> None:
+    async def test() -> None:
+        shard = Shard(1, directory)
+        await shard.begin()
+        reader, writer = await asyncio.open_unix_connection(str(directory / "1"))
+        assert await reader.read(1)  # The greeting.
+        await shard.links.close()
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+        writer.close()
+
+    asyncio.run(test())
