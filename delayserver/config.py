@@ -101,7 +101,10 @@ class Settings(BaseSettings):
         5 * MINUTE_MS, ge=0, description="a key stays taken this long after the due time"
     )
     retention_ms: int = Field(
-        DAY_MS, ge=0, description="a settled hour's files are kept this long after its end"
+        DAY_MS,
+        ge=0,
+        description="a settled hour's files are kept this long after its end, "
+        "and at least for the dedupe window",
     )
     archive: bool = Field(
         False, description="… and until it was archived (`pipeline archive`), however long that is"

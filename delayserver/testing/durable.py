@@ -8,7 +8,7 @@ Cost: about 10 µs per record. Threads: none.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -104,6 +104,15 @@ class DurableRecords(Observer):
         """Message → how often it was sent to each subscription."""
         self._latest_ms = 0
         """The latest moment that any life has seen."""
+
+    def holders(self, latest_ms: int, window_ms: int) -> Iterator[DurableMessage]:
+        """Messages whose key nobody else may have, so long after they were due; `latest_ms`: the
+        latest moment that anybody has seen."""
+        for seq in self._by_key.values():
+            message = self.messages[seq]
+            due_ms = self._entries[message.where[0]][0]
+            if not message.cancelled and due_ms + window_ms > latest_ms:
+                yield message
 
     def committed(self, rows: bytes, payload: bytes) -> None:
         self._apply(rows, payload)

@@ -63,7 +63,7 @@ class SimulatedClock:
     """A clock that somebody else moves, and the stopwatch beside it."""
 
     def __init__(self, now_ms: int = START_MS) -> None:
-        self.now_ms = now_ms
+        self.now_ms = self.latest_ms = now_ms
         self._passed_ms = 0
 
     def __call__(self) -> int:
@@ -80,12 +80,13 @@ class SimulatedClock:
     def move(self, by_ms: int) -> None:
         """Time passes."""
         assert by_ms >= 0, by_ms
-        self.now_ms += by_ms
+        self.set(by_ms)
         self._passed_ms += by_ms
 
     def set(self, by_ms: int) -> None:
         """Somebody sets the clock, ahead or (negative) back; no time passes."""
         self.now_ms += by_ms
+        self.latest_ms = max(self.latest_ms, self.now_ms)
 
 
 class Observer:

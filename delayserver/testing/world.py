@@ -83,7 +83,7 @@ class World:
             checkpoint_bytes=rng.choice((2000, 64 << 20)),
             lead_ms=rng.choice((1, 50, 1000, HOUR_MS // 2)),
             retention_ms=rng.choice((0, 0, 1000, 2 * HOUR_MS)),
-            dedupe_window_ms=rng.choice((0, 100, HOUR_MS)),
+            dedupe_window_ms=rng.choice((0, 100, 6 * HOUR_MS)),
             settle_sync_ms=rng.choice((0, 20, 100)),
             group_max_bytes=1 << 20,
             fire_rows_max=rng.choice((2, 10_000)),
@@ -141,10 +141,14 @@ class World:
             # The operator makes room, and the server is started again.
             self.counts["started on a full disk"] += 1
         except ExceptionGroup as errors:  # of timers
-            if errors.subgroup((Violation, ShortageError)) is None:
-                raise
             (first, *_) = errors.exceptions
-            raise Violation(f"in a timer: {first}") from errors
+            if errors.subgroup((Violation, ShortageError)) is not None:
+                raise Violation(f"in a timer: {first}") from errors
+            if not self.faults.struck or not all(
+                isinstance(error, StorageError) for error in errors.exceptions
+            ):
+                raise
+            self.counts["ended by a failed disk"] += 1
         except StorageError:
             if not self.faults.struck:
                 raise
@@ -448,6 +452,7 @@ class World:
         self.ledger.check_all_delivered(self.operators.faithful)
         self.operators.list_dead_letters()
         server.rest()
+        self._keep_keys()
         self._purge()
 
     def _redrive_what_dies_again(self) -> None:
@@ -489,16 +494,35 @@ class World:
             f"parked {engine.dispatcher.parked.count()}"
         )
 
+    def _keep_keys(self) -> None:
+        """Everything is settled and may be deleted, but for hours whose keys are still taken."""
+        engine = self._running.engine
+        self.clock.move(2 * HOUR_MS)
+        for _ in range(20):
+            self._purge_round()
+        for message in self.ledger.holders(self.clock.latest_ms, self.settings.dedupe_window_ms):
+            key_hash = engine.messages.key_hash(message.subject_id, message.payload.key)
+            holder = engine.publishing.holder_of_key(key_hash, self.clock.now_ms)
+            if holder is None or holder.seq != message.seq:
+                raise Violation(f"the key of {message.seq} was given up in its window (I3)")
+            entry = engine.messages.locate(message.seq, message.due_ms).entry
+            if not engine.whereabouts.is_known(entry, self.clock.now_ms):
+                raise Violation(f"a key is taken by {message.seq}, which nobody knows (I3)")
+            self.counts["keys that were kept"] += 1
+
+    def _purge_round(self) -> None:
+        self.clock.move(self.settings.checkpoint_ms)
+        self._running.tick()
+        self._running.rest()
+        if self.settings.archive:
+            self.operators.archive_all()
+
     def _purge(self) -> None:
         server, engine = self._running, self._running.engine
-        self.clock.move(4 * HOUR_MS)
+        self.clock.move(4 * HOUR_MS + self.settings.dedupe_window_ms)
         rounds_left = 200
         while rounds_left:
-            self.clock.move(self.settings.checkpoint_ms)
-            server.tick()
-            server.rest()
-            if self.settings.archive:
-                self.operators.archive_all()
+            self._purge_round()
             rounds_left -= 1
             if not server.replay.hours:
                 # A few more, for what they left to be deleted.

@@ -37,9 +37,10 @@ class Cluster:
             server.data_dir = server.process.data_dir = self.data_dir / shard_directory(shard)
             place = (str(shard), str(count), str(self.data_dir), self._sockets.name)
             server.process.program = ("-m", __spec__.name, *place)
-            server.launch()
             self.shards.append(server)
         try:
+            for server in self.shards:
+                server.launch()
             for server in self.shards:
                 server.process.wait_ready()
                 wait_until(partial(_is_linked, server))

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
+from delayserver.config import Settings
 from delayserver.decisions.events import Events
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.heartbeats import Heartbeats
@@ -810,6 +811,12 @@ def _with_all_hours(checkpoint: Any) -> Any:
 def what_is_due_soon_is_filed_by_day(patch: Patch) -> None:
     """I3: its hour is in the wheel already."""
     patch.setattr(Replay, "near_hour", lambda self, now_ms: now_ms // HOUR_MS - 48)
+
+
+@canary(Violation)
+def keys_go_with_an_hour_whose_retention_is_over(patch: Patch) -> None:
+    """I3: the message of one that is published again within the dedupe window comes twice."""
+    patch.setattr(Settings, "kept_ms", property(lambda self: self.retention_ms))
 
 
 @canary(DiskError)
