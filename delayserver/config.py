@@ -27,6 +27,7 @@ from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
 from delayserver.security.targets import TargetPolicy
 from delayserver.times import parse_duration_ms
 from storage.message_log import Durability
+from storage.shards import SHARDS_MAX
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -49,6 +50,13 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on (0: any free one)")
     data_dir: Path = Field(Path("data"), description="directory of all data of this server")
+    shards: int = Field(
+        1,
+        ge=1,
+        le=SHARDS_MAX,
+        description="processes that share the messages, one for each core; fixed when the directory"
+        " is made",
+    )
     durability: Durability = Field(
         Durability.FSYNC, description="fsync: survives power loss; os: survives kill -9 only"
     )
@@ -252,6 +260,19 @@ class Settings(BaseSettings):
         dedupe window of what fell due last has passed."""
         return max(self.retention_ms, self.dedupe_window_ms)
 
+    def of_shard(self, data_dir: Path) -> "Settings":
+        """The settings of one shard, which has its data in `data_dir`: what is a limit of the whole
+        server is divided."""
+        count = self.shards
+        least = {
+            "receiving_max_bytes": self.batch_max_bytes,
+            "unfiled_max_bytes": max(self.group_max_bytes, self.checkpoint_bytes),
+        }
+        divided = {
+            name: max(-(-getattr(self, name) // count), least.get(name, 1)) for name in _OF_ALL
+        }
+        return self.model_copy(update={**divided, "data_dir": data_dir, "shards": 1})
+
     @property
     def on_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
@@ -299,8 +320,16 @@ def _read_toml(path: object) -> dict[str, Any]:
         raise InputError(f"cannot read the configuration file {path}: {error}") from error
 
 
+_OF_ALL: Final = (
+    "connections_max",
+    "heartbeats_max",
+    "receiving_max_bytes",
+    "unfiled_max_bytes",
+    "webhook_connections_max",
+)
+"""Limits that the shards of a server keep together."""
 GROUPS: Final = {
-    "Where": ("host", "port", "data_dir"),
+    "Where": ("host", "port", "data_dir", "shards"),
     "Access": (
         "token",
         "tls_cert",

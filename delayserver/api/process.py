@@ -39,7 +39,7 @@ from delayserver.server.server import Server
 from storage.directory import CATALOG_DIRECTORY
 from storage.errors import StorageError
 from storage.files import OsFiles
-from storage.shards import fix_shard_count
+from storage.shards import find_directory_above, fix_shard_count
 
 EXIT_REFUSED = 1
 EXIT_FATAL = 70
@@ -66,6 +66,11 @@ def serve(settings: Settings, place: ShardPlace | None = None) -> int:
         settings = budget.settings
         listeners = [bind(settings, shares=place is not None)]
         if place is None:
+            if (above := find_directory_above(str(settings.data_dir))) is not None:
+                raise InputError(
+                    f"{settings.data_dir} is one shard of {above}: start the server of all of "
+                    f"them, --data-dir {above} --shards N"
+                )
             fix_shard_count(OsFiles(str(settings.data_dir)), 1)
         else:
             listeners.append(bind(settings.model_copy(update={"port": 0})))

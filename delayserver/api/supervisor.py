@@ -44,9 +44,11 @@ STOP_GRACE_S = 30.0
 log = structlog.get_logger()
 
 
-def supervise(settings: Settings, count: int) -> int:
-    """Serve with `count` processes until SIGTERM or SIGINT; returns the exit status."""
+def supervise(settings: Settings) -> int:
+    """Serve with as many processes as `shards` says until SIGTERM or SIGINT; returns the exit
+    status."""
     set_up_logging(settings)
+    count = settings.shards
     try:
         files = OsFiles(str(settings.data_dir))
         with contextlib.ExitStack() as cleanup:
@@ -91,7 +93,7 @@ class _Shard:
 
     def __init__(self, settings: Settings, place: ShardPlace) -> None:
         directory = settings.data_dir / shard_directory(place.shard)
-        settings = settings.model_copy(update={"data_dir": directory})
+        settings = settings.of_shard(directory)
         self.ready = asyncio.Event()
         self._place = place
         self._grace_s = settings.drain_ms / 1000 + STOP_GRACE_S

@@ -59,6 +59,7 @@ def register(app: typer.Typer) -> None:
     examples = (
         "serve --port 9000 --data-dir /var/lib/delayserver",
         "serve --config delayserver.toml --retention-ms 7d",
+        "serve --data-dir /var/lib/delayserver --shards 8",
     )
     app.command("serve", help=help_text(HELP, *examples))(serve)
 
@@ -79,7 +80,10 @@ def serve(config: Path | None = None, **options: Any) -> None:
     for line in misspelt(os.environ):
         typer.echo(f"warning: {line}", err=True)
 
-    from delayserver.api.process import serve as run  # the wiring: everything that a server needs
+    if settings.shards > 1:
+        from delayserver.api.supervisor import supervise as run
+    else:
+        from delayserver.api.process import serve as run  # the wiring: all that a server needs
 
     raise SystemExit(run(settings))
 

@@ -17,18 +17,10 @@ from delayserver.cli.demo.process import free_port
 from delayserver.records.message_id import read_id
 from delayserver.records.sharding import shard_of
 from storage.files import OsFiles
-from storage.shards import read_shard_count
+from storage.shards import read_shard_count, shard_directory
 from tests.integration.api_support import wait_until
 
 COUNT = 3
-START = """
-import sys
-from pathlib import Path
-from delayserver.api.supervisor import supervise
-from delayserver.config import Settings
-port, data_dir, count = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-sys.exit(supervise(Settings(port=port, data_dir=data_dir), count))
-"""
 
 
 class Supervised:
@@ -42,10 +34,14 @@ class Supervised:
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30)
 
     def launch(self, count: int = COUNT) -> subprocess.Popen[bytes]:
-        arguments = [sys.executable, "-c", START, str(self.port), str(self.data_dir), str(count)]
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(arguments, stderr=log, stdout=log)
+            self.process = subprocess.Popen(self.serving(count), stderr=log, stdout=log)
         return self.process
+
+    def serving(self, count: int, directory: str = "") -> list[str]:
+        """The command."""
+        program = [sys.executable, "-m", "delayserver", "serve", f"--port={self.port}"]
+        return [*program, f"--data-dir={self.data_dir / directory}", f"--shards={count}"]
 
     def start(self) -> None:
         self.launch()
@@ -153,12 +149,12 @@ def test_another_number_of_shards_is_refused(supervised: Supervised) -> None:
     assert supervised.process.wait(60) == 0
     assert supervised.launch(COUNT + 1).wait(60) == 1
     assert f"was made with {COUNT} shards" in supervised.log_path.read_text()
-    arguments = ["serve", f"--port={supervised.port}", f"--data-dir={supervised.data_dir}"]
-    alone = subprocess.run(
-        [sys.executable, "-m", "delayserver", *arguments],
-        check=False,
-        capture_output=True,
-        timeout=60,
-    )
-    assert alone.returncode == 1
-    assert b"was made with 3 shards" in alone.stderr
+    for directory, why in (
+        ("", "was made with 3 shards"),
+        (shard_directory(1), "is one shard of"),
+    ):
+        alone = subprocess.run(
+            supervised.serving(1, directory), check=False, capture_output=True, timeout=60
+        )
+        assert alone.returncode == 1
+        assert why in alone.stderr.decode()

@@ -124,3 +124,17 @@ def test_an_unknown_name_in_the_file_is_refused(tmp_path: Path) -> None:
     file.write_text("prot = 1\n")
     with pytest.raises(ValidationError, match="prot"):
         Settings(config=str(file))  # type: ignore[call-arg]
+
+
+def test_a_shard_has_its_part_of_what_is_limited_for_all() -> None:
+    settings = Settings(shards=4, connections_max=10, heartbeats_max=1, host="localhost")
+    made = settings.of_shard(Path("there"))
+    assert (made.data_dir, made.shards, made.host) == (Path("there"), 1, "localhost")
+    assert (made.connections_max, made.heartbeats_max) == (3, 1)
+    assert made.receiving_max_bytes == settings.receiving_max_bytes // 4
+    assert made.webhook_connections_max == settings.webhook_connections_max // 4
+    # A shard has to take the longest batch, and a whole group.
+    few = Settings(shards=256).of_shard(Path("there"))
+    assert few.receiving_max_bytes == few.batch_max_bytes
+    assert few.unfiled_max_bytes == few.checkpoint_bytes
+    assert Settings().of_shard(Path("data")) == Settings()
