@@ -16,7 +16,7 @@ from delayserver.api.cluster.link import Links, hot_answer
 from delayserver.api.cluster.local import Handler, body_of
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall
 from delayserver.api.cluster.routed import decode_named
-from delayserver.api.hot.answers import header, problem_answer
+from delayserver.api.hot.answers import problem_answer
 from delayserver.api.hot.asgi import (
     Asgi,
     GoneError,

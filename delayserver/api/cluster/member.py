@@ -1,6 +1,7 @@
 """One shard among others: all that its process does besides being a server.
 
     Front ──▶ handlers ──▶ Links ──▶ other shards ──▶ Local of each ──▶ its hot path
+    consumers ──▶ hot path ──▶ Links ──▶ other shards ──▶ Local of each
 
 Cost: see the parts. Threads: belongs to the event loop.
 """
@@ -24,7 +25,7 @@ class Member:
         hot.link(links)
         batches = Batches(calls, hot, links)
         router = Router(links, calls.settings)
-        internal: list[Handler] = [batches.answer_part]
+        internal: list[Handler] = [batches.answer_part, *hot.consuming.handlers]
         self._local = Local(hot, path, internal)
         self.front = Front(hot, path, [OneByOne(links).answer, batches.answer, router.answer])
 

@@ -1,4 +1,5 @@
-"""The hot calls of a shard among others: publishes and cancels of one message go where they belong.
+"""The hot calls of a shard among others: publishes and cancels of one message go where they belong,
+and consumers get what is due in all of them (`consuming`).
 
     body ──▶ subject and key ──▶ own? ──▶ decided together with others, as by a server alone
                              ──▶ else ──▶ link ──▶ decided together with others there ──▶ answer
@@ -11,6 +12,7 @@ from typing import cast
 
 import msgspec
 
+from delayserver.api.cluster.consuming import SharedConsuming
 from delayserver.api.cluster.link import Links
 from delayserver.api.hot.answers import Client, Responder
 from delayserver.api.hot.cancel import HotCancel
@@ -37,6 +39,7 @@ class RoutedHot(Hot):
     """`Hot` of one shard of several."""
 
     links: Links
+    consuming: SharedConsuming
 
     def __init__(self, calls: Calls, intake: Intake) -> None:
         super().__init__(calls, intake)
@@ -46,6 +49,7 @@ class RoutedHot(Hot):
     def link(self, links: Links) -> None:
         """Before the first call: where the others are."""
         self.links = self.cancels.links = links
+        self.consuming = SharedConsuming(self._calls, self.intake, links)
 
     def gather(self, responder: Responder, data: bytes, caller: Caller | None) -> None:
         links = self.links
