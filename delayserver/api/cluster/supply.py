@@ -118,11 +118,6 @@ class Supply:
                     asker.told[subscription_id] = count
                     self._peers.tell(shard, READY, encode((subscription_id, count)))
 
-    def _tell_anew(self, asker: _Asker, subscription_id: int) -> None:
-        if subscription_id in asker.told:
-            asker.told[subscription_id] = None
-            self.on_ready(subscription_id)
-
     # ── what others tell ───────────────────────────────────────────────────────────────────────
 
     def _on_change(self, shard: int, is_there: bool) -> None:
@@ -166,7 +161,6 @@ class Supply:
         asker = self._askers.get(wanted.asker)
         if asker is None or asker.link != wanted.link:
             return Lent()  # Who asked has ended, or does not know any more that it did.
-        self._tell_anew(asker, wanted.subscription_id)
         subscription = self._calls.registry.by_id(wanted.subscription_id)
         if subscription is None:
             return Lent()
@@ -176,6 +170,9 @@ class Supply:
             wanted.max_messages, wanted.lease_ms, 0, lending.lend, max_bytes=wanted.max_bytes
         )
         lending.begin(self._calls.pull(subscription, request))
+        if subscription.id in asker.told:
+            asker.told[subscription.id] = None
+            self.on_ready(subscription.id)
         pulled = await lending.lent
         deliveries = pulled.deliveries
         if deliveries is None or not deliveries:

@@ -15,6 +15,8 @@ import pytest
 
 from delayserver.api.cluster.endings import LEASES_PATH
 from delayserver.api.cluster.gathering import Gathering
+from delayserver.api.cluster.link import failed
+from delayserver.api.cluster.peers import PeerAnswer, PeerCall
 from delayserver.api.cluster.supply import FETCH_PATH
 from delayserver.api.documents import PulledListDocument
 from delayserver.decisions.new_messages import NewMessage
@@ -565,6 +567,41 @@ def test_whenever_a_link_ends_nothing_is_stranded(own: bool, again: bool) -> Non
 
     disturb(cut, look, own=own)
     assert {*whole} == {False, True}
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_fetch_that_is_refused_is_made_again(world: World, reached: bool) -> None:
+    """By the shard, or here, where too much waits to be sent: then it has heard nothing of it."""
+    error = OverloadedError("full")
+    refused = 0
+
+    async def refuse(shard: int, call: PeerCall) -> PeerAnswer:
+        nonlocal refused
+        refused += 1
+        return failed(error)
+
+    def refuse_pull(subscription: object, request: object) -> None:
+        nonlocal refused
+        refused += 1
+        raise error
+
+    async def test() -> None:
+        consumer = world.pull(0)
+        await world.settle()
+        with pytest.MonkeyPatch.context() as patch:
+            if reached:
+                patch.setattr(world.servers[1].calls, "pull", refuse_pull)
+            else:
+                patch.setattr(world.nodes[0], "ask", refuse)
+            due = world.publish(1)
+            await world.move(500, step_ms=5)
+            assert not consumer.answers
+            # Not in a circle that keeps the shards busy.
+            assert 5 <= refused <= 20
+        await world.move(100)
+        assert ids_of(consumer.messages) == {due}
+
+    world.run(test())
 
 
 def test_what_was_read_for_one_whose_link_has_ended_goes_back(world: World) -> None:
