@@ -43,6 +43,9 @@ from storage.shards import find_directory_above, fix_shard_count
 
 EXIT_REFUSED = 1
 EXIT_FATAL = 70
+RECOVERED = "recovered"
+READY = "ready"
+"""What a shard tells its supervisor: it serves; and it has met the others."""
 GRACE_S = 5
 BACKLOG = 4096
 SWITCH_INTERVAL_S = 0.00001
@@ -190,7 +193,8 @@ async def _serve(
     if app.member is not None:
         await app.member.begin(listeners[-1].getsockname()[1])
         asyncio.get_running_loop().add_reader(sys.stdin, uvicorn_server.on_parent_gone)
-        print("ready", flush=True)  # for the supervisor
+        tell_supervisor(RECOVERED)
+        app.member.when_ready(partial(tell_supervisor, READY))
     log.info("listening", url=url_of(listeners[0], tls is not None), pid=os.getpid())
     try:
         await uvicorn_server.serve(sockets=listeners)
@@ -198,6 +202,11 @@ async def _serve(
         if app.member is not None:
             await app.member.close()
         await server.stop()
+
+
+def tell_supervisor(word: str) -> None:
+    """How far this shard has come: a line on standard output."""
+    print(word, flush=True)
 
 
 def url_of(listener: socket.socket, is_https: bool) -> str:

@@ -14,10 +14,10 @@ belongs to the event loop.
 import asyncio
 import contextlib
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -57,6 +57,18 @@ REDRIVE_BYTES_MAX = 4 * 1024 * 1024
 """Of their payloads together, unless one alone has more."""
 
 
+class Spreading(Protocol):
+    """Other shards, which have each definition before a change of it is answered."""
+
+    def check(self) -> None:
+        """Raises ShardAwayError where some of them are away."""
+        ...
+
+    async def spread(self, subscription: Subscription) -> None:
+        """Done when they have it, durable. Raises ShardAwayError."""
+        ...
+
+
 class Calls:
     """What one server can be asked. Reads see everything that was answered before."""
 
@@ -80,6 +92,8 @@ class Calls:
         """What it holds is as old as the last checkpoint; `checkpoint` makes one."""
         self._subscription_lock = asyncio.Lock()
         """Held by whoever changes a subscription: so nobody is told what is not durable yet."""
+        self.spreading: Spreading | None = None
+        """Where there are others that a changed subscription has to reach."""
         self.redrive_max = REDRIVE_MAX
 
         # What is known, and the group that whoever answers has to wait for.
@@ -267,7 +281,7 @@ class Calls:
             # Also where nothing waited: others have their turn.
             await asyncio.sleep(0)
         # What another event has decided must be durable, too.
-        await self.durable(self._engine.groups.not_durable())
+        await self.all_durable()
         return cancelled, fired
 
     async def _bodies_to_fire(
@@ -311,21 +325,50 @@ class Calls:
         """Add or change a subscription; durable and in force on return.
 
         `define`: makes its definition of the one that has the name and of all that were decided.
-        Raises what it raises, OverloadedError, StoppingError."""
+        Raises what it raises, OverloadedError, StoppingError, ShardAwayError."""
+        if self.spreading is not None:
+            self.spreading.check()
         async with self._subscription_lock:
             decided = self._engine.subscribing.decided
             subscription = define(decided.by_name(name), decided)
             await self.durable(self._engine.subscribing.put_subscription(subscription))
+        if self.spreading is not None:
+            await self.spreading.spread(subscription)
         return subscription
 
     async def change_subscription(self, name: str, **changes: bool) -> Subscription:
         """Change a part of a subscription; durable and in force on return.
 
-        Raises NotFoundError, OverloadedError, StoppingError."""
+        Raises NotFoundError, OverloadedError, StoppingError, ShardAwayError."""
+        if self.spreading is not None:
+            self.spreading.check()
         async with self._subscription_lock:
             changed, group = self._engine.subscribing.change(name, **changes)
             await self.durable(group)
+        if self.spreading is not None:
+            await self.spreading.spread(changed)
         return changed
+
+    async def take_subscriptions(
+        self, subscriptions: Iterable[Subscription], *, are_all: bool
+    ) -> None:
+        """Take over definitions that another shard has decided; durable and in force on return.
+
+        `are_all`: what is not among them is deleted. Raises OverloadedError, StoppingError: some
+        of them may be in force."""
+        async with self._subscription_lock:
+            for changed in self._engine.subscribing.differing(subscriptions, are_all=are_all):
+                self._engine.subscribing.put_subscription(changed)
+            await self.all_durable()
+
+    def when_paused(self, paused: Callable[[int], None]) -> None:
+        """Have `paused` called with the id of a subscription that is recorded as paused, since its
+        receiver said that it is gone."""
+        self._engine.subscribing.on_paused = paused
+
+    async def all_durable(self) -> None:
+        """Done when everything that was decided so far is durable; raises what kept it from it."""
+        await self.durable(self._engine.groups.not_durable())
 
     async def dead_letter_owners(self, name: str) -> list[Subscription]:
         """Whose dead letters that name stands for, oldest first: those of subscriptions that were
@@ -367,7 +410,7 @@ class Calls:
                     with contextlib.suppress(NotFoundError):
                         self._engine.outcomes.redrive(owner.id, entry_seq, payload, heir.id, now_ms)
                         count += 1
-                await self.durable(self._engine.groups.not_durable())
+                await self.all_durable()
                 from_seq = letters[-1][0] + 1
         return count
 
@@ -458,7 +501,7 @@ class Calls:
 
     async def checkpoint(self) -> None:
         """File everything that was accepted so far, so that the catalog shows it."""
-        await self.durable(self._engine.groups.not_durable())
+        await self.all_durable()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._shard.replayer.put(
             CheckpointRequest(lambda: None if future.done() else future.set_result(None))

@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,43 @@ def test_a_shard_that_is_killed_comes_again_with_all_that_it_had(supervised: Sup
             again = supervised.published(key)
             assert (again["id"], again["duplicate"]) == (message_id, True)
     assert len(supervised.shards) == COUNT
+
+
+def test_a_subscription_is_in_force_everywhere_and_stays_so(supervised: Supervised) -> None:
+    supervised.start()
+    client = supervised.client
+    client.headers["connection"] = "close"  # another process each time
+
+    def put(name: str) -> int:
+        document = {"subject": "a", "type": "pull"}
+        return client.put(f"/v1/subscriptions/{name}", json=document).status_code
+
+    def names() -> list[str]:
+        found = client.get("/v1/subscriptions").json()
+        return [one["name"] for one in found["subscriptions"]]
+
+    assert put("s") == 201
+    assert all(names() == ["s"] for _ in range(12))
+    for number, pid in enumerate(supervised.shards):
+        os.kill(pid, signal.SIGKILL)
+        # Not before it is there again; and then it has what it had, and what is new.
+        wait_until(partial(_is_put, put, f"t{number}"))
+        expected = ["s", *(f"t{n}" for n in range(number + 1))]
+        assert all(names() == expected for _ in range(12))
+    for name in ("s", *(f"t{n}" for n in range(COUNT - 1))):
+        assert client.delete(f"/v1/subscriptions/{name}").status_code == 204
+    assert all(names() == [f"t{COUNT - 1}"] for _ in range(12))
+    assert client.post(f"/v1/subscriptions/t{COUNT - 1}/pause").json()["paused"]
+    assert all(client.get(f"/v1/subscriptions/t{COUNT - 1}").json()["paused"] for _ in range(12))
+
+
+def _is_put(put: Callable[[str], int], name: str) -> bool:
+    try:
+        status = put(name)
+    except httpx.TransportError:  # of the shard that has ended
+        return False
+    assert status in (200, 201, 503)
+    return status < 300
 
 
 def test_shards_end_with_their_supervisor(supervised: Supervised) -> None:

@@ -5,7 +5,10 @@
 Cost: see the parts. Threads: belongs to the event loop.
 """
 
+from collections.abc import Callable
+
 from delayserver.api.cluster.batches import Batches
+from delayserver.api.cluster.definitions import Definitions
 from delayserver.api.cluster.front import Front, OneByOne
 from delayserver.api.cluster.link import Links, ShardPlace
 from delayserver.api.cluster.local import Handler, Local
@@ -24,14 +27,22 @@ class Member:
         hot.link(links)
         batches = Batches(calls, hot, links)
         router = Router(links, calls.settings)
-        internal: list[Handler] = [batches.answer_part]
+        self.definitions = definitions = Definitions(calls, links)
+        hot.check_whole = definitions.check_whole
+        internal: list[Handler] = [batches.answer_part, definitions.answer]
         self._local = Local(hot, path, internal)
         self.front = Front(hot, path, [OneByOne(links).answer, batches.answer, router.answer])
 
     async def begin(self, port: int) -> None:
         """Be there for the others. `port`: where this shard alone is reached."""
+        self.definitions.begin()
         await self.links.begin(self._local, port)
+
+    def when_ready(self, tell: Callable[[], None]) -> None:
+        """Call `tell` once all shards have met, and know all definitions."""
+        self.definitions.when_whole(tell)
 
     async def close(self) -> None:
         """Leave the others."""
+        self.definitions.close()
         await self.links.close()
