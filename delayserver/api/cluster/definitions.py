@@ -242,17 +242,20 @@ class Definitions:
         self._start(self._spread_pause(subscription_id))
 
     async def _spread_pause(self, subscription_id: int) -> None:
-        """Should the home be away, it will say that the subscription is not paused, and the next
-        delivery asks the receiver again."""
-        if not self._is_home:
-            await self._peers.ask(
-                HOME, PeerCall("POST", _Paths.PAUSE, body=b"%d" % subscription_id)
-            )
-            return
+        """Until the home has recorded it, or says that it is not paused: what it tells a shard that
+        is linked again. Then the next delivery asks the receiver once more."""
         try:
             await self._calls.all_durable()
         except (DelayServerError, StorageError):
             return  # It is not recorded, so it is tried again.
-        subscription = self._calls.registry.by_id(subscription_id)
-        if subscription is not None:
-            self._put(subscription)
+        call = PeerCall("POST", _Paths.PAUSE, body=b"%d" % subscription_id)
+        while True:
+            subscription = self._calls.registry.by_id(subscription_id)
+            if subscription is None or not subscription.paused:
+                return
+            if self._is_home:
+                self._put(subscription)
+                return
+            if (await self._peers.ask(HOME, call)).status == _DONE.status:
+                return
+            await asyncio.sleep(RETRY_S)

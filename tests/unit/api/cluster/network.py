@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from delayserver.api.cluster.link import answer_of
+from delayserver.api.cluster.link import answer_of, failed
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall
 from delayserver.api.hot.answers import problem_answer
-from delayserver.errors import ShardAwayError
+from delayserver.errors import DelayServerError, ShardAwayError
+from storage.errors import StorageError
 
 Serve = Callable[[PeerCall], Awaitable[PeerAnswer | None]]
 
@@ -64,20 +65,25 @@ class Node:
         self.asked.append((shard, call))
         other = self._network.nodes[shard]
         if shard == self.own:
-            found = await other.serve(call)
-            assert found is not None, call
-            return found
+            return await other.answer(call)
         ended = self._network.link(self.own, shard)
         if ended is None:
             return away(shard)
         # What has begun over there goes on when the link ends.
-        answer = asyncio.ensure_future(other.serve(call))
+        answer = asyncio.ensure_future(other.answer(call))
         waiting = asyncio.ensure_future(ended.wait())
         await asyncio.wait((answer, waiting), return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         if ended.is_set():
             return away(shard, is_unknown=True)
-        found = answer.result()
+        return answer.result()
+
+    async def answer(self, call: PeerCall) -> PeerAnswer:
+        """As `Local` does."""
+        try:
+            found = await self.serve(call)
+        except (DelayServerError, StorageError) as error:
+            return failed(error)
         assert found is not None, call
         return found
 

@@ -292,6 +292,26 @@ def test_a_receiver_that_is_gone_pauses_its_subscription_in_all(
     cluster.run(pause)
 
 
+def test_a_pause_that_the_home_could_not_record_is_told_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(definitions, "RETRY_S", 0.01)
+    cluster.connect_all()
+
+    async def pause() -> None:
+        made = await cluster.put("s")
+        cluster.network.cut(0, 2)
+        cluster.shards.servers[1].engine.subscribing.pause(made.id)
+        while len(cluster.network.nodes[1].asked) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert [cluster.known(shard)[0].paused for shard in range(COUNT)] == [False, True, False]
+        cluster.network.connect(0, 2)
+        while not all(cluster.known(one)[0].paused for one in range(COUNT)):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+    cluster.run(pause)
+
+
 def test_a_shard_that_is_there_and_refuses_is_asked_again(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
