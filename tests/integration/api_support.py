@@ -108,10 +108,11 @@ class ApiServer(httpx.Client):
         self._log_path.write_text("")
 
     def metric(self, name: str) -> float:
-        """A figure of /metrics that has no labels."""
-        found = re.search(rf"^delayserver_{name} (\S+)$", self.get("/metrics").text, re.MULTILINE)
-        assert found is not None, name
-        return float(found[1])
+        """A figure of /metrics that has no labels; where there are shards, of all together."""
+        pattern = rf"^delayserver_{name}(?:{{shard=\"\d+\"}})? (\S+)$"
+        found = re.findall(pattern, self.get("/metrics").text, re.MULTILINE)
+        assert found, name
+        return sum(map(float, found))
 
     # ── calls that many tests make ─────────────────────────────────────────────────────────────
 
