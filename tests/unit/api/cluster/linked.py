@@ -188,7 +188,7 @@ class World:
             assert found is not None, call
             told = found
             if link.is_there:
-                link.items[asker].append(lambda: asked.done() or asked.set_result(told))
+                link.items[asker].append(partial(_answer, asked, told))
 
         task = asyncio.get_running_loop().create_task(answer())
         self._tasks.add(task)
@@ -297,3 +297,8 @@ class World:
 
 def away(shard: int, *, is_unknown: bool = False) -> PeerAnswer:
     return answer_of(problem_answer(ShardAwayError(shard, is_unknown=is_unknown)))
+
+
+def _answer(asked: asyncio.Future[PeerAnswer], answer: PeerAnswer) -> None:
+    if not asked.done():
+        asked.set_result(answer)
