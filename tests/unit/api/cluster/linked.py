@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
