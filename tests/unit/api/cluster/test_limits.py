@@ -433,6 +433,44 @@ def test_without_its_home_each_shard_has_its_part_of_the_rate() -> None:
     assert cluster.sent_rows - sent == pytest.approx(50, abs=3)
 
 
+def test_the_home_leaves_its_part_of_the_rate_to_whom_it_has_lost() -> None:
+    cluster = Cluster(COUNT, hook(rate_per_s=30.0, rate_burst=6, max_in_flight=900))
+    away, home, other = (cluster.processes[n] for n in (0, HOME, 2))
+    for process in cluster.living:
+        process.queue()
+    cluster.cut(0, HOME, random.Random("cut"))
+    cluster.settle()
+    cluster.advance(TIMEOUT_MS + QUIET_MS)
+    for process in (away, home, other):
+        process.fire(300)
+    begun_ms = cluster.now_ms
+    for _ in range(500):
+        cluster.run()
+        allowed = 6 + 30 * (cluster.now_ms - begun_ms) / 1000
+        assert allowed - 3 <= cluster.sent_rows <= allowed
+        cluster.advance(10)
+    cluster.connect(0, HOME)
+    for _ in range(100):
+        cluster.run()
+        allowed = 6 + 30 * (cluster.now_ms - begun_ms) / 1000
+        assert allowed - 6 <= cluster.sent_rows <= allowed
+        cluster.advance(10)
+
+
+def test_a_home_that_is_lost_does_not_make_a_burst_come_twice() -> None:
+    cluster = Cluster(COUNT, hook(rate_per_s=0.003, rate_burst=6, max_in_flight=30))
+    process = cluster.processes[0]
+    process.fire(20)
+    cluster.run()
+    assert len(process.requests) == 6
+    cluster.kill(HOME)
+    cluster.settle()
+    process.end(process.requests[0])
+    cluster.advance(TIMEOUT_MS + QUIET_MS)
+    cluster.run()
+    assert cluster.sent_rows == 6
+
+
 # ---- every interleaving --------------------------------------------------------------------------
 
 
