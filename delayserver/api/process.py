@@ -174,8 +174,8 @@ async def _serve(
     tls: ssl.SSLContext | None,
     place: ShardPlace | None,
 ) -> None:
-    await server.start()
     app = make_app(server.calls, place)
+    await server.start()
     config = uvicorn.Config(
         app.asgi,
         http=app.protocol,
