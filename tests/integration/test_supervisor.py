@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -166,6 +167,52 @@ def _is_put(put: Callable[[str], int], name: str) -> bool:
         return False
     assert status in (200, 201, 503)
     return status < 300
+
+
+def test_a_consumer_on_one_connection_gets_what_is_due_in_all(supervised: Supervised) -> None:
+    supervised.start()
+    with httpx.Client(base_url=supervised.client.base_url, headers={"connection": "close"}) as each:
+        for _ in range(40):  # a connection each, so that every shard has been asked
+            document = {"subject": "a", "type": "pull"}
+            assert each.put("/v1/subscriptions/s", json=document).status_code in (200, 201)
+
+    def publish(delay: str) -> set[str]:
+        batch = [{"subject": "a", "key": f"{delay} {n}", "delay": delay} for n in range(30)]
+        answer = supervised.client.post("/v1/messages/batch", json=batch)
+        ids: list[str] = answer.json()["ids"]
+        assert {read_id(one).shard for one in ids} == set(range(COUNT))
+        return set(ids)
+
+    def pull(expected: set[str]) -> None:
+        found: dict[str, str] = {}
+        leases: list[str] = []
+        while found.keys() < expected:
+            wanted = {"max": 7, "wait": "20s", "ack": leases}
+            answer = supervised.client.post("/v1/subscriptions/s/pull", json=wanted).json()
+            assert (answer["acked"], answer["expired"]) == (len(leases), [])
+            leases = [one["lease"] for one in answer["messages"]]
+            assert {one["attempt"] for one in answer["messages"]} == {1}
+            assert not found.keys() & {one["id"] for one in answer["messages"]}
+            found |= {one["id"]: one["lease"] for one in answer["messages"]}
+        assert found.keys() == expected
+        last = supervised.client.post("/v1/subscriptions/s/ack", json={"leases": leases})
+        assert last.json() == {"acked": len(leases), "expired": []}
+        again = supervised.client.post(
+            "/v1/subscriptions/s/ack", json={"leases": [*found.values()]}
+        )
+        assert again.json() == {"acked": 0, "expired": [*found.values()]}
+
+    pull(publish("0"))
+    # Consumers at all shards wait, and go before anything is due: nothing is leased to them.
+    body = b'{"wait":"60s"}'
+    head = f"POST /v1/subscriptions/s/pull HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n"
+    waiting = [socket.create_connection(("127.0.0.1", supervised.port)) for _ in range(12)]
+    for connection in waiting:
+        connection.sendall(head.encode() + b"\r\n" + body)
+    expected = publish("1s")
+    for connection in waiting:
+        connection.close()
+    pull(expected)
 
 
 def test_shards_end_with_their_supervisor(supervised: Supervised) -> None:

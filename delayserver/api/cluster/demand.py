@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall, Peers
-from delayserver.api.cluster.supply import FETCH_PATH, READY, WANTS, Fetch, Part, Want, encode
+from delayserver.api.cluster.supply import FETCH_PATH, READY, WANTS, Fetch, Lent, Want, encode
 from delayserver.server.calls import Calls
 
 KEPT_MS: Final = 10_000
@@ -28,7 +28,7 @@ UNKNOWN_MS: Final = 1_000
 """A shard that does not say in this time how much it has, has nothing."""
 
 _decode_ready = msgspec.msgpack.Decoder(tuple[int, int]).decode
-_decode_part = msgspec.msgpack.Decoder(Part).decode
+_decode_part = msgspec.msgpack.Decoder(Lent).decode
 
 
 class Taken(NamedTuple):
@@ -36,7 +36,7 @@ class Taken(NamedTuple):
 
     shard: int
     link: int
-    part: Part
+    part: Lent
 
 
 class _Wanted:

@@ -24,7 +24,7 @@ import msgspec
 from delayserver.api.cluster.link import hot_answer
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall, Peers
 from delayserver.api.hot.answers import AnsweredError
-from delayserver.api.hot.consume import Ended
+from delayserver.api.hot.consume import ToldExpired
 from delayserver.api.problems import ProblemDocument, problem_of
 from delayserver.delivery.leases import shard_of_lease
 from delayserver.errors import ShardAwayError
@@ -73,7 +73,7 @@ class Endings:
         subscription: Subscription,
         tokens: list[str],
         duration_ms: int,
-        done: Ended,
+        done: ToldExpired,
     ) -> None:
         """Have leases end, wherever they were granted; `done` is called when all is done.
 
@@ -145,7 +145,7 @@ class Endings:
         subscription: Subscription,
         tokens: list[str],
         duration_ms: int,
-        done: Ended,
+        done: ToldExpired,
     ) -> None:
         calls = self._calls
         match ending:
@@ -162,7 +162,7 @@ class Endings:
 class _Joined:
     """The answer to a call whose leases are of several shards."""
 
-    def __init__(self, tokens: list[str], missing: int, done: Ended) -> None:
+    def __init__(self, tokens: list[str], missing: int, done: ToldExpired) -> None:
         self._tokens = tokens
         self._missing = missing
         self._done = done

@@ -60,7 +60,7 @@ class Fetch(msgspec.Struct, array_like=True):
     lease_ms: int
 
 
-class Part(msgspec.Struct, array_like=True):
+class Lent(msgspec.Struct, array_like=True):
     """Some messages of one shard, leased."""
 
     count: int = 0
@@ -162,14 +162,14 @@ class Supply:
             return None
         return PeerAnswer(200, (), encode(await self._lend(_decode_fetch(call.body))))
 
-    async def _lend(self, wanted: Fetch) -> Part:
+    async def _lend(self, wanted: Fetch) -> Lent:
         asker = self._askers.get(wanted.asker)
         if asker is None or asker.link != wanted.link:
-            return Part()  # Who asked has ended, or does not know any more that it did.
+            return Lent()  # Who asked has ended, or does not know any more that it did.
         self._tell_anew(asker, wanted.subscription_id)
         subscription = self._calls.registry.by_id(wanted.subscription_id)
         if subscription is None:
-            return Part()
+            return Lent()
         there = min(self._calls.ready(subscription.id) or 0, wanted.max_messages)
         lending = _Lending(asker)
         request = PullRequest(
@@ -179,14 +179,14 @@ class Supply:
         pulled = await lending.lent
         deliveries = pulled.deliveries
         if deliveries is None or not deliveries:
-            return Part()
+            return Lent()
         try:
             messages = encode_messages(pulled)
         except BaseException:
             asker.lent.discard(pulled.lease_prefix)  # as by a server alone: until they are over
             raise
         count = len(deliveries)
-        return Part(count, pulled.lease_prefix, count < there, messages)
+        return Lent(count, pulled.lease_prefix, count < there, messages)
 
 
 class _Lending:

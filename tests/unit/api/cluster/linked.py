@@ -187,9 +187,8 @@ class World:
             except Exception as error:
                 found = answer_of(problem_answer(error))
             assert found is not None, call
-            told = found
             if link.is_there:
-                link.items[asker].append(partial(_answer, asked, told))
+                link.items[asker].append(partial(asked.set_result, found))
 
         task = asyncio.get_running_loop().create_task(answer())
         self._tasks.add(task)
@@ -298,8 +297,3 @@ class World:
 
 def away(shard: int, *, is_unknown: bool = False) -> PeerAnswer:
     return answer_of(problem_answer(ShardAwayError(shard, is_unknown=is_unknown)))
-
-
-def _answer(asked: asyncio.Future[PeerAnswer], answer: PeerAnswer) -> None:
-    if not asked.done():
-        asked.set_result(answer)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import random
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ import msgspec
 import pytest
 
 from delayserver.api.cluster.endings import LEASES_PATH
+from delayserver.api.cluster.gathering import Gathering
 from delayserver.api.cluster.supply import FETCH_PATH
 from delayserver.api.documents import PulledListDocument
 from delayserver.decisions.new_messages import NewMessage
@@ -436,6 +439,37 @@ def test_what_nobody_pulls_any_more_is_not_told(world: World) -> None:
         consumer = world.pull(0)
         await world.settle()
         assert ids_of(consumer.messages) == {due}
+
+    world.run(test())
+
+
+def test_a_pull_that_is_over_is_not_left_to_the_garbage_collector(world: World) -> None:
+    async def pull(*, goes: bool) -> weakref.ref[Gathering]:
+        shard = 0 if goes else 2
+        world.publish(shard)
+        consumer = world.pull(0, min_messages=2)
+        await world.settle()
+        [gathering] = [one for one in gc.get_objects() if isinstance(one, Gathering)]
+        found = weakref.ref(gathering)
+        if goes:
+            consumer.leave()
+        else:
+            world.publish(0)
+        await world.settle()
+        assert len(consumer.answers) == (not goes)
+        del consumer.leave
+        world.servers[0].engine.dispatcher.fetches._purgatory.reap()
+        return found
+
+    async def test() -> None:
+        gc.collect()
+        gc.disable()
+        try:
+            for goes in (False, True):
+                found = await pull(goes=goes)
+                assert found() is None
+        finally:
+            gc.enable()
 
     world.run(test())
 
