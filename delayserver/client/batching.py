@@ -8,8 +8,10 @@ No timer waits for more: the first item leaves at once, and the busier the serve
 batches become. Two requests are under way by default, so that the server works on one while this
 side works on the other; items that are there at once are shared out between them.
 
-Items for different addresses gather in lanes of their own, each with its own requests. What is put
-and not answered is bounded, in number and in bytes, over all lanes; `reserve` waits for room.
+Items for different addresses gather in lanes of their own. Each lane may have one request under
+way, and more only while all lanes together have fewer than they may: with 64 callers and two
+shards, one request for each lane was 1.3 times as fast as two. What is put and not answered is
+bounded, in number and in bytes, over all lanes; `reserve` waits for room.
 
 Cost: a deque's append and pop per item, and one task per batch. Threads: belongs to the event loop.
 """
@@ -83,6 +85,8 @@ class Batcher(Generic[I]):
         self._pending_max = pending_max
         self._pending_max_bytes = pending_max_bytes
         self._lanes: defaultdict[int | None, _Lane[I]] = defaultdict(_Lane)
+        self._under_way = 0
+        """Requests, of all lanes."""
         self._waiters: deque[tuple[asyncio.Future[None], int]] = deque()
         self._closed = False
         self.pending = 0
@@ -126,7 +130,8 @@ class Batcher(Generic[I]):
         """Send an item, for which room was reserved, with the next batch of its lane."""
         lane = self._lanes[item.lane]
         lane.gathered.append(item)
-        if not lane.flush_asked and len(lane.in_flight) < self._in_flight_max:
+        may_leave = not lane.in_flight or self._under_way < self._in_flight_max
+        if may_leave and not lane.flush_asked:
             lane.flush_asked = True
             asyncio.get_running_loop().call_soon(self._flush, lane)
 
@@ -134,13 +139,18 @@ class Batcher(Generic[I]):
 
     def _flush(self, lane: _Lane[I]) -> None:
         lane.flush_asked = False
-        while lane.gathered and (free := self._in_flight_max - len(lane.in_flight)) > 0:
+        while lane.gathered and (free := self._free(lane)) > 0:
             share = max(SHARE_MIN, -(-len(lane.gathered) // free))
             batch, total_bytes = self._take(lane.gathered, share)
             if batch:
                 task = asyncio.get_running_loop().create_task(self._run(batch))
                 lane.in_flight[task] = batch
+                self._under_way += 1
                 task.add_done_callback(partial(self._ended, lane, total_bytes))
+
+    def _free(self, lane: _Lane[I]) -> int:
+        """How many requests of a lane may be begun."""
+        return max(self._in_flight_max - self._under_way, 0 if lane.in_flight else 1)
 
     def _take(self, gathered: deque[I], share: int) -> tuple[list[I], int]:
         """The next batch, of up to `share` items, and how many bytes it has."""
@@ -168,6 +178,7 @@ class Batcher(Generic[I]):
     def _ended(self, lane: _Lane[I], total_bytes: int, task: "asyncio.Task[None]") -> None:
         # Called for a task that was cancelled before its first step, too.
         batch = lane.in_flight.pop(task)
+        self._under_way -= 1
         if task.cancelled():
             for item in batch:
                 item.fail(ClosedError("closed without an answer: it may have been done, or not"))
