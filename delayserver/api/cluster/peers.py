@@ -49,6 +49,12 @@ class Peers(Protocol):
         Retry-After, and where the call may have had its effect, `outcome: unknown`."""
         ...
 
+    def misdirected(self, shard: int, call: PeerCall) -> PeerAnswer | None:
+        """What a client is told instead whose call belongs to another shard, if it does not want
+        it forwarded: 421, and where that shard is. None: have it forwarded, also where the shard
+        is away, which is said then."""
+        ...
+
     def tell(self, shard: int, topic: str, notice: bytes) -> None:
         """Tell another shard something that nobody waits for an answer to. What is told one after
         the other arrives so; what is told to one that is away is lost."""
