@@ -79,7 +79,7 @@ def test_parts_of_a_batch_are_what_each_shard_said(tmp_path, monkeypatch):
     run = ShardsCrashRun(tmp_path, shards=2, seed=1, rounds=1)
     monkeypatch.setattr(run, "MIXED_SHARE", 1.0)
     monkeypatch.setattr(run, "_follow", lambda order, delay_ms: None)
-    problem = {}
+    problem: dict[str, str] = {}
 
     async def answer(_method, _where, _headers, documents=None):
         ids = [f"{index:036x}" if index % 2 else None for index in range(len(documents))]

@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from delayserver.records.message_id import read_id
 from tests.integration.api_support import Receiver, make_token, wait_until
-from tests.integration.test_supervisor import COUNT, Supervised
+from tests.integration.supervised import COUNT, Supervised
 
 MESSAGES = 90
 LATE_S = 0.2
@@ -66,8 +67,7 @@ def test_a_shard_that_is_killed_does_not_loosen_a_limit(
     subscribe(supervised, url, max_in_flight=3)
     publish(supervised, 300)
     for pid in supervised.shards:
-        seen = receiver.count(url)
-        wait_until(lambda seen=seen: receiver.count(url) > seen + 20)
+        wait_until(partial(_has_seen, receiver, url, receiver.count(url) + 20))
         os.kill(pid, signal.SIGKILL)
     keys: set[str] = set()
     while len(keys) < 300:
@@ -116,3 +116,7 @@ def test_a_token_is_let_in_as_often_as_by_one_process(supervised: Supervised) ->
     # Each process has its burst before it hears of the others, which is paid back in time.
     allowed = burst + rate_per_s * (passed_s + LATE_S)
     assert 0.7 * allowed < statuses[201] < allowed + COUNT * 5
+
+
+def _has_seen(receiver: Receiver, url: str, count: int) -> bool:
+    return receiver.count(url) > count

@@ -49,12 +49,6 @@ class Peers(Protocol):
         Retry-After, and where the call may have had its effect, `outcome: unknown`."""
         ...
 
-    def misdirected(self, shard: int, call: PeerCall) -> PeerAnswer | None:
-        """What a client is told instead whose call belongs to another shard, if it does not want
-        it forwarded: 421, and where that shard is. None: have it forwarded, also where the shard
-        is away, which is said then."""
-        ...
-
     def tell(self, shard: int, topic: str, notice: bytes) -> None:
         """Tell another shard something that nobody waits for an answer to. What is told one after
         the other arrives so; what is told to one that is away is lost."""
@@ -68,4 +62,14 @@ class Peers(Protocol):
         """Have `changed` called when a shard can be asked from now on (True), or not any more
         (False): whatever it was told before is forgotten there. Those that are there already are
         told of at once."""
+        ...
+
+
+class Owners(Peers, Protocol):
+    """The same, for who has calls of clients answered."""
+
+    def misdirected(self, shard: int, call: PeerCall) -> PeerAnswer | None:
+        """What a client is told instead whose call belongs to another shard, if it does not want
+        it forwarded: 421, and where that shard is. None: have it forwarded, also where the shard
+        is away, which is said then."""
         ...
