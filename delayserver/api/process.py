@@ -26,10 +26,9 @@ import uvicorn
 from structlog.typing import EventDict
 
 from delayserver.api.acceptor import Acceptor
-from delayserver.api.app import Rest, make_app
+from delayserver.api.app import App, make_app
 from delayserver.api.cluster.link import ShardPlace
 from delayserver.api.hot.answers import Always
-from delayserver.api.hot.connection import Connection
 from delayserver.api.uvicorn_interface import check_uvicorn
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError, InputError
@@ -43,6 +42,9 @@ from storage.shards import find_directory_above, fix_shard_count
 
 EXIT_REFUSED = 1
 EXIT_FATAL = 70
+RECOVERED = "recovered"
+READY = "ready"
+"""What a shard tells its supervisor: it serves; and it has met the others."""
 GRACE_S = 5
 BACKLOG = 4096
 SWITCH_INTERVAL_S = 0.00001
@@ -116,27 +118,25 @@ class _Uvicorn(uvicorn.Server):
         self,
         config: uvicorn.Config,
         server: Server,
-        rest: Rest,
-        protocol: type[Connection],
+        app: App,
         tls: ssl.SSLContext | None,
     ) -> None:
         super().__init__(config)
         self._server = server
-        self._rest = rest
-        self._protocol = protocol
+        self._app = app
         self._tls = tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Instead of uvicorn's: connections are accepted by our own acceptor."""
         assert sockets is not None
         make_protocol = partial(
-            self._protocol, config=self.config, server_state=self.server_state, app_state={}
+            self._app.protocol, config=self.config, server_state=self.server_state, app_state={}
         )
         acceptor = Acceptor(sockets, make_protocol, self._server.settings, self._tls)
         self.servers = [acceptor]  # type: ignore[list-item]  # it has what `shutdown` calls
         acceptor.begin()
         self.started = True
-        self._rest.begin()
+        self._app.rest.begin()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -161,6 +161,7 @@ class _Uvicorn(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._server.begin_stop()
+        self._app.cluster.end()
         await super().shutdown(sockets)
 
 
@@ -171,8 +172,8 @@ async def _serve(
     tls: ssl.SSLContext | None,
     place: ShardPlace | None,
 ) -> None:
-    await server.start()
     app = make_app(server.calls, place)
+    await server.start()
     config = uvicorn.Config(
         app.asgi,
         http=app.protocol,
@@ -186,11 +187,12 @@ async def _serve(
         backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_S,
     )
-    uvicorn_server = _Uvicorn(config, server, app.rest, app.protocol, tls)
+    uvicorn_server = _Uvicorn(config, server, app, tls)
     if app.member is not None:
         await app.member.begin(listeners[-1].getsockname()[1])
         asyncio.get_running_loop().add_reader(sys.stdin, uvicorn_server.on_parent_gone)
-        print("ready", flush=True)  # for the supervisor
+        tell_supervisor(RECOVERED)
+        app.member.when_ready(partial(tell_supervisor, READY))
     log.info("listening", url=url_of(listeners[0], tls is not None), pid=os.getpid())
     try:
         await uvicorn_server.serve(sockets=listeners)
@@ -198,6 +200,14 @@ async def _serve(
         if app.member is not None:
             await app.member.close()
         await server.stop()
+
+
+def tell_supervisor(word: str) -> None:
+    """How far this shard has come: a line on standard output.
+
+    A supervisor that has ended hears nothing; that it has is seen elsewhere (`on_parent_gone`)."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(sys.stdout.fileno(), f"{word}\n".encode())
 
 
 def url_of(listener: socket.socket, is_https: bool) -> str:

@@ -25,7 +25,7 @@ from pathlib import Path
 import structlog
 
 from delayserver.api.cluster.link import ShardPlace
-from delayserver.api.process import EXIT_REFUSED, bind, serve, set_up_logging, url_of
+from delayserver.api.process import EXIT_REFUSED, READY, bind, serve, set_up_logging, url_of
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError
 from storage.directory import LOCK_FILE
@@ -95,6 +95,8 @@ class _Shard:
         directory = settings.data_dir / shard_directory(place.shard)
         settings = settings.of_shard(directory)
         self.ready = asyncio.Event()
+        self._can_start = False
+        """It has been there before."""
         self._place = place
         self._grace_s = settings.drain_ms / 1000 + STOP_GRACE_S
         self._document = json.dumps(
@@ -109,7 +111,7 @@ class _Shard:
 
     async def keep_running(self, stopping: asyncio.Event) -> int:
         """Until everything stops, which one that cannot start makes it do; the exit status."""
-        loop, wait_s, was_ready = asyncio.get_running_loop(), 0.0, False
+        loop, wait_s = asyncio.get_running_loop(), 0.0
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopping.wait(), wait_s)
@@ -117,10 +119,9 @@ class _Shard:
                 return 0
             began_s = loop.time()
             status = await self._run(stopping)
-            was_ready = was_ready or self.ready.is_set()
             if stopping.is_set():
                 return 0 if status in (0, -signal.SIGTERM, -signal.SIGINT) else EXIT_REFUSED
-            if not was_ready:
+            if not self._can_start:
                 log.critical("a shard cannot start", shard=self._place.shard, status=status)
                 stopping.set()
                 return EXIT_REFUSED
@@ -146,19 +147,23 @@ class _Shard:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(self._document + b"\n")
         ended = asyncio.create_task(process.wait())
-        told = asyncio.create_task(process.stdout.readline())
+        told = asyncio.create_task(self._hear(process.stdout))
         stop = asyncio.create_task(stopping.wait())
         try:
-            await asyncio.wait((ended, told, stop), return_when=asyncio.FIRST_COMPLETED)
-            if told.done() and told.result():
-                self.ready.set()
             await asyncio.wait((ended, stop), return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
                 await self._stop(process, ended)
+            await asyncio.wait((ended, told))  # what it has said, to its end
             return await ended
         finally:
             for task in (ended, told, stop):
                 task.cancel()
+
+    async def _hear(self, lines: asyncio.StreamReader) -> None:
+        while line := await lines.readline():
+            self._can_start = True
+            if line.decode().strip() == READY:
+                self.ready.set()
 
     async def _stop(self, process: asyncio.subprocess.Process, ended: "asyncio.Task[int]") -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -173,7 +178,10 @@ class _Shard:
 def main() -> int:
     """One shard, as the document on standard input says."""
     # Not beyond the line: the rest of it is silence, until the supervisor has ended.
-    document = json.loads(os.read(sys.stdin.fileno(), 1 << 20))
+    line = os.read(sys.stdin.fileno(), 1 << 20)
+    if not line:
+        return EXIT_REFUSED  # It has ended already.
+    document = json.loads(line)
     place = ShardPlace(
         document["shard"],
         document["count"],

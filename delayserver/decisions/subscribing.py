@@ -13,7 +13,7 @@ the same messages to the same subscriptions as the process before it.
 Cost: one record for each call, O(1) for each tick. Threads: belongs to the event loop.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import msgspec
@@ -42,6 +42,8 @@ class Subscribing:
         self._horizon = Horizon()
         self.decided = registry.snapshot()
         """Subscriptions as they are once everything that was decided is durable."""
+        self.on_paused: Callable[[int], None] = lambda subscription_id: None
+        """Told of a subscription whose receiver is gone, when that is decided."""
 
     def start(self, fired: Iterable[Mark]) -> None:
         """Take over what has fired though it is not due yet, in the process before."""
@@ -102,7 +104,29 @@ class Subscribing:
         decided = self.decided.by_id(subscription_id)
         if decided is None or decided.paused:
             return None
-        return self.put_subscription(msgspec.structs.replace(decided, paused=True))
+        group = self.put_subscription(msgspec.structs.replace(decided, paused=True))
+        self.on_paused(subscription_id)
+        return group
+
+    def differing(self, wanted: Iterable[Subscription], *, are_all: bool) -> Iterator[Subscription]:
+        """What has to be put so that definitions are as another shard has them, what is deleted
+        first. `are_all`: what is not among `wanted` is deleted.
+
+        What had fallen due is of each shard (`Horizon`), and no difference."""
+        wanted = list(wanted)
+        if are_all:
+            ids = {one.id for one in wanted}
+            gone = [one for one in self.decided if one.id not in ids]
+            yield from (msgspec.structs.replace(one, deleted=True) for one in gone)
+        for one in wanted:
+            known = self.decided.by_id(one.id)
+            if known is None:
+                if not one.deleted:
+                    yield one
+            elif known != msgspec.structs.replace(
+                one, horizon=known.horizon, subject_since_ms=known.subject_since_ms
+            ):
+                yield one
 
     def _on_durable(self, subscription: Subscription) -> None:
         self._registry.put(subscription)

@@ -14,10 +14,10 @@ belongs to the event loop.
 import asyncio
 import contextlib
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from delayserver.decisions.imports import Import
 from delayserver.decisions.messages import Located, Versions
 from delayserver.decisions.watches import Watcher
 from delayserver.delivery.delayed_fetch import DelayedFetch, PullRequest
+from delayserver.delivery.permits import Permits
 from delayserver.delivery.reader import Found, Reader
 from delayserver.errors import ConflictError, NotFoundError, StoppingError
 from delayserver.records.message import Payload, ScheduleEntry, decode_payload
@@ -57,6 +58,18 @@ REDRIVE_BYTES_MAX = 4 * 1024 * 1024
 """Of their payloads together, unless one alone has more."""
 
 
+class Spreading(Protocol):
+    """Other shards, which have each definition before a change of it is answered."""
+
+    def check(self) -> None:
+        """Raises ShardAwayError where some of them are away."""
+        ...
+
+    async def spread(self, subscription: Subscription) -> None:
+        """Done when they have it, durable. Raises ShardAwayError."""
+        ...
+
+
 class Calls:
     """What one server can be asked. Reads see everything that was answered before."""
 
@@ -71,6 +84,7 @@ class Calls:
         engine = self._engine = shard.engine
         self.settings = shard.settings
         self.clock = shard.clock
+        self.stopwatch = shard.stopwatch
         self.tick_soon = shard.tick_soon
         self.call_soon = shard.call_soon
         self.on_fatal = shard.on_fatal
@@ -81,6 +95,8 @@ class Calls:
         """What it holds is as old as the last checkpoint; `checkpoint` makes one."""
         self._subscription_lock = asyncio.Lock()
         """Held by whoever changes a subscription: so nobody is told what is not durable yet."""
+        self.spreading: Spreading | None = None
+        """Where there are others that a changed subscription has to reach."""
         self.redrive_max = REDRIVE_MAX
 
         # What is known, and the group that whoever answers has to wait for.
@@ -117,6 +133,7 @@ class Calls:
 
         # Subscriptions, dead letters, heartbeats, imports: decided at once, too.
         self.registry = engine.registry
+        self.definition = engine.registry.by_id
         self.subscription = engine.subscribing.subscription
         self.put_heartbeat = engine.heartbeats.put
         self.heartbeat = engine.heartbeats.get
@@ -134,6 +151,19 @@ class Calls:
         """How many messages are due and wait for a subscriber, and how many it holds."""
         queue = self._engine.dispatcher.queue(subscription)
         return queue.count, queue.in_flight
+
+    def share_limits(self, permits: Permits) -> None:
+        """Have the limits of webhooks counted for several shards together; before anything
+        fires."""
+        assert not any(self._engine.dispatcher.queues())
+        self._engine.dispatcher.permits = permits
+
+    def pump(self, subscription_id: int) -> None:
+        """Let rows leave the queue of a subscription as far as they may now."""
+        subscription = self.registry.by_id(subscription_id)
+        if subscription is not None:
+            dispatcher = self._engine.dispatcher
+            dispatcher.pump(dispatcher.queue(subscription), self.clock())
 
     def unsettled_by_hour(self) -> dict[int, int]:
         """Deliveries that are not settled, of each hour that is in memory."""
@@ -309,7 +339,7 @@ class Calls:
             # Also where nothing waited: others have their turn.
             await asyncio.sleep(0)
         # What another event has decided must be durable, too.
-        await self.durable(self._engine.groups.not_durable())
+        await self.all_durable()
         return cancelled, fired
 
     async def _bodies_to_fire(
@@ -353,21 +383,50 @@ class Calls:
         """Add or change a subscription; durable and in force on return.
 
         `define`: makes its definition of the one that has the name and of all that were decided.
-        Raises what it raises, OverloadedError, StoppingError."""
+        Raises what it raises, OverloadedError, StoppingError, ShardAwayError."""
+        if self.spreading is not None:
+            self.spreading.check()
         async with self._subscription_lock:
             decided = self._engine.subscribing.decided
             subscription = define(decided.by_name(name), decided)
             await self.durable(self._engine.subscribing.put_subscription(subscription))
+        if self.spreading is not None:
+            await self.spreading.spread(subscription)
         return subscription
 
     async def change_subscription(self, name: str, **changes: bool) -> Subscription:
         """Change a part of a subscription; durable and in force on return.
 
-        Raises NotFoundError, OverloadedError, StoppingError."""
+        Raises NotFoundError, OverloadedError, StoppingError, ShardAwayError."""
+        if self.spreading is not None:
+            self.spreading.check()
         async with self._subscription_lock:
             changed, group = self._engine.subscribing.change(name, **changes)
             await self.durable(group)
+        if self.spreading is not None:
+            await self.spreading.spread(changed)
         return changed
+
+    async def take_subscriptions(
+        self, subscriptions: Iterable[Subscription], *, are_all: bool
+    ) -> None:
+        """Take over definitions that another shard has decided; durable and in force on return.
+
+        `are_all`: what is not among them is deleted. Raises OverloadedError, StoppingError: some
+        of them may be in force."""
+        async with self._subscription_lock:
+            for changed in self._engine.subscribing.differing(subscriptions, are_all=are_all):
+                self._engine.subscribing.put_subscription(changed)
+            await self.all_durable()
+
+    def when_paused(self, paused: Callable[[int], None]) -> None:
+        """Have `paused` called with the id of a subscription that is recorded as paused, since its
+        receiver said that it is gone."""
+        self._engine.subscribing.on_paused = paused
+
+    async def all_durable(self) -> None:
+        """Done when everything that was decided so far is durable; raises what kept it from it."""
+        await self.durable(self._engine.groups.not_durable())
 
     async def dead_letter_owners(self, name: str) -> list[Subscription]:
         """Whose dead letters that name stands for, oldest first: those of subscriptions that were
@@ -409,7 +468,7 @@ class Calls:
                     with contextlib.suppress(NotFoundError):
                         self._engine.outcomes.redrive(owner.id, entry_seq, payload, heir.id, now_ms)
                         count += 1
-                await self.durable(self._engine.groups.not_durable())
+                await self.all_durable()
                 from_seq = letters[-1][0] + 1
         return count
 
@@ -500,7 +559,7 @@ class Calls:
 
     async def checkpoint(self) -> None:
         """File everything that was accepted so far, so that the catalog shows it."""
-        await self.durable(self._engine.groups.not_durable())
+        await self.all_durable()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._shard.replayer.put(
             CheckpointRequest(lambda: None if future.done() else future.set_result(None))

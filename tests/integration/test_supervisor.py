@@ -6,86 +6,19 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from delayserver.cli.demo.process import free_port
 from delayserver.records.message_id import read_id
 from delayserver.records.sharding import shard_of
 from storage.files import OsFiles
 from storage.shards import read_shard_count, shard_directory
 from tests.integration.api_support import wait_until
-
-COUNT = 3
-
-
-class Supervised:
-    """A supervisor, and what it has started."""
-
-    def __init__(self, directory: Path) -> None:
-        self.data_dir = directory / "data"
-        self.port = free_port()
-        self.log_path = directory / "log"
-        self.process: subprocess.Popen[bytes] | None = None
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30)
-
-    def launch(self, count: int = COUNT) -> subprocess.Popen[bytes]:
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(self.serving(count), stderr=log, stdout=log)
-        return self.process
-
-    def serving(self, count: int, directory: str = "") -> list[str]:
-        """The command."""
-        program = [sys.executable, "-m", "delayserver", "serve", f"--port={self.port}"]
-        return [*program, f"--data-dir={self.data_dir / directory}", f"--shards={count}"]
-
-    def start(self) -> None:
-        self.launch()
-        self.until_told("all shards are there")
-
-    def until_told(self, text: str) -> None:
-        wait_until(lambda: text in self.log_path.read_text())
-
-    @property
-    def shards(self) -> list[int]:
-        """Process ids of the shards, in no order."""
-        assert self.process is not None
-        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [int(pid) for pid in path.read_text().split()]
-
-    def publish(self, key: str) -> httpx.Response:
-        message = {"subject": "a", "key": key, "delay": "1h"}
-        return self.client.post("/v1/messages", json=message)
-
-    def published(self, key: str) -> dict[str, Any]:
-        """The answer, once the shard of the key gives one."""
-
-        def ask() -> dict[str, Any]:
-            try:
-                answer = self.publish(key)
-            except httpx.TransportError:  # of the shard that has ended
-                return {}
-            if answer.status_code == 503:
-                assert answer.headers["retry-after"] == "1"
-                return {}
-            assert answer.status_code in (200, 201)
-            document: dict[str, Any] = answer.json()
-            return document
-
-        return wait_until(ask)
-
-    def end(self) -> None:
-        self.client.close()
-        if self.process is not None and self.process.poll() is None:
-            pids = self.shards
-            self.process.kill()
-            self.process.wait()
-            wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+from tests.integration.supervised import COUNT, Supervised
 
 
 @pytest.fixture
@@ -129,6 +62,43 @@ def test_a_shard_that_is_killed_comes_again_with_all_that_it_had(supervised: Sup
             again = supervised.published(key)
             assert (again["id"], again["duplicate"]) == (message_id, True)
     assert len(supervised.shards) == COUNT
+
+
+def test_a_subscription_is_in_force_everywhere_and_stays_so(supervised: Supervised) -> None:
+    supervised.start()
+    client = supervised.client
+    client.headers["connection"] = "close"  # another process each time
+
+    def put(name: str) -> int:
+        document = {"subject": "a", "type": "pull"}
+        return client.put(f"/v1/subscriptions/{name}", json=document).status_code
+
+    def names() -> list[str]:
+        found = client.get("/v1/subscriptions").json()
+        return [one["name"] for one in found["subscriptions"]]
+
+    assert put("s") == 201
+    assert all(names() == ["s"] for _ in range(12))
+    for number, pid in enumerate(supervised.shards):
+        os.kill(pid, signal.SIGKILL)
+        # Not before it is there again; and then it has what it had, and what is new.
+        wait_until(partial(_is_put, put, f"t{number}"))
+        expected = ["s", *(f"t{n}" for n in range(number + 1))]
+        assert all(names() == expected for _ in range(12))
+    for name in ("s", *(f"t{n}" for n in range(COUNT - 1))):
+        assert client.delete(f"/v1/subscriptions/{name}").status_code == 204
+    assert all(names() == [f"t{COUNT - 1}"] for _ in range(12))
+    assert client.post(f"/v1/subscriptions/t{COUNT - 1}/pause").json()["paused"]
+    assert all(client.get(f"/v1/subscriptions/t{COUNT - 1}").json()["paused"] for _ in range(12))
+
+
+def _is_put(put: Callable[[str], int], name: str) -> bool:
+    try:
+        status = put(name)
+    except httpx.TransportError:  # of the shard that has ended
+        return False
+    assert status in (200, 201, 503)
+    return status < 300
 
 
 def test_a_consumer_on_one_connection_gets_what_is_due_in_all(supervised: Supervised) -> None:
@@ -187,6 +157,19 @@ def test_shards_end_with_their_supervisor(supervised: Supervised) -> None:
     # Nothing of it holds the port or the directories.
     supervised.log_path.write_text("")
     supervised.start()
+
+
+def test_shards_that_start_end_in_order_with_their_supervisor(supervised: Supervised) -> None:
+    process = supervised.launch()
+    directories = [supervised.data_dir / shard_directory(shard) for shard in range(COUNT)]
+    wait_until(lambda: all(one.exists() for one in directories))
+    pids = supervised.shards
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    log = supervised.log_path.read_text()
+    assert "Traceback" not in log
+    assert log.count("so it stops") == COUNT
 
 
 def test_another_number_of_shards_is_refused(supervised: Supervised) -> None:

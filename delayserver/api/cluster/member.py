@@ -6,12 +6,18 @@
 Cost: see the parts. Threads: belongs to the event loop.
 """
 
+import asyncio
+from collections.abc import Callable
+
 from delayserver.api.cluster.batches import Batches
+from delayserver.api.cluster.definitions import Definitions
 from delayserver.api.cluster.front import Front, OneByOne
+from delayserver.api.cluster.limits import Limits
 from delayserver.api.cluster.link import Links, ShardPlace
 from delayserver.api.cluster.local import Handler, Local
 from delayserver.api.cluster.routed import RoutedHot
 from delayserver.api.cluster.router import Router
+from delayserver.api.cluster.token_rates import TokenRates
 from delayserver.api.hot.asgi import Asgi
 from delayserver.server.calls import Calls
 
@@ -21,18 +27,33 @@ class Member:
 
     def __init__(self, place: ShardPlace, calls: Calls, hot: RoutedHot, path: Asgi) -> None:
         """`path`: where what belongs to this shard is served."""
-        self.links = links = Links(place)
+        self.links = links = Links(place, is_https=calls.settings.tls_cert is not None)
         hot.link(links)
+        loop = asyncio.get_running_loop()
+        calls.share_limits(Limits(links, calls, loop))
+        self._token_rates = TokenRates(links, calls.tokens, loop)
         batches = Batches(calls, hot, links)
         router = Router(links, calls.settings)
-        internal: list[Handler] = [batches.answer_part, *hot.consuming.handlers]
+        self.definitions = definitions = Definitions(calls, links)
+        hot.check_whole = definitions.check_whole
+        internal: list[Handler] = [
+            batches.answer_part,
+            definitions.answer,
+            *hot.consuming.handlers,
+        ]
         self._local = Local(hot, path, internal)
         self.front = Front(hot, path, [OneByOne(links).answer, batches.answer, router.answer])
 
     async def begin(self, port: int) -> None:
         """Be there for the others. `port`: where this shard alone is reached."""
+        self.definitions.begin()
         await self.links.begin(self._local, port)
+
+    def when_ready(self, tell: Callable[[], None]) -> None:
+        """Call `tell` once all shards have met, and know all definitions."""
+        self.definitions.when_whole(tell)
 
     async def close(self) -> None:
         """Leave the others."""
+        self.definitions.close()
         await self.links.close()

@@ -8,6 +8,7 @@ What cannot be read stays here, where it is refused. Cost: 1 µs for what stays,
 a loop for what does not. Threads: belongs to the event loop.
 """
 
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
@@ -40,6 +41,8 @@ class RoutedHot(Hot):
 
     links: Links
     consuming: SharedConsuming
+    check_whole: Callable[[], None]
+    """Raises what keeps this shard from being ready though it is there."""
 
     def __init__(self, calls: Calls, intake: Intake) -> None:
         super().__init__(calls, intake)
@@ -50,6 +53,10 @@ class RoutedHot(Hot):
         """Before the first call: where the others are."""
         self.links = self.cancels.links = links
         self.consuming = SharedConsuming(self._calls, self.intake, links)
+
+    def check_ready(self) -> None:
+        super().check_ready()
+        self.check_whole()
 
     def gather(self, responder: Responder, data: bytes, caller: Caller | None) -> None:
         links = self.links

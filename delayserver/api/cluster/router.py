@@ -9,6 +9,7 @@
     GET  /v1/stats, /v1/forecast, /metrics           all, added up, or side by side
     POST /v1/events/{key}                            all, added up
     GET  /v1/subscriptions[/{name}]                  the own shard's, with what waits in all
+    PUT, DELETE, pause, resume of a subscription     the home of all definitions
     …/dead-letters, …/dead-letters/redrive           all, merged by seq; those of the ids
     /v1/imports…, PUT /v1/archives/{hour}            the shard that `shard=` or the manifest says
     GET  /v1/archives                                that, or all, merged by hour
@@ -18,8 +19,7 @@ names nothing that can be, is left to the own shard. What is read of all shards 
 the answer is what the shard said that could not give its part. What changes something in all of
 them says who has done it: it may be asked again.
 
-Publishes, batches, pulls and changes of subscriptions are served elsewhere. A server alone has no
-shards to ask.
+Publishes, batches and pulls are served elsewhere. A server alone has no shards to ask.
 
 Cost: 10 µs for a call to one shard; of what is merged, see `pages`, `sums` and `exposition`, and
 each shard's page comes whole. Threads: belongs to the event loop.
@@ -35,9 +35,10 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
+from delayserver.api.cluster.definitions import HOME
 from delayserver.api.cluster.exposition import merge_metrics
 from delayserver.api.cluster.pages import PagedList, merge_pages, read_cursor, write_cursor
-from delayserver.api.cluster.peers import Fields, PeerAnswer, PeerCall, Peers
+from delayserver.api.cluster.peers import Fields, Owners, PeerAnswer, PeerCall
 from delayserver.api.cluster.sums import add_forecasts, add_stats, add_waiting
 from delayserver.api.documents import (
     PLACES_HEADER,
@@ -110,7 +111,7 @@ class _Part(NamedTuple):
 class Router:
     """The calls of one process of several."""
 
-    def __init__(self, peers: Peers, settings: Settings) -> None:
+    def __init__(self, peers: Owners, settings: Settings) -> None:
         """`settings`: those of all shards."""
         self._peers = peers
         self._settings = settings
@@ -126,10 +127,14 @@ class Router:
         try:
             to = serve(self, call, *values)
             if isinstance(to, int):
-                return None if to == self._peers.own else await self._peers.ask(to, call)
+                return None if to == self._peers.own else await self._forward(to, call, call)
             return await to
         except DelayServerError as error:
             return _problem(error)
+
+    async def _forward(self, to: int, call: PeerCall, as_asked: PeerCall) -> PeerAnswer:
+        """What another shard says to all of a client's call, or who it is."""
+        return self._peers.misdirected(to, as_asked) or await self._peers.ask(to, call)
 
     # ── calls for one shard ────────────────────────────────────────────────────────────────────
 
@@ -198,7 +203,7 @@ class Router:
         if within is None or len(parts) > 3:
             return to
         body["manifest"] = msgspec.Raw(encode("/".join(parts[1:])))
-        return self._peers.ask(to, _with_body(call, encode(body)))
+        return self._forward(to, _with_body(call, encode(body)), call)
 
     # ── calls for many messages ────────────────────────────────────────────────────────────────
 
@@ -357,6 +362,18 @@ class Router:
         others = [_read_row(one.body) for one in answers.values() if one.status == 200]
         return _json(encode(add_waiting(_read_row(own.body), others)))
 
+    async def _define(self, call: PeerCall, name: str, _verb: str = "") -> PeerAnswer:
+        """The home decides; what waits for the subscription is counted in all shards."""
+        answer = await self._peers.ask(HOME, call)
+        if answer.status not in (200, 201):
+            return answer
+        asked = PeerCall("GET", f"/v1/subscriptions/{name}", headers=(), caller=call.caller)
+        others = (shard for shard in range(self._peers.count) if shard != HOME)
+        answers = await self._ask(dict.fromkeys(others, asked))
+        documents = [_read_row(one.body) for one in answers.values() if one.status == 200]
+        body = encode(add_waiting(_read_row(answer.body), documents))
+        return _answer(answer.status, body, JSON)
+
     # ── changes in all shards ──────────────────────────────────────────────────────────────────
 
     async def _event(self, call: PeerCall) -> PeerAnswer:
@@ -465,6 +482,8 @@ _ROUTES: Final[Sequence[tuple[str, str, _Serve]]] = (
     ("GET", r"/metrics", Router._metrics),
     ("GET", r"/v1/subscriptions", Router._subscriptions),
     ("GET", r"/v1/subscriptions/[^/]+", Router._subscription),
+    ("PUT DELETE", r"/v1/subscriptions/([^/]+)", Router._define),
+    ("POST", r"/v1/subscriptions/([^/]+)/(pause|resume)", Router._define),
     ("GET", r"/v1/subscriptions/[^/]+/dead-letters", Router._dead_letters),
     ("POST", r"/v1/subscriptions/[^/]+/dead-letters/redrive", Router._redrive),
     ("DELETE", r"/v1/subscriptions/[^/]+/dead-letters/([^/]+)", Router._by_id),

@@ -141,10 +141,14 @@ class Hot:
         if path == ALIVE_PATH:
             return Answer(200, _encode(HealthDocument("ok")))
         try:
-            self._calls.admit(0)
+            self.check_ready()
         except DelayServerError as error:
             return problem_answer(error)
         return Answer(200, _encode(HealthDocument("ready")))
+
+    def check_ready(self) -> None:
+        """Raises what keeps the server from accepting."""
+        self._calls.admit(0)
 
     def max_bytes(self, path: str) -> int:
         """The longest request that the path takes."""

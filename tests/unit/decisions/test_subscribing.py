@@ -118,3 +118,35 @@ def test_nothing_is_put_while_stopping(parts: Parts) -> None:
     parts.groups.stopping = True
     with pytest.raises(StoppingError):
         parts.subscribing.put_subscription(NEW)
+
+
+def test_what_differs_from_the_definitions_of_another_shard(parts: Parts) -> None:
+    other = subscription(8, name="other", created_ms=START_MS)
+    for one in (NEW, other):
+        parts.subscribing.put_subscription(one)
+    parts.commit()
+    subscribing, replace = parts.subscribing, msgspec.structs.replace
+    # What had fallen due is the shard's own affair.
+    assert subscribing.decided.by_id(7).horizon  # type: ignore[union-attr]
+    assert list(subscribing.differing([NEW, other], are_all=True)) == []
+    changed = replace(NEW, lease_ms=7)
+    assert list(subscribing.differing([changed], are_all=False)) == [changed]
+    gone = replace(NEW, deleted=True)
+    assert list(subscribing.differing([gone], are_all=False)) == [gone]
+    # What goes goes first: its name may have been given again.
+    again = subscription(9, name=NEW.name, created_ms=START_MS)
+    found = list(subscribing.differing([again, other], are_all=True))
+    assert [(one.id, one.deleted) for one in found] == [(7, True), (9, False)]
+    unknown = replace(again, deleted=True)
+    assert list(subscribing.differing([unknown], are_all=False)) == []
+
+
+def test_somebody_is_told_of_a_pause_once(parts: Parts) -> None:
+    told: list[int] = []
+    parts.subscribing.on_paused = told.append
+    parts.subscribing.put_subscription(NEW)
+    parts.commit()
+    parts.subscribing.pause(NEW.id)
+    assert parts.subscribing.pause(NEW.id) is None
+    parts.subscribing.change(NEW.name, paused=False)
+    assert told == [NEW.id]

@@ -4,9 +4,9 @@ told to. Nothing goes through a socket."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -24,6 +24,7 @@ from storage.directory import open_identity
 from storage.files import OsFiles
 from storage.shards import shard_directory
 
+T = TypeVar("T")
 JSON_TYPE = ((b"content-type", b"application/json"),)
 
 
@@ -57,6 +58,9 @@ class ToldPeers:
         await asyncio.sleep(0)
         return self._answer(shard, call)
 
+    def misdirected(self, shard: int, call: PeerCall) -> PeerAnswer | None:
+        return None
+
     def tell(self, shard: int, topic: str, notice: bytes) -> None:
         raise AssertionError
 
@@ -76,7 +80,7 @@ class RealShards:
 
     def __init__(self, directory: Path, count: int, **settings: Any) -> None:
         self._runner = asyncio.Runner()
-        self._servers: list[Server] = []
+        self.servers: list[Server] = []
         self._apps: list[Asgi] = []
         self.away: set[int] = set()
         self.routers: list[Router] = []
@@ -89,16 +93,20 @@ class RealShards:
             open_identity(files, random_bytes=_not_random(shard), shard=shard)
             made = Settings(data_dir=data_dir, **settings)
             server = Server(made, fatal=_fail, shard=shard)
-            self._servers.append(server)
+            self.servers.append(server)
             self._apps.append(make_app(server.calls)[0])
             self.routers.append(Router(_PeersOf(self, shard), made))
-        for server in self._servers:
+        for server in self.servers:
             self._runner.run(server.start())
 
     def close(self) -> None:
-        for server in self._servers:
+        for server in self.servers:
             self._runner.run(server.stop())
         self._runner.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Have the event loop of all of them do something."""
+        return self._runner.run(work)
 
     async def answer(self, shard: int, call: PeerCall) -> PeerAnswer:
         """What a shard answers by itself."""
@@ -167,6 +175,7 @@ class _PeersOf:
             return AWAY
         return await self._shards.answer(shard, call)
 
+    misdirected = ToldPeers.misdirected
     tell = ToldPeers.tell
     on_told = ToldPeers.on_told
     on_change = ToldPeers.on_change

@@ -93,9 +93,6 @@ def test_a_call_for_one_shard_goes_there_as_it_is(wanted: tuple[PeerCall, int]) 
         PeerCall("POST", "/v1/messages/cancel", body=b"{}"),
         PeerCall("POST", "/v1/messages"),
         PeerCall("POST", "/v1/messages/batch"),
-        PeerCall("PUT", "/v1/subscriptions/s"),
-        PeerCall("DELETE", "/v1/subscriptions/s"),
-        PeerCall("POST", "/v1/subscriptions/s/pause"),
         PeerCall("POST", "/v1/subscriptions/s/pull"),
         PeerCall("GET", "/healthz"),
         PeerCall("GET", "/docs"),
@@ -358,3 +355,30 @@ def test_an_import_is_adopted_by_the_shard_that_holds_its_files(
     [(asked, call)] = peers.asked
     assert asked == to
     assert msgspec.json.decode(call.body) == {"manifest": passed_on, "more": 1}
+
+
+@pytest.mark.parametrize("own", range(COUNT))
+def test_the_home_defines_and_all_count_what_waits(own: int) -> None:
+    """Whose counts are missing does not matter: the definition is in force."""
+
+    def answer(shard: int, call: PeerCall) -> PeerAnswer:
+        if call.method == "GET":
+            assert call.path == "/v1/subscriptions/a b"
+            return AWAY if shard == 2 else document_answer({"queued": 2, "in_flight": 1})
+        assert shard == 0
+        return document_answer({"name": "a b", "queued": 3, "in_flight": 4}, 201)
+
+    peers = ToldPeers(COUNT, answer, own)
+    for method, path in (
+        ("PUT", "/v1/subscriptions/a b"),
+        ("POST", "/v1/subscriptions/a b/pause"),
+        ("POST", "/v1/subscriptions/a b/resume"),
+    ):
+        found = peers.route(PeerCall(method, path))
+        assert found is not None and found.status == 201
+        queued, in_flight = 3 + 2 * (COUNT - 2), 4 + (COUNT - 2)
+        document = {"name": "a b", "queued": queued, "in_flight": in_flight}
+        assert msgspec.json.decode(found.body) == document
+    refused = ToldPeers(COUNT, lambda shard, call: AWAY, own)
+    assert refused.route(PeerCall("DELETE", "/v1/subscriptions/s")) is AWAY
+    assert [shard for shard, _ in refused.asked] == [0]

@@ -1,0 +1,343 @@
+"""Who has which shard: the map of the server, kept while a producer is in use.
+
+    GET /v1/cluster ──one shard, or 404──▶ that was all: everything goes to the configured address
+         ▲          ──several──▶ GET /v1/cluster at the address of each ──it is that shard──▶ asked
+         │                                                        directly, with `delay-forward: no`
+         └── by long poll; at once, when an owner is not there, or not the owner ◀──┘
+
+Nothing waits for the map: until an owner has said itself that it is one, and whenever it is not
+there, its calls go to the configured address, where any shard forwards them. So an address that
+only the server knows, behind a proxy or in a container, costs no call anything. Where an owner says
+421, the call goes to where `delay-owner` says.
+
+Cost: of a server alone, one request in the background; else two for each shard, one that waits, and
+for each key its checksum. Threads: belongs to one event loop.
+"""
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from delayserver.client.errors import NotADelayServerError, UnansweredError, UnreachableError
+from delayserver.client.retries import ATTEMPT_S_MIN, RetryPolicy, Time
+from delayserver.client.transport import (
+    NO_HEADERS,
+    TIMEOUT_S,
+    HttpAnswer,
+    Transport,
+    decoded,
+)
+from delayserver.errors import NotFoundError
+from delayserver.records.sharding import shard_of, shard_of_heartbeat, shard_of_id
+
+CLUSTER_PATH: Final = "/v1/cluster"
+WAIT_S: Final = 20
+"""How long a poll waits at the server; proxies end what is silent for 30 s."""
+NO_FORWARD: Final = {"delay-forward": "no"}
+OWNER_HEADER: Final = "delay-owner"
+AGAIN: Final = RetryPolicy(first_s=0.05, most_s=60.0)
+"""The waits while the map, or an owner, cannot be asked."""
+
+OwnerHosts = Literal["same", "any", "none"]
+"""Whose addresses are used of those that a map names."""
+Connect = Callable[[str], Transport]
+
+
+class _Shard(msgspec.Struct):
+    shard: int
+    state: str
+    url: str | None = None
+
+
+class _Map(msgspec.Struct):
+    version: int
+    shards: list[_Shard]
+
+
+class _Owner:
+    """A shard at its own address."""
+
+    def __init__(self, shard: int, url: str, transport: Transport) -> None:
+        self.shard = shard
+        self.url = url
+        self.transport = transport
+        self.greeting: asyncio.Task[None] | None = None
+
+
+def is_allowed(home: str, url: str, hosts: OwnerHosts) -> bool:
+    """Whether a token that is for the address `home` may be sent to `url`, because a server says
+    so: to the same host only, unless `hosts` is "any", and never in clear text instead of TLS."""
+    try:
+        here, there = urlsplit(home), urlsplit(url)
+        more = there.port == 0 or there.path or there.query or there.fragment or there.username
+    except ValueError:
+        return False
+    if more or not (url.isascii() and there.hostname and there.scheme == here.scheme):
+        return False
+    return hosts == "any" or (hosts == "same" and there.hostname == here.hostname)
+
+
+class Owners:
+    """The owners that one producer knows in one event loop, from `begin` to `close`."""
+
+    def __init__(
+        self, home: Transport, connect: Connect, allows: Callable[[str], bool], time: Time
+    ) -> None:
+        """`home`: the configured address. `connect` makes a transport to another one, of those
+        that `allows` takes."""
+        self.count = 1
+        """Of shards, as far as is known."""
+        self._home = home
+        self._connect = connect
+        self._allows = allows
+        self._time = time
+        self._owners: dict[int, _Owner] = {}
+        self._ready: dict[int, _Owner] = {}
+        """Those who have said who they are."""
+        self._next = itertools.count().__next__
+        self._stale = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self) -> None:
+        """Ask for the map, in the background."""
+        self._start(self._keep())
+
+    def abort(self) -> None:
+        """Ask nothing more."""
+        self._ready.clear()
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    async def close(self) -> None:
+        """Ask nothing more, and disconnect from the owners."""
+        self.abort()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for owner in self._owners.values():
+            await owner.transport.close()
+        self._owners.clear()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # ── whom to ask ────────────────────────────────────────────────────────────────────────────
+
+    def of_key(self, subject: str, key: str) -> int | None:
+        """The shard of a key; None: ask the configured address."""
+        return self._if_ready(shard_of(subject, key, self.count)) if self._ready else None
+
+    def of_heartbeat(self, key: str) -> int | None:
+        """The shard of a heartbeat; likewise."""
+        return self._if_ready(shard_of_heartbeat(key, self.count)) if self._ready else None
+
+    def of_id(self, message_id: str) -> int | None:
+        """The shard that gave out an id; likewise."""
+        if not self._ready:
+            return None
+        try:
+            return self._if_ready(shard_of_id(message_id))
+        except NotFoundError:
+            return None
+
+    def of_any(self) -> int | None:
+        """Where the next message without a key goes: to all by turns."""
+        ready = tuple(self._ready)
+        return ready[self._next() % len(ready)] if ready else None
+
+    def parts(self, keys: Sequence[tuple[str, str | None]]) -> dict[int | None, list[int]]:
+        """The indexes of messages, which are given as subject and key, by whom to ask. Those
+        without a key go along with the most of the others."""
+        shards = [None if key is None else self.of_key(subject, key) for subject, key in keys]
+        known = Counter(
+            shard for shard, (_, key) in zip(shards, keys, strict=True) if key is not None
+        )
+        free = known.most_common(1)[0][0] if known else self.of_any()
+        parts: dict[int | None, list[int]] = {}
+        for index, (shard, (_, key)) in enumerate(zip(shards, keys, strict=True)):
+            parts.setdefault(free if key is None else shard, []).append(index)
+        return parts
+
+    def _if_ready(self, shard: int) -> int | None:
+        return shard if shard in self._ready else None
+
+    # ── asking ─────────────────────────────────────────────────────────────────────────────────
+
+    async def request(
+        self,
+        shard: int | None,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        headers: Mapping[str, str] = NO_HEADERS,
+        timeout_s: float = TIMEOUT_S,
+    ) -> HttpAnswer:
+        """One request, at the owner of a shard if it can be asked, else at the configured address.
+        Raises UnreachableError, UnansweredError."""
+        owner = None if shard is None else self._ready.get(shard)
+        if owner is None:
+            return await self._home.request(
+                method, path, body, headers=headers, timeout_s=timeout_s
+            )
+        now_s = asyncio.get_running_loop().time
+        deadline_s = now_s() + timeout_s
+        direct = {**headers, **NO_FORWARD}
+        try:
+            answer = await owner.transport.request(
+                method, path, body, headers=direct, timeout_s=timeout_s
+            )
+            if answer.status != HTTPStatus.MISDIRECTED_REQUEST:
+                return answer
+        except UnreachableError:
+            self._lose(owner)
+        except UnansweredError:
+            self._lose(owner)
+            raise
+        else:
+            self._stale.set()
+            left_s = max(deadline_s - now_s(), ATTEMPT_S_MIN)
+            url = answer.headers.get(OWNER_HEADER, "")
+            found = await self._follow(url, method, path, body, direct, left_s)
+            if found is not None:
+                return found
+        left_s = max(deadline_s - now_s(), ATTEMPT_S_MIN)
+        return await self._home.request(method, path, body, headers=headers, timeout_s=left_s)
+
+    async def _follow(
+        self,
+        url: str,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        timeout_s: float,
+    ) -> HttpAnswer | None:
+        """The answer of whom an owner named; None: nothing was done there. The map, which is asked
+        anew, will know it, too: until then each call has a connection of its own."""
+        if not self._allows(url):
+            return None
+        transport = self._connect(url)
+        try:
+            answer = await transport.request(
+                method, path, body, headers=headers, timeout_s=timeout_s
+            )
+        except UnreachableError:
+            return None
+        finally:
+            await transport.close()
+        return None if answer.status == HTTPStatus.MISDIRECTED_REQUEST else answer
+
+    def _lose(self, owner: _Owner) -> None:
+        """Ask an owner nothing more until it has said again who it is."""
+        if self._ready.get(owner.shard) is owner:
+            del self._ready[owner.shard]
+            self._stale.set()
+            self._greet(owner)
+
+    # ── the map ────────────────────────────────────────────────────────────────────────────────
+
+    async def _keep(self) -> None:
+        """Have the map as it is, until there is nothing to be known."""
+        known: _Map | None = None
+        failures = 0
+        while True:
+            if failures:
+                await self._time.sleep(AGAIN.wait_s(failures, self._time.random()))
+            try:
+                answer = await self._poll(known)
+            except UnansweredError:
+                failures += 1
+                continue
+            if answer is None:
+                # Told so by many calls at once, one question answers all of them.
+                await self._time.sleep(AGAIN.wait_s(1, self._time.random()))
+                known, failures = None, 0
+                self._stale.clear()
+                continue
+            if not answer.is_success:
+                if answer.status < 500 and answer.status != HTTPStatus.TOO_MANY_REQUESTS:
+                    return  # A server, or something before it, that has no map for us.
+                failures += 1
+                continue
+            try:
+                known = decoded(answer.body, _Map)
+            except NotADelayServerError:
+                return
+            failures = 0
+            await self._take(known.shards)
+            if len(known.shards) == 1:
+                return
+
+    async def _poll(self, known: _Map | None) -> HttpAnswer | None:
+        """The next map; None: there is reason to ask at once. Raises UnansweredError."""
+        path = CLUSTER_PATH
+        if known is not None:
+            path = f"{path}?after={known.version}&wait={WAIT_S}s"
+        asked = self._home.request("GET", path, timeout_s=WAIT_S + TIMEOUT_S)
+        poll = asyncio.ensure_future(asked)
+        stale = asyncio.ensure_future(self._stale.wait())
+        try:
+            await asyncio.wait((poll, stale), return_when=asyncio.FIRST_COMPLETED)
+            return poll.result() if poll.done() else None
+        finally:
+            poll.cancel()
+            stale.cancel()
+            await asyncio.wait((poll, stale))
+
+    async def _take(self, shards: Sequence[_Shard]) -> None:
+        self.count = len(shards)
+        urls = {
+            one.shard: one.url
+            for one in shards
+            if one.state == "serving" and one.url and self._allows(one.url)
+        }
+        if len(shards) == 1 or [one.shard for one in shards] != list(range(len(shards))):
+            urls = {}
+        for owner in tuple(self._owners.values()):
+            if urls.get(owner.shard) != owner.url:
+                await self._part_from(owner)
+        for shard, url in urls.items():
+            if shard not in self._owners:
+                owner = self._owners[shard] = _Owner(shard, url, self._connect(url))
+                self._greet(owner)
+
+    async def _part_from(self, owner: _Owner) -> None:
+        del self._owners[owner.shard]
+        if self._ready.get(owner.shard) is owner:
+            del self._ready[owner.shard]
+        if owner.greeting is not None:
+            owner.greeting.cancel()
+        await owner.transport.close()
+
+    # ── the owners ─────────────────────────────────────────────────────────────────────────────
+
+    def _greet(self, owner: _Owner) -> None:
+        owner.greeting = self._start(self._until_greeted(owner))
+
+    async def _until_greeted(self, owner: _Owner) -> None:
+        for attempt in itertools.count(1):
+            if await self._is_itself(owner):
+                self._ready[owner.shard] = owner
+                return
+            await self._time.sleep(AGAIN.wait_s(attempt, self._time.random()))
+
+    async def _is_itself(self, owner: _Owner) -> bool:
+        """Whether who answers at an address has the shard that the map says: behind a proxy, or in
+        another network, something else may listen there."""
+        try:
+            answer = await owner.transport.request("GET", CLUSTER_PATH)
+            told = decoded(answer.body, _Map) if answer.is_success else None
+        except (UnansweredError, NotADelayServerError):
+            return False
+        return told is not None and any(
+            (one.shard, one.url, len(told.shards)) == (owner.shard, owner.url, self.count)
+            for one in told.shards
+        )
