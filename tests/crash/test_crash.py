@@ -33,14 +33,15 @@ def test_killed_again_and_again(seed, tmp_path):
     assert (figures["kills"], figures["lost"]) == (outcome.counts["kills"], 0)
 
 
-SHARDS_SEEDS = (42,)
-"""In the three rounds of 42 one shard is killed, two are, the supervisor is and all are; also while
-they start, and near an hour."""
+SHARDS_SEEDS = (10834,)
+"""In the two rounds of 10834 one shard is killed, and all while it starts; near an hour two are,
+and the supervisor while they start."""
 
 
+@pytest.mark.timeout(300)  # 20 starts of Python
 @pytest.mark.parametrize("seed", SHARDS_SEEDS)
 def test_shards_are_killed_one_by_one_and_together(seed, tmp_path):
-    outcome = asyncio.run(ShardsCrashRun(tmp_path, shards=3, seed=seed, rounds=3).run())
+    outcome = asyncio.run(ShardsCrashRun(tmp_path, shards=3, seed=seed, rounds=2).run())
     assert outcome.is_clean, "\n".join(describe(outcome))
     for blow in Blow:
         assert outcome.counts[f"kills of {blow}"] >= 1

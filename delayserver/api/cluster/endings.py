@@ -4,9 +4,10 @@
            ──▶ of a shard     ──▶ the same call there ──▶ those that were over
            ──▶ of one that is away, or of nobody: over
 
-A lease ends with the process that has granted it, so those of a shard that is away are over. What a
-shard refuses is the answer to the whole call; what others have done by then stays so, and is over
-when the call is repeated.
+A lease ends with the process that has granted it, so those of a shard that is away are over. One
+that ends while it is asked may have recorded an ack: then nobody knows, and "over" would say that
+the message comes again. What a shard refuses is the answer to the whole call; what others have done
+by then stays so, and is over when the call is repeated.
 
 Cost: 50 ns a token where all are of one shard, else 1 µs; 60 µs for each shard that is asked.
 Threads: belongs to the event loop.
@@ -97,10 +98,11 @@ class Endings:
             call = PeerCall("POST", LEASES_PATH, body=body)
             asked = asyncio.ensure_future(self._peers.ask(shard, call))
             self._asked.add(asked)
-            asked.add_done_callback(partial(self._on_answer, joined, places, some))
+            asked.add_done_callback(partial(self._on_answer, ending, joined, places, some))
 
     def _on_answer(
         self,
+        ending: Ending,
         joined: "_Joined",
         places: Sequence[int],
         some: list[str],
@@ -112,7 +114,10 @@ class Endings:
         answer = asked.result()
         if answer.status == 200:
             joined.told(places, _decode_expired(answer.body))
-        elif _read_problem(answer.body).type == _AWAY:
+            return
+        problem = _read_problem(answer.body)
+        is_ack = ending in (Ending.ACK, Ending.ACK_SOON)
+        if problem.type == _AWAY and not (is_ack and problem.outcome):
             joined.told(places, some)
         else:
             joined.told(places, [], AnsweredError(hot_answer(answer)))
