@@ -19,7 +19,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeGuard
 from urllib.parse import urlsplit
 
 import msgspec
@@ -47,6 +47,8 @@ AGAIN: Final = RetryPolicy(first_s=0.05, most_s=60.0)
 OwnerHosts = Literal["same", "any", "none"]
 """Whose addresses are used of those that a map names."""
 Connect = Callable[[str], Transport]
+Named = tuple[str, str | None]
+"""Subject and key of a message."""
 
 
 class _Shard(msgspec.Struct):
@@ -83,16 +85,26 @@ def is_allowed(home: str, url: str, hosts: OwnerHosts) -> bool:
     return hosts == "any" or (hosts == "same" and there.hostname == here.hostname)
 
 
+def _has_key(one: Named) -> TypeGuard[tuple[str, str]]:
+    return one[1] is not None
+
+
 class Owners:
     """The owners that one producer knows in one event loop, from `begin` to `close`."""
 
     def __init__(
-        self, home: Transport, connect: Connect, allows: Callable[[str], bool], time: Time
+        self,
+        home: Transport,
+        connect: Connect,
+        allows: Callable[[str], bool] | None,
+        time: Time,
     ) -> None:
         """`home`: the configured address. `connect` makes a transport to another one, of those
-        that `allows` takes."""
+        that `allows` takes; None: of none, so that only their number is asked for."""
         self.count = 1
         """Of shards, as far as is known."""
+        self.is_told = asyncio.Event()
+        """The map was asked for, and what it says is known, or that it cannot be had now."""
         self._home = home
         self._connect = connect
         self._allows = allows
@@ -110,6 +122,7 @@ class Owners:
 
     def abort(self) -> None:
         """Ask nothing more."""
+        self.is_told.set()
         self._ready.clear()
         for task in tuple(self._tasks):
             task.cancel()
@@ -152,17 +165,23 @@ class Owners:
         ready = tuple(self._ready)
         return ready[self._next() % len(ready)] if ready else None
 
-    def parts(self, keys: Sequence[tuple[str, str | None]]) -> dict[int | None, list[int]]:
-        """The indexes of messages, which are given as subject and key, by whom to ask. Those
-        without a key go along with the most of the others."""
-        shards = [None if key is None else self.of_key(subject, key) for subject, key in keys]
-        known = Counter(
-            shard for shard, (_, key) in zip(shards, keys, strict=True) if key is not None
-        )
-        free = known.most_common(1)[0][0] if known else self.of_any()
+    def together(self, messages: Sequence[Named]) -> int | None:
+        """Where those of some messages best go that have no key, so that all stay together: the
+        shard of most of the others, or any. None: only one shard is known."""
+        count = self.count
+        if count == 1:
+            return None
+        known = Counter(shard_of(*one, count) for one in messages if _has_key(one))
+        return known.most_common(1)[0][0] if known else self._next() % count
+
+    def parts(self, messages: Sequence[Named]) -> dict[int | None, list[int]]:
+        """The indexes of messages by whom to ask; see `together`."""
+        free, count = self.together(messages), self.count
         parts: dict[int | None, list[int]] = {}
-        for index, (shard, (_, key)) in enumerate(zip(shards, keys, strict=True)):
-            parts.setdefault(free if key is None else shard, []).append(index)
+        for index, one in enumerate(messages):
+            shard = shard_of(*one, count) if _has_key(one) else free
+            whom = None if shard is None else self._if_ready(shard)
+            parts.setdefault(whom, []).append(index)
         return parts
 
     def _if_ready(self, shard: int) -> int | None:
@@ -222,7 +241,7 @@ class Owners:
     ) -> HttpAnswer | None:
         """The answer of whom an owner named; None: nothing was done there. The map, which is asked
         anew, will know it, too: until then each call has a connection of its own."""
-        if not self._allows(url):
+        if not self._may_ask(url):
             return None
         transport = self._connect(url)
         try:
@@ -254,6 +273,7 @@ class Owners:
             try:
                 answer = await self._poll(known)
             except UnansweredError:
+                self.is_told.set()
                 failures += 1
                 continue
             if answer is None:
@@ -263,6 +283,7 @@ class Owners:
                 self._stale.clear()
                 continue
             if not answer.is_success:
+                self.is_told.set()
                 if answer.status < 500 and answer.status != HTTPStatus.TOO_MANY_REQUESTS:
                     return  # A server, or something before it, that has no map for us.
                 failures += 1
@@ -270,18 +291,20 @@ class Owners:
             try:
                 known = decoded(answer.body, _Map)
             except NotADelayServerError:
+                self.is_told.set()
                 return
             failures = 0
             await self._take(known.shards)
-            if len(known.shards) == 1:
+            self.is_told.set()
+            if self.count == 1 or self._allows is None:
                 return
 
     async def _poll(self, known: _Map | None) -> HttpAnswer | None:
         """The next map; None: there is reason to ask at once. Raises UnansweredError."""
-        path = CLUSTER_PATH
+        path, timeout_s = CLUSTER_PATH, TIMEOUT_S
         if known is not None:
-            path = f"{path}?after={known.version}&wait={WAIT_S}s"
-        asked = self._home.request("GET", path, timeout_s=WAIT_S + TIMEOUT_S)
+            path, timeout_s = f"{path}?after={known.version}&wait={WAIT_S}s", WAIT_S + TIMEOUT_S
+        asked = self._home.request("GET", path, timeout_s=timeout_s)
         poll = asyncio.ensure_future(asked)
         stale = asyncio.ensure_future(self._stale.wait())
         try:
@@ -293,14 +316,13 @@ class Owners:
             await asyncio.wait((poll, stale))
 
     async def _take(self, shards: Sequence[_Shard]) -> None:
-        self.count = len(shards)
+        is_whole = [one.shard for one in shards] == list(range(len(shards)))
+        self.count = len(shards) if is_whole and shards else 1
         urls = {
             one.shard: one.url
             for one in shards
-            if one.state == "serving" and one.url and self._allows(one.url)
+            if self.count > 1 and one.state == "serving" and one.url and self._may_ask(one.url)
         }
-        if len(shards) == 1 or [one.shard for one in shards] != list(range(len(shards))):
-            urls = {}
         for owner in tuple(self._owners.values()):
             if urls.get(owner.shard) != owner.url:
                 await self._part_from(owner)
@@ -308,6 +330,9 @@ class Owners:
             if shard not in self._owners:
                 owner = self._owners[shard] = _Owner(shard, url, self._connect(url))
                 self._greet(owner)
+
+    def _may_ask(self, url: str) -> bool:
+        return self._allows is not None and self._allows(url)
 
     async def _part_from(self, owner: _Owner) -> None:
         del self._owners[owner.shard]

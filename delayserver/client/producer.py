@@ -73,6 +73,7 @@ from delayserver.client.values import (
     time,
 )
 from delayserver.client.writing import due, encode, fields, new_message, to_send
+from delayserver.records.sharding import shard_of
 
 BATCH_MAX = 2000
 BATCH_MAX_BYTES = 4 * 1024 * 1024
@@ -80,8 +81,6 @@ IN_FLIGHT_MAX = 2
 """Requests: the server works on one while the next is made."""
 PENDING_MAX = 10_000
 PENDING_MAX_BYTES = 64 * 1024 * 1024
-_inherited: list[Owners] = []
-"""Those of the parent, in the child of a fork: they are kept as its connections are."""
 Ack = Literal["durable", "filed"]
 """When a publish is answered: when the message is in the message log, or also in its hour, where
 lists show it."""
@@ -151,12 +150,12 @@ class AsyncProducer(RetryingClient):
         )
         if owner_hosts not in get_args(OwnerHosts):
             raise ValueError(f'owner_hosts is "same", "any" or "none", and not {owner_hosts!r}')
-        self._wants_owners = owner_hosts != "none" and (connect is not None or transport is None)
+        self._asks_for_map = connect is not None or transport is None
         self._make_owners = partial(
             Owners,
             self._transport,
             connect or partial(HttpTransport, token=token, tls=tls),
-            partial(is_allowed, url, hosts=owner_hosts),
+            None if owner_hosts == "none" else partial(is_allowed, url, hosts=owner_hosts),
             self._time,
         )
         self._owners = self._make_owners()
@@ -190,7 +189,7 @@ class AsyncProducer(RetryingClient):
     def _settle_in(self, loop: asyncio.AbstractEventLoop) -> None:
         super()._settle_in(loop)
         self._begin_batches()
-        if self._wants_owners:
+        if self._asks_for_map:
             self._leave_owners()
             self._owners = self._make_owners()
             self._owners.begin()
@@ -292,19 +291,24 @@ class AsyncProducer(RetryingClient):
         """Publish messages in one step: all of them, or none, in each shard that has some of them.
         At most 10,000, in one request for each shard. A server alone is one shard.
 
-        With `atomic` a batch that needs more than one shard is refused before anything is done.
-        Messages belong to shards by subject and key; those without a key go along with others, and
-        without `generate_keys` keep together.
+        Messages belong to shards by subject and key; those without a key stay together, and go
+        along with most of the others. With `atomic` a batch that needs more than one shard is
+        refused before anything is done.
 
         Raises as `publish`, but an InvalidError also where a key stands for other content: its
         `errors` name the bad ones by their index (`/3/key`). PartlyPublishedError where some shards
         have published their part and others have not."""
         documents, keys = [to_send(draft) for draft in messages], list[str | None]()
+        self._settle()
+        if atomic and self._asks_for_map:
+            # Which keys are generated decides whether they belong together.
+            told = self._owners.is_told.wait()
+            await (told if timeout_s is None else within(timeout_s, told))
+        shard = self._owners.together([(one.subject, one.key) for one in documents])
         for document in documents:
             keys.append(document.key)
             if document.key is None and self._generates_keys:
-                keys[-1], document.key = "", self._generated_key()
-        self._settle()
+                keys[-1], document.key = "", self._generated_key(document.subject, shard)
         # What cannot be written is refused before anything is sent.
         bodies = [msgspec.Raw(encode(document)) for document in documents]
         parts = self._owners.parts([(one.subject, one.key) for one in documents])
@@ -327,8 +331,12 @@ class AsyncProducer(RetryingClient):
 
         return await published_in_parts(publish, parts)
 
-    def _generated_key(self) -> str:
-        return f"{self._key_prefix}{self._next_key():x}"
+    def _generated_key(self, subject: str = "", shard: int | None = None) -> str:
+        """A key that nobody else has; `shard`: one that belongs there with that subject."""
+        while True:
+            key = f"{self._key_prefix}{self._next_key():x}"
+            if shard is None or shard_of(subject, key, self._owners.count) == shard:
+                return key
 
     # ── cancel ─────────────────────────────────────────────────────────────────────────────────
 
@@ -363,11 +371,11 @@ class AsyncProducer(RetryingClient):
             data = encode(message_id)
             if message_id is None or subject is not None or key is not None:
                 message_path(message_id, subject, key)  # which says what is wrong
+        lane = self._shard_of(message_id, subject, key)
         batcher = self._cancels
         if not batcher.try_reserve(len(data)):
             await batcher.reserve(len(data))
         future: asyncio.Future[None] = loop.create_future()
-        lane = self._shard_of(message_id, subject, key)
         batcher.put(Cancelling(data, future, message_id, subject, key, lane))
         return await future
 
@@ -522,6 +530,10 @@ class AsyncProducer(RetryingClient):
 
 def _version(answer: HttpAnswer) -> str:
     return answer.headers.get("etag", "").strip('"')
+
+
+_inherited: list[Owners] = []
+"""Those of the parent, in the child of a fork: they are kept as its connections are."""
 
 
 def _abort(loop: asyncio.AbstractEventLoop, owners: Owners) -> None:

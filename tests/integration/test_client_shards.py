@@ -14,7 +14,6 @@ import pytest
 
 from delayserver.client import (
     AsyncProducer,
-    ConflictError,
     Draft,
     InvalidError,
     NotFoundError,
@@ -168,7 +167,7 @@ async def test_what_some_shards_have_refused_is_said_with_what_others_took(
                 assert (index in error.errors) == (shard == refuses)
                 if shard != refuses:
                     assert (await producer.get(error.published[index].id)).body == key
-            assert isinstance(error.errors[3], ConflictError)
+            assert isinstance(error.errors[3], InvalidError)
             assert [one.pointer for one in error.errors[3].errors] == ["/3/key"]
         await ways.close()
         # All or nothing, over all shards, is what there is not.
@@ -182,6 +181,12 @@ async def test_what_some_shards_have_refused_is_said_with_what_others_took(
             [Draft(subject=subject, key=k) for k in alone], atomic=True
         )
         assert {read_id(one.id).shard for one in done} == {1}
+        # What has no key stays together, whichever way it goes and however soon.
+        for hosts in ("same", "none"):
+            async with AsyncProducer(way.home.url, owner_hosts=hosts) as other:
+                without = [Draft(subject=subject, delay="1h") for _ in range(30)]
+                done = await other.publish_all(without, atomic=True)
+                assert len({read_id(one.id).shard for one in done}) == 1
 
 
 @asynchronous

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from delayserver.client import (
+    AsyncProducer,
     ClosedError,
     ConflictError,
     Draft,
@@ -18,6 +19,7 @@ from delayserver.client import (
 from delayserver.client.owners import AGAIN, is_allowed
 from delayserver.client.retries import NO_RETRIES
 from delayserver.client.transport import HttpAnswer
+from delayserver.records.sharding import shard_of
 from tests.unit.client.fake_server import (
     LOST,
     UNREACHABLE,
@@ -323,7 +325,7 @@ async def test_a_map_that_names_other_hosts_is_believed_only_if_that_was_asked_f
     assert shards.who() == [first, HOME if hosts == "none" else OWNERS[2]]
     assert ("http://there:4001" in shards.connected) == (hosts == "any")
     if hosts == "none":
-        assert not shards.maps
+        assert shards.maps == [(HOME, "/v1/cluster")]
 
 
 @asynchronous
@@ -414,10 +416,11 @@ async def test_a_batch_is_cut_by_shards_and_its_answers_are_in_order():
         assert all(path.endswith("?ack=filed") for _, _, path, _ in shards.asked[3:])
 
 
+@pytest.mark.parametrize("generated", [True, False])
 @asynchronous
-async def test_without_keys_a_batch_stays_together():
+async def test_without_keys_of_its_own_a_batch_stays_together(generated):
     shards = FakeShards()
-    async with await shards.producer(generate_keys=False) as producer:
+    async with await shards.producer(generate_keys=generated) as producer:
         for _ in range(3):
             await producer.publish_all([Draft(subject="s", body=n) for n in range(20)])
         assert sorted(shards.who()) == OWNERS
@@ -425,6 +428,34 @@ async def test_without_keys_a_batch_stays_together():
         mixed = [*drafts(shards, 2, 2, 1), *(Draft(subject="s") for _ in range(5))]
         await producer.publish_all(mixed)
         assert {url: len(sent) for url, _, _, sent in shards.asked} == {OWNERS[2]: 7, OWNERS[1]: 1}
+
+
+@pytest.mark.parametrize("hosts", ["same", "none"])
+@asynchronous
+async def test_what_must_not_be_cut_gets_keys_that_belong_together(hosts):
+    shards = FakeShards()
+    producer = AsyncProducer(
+        HOME, transport=shards.connect(HOME), connect=shards.connect, owner_hosts=hosts
+    )
+    async with producer:
+        # How many shards there are has to be known for that, also in the first call.
+        await producer.publish_all([Draft(subject="s") for _ in range(20)], atomic=True)
+        ((_, _, path, sent),) = shards.asked
+        assert path.endswith("?atomic=true")
+        assert len({shard_of("s", one["key"], 3) for one in sent}) == 1
+
+
+@pytest.mark.parametrize("told", [UNREACHABLE, problem(404), problem(503), answer(200, [])])
+@asynchronous
+async def test_what_must_not_be_cut_does_not_wait_for_a_map_that_cannot_be_had(told):
+    shards, clock = FakeShards(), Clock()
+    shards.map_replies[HOME].append(told)
+    producer = AsyncProducer(
+        HOME, transport=shards.connect(HOME), connect=shards.connect, time=clock.time
+    )
+    async with producer:
+        await producer.publish_all([Draft(subject="s")], atomic=True)
+        assert shards.who() == [HOME]
 
 
 @asynchronous
