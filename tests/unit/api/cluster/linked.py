@@ -120,7 +120,8 @@ class World:
         self.nodes = [Node(self, shard, count) for shard in range(count)]
         self.servers = [
             SimulatedServer(
-                Settings(**settings),
+                # Small segments, since the files are in memory.
+                Settings(**{"segment_bytes": 1 << 16, **settings}),
                 SimulatedFiles(),
                 MemoryCatalog(),
                 self.clock,
