@@ -23,7 +23,7 @@ from collections.abc import Awaitable
 import msgspec
 
 from delayserver.api.cluster.link import answer_of, failed
-from delayserver.api.cluster.peers import Owners, PeerAnswer, PeerCall
+from delayserver.api.cluster.peers import PeerAnswer, PeerCall, RoutedPeers
 from delayserver.api.documents import BatchDocument
 from delayserver.api.hot.answers import JSON, Answer, header
 from delayserver.api.hot.asgi import Ack, acknowledged, parse_ack, unpacked
@@ -53,7 +53,7 @@ _read_problem = msgspec.json.Decoder(ProblemDocument).decode
 class Batches:
     """The batches that come to one shard of several."""
 
-    def __init__(self, calls: Calls, hot: Hot, peers: Owners) -> None:
+    def __init__(self, calls: Calls, hot: Hot, peers: RoutedPeers) -> None:
         self._calls = calls
         self._hot = hot
         self._peers = peers

@@ -65,7 +65,7 @@ class Peers(Protocol):
         ...
 
 
-class Owners(Peers, Protocol):
+class RoutedPeers(Peers, Protocol):
     """The same, for who has calls of clients answered."""
 
     def misdirected(self, shard: int, call: PeerCall) -> PeerAnswer | None:

@@ -38,7 +38,7 @@ import msgspec
 from delayserver.api.cluster.definitions import HOME
 from delayserver.api.cluster.exposition import merge_metrics
 from delayserver.api.cluster.pages import PagedList, merge_pages, read_cursor, write_cursor
-from delayserver.api.cluster.peers import Fields, Owners, PeerAnswer, PeerCall
+from delayserver.api.cluster.peers import Fields, PeerAnswer, PeerCall, RoutedPeers
 from delayserver.api.cluster.sums import add_forecasts, add_stats, add_waiting
 from delayserver.api.documents import (
     PLACES_HEADER,
@@ -111,7 +111,7 @@ class _Part(NamedTuple):
 class Router:
     """The calls of one process of several."""
 
-    def __init__(self, peers: Owners, settings: Settings) -> None:
+    def __init__(self, peers: RoutedPeers, settings: Settings) -> None:
         """`settings`: those of all shards."""
         self._peers = peers
         self._settings = settings
