@@ -256,6 +256,39 @@ def test_of_two_who_want_more_than_half_one_gets_it(world: World) -> None:
     world.run(test())
 
 
+def test_two_who_take_half_of_it_each_do_not_do_so_for_ever(world: World) -> None:
+    async def test() -> None:
+        consumers = [world.pull(shard, min_messages=4) for shard in (0, 1)]
+        await world.settle()
+        for _ in range(3):
+            for shard in (0, 1):
+                world.publish(shard, delay_ms=10)
+        await world.move(100, step_ms=1)
+        assert sorted(len(one.messages) for one in consumers if one.answers) == [6]
+
+    world.run(test())
+
+
+def test_what_was_said_to_be_there_and_is_gone_leaves_nothing_behind(world: World) -> None:
+    """As many fall due again: the count is what it was when it was told last."""
+
+    async def test() -> None:
+        world.pull(0, wait=0)
+        await world.settle()
+        world.publish(1)
+        await world.settle()
+        taken = world.pull(1, max=1)
+        assert len(taken.messages) == 1
+        consumer = world.pull(0)
+        await world.settle()
+        assert fetched(world, 0) == [1] and not consumer.answers
+        due = world.publish(1)
+        await world.settle()
+        assert ids_of(consumer.messages) == {due}
+
+    world.run(test())
+
+
 def test_who_came_first_is_served_first(world: World) -> None:
     async def test() -> None:
         consumers = []
@@ -533,8 +566,10 @@ def test_whenever_a_consumer_goes_nothing_is_stranded(own: bool) -> None:
 @pytest.mark.parametrize("own", [True, False])
 def test_whenever_a_link_ends_nothing_is_stranded(own: bool, again: bool) -> None:
     whole = []
+    were_answered = []
 
     def cut(world: World, consumer: Consumer) -> None:
+        were_answered.append(bool(consumer.answers))
         world.cut(0, 2)
         if again:
             world.connect(0, 2)
@@ -544,6 +579,8 @@ def test_whenever_a_link_ends_nothing_is_stranded(own: bool, again: bool) -> Non
         if consumer.answers:
             acked |= await settle(world, consumer)
             whole.append(acked == due)
+            # What it is answered from now on is leased to it.
+            assert were_answered[-1] or acked == ids_of(consumer.messages)
             # What went back with the link is there for whoever is linked with its shard.
             rest = world.pull(1, wait=0)
             await world.settle()
