@@ -7,6 +7,7 @@ Cost: 1 µs per message. Threads: values.
 """
 
 import base64
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Annotated, Final
 
@@ -317,16 +318,36 @@ def encode_pulled(pulled: Pulled, acked: AckedDocument | None = None) -> bytes:
 
     Nine pieces for each, most of them the same for all, joined once: encoding takes 2.1 times as
     long with a struct for each of 1,000 messages, and 1.2 times with one for each of 10."""
+    return _encode_messages(pulled, _PULLED, _end(acked))
+
+
+def encode_messages(pulled: Pulled) -> bytes:
+    """Some of what a consumer gets: the messages, with commas between them."""
+    return _encode_messages(pulled, b"", b"")
+
+
+def join_messages(parts: Iterable[bytes], acked: AckedDocument | None) -> bytes:
+    """What a consumer gets, of parts as `encode_messages` makes them."""
+    return _PULLED + b",".join(filter(None, parts)) + _end(acked)
+
+
+_PULLED = b'{"messages":['
+
+
+def _end(acked: AckedDocument | None) -> bytes:
+    return b"]}" if acked is None else b"]," + encode(acked)[1:]
+
+
+def _encode_messages(pulled: Pulled, begin: bytes, end: bytes) -> bytes:
     deliveries = pulled.deliveries
-    end = b"]}" if acked is None else b"]," + encode(acked)[1:]
     if deliveries is None or not deliveries:
-        return b'{"messages":[' + end
+        return begin + end
     count, payloads = len(deliveries), deliveries.payloads
     attempts = deliveries.settled["attempt"].tolist()
     numbers = max(count, max(attempts) + 1)
     _numbers.extend(b"%d" % number for number in range(len(_numbers), numbers))
     pieces: list[bytes] = [b'},{"id":"'] * (_PIECES * count)
-    pieces[0] = b'{"messages":[{"id":"'
+    pieces[0] = begin + b'{"id":"'
     pieces[1::_PIECES] = deliveries.message_ids()
     pieces[2::_PIECES] = [
         _about(subject)

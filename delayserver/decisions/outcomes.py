@@ -152,6 +152,14 @@ class Outcomes:
             return
         request.finish(Pulled(deliveries, self.leases.grant(deliveries, request.lease_ms)))
 
+    def give_back(self, prefix: str) -> None:
+        """What was leased under tokens that begin like that was sent to nobody: what is held of it
+        is available again, and it was no attempt."""
+        some = self.leases.end_pull(prefix)
+        if some is not None:
+            self._dispatcher.return_leased(some.deliveries, some.which, 0)
+            self._pump(some.deliveries.subscription_id)
+
     def ack(
         self, tokens: Sequence[str], now_ms: int, subscription_id: int | None = None
     ) -> list[str]:

@@ -55,6 +55,8 @@ class PullRequest:
     answer: Callable[["Pulled"], None]
     """Called once with deliveries and their leases; none if there was nothing in time."""
     min_messages: int = 1
+    max_bytes: int = 0
+    """Of their payloads, unless one alone has more; 0: what may leave a queue together."""
     is_gone: bool = False
     """The consumer does not wait any more: nothing must be taken for it, or leased to it."""
 

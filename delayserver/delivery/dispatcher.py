@@ -135,6 +135,9 @@ class Dispatcher:
         self.delivered_by_subject: Counter[int] = Counter()
         self.delivered_by_subscription: Counter[int] = Counter()
         """How many deliveries arrived since the start, by subject id."""
+        self.on_ready: Callable[[int], None] | None = None
+        """Where there are other shards: told of a pull subscription of which other rows may leave
+        than before, perhaps."""
         self.draining = False
         """Nothing leaves the queues any more: the server is stopping."""
 
@@ -328,6 +331,8 @@ class Dispatcher:
                 fetch := self.fetches.oldest(subscription.id, ready)
             ):
                 fetch.force_complete()
+            if self.on_ready is not None:
+                self.on_ready(subscription.id)
         return queue.count != before
 
     def wake(self, now_ms: int) -> int | None:
@@ -347,6 +352,8 @@ class Dispatcher:
         bytes_max = self._answer_max_bytes
         if queue.subscription.batch_max:
             bytes_max = min(bytes_max, BATCH_BYTES_MAX)
+        if request is not None and request.max_bytes:
+            bytes_max = min(bytes_max, request.max_bytes)
         slices = queue.pop(rows_max, bytes_max, now_ms)
         if not slices:
             return False
@@ -431,6 +438,14 @@ class Dispatcher:
                 request.finish(Pulled())
 
         return self.fetches.add(queue.subscription.id, request, ready, complete)
+
+    def ready(self, subscription_id: int) -> int | None:
+        """How many rows may leave; None: none will any more, since the subscription is gone, or the
+        server stops."""
+        subscription = self._registry.by_id(subscription_id)
+        if subscription is None or self.draining:
+            return None
+        return self._ready(self.queue(subscription))
 
     def _ready(self, queue: Queue) -> int:
         """How many rows may leave the queue."""

@@ -1,9 +1,10 @@
 """Leases: messages that a consumer pulled and has not acknowledged yet.
 
 A lease names one delivery until it is acknowledged, given back, or over. Its token carries a random
-number of this server process, so a lease of an earlier process is never mistaken for one of this.
+number of this server process, so a lease of an earlier process is never mistaken for one of this,
+and behind it the number of the shard, by which any other finds whose it is; nothing for shard 0.
 
-    epoch ─ number of the pull ─ index in it        bebe260c-1f-499
+    epoch ─ number of the pull ─ index in it        bebe260c-1f-499, of shard 2: bebe260c2-1f-499
 
 Leases of one pull stand together: their deliveries as columns, a deadline and a mark for each, and
 one timeout for all of them. It is set for the first that may be over, and when it comes and all
@@ -13,11 +14,12 @@ Cost: some 10 µs per pull and per call; 0.3 µs for each token that is ended or
 Threads: belongs to the event loop.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +29,23 @@ from delayserver.records.message import DueDelivery
 from delayserver.timers.interface import Handle
 from delayserver.timers.timeouts import Timeouts
 
+EPOCH_BYTES: Final = 4
+"""Of the random number of a process."""
 _PARTS = 3
 """Of a token, with dashes between them."""
+_EPOCH = re.compile(rf"[0-9a-f]{{{2 * EPOCH_BYTES}}}([1-9a-f][0-9a-f]{{0,3}})?-")
+
+
+def epoch_of(random_bytes: bytes, shard: int) -> str:
+    """What the tokens of a process begin with."""
+    assert len(random_bytes) == EPOCH_BYTES
+    return random_bytes.hex() + (f"{shard:x}" if shard else "")
+
+
+def shard_of_lease(token: str) -> int | None:
+    """Whose lease it is; None: nobody's, so it is over."""
+    found = _EPOCH.match(token)
+    return None if found is None else int(found[1] or "0", 16)
 
 
 @dataclass(slots=True)
@@ -106,6 +123,16 @@ class Leases:
         for number, pull, which in found:
             self._end(number, pull, which)
         return [Some(pull.deliveries, which) for _, pull, which in found], over
+
+    def end_pull(self, prefix: str) -> Some | None:
+        """End what is held of a pull whose tokens begin like that; None: it is over."""
+        known = self._pull(prefix, None)
+        if known is None:
+            return None
+        number, pull = known
+        which = np.flatnonzero(pull.is_held)
+        self._end(number, pull, which)
+        return Some(pull.deliveries, which)
 
     def _end(self, number: int, pull: _Pull, which: NDArray[np.intp]) -> None:
         pull.is_held[which] = False

@@ -84,6 +84,7 @@ class Calls:
         self.settings = shard.settings
         self.clock = shard.clock
         self.tick_soon = shard.tick_soon
+        self.call_soon = shard.call_soon
         self.on_fatal = shard.on_fatal
         self.gauges = gauges
         self.tokens = tokens
@@ -121,6 +122,12 @@ class Calls:
         self.find_by_ids = cancels.by_ids
         self.find_by_keys = cancels.by_keys
         self.cancel_many = cancels.cancel
+
+        # What other shards are told of, and what their consumers are given.
+        self.stopwatch = shard.stopwatch
+        self.ready = engine.dispatcher.ready
+        self.give_back = engine.outcomes.give_back
+        self.oldest_wait = engine.dispatcher.fetches.oldest
 
         # Subscriptions, dead letters, heartbeats, imports: decided at once, too.
         self.registry = engine.registry
@@ -219,11 +226,45 @@ class Calls:
     def pull(self, subscription: Subscription, request: PullRequest) -> DelayedFetch:
         """Have `request` answered with messages and their leases, at once or later; returns what
         to cancel if the consumer is gone before. Raises StoppingError."""
-        self._check_running()
+        self.check_running()
         fetch = self._engine.outcomes.pull(subscription, request)
         if not fetch.is_completed:
             self._shard.tick_for_timeouts()
         return fetch
+
+    def wait(
+        self,
+        subscription: Subscription,
+        request: PullRequest,
+        ready: Callable[[], bool],
+        complete: Callable[[DelayedFetch], None],
+    ) -> DelayedFetch:
+        """Let a consumer wait for what may come of other shards, too. `complete` is called when
+        `ready` says so, the time is up, or the wait is in vain: see `ready` of the calls.
+
+        Whoever changes what `ready` says completes the `oldest_wait` for so many."""
+        dispatcher = self._engine.dispatcher
+        queue = dispatcher.queue(subscription)  # whose end ends the wait
+        fetch = dispatcher.fetches.add(queue.subscription.id, request, ready, complete)
+        if not fetch.is_completed:
+            self._shard.tick_for_timeouts()
+        return fetch
+
+    def when_ready(self, told: Callable[[int], None]) -> None:
+        """Have `told` called with the id of a pull subscription of which other rows may leave than
+        before, perhaps."""
+        self._engine.dispatcher.on_ready = told
+
+    def after(self, delay_ms: int, callback: Callable[[], None]) -> Callable[[], None]:
+        """Have `callback` called after so long. Returns what to call if it is not to be."""
+        timeouts = self._engine.timeouts
+        handle = timeouts.add(callback, delay_ms)
+        self._shard.tick_for_timeouts()
+
+        def cancel() -> None:
+            timeouts.cancel(handle)
+
+        return cancel
 
     def ack(
         self, subscription: Subscription, tokens: list[str], done: Callable[[list[str]], None]
@@ -238,10 +279,11 @@ class Calls:
     def ack_soon(self, subscription: Subscription, tokens: list[str]) -> list[str]:
         """Acknowledge leases for somebody who does not wait for the record, which is made within
         `settle_sync_ms`. Returns those that were over. Raises StoppingError: nothing was done."""
-        self._check_running()
+        self.check_running()
         return self._engine.outcomes.ack(tokens, self.clock(), subscription.id)
 
-    def _check_running(self) -> None:
+    def check_running(self) -> None:
+        """Raises StoppingError."""
         if self._engine.groups.stopping:
             raise StoppingError("the server is stopping")
 

@@ -23,6 +23,7 @@ from delayserver.decisions.group import Group
 from delayserver.decisions.importer import Importer, VerifyRequest
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.delivery.deliveries import Deliveries
+from delayserver.delivery.leases import EPOCH_BYTES, epoch_of
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Fetched, Found, Reader
 from delayserver.delivery.settler import Settler
@@ -202,7 +203,7 @@ class Shard(ABC):
             first_hour=first_hour,
             now_ms=now_ms,
             stopwatch=self.stopwatch,
-            epoch=surroundings.random_bytes(4).hex(),
+            epoch=epoch_of(surroundings.random_bytes(EPOCH_BYTES), identity.shard),
             random=surroundings.random,
         )
         self.engine.start(

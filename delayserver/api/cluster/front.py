@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from delayserver.api.cluster.link import Links
+from delayserver.api.cluster.link import Links, hot_answer
 from delayserver.api.cluster.local import Handler, body_of
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall
 from delayserver.api.cluster.routed import decode_named
-from delayserver.api.hot.answers import Answer, header, problem_answer
+from delayserver.api.hot.answers import problem_answer
 from delayserver.api.hot.asgi import (
     Asgi,
     GoneError,
@@ -82,7 +82,7 @@ class Front:
         )
         for handler in self._handlers:
             if (answer := await handler(call)) is not None:
-                await send_answer(send, _told(answer))
+                await send_answer(send, hot_answer(answer))
                 return
         await self._path(scope, body_of(call), send)
 
@@ -112,13 +112,3 @@ class OneByOne:
             return None
         shard = shard_of(named.subject, named.key, links.count)
         return None if shard == links.own else await links.ask(shard, call)
-
-
-def _told(answer: PeerAnswer) -> Answer:
-    content_type = header(answer.headers, b"content-type")
-    lines = [
-        b"%b: %b\r\n" % field
-        for field in answer.headers
-        if field[0] not in (b"content-type", b"content-length")
-    ]
-    return Answer(answer.status, answer.body, b"".join(lines), content_type)

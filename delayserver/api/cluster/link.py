@@ -28,7 +28,7 @@ import msgspec
 import structlog
 
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall
-from delayserver.api.hot.answers import Answer, Responder, problem_answer, wire_of
+from delayserver.api.hot.answers import Answer, Responder, header, problem_answer, wire_of
 from delayserver.decisions.group import Group
 from delayserver.errors import DelayServerError, OverloadedError, ShardAwayError
 from delayserver.security.tokens import Caller, Token
@@ -432,6 +432,17 @@ def answer_of(answer: Answer) -> PeerAnswer:
     lines = [tuple(line.split(b": ", 1)) for line in answer.fields.splitlines()]
     fields = cast(list[tuple[bytes, bytes]], lines)
     return PeerAnswer(answer.status, ((b"content-type", answer.content_type), *fields), answer.body)
+
+
+def hot_answer(answer: PeerAnswer) -> Answer:
+    """The answer of another shard, as it is given to a client."""
+    content_type = header(answer.headers, b"content-type")
+    lines = [
+        b"%b: %b\r\n" % field
+        for field in answer.headers
+        if field[0] not in (b"content-type", b"content-length")
+    ]
+    return Answer(answer.status, answer.body, b"".join(lines), content_type)
 
 
 def failed(error: Exception) -> PeerAnswer:

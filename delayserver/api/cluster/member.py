@@ -1,6 +1,7 @@
 """One shard among others: all that its process does besides being a server.
 
     Front ──▶ handlers ──▶ Links ──▶ other shards ──▶ Local of each ──▶ its hot path
+    consumers ──▶ hot path ──▶ Links ──▶ other shards ──▶ Local of each
 
 Cost: see the parts. Threads: belongs to the event loop.
 """
@@ -29,7 +30,11 @@ class Member:
         router = Router(links, calls.settings)
         self.definitions = definitions = Definitions(calls, links)
         hot.check_whole = definitions.check_whole
-        internal: list[Handler] = [batches.answer_part, definitions.answer]
+        internal: list[Handler] = [
+            batches.answer_part,
+            definitions.answer,
+            *hot.consuming.handlers,
+        ]
         self._local = Local(hot, path, internal)
         self.front = Front(hot, path, [OneByOne(links).answer, batches.answer, router.answer])
 

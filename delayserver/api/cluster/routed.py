@@ -1,4 +1,5 @@
-"""The hot calls of a shard among others: publishes and cancels of one message go where they belong.
+"""The hot calls of a shard among others: publishes and cancels of one message go where they belong,
+and consumers get what is due in all of them (`consuming`).
 
     body ──▶ subject and key ──▶ own? ──▶ decided together with others, as by a server alone
                              ──▶ else ──▶ link ──▶ decided together with others there ──▶ answer
@@ -12,6 +13,7 @@ from typing import cast
 
 import msgspec
 
+from delayserver.api.cluster.consuming import SharedConsuming
 from delayserver.api.cluster.link import Links
 from delayserver.api.hot.answers import Client, Responder
 from delayserver.api.hot.cancel import HotCancel
@@ -38,6 +40,7 @@ class RoutedHot(Hot):
     """`Hot` of one shard of several."""
 
     links: Links
+    consuming: SharedConsuming
     check_whole: Callable[[], None]
     """Raises what keeps this shard from being ready though it is there."""
 
@@ -49,6 +52,7 @@ class RoutedHot(Hot):
     def link(self, links: Links) -> None:
         """Before the first call: where the others are."""
         self.links = self.cancels.links = links
+        self.consuming = SharedConsuming(self._calls, self.intake, links)
 
     def check_ready(self) -> None:
         super().check_ready()

@@ -70,9 +70,19 @@ def wire_of(answer: Answer) -> bytes:
     )
 
 
+class AnsweredError(Exception):
+    """Another shard has refused, and its answer is that to the whole call."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(f"another shard has answered {answer.status}")
+        self.answer = answer
+
+
 def consumer_answer(told: bytes | Exception) -> Answer:
     """The answer to a call of a consumer: a document, or why there is none."""
-    return Answer(200, told) if isinstance(told, bytes) else problem_answer(told)
+    if isinstance(told, bytes):
+        return Answer(200, told)
+    return told.answer if isinstance(told, AnsweredError) else problem_answer(told)
 
 
 def header(headers: Headers, name: bytes) -> bytes:

@@ -7,14 +7,16 @@
     extend ─▶ Calls.extend ──▶ answered
 
 An answer is given through a callback, when it may be: no task and no future waits for it. There are
-two ways in, as for publishing (`delayserver.api.hot.publish`).
+two ways in, as for publishing (`delayserver.api.hot.publish`). What is done for a call that was
+read and checked stands in methods of its own: where there are several shards, all of them are asked
+(`delayserver.api.cluster.consuming`).
 
 Cost: some 50 µs per call, and 1 µs for each message. Threads: belongs to the event loop.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, TypeVar
+from typing import Annotated, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -52,6 +54,22 @@ WHEN_GONE = "when_gone"
 """Where the scope of an ASGI call has what to give a `Cancel` to, for when the client is gone; None
 takes it back. A message of ASGI would tell it some turns of the event loop later."""
 _Done = type[AckedDocument] | type[NackedDocument] | type[ExtendedDocument]
+
+
+class Ended(Protocol):
+    """Gets the tokens of leases that were over, once the others are done with; or why they are
+    not."""
+
+    def __call__(self, expired: list[str], error: Exception | None = None) -> None: ...
+
+
+class Asked(NamedTuple):
+    """What a consumer wants, as it was checked."""
+
+    max_messages: int
+    min_messages: int
+    wait_ms: int
+    lease_ms: int
 
 
 _Number = Annotated[int, Meta(ge=1, le=PULL_MESSAGES_MAX)]
@@ -143,67 +161,94 @@ class Consuming:
         if subscription.type != "pull":
             raise ConflictError(f"the subscription {subscription.name!r} is a webhook")
 
+        asked = Asked(wanted.max, wanted.min_messages, wait_ms, lease_ms)
+        tokens, is_told = self._calls.tokens, False
+
+        def tell(answer: bytes | Exception) -> None:
+            nonlocal is_told
+            is_told = True
+            tokens.remove_wait(caller, refuse)
+            told(answer)
+
+        def leave() -> None:
+            tokens.remove_wait(caller, refuse)
+            cancel()
+
+        def refuse() -> None:
+            cancel()
+            told(AccessError("the pull waited, and its token is not valid any more"))
+
+        cancel = self.wait(subscription, asked, wanted.ack, tell)
+        if not is_told:
+            tokens.add_wait(caller, refuse)
+        return leave
+
+    def wait(
+        self, subscription: Subscription, asked: Asked, leases: list[str] | None, tell: Told
+    ) -> Cancel:
+        """Acknowledge leases, and then have `tell` called once with messages, at once or later.
+
+        Returns what to call if the consumer is gone before that. Raises StoppingError."""
         acked: AckedDocument | None = None
-        if wanted.ack is not None:
-            over = self._calls.ack_soon(subscription, wanted.ack)
-            acked = AckedDocument(len(wanted.ack) - len(over), over)
-        tokens, is_answered = self._calls.tokens, False
+        if leases is not None:
+            over = self._calls.ack_soon(subscription, leases)
+            acked = AckedDocument(len(leases) - len(over), over)
 
         def answer(pulled: Pulled) -> None:
-            nonlocal is_answered
-            is_answered = True
-            tokens.remove_wait(caller, refuse)
             try:
                 document: bytes | Exception = encode_pulled(pulled, acked)
             except Exception as error:  # told to whoever asked
                 document = error
-            told(document)
+            tell(document)
 
-        def leave() -> None:
-            tokens.remove_wait(caller, refuse)
-            fetch.cancel()
-
-        def refuse() -> None:
-            fetch.cancel()
-            told(AccessError("the pull waited, and its token is not valid any more"))
-
-        request = PullRequest(wanted.max, lease_ms, wait_ms, answer, wanted.min_messages)
-        fetch = self._calls.pull(subscription, request)
-        if not is_answered:
-            tokens.add_wait(caller, refuse)
-        return leave
+        most, least, wait_ms, lease_ms = asked
+        request = PullRequest(most, lease_ms, wait_ms, answer, least)
+        return self._calls.pull(subscription, request).cancel
 
     def _ack(self, subscription: Subscription, data: bytes, told: Told) -> None:
         leases = _decode(_decode_leased, data, LeasesBody).leases
-        self._calls.ack(subscription, leases, partial(_tell, told, AckedDocument, len(leases)))
+        self.ack(subscription, leases, partial(_tell, told, AckedDocument, len(leases)))
 
     def _nack(self, subscription: Subscription, data: bytes, told: Told) -> None:
         wanted = _decode(_decode_nack, data, NackBody)
         delay_ms = parse_duration_ms(wanted.delay, "/delay")
         self._intake.check_wait(delay_ms, "/delay")
         leases = wanted.leases
-
-        def recorded(expired: list[str], error: Exception | None) -> None:
-            if error is None:
-                _tell(told, NackedDocument, len(leases), expired)
-            else:
-                told(error)
-
-        self._calls.nack(subscription, leases, delay_ms, recorded)
+        done = partial(_tell, told, NackedDocument, len(leases))
+        self.nack(subscription, leases, delay_ms, done)
 
     def _extend(self, subscription: Subscription, data: bytes, told: Told) -> None:
         wanted = _decode(_decode_extend, data, ExtendBody)
         lease_ms = _duration_ms(wanted.lease, "/lease", 1, LEASE_MAX_MS)
-        expired = self._calls.extend(subscription, wanted.leases, lease_ms)
-        _tell(told, ExtendedDocument, len(wanted.leases), expired)
+        leases = wanted.leases
+        done = partial(_tell, told, ExtendedDocument, len(leases))
+        self.extend(subscription, leases, lease_ms, done)
+
+    def ack(self, subscription: Subscription, leases: list[str], done: Ended) -> None:
+        """As `Calls.ack`."""
+        self._calls.ack(subscription, leases, done)
+
+    def nack(
+        self, subscription: Subscription, leases: list[str], delay_ms: int, done: Ended
+    ) -> None:
+        """As `Calls.nack`. Raises OverloadedError."""
+        self._calls.nack(subscription, leases, delay_ms, done)
+
+    def extend(
+        self, subscription: Subscription, leases: list[str], lease_ms: int, done: Ended
+    ) -> None:
+        """As `Calls.extend`, and `done` is told."""
+        done(self._calls.extend(subscription, leases, lease_ms))
 
 
 def _nothing() -> None:
     """What was asked for happens, whoever waits for the answer."""
 
 
-def _tell(told: Told, document: _Done, count: int, expired: list[str]) -> None:
-    told(encode(document(count - len(expired), expired)))
+def _tell(
+    told: Told, document: _Done, count: int, expired: list[str], error: Exception | None = None
+) -> None:
+    told(encode(document(count - len(expired), expired)) if error is None else error)
 
 
 def _decode(decode: Callable[[bytes], T], data: bytes, form: type[T]) -> T:

@@ -1,0 +1,208 @@
+"""Leases of several shards in one call: each shard is told of its own, all at once.
+
+    tokens ──▶ own            ──▶ Calls
+           ──▶ of a shard     ──▶ the same call there ──▶ those that were over
+           ──▶ of one that is away, or of nobody: over
+
+A lease ends with the process that has granted it, so those of a shard that is away are over. What a
+shard refuses is the answer to the whole call; what others have done by then stays so, and is over
+when the call is repeated.
+
+Cost: 50 ns a token where all are of one shard, else 1 µs; 60 µs for each shard that is asked.
+Threads: belongs to the event loop.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from functools import partial
+from itertools import repeat
+from typing import Final
+
+import msgspec
+
+from delayserver.api.cluster.link import hot_answer
+from delayserver.api.cluster.peers import PeerAnswer, PeerCall, Peers
+from delayserver.api.hot.answers import AnsweredError
+from delayserver.api.hot.consume import Ended
+from delayserver.api.problems import ProblemDocument, problem_of
+from delayserver.delivery.leases import shard_of_lease
+from delayserver.errors import ShardAwayError
+from delayserver.records.subscriptions import Subscription
+from delayserver.server.calls import Calls
+
+LEASES_PATH: Final = "/internal/leases"
+_AWAY: Final = problem_of(ShardAwayError(0)).document.type
+
+
+class Ending(StrEnum):
+    """What is to become of leases."""
+
+    ACK = "ack"
+    ACK_SOON = "ack soon"
+    NACK = "nack"
+    EXTEND = "extend"
+
+
+class _Leased(msgspec.Struct, array_like=True):
+    ending: Ending
+    subscription_id: int
+    tokens: list[str]
+    duration_ms: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Leased).decode
+_decode_expired = msgspec.msgpack.Decoder(list[str]).decode
+_read_problem = msgspec.json.Decoder(ProblemDocument).decode
+
+
+class Endings:
+    """The leases of all shards, as one of them is told of them."""
+
+    def __init__(self, calls: Calls, peers: Peers, is_there: Callable[[int], bool]) -> None:
+        """`is_there`: whether another shard can be asked."""
+        self._calls = calls
+        self._peers = peers
+        self._is_there = is_there
+        self._asked: set[asyncio.Future[PeerAnswer]] = set()
+
+    def end(
+        self,
+        ending: Ending,
+        subscription: Subscription,
+        tokens: list[str],
+        duration_ms: int,
+        done: Ended,
+    ) -> None:
+        """Have leases end, wherever they were granted; `done` is called when all is done.
+
+        Raises what the own shard raises: then nothing was done."""
+        parts = places_by_shard(tokens, self._peers.own, self._peers.count)
+        if parts.keys() <= {self._peers.own}:
+            self._end_own(ending, subscription, tokens, duration_ms, done)
+            return
+        joined = _Joined(tokens, len(parts), done)
+        own = parts.pop(self._peers.own, None)
+        if own is not None:
+            some = [tokens[place] for place in own]
+            joined_own = partial(joined.told, own)
+            self._end_own(ending, subscription, some, duration_ms, joined_own)
+        for shard, places in parts.items():
+            some = [tokens[place] for place in places]
+            if not self._is_there(shard):
+                joined.told(places, some)
+                continue
+            body = _encode(_Leased(ending, subscription.id, some, duration_ms))
+            call = PeerCall("POST", LEASES_PATH, body=body)
+            asked = asyncio.ensure_future(self._peers.ask(shard, call))
+            self._asked.add(asked)
+            asked.add_done_callback(partial(self._on_answer, joined, places, some))
+
+    def _on_answer(
+        self,
+        joined: "_Joined",
+        places: Sequence[int],
+        some: list[str],
+        asked: asyncio.Future[PeerAnswer],
+    ) -> None:
+        self._asked.discard(asked)
+        if asked.cancelled():
+            return  # with the event loop
+        answer = asked.result()
+        if answer.status == 200:
+            joined.told(places, _decode_expired(answer.body))
+        elif _read_problem(answer.body).type == _AWAY:
+            joined.told(places, some)
+        else:
+            joined.told(places, [], AnsweredError(hot_answer(answer)))
+
+    async def answer(self, call: PeerCall) -> PeerAnswer | None:
+        """Those of this shard, as another one was told of them. Raises OverloadedError,
+        StoppingError, StorageError."""
+        if call.path != LEASES_PATH:
+            return None
+        leased = _decode(call.body)
+        subscription = self._calls.registry.by_id(leased.subscription_id)
+        if subscription is None:
+            return PeerAnswer(200, (), _encode(leased.tokens))
+        future: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+
+        def done(expired: list[str], error: Exception | None = None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(expired)
+            else:
+                future.set_exception(error)
+
+        self._end_own(leased.ending, subscription, leased.tokens, leased.duration_ms, done)
+        return PeerAnswer(200, (), _encode(await future))
+
+    def _end_own(
+        self,
+        ending: Ending,
+        subscription: Subscription,
+        tokens: list[str],
+        duration_ms: int,
+        done: Ended,
+    ) -> None:
+        calls = self._calls
+        match ending:
+            case Ending.ACK:
+                calls.ack(subscription, tokens, done)
+            case Ending.ACK_SOON:
+                done(calls.ack_soon(subscription, tokens))
+            case Ending.NACK:
+                calls.nack(subscription, tokens, duration_ms, done)
+            case Ending.EXTEND:
+                done(calls.extend(subscription, tokens, duration_ms))
+
+
+class _Joined:
+    """The answer to a call whose leases are of several shards."""
+
+    def __init__(self, tokens: list[str], missing: int, done: Ended) -> None:
+        self._tokens = tokens
+        self._missing = missing
+        self._done = done
+        self._over: list[int] = []
+        """Where the tokens stand whose leases were over."""
+        self._error: Exception | None = None
+
+    def told(
+        self, places: Sequence[int], expired: list[str], error: Exception | None = None
+    ) -> None:
+        """By one of the shards; `places`: where its tokens stand."""
+        self._error = self._error or error
+        left = len(expired)
+        for place in reversed(places):
+            # Of a token that is named twice, the first one has ended its lease.
+            if left and self._tokens[place] == expired[left - 1]:
+                left -= 1
+                self._over.append(place)
+        assert not left, expired
+        self._missing -= 1
+        if not self._missing:
+            self._done([self._tokens[place] for place in sorted(self._over)], self._error)
+
+
+def places_by_shard(tokens: Sequence[str], own: int, count: int) -> dict[int, Sequence[int]]:
+    """Where the tokens of each shard stand; the own one has what is nobody's besides."""
+    if not tokens:
+        return {}
+    epoch = tokens[0][: tokens[0].find("-") + 1]
+    if epoch and all(map(str.startswith, tokens, repeat(epoch))):
+        # A consumer names what it pulled, of one shard as a rule.
+        return {_owner(tokens[0], own, count): range(len(tokens))}
+    places: dict[int, Sequence[int]] = {}
+    for place, token in enumerate(tokens):
+        here = places.setdefault(_owner(token, own, count), [])
+        assert isinstance(here, list)
+        here.append(place)
+    return places
+
+
+def _owner(token: str, own: int, count: int) -> int:
+    shard = shard_of_lease(token)
+    return own if shard is None or shard >= count else shard
