@@ -8,7 +8,6 @@ Cost: some 20 µs a call. Threads: none.
 """
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -17,8 +16,8 @@ import msgspec
 from delayserver.api.cluster.definitions import HOME
 from delayserver.decisions.group import Group
 from delayserver.decisions.new_messages import NewMessage
-from delayserver.errors import DelayServerError
 from delayserver.delivery.webhook import WebhookResponse
+from delayserver.errors import DelayServerError
 from delayserver.records.message import Payload
 from delayserver.records.sharding import shard_of
 from delayserver.records.subscriptions import Registry, Subscription

@@ -73,17 +73,27 @@ class Consumers:
         for subscription in list(self._machine.shards[0].running.engine.registry):
             if subscription.type != "pull":
                 continue
-            shard = self._rng.choice(self._machine.shards)
-            self._pull(shard, subscription)
-            settle()
-            there = [
-                one.running.calls.ready(subscription.id) or 0 for one in self._machine.shards
-            ]
-            if any(there) and not subscription.paused:
-                raise Violation(f"{there} of {subscription.name} are left by a pull (I3)")
-            while any(one.is_sure for one in self._promises.held.values()):
+            while any(there := self._there(subscription)):
+                before = self._promises.counts["received"]
+                self._pull(self._rng.choice(self._machine.shards), subscription)
+                settle()
+                if self._promises.counts["received"] == before:
+                    raise Violation(f"{there} of {subscription.name} are there, and not had (I3)")
+            while self._of(subscription.id):
                 self.end()
                 settle()
+
+    def _there(self, subscription: Subscription) -> list[int]:
+        shards = self._machine.shards
+        return [one.running.calls.ready(subscription.id) or 0 for one in shards]
+
+    def _of(self, subscription_id: int) -> list[Held]:
+        """What is held of a subscription. Who is patient asks again what was not answered."""
+        return [
+            one
+            for one in self._promises.held.values()
+            if (not one.times_asked or self.is_patient) and one.subscription_id == subscription_id
+        ]
 
     def pull(self) -> None:
         """Pull at some process, whatever is there."""
@@ -137,23 +147,21 @@ class Consumers:
 
     def _some(self, subscription_id: int, most: int) -> list[Held]:
         """Some of what is held of a subscription, of any shards; from now on it is not sure."""
-        held = [
-            one
-            for one in self._promises.held.values()
-            if one.is_sure and one.subscription_id == subscription_id
-        ]
+        held = self._of(subscription_id)
         some = self._rng.sample(held, min(most, len(held)))
         for one in some:
-            one.is_sure = False
+            one.times_asked += 1
         return some
 
     def end(self) -> None:
         """Acknowledge, give back or extend some of what is held, at any process."""
         rng = self._rng
-        sure = [one for one in self._promises.held.values() if one.is_sure]
-        if not sure:
+        known = [
+            one for one in self._promises.held.values() if not one.times_asked or self.is_patient
+        ]
+        if not known:
             return
-        one = rng.choice(sure)
+        one = rng.choice(known)
         shard = rng.choice(self._machine.up())
         subscription = shard.running.engine.registry.by_id(one.subscription_id)
         if subscription is None:
@@ -215,10 +223,23 @@ class Consumers:
                 done([held])
             elif (
                 link is not None
+                and held.times_asked == 1
                 and held.token in self._promises.held
                 and held.until_ms > present_ms
             ):
                 raise Violation(f"{held} counts as over, and is not (I4)")
+            else:
+                self._told_over(held)
+
+    def _told_over(self, held: Held) -> None:
+        """Its shard is away, as far as the one knows that was asked."""
+        shard = self._machine.shards[held.shard]
+        if held.token not in self._promises.held:
+            return
+        if shard.running.engine.outcomes.leases.get(held.token) is not None:
+            self._machine.counts["told over, and held"] += 1
+        else:
+            self._promises.forget(held.token)
 
     def _nacked(self, some: Sequence[Held]) -> None:
         for held in some:
@@ -228,13 +249,11 @@ class Consumers:
     def _extended(self, until_ms: int, some: Sequence[Held]) -> None:
         for held in some:
             self._promises.counts["extended"] += 1
-            held.is_sure, held.until_ms = True, until_ms
+            held.times_asked, held.until_ms = 0, until_ms
 
     def _links(self, shard: MachineShard, some: Sequence[Held]) -> list[object]:
         """What a call goes over, for each lease; None: it does not go there."""
-        return [
-            shard if held.shard == shard.number else shard.link(held.shard) for held in some
-        ]
+        return [shard if held.shard == shard.number else shard.link(held.shard) for held in some]
 
     # ── calls ──────────────────────────────────────────────────────────────────────────────────
 

@@ -26,6 +26,7 @@ from delayserver.api.intake import Intake
 from delayserver.config import Settings
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.leases import Some
+from delayserver.records.subscriptions import Subscription
 from delayserver.server.threads import Worker
 from delayserver.testing.definitions import check_definitions
 from delayserver.testing.durable import Violation
@@ -37,7 +38,6 @@ from storage.rows import HOUR_MS
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
 from storage.testing.files import SimulatedFiles
-from delayserver.records.subscriptions import Subscription
 
 ROUNDS_MAX = 5000
 
@@ -285,6 +285,11 @@ class Machine:
     def settle(self) -> bool:
         """Until nothing happens before the clock moves; False: a shard ended, or its disk was
         full."""
+        for shard in self.up():
+            # What they do by their own clocks.
+            for worker in (shard.running.settling, shard.running.replayer):
+                if not self.run(shard, worker, 1000):
+                    return False
         for _ in range(ROUNDS_MAX):
             is_busy = self.arrive()
             for shard in self.up():

@@ -21,6 +21,9 @@ from delayserver.records.subscriptions import Subscription
 from delayserver.testing.durable import Violation
 from delayserver.testing.shards.machine import Leasing, Machine
 
+TOLD_AGAIN_MS = 500
+"""What could not be told is told again after less than that."""
+
 Delivered = tuple[int, str]
 """A subscription and the id of a message."""
 
@@ -45,8 +48,8 @@ class Held(msgspec.Struct):
     """It is not over before the stopwatch shows that."""
     settled: int
     """How often the shards had settled when it was handed over."""
-    is_sure: bool = True
-    """Nobody has said that he is done with it."""
+    times_asked: int = 0
+    """How often somebody has said that he is done with it, and was not answered."""
 
     @property
     def key(self) -> Delivered:
@@ -71,6 +74,8 @@ class Promises(Leasing):
         self._acked: set[Delivered] = set()
         self._acked_soon: dict[Delivered, int] = {}
         """What was acked without waiting for its record → the life of the shard that was told."""
+        self._differing_since_ms: int | None = None
+        """When definitions were first seen to differ, on the stopwatch."""
         self.ended: Callable[[int], None] = lambda shard: None
         """Told when the process of a shard is gone."""
 
@@ -93,6 +98,7 @@ class Promises(Leasing):
             self.forget(token)
 
     def over(self, shard: int) -> None:
+        self._differing_since_ms = None
         for token, held in list(self.held.items()):
             if held.shard == shard:
                 self.forget(token)
@@ -127,7 +133,7 @@ class Promises(Leasing):
             self.counts["received"] += 1
             if (holder := self._holders.get(key)) is not None:
                 held = self.held[holder]
-                if held.is_sure and held.until_ms > self._present_ms:
+                if not held.times_asked and held.until_ms > self._present_ms:
                     raise Violation(f"{message} is held by another consumer: {held} (I4)")
                 self.forget(holder)
             prefix = message.lease[: message.lease.rfind("-") + 1]
@@ -146,7 +152,7 @@ class Promises(Leasing):
     def is_held(self, token: str) -> bool:
         """Whether its lease lasts certainly."""
         held = self.held.get(token)
-        return held is not None and held.is_sure and held.until_ms > self._present_ms
+        return held is not None and not held.times_asked and held.until_ms > self._present_ms
 
     def acked(self, deliveries: Sequence[Held], *, is_recorded: bool) -> None:
         """An acknowledgement was answered; `is_recorded`: what was promised by that."""
@@ -200,16 +206,22 @@ class Promises(Leasing):
                         raise Violation(f"shard {shard.number} has leased {token} to nobody (I3)")
 
     def _check_definitions(self) -> None:
+        """All have the same. A pause by a receiver may have met a home that was away, or a full
+        disk: then it is told again, some time later."""
         of_home, *others = (self._definitions(shard) for shard in range(self.machine.count))
-        for shard, of_other in enumerate(others, 1):
-            if of_other != of_home:
-                raise Violation(f"definitions differ: {of_home}, of shard {shard}: {of_other}")
+        differing = {shard: one for shard, one in enumerate(others, 1) if one != of_home}
+        if not differing:
+            self._differing_since_ms = None
+            return
+        if self._differing_since_ms is None or any(one.faults.struck for one in self.machine.up()):
+            self._differing_since_ms = self._present_ms
+        if self._present_ms - self._differing_since_ms > TOLD_AGAIN_MS:
+            raise Violation(f"definitions differ: {of_home}, of others: {differing}")
 
     def _definitions(self, shard: int) -> dict[int, Any]:
         registry = self.machine.shards[shard].running.engine.registry
         return {
-            one.id: msgspec.structs.replace(one, horizon=(), subject_since_ms=0)
-            for one in registry
+            one.id: msgspec.structs.replace(one, horizon=(), subject_since_ms=0) for one in registry
         }
 
     def _check_waiting(self) -> None:
@@ -228,7 +240,9 @@ class Promises(Leasing):
                     )
 
     def check_nothing_is_left(self) -> None:
-        """Everything was pulled and acknowledged, and nobody waits."""
+        """Everything was pulled and acknowledged, nobody waits, and definitions are the same."""
+        if self._differing_since_ms is not None:
+            raise Violation("definitions differ, and stay so")
         for shard in self.machine.shards:
             server = shard.running
             consuming = shard.hot.consuming

@@ -12,7 +12,6 @@ Cost: some 30 ms for a life. Threads: none.
 import random
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple, Self
 
 from delayserver.testing.durable import Violation
@@ -224,8 +223,10 @@ class ShardsWorld:
         self.consumers.pull_all(self._settle_whole)
 
     def _is_done(self) -> bool:
+        now_ms = self.machine.clock.now_ms
         return (
             not self.promises.held
+            and all(due <= now_ms for one in self.machine.shards for due in one.ledger.due_times())
             and not self.consumers.asking
             and not any(
                 shard.running.sending or shard.running.engine.hours.unsettled()
