@@ -122,14 +122,14 @@ class Consumers:
             "pull",
             body,
             wait_ms,
-            partial(self._pulled, subscription.id, acks, self._links(shard, acks)),
+            partial(self._pulled, subscription.id, acks, self._reached(shard, acks)),
         )
 
     def _pulled(
-        self, subscription_id: int, acks: Sequence[Held], links: Sequence[object], answer: bytes
+        self, subscription_id: int, acks: Sequence[Held], reached: Sequence[bool], answer: bytes
     ) -> None:
         pulled = msgspec.json.decode(answer, type=PulledAnswer)
-        self._ended(acks, links, pulled.expired, partial(self._promises.acked, is_recorded=False))
+        self._ended(acks, reached, pulled.expired, partial(self._promises.acked, is_recorded=False))
         self._promises.received(subscription_id, pulled.messages)
 
     def leave(self) -> None:
@@ -169,11 +169,11 @@ class Consumers:
         some = self._some(one.subscription_id, 1000 if self.is_patient else rng.choice((1, 2, 6)))
         body: dict[str, Any] = {"leases": [held.token for held in some]}
         dice = 0.0 if self.is_patient else rng.random()
-        links = self._links(shard, some)
+        reached = self._reached(shard, some)
         if dice < 0.6:
             done = partial(self._promises.acked, is_recorded=True)
             self._ask(
-                shard, subscription.name, "ack", body, 0, partial(self._told, some, links, done)
+                shard, subscription.name, "ack", body, 0, partial(self._told, some, reached, done)
             )
         elif dice < 0.8:
             body["delay"] = rng.choice((0, 0, 30, 1000))
@@ -183,7 +183,7 @@ class Consumers:
                 "nack",
                 body,
                 0,
-                partial(self._told, some, links, self._nacked),
+                partial(self._told, some, reached, self._nacked),
             )
         else:
             body["lease"] = lease_ms = rng.choice((50, 5_000, DAY_MS))
@@ -197,32 +197,32 @@ class Consumers:
                 "extend",
                 body,
                 0,
-                partial(self._told, some, links, extended),
+                partial(self._told, some, reached, extended),
             )
 
     def _told(
         self,
         some: Sequence[Held],
-        links: Sequence[object],
+        reached: Sequence[bool],
         done: Callable[[Sequence[Held]], None],
         answer: bytes,
     ) -> None:
         expired = msgspec.json.decode(answer, type=_EndedAnswer).expired
-        self._ended(some, links, expired, done)
+        self._ended(some, reached, expired, done)
 
     def _ended(
         self,
         some: Sequence[Held],
-        links: Sequence[object],
+        reached: Sequence[bool],
         expired: Sequence[str],
         done: Callable[[Sequence[Held]], None],
     ) -> None:
         present_ms = self._machine.clock.stopwatch_ms()
-        for held, link in zip(some, links, strict=True):
+        for held, is_reached in zip(some, reached, strict=True):
             if held.token not in expired:
                 done([held])
             elif (
-                link is not None
+                is_reached
                 and held.times_asked == 1
                 and held.token in self._promises.held
                 and held.until_ms > present_ms
@@ -251,9 +251,9 @@ class Consumers:
             self._promises.counts["extended"] += 1
             held.times_asked, held.until_ms = 0, until_ms
 
-    def _links(self, shard: MachineShard, some: Sequence[Held]) -> list[object]:
-        """What a call goes over, for each lease; None: it does not go there."""
-        return [shard if held.shard == shard.number else shard.link(held.shard) for held in some]
+    def _reached(self, shard: MachineShard, some: Sequence[Held]) -> list[bool]:
+        """Of each lease, whether the shard that has granted it gets a call that comes in here."""
+        return [shard.reaches(held.shard) for held in some]
 
     # ── calls ──────────────────────────────────────────────────────────────────────────────────
 
@@ -271,6 +271,12 @@ class Consumers:
         self._machine.counts[action] += 1
 
         def tell(answer: bytes | Exception) -> None:
+            try:
+                answered(answer)
+            except Exception as error:  # who asked would be told of it
+                self._machine.failure = self._machine.failure or error
+
+        def answered(answer: bytes | Exception) -> None:
             if asking.is_answered:
                 raise Violation(f"a {action} was answered, and the consumer gone, or twice")
             asking.is_answered = True

@@ -32,7 +32,7 @@ from delayserver.testing.definitions import check_definitions
 from delayserver.testing.durable import Violation
 from delayserver.testing.ledger import Ledger
 from delayserver.testing.server import SimulatedClock, SimulatedServer
-from delayserver.testing.shards.sockets import SimulatedSockets
+from delayserver.testing.shards.sockets import SimulatedEnd, SimulatedSockets
 from storage.errors import ShortageError, StorageError
 from storage.rows import HOUR_MS
 from storage.testing.catalog import MemoryCatalog
@@ -194,9 +194,14 @@ class MachineShard:
         """Whether it can ask another one."""
         return self.member.links.is_there(other)
 
-    def link(self, other: int) -> object:
-        """What stands for the present link to another one: the next is not the same."""
-        return self.member.links._links.get(other)
+    def reaches(self, other: int) -> bool:
+        """Whether the present life of another one gets what it is asked now."""
+        link = self.member.links._links.get(other)
+        if other == self.number or link is None:
+            return other == self.number
+        end = link._transport
+        assert isinstance(end, SimulatedEnd)
+        return end.other is not None
 
 
 class Machine:
@@ -209,6 +214,8 @@ class Machine:
         self.count = count
         self.counts = counts
         self.leasing = leasing
+        self.failure: Exception | None = None
+        """A promise that was seen to be broken where nobody would hear of it."""
         self.clock = SimulatedClock()
         self.sockets = SimulatedSockets()
         # Without looking at the environment, which takes longer than many a life.
@@ -268,7 +275,14 @@ class Machine:
             if not shard.faults.struck:
                 raise
             self.counts["ended by a failed disk"] += 1
+        except ExceptionGroup as errors:  # of timers
+            _, others = errors.split(StorageError)
+            if others is not None or not shard.faults.struck:
+                raise
+            self.counts["ended by a failed disk"] += 1
         else:
+            if self.failure is not None:
+                raise self.failure
             return True
         shard.end(power_loss=self.rng.random() < 0.5)
         return False

@@ -44,6 +44,8 @@ class Held(msgspec.Struct):
     token: str
     shard: int
     """Which has granted it."""
+    life: int
+    """Of that shard."""
     until_ms: int
     """It is not over before the stopwatch shows that."""
     settled: int
@@ -140,10 +142,19 @@ class Promises(Leasing):
             granted = self._granted.get(prefix)
             if granted is not None:  # else it was over before the consumer was answered
                 token = message.lease
-                held = Held(subscription_id, message.id, token, shard, granted[1], self.settled)
+                held = Held(
+                    subscription_id, message.id, token, shard, life, granted[1], self.settled
+                )
                 self.held[token], self._holders[key] = held, token
                 tokens.append(token)
         return tokens
+
+    def forget_what_is_over(self) -> None:
+        """Nobody asks any more for what is not leased."""
+        for token, held in list(self.held.items()):
+            leases = self.machine.shards[held.shard].running.engine.outcomes.leases
+            if held.until_ms <= self._present_ms and leases.get(token) is None:
+                self.forget(token)
 
     @property
     def _present_ms(self) -> int:
@@ -162,7 +173,7 @@ class Promises(Leasing):
             if is_recorded:
                 self._acked.add(held.key)
             else:
-                self._acked_soon[held.key] = self.machine.shards[held.shard].lives
+                self._acked_soon[held.key] = held.life
 
     # ── definitions ────────────────────────────────────────────────────────────────────────────
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 
 from delayserver.testing.durable import Violation
 from delayserver.testing.shards.clients import Definers, Publishers, Receivers
-from delayserver.testing.shards.consumers import Consumers
+from delayserver.testing.shards.consumers import DAY_MS, Consumers
 from delayserver.testing.shards.machine import Machine, MachineShard
 from delayserver.testing.shards.promises import Promises
 from storage.rows import HOUR_MS
@@ -26,6 +26,10 @@ LIVES = 12
 """Of all shards of a world together, besides the last one of each."""
 STEPS = 60
 """Of each living shard in a life, about."""
+
+
+QUIET_ROUNDS = 6
+"""In which nothing comes any more, a second each."""
 
 
 class ShardsStep(NamedTuple):
@@ -191,6 +195,7 @@ class ShardsWorld:
         machine, promises = self.machine, self.promises
         self._make_whole()
         self.receivers.is_patient = self.consumers.is_patient = True
+        quiet_rounds = 0
         for _ in range(400):
             self._make_whole()
             promises.check_settled()
@@ -201,14 +206,13 @@ class ShardsWorld:
                 self._settle_whole()
             self._take_all()
             promises.check_settled()
-            if self._is_done():
+            promises.forget_what_is_over()
+            quiet_rounds = quiet_rounds + 1 if self._is_done() else 0
+            if quiet_rounds == QUIET_ROUNDS:
                 break
             machine.clock.move(self._wait_ms())
         else:
             raise Violation("it never comes to rest")
-        for _ in range(5):
-            machine.clock.move(2_000)
-            self._settle_whole()
         self.consumers.check_answered()
         promises.check_nothing_is_left()
         for shard in machine.shards:
@@ -236,8 +240,11 @@ class ShardsWorld:
 
     def _wait_ms(self) -> int:
         """Until the next row falls due in any shard, or until what is tried again may be."""
-        now_ms = self.machine.clock.now_ms
-        dues = (due for one in self.machine.shards for due in one.ledger.due_times())
+        shards, now_ms = self.machine.shards, self.machine.clock.now_ms
+        if self.promises.held:
+            # Of subscriptions that are gone: nobody can say any more that he is done with it.
+            return DAY_MS
+        dues = (due for one in shards for due in one.ledger.due_times())
         return min([due + 5 - now_ms for due in dues if due > now_ms] + [1_000])
 
 
