@@ -5,7 +5,11 @@
     consumers     acknowledge, refuse, or let the lease end
 
 What they asked and what they got goes to a ledger, `delayserver.cli.demo.ledger`; an answer that no
-good client should get is a failure.
+good client should get is a failure. "Try again later" means that nothing was done, unless it says
+that the outcome is unknown.
+
+`Spread` is for a server of several processes: connections of several clients, which are left now
+and then, so that calls come in at all of them.
 
 Cost: some 300 µs per message. Threads: belongs to the event loop.
 """
@@ -21,7 +25,13 @@ from delayserver.cli.demo.ledger import DemoLedger, Order
 from delayserver.cli.demo.shop import call, due_of, parse_json
 from delayserver.cli.session import path
 from delayserver.client.errors import UnansweredError
-from delayserver.client.transport import HttpTransport
+from delayserver.client.transport import (
+    NO_HEADERS,
+    TIMEOUT_S,
+    HttpAnswer,
+    HttpTransport,
+    Transport,
+)
 
 HOUR_MS = 3_600_000
 RETRY_S = 0.05
@@ -38,8 +48,50 @@ CONSUMED = ("pull", "both-pull")
 LEASE_MS = 1500
 
 
-class RefusedError(UnansweredError):
+class LaterError(UnansweredError):
+    """The server answered that nobody knows what became of it; it may be asked again."""
+
+    def __init__(self, status: int, answer: Any) -> None:
+        super().__init__(f"{status}")
+        self.answer = answer
+
+
+class RefusedError(LaterError):
     """The server answered that it did not do it; it may be asked again."""
+
+
+class Spread:
+    """A `Transport` to all processes behind one address: connections of `count` clients, by turns.
+
+    The system decides who accepts a connection, so some are left: a process that comes back gets
+    none of those that are open already."""
+
+    LEAVE_SHARE = 0.05
+    """Of the calls: the connection is closed behind it."""
+
+    def __init__(self, url: str, count: int, chance: random.Random) -> None:
+        self._chance = chance
+        self._transports = [HttpTransport(url) for _ in range(count)]
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        headers: Mapping[str, str] = NO_HEADERS,
+        timeout_s: float = TIMEOUT_S,
+    ) -> HttpAnswer:
+        """As `Transport` says."""
+        if self._chance.random() < self.LEAVE_SHARE:
+            headers = {**headers, "connection": "close"}
+        transport = self._chance.choice(self._transports)
+        return await transport.request(method, path, body, headers=headers, timeout_s=timeout_s)
+
+    async def close(self) -> None:
+        """As `Transport` says."""
+        for transport in self._transports:
+            await transport.close()
 
 
 AnyLedger = TypeVar("AnyLedger", bound=DemoLedger)
@@ -50,11 +102,13 @@ class Load(Generic[AnyLedger]):
 
     PAUSE_S = 0.02
     """Between two publishes of one publisher, at most."""
+    MIXED_SHARE = 0.0
+    """Of the batches: some messages have no key, so nobody asks again."""
     subscribers: Mapping[str, tuple[str, ...]] = SUBSCRIBERS
     subjects: Sequence[str] = tuple(SUBSCRIBERS)
     """One that stands here more often gets more messages."""
 
-    _client: HttpTransport
+    _client: Transport
 
     def __init__(self, ledger: AnyLedger, seed: int) -> None:
         self.ledger = ledger
@@ -86,7 +140,8 @@ class Load(Generic[AnyLedger]):
         """One request. Raises UnansweredError, also for "try again later"."""
         status, answer = await call(self._client, method, where, document)
         if self._is_refusal(status, answer):
-            raise RefusedError(f"{status}")
+            is_unknown = isinstance(answer, dict) and answer.get("outcome") == "unknown"
+            raise (LaterError if is_unknown else RefusedError)(status, answer)
         # Only what is done to a message may come too late for it.
         may_refuse = method in ("DELETE", "PATCH")
         refusals = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT) if may_refuse else ()
@@ -96,7 +151,7 @@ class Load(Generic[AnyLedger]):
         return status, answer
 
     def _is_refusal(self, status: int, answer: Any) -> bool:
-        """Whether a good client may get this answer, and is to ask again."""
+        """Whether a good client may get this answer, and may ask again."""
         return status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
 
     def _fail(self, what: str) -> None:
@@ -128,19 +183,44 @@ class Load(Generic[AnyLedger]):
         self._follow(order, delay_ms)
 
     async def _publish_batch(self) -> None:
-        batch = [self._new_order(with_key=True) for _ in range(self._random.randint(2, 40))]
+        is_mixed = self._random.random() < self.MIXED_SHARE
+        batch = [
+            self._new_order(with_key=not is_mixed or self._random.random() < 0.5)
+            for _ in range(self._random.randint(2, 40))
+        ]
         for order, delay_ms in batch:
             self.ledger.publish_asked(order, delay_ms)
         # The answer names no due times: a delay would count from whenever the server heard of it,
         # and a batch that is asked again may be heard after the clock was set forward.
         documents = [document_of(order, deliver_at=order.earliest_ms) for order, _ in batch]
-        answer = await self._send_batch(documents)
+        while True:
+            try:
+                _, answer = await self._ask_once("POST", path("messages", "batch"), documents)
+            except UnansweredError as error:
+                if isinstance(error, LaterError):
+                    self._note_parts(batch, error, is_final=is_mixed)
+                if is_mixed:
+                    self.counts["batches without an answer"] += 1
+                    return
+                await asyncio.sleep(RETRY_S)
+            else:
+                break
         for (order, delay_ms), message_id in zip(batch, answer["ids"], strict=True):
             self.ledger.publish_answered(order, message_id, order.earliest_ms)
             self._follow(order, delay_ms)
 
-    async def _send_batch(self, documents: list[dict[str, object]]) -> Any:
-        return (await self._ask("POST", path("messages", "batch"), documents))[1]
+    def _note_parts(
+        self, batch: Sequence[tuple[Order, int]], error: LaterError, *, is_final: bool
+    ) -> None:
+        """What one shard has of a batch is durable, whatever another said. `is_final`: nobody asks
+        again for what was refused."""
+        ids = error.answer.get("ids") or [None] * len(batch)
+        for (order, _), message_id in zip(batch, ids, strict=True):
+            if message_id is not None:
+                self.ledger.publish_answered(order, message_id, order.earliest_ms)
+                self.counts["answered in a part of a batch"] += 1
+            elif is_final:
+                order.refused = isinstance(error, RefusedError)
 
     def _new_order(self, *, with_key: bool | None = None) -> tuple[Order, int]:
         chance = self._random

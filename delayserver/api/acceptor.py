@@ -57,6 +57,7 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     def begin(self) -> None:
         """Accept from now on."""
@@ -112,20 +113,27 @@ class Acceptor:
             client.close()
             if cast("asyncio.Transport | None", protocol.transport) is None:
                 self._lose()  # nobody else will
+        else:
+            if self._is_closed:
+                protocol.shutdown()  # as those were told that were open before
 
     def _lose(self) -> None:
         self.count -= 1
 
     def close(self) -> None:
-        """Accept nothing more; what is open stays so."""
+        """Accept nothing more; what is open stays so, and what is being opened is shut down."""
+        self._is_closed = True
         if self._pause is not None:
             self._pause.cancel()
         else:
             self._remove_readers()
         for listener in self._listeners:
             listener.close()
-        for task in self._opening:
-            task.cancel()
+        # Without a handshake they are open in a moment. To cancel them then would have uvloop close
+        # the socket and tell the protocol nothing, which would be waited for.
+        if self._tls is not None:
+            for task in self._opening:
+                task.cancel()
 
     def _remove_readers(self) -> None:
         for listener in self._listeners:

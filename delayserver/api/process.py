@@ -174,8 +174,8 @@ async def _serve(
     tls: ssl.SSLContext | None,
     place: ShardPlace | None,
 ) -> None:
-    await server.start()
     app = make_app(server.calls, place)
+    await server.start()
     config = uvicorn.Config(
         app.asgi,
         http=app.protocol,
@@ -205,8 +205,11 @@ async def _serve(
 
 
 def tell_supervisor(word: str) -> None:
-    """How far this shard has come: a line on standard output."""
-    print(word, flush=True)
+    """How far this shard has come: a line on standard output.
+
+    A supervisor that has ended hears nothing; that it has is seen elsewhere (`on_parent_gone`)."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(sys.stdout.fileno(), f"{word}\n".encode())
 
 
 def url_of(listener: socket.socket, is_https: bool) -> str:

@@ -178,7 +178,10 @@ class _Shard:
 def main() -> int:
     """One shard, as the document on standard input says."""
     # Not beyond the line: the rest of it is silence, until the supervisor has ended.
-    document = json.loads(os.read(sys.stdin.fileno(), 1 << 20))
+    line = os.read(sys.stdin.fileno(), 1 << 20)
+    if not line:
+        return EXIT_REFUSED  # It has ended already.
+    document = json.loads(line)
     place = ShardPlace(
         document["shard"],
         document["count"],

@@ -9,7 +9,8 @@ What may leave is limited by the definition of the subscription, in this order:
                drop_older_than: rows that are older leave by `pop_outdated`, to be given up
                all: everything at once, late rows first
     batch      fewer than a batch wait until the oldest of them has lingered
-    rate       a token bucket, one token for each row that leaves
+    rate       a token bucket, one token for each row that leaves; or a permit, where several shards
+               have one rate together
 
 With `all` there is one lane. Rows are slices of arrays, never objects. How much leaves at once is
 also limited in bytes, by the caller; what does not fit stays, and is next.
@@ -29,7 +30,7 @@ from delayserver.delivery.lane import Lane, Room
 from delayserver.records.message import ScheduleEntry
 from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.wheel_rows import FiredRows
-from delayserver.timers.rates import TokenBucket
+from delayserver.timers.rates import Rate, TokenBucket
 from storage.rows import select
 
 
@@ -37,16 +38,22 @@ class Backlog:
     """What waits for one subscription."""
 
     def __init__(
-        self, subscription: Subscription, behind_ms: int, stopwatch: Callable[[], int]
+        self,
+        subscription: Subscription,
+        behind_ms: int,
+        stopwatch: Callable[[], int],
+        permit: Rate | None = None,
     ) -> None:
         """`behind_ms`: what fell due before this moment could not be delivered in time;
-        `stopwatch`: milliseconds of a clock that nobody sets."""
+        `stopwatch`: milliseconds of a clock that nobody sets; `permit`: says instead of the rate of
+        the subscription how many rows may leave."""
         self._stopwatch = stopwatch
         self._fresh = Lane()
         self._late = Lane()
         self._behind_ms = behind_ms
         self._pace: Pace | None = None
-        self._bucket: TokenBucket | None = None
+        self._permit = permit
+        self._rate = permit
         self._define(subscription)
 
     def _define(self, subscription: Subscription) -> None:
@@ -56,11 +63,9 @@ class Backlog:
         """When the row fell due that others are waited for, and until when, on the stopwatch."""
         self._drop_older_than_ms = subscription.drop_older_than_ms
         self._spread_ms = subscription.spread_ms
-        self._rate = (subscription.rate_per_s, subscription.rate_burst)
-        if subscription.rate_per_s:
-            self._bucket = TokenBucket(subscription.rate_per_s, subscription.rate_burst)
-        else:
-            self._bucket = None
+        if self._permit is None:
+            limit = subscription.rate_per_s, subscription.rate_burst
+            self._rate = TokenBucket(*limit) if subscription.rate_per_s else None
         self._pace = None
         if self._spread_ms:
             self._pace = Pace(self._spread_ms)
@@ -128,13 +133,16 @@ class Backlog:
 
     def ready(self, now_ms: int) -> int:
         """How many rows may leave now; where an outdated one is next, fewer may."""
+        count = self.ready_but_for_rate(now_ms)
+        if count and self._rate is not None:
+            count = min(count, self._rate.available(self._stopwatch() / 1000))
+        return count
+
+    def ready_but_for_rate(self, now_ms: int) -> int:
+        """How many rows might leave now if there were no rate."""
         late, fresh = self._allowed(now_ms)
         count = late + fresh
-        if not count or self._lingers_for_ms(late, fresh, now_ms):
-            return 0
-        if self._bucket is not None:
-            count = min(count, self._bucket.available(self._stopwatch() / 1000))
-        return count
+        return 0 if not count or self._lingers_for_ms(late, fresh, now_ms) else count
 
     def _allowed(self, now_ms: int) -> tuple[int, int]:
         """Of each lane, what the way to catch up lets leave."""
@@ -177,8 +185,8 @@ class Backlog:
         else:
             taken = self._late.pop(room, since_ms)
             taken += self._fresh.pop(room, since_ms)
-        if self._bucket is not None:
-            self._bucket.take(_count(taken), self._stopwatch() / 1000)
+        if self._rate is not None:
+            self._rate.take(_count(taken), self._stopwatch() / 1000)
         return taken
 
     def pop_outdated(self, rows_max: int, bytes_max: int, now_ms: int) -> list[FiredRows]:
@@ -200,7 +208,7 @@ class Backlog:
         if late + fresh:
             if lingers_for_ms := self._lingers_for_ms(late, fresh, now_ms):
                 waits.append(lingers_for_ms)
-            elif self._bucket is not None and (wait_s := self._bucket.wait_s(present_ms / 1000)):
+            elif self._rate is not None and (wait_s := self._rate.wait_s(present_ms / 1000)):
                 waits.append(int(wait_s * 1000) + 1)
         return min(waits, default=None)
 

@@ -28,6 +28,7 @@ from delayserver.delivery.delayed_fetch import DelayedFetch, Fetches, Pulled, Pu
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.orphans import Fate, Orphans
 from delayserver.delivery.parked import Parked
+from delayserver.delivery.permits import Permit, Permits
 from delayserver.delivery.queue import READ_ROWS_MAX, Handout, Queue
 from delayserver.delivery.settler import pack_settled
 from delayserver.records.message import DueDelivery, ScheduleEntry
@@ -138,6 +139,8 @@ class Dispatcher:
         self.on_ready: Callable[[int], None] | None = None
         """Where there are other shards: told of a pull subscription of which other rows may leave
         than before, perhaps."""
+        self.permits: Permits | None = None
+        """Where several shards count together; set before anything fires."""
         self.draining = False
         """Nothing leaves the queues any more: the server is stopping."""
 
@@ -147,9 +150,19 @@ class Dispatcher:
         """The queue of a subscription; made at first use."""
         queue = self._queues.get(subscription.id)
         if queue is None:
-            behind_ms = max(self._started_ms, subscription.created_ms)
-            queue = Queue(subscription, Backlog(subscription, behind_ms, self._stopwatch))
-            self._queues[subscription.id] = queue
+            queue = self._queues[subscription.id] = self._new_queue(subscription)
+        return queue
+
+    def _new_queue(self, subscription: Subscription) -> Queue:
+        def used_places() -> int:
+            return queue.used_places()
+
+        permit: Permit | None = None
+        if self.permits is not None and subscription.type == "webhook":
+            permit = self.permits.of(subscription, used_places)
+        behind_ms = max(self._started_ms, subscription.created_ms)
+        backlog = Backlog(subscription, behind_ms, self._stopwatch, permit)
+        queue = Queue(subscription, backlog, permit=permit)
         return queue
 
     def queues(self) -> Iterator[Queue]:
@@ -271,6 +284,8 @@ class Dispatcher:
 
     def on_subscription(self, subscription: Subscription, now_ms: int) -> None:
         """A subscription was added, changed or removed."""
+        if self.permits is not None:
+            self.permits.define(subscription)
         queue = self._queues.get(subscription.id)
         if subscription.deleted:
             if queue is not None:
@@ -302,11 +317,13 @@ class Dispatcher:
         subscription = queue.subscription
         self._wakes.pop(subscription.id, None)
         if subscription.paused or self.draining:
+            queue.keep()
             return
         self._drop_outdated(queue, now_ms)
         # Behind rows that leave, others may have become too old.
         while self._hand_out(queue, now_ms) and self._drop_outdated(queue, now_ms):
             pass
+        queue.keep()
         wait_ms, outdated_ms = queue.rows.wait_ms(now_ms), queue.rows.outdated_ms(now_ms)
         if wait_ms is None and outdated_ms is None:
             return
@@ -323,6 +340,7 @@ class Dispatcher:
         """To the webhook, or to consumers that wait; False: to nobody."""
         subscription, before = queue.subscription, queue.count
         if subscription.type == "webhook":
+            queue.want(now_ms)
             while (free := queue.free_places()) > 0:
                 if not self._start(queue, min(free, READ_ROWS_MAX), None, now_ms):
                     break

@@ -2,8 +2,9 @@
 
     rows ── pop ──▶ reserved, in flight ── release ──▶ gone, or in front of `rows` again
 
-What may leave, and when, is decided by `Backlog`; how much at once, by what is in flight. Rows that
-are too old leave too, but do not count as in flight: nobody is asked to take them.
+What may leave, and when, is decided by `Backlog`; how much at once, by what is in flight, or where
+several shards count together, by a `Permit`. Rows that are too old leave too, but do not count as
+in flight: nobody is asked to take them.
 
 Cost: O(1) per call, and per row that leaves an entry in a set. Threads: belongs to the event loop.
 """
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from delayserver.delivery.backlog import Backlog
 from delayserver.delivery.delayed_fetch import PullRequest
 from delayserver.delivery.deliveries import Deliveries
+from delayserver.delivery.permits import Permit
 from delayserver.records.message import ScheduleEntry
 from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.wheel_rows import FiredRows
@@ -77,6 +79,8 @@ class Queue:
     """Rows that left the queue."""
     is_reading: bool = False
     """Rows are being read that go out as webhooks one by one."""
+    permit: Permit | None = None
+    """Of a webhook whose limits are those of several shards together."""
 
     @property
     def count(self) -> int:
@@ -130,12 +134,38 @@ class Queue:
 
     def free_places(self) -> int:
         """How many rows may be sent as webhooks, in one batch or one by one."""
-        most = self.subscription.max_in_flight
+        most = self.subscription.max_in_flight if self.permit is None else self.permit.places
         if not self.subscription.batch_max:
             # While rows are read, more places get free: those are for the next read.
             return 0 if self.is_reading else most - self.in_flight
         if len(self.posts) >= most:
             return 0
+        return min(self.subscription.batch_max, self._rows_free())
+
+    def _rows_free(self) -> int:
+        """How many rows may leave in batches before others are settled."""
         # Rows whose failure is not recorded yet are on their way without a request.
-        batch_max = self.subscription.batch_max
-        return min(batch_max, most * batch_max - self.in_flight)
+        most = self.subscription.max_in_flight
+        return most * self.subscription.batch_max - self.in_flight
+
+    def used_places(self) -> int:
+        """How many requests are out, or about to be."""
+        return len(self.posts) if self.subscription.batch_max else self.in_flight
+
+    def want(self, now_ms: int) -> None:
+        """Ask for what could leave, where several shards count together."""
+        if self.permit is None:
+            return
+        rows, size = 0, self.subscription.batch_max or 1
+        if not self.is_reading:
+            rows = self.rows.ready_but_for_rate(now_ms)
+            if self.subscription.batch_max:
+                rows = max(0, min(rows, self._rows_free()))
+        free = max(0, self.subscription.max_in_flight - self.used_places())
+        places = min(-(-rows // size), free)
+        self.permit.want(places, min(rows, places * size))
+
+    def keep(self) -> None:
+        """Give back what it was permitted and does not use."""
+        if self.permit is not None:
+            self.permit.keep(for_next=self.is_reading)

@@ -214,7 +214,13 @@ def digest_of(token: bytes) -> bytes:
 class Caller:
     """Somebody who showed a valid token."""
 
-    def __init__(self, token: Token, monotonic_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        token: Token,
+        monotonic_s: Callable[[], float],
+        taken: Callable[[bytes, int], None] | None = None,
+    ) -> None:
+        """`taken`: told of what is counted here against a rate: the digest, and how many."""
         self.token = token
         self._monotonic_s = monotonic_s
         self.name = token.name
@@ -227,6 +233,7 @@ class Caller:
         self._patterns = patterns
         rate = token.rate_per_s
         self._bucket = TokenBucket(rate, token.burst or max(1.0, rate)) if rate else None
+        self._taken = taken
 
     def may(self, action: Action, subject: str = "") -> bool:
         """Whether a scope allows that, with a subject or a pattern of subjects."""
@@ -255,8 +262,7 @@ class Caller:
     def admit(self) -> None:
         """Count one request. Raises RateLimitedError."""
         self.check_rate()
-        if self._bucket is not None:
-            self._bucket.take(1, self._monotonic_s())
+        self._take(1)
 
     def check_rate(self) -> None:
         """Raises RateLimitedError if no request may be counted now."""
@@ -272,8 +278,18 @@ class Caller:
     def count(self, messages: int) -> None:
         """Count the messages of a batch, one of which is counted already; the requests after this
         one pay for them."""
+        self._take(max(0, messages - 1))
+
+    def count_elsewhere(self, count: int) -> None:
+        """Count what another process has let in."""
         if self._bucket is not None:
-            self._bucket.take(max(0, messages - 1), self._monotonic_s())
+            self._bucket.take(count, self._monotonic_s())
+
+    def _take(self, count: int) -> None:
+        if self._bucket is not None and count:
+            self._bucket.take(count, self._monotonic_s())
+            if self._taken is not None:
+                self._taken(self.digest, count)
 
 
 class TokenTable:
@@ -291,6 +307,9 @@ class TokenTable:
         self._callers: dict[bytes, Caller] = {}
         self._waits: dict[Caller | None, set[Callable[[], None]]] = {}
         self._setting: Caller | None = None
+        self.on_taken: Callable[[bytes, int], None] | None = None
+        """Where others count with us: told of what was counted here against the rate of a token,
+        by its digest."""
         self.is_open = setting is None
         """Whether nobody is asked for a token."""
         if setting is not None:
@@ -312,13 +331,25 @@ class TokenTable:
         )
         # Who is there already keeps what is left of the rate.
         known = {caller.token: caller for caller in self._callers.values()}
-        callers = [known.get(token) or Caller(token, self._monotonic_s) for token in valid]
+        callers = [
+            known.get(token) or Caller(token, self._monotonic_s, self._on_taken) for token in valid
+        ]
         if self._setting is not None:
             callers.append(self._setting)
         self._callers = {caller.digest: caller for caller in callers}
         for caller in [one for one in self._waits if not self._is_valid(one)]:
             for end in self._waits.pop(caller):
                 end()
+
+    def _on_taken(self, digest: bytes, count: int) -> None:
+        if self.on_taken is not None:
+            self.on_taken(digest, count)
+
+    def count_elsewhere(self, digest: bytes, count: int) -> None:
+        """Count what another process has let in with a token, if it is valid here."""
+        caller = self._callers.get(digest)
+        if caller is not None:
+            caller.count_elsewhere(count)
 
     def _is_valid(self, caller: Caller | None) -> bool:
         """Whether who showed a token, or none, would still be let in."""

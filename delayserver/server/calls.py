@@ -27,6 +27,7 @@ from delayserver.decisions.imports import Import
 from delayserver.decisions.messages import Located, Versions
 from delayserver.decisions.watches import Watcher
 from delayserver.delivery.delayed_fetch import DelayedFetch, PullRequest
+from delayserver.delivery.permits import Permits
 from delayserver.delivery.reader import Found, Reader
 from delayserver.errors import ConflictError, NotFoundError, StoppingError
 from delayserver.records.message import Payload, ScheduleEntry, decode_payload
@@ -83,6 +84,7 @@ class Calls:
         engine = self._engine = shard.engine
         self.settings = shard.settings
         self.clock = shard.clock
+        self.stopwatch = shard.stopwatch
         self.tick_soon = shard.tick_soon
         self.call_soon = shard.call_soon
         self.on_fatal = shard.on_fatal
@@ -131,6 +133,7 @@ class Calls:
 
         # Subscriptions, dead letters, heartbeats, imports: decided at once, too.
         self.registry = engine.registry
+        self.definition = engine.registry.by_id
         self.subscription = engine.subscribing.subscription
         self.put_heartbeat = engine.heartbeats.put
         self.heartbeat = engine.heartbeats.get
@@ -148,6 +151,19 @@ class Calls:
         """How many messages are due and wait for a subscriber, and how many it holds."""
         queue = self._engine.dispatcher.queue(subscription)
         return queue.count, queue.in_flight
+
+    def share_limits(self, permits: Permits) -> None:
+        """Have the limits of webhooks counted for several shards together; before anything
+        fires."""
+        assert not any(self._engine.dispatcher.queues())
+        self._engine.dispatcher.permits = permits
+
+    def pump(self, subscription_id: int) -> None:
+        """Let rows leave the queue of a subscription as far as they may now."""
+        subscription = self.registry.by_id(subscription_id)
+        if subscription is not None:
+            dispatcher = self._engine.dispatcher
+            dispatcher.pump(dispatcher.queue(subscription), self.clock())
 
     def unsettled_by_hour(self) -> dict[int, int]:
         """Deliveries that are not settled, of each hour that is in memory."""

@@ -8,6 +8,25 @@ Cost: a few float operations; nothing runs while nobody asks. Threads: belongs t
 is an argument, from a clock that nobody sets.
 """
 
+from typing import Protocol
+
+
+class Rate(Protocol):
+    """What says how many may leave now."""
+
+    def available(self, now_s: float) -> int:
+        """How many can be taken now."""
+        ...
+
+    def take(self, count: int, now_s: float) -> None:
+        """They are taken."""
+        ...
+
+    def wait_s(self, now_s: float) -> float:
+        """How long until one can be taken, if only time has to pass; 0: it can be now, or time
+        alone does not help."""
+        ...
+
 
 class TokenBucket:
     """Full in the beginning."""
@@ -36,6 +55,19 @@ class TokenBucket:
         """Take that many, more than there are if need be."""
         self._fill(now_s)
         self._level -= count
+
+    def give_back(self, count: int, now_s: float) -> None:
+        """Put back what was taken, and not used."""
+        self._fill(now_s)
+        self._level = min(self._burst, self._level + count)
+
+    def change(self, rate_per_s: float, burst: float, now_s: float) -> None:
+        """From now on it fills with another rate, up to another burst; what it holds it keeps."""
+        assert rate_per_s > 0, rate_per_s
+        assert burst >= 1, burst
+        self._fill(now_s)
+        self._rate_per_s, self._burst = rate_per_s, burst
+        self._level = min(burst, self._level)
 
     def _fill(self, now_s: float) -> None:
         if self._seen_s is not None:

@@ -7,6 +7,8 @@
     the end       all that is open has to be delivered, and after a graceful stop and one more start
                   nothing may come again
 
+`tests.crash.shards` does the same to a server of several shards.
+
 One data directory goes through all rounds. What counts as a broken promise is defined in
 `delayserver.cli.demo.ledger`. The seed decides what happens to the server and which load it gets,
 the machine how fast: a seed narrows a failure down, and the directory that is kept shows it.
@@ -17,7 +19,7 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 
 from delayserver.cli.demo.ledger import (
@@ -28,9 +30,9 @@ from delayserver.cli.demo.ledger import (
 )
 from delayserver.cli.demo.process import ServerFailed, ServerProcess, damage_in, free_port
 from delayserver.cli.demo.receiver import Receiver
-from delayserver.client.transport import HttpTransport
+from delayserver.client.transport import HttpTransport, Transport
 from tests.load import CONSUMED, HOUR_MS, RETRY_S, Load
-from tests.long_run import Begun, Outcome, run_script, script_parser
+from tests.long_run import Outcome
 
 PUBLISHERS = 8
 CONSUMERS = 2
@@ -42,6 +44,8 @@ CHECKPOINT_SHARE = 0.25
 """Of the rounds: the kill waits for a checkpoint."""
 CHECKPOINT_WAIT_S = 1.5
 LOOK_S = 0.0005
+RECEIVE_TURNS = 10
+"""Of the event loop; a delivery takes three, from the socket to the ledger."""
 CHECK_SHARE = 0.3
 """Of the rounds: the files are checked while the server is down."""
 
@@ -57,8 +61,9 @@ class CrashRun(Load[DemoLedger]):
         rounds: int,
         minutes: float | None = None,
         report: Callable[["CrashRun"], None] = lambda run: None,
+        ledger: DemoLedger | None = None,
     ) -> None:
-        super().__init__(DemoLedger(), seed + 1)
+        super().__init__(DemoLedger() if ledger is None else ledger, seed + 1)
         self.rounds = rounds
         self.rounds_done = 0
         self._seed = seed
@@ -72,13 +77,12 @@ class CrashRun(Load[DemoLedger]):
 
     async def run(self) -> Outcome:
         """All rounds, then the end."""
-        port = free_port()
-        self._client = HttpTransport(f"http://127.0.0.1:{port}")
+        self._server = self._make_server(
+            self._directory / "data", free_port(), self._directory / "server.log"
+        )
+        self._client = self._make_client(self._server.url)
         async with Receiver(self._on_webhook) as receiver:
-            with ServerProcess(
-                self._directory / "data", port=port, log_path=self._directory / "server.log"
-            ) as server:
-                self._server = server
+            with self._server:
                 try:
                     await self._live(receiver.url)
                 except* ServerFailed as group:
@@ -93,6 +97,12 @@ class CrashRun(Load[DemoLedger]):
             self.failures,
             self.counts,
         )
+
+    def _make_server(self, data_dir: Path, port: int, log_path: Path) -> ServerProcess:
+        return ServerProcess(data_dir, port=port, log_path=log_path)
+
+    def _make_client(self, url: str) -> Transport:
+        return HttpTransport(url)
 
     async def _live(self, url: str) -> None:
         await self._start()
@@ -124,7 +134,7 @@ class CrashRun(Load[DemoLedger]):
         await asyncio.sleep(self._fate.uniform(*LOAD_S))
         if self._fate.random() < CHECKPOINT_SHARE and await self._in_a_checkpoint():
             self.counts["kills in a checkpoint"] += 1
-        self._kill()
+        await self._kill()
         if self._fate.random() < CHECK_SHARE:
             await self._check()
         if self._fate.random() < 0.3:
@@ -134,7 +144,7 @@ class CrashRun(Load[DemoLedger]):
             # Half of them before Python has read the program, half anywhere in the recovery.
             longest_s = self._fate.choice((0.3, self._start_s * 1.1))
             await asyncio.sleep(self._fate.uniform(0, longest_s))
-            self._kill()
+            await self._kill()
             self.counts["kills during start"] += 1
         await self._start()
 
@@ -145,13 +155,17 @@ class CrashRun(Load[DemoLedger]):
         kill comes within a millisecond or two of what is seen of it."""
         sign = self._fate.choice(("schedule", "catalog"))
         wait_s = self._fate.uniform(0, 0.003)
-        directory = self._server.data_dir / sign
+        directory = self._shard_directory() / sign
         if not await asyncio.to_thread(_changes, directory, CHECKPOINT_WAIT_S):
             return False
         await asyncio.sleep(wait_s)
         return True
 
-    def _kill(self) -> None:
+    def _shard_directory(self) -> Path:
+        """The directory of a server alone, which is looked at for checkpoints."""
+        return self._server.data_dir
+
+    async def _kill(self) -> None:
         if not self._server.is_running:
             raise ServerFailed("the server ended by itself; see server.log")
         if self._down_ms is None:
@@ -159,6 +173,14 @@ class CrashRun(Load[DemoLedger]):
         self._server.kill()
         self.ledger.kills_ms.append(self.ledger.now_ms())
         self.counts["kills"] += 1
+        await self._receive_all()
+        self.ledger.kills_ms.append(self.ledger.now_ms())
+
+    async def _receive_all(self) -> None:
+        """What was sent before a kill has arrived, but on a busy machine the receiver may not have
+        seen it. At most one delivery of each connection has to be read."""
+        for _ in range(RECEIVE_TURNS):
+            await asyncio.sleep(0)
 
     async def _come_near_the_hour(self) -> None:
         """Set the clock of the next start forward, to shortly before an hour begins."""
@@ -198,7 +220,7 @@ class CrashRun(Load[DemoLedger]):
         await asyncio.gather(*publishers, return_exceptions=True)
         if self._follow_ups:
             await asyncio.wait(self._follow_ups, timeout=GRACE_S)
-        self._kill()
+        await self._kill()
         await asyncio.sleep(RECEIVE_MS / 1000)
         last_ms = max((order.due_ms for order in self.ledger.orders), default=0)
         self.ledger.offset_ms += max(0, last_ms - self.ledger.now_ms())
@@ -244,36 +266,3 @@ def _written_at(directory: Path) -> set[tuple[str, int, int]]:
             if entry.name != "lock.mdb":
                 found.add((entry.name, status.st_mtime_ns, status.st_size))
     return found
-
-
-# ---- the script --------------------------------------------------------------------------------
-
-
-def main() -> None:
-    """`scripts/crash`."""
-    parser = script_parser(
-        "crash", "Kill a server under load again and again, and count what it lost: nothing."
-    )
-    parser.add_argument("--rounds", type=int, default=20, help="kills under load (default: 20)")
-    parser.add_argument("--minutes", type=float, help="go on for this long instead")
-
-    def start(begun: Begun) -> Coroutine[None, None, Outcome]:
-        minutes: float | None = begun.arguments.minutes
-        rounds: int = begun.arguments.rounds
-
-        def report(run: CrashRun) -> None:
-            text = f"{run.counts['kills']:,} kills, {len(run.ledger.orders):,} messages"
-            if run.failures:
-                text += f", {len(run.failures)} failures"
-            begun.progress(run.rounds_done, None if minutes else rounds, text)
-
-        run = CrashRun(
-            begun.directory, seed=begun.seed, rounds=rounds, minutes=minutes, report=report
-        )
-        return run.run()
-
-    run_script(parser, "crash", start)
-
-
-if __name__ == "__main__":
-    main()

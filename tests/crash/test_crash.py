@@ -1,10 +1,11 @@
-"""A short crash run; `scripts/crash` makes long ones."""
+"""Short crash runs; `scripts/crash` makes long ones."""
 
 import asyncio
 
 import pytest
 
 from tests.crash.harness import CrashRun
+from tests.crash.shards import Blow, ShardsCrashRun, shard_of_order
 from tests.load import HOUR_MS
 from tests.long_run import describe, report_of
 
@@ -32,6 +33,29 @@ def test_killed_again_and_again(seed, tmp_path):
     assert (figures["kills"], figures["lost"]) == (outcome.counts["kills"], 0)
 
 
+SHARDS_SEEDS = (42,)
+"""In the three rounds of 42 one shard is killed, two are, the supervisor is and all are; also while
+they start, and near an hour."""
+
+
+@pytest.mark.parametrize("seed", SHARDS_SEEDS)
+def test_shards_are_killed_one_by_one_and_together(seed, tmp_path):
+    outcome = asyncio.run(ShardsCrashRun(tmp_path, shards=3, seed=seed, rounds=3).run())
+    assert outcome.is_clean, "\n".join(describe(outcome))
+    for blow in Blow:
+        assert outcome.counts[f"kills of {blow}"] >= 1
+    assert outcome.counts["kills during start"] >= 2
+    assert outcome.counts["hour changes"] >= 1
+    assert outcome.counts["checks of the files"] >= 2
+    assert outcome.verdict.delivered > 100
+    assert outcome.verdict.cancelled > 10
+    assert outcome.counts["acknowledged"] > 50
+    # What has no key stays where it came in.
+    orders = outcome.ledger.orders
+    assert {shard_of_order(one) for one in orders if one.key is None} >= {0, 1, 2}
+    assert {shard_of_order(one) for one in orders if one.key is not None} >= {0, 1, 2}
+
+
 def test_a_batch_that_is_heard_late_is_due_when_the_ledger_says(tmp_path, monkeypatch):
     run = CrashRun(tmp_path, seed=10, rounds=1)
     heard = []
@@ -41,10 +65,38 @@ def test_a_batch_that_is_heard_late_is_due_when_the_ledger_says(tmp_path, monkey
         heard.extend(documents)
         return 200, {"ids": [str(index) for index in range(len(documents))]}
 
-    monkeypatch.setattr(run, "_ask", ask)
+    monkeypatch.setattr(run, "_ask_once", ask)
     monkeypatch.setattr(run, "_follow", lambda order, delay_ms: None)
     asyncio.run(run._publish_batch())
     assert [order.due_ms for order in run.ledger.orders] == [
         document["deliver_at"] for document in heard
     ]
     assert "delay" not in heard[0]
+
+
+def test_parts_of_a_batch_are_what_each_shard_said(tmp_path, monkeypatch):
+    """A part that is durable counts, what was refused must not come, and the rest may."""
+    run = ShardsCrashRun(tmp_path, shards=2, seed=1, rounds=1)
+    monkeypatch.setattr(run, "MIXED_SHARE", 1.0)
+    monkeypatch.setattr(run, "_follow", lambda order, delay_ms: None)
+    problem = {}
+
+    async def answer(_method, _where, _headers, documents=None):
+        ids = [f"{index:036x}" if index % 2 else None for index in range(len(documents))]
+        return 503, {"ids": ids, **problem}
+
+    async def call(_client, method, where, documents):
+        return await answer(method, where, {}, documents)
+
+    monkeypatch.setattr("tests.load.call", call)
+    monkeypatch.setattr(run, "_client", None, raising=False)
+    for outcome in ({}, {"outcome": "unknown"}):
+        problem.clear()
+        problem.update(outcome)
+        begin = len(run.ledger.orders)
+        asyncio.run(run._publish_batch())
+        orders = run.ledger.orders[begin:]
+        assert [one.answered for one in orders] == [bool(i % 2) for i in range(len(orders))]
+        assert [one.refused for one in orders] == [
+            not outcome and not one.answered for one in orders
+        ]

@@ -108,10 +108,11 @@ class ApiServer(httpx.Client):
         self._log_path.write_text("")
 
     def metric(self, name: str) -> float:
-        """A figure of /metrics that has no labels."""
-        found = re.search(rf"^delayserver_{name} (\S+)$", self.get("/metrics").text, re.MULTILINE)
-        assert found is not None, name
-        return float(found[1])
+        """A figure of /metrics that has no labels; where there are shards, of all together."""
+        pattern = rf"^delayserver_{name}(?:{{shard=\"\d+\"}})? (\S+)$"
+        found = re.findall(pattern, self.get("/metrics").text, re.MULTILINE)
+        assert found, name
+        return sum(map(float, found))
 
     # ── calls that many tests make ─────────────────────────────────────────────────────────────
 
@@ -194,6 +195,10 @@ class Received:
 @dataclass
 class _Hook:
     answers: Iterable[tuple[int, Mapping[str, str]]]
+    takes_s: float = 0.0
+    busy: int = 0
+    most_busy: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
     received: "queue.Queue[Received]" = field(default_factory=queue.Queue)
     gate: threading.Event = field(default_factory=threading.Event)
 
@@ -210,9 +215,16 @@ class Receiver:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 hook = hooks[self.path]
+                with hook.lock:
+                    hook.busy += 1
+                    hook.most_busy = max(hook.most_busy, hook.busy)
                 hook.received.put(Received(self.path, headers, body, now_ms()))
                 hook.gate.wait(DEADLINE_S)
-                status, extra = next(iter(hook.answers))
+                time.sleep(hook.takes_s)
+                with hook.lock:
+                    # Before the answer: who gets it may send the next at once.
+                    hook.busy -= 1
+                    status, extra = next(iter(hook.answers))
                 self.send_response(status)
                 for name, value in {**extra, "content-length": "0"}.items():
                     self.send_header(name, value)
@@ -233,13 +245,18 @@ class Receiver:
         self._server.server_close()
         self._thread.join()
 
-    def hook(self, *answers: int | tuple[int, Mapping[str, str]], gate: bool = False) -> str:
+    def hook(
+        self,
+        *answers: int | tuple[int, Mapping[str, str]],
+        gate: bool = False,
+        takes_s: float = 0.0,
+    ) -> str:
         """The URL of a new hook, which gives these answers, and the last one again and again.
 
-        `gate`: no answer is given before `open`."""
+        `gate`: no answer is given before `open`; `takes_s`: how long it is at work for each."""
         path = "/" + unique("hook")
         full = [one if isinstance(one, tuple) else (one, {}) for one in answers or (200,)]
-        hook = _Hook(itertools.chain(full, itertools.repeat(full[-1])))
+        hook = _Hook(itertools.chain(full, itertools.repeat(full[-1])), takes_s)
         if not gate:
             hook.gate.set()
         self._hooks[path] = hook
@@ -252,6 +269,10 @@ class Receiver:
     def next(self, url: str, timeout_s: float = DEADLINE_S) -> Received:
         """The next delivery that a hook gets."""
         return self._hooks[httpx.URL(url).path].received.get(timeout=timeout_s)
+
+    def most_busy(self, url: str) -> int:
+        """How many deliveries a hook had at work at once, at most."""
+        return self._hooks[httpx.URL(url).path].most_busy
 
     def count(self, url: str) -> int:
         """Deliveries that came and were not looked at."""

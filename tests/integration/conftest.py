@@ -9,16 +9,32 @@ import trustme
 
 from tests.integration.api_support import ApiServer, Receiver
 
+SMALL = {"body_max_bytes": 100_000, "batch_max_messages": 1000}
+
 
 @pytest.fixture(scope="session")
 def shared_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """A server with small limits. Who uses it takes names of its own, and ends nothing."""
-    server = ApiServer(
-        tmp_path_factory.mktemp("shared"), body_max_bytes=100_000, batch_max_messages=1000
-    )
+    server = ApiServer(tmp_path_factory.mktemp("shared"), **SMALL)
     server.start()
     yield server
     server.shut_down()
+
+
+@pytest.fixture(scope="session")
+def _shards_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    server = ApiServer(tmp_path_factory.mktemp("shards"), shards=2, **SMALL)
+    server.start()
+    yield server
+    server.shut_down()
+
+
+@pytest.fixture(params=["alone", "shards"])
+def either_api(request: pytest.FixtureRequest) -> ApiServer:
+    """The same, and one of two shards: whoever calls cannot tell them apart."""
+    name = "shared_api" if request.param == "alone" else "_shards_api"
+    server: ApiServer = request.getfixturevalue(name)
+    return server
 
 
 @pytest.fixture(scope="session")

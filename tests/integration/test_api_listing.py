@@ -10,8 +10,8 @@ HOUR_MS = 3_600_000
 
 
 @pytest.fixture
-def api(shared_api):
-    return shared_api
+def api(either_api):
+    return either_api
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture
-def api(shared_api):
-    return shared_api
+def api(either_api):
+    return either_api
 
 
 @pytest.fixture

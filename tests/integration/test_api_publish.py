@@ -21,8 +21,8 @@ ARROW = {"content-type": arrow_streams.ARROW}
 
 
 @pytest.fixture
-def api(shared_api):
-    return shared_api
+def api(either_api):
+    return either_api
 
 
 @pytest.fixture

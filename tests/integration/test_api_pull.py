@@ -12,8 +12,8 @@ from tests.integration.api_support import now_ms, time_ms, unique, wait_until
 
 
 @pytest.fixture
-def api(shared_api):
-    return shared_api
+def api(either_api):
+    return either_api
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ WEBHOOK = {"type": "webhook", "url": "http://127.0.0.1:9/nobody"}
 
 
 @pytest.fixture
-def api(shared_api):
-    return shared_api
+def api(either_api):
+    return either_api
 
 
 @pytest.fixture

@@ -11,14 +11,15 @@ TIMEOUT_S = 60
 
 
 @pytest.mark.crash
-def test_nothing_is_lost():
+@pytest.mark.parametrize("shards", [1, 2])
+def test_nothing_is_lost(shards):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DELAYSERVER_")}
     # Settings of another server on the machine do not reach the demo's.
     environment["DELAYSERVER_PORT"] = "no number"
     result = subprocess.run(
         [
             *(sys.executable, "-m", "delayserver", "demo", "--json"),
-            *("--orders", "60", "--seconds", "4", "--seed", "7"),
+            *("--orders", "60", "--seconds", "4", "--seed", "7", "--shards", str(shards)),
         ],
         capture_output=True,
         text=True,

@@ -180,6 +180,19 @@ def test_shards_end_with_their_supervisor(supervised: Supervised) -> None:
     supervised.start()
 
 
+def test_shards_that_start_end_in_order_with_their_supervisor(supervised: Supervised) -> None:
+    process = supervised.launch()
+    directories = [supervised.data_dir / shard_directory(shard) for shard in range(COUNT)]
+    wait_until(lambda: all(one.exists() for one in directories))
+    pids = supervised.shards
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    log = supervised.log_path.read_text()
+    assert "Traceback" not in log
+    assert log.count("so it stops") == COUNT
+
+
 def test_another_number_of_shards_is_refused(supervised: Supervised) -> None:
     supervised.start()
     assert supervised.process is not None

@@ -150,7 +150,9 @@ class SoakLedger(DemoLedger):
         if not order.answered or first_ms < order.last_change_ms:
             return None
         at_ms = self.clock.reached(order.due_ms, order.last_change_ms, first_ms)
-        return first_ms - at_ms if at_ms is not None and self.was_up(at_ms, first_ms) else None
+        if at_ms is None or not self.was_up(order, at_ms, first_ms):
+            return None
+        return first_ms - at_ms
 
     def _open(
         self,

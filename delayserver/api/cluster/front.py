@@ -1,6 +1,6 @@
 """What comes in at a shard: asked of whom it belongs to, behind the access and before the hot path.
 
-    call ──▶ of a consumer, or about this process? ──▶ passed on as it is
+    call ──▶ of a consumer, or about this process? ──▶ passed on as it is, and so is what is refused
          ──▶ a handler knows whose it is?          ──▶ its answer
          ──▶ else                                  ──▶ passed on: it belongs here
 
@@ -23,6 +23,7 @@ from delayserver.api.hot.asgi import (
     Receive,
     Scope,
     Send,
+    is_utf8,
     limited,
     read_body,
     send_answer,
@@ -60,6 +61,7 @@ class Front:
             scope["type"] != "http"
             or parse_call(scope["method"], scope["path"]) is not None
             or is_health(scope["method"], scope["path"])
+            or not is_utf8(scope)
         ):
             await self._path(scope, receive, send)
             return

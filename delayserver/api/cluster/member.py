@@ -6,15 +6,18 @@
 Cost: see the parts. Threads: belongs to the event loop.
 """
 
+import asyncio
 from collections.abc import Callable
 
 from delayserver.api.cluster.batches import Batches
 from delayserver.api.cluster.definitions import Definitions
 from delayserver.api.cluster.front import Front, OneByOne
+from delayserver.api.cluster.limits import Limits
 from delayserver.api.cluster.link import Links, ShardPlace
 from delayserver.api.cluster.local import Handler, Local
 from delayserver.api.cluster.routed import RoutedHot
 from delayserver.api.cluster.router import Router
+from delayserver.api.cluster.token_rates import TokenRates
 from delayserver.api.hot.asgi import Asgi
 from delayserver.server.calls import Calls
 
@@ -26,6 +29,9 @@ class Member:
         """`path`: where what belongs to this shard is served."""
         self.links = links = Links(place)
         hot.link(links)
+        loop = asyncio.get_running_loop()
+        calls.share_limits(Limits(links, calls, loop))
+        self._token_rates = TokenRates(links, calls.tokens, loop)
         batches = Batches(calls, hot, links)
         router = Router(links, calls.settings)
         self.definitions = definitions = Definitions(calls, links)

@@ -73,7 +73,7 @@ class HotPath:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_http = scope["type"] == "http"
-        if is_http and "\ufffd" in scope["path"] and not _is_utf8(scope):
+        if is_http and not is_utf8(scope):
             error = InputError("the path is not UTF-8 behind its escapes (%XX)", "/path")
             await send_answer(send, problem_answer(error))
         elif is_http and parse_call(scope["method"], scope["path"]) is not None:
@@ -161,8 +161,10 @@ class HotPath:
             await send_answer(send, consumer_answer(answer))
 
 
-def _is_utf8(scope: Scope) -> bool:
+def is_utf8(scope: Scope) -> bool:
     """Whether the path is: what is not was replaced in it by U+FFFD, all of it by the same."""
+    if "\ufffd" not in scope["path"]:
+        return True
     try:
         unquote_to_bytes(scope.get("raw_path") or b"").decode()
     except UnicodeDecodeError:

@@ -3,11 +3,12 @@
     shop       what happens
     ledger     what was promised and what was received, and the judgement
     process    the server, as a process that can be killed
+    sharded    one of several processes, which can be killed one by one
     receiver   of its webhooks
 
-The crash tests use the last three as well.
+The crash tests use the last four as well.
 
-Cost: as long as it was told to take. Threads: one, and the server's process.
+Cost: as long as it was told to take. Threads: one, and the server's processes.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ then says what was lost, early, or delivered although it was cancelled: nothing,
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    examples = ("demo", "demo --orders 1000 --seconds 20 --keep")
+    examples = ("demo", "demo --orders 1000 --seconds 20 --keep", "demo --shards 2")
     app.command("demo", help=help_text(HELP, *examples))(demo)
 
 
@@ -53,13 +54,17 @@ def demo(
     seed: Annotated[
         int | None, typer.Option(help="Plan the same again.", show_default="a new one")
     ] = None,
+    shards: Annotated[
+        int, typer.Option(min=1, help="Processes of the server; all are killed.")
+    ] = 1,
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the server's directory and the ledger.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """The command; see HELP."""
-    plan = DemoPlan(orders, seconds, random.randrange(1_000_000) if seed is None else seed)
+    seed = random.randrange(1_000_000) if seed is None else seed
+    plan = DemoPlan(orders, seconds, seed, shards)
     directory = Path(tempfile.mkdtemp(prefix="delayserver-demo-"))
     try:
         with error_exit(as_json=as_json):

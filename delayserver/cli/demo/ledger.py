@@ -218,8 +218,18 @@ class DemoLedger:
 
     def lateness_ms(self, order: Order, first_ms: int) -> int | None:
         """How late the first delivery was; None where nobody can say."""
-        was_up = order.last_change_ms < order.due_ms and self.was_up(order.due_ms, first_ms)
-        return first_ms - order.due_ms if order.answered and was_up else None
+        if not order.answered or order.last_change_ms >= order.due_ms:
+            return None
+        was_up = self.was_up(order, order.due_ms, first_ms)
+        return first_ms - order.due_ms if was_up else None
+
+    def kills_of(self, order: Order) -> Sequence[int]:
+        """When whoever delivers an order was killed."""
+        return self.kills_ms
+
+    def outages_of(self, order: Order) -> Sequence[Outage]:
+        """When nobody was there to deliver an order, one outage behind the other."""
+        return self.outages
 
     def order(
         self,
@@ -268,19 +278,24 @@ class DemoLedger:
         """How many orders still have to be delivered."""
         return sum(map(self.is_lost, self.orders))
 
+    def times(self) -> dict[str, object]:
+        """The outages and the kills."""
+        outages = [[outage.down_ms, outage.up_ms] for outage in self.outages]
+        return {"outages_ms": outages, "kills_ms": self.kills_ms}
+
     def write(self, where: Path) -> None:
         """Lines of JSON: the outages and the kills, then a line for each order."""
-        outages = [[outage.down_ms, outage.up_ms] for outage in self.outages]
         with where.open("w") as file:
-            file.write(json.dumps({"outages_ms": outages, "kills_ms": self.kills_ms}) + "\n")
+            file.write(json.dumps(self.times()) + "\n")
             for order in self.orders:
                 file.write(json.dumps(order.to_json()) + "\n")
 
-    def was_up(self, from_ms: int, to_ms: int) -> bool:
-        """Whether the server accepted messages all that time."""
-        # Outages stand one behind the other: the last that began by then is the one that counts.
-        index = bisect_right(self.outages, to_ms, key=lambda outage: outage.down_ms) - 1
-        return index < 0 or self.outages[index].up_ms <= from_ms
+    def was_up(self, order: Order, from_ms: int, to_ms: int) -> bool:
+        """Whether whoever delivers an order was there all that time."""
+        outages = self.outages_of(order)
+        # The last that began by then is the one that counts.
+        index = bisect_right(outages, to_ms, key=lambda outage: outage.down_ms) - 1
+        return index < 0 or outages[index].up_ms <= from_ms
 
 
 # ---- the judgement -----------------------------------------------------------------------------
@@ -354,11 +369,12 @@ def _judge_order(order: Order, ledger: DemoLedger, verdict: Verdict) -> None:
         verdict.refused_came.append(order)
     if order.is_early:
         verdict.early.append(order)
+    kills_ms = ledger.kills_of(order)
     if order.cancelled_ms is not None and any(
-        _broke_cancel(receipt, order.cancelled_ms, ledger.kills_ms) for receipt in receipts
+        _broke_cancel(receipt, order.cancelled_ms, kills_ms) for receipt in receipts
     ):
         verdict.fired_cancelled.append(order)
-    if any(_broke_record(some, ledger.kills_ms) for some in order.receipts.values()):
+    if any(_broke_record(some, kills_ms) for some in order.receipts.values()):
         verdict.repeated_recorded.append(order)
     for some in order.receipts.values():
         verdict.repeated += len(some) - 1

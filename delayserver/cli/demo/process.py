@@ -33,18 +33,33 @@ def free_port() -> int:
 
 
 def damage_in(data_dir: Path) -> list[str]:
-    """What the check of a data directory finds, by the same code as the command `check`."""
+    """What the check of a data directory finds, of one shard or of several, by the same code as the
+    command `check`."""
     from delayserver.config import Settings
     from delayserver.recovery.check import check_path
+    from delayserver.recovery.shards import check_shards, count_shards
 
     catalog_max_bytes = Settings.model_fields["catalog_max_bytes"].default
-    return [str(one) for one in check_path(data_dir, catalog_max_bytes=catalog_max_bytes).damage]
+    count = count_shards(data_dir)
+    if count is None:
+        damage = check_path(data_dir, catalog_max_bytes=catalog_max_bytes).damage
+        return [str(one) for one in damage]
+    found = check_shards(data_dir, count, catalog_max_bytes=catalog_max_bytes)
+    return [
+        *(f"shard {k}: {one}" for k, report in found.reports.items() for one in report.damage),
+        *(f"shard {k} cannot be checked: {error}" for k, error in found.errors.items()),
+    ]
 
 
 class ServerProcess:
     """`delayserver serve` on loopback. As a context manager it never outlives its block.
 
     `tls`: what to trust, where it serves HTTPS; `program`: what is run instead of `delayserver`."""
+
+    ready_path = "/readyz"
+    """Answered with 200 by a server that accepts messages."""
+    fixed_options: tuple[str, ...] = ()
+    """Beside `options`, at each start."""
 
     def __init__(
         self,
@@ -90,7 +105,8 @@ class ServerProcess:
         """Start the process; it is not ready yet."""
         assert not self.is_running, "the server runs already"
         command = [sys.executable, *self.program, "serve", "--port", str(self.port)]
-        command += ["--host", "127.0.0.1", "--data-dir", str(self.data_dir), *self.options]
+        command += ["--host", "127.0.0.1", "--data-dir", str(self.data_dir)]
+        command += [*self.fixed_options, *self.options]
         # Settings of another server on this machine are not meant for this one.
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("DELAYSERVER_")
@@ -123,7 +139,7 @@ class ServerProcess:
             else http.client.HTTPSConnection(*address, timeout=1, context=self._tls)
         )
         try:
-            connection.request("GET", "/readyz")
+            connection.request("GET", self.ready_path)
             return connection.getresponse().status == http.HTTPStatus.OK
         except (OSError, http.client.HTTPException):
             return False

@@ -27,6 +27,7 @@ from typing import Any
 from delayserver.cli.demo.ledger import DemoLedger, Order, Outage
 from delayserver.cli.demo.process import ServerFailed, ServerProcess, damage_in, free_port
 from delayserver.cli.demo.receiver import Receiver
+from delayserver.cli.demo.sharded import ShardedServer
 from delayserver.cli.session import path
 from delayserver.client.errors import UnansweredError
 from delayserver.client.transport import HttpTransport, Transport
@@ -62,6 +63,8 @@ class DemoPlan:
     orders: int = 200
     seconds: float = 8.0
     seed: int = 1
+    shards: int = 1
+    """Processes of the server."""
 
 
 class DemoPhase(StrEnum):
@@ -95,11 +98,10 @@ class DemoShop:
         """Open, live, die, come back, and wait until everything is delivered.
 
         Raises ServerFailed."""
-        port = free_port()
-        data_dir, log_path = self._directory / "data", self._directory / "server.log"
+        data_dir = self._directory / "data"
         async with Receiver(self._on_notice) as receiver:
-            with ServerProcess(data_dir, port=port, log_path=log_path) as server:
-                self._client = HttpTransport(f"http://127.0.0.1:{port}")
+            with self._server(data_dir) as server:
+                self._client = HttpTransport(server.url)
                 self.start_s = await self._start(server)
                 await self._subscribe(receiver.url)
                 self.phase = DemoPhase.OPEN
@@ -116,6 +118,13 @@ class DemoShop:
         self.phase = DemoPhase.DONE
 
     # ── the server ─────────────────────────────────────────────────────────────────────────────
+
+    def _server(self, data_dir: Path) -> ServerProcess:
+        port, log_path = free_port(), self._directory / "server.log"
+        count = self.plan.shards
+        if count == 1:
+            return ServerProcess(data_dir, port=port, log_path=log_path)
+        return ShardedServer(data_dir, count=count, port=port, log_path=log_path)
 
     async def _start(self, server: ServerProcess) -> float:
         began_s = time.monotonic()

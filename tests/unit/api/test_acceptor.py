@@ -39,6 +39,9 @@ class Protocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.on_lost()
 
+    def shutdown(self) -> None:
+        self.transport.close()
+
 
 class Listener(socket.socket):
     """A listening socket whose `accept` may fail."""
@@ -182,5 +185,25 @@ def test_nobody_is_accepted_after_the_end() -> None:
             assert await reader.readexactly(1) == b"y"
             port.acceptor.begin = lambda: None  # type: ignore[method-assign]
             port.acceptor.close = lambda: None  # type: ignore[method-assign]
+
+    run(main)
+
+
+def test_who_is_being_let_in_at_the_end_is_not_forgotten() -> None:
+    async def main() -> None:
+        async with open_port() as port:
+            close = port.acceptor.close
+
+            class Late(Protocol):
+                """The server stops after its socket was accepted, and before it is told so."""
+
+                def __init__(self) -> None:
+                    asyncio.get_running_loop().call_soon(close)
+
+            port.acceptor._make_protocol = Late  # type: ignore[assignment]
+            port.acceptor.close = lambda: None  # type: ignore[method-assign]
+            reader, _ = await port.connect()
+            assert await reader.read() == b""
+            await port.comes_to(0)
 
     run(main)

@@ -52,3 +52,22 @@ def test_no_window_sees_more_than_burst_and_rate_allow(
             bucket.take(1, now_s)
             taken += 1
         assert taken <= burst + rate * now_s + 1e-6
+
+
+def test_what_was_not_used_comes_back_up_to_the_burst() -> None:
+    bucket = TokenBucket(rate_per_s=1, burst=4)
+    bucket.take(4, 0.0)
+    bucket.give_back(3, 0.0)
+    assert bucket.available(0.0) == 3
+    bucket.give_back(3, 10.0)
+    assert bucket.available(10.0) == 4
+
+
+def test_another_rate_counts_from_now_on() -> None:
+    bucket = TokenBucket(rate_per_s=1, burst=10)
+    bucket.take(8, 0.0)
+    bucket.change(4, 5, 2.0)
+    assert bucket.available(2.0) == 4
+    assert bucket.available(2.25) == 5
+    bucket.change(4, 3, 2.25)
+    assert bucket.available(100.0) == 3

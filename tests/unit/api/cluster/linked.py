@@ -1,5 +1,5 @@
-"""Shards in one process that are moved by hand: servers of the simulation, one clock, and links that
-carry one item at a time and are cut between any two."""
+"""Shards in one process that are moved by hand: servers of the simulation with one clock, and links
+that carry one item at a time and are cut at any moment."""
 
 from __future__ import annotations
 
@@ -249,9 +249,16 @@ class World:
         server.rest()
         return published.message_id
 
-    def call(self, shard: int, action: str, caller: Caller | None = None, **body: Any) -> Consumer:
+    def call(
+        self,
+        shard: int,
+        action: str,
+        caller: Caller | None = None,
+        to: str = "s1",
+        **body: Any,
+    ) -> Consumer:
         consumer = Consumer()
-        call, data = ConsumerCall("s1", action), msgspec.json.encode(body)
+        call, data = ConsumerCall(to, action), msgspec.json.encode(body)
         consumer.leave = self.consuming[shard].serve(call, data, caller, consumer.told)
         return consumer
 

@@ -1,0 +1,48 @@
+"""Permits: what a queue asks for, where the limits of a webhook are those of several shards.
+
+    Queue ── want ──▶ Permit ──▶ who counts for all shards
+          ◀─ places, rows ───┘ ◀── more of them come ──▶ the queue is pumped
+          ── keep ──▶ what is not used goes back
+
+A server alone has none: there a queue counts what is in flight by itself, and `Backlog` has the
+bucket of the rate.
+
+Cost: see who counts (`delayserver.api.cluster.limits`). Threads: belongs to the event loop.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from delayserver.records.subscriptions import Subscription
+from delayserver.timers.rates import Rate
+
+
+class Permit(Rate, Protocol):
+    """What the queue of one webhook may do now. As a `Rate`: how many rows may leave."""
+
+    @property
+    def places(self) -> int:
+        """How many requests may be out at once, those that are out among them."""
+        ...
+
+    def want(self, places: int, rows: int) -> None:
+        """So many requests more, with so many rows in them, could leave now. It may get `places`
+        at once, or later: then the queue is pumped. The places of those that have ended go back
+        before: they are for whoever waits longest."""
+        ...
+
+    def keep(self, *, for_next: bool) -> None:
+        """Nothing more leaves now: what is not used goes back, unless it is `for_next`."""
+        ...
+
+
+class Permits(Protocol):
+    """Who has the permits of all queues."""
+
+    def of(self, subscription: Subscription, used: Callable[[], int]) -> Permit:
+        """The permit of a webhook. `used`: how many requests of its queue are out."""
+        ...
+
+    def define(self, subscription: Subscription) -> None:
+        """A subscription was added, changed or removed."""
+        ...

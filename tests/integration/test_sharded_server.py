@@ -1,0 +1,95 @@
+"""The processes of a server of several shards, as the demo and the crash runs kill them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from delayserver.cli.demo.process import ServerFailed, damage_in, free_port
+from delayserver.cli.demo.sharded import ShardedServer
+from storage.shards import shard_directory
+
+COUNT = 2
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ShardedServer]:
+    with ShardedServer(
+        tmp_path / "data", count=COUNT, port=free_port(), log_path=tmp_path / "log"
+    ) as server:
+        server.start()
+        server.wait_ready()
+        yield server
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # One that has ended may wait for whoever adopted it.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_only_children_are_killed(server: ShardedServer) -> None:
+    before = server.shards()
+    assert sorted(before) == list(range(COUNT))
+    stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        victims = [before[1], stranger.pid, os.getpid(), server.pid]
+        assert server.kill_shards(victims) == [before[1]]
+        assert stranger.poll() is None
+    finally:
+        stranger.communicate()
+    assert not is_alive(before[1])
+    server.wait_started()
+    server.wait_ready()
+    after = server.shards()
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+
+
+def test_shards_without_a_supervisor_are_waited_for(server: ShardedServer) -> None:
+    pids = server.children()
+    server.kill_supervisor()
+    assert not server.is_meant_to_run
+    assert server.children() == []
+    server.wait_left()
+    assert not any(map(is_alive, pids))
+    server.start()
+    server.wait_ready()
+    assert server.stop() == 0
+    assert damage_in(server.data_dir) == []
+
+
+def test_one_that_does_not_end_by_itself_is_told_of_and_killed(server: ShardedServer) -> None:
+    pid = server.children()[0]
+    os.kill(pid, signal.SIGSTOP)
+    server.kill_supervisor()
+    with pytest.raises(ServerFailed, match=f"{pid} ran for 0.5 s without a supervisor"):
+        server.wait_left(0.5)
+    assert not is_alive(pid)
+
+
+def test_all_are_killed_at_once(server: ShardedServer) -> None:
+    pids = server.children()
+    server.kill()
+    assert not any(map(is_alive, pids))
+    # Nobody has started one more meanwhile.
+    assert "is started again" not in server.log_path.read_text()
+
+
+@pytest.mark.damaged("a file of a shard is cut to see that it is looked at")
+def test_the_files_of_each_shard_are_checked(server: ShardedServer) -> None:
+    assert server.stop() == 0
+    assert damage_in(server.data_dir) == []
+    catalog = server.data_dir / shard_directory(1) / "catalog" / "data.mdb"
+    catalog.write_bytes(b"x" * catalog.stat().st_size)
+    (damage, *_) = damage_in(server.data_dir)
+    assert damage.startswith("shard 1")
