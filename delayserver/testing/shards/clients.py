@@ -10,6 +10,7 @@ Cost: some 20 µs a call. Threads: none.
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -188,6 +189,11 @@ class Definers:
             return msgspec.structs.replace(existing, timeout_ms=existing.timeout_ms + 1)
         rng = self._rng
         kind = {"queue": "pull", "hook": "webhook"}.get(name) or rng.choice(("webhook", "pull"))
+        limits: dict[str, Any] = {}
+        if kind == "webhook" and rng.random() < 0.3:
+            limits.update(rate_per_s=rng.choice((5.0, 1000.0)), rate_burst=rng.choice((1, 20)))
+        if kind == "webhook" and rng.random() < 0.3:
+            limits.update(batch_max=rng.choice((2, 5)), linger_ms=rng.choice((0, 3, 200)))
         return Subscription(
             id=decided.next_id(),
             name=name,
@@ -197,6 +203,7 @@ class Definers:
             max_in_flight=rng.choice((1, 2, 5)),
             max_attempts=1000,
             backoff_ms=(rng.choice((1, 50, 1000)),),
+            **limits,
         )
 
 

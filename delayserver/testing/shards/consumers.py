@@ -217,19 +217,22 @@ class Consumers:
         expired: Sequence[str],
         done: Callable[[Sequence[Held]], None],
     ) -> None:
-        present_ms = self._machine.clock.stopwatch_ms()
         for held, is_reached in zip(some, reached, strict=True):
             if held.token not in expired:
                 done([held])
-            elif (
-                is_reached
-                and held.times_asked == 1
-                and held.token in self._promises.held
-                and held.until_ms > present_ms
-            ):
+            elif is_reached and held.times_asked == 1 and self._lasts(held):
                 raise Violation(f"{held} counts as over, and is not (I4)")
             else:
                 self._told_over(held)
+
+    def _lasts(self, held: Held) -> bool:
+        """Whether it is certainly not over."""
+        shard = self._machine.shards[held.shard]
+        return (
+            self._promises.held.get(held.token) is held
+            and held.until_ms > self._machine.clock.stopwatch_ms()
+            and shard.running.engine.registry.by_id(held.subscription_id) is not None
+        )
 
     def _told_over(self, held: Held) -> None:
         """Its shard is away, as far as the one knows that was asked."""

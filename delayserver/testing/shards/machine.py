@@ -26,6 +26,7 @@ from delayserver.api.intake import Intake
 from delayserver.config import Settings
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.leases import Some
+from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.threads import Worker
 from delayserver.testing.definitions import check_definitions
@@ -33,6 +34,7 @@ from delayserver.testing.durable import Violation
 from delayserver.testing.ledger import Ledger
 from delayserver.testing.server import SimulatedClock, SimulatedServer
 from delayserver.testing.shards.sockets import SimulatedEnd, SimulatedSockets
+from delayserver.testing.subscribers import LOST
 from storage.errors import ShortageError, StorageError
 from storage.rows import HOUR_MS
 from storage.testing.catalog import MemoryCatalog
@@ -40,6 +42,8 @@ from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
 from storage.testing.files import SimulatedFiles
 
 ROUNDS_MAX = 5000
+LONG_MS = 1000
+SHORT_MS = 40
 
 
 class ShardLedger(Ledger):
@@ -57,8 +61,8 @@ class ShardLedger(Ledger):
         self._made_seqs.setdefault(definition.id, seq)
 
 
-class Leasing:
-    """Somebody outside, who is told what a shard leases. Each method of this one ignores that."""
+class Outside:
+    """Somebody outside, who is told what shards let go. Each method of this one ignores that."""
 
     def granted(self, shard: int, prefix: str, until_ms: int) -> None:
         """A part is leased, until the stopwatch shows that."""
@@ -69,12 +73,35 @@ class Leasing:
     def over(self, shard: int) -> None:
         """All leases of a shard are, with its process."""
 
+    def sent(self, subscription: Subscription) -> None:
+        """A webhook is on its way."""
+
 
 class ShardServer(SimulatedServer):
     """The server of one shard, which tells when a lease ends, whatever ends it."""
 
-    def observe_leases(self, shard: int, ledger: ShardLedger, leasing: Leasing) -> None:
-        """Before anything is leased."""
+    _outside: Outside
+    _deadlines: list[tuple[int, list[DueDelivery]]]
+    """Webhooks that were sent, and when they are given up, on the stopwatch."""
+
+    def send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
+        self._deadlines.append((self.stopwatch() + subscription.timeout_ms, deliveries))
+        super().send(subscription, deliveries)
+        self._outside.sent(subscription)
+
+    def time_out(self, ledger: ShardLedger) -> None:
+        """Give up webhooks that were not answered in time; the receiver may have had them."""
+        present_ms = self.stopwatch()
+        for _, deliveries in [one for one in self._deadlines if one[0] <= present_ms]:
+            if any(one is deliveries for one in self.sending):
+                for delivery in deliveries:
+                    ledger.returned(delivery, seen=True)
+                self.answer(deliveries, LOST)
+        self._deadlines = [one for one in self._deadlines if one[0] > present_ms]
+
+    def observe(self, shard: int, ledger: ShardLedger, outside: Outside) -> None:
+        """Before anything is sent or leased."""
+        self._outside, self._deadlines = outside, []
         outcomes = self.engine.outcomes
         leases = outcomes.leases
         end, grant, give_back = leases._end, leases.grant, outcomes.give_back
@@ -87,11 +114,11 @@ class ShardServer(SimulatedServer):
         def granted(deliveries: Deliveries, lease_ms: int) -> str:
             prefix = grant(deliveries, lease_ms)
             if prefix:
-                leasing.granted(shard, prefix, self.stopwatch() + lease_ms)
+                outside.granted(shard, prefix, self.stopwatch() + lease_ms)
             return prefix
 
         def given_back(prefix: str) -> None:
-            leasing.given_back(shard, prefix)
+            outside.given_back(shard, prefix)
             give_back(prefix)
 
         leases._end = ended  # type: ignore[method-assign]
@@ -155,7 +182,7 @@ class MachineShard:
             quick=machine.quick(),
             shard=self.number,
         )
-        server.observe_leases(self.number, self.ledger, machine.leasing)
+        server.observe(self.number, self.ledger, machine.outside)
         self.ledger.recovered(server)
         check_definitions(server, self.disk)
         server.event_loop.sockets = machine.sockets
@@ -185,7 +212,7 @@ class MachineShard:
         if server is not None:
             self._machine.sockets.kill(server.event_loop)
             server.event_loop.abandon()
-        self._machine.leasing.over(self.number)
+        self._machine.outside.over(self.number)
         self.disk = self.disk.crash() if power_loss else self.disk.kill()
         self.catalog = self.catalog.crash()
         self.faults = self.catalog.faults = Faults()
@@ -208,12 +235,12 @@ class Machine:
     """All shards of a server."""
 
     def __init__(
-        self, rng: random.Random, count: int, counts: Counter[str], leasing: Leasing
+        self, rng: random.Random, count: int, counts: Counter[str], outside: Outside
     ) -> None:
         self.rng = rng
         self.count = count
         self.counts = counts
-        self.leasing = leasing
+        self.outside = outside
         self.failure: Exception | None = None
         """A promise that was seen to be broken where nobody would hear of it."""
         self.clock = SimulatedClock()
@@ -287,11 +314,22 @@ class Machine:
         shard.end(power_loss=self.rng.random() < 0.5)
         return False
 
+    def let_pass(self, by_ms: int) -> None:
+        """Time passes, and webhooks that were not answered meanwhile are given up. It does not pass
+        quickly while shards look for each other, or read: that takes them less than a second."""
+        if by_ms >= LONG_MS and not (self.settle() and self._are_linked):
+            by_ms = SHORT_MS
+        self.clock.move(by_ms)
+        for shard in self.up():
+            shard.guard(partial(shard.running.time_out, shard.ledger))
+
     def arrive(self) -> bool:
         """Something that is under way comes in; False: nothing is."""
         arrivals = self.sockets.arrivals()
         if arrivals:
-            self.rng.choice(arrivals)(self.rng)
+            loop, arrive = self.rng.choice(arrivals)
+            (shard,) = (one for one in self.up() if one.running.event_loop is loop)
+            shard.guard(partial(arrive, self.rng))
         return bool(arrivals)
 
     # ── until nothing happens ──────────────────────────────────────────────────────────────────
@@ -337,6 +375,12 @@ class Machine:
             done = shard.running.run(worker, items_max)
 
         return self.guard(shard, run) and done
+
+    @property
+    def _are_linked(self) -> bool:
+        """Whether those that live have met."""
+        up = self.up()
+        return all(one.reaches(other.number) for one in up for other in up)
 
     @property
     def is_whole(self) -> bool:

@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from delayserver.api.cluster.limits import Limits
 from delayserver.delivery.leases import shard_of_lease
 from delayserver.records.message_id import read_id
 from delayserver.records.subscriptions import Subscription
 from delayserver.testing.durable import Violation
-from delayserver.testing.shards.machine import Leasing, Machine
+from delayserver.testing.shards.machine import Machine, Outside
 
 TOLD_AGAIN_MS = 500
 """What could not be told is told again after less than that."""
@@ -59,7 +60,7 @@ class Held(msgspec.Struct):
         return self.subscription_id, self.message_id
 
 
-class Promises(Leasing):
+class Promises(Outside):
     """Everything that was promised by all of them."""
 
     def __init__(self) -> None:
@@ -175,6 +176,17 @@ class Promises(Leasing):
             else:
                 self._acked_soon[held.key] = held.life
 
+    # ── webhooks ───────────────────────────────────────────────────────────────────────────────
+
+    def sent(self, subscription: Subscription) -> None:
+        out = [
+            sum(request[0].subscription_id == subscription.id for request in shard.running.sending)
+            for shard in self.machine.up()
+        ]
+        if sum(out) > subscription.max_in_flight:
+            raise Violation(f"{out} of {subscription.name} are out: {subscription.max_in_flight}")
+        self.counts["as many out as may be"] += sum(out) == subscription.max_in_flight
+
     # ── definitions ────────────────────────────────────────────────────────────────────────────
 
     def defined(self, definition: Subscription) -> None:
@@ -260,6 +272,8 @@ class Promises(Leasing):
             askers = consuming._supply._askers.values()
             wanted = consuming._sources.demand._wanted.values()
             queues = list(server.engine.dispatcher.queues())
+            limits = server.engine.dispatcher.permits
+            assert isinstance(limits, Limits)
             left = {
                 "leases": server.engine.outcomes.leases.count(),
                 "pulls that wait": server.engine.dispatcher.fetches.count(),
@@ -271,6 +285,14 @@ class Promises(Leasing):
                 "in flight": {q.subscription.name: q.in_flight for q in queues if q.in_flight},
                 "reserved": {q.subscription.name: q.reserved for q in queues if q.reserved},
                 "parked": server.engine.dispatcher.parked.count(),
+                "places": {
+                    key: (one.places, one.asked_places, one.rows)
+                    for key, one in limits._permits.items()
+                    if one.places or one.asked_places or one.rows
+                },
+                "places of all": {
+                    key: list(one.out) for key, one in limits._allotments.items() if not one.is_idle
+                },
                 "unsettled": server.engine.hours.unsettled(),
             }
             for name, value in left.items():

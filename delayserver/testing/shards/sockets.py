@@ -91,7 +91,7 @@ class SimulatedEnd:
 
     def arrive(self, rng: random.Random) -> None:
         """The next of what is under way comes in: what was written at once, two of them, or a
-        part."""
+        part. Called on the loop of this end."""
         data = self.coming.popleft()
         if data is None:
             self._lose()
@@ -104,8 +104,7 @@ class SimulatedEnd:
             self.coming.appendleft(data[cut:])
             data = data[:cut]
         assert self.protocol is not None
-        with self.loop.running():
-            self.protocol.data_received(data)
+        self.protocol.data_received(data)
 
 
 class _Listening:
@@ -146,18 +145,19 @@ class SimulatedSockets:
         listening.coming.append(there)
         return cast(asyncio.Transport, here), here.make(make_protocol)
 
-    def arrivals(self) -> list[Callable[[random.Random], None]]:
-        """What may happen next: somebody is let in, or something comes in."""
+    def arrivals(self) -> list[tuple[SimulatedLoop, Callable[[random.Random], None]]]:
+        """What may happen next, and on whose loop: somebody is let in, or something comes in."""
         self._ends = [one for one in self._ends if one.coming or one.other or one.protocol]
-        found: list[Callable[[random.Random], None]] = [
-            partial(self._accept, one) for one in self._listening.values() if one.coming
+        found: list[tuple[SimulatedLoop, Callable[[random.Random], None]]] = [
+            (one.loop, partial(self._accept, one)) for one in self._listening.values() if one.coming
         ]
-        found += [one.arrive for one in self._ends if one.coming and one.protocol is not None]
+        found += [
+            (one.loop, one.arrive) for one in self._ends if one.coming and one.protocol is not None
+        ]
         return found
 
     def _accept(self, listening: _Listening, rng: random.Random) -> None:
-        with listening.loop.running():
-            listening.coming.popleft().make(listening.make_protocol)
+        listening.coming.popleft().make(listening.make_protocol)
 
     def kill(self, loop: SimulatedLoop) -> None:
         """The process of a loop is gone."""

@@ -108,7 +108,7 @@ class ShardsWorld:
                     self.machine.start(shard, Faults())
             if self.machine.settle() and self.machine.is_whole:
                 return
-            self.machine.clock.move(100)
+            self.machine.let_pass(100)
         raise Violation("the shards do not find each other")
 
     # ── steps ──────────────────────────────────────────────────────────────────────────────────
@@ -164,14 +164,14 @@ class ShardsWorld:
         shard.guard(shard.tick)
 
     def _let_pass(self) -> None:
-        rng, clock = self.rng, self.machine.clock
+        rng, clock, let_pass = self.rng, self.machine.clock, self.machine.let_pass
         dice = rng.random()
         if dice < 0.9:
-            clock.move(rng.choice((0, 1, 3, 10, 40, 120)))
+            let_pass(rng.choice((0, 1, 3, 10, 40, 120)))
         elif dice < 0.99:
-            clock.move(rng.choice((1000, 3000)))
+            let_pass(rng.choice((1000, 3000)))
         else:
-            clock.move(HOUR_MS - clock.now_ms % HOUR_MS + rng.choice((-2, 0, 1)))
+            let_pass(HOUR_MS - clock.now_ms % HOUR_MS + rng.choice((-2, 0, 1)))
             self.counts["hour changes"] += 1
 
     def _start_one(self) -> None:
@@ -210,7 +210,7 @@ class ShardsWorld:
             quiet_rounds = quiet_rounds + 1 if self._is_done() else 0
             if quiet_rounds == QUIET_ROUNDS:
                 break
-            machine.clock.move(self._wait_ms())
+            machine.let_pass(self._wait_ms())
         else:
             raise Violation("it never comes to rest")
         self.consumers.check_answered()
