@@ -84,9 +84,9 @@ class _Asker:
     link: int = -1
     told: dict[int, int | None] = field(default_factory=dict)
     """Subscriptions that it wants, and the count that it was told last; None: it is told anew."""
-    lent: set[str] = field(default_factory=set)
-    """What it has not confirmed."""
-    reading: set["_Lending"] = field(default_factory=set)
+    lent: dict[str, None] = field(default_factory=dict)
+    """What it has not confirmed, in the order in which it was lent."""
+    reading: dict["_Lending", None] = field(default_factory=dict)
     """What is being read for it."""
 
 
@@ -142,9 +142,9 @@ class Supply:
             case Want.END, int(subscription_id):
                 asker.told.pop(subscription_id, None)
             case Want.HANDED, str(prefix):
-                asker.lent.discard(prefix)
+                asker.lent.pop(prefix, None)
             case Want.BACK, str(prefix):
-                asker.lent.discard(prefix)
+                asker.lent.pop(prefix, None)
                 self._calls.give_back(prefix)
             case _:
                 raise AssertionError(notice)
@@ -180,7 +180,7 @@ class Supply:
         try:
             messages = encode_messages(pulled)
         except BaseException:
-            asker.lent.discard(pulled.lease_prefix)  # as by a server alone: until they are over
+            asker.lent.pop(pulled.lease_prefix, None)  # as by a server alone: until they are over
             raise
         count = len(deliveries)
         return Lent(count, pulled.lease_prefix, count < there, messages)
@@ -198,13 +198,13 @@ class _Lending:
         """What is cancelled if the other has ended before it is lent."""
         if not self.lent.done():
             self._fetch = fetch
-            self._asker.reading.add(self)
+            self._asker.reading[self] = None
 
     def lend(self, pulled: Pulled) -> None:
         """It is leased: from here on the other gives it back, or its end does."""
-        self._asker.reading.discard(self)
+        self._asker.reading.pop(self, None)
         if pulled.lease_prefix:
-            self._asker.lent.add(pulled.lease_prefix)
+            self._asker.lent[pulled.lease_prefix] = None
         self.lent.set_result(pulled)
 
     def cancel(self) -> None:

@@ -1,0 +1,1 @@
+"""Several shards in a simulated world: see `delayserver.testing.shards.world`."""
