@@ -130,8 +130,9 @@ class Batcher(Generic[I]):
         """Send an item, for which room was reserved, with the next batch of its lane."""
         lane = self._lanes[item.lane]
         lane.gathered.append(item)
-        may_leave = not lane.in_flight or self._under_way < self._in_flight_max
-        if may_leave and not lane.flush_asked:
+        if lane.flush_asked:
+            return
+        if not lane.in_flight or self._under_way < self._in_flight_max:
             lane.flush_asked = True
             asyncio.get_running_loop().call_soon(self._flush, lane)
 

@@ -191,7 +191,7 @@ class Owners:
 
     async def request(
         self,
-        shard: int | None,
+        shard: int,
         method: str,
         path: str,
         body: bytes | None = None,
@@ -201,7 +201,7 @@ class Owners:
     ) -> HttpAnswer:
         """One request, at the owner of a shard if it can be asked, else at the configured address.
         Raises UnreachableError, UnansweredError."""
-        owner = None if shard is None else self._ready.get(shard)
+        owner = self._ready.get(shard)
         if owner is None:
             return await self._home.request(
                 method, path, body, headers=headers, timeout_s=timeout_s

@@ -203,7 +203,7 @@ class AsyncProducer(RetryingClient):
             self._ending()
 
     def _way_to(self, shard: int | None) -> Request:
-        return partial(self._owners.request, shard)
+        return self._transport.request if shard is None else partial(self._owners.request, shard)
 
     def after_fork(self) -> None:
         """In the child: nothing of the parent is under way here, and its keys are not used."""
@@ -269,8 +269,9 @@ class AsyncProducer(RetryingClient):
         own_key = key
         if key is None and self._generates_keys:
             own_key, key = "", self._generated_key()
-        owners = self._owners
-        lane = owners.of_any() if key is None else owners.of_key(subject, key)
+        lane, owners = None, self._owners
+        if owners.count > 1:
+            lane = owners.of_any() if key is None else owners.of_key(subject, key)
         message = new_message(subject, body, delay, deliver_at, key, headers, watch, on_event)
         data = encode(message)
         batcher = self._publishes if ack == "durable" else self._filed
