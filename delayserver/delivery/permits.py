@@ -27,8 +27,7 @@ class Permit(Rate, Protocol):
 
     def want(self, places: int, rows: int) -> None:
         """So many requests more, with so many rows in them, could leave now. It may get `places`
-        at once, or later: then the queue is pumped. The places of those that have ended go back
-        before: they are for whoever waits longest."""
+        at once, or later: then the queue is pumped."""
         ...
 
     def keep(self, *, for_next: bool) -> None:

@@ -154,13 +154,11 @@ class Queue:
 
     def want(self, now_ms: int) -> None:
         """Ask for what could leave, where several shards count together."""
-        if self.permit is None:
+        if self.permit is None or self.is_reading:
             return
-        rows, size = 0, self.subscription.batch_max or 1
-        if not self.is_reading:
-            rows = self.rows.ready_but_for_rate(now_ms)
-            if self.subscription.batch_max:
-                rows = max(0, min(rows, self._rows_free()))
+        rows, size = self.rows.ready_but_for_rate(now_ms), self.subscription.batch_max or 1
+        if self.subscription.batch_max:
+            rows = max(0, min(rows, self._rows_free()))
         free = max(0, self.subscription.max_in_flight - self.used_places())
         places = min(-(-rows // size), free)
         self.permit.want(places, min(rows, places * size))

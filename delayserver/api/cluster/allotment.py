@@ -1,11 +1,13 @@
 """The limits of one webhook for all shards together: what its home counts, and hands out.
 
     ask ──▶ shards that wait, in turn ── grant ──▶ places that are out, of each shard
+                                     ── recall ──▶ of who has more than its part
     back ─────────────────────────────────────────▶ free again
 
 A place is a request that may be out; beside it goes a token of the rate for each row. Whoever waits
-is given as much as is free. Of several who wait each gets its part, and who got some of it stands
-at the end again: so of one place everybody has a turn.
+is given as much as is free. Where that is not enough, who has more than its part among those who
+want some is asked to give back what is too much, as its requests end. Of fewer places than there
+are shards that want one, everybody has a turn: who had one stands at the end again.
 
 Of a shard that is not linked nobody knows what it has out. It is counted as long as it may be: in
 the beginning everything, until it had time to be linked; what it had, until its requests must have
@@ -105,6 +107,8 @@ class Allotment:
         self._now_s = now_s
         self._bucket: TokenBucket | None = None
         self._out = [0] * standing.count
+        self._recalled = [0] * standing.count
+        """Of these, what was called back."""
         self._asks: OrderedDict[int, _Ask] = OrderedDict()
 
     @property
@@ -147,12 +151,13 @@ class Allotment:
 
     def hold(self, shard: int, places: int) -> None:
         """A shard that was linked says what it has out."""
-        self._out[shard] = places
+        self._out[shard], self._recalled[shard] = places, 0
         self._asks.pop(shard, None)
 
     def lose(self, shard: int) -> None:
         """A shard is not linked any more, and waits for nothing."""
         self._asks.pop(shard, None)
+        self._recalled[shard] = 0
 
     def ask(self, shard: int, places: int, rows: int) -> None:
         """A shard wants so much more; less than 0: so much less, as far as it was not granted."""
@@ -164,6 +169,7 @@ class Allotment:
     def give_back(self, shard: int, places: int, rows: int) -> None:
         """Requests of a shard have ended, or are not made."""
         self._out[shard] = max(0, self._out[shard] - places)
+        self._recalled[shard] = max(0, self._recalled[shard] - places)
         if rows and self._bucket is not None:
             self._bucket.give_back(rows, self._now_s())
 
@@ -171,7 +177,9 @@ class Allotment:
         """Give those who wait what is free."""
         if not self._asks or self.subscription is None:
             return []
-        free = self.subscription.max_in_flight - self._taken(self.subscription, now_ms)
+        unknown = self._standing.unknown
+        free = self._for_known(self.subscription, now_ms)
+        free -= sum(had for shard, had in enumerate(self._out) if shard not in unknown)
         rows = NO_LIMIT
         if self._bucket is not None:
             rows = self._bucket.available(self._now_s())
@@ -179,7 +187,9 @@ class Allotment:
         while self._asks and free > 0 and rows > 0:
             waiting = len(self._asks)
             places_each, rows_each = max(1, free // waiting), max(1, rows // waiting)
-            for shard, ask in list(self._asks.items()):
+            # Who has least of it is first, else somebody would have to give it back again.
+            for shard in sorted(self._asks, key=self._out.__getitem__):
+                ask = self._asks[shard]
                 if not free or not rows:
                     break
                 size = -(-ask.rows // ask.places)
@@ -187,6 +197,7 @@ class Allotment:
                 places = -(-for_rows // size)
                 free -= places
                 rows -= for_rows
+                self._out[shard] += places
                 granted.setdefault(shard, _Ask()).add(places, for_rows)
                 ask.add(-places, -for_rows)
                 if ask.places:
@@ -194,18 +205,45 @@ class Allotment:
                 else:
                     del self._asks[shard]
         grants = [Grant(shard, of.places, of.rows) for shard, of in granted.items()]
-        for shard, places, count in grants:
-            self._out[shard] += places
-            if self._bucket is not None:
-                self._bucket.take(count, self._now_s())
+        if self._bucket is not None:
+            self._bucket.take(sum(one.rows for one in grants), self._now_s())
         return grants
 
-    def _taken(self, subscription: Subscription, now_ms: int) -> int:
-        taken = sum(self._out)
-        for shard in self._standing.unknown:
-            had = self._out[shard]
-            taken += self._standing.may_have_out(shard, had, subscription, now_ms) - had
-        return taken
+    def recall(self, now_ms: int) -> list[tuple[int, int]]:
+        """Shards that are to give back places as soon as they can, and how many; after `grant`."""
+        if not self._asks or self.subscription is None or self.wait_s():
+            return []
+        unknown, out = self._standing.unknown, self._out
+        claims = [n for n, had in enumerate(out) if (had or n in self._asks) and n not in unknown]
+        most = self._for_known(self.subscription, now_ms)
+        if most <= 0:
+            return []
+        if most < len(claims):
+            # There is not one for each: whoever's request ends first leaves its place.
+            missing, least = sum(out), 0
+        else:
+            least = most // len(claims)
+            missing = sum(
+                min(ask.places, least - out[shard])
+                for shard, ask in self._asks.items()
+                if out[shard] < least
+            ) - sum(self._recalled)
+        recalls = []
+        for shard in sorted(claims, key=out.__getitem__, reverse=True):
+            places = min(missing, out[shard] - self._recalled[shard] - least)
+            if places > 0:
+                missing -= places
+                self._recalled[shard] += places
+                recalls.append((shard, places))
+        return recalls
+
+    def _for_known(self, subscription: Subscription, now_ms: int) -> int:
+        """How many places there are for the shards of which is known what they have out."""
+        standing = self._standing
+        return subscription.max_in_flight - sum(
+            standing.may_have_out(shard, self._out[shard], subscription, now_ms)
+            for shard in standing.unknown
+        )
 
     def wait_s(self) -> float:
         """How long until the rate lets somebody go on who waits; 0: nobody waits for that."""

@@ -12,7 +12,7 @@ import pytest
 from delayserver.api.cluster.allotment import MEET_MS, QUIET_MS
 from delayserver.api.cluster.limits import ASK, GRANT, HOLD
 from delayserver.records.subscriptions import Subscription
-from tests.unit.api.cluster.processes import Cluster, Process
+from tests.unit.api.cluster.processes import Cluster, Process, Request
 from tests.unit.delivery.parts import webhook
 
 COUNT = 3
@@ -47,18 +47,51 @@ def test_who_has_something_to_send_alone_has_all_places(shard: int) -> None:
     assert cluster.leaks() == []
 
 
-def test_all_who_wait_get_as_much() -> None:
-    cluster = Cluster(COUNT, hook(max_in_flight=9))
+@pytest.mark.parametrize("first", range(COUNT))
+def test_who_has_more_than_its_part_leaves_it_to_those_who_wait(first: int) -> None:
+    cluster = Cluster(COUNT, hook(max_in_flight=10))
+    cluster.processes[first].fire(60)
+    cluster.run()
+    assert used(cluster)[first] == 10
     for process in cluster.living:
         process.fire(60)
     cluster.run()
-    assert used(cluster) == [0, 9, 0]  # the home was asked first by itself
-    for _ in range(30):
-        process = max(cluster.living, key=lambda one: len(one.requests))
-        process.end(process.requests[0])
+    ended = 0
+    while max(used(cluster)) > 4:
+        cluster.processes[first].end(cluster.processes[first].requests[0])
         cluster.run()
-        assert cluster.places() == 9
-    assert max(used(cluster)) - min(used(cluster)) <= 2
+        assert cluster.places() == 10
+        ended += 1
+    assert ended <= 7
+    assert sorted(used(cluster)) == [3, 3, 4]
+    # From now on each uses its places again, and nobody has to be asked.
+    for process in cluster.living:
+        process.told.clear()
+    for _ in range(30):
+        for process in cluster.living:
+            process.end(process.requests[0])
+        cluster.run()
+        assert cluster.places() == 10
+    assert [one.told for one in cluster.living] == [[], [], []]
+    cluster.finish()
+    assert cluster.leaks() == []
+
+
+def test_of_fewer_places_than_shards_everybody_has_turns() -> None:
+    cluster = Cluster(COUNT, hook(max_in_flight=2))
+    for process in cluster.living:
+        process.fire(60)
+    out: list[tuple[Process, Request]] = []
+    turns: Counter[int] = Counter()
+    for _ in range(120):
+        cluster.run()
+        known = [request for _, request in out]
+        for process in cluster.living:
+            out += [(process, one) for one in process.requests if one not in known]
+        process, request = out.pop(0)
+        process.end(request)
+        turns[process.own] += 1
+    assert max(turns.values()) - min(turns.values()) <= 2
 
 
 def test_of_one_place_everybody_has_a_turn() -> None:
@@ -84,11 +117,11 @@ def test_what_is_told_in_a_turn_goes_in_one_notice() -> None:
     cluster.run()
     assert [topic for _, topic, _ in process.told] == [ASK]
     assert len(process.requests) == 50
-    for request in process.requests[:7]:
+    for request in process.requests[:17]:
         process.end(request)
-    cluster.settle()
+    cluster.run()
     assert [topic for _, topic, _ in process.told] == [ASK, ASK]
-    assert [topic for _, topic, _ in home.told if topic != HOLD] == [GRANT, GRANT]
+    assert [topic for _, topic, _ in home.told if topic != HOLD] == [GRANT]
 
 
 def test_what_is_gone_before_it_may_leave_gives_its_places_back() -> None:
