@@ -111,7 +111,7 @@ class Receivers:
             response, seen = OK, True
         elif dice < 0.75:
             response, seen = LOST, rng.random() < 0.5
-        elif dice < 0.97:
+        elif dice < 0.94:
             response, seen = WebhookResponse(500), False
         else:
             response, seen = WebhookResponse(410), False

@@ -149,6 +149,11 @@ class MachineShard:
         return self.server is not None
 
     @property
+    def is_failing(self) -> bool:
+        """Whether its disk refuses something."""
+        return bool(self.faults.struck and self.faults.faults)
+
+    @property
     def running(self) -> ShardServer:
         """Its server, while it lives."""
         assert self.server is not None

@@ -236,7 +236,7 @@ class Promises(Outside):
         if not differing:
             self._differing_since_ms = None
             return
-        if self._differing_since_ms is None or any(one.faults.struck for one in self.machine.up()):
+        if self._differing_since_ms is None or any(one.is_failing for one in self.machine.up()):
             self._differing_since_ms = self._present_ms
         if self._present_ms - self._differing_since_ms > TOLD_AGAIN_MS:
             raise Violation(f"definitions differ: {of_home}, of others: {differing}")

@@ -57,6 +57,12 @@ class ShardsWorld:
         self.promises.ended = self._ended
         self._steps = self._all_steps()
 
+    @property
+    def all_counts(self) -> Counter[str]:
+        """What happened, and how often."""
+        ledgers = (shard.ledger.counts for shard in self.machine.shards)
+        return sum(ledgers, self.counts + self.promises.counts)
+
     def __enter__(self) -> Self:
         return self
 
@@ -83,7 +89,18 @@ class ShardsWorld:
                     break
             self._end_some()
 
+    def _pull_and_end(self) -> None:
+        """Somebody pulls, and while parts are on their way a shard ends."""
+        self.publishers.publish()
+        self.consumers.pull()
+        moves = self._steps[:3]
+        for _ in range(self.rng.randrange(50)):
+            if self.machine.up():
+                self.rng.choice(moves).do()
+
     def _end_some(self) -> None:
+        if self.rng.random() < 0.6 and self.machine.up():
+            self._pull_and_end()
         rng, up = self.rng, self.machine.up()
         is_all = rng.random() < 0.25
         power_loss = rng.random() < 0.4
@@ -123,14 +140,14 @@ class ShardsWorld:
             ShardsStep(self._let_pass, 2),
             ShardsStep(self.publishers.publish, 2),
             ShardsStep(self.publishers.cancel, 0.5),
-            ShardsStep(self.definers.change, 0.5),
+            ShardsStep(self.definers.change, 0.8),
             ShardsStep(self.receivers.answer, 2),
             ShardsStep(consumers.pull, 1.5),
             ShardsStep(consumers.leave, 0.3, lambda: consumers.asking),
             ShardsStep(consumers.end, 1.5, lambda: self.promises.held),
             ShardsStep(self._start_one, 0.8, lambda: len(machine.up()) < machine.count),
             ShardsStep(self._heal, 0.2),
-            ShardsStep(self._settle, 0.4),
+            ShardsStep(self._settle, 0.6),
         )
 
     def _step(self, weights: list[float]) -> None:
