@@ -207,9 +207,9 @@ class Definers:
         )
 
 
-def _once_durable(group: Group | None, answered: Callable[[], object]) -> None:
+def _once_durable(group: Group | None, answered: Callable[[], None]) -> None:
     """Answer when the group is durable, and never if it fails; at once where there is none."""
     if group is None:
         answered()
     else:
-        group.when_durable(lambda error: None if error else answered() and None)
+        group.when_durable(lambda error: None if error else answered())

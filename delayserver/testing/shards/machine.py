@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -231,9 +231,7 @@ class MachineShard:
         link = self.member.links._links.get(other)
         if other == self.number or link is None:
             return other == self.number
-        end = link._transport
-        assert isinstance(end, SimulatedEnd)
-        return end.other is not None
+        return cast(SimulatedEnd, link._transport).other is not None
 
 
 class Machine:
@@ -282,8 +280,7 @@ class Machine:
             return Faults(Fault(at, FaultKind.CRASH, rng.choice(tuple(Moment))))
         if dice < 0.5:
             fault = Fault(at // 4 + 1, FaultKind.IO_ERROR, rng.choice(tuple(Moment)))
-            only = {"pwrite_durable", "fdatasync", "pwrite", "commit"}
-            return Faults(fault, only=only)
+            return Faults(fault, only=("pwrite_durable", "fdatasync", "pwrite", "commit"))
         if dice < 0.6:
             return Faults(Fault(at, FaultKind.NO_SPACE, rng.choice(tuple(Moment)), for_good=True))
         return Faults()
@@ -403,12 +400,12 @@ class Machine:
 
 def _watch_answers(member: Member) -> None:
     """A mistake of ours is an answer like any to whoever asked."""
-    call = member._local.call
+    original = member._local.call
 
-    async def watched(asked: PeerCall) -> PeerAnswer:
-        answer = await call(asked)
+    async def watched(call: PeerCall) -> PeerAnswer:
+        answer = await original(call)
         if answer.status == 500:
-            raise Violation(f"{asked} was answered {answer}")
+            raise Violation(f"{call} was answered {answer}")
         return answer
 
     member._local.call = watched  # type: ignore[method-assign]

@@ -116,39 +116,40 @@ class Promises(Outside):
         if held is not None and self._holders.get(held.key) == token:
             del self._holders[held.key]
 
-    def received(self, subscription_id: int, messages: Sequence[PulledMessage]) -> list[str]:
-        """A consumer was answered. Returns the tokens of leases that it holds now."""
-        tokens = []
+    def received(self, subscription_id: int, messages: Sequence[PulledMessage]) -> None:
+        """A consumer was answered."""
         for message in messages:
             seq, shard = read_id(message.id).seq, read_id(message.id).shard
             ledger = self.machine.shards[shard].ledger
             known, key = ledger.messages.get(seq), (subscription_id, message.id)
             if known is None or known.payload.body != bytes(message.body):
                 raise Violation(f"a consumer got {message}, which nobody published (I8)")
-            if known.cancelled:
-                raise Violation(f"{message} was cancelled, and a consumer got it (I5)")
-            life = self.machine.shards[shard].lives
-            if key in self._acked or self._acked_soon.get(key) == life:
-                raise Violation(f"{message} was acknowledged, and comes again (I4)")
             if shard_of_lease(message.lease) != shard:
                 raise Violation(f"{message} has a lease of another shard")
             ledger.received.setdefault(seq, set()).add(subscription_id)
             self.counts["received"] += 1
-            if (holder := self._holders.get(key)) is not None:
-                held = self.held[holder]
-                if not held.times_asked and held.until_ms > self._present_ms:
-                    raise Violation(f"{message} is held by another consumer: {held} (I4)")
-                self.forget(holder)
             prefix = message.lease[: message.lease.rfind("-") + 1]
             granted = self._granted.get(prefix)
-            if granted is not None:  # else it was over before the consumer was answered
-                token = message.lease
-                held = Held(
-                    subscription_id, message.id, token, shard, life, granted[1], self.settled
-                )
-                self.held[token], self._holders[key] = held, token
-                tokens.append(token)
-        return tokens
+            if granted is None or granted[1] <= self._present_ms:
+                # Over before it came; what has happened to the message since is no fault of his.
+                self.counts["over before it came"] += 1
+                continue
+            self._hold(key, message, granted[1])
+
+    def _hold(self, key: Delivered, message: PulledMessage, until_ms: int) -> None:
+        seq, shard = read_id(message.id).seq, self.machine.shards[read_id(message.id).shard]
+        if shard.ledger.messages[seq].cancelled:
+            raise Violation(f"{message} was cancelled, and a consumer got it (I5)")
+        if key in self._acked or self._acked_soon.get(key) == shard.lives:
+            raise Violation(f"{message} was acknowledged, and comes again (I4)")
+        if (holder := self._holders.get(key)) is not None:
+            held = self.held[holder]
+            if not held.times_asked and held.until_ms > self._present_ms:
+                raise Violation(f"{message} is held by another consumer: {held} (I4)")
+            self.forget(holder)
+        token = message.lease
+        held = Held(*key, token, shard.number, shard.lives, until_ms, self.settled)
+        self.held[token], self._holders[key] = held, token
 
     def forget_what_is_over(self) -> None:
         """Nobody asks any more for what is not leased."""
@@ -160,11 +161,6 @@ class Promises(Outside):
     @property
     def _present_ms(self) -> int:
         return self.machine.clock.stopwatch_ms()
-
-    def is_held(self, token: str) -> bool:
-        """Whether its lease lasts certainly."""
-        held = self.held.get(token)
-        return held is not None and not held.times_asked and held.until_ms > self._present_ms
 
     def acked(self, deliveries: Sequence[Held], *, is_recorded: bool) -> None:
         """An acknowledgement was answered; `is_recorded`: what was promised by that."""
