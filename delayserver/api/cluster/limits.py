@@ -199,11 +199,13 @@ class _Permit:
 
     def give_up(self) -> None:
         """The subscription is gone: want nothing more, and give back what is not used. What is out
-        the home counts until it has heard the same: till then others may still ask for it."""
+        counts until it must have ended: others may not have heard yet that it is gone."""
         if self.is_linked:
-            wanted = -self.asked_places, -self.asked_rows
-            unused = max(0, self.places - self.used())
+            used = self.used()
+            wanted, unused = (-self.asked_places, -self.asked_rows), max(0, self.places - used)
             self._limits.tell(self, (*wanted, unused, self.rows))
+            if used:
+                self._limits.give_back_later(self, used)
 
     def on_grant(self, places: int, rows: int) -> None:
         self.places += places
@@ -328,6 +330,11 @@ class Limits:
             self._take(self._peers.own, change, permit if goes_on else None)
         else:
             self._tell_soon(permit.home, change)
+
+    def give_back_later(self, permit: _Permit, places: int) -> None:
+        """Give back places of requests that nobody sees ending."""
+        give_back = partial(self.tell, permit, (0, 0, places, 0))
+        self._loop.call_later(quiet_ms(permit.subscription) / 1000, give_back)
 
     def _tell_soon(self, home: int, change: _Change) -> None:
         told = self._told[home]

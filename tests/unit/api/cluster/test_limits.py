@@ -320,6 +320,25 @@ def test_of_one_that_is_deleted_the_requests_that_are_out_count_as_long_as_other
     assert cluster.leaks() == []
 
 
+def test_a_home_that_never_knew_one_that_is_deleted_forgets_what_was_out() -> None:
+    cluster = Cluster(COUNT, hook(max_in_flight=4))
+    busy = cluster.processes[0]
+    busy.fire(10)
+    cluster.run()
+    cluster.kill(HOME)
+    cluster.settle()
+    cluster.definitions.clear()
+    home = cluster.begin(HOME)
+    cluster.connect_all()
+    cluster.run()
+    assert [list(one.out) for one in home.limits._allotments.values()] == [[4, 0, 0]]
+    for shard in (0, 2):  # the home has nothing to delete
+        cluster.processes[shard].change(hook(deleted=True))
+    cluster.advance(TIMEOUT_MS + QUIET_MS)
+    cluster.run()
+    assert not home.limits._allotments
+
+
 def test_one_that_the_home_does_not_know_yet_waits_for_it() -> None:
     cluster = Cluster(COUNT)
     process = cluster.processes[0]
