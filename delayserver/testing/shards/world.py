@@ -14,10 +14,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple, Self
 
+from delayserver.api.cluster.allotment import quiet_ms
 from delayserver.testing.durable import Violation
 from delayserver.testing.shards.clients import Definers, Publishers, Receivers
-from delayserver.testing.shards.consumers import DAY_MS, Consumers
-from delayserver.testing.shards.machine import Machine, MachineShard
+from delayserver.testing.shards.consumers import DAY_MS, ShardConsumers
+from delayserver.testing.shards.machine import MachineShard, ShardsMachine
 from delayserver.testing.shards.promises import Promises
 from storage.rows import HOUR_MS
 from storage.testing.faults import Faults
@@ -48,12 +49,12 @@ class ShardsWorld:
         self.rng = rng = random.Random(f"{count} shards {seed}")
         self.counts: Counter[str] = Counter()
         self.promises = Promises()
-        self.machine = Machine(rng, count, self.counts, self.promises)
+        self.machine = ShardsMachine(rng, count, self.counts, self.promises)
         self.promises.machine = self.machine
         self.publishers = Publishers(self.machine, self.promises)
         self.receivers = Receivers(self.machine)
         self.definers = Definers(self.machine, self.promises)
-        self.consumers = Consumers(self.machine, self.promises)
+        self.consumers = ShardConsumers(self.machine, self.promises)
         self.promises.ended = self._ended
         self._steps = self._all_steps()
 
@@ -230,6 +231,9 @@ class ShardsWorld:
             machine.let_pass(self._wait_ms())
         else:
             raise Violation("it never comes to rest")
+        # What was out of webhooks that were deleted counts for so long.
+        machine.let_pass(self._quiet_ms())
+        self._settle_whole()
         self.consumers.check_answered()
         promises.check_nothing_is_left()
         for shard in machine.shards:
@@ -254,6 +258,11 @@ class ShardsWorld:
                 for shard in self.machine.shards
             )
         )
+
+    def _quiet_ms(self) -> int:
+        """After this time no request of a subscription that there ever was is out."""
+        ledgers = [shard.ledger for shard in self.machine.shards]
+        return max(quiet_ms(one) for ledger in ledgers for one in ledger.subscriptions.values())
 
     def _wait_ms(self) -> int:
         """Until the next row falls due in any shard, or until what is tried again may be."""
