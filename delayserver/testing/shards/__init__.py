@@ -1,10 +1,10 @@
 """The simulated world of several shards: the real code of each, its links, consumers, definitions
 and limits, driven by one seed.
 
-    ShardsWorld ── schedules ──▶ Machine ── shards: each a ShardServer, and its real `Member`, on a
-      │                            │          simulated disk, clock and event loop
+    ShardsWorld ── schedules ──▶ ShardsMachine ── shards: each a ShardServer and its real `Member`,
+      │                            │              on a simulated disk, clock and event loop
       │                            └──────── SimulatedSockets, over which the real links run
-      ├── Publishers, Definers, Receivers, Consumers
+      ├── Publishers, Definers, Receivers, ShardConsumers
       └── Promises, and a ledger for each shard
 
 A shard is killed, or loses power, by itself or with all others, and is started again while the

@@ -23,7 +23,7 @@ from delayserver.records.message import Payload
 from delayserver.records.sharding import shard_of
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.testing.publishes import publish_all
-from delayserver.testing.shards.machine import Machine, MachineShard
+from delayserver.testing.shards.machine import MachineShard, ShardsMachine
 from delayserver.testing.shards.promises import Promises
 from delayserver.testing.subscribers import LOST, OK
 from storage.errors import StorageError
@@ -38,7 +38,7 @@ NAMES = (*ALWAYS, "p1", "p2")
 class Publishers:
     """Whoever publishes and cancels."""
 
-    def __init__(self, machine: Machine, promises: Promises) -> None:
+    def __init__(self, machine: ShardsMachine, promises: Promises) -> None:
         self._machine = machine
         self._rng = machine.rng
         self._promises = promises
@@ -93,7 +93,7 @@ class Publishers:
 class Receivers:
     """Whoever receives webhooks."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: ShardsMachine) -> None:
         self._machine = machine
         self._rng = machine.rng
         self.is_patient = False
@@ -128,7 +128,7 @@ class Receivers:
 class Definers:
     """Whoever changes subscriptions: one at a time for each name."""
 
-    def __init__(self, machine: Machine, promises: Promises) -> None:
+    def __init__(self, machine: ShardsMachine, promises: Promises) -> None:
         self._machine = machine
         self._rng = machine.rng
         self._promises = promises

@@ -1,4 +1,4 @@
-"""Consumers of the shards: each call comes in at any process, as bytes, and is about leases of any.
+"""ShardConsumers of the shards: each call comes in at any process, as bytes, and is about leases of any.
 
 They pull, wait, leave while they wait, acknowledge, give back, extend, or forget what they hold; in
 the end they are patient, and take everything.
@@ -18,7 +18,7 @@ from delayserver.api.hot.paths import ConsumerCall
 from delayserver.errors import DelayServerError
 from delayserver.records.subscriptions import Subscription
 from delayserver.testing.durable import Violation
-from delayserver.testing.shards.machine import Machine, MachineShard
+from delayserver.testing.shards.machine import MachineShard, ShardsMachine
 from delayserver.testing.shards.promises import Held, Promises, PulledMessage
 from storage.errors import StorageError
 
@@ -51,10 +51,10 @@ class ConsumerAsking:
         self.is_answered = False
 
 
-class Consumers:
+class ShardConsumers:
     """All of them, and what they know."""
 
-    def __init__(self, machine: Machine, promises: Promises) -> None:
+    def __init__(self, machine: ShardsMachine, promises: Promises) -> None:
         self._machine = machine
         self._rng: random.Random = machine.rng
         self._promises = promises

@@ -129,7 +129,7 @@ class ShardServer(SimulatedServer):
 class MachineShard:
     """One shard: its disk, and its life, if it has one."""
 
-    def __init__(self, machine: "Machine", number: int, settings: Settings) -> None:
+    def __init__(self, machine: "ShardsMachine", number: int, settings: Settings) -> None:
         self._machine = machine
         self.number = number
         self.settings = settings
@@ -234,7 +234,7 @@ class MachineShard:
         return cast(SimulatedEnd, link._transport).other is not None
 
 
-class Machine:
+class ShardsMachine:
     """All shards of a server."""
 
     def __init__(

@@ -20,7 +20,7 @@ from delayserver.delivery.leases import shard_of_lease
 from delayserver.records.message_id import read_id
 from delayserver.records.subscriptions import Subscription
 from delayserver.testing.durable import Violation
-from delayserver.testing.shards.machine import Machine, Outside
+from delayserver.testing.shards.machine import Outside, ShardsMachine
 
 TOLD_AGAIN_MS = 500
 """What could not be told is told again after less than that."""
@@ -64,7 +64,7 @@ class Promises(Outside):
     """Everything that was promised by all of them."""
 
     def __init__(self) -> None:
-        self.machine: Machine
+        self.machine: ShardsMachine
         self.counts: Counter[str] = Counter()
         self.settled = 0
         """How often nothing was under way any more."""

@@ -16,8 +16,8 @@ from typing import NamedTuple, Self
 
 from delayserver.testing.durable import Violation
 from delayserver.testing.shards.clients import Definers, Publishers, Receivers
-from delayserver.testing.shards.consumers import DAY_MS, Consumers
-from delayserver.testing.shards.machine import Machine, MachineShard
+from delayserver.testing.shards.consumers import DAY_MS, ShardConsumers
+from delayserver.testing.shards.machine import MachineShard, ShardsMachine
 from delayserver.testing.shards.promises import Promises
 from storage.rows import HOUR_MS
 from storage.testing.faults import Faults
@@ -48,12 +48,12 @@ class ShardsWorld:
         self.rng = rng = random.Random(f"{count} shards {seed}")
         self.counts: Counter[str] = Counter()
         self.promises = Promises()
-        self.machine = Machine(rng, count, self.counts, self.promises)
+        self.machine = ShardsMachine(rng, count, self.counts, self.promises)
         self.promises.machine = self.machine
         self.publishers = Publishers(self.machine, self.promises)
         self.receivers = Receivers(self.machine)
         self.definers = Definers(self.machine, self.promises)
-        self.consumers = Consumers(self.machine, self.promises)
+        self.consumers = ShardConsumers(self.machine, self.promises)
         self.promises.ended = self._ended
         self._steps = self._all_steps()
 
