@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,10 @@ def publish(supervised: Supervised, count: int = MESSAGES) -> None:
     assert len(shards) == COUNT
 
 
+def _has_more(receiver: Receiver, url: str, than: int) -> bool:
+    return receiver.count(url) > than
+
+
 def test_no_more_are_out_at_once_than_one_server_would_send(
     supervised: Supervised, receiver: Receiver
 ) -> None:
@@ -67,7 +72,7 @@ def test_a_shard_that_is_killed_does_not_loosen_a_limit(
     publish(supervised, 300)
     for pid in supervised.shards:
         seen = receiver.count(url)
-        wait_until(lambda seen=seen: receiver.count(url) > seen + 20)
+        wait_until(partial(_has_more, receiver, url, seen + 20))
         os.kill(pid, signal.SIGKILL)
     keys: set[str] = set()
     while len(keys) < 300:
