@@ -19,6 +19,7 @@ DelayServerError
 ├── AckTimeoutError         a publish was accepted and is not durable within its timeout
 ├── StoppingError           the server is shutting down or has stopped after a failed fsync
 ├── ShardAwayError          the shard that is asked starts, or has just ended
+├── MisdirectedError        another shard has it, and the caller wants to ask there by itself
 ├── TimerShutdownError      a timer that was shut down was given work (delayserver.timers)
 ├── LibraryError            an installed library is not one that the server can run on
 ├── PipelineError           a job of the data pipeline cannot run (delayserver.pipeline)
@@ -146,6 +147,18 @@ class ShardAwayError(DelayServerError):
             else f"shard {shard} starts, or is away; try again"
         )
         self.is_unknown = is_unknown
+
+
+class MisdirectedError(DelayServerError):
+    """A call belongs to another shard, and its client does not want it forwarded; nothing was
+    done. `owner`: the URL of that shard."""
+
+    def __init__(self, shard: int, owner: str) -> None:
+        super().__init__(
+            f"it belongs to shard {shard}: ask {owner}, or leave `delay-forward: no` out, and it "
+            "is forwarded"
+        )
+        self.owner = owner
 
 
 class LibraryError(DelayServerError):

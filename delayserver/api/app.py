@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from delayserver.api.access import Access
 from delayserver.api.cluster.link import ShardPlace
+from delayserver.api.cluster.map import ClusterMap
 from delayserver.api.cluster.member import Member
 from delayserver.api.cluster.routed import RoutedHot
 from delayserver.api.hot.asgi import Asgi, HotPath, Receive, Scope, Send
@@ -79,6 +80,7 @@ class App(NamedTuple):
     """The part of the application that may be begun beforehand."""
     member: Member | None
     """What a shard among others does besides."""
+    cluster: ClusterMap
 
 
 def make_app(calls: Calls, place: ShardPlace | None = None) -> App:
@@ -91,7 +93,7 @@ def make_app(calls: Calls, place: ShardPlace | None = None) -> App:
             import_module(name)
         from delayserver.api.rest.app import make_rest
 
-        return make_rest(calls, intake, path)
+        return make_rest(calls, intake, path, cluster)
 
     rest = Rest(make, calls.on_fatal)
     path = HotPath(calls, hot, rest)
@@ -100,6 +102,7 @@ def make_app(calls: Calls, place: ShardPlace | None = None) -> App:
     if place is not None:
         assert isinstance(hot, RoutedHot)
         member = Member(place, calls, hot, path)
+    cluster = ClusterMap(None if member is None else member.links, settings, calls.clock)
     access = Access(
         calls.tokens,
         path if member is None else member.front,
@@ -109,7 +112,7 @@ def make_app(calls: Calls, place: ShardPlace | None = None) -> App:
         answers=calls.gauges.metrics.answers,
     )
     app = _with_cors(access, settings.cors_origins) if settings.cors_origins else access
-    return App(app, make_protocol(hot, access, settings), rest, member)
+    return App(app, make_protocol(hot, access, settings), rest, member, cluster)
 
 
 def _with_cors(app: Asgi, origins: Sequence[str]) -> Asgi:

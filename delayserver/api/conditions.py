@@ -51,6 +51,23 @@ def expected_versions(if_match: str | None) -> Container[str] | None:
     return versions
 
 
+def is_known(if_none_match: str | None, version: str) -> bool:
+    """Whether a caller that names versions by `If-None-Match` has this one. Raises InputError.
+
+    A weak tag is as good as any: nothing is changed by it (RFC 9110, 13.1.2)."""
+    if if_none_match is None:
+        return False
+    if if_none_match.strip() == "*":
+        return True
+    tags = [_TAG.fullmatch(part.strip()) for part in if_none_match.split(",")]
+    if None in tags:
+        raise InputError(
+            'If-None-Match is *, or tags in double quotes, as ETag gave them: "17"',
+            "/header/if-none-match",
+        )
+    return any(tag is not None and tag[2] == version for tag in tags)
+
+
 def wants_new(if_none_match: str | None) -> bool:
     """Whether there must be none yet. Raises InputError."""
     if if_none_match is None:

@@ -9,7 +9,7 @@ Cost: 1 µs per message. Threads: values.
 import base64
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -72,6 +72,52 @@ class ForecastDocument(msgspec.Struct):
     buckets: list[ForecastBucketDocument]
 
 
+class ReplicaDocument(msgspec.Struct):
+    """A copy of a shard."""
+
+    node: str
+    lag_records: Annotated[int, Meta(description="how far it is behind the owner")]
+
+
+class ShardDocument(msgspec.Struct):
+    """A shard, and who has it."""
+
+    shard: int
+    owner: Annotated[str, Meta(description="the name of a node")]
+    epoch: Annotated[int, Meta(description="counts its owners; 0 where it has the same for ever")]
+    url: Annotated[
+        str | None,
+        Meta(description="where the owner itself is asked, on the host that the request named"),
+    ]
+    replicas: list[ReplicaDocument]
+    state: Annotated[
+        Literal["serving", "away"], Meta(description="away: it starts, or has just ended")
+    ]
+
+
+class NodeDocument(msgspec.Struct):
+    """A machine that has shards."""
+
+    node: str
+    url: str
+    state: Literal["serving", "away"]
+    last_seen_at: Time
+
+
+class ClusterDocument(msgspec.Struct):
+    """Which shards there are, and where."""
+
+    version: Annotated[
+        int,
+        Meta(
+            description="stands for shards, owners, states and addresses: as long as it is the "
+            "same, so are they; two versions are not in an order"
+        ),
+    ]
+    shards: list[ShardDocument]
+    nodes: list[NodeDocument]
+
+
 class HealthDocument(msgspec.Struct):
     """The answer to /healthz and /readyz."""
 
@@ -95,6 +141,10 @@ class BatchDocument(msgspec.Struct):
     count: int
     duplicates: int
     ids: Annotated[list[str], Meta(description="in the order of the batch")]
+    duplicates_by_shard: Annotated[
+        dict[int, int] | _Unset,
+        Meta(description="where the batch went to several shards, by their numbers"),
+    ] = _UNSET
 
 
 class DeliveryDocument(msgspec.Struct):

@@ -23,6 +23,7 @@ from delayserver.errors import (
     KeyConflictError,
     MalformedError,
     MediaTypeError,
+    MisdirectedError,
     NotFoundError,
     OverloadedError,
     PreconditionError,
@@ -151,6 +152,9 @@ def problem_of(error: Exception) -> Problem:
             problem = _problem("shard-away", "A shard is away", 503, error)
             problem.headers["retry-after"] = _seconds(SHARD_AWAY_RETRY_AFTER_MS)
             problem.document.outcome = "unknown" if error.is_unknown else ""
+        case MisdirectedError():
+            problem = _problem("misdirected", "Another shard has it", 421, error)
+            problem.headers["delay-owner"] = error.owner
         case DiskReserveError() | DiskFullError():
             problem = _problem("disk-full", "The disk is nearly full", 507, error)
         case ExhaustedError():

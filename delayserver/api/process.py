@@ -26,10 +26,9 @@ import uvicorn
 from structlog.typing import EventDict
 
 from delayserver.api.acceptor import Acceptor
-from delayserver.api.app import Rest, make_app
+from delayserver.api.app import App, make_app
 from delayserver.api.cluster.link import ShardPlace
 from delayserver.api.hot.answers import Always
-from delayserver.api.hot.connection import Connection
 from delayserver.api.uvicorn_interface import check_uvicorn
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError, InputError
@@ -119,27 +118,25 @@ class _Uvicorn(uvicorn.Server):
         self,
         config: uvicorn.Config,
         server: Server,
-        rest: Rest,
-        protocol: type[Connection],
+        app: App,
         tls: ssl.SSLContext | None,
     ) -> None:
         super().__init__(config)
         self._server = server
-        self._rest = rest
-        self._protocol = protocol
+        self._app = app
         self._tls = tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Instead of uvicorn's: connections are accepted by our own acceptor."""
         assert sockets is not None
         make_protocol = partial(
-            self._protocol, config=self.config, server_state=self.server_state, app_state={}
+            self._app.protocol, config=self.config, server_state=self.server_state, app_state={}
         )
         acceptor = Acceptor(sockets, make_protocol, self._server.settings, self._tls)
         self.servers = [acceptor]  # type: ignore[list-item]  # it has what `shutdown` calls
         acceptor.begin()
         self.started = True
-        self._rest.begin()
+        self._app.rest.begin()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -164,6 +161,7 @@ class _Uvicorn(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._server.begin_stop()
+        self._app.cluster.end()
         await super().shutdown(sockets)
 
 
@@ -189,7 +187,7 @@ async def _serve(
         backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_S,
     )
-    uvicorn_server = _Uvicorn(config, server, app.rest, app.protocol, tls)
+    uvicorn_server = _Uvicorn(config, server, app, tls)
     if app.member is not None:
         await app.member.begin(listeners[-1].getsockname()[1])
         asyncio.get_running_loop().add_reader(sys.stdin, uvicorn_server.on_parent_gone)

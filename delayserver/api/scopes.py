@@ -26,19 +26,25 @@ class Of(Enum):
     """That of the message whose id is in the path."""
     SUBSCRIPTION = auto()
     """That of the subscription whose name is in the path."""
+    ANYONE = auto()
+    """Any token will do, whatever its scopes."""
     BODY = auto()
     """All that the request names, or lists: the handler asks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One of these actions has to be allowed. None at all: nobody is asked who they are."""
+    """One of these actions has to be allowed."""
 
     actions: tuple[Action, ...]
     of: Of = Of.NOTHING
 
 
 PUBLIC = Rule(())
+"""Nobody is asked who they are."""
+KNOWN = Rule((), Of.ANYONE)
+"""Who has a token has a use for it: so for where the shards are, at each of which it is asked for
+the same token, and which a publisher needs as a consumer does."""
 ADMIN = Rule((Action.ADMIN,))
 OBSERVE = Rule((Action.OBSERVE,))
 _PUBLISH = (Action.PUBLISH,)
@@ -81,6 +87,7 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("GET", "/v1/archives"): ADMIN,
     ("PUT", "/v1/archives/{hour}"): ADMIN,
     ("GET", "/metrics"): OBSERVE,
+    ("GET", "/v1/cluster"): KNOWN,
     ("GET", "/v1/stats"): OBSERVE,
     ("GET", "/v1/forecast"): OBSERVE,
     ("GET", "/healthz"): PUBLIC,

@@ -9,7 +9,7 @@
     pulling        pull, ack, nack, extend
     dead_letters   dead-letters
     timers         heartbeat put, heartbeat get, heartbeat delete, event
-    operations     stats, forecast, ready, check, repair
+    operations     stats, forecast, shards, ready, check, repair
     tokens         token create, token list, token revoke
     pipeline       jobs on Apache Spark: pipeline audit, pipeline forecast
     pipeline_load  pipeline load
@@ -45,7 +45,7 @@ COMMANDS: Final = {
     "pulling": ("pull", "ack", "nack", "extend"),
     "dead_letters": ("dead-letters",),
     "timers": ("heartbeat", "event"),
-    "operations": ("stats", "forecast", "ready", "check", "repair"),
+    "operations": ("stats", "forecast", "shards", "ready", "check", "repair"),
     "tokens": ("token",),
     "pipeline": ("pipeline",),
     "pipeline_archive": ("pipeline",),

@@ -1,4 +1,4 @@
-"""stats, forecast, ready, check, repair: what a server does and will do, and its files.
+"""stats, forecast, shards, ready, check, repair: what a server does and will do, and its files.
 
 Cost: one request; `check` reads every byte of a data directory, `repair` some of them again.
 Threads: one.
@@ -53,6 +53,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     server_command(app, "stats", "stats", "stats --json")(stats)
     server_command(app, "forecast", "forecast", "forecast --bucket 1d")(forecast)
+    server_command(app, "shards", "shards", "shards --json")(shards)
     server_command(app, "ready", "ready --wait 30s")(ready)
     examples = ("check --data-dir data", "check --data-dir /var/lib/delayserver --json")
     app.command("check", help=help_text(check.__doc__, *examples))(check)
@@ -80,6 +81,13 @@ def forecast(
     ]
     columns = ("from", "count", "share")
     session.show(answer, lambda: rows(buckets, columns, empty="Nothing is pending."))
+
+
+def shards(session: Session) -> None:
+    """Show the shards of a server, and where each is asked by itself. A server alone is one."""
+    answer = session.call("GET", path("cluster"))
+    columns = ("shard", "state", "owner", "url")
+    session.show(answer, lambda: rows(answer["shards"], columns, empty="It has no shards."))
 
 
 def ready(

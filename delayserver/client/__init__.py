@@ -16,6 +16,7 @@ In reading order:
     writing     messages in JSON, and what JSON would change without a word
     replacing   what takes the place of a message, whatever becomes of answers
     calling     calls of any client: loops, forks, retries
+    owners      which shard is asked at which address
     producer    publish, cancel, move, replace, look up; events and heartbeats
     subscriptions   webhooks and pulls, and their dead letters
     cutting     answers of which one bad message costs only itself
@@ -24,8 +25,8 @@ In reading order:
     blocking    producer and consumer without asyncio
     webhooks    is this webhook from our server?
 
-It needs nothing of the server but a few modules without state (times, ids, signing) and the HTTP
-connection that webhooks leave on, too.
+It needs nothing of the server but a few modules without state (times, ids, shards, signing) and the
+HTTP connection that webhooks leave on, too.
 """
 
 from delayserver.client.blocking import Consumer, Producer, Subscriptions
@@ -43,6 +44,7 @@ from delayserver.client.errors import (
     NotFoundError,
     OtherLoopError,
     OverloadedError,
+    PartlyPublishedError,
     Problem,
     RefusedError,
     ServerError,
@@ -91,6 +93,7 @@ __all__ = [
     "NotFoundError",
     "OtherLoopError",
     "OverloadedError",
+    "PartlyPublishedError",
     "Problem",
     "Producer",
     "Published",

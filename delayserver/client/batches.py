@@ -1,15 +1,16 @@
 """What the producer sends in batches, and what becomes of each item: publishes and cancels.
 
-A batch of messages is accepted whole or refused whole. When it is refused because of some of them,
-the others are sent again without those, and each bad one alone, so that its caller gets the error
-that is its own. A batch that is too large is cut in halves, and one of which a subject is not
-allowed by subject.
+A batch of messages is accepted whole or refused whole, by each shard that has a part in it. When it
+is refused because of some of them, the others are sent again without those, and each bad one alone,
+so that its caller gets the error that is its own. A batch that is too large is cut in halves, and
+one of which a subject is not allowed by subject. What the refusal names as published nevertheless
+is not sent again, unless it has a key of its own: then the answer tells whether it is a duplicate.
 
 Cost: one request for all, as long as nothing is wrong with any. Threads: belongs to the event loop.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Protocol
 
@@ -17,23 +18,34 @@ import msgspec
 
 from delayserver.client.batching import Item
 from delayserver.client.errors import (
+    ClientError,
     ConflictError,
     FieldError,
     InvalidError,
     NotADelayServerError,
+    OverloadedError,
+    PartlyPublishedError,
     Problem,
     RefusedError,
     UnansweredError,
     UnreachableError,
 )
-from delayserver.client.transport import HttpAnswer, decoded, path_of
+from delayserver.client.transport import UNKNOWN, HttpAnswer, decoded, path_of
 from delayserver.client.values import Published
 from delayserver.errors import NotFoundError
 from delayserver.records.message_id import read_id
 
 BATCH_PATH = "/v1/messages/batch"
-FILED_PATH = f"{BATCH_PATH}?ack=filed"
+_FILED = "ack=filed"
+FILED_PATH = f"{BATCH_PATH}?{_FILED}"
 CANCEL_PATH = "/v1/messages/cancel"
+_SAID_ONCE = (
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.CONFLICT,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.UNPROCESSABLE_ENTITY,
+)
+"""Of some of the messages, so that the others are worth being sent again."""
 
 
 class Ask(Protocol):
@@ -42,6 +54,12 @@ class Ask(Protocol):
     async def __call__(
         self, method: str, path: str, body: bytes | None, *, repeatable: bool = True
     ) -> HttpAnswer: ...
+
+
+def batch_path(*, is_filed: bool, is_atomic: bool) -> str:
+    """Where a batch goes that waits until it is filed, or must not be cut."""
+    query = "&".join([_FILED] * is_filed + ["atomic=true"] * is_atomic)
+    return f"{BATCH_PATH}?{query}" if query else BATCH_PATH
 
 
 # ── publish ────────────────────────────────────────────────────────────────────────────────────
@@ -53,10 +71,16 @@ class PublishItem(Item):
     __slots__ = ("key", "subject")
 
     def __init__(
-        self, data: bytes, future: "asyncio.Future[Published]", subject: str, key: str | None
+        self,
+        data: bytes,
+        future: "asyncio.Future[Published]",
+        subject: str,
+        key: str | None,
+        lane: int | None = None,
     ) -> None:
         self.data = data
         self.future = future
+        self.lane = lane
         self.subject = subject
         self.key = key
         """That it may be sent again under; empty for a generated one, None without any."""
@@ -65,6 +89,7 @@ class PublishItem(Item):
 class _BatchAnswer(msgspec.Struct, gc=False):
     duplicates: int
     ids: list[str]
+    duplicates_by_shard: dict[int, int] = {}
 
 
 async def send_publishes(ask: Ask, items: list[PublishItem], *, path: str = BATCH_PATH) -> None:
@@ -90,12 +115,41 @@ async def send_publishes(ask: Ask, items: list[PublishItem], *, path: str = BATC
         for item, published in zip(items, told, strict=True):
             item.succeed(published)
         return
-    for part in _parts(items, answer):
-        await send_publishes(ask, part, path=path)
+    left = _left(items, answer)
+    if left is None:
+        parts = _parts(items, answer)
+    elif repeatable and answer.status not in _SAID_ONCE:
+        parts = []  # The retries are used up.
+        for item in left:
+            item.fail(answer.error())
+    else:
+        parts = [left]
+    for part in parts:
+        if part:
+            await send_publishes(ask, part, path=path)
+
+
+def _left(items: list[PublishItem], answer: HttpAnswer) -> list[PublishItem] | None:
+    """A batch over several shards was refused by some: settle what others have published and must
+    not be sent again, and return what is left to be sent. None: nothing was."""
+    problem = answer.problem
+    published = _published_nevertheless(problem)
+    done = [index for index in published if index < len(items) and not items[index].key]
+    if not done:
+        return None
+    for index in done:
+        items[index].succeed(published[index])
+    left = [item for index, item in enumerate(items) if index not in published or item.key]
+    if problem is not None and problem.outcome:
+        for item in left:
+            if item.key is None:
+                item.fail(answer.error())
+        left = [item for item in left if item.key is not None]
+    return left
 
 
 def _parts(items: list[PublishItem], answer: HttpAnswer) -> list[list[PublishItem]]:
-    """A batch was refused: fail what is to blame, and return what is to be sent again, in
+    """A batch was refused whole: fail what is to blame, and return what is to be sent again, in
     batches that are smaller."""
     error = answer.error()
     if len(items) > 1 and isinstance(error, RefusedError):
@@ -121,13 +175,90 @@ def _parts(items: list[PublishItem], answer: HttpAnswer) -> list[list[PublishIte
     return []
 
 
+async def published_in_parts(
+    publish: Callable[[int | None, Sequence[int]], Awaitable[list[Published]]],
+    parts: Mapping[int | None, Sequence[int]],
+) -> list[Published]:
+    """A batch, of which `publish` publishes each part; as it does if there is one. `parts`: indexes
+    by shard. Raises ClientError, of a part, whose pointers are those of the whole batch then."""
+    asked = (publish(shard, which) for shard, which in parts.items())
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    published: dict[int, Published] = {}
+    errors: dict[int, ClientError] = {}
+    for which, result in zip(parts.values(), results, strict=True):
+        if not isinstance(result, BaseException):
+            published.update(zip(which, result, strict=True))
+            continue
+        if not isinstance(result, ClientError) or not which:
+            raise result
+        problem = result.problem if isinstance(result, RefusedError) else None
+        done = _published_nevertheless(problem)
+        error = _of_whole(result, which)
+        for place, index in enumerate(which):
+            if place in done:
+                published[index] = done[place]
+            else:
+                errors[index] = error
+    if not errors:
+        return [published[index] for index in range(len(published))]
+    if published:
+        raise PartlyPublishedError(published, errors)
+    raise _gravest(list(errors.values()))
+
+
+def _of_whole(error: ClientError, which: Sequence[int]) -> ClientError:
+    """The error of a part of a batch, with the pointers of the whole."""
+    if not isinstance(error, RefusedError) or not error.errors:
+        return error
+    errors: list[FieldError] = []
+    for one in error.errors:
+        _, index, *rest = one.pointer.split("/") if one.pointer else ("", "")
+        if index.isdecimal() and int(index) < len(which):
+            pointer = "/".join(("", str(which[int(index)]), *rest))
+            errors.append(FieldError(pointer, one.detail))
+        else:
+            errors.append(one)
+    return _with_errors(error, errors)
+
+
+def _with_errors(error: RefusedError, errors: Sequence[FieldError]) -> RefusedError:
+    problem = msgspec.structs.replace(error.problem, errors=tuple(errors))
+    return type(error)(problem, error.retry_after_s)
+
+
+def _gravest(errors: Sequence[ClientError]) -> ClientError:
+    """What to raise when no part was published: that nobody knows it of one, else what no
+    repetition mends, with all that is wrong with single messages."""
+
+    def rank(error: ClientError) -> int:
+        if isinstance(error, UnreachableError):
+            return 2
+        if isinstance(error, OverloadedError):
+            return 0 if error.problem.outcome or error.status in UNKNOWN else 2
+        return 0 if isinstance(error, UnansweredError) else 1
+
+    gravest = min(errors, key=rank)
+    if not isinstance(gravest, RefusedError):
+        return gravest
+    refused = {id(one): one for one in errors if isinstance(one, RefusedError)}
+    return _with_errors(gravest, [field for one in refused.values() for field in one.errors])
+
+
+def _published_nevertheless(problem: Problem | None) -> dict[int, Published]:
+    """What of a batch is durable though some shard refused its part, by the indexes."""
+    # Behind a 504 nobody knows what is.
+    if problem is None or problem.status == HTTPStatus.GATEWAY_TIMEOUT:
+        return {}
+    return {index: Published(one) for index, one in enumerate(problem.ids) if one is not None}
+
+
 def read_published(answer: HttpAnswer, keys: Sequence[str | None], path: str) -> list[Published]:
     """What became of each message of a batch that was taken; an empty key is a generated one.
     Raises NotADelayServerError."""
     batch = decoded(answer.body, _BatchAnswer)
     ids = batch.ids
     _check_count(len(ids), len(keys))
-    is_filed = path == FILED_PATH and answer.status == HTTPStatus.OK
+    is_filed = _FILED in path and answer.status == HTTPStatus.OK
     if not batch.duplicates:
         return [Published(one, False, is_filed) for one in ids]
     # What bears a generated key is a duplicate only of what this call sent itself before.
@@ -145,17 +276,23 @@ def _check_count(answered_count: int, asked_count: int) -> None:
 def _duplicates(answer: _BatchAnswer) -> list[bool]:
     """Which messages of a batch were there before; the answer only says how many.
 
-    A batch is taken in one step, so its new messages have consecutive numbers, in order, and every
-    earlier message has a lower one."""
+    Each shard takes its part in one step, so its new messages have consecutive numbers there, in
+    order, and every earlier message has a lower one."""
     try:
-        seqs = [read_id(message_id).seq for message_id in answer.ids]
+        ids = [read_id(message_id) for message_id in answer.ids]
     except NotFoundError as error:
         raise NotADelayServerError(f"an id that this client cannot read: {error}") from error
-    next_new = max(seqs) - (len(seqs) - answer.duplicates) + 1
+    duplicates = answer.duplicates_by_shard
+    next_new: dict[int, int] = {}
+    for shard in {one.shard for one in ids}:
+        seqs = [one.seq for one in ids if one.shard == shard]
+        count = len(seqs) - duplicates.get(shard, 0 if duplicates else answer.duplicates)
+        next_new[shard] = max(seqs) - count + 1
     found: list[bool] = []
-    for seq in seqs:
-        found.append(seq != next_new)
-        next_new += seq == next_new
+    for one in ids:
+        is_new = one.seq == next_new[one.shard]
+        next_new[one.shard] += is_new
+        found.append(not is_new)
     return found
 
 
@@ -189,9 +326,11 @@ class Cancelling(Item):
         message_id: str | None,
         subject: str | None,
         key: str | None,
+        lane: int | None = None,
     ) -> None:
         self.data = data
         self.future = future
+        self.lane = lane
         self.message_id = message_id
         self.subject = subject
         self.key = key

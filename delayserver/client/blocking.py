@@ -29,6 +29,7 @@ from delayserver.client.consumer import (
 )
 from delayserver.client.errors import ClosedError
 from delayserver.client.loop_thread import LoopThread
+from delayserver.client.owners import Connect, OwnerHosts
 from delayserver.client.producer import (
     IN_FLIGHT_MAX,
     PENDING_MAX,
@@ -103,7 +104,11 @@ class Producer(Blocking[AsyncProducer]):
     - `generate_keys`: without keys of its own, a message is not sent again after a lost answer.
     - `pending_max`, `pending_max_bytes`: what may be published and not answered; `publish` waits
       while there is no room. `in_flight_max`: batches that may be under way at once.
-    - `token`; `tls`: instead of the system's certificates; `transport`, `time`: for tests.
+    - `owner_hosts`: where a server has several shards, they are asked at their own addresses. Those
+      are used that are on the same host as `url`; of any, with "any": then the token goes wherever
+      the server says. With "none" everything goes to `url`.
+    - `token`; `tls`: instead of the system's certificates; `transport`, `connect`, `time`: for
+      tests.
 
     Its thread begins with the first call, and ends with `close`, or when it is dropped. It may be
     made before a fork: the child gets a thread, connections and generated keys of its own."""
@@ -119,8 +124,10 @@ class Producer(Blocking[AsyncProducer]):
         pending_max: int = PENDING_MAX,
         pending_max_bytes: int = PENDING_MAX_BYTES,
         in_flight_max: int = IN_FLIGHT_MAX,
+        owner_hosts: OwnerHosts = "same",
         tls: ssl.SSLContext | None = None,
         transport: Transport | None = None,
+        connect: Connect | None = None,
         time: Time | None = None,
     ) -> None:
         producer = AsyncProducer(
@@ -132,8 +139,10 @@ class Producer(Blocking[AsyncProducer]):
             pending_max=pending_max,
             pending_max_bytes=pending_max_bytes,
             in_flight_max=in_flight_max,
+            owner_hosts=owner_hosts,
             tls=tls,
             transport=transport,
+            connect=connect,
             time=time,
         )
         super().__init__(producer)
@@ -155,9 +164,13 @@ class Producer(Blocking[AsyncProducer]):
     up; TypeError and ValueError for a body, a delay or a time that cannot be written."""
 
     publish_all = _waiting(AsyncProducer.publish_all)
-    """Publish messages in one step: all of them, or none. At most 10,000. Raises as `publish`,
-    but an InvalidError also where a key stands for other content: its `errors` name the bad ones by
-    their index (`/3/key`)."""
+    """Publish messages in one step: all of them, or none, in each shard that has some of them. At
+    most 10,000. With `atomic` a batch that needs more than one shard is refused before anything is
+    done.
+
+    Raises as `publish`, but an InvalidError also where a key stands for other content: its `errors`
+    name the bad ones by their index (`/3/key`). PartlyPublishedError where some shards have
+    published their part and others have not."""
 
     event = _waiting(AsyncProducer.event)
     """Something happened: complete every message that watches the key, at once. Durable when this

@@ -17,15 +17,14 @@ from weakref import WeakSet
 
 from delayserver.client.errors import ClientError, ClosedError, OtherLoopError, UnansweredError
 from delayserver.client.replacing import replaced
-from delayserver.client.retries import (
-    UNKNOWN,
-    Attempt,
-    RetryPolicy,
-    Time,
-    answered,
-    within,
+from delayserver.client.retries import Attempt, RetryPolicy, Time, answered, within
+from delayserver.client.transport import (
+    TIMEOUT_S,
+    HttpAnswer,
+    HttpTransport,
+    Request,
+    Transport,
 )
-from delayserver.client.transport import TIMEOUT_S, HttpAnswer, HttpTransport, Transport
 from delayserver.client.writing import encode
 
 URL_DEFAULT = "http://127.0.0.1:8080"
@@ -69,6 +68,12 @@ class RetryingClient:
 
     # ── loops and processes ────────────────────────────────────────────────────────────────────
 
+    def _settle(self) -> None:
+        """Be in the event loop that runs. Raises as `_settle_in`."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._settle_in(loop)
+
     def _settle_in(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin anew in an event loop; what the one before had under way ends there. Raises
         ClosedError, OtherLoopError."""
@@ -87,12 +92,17 @@ class RetryingClient:
 
     # ── calls ──────────────────────────────────────────────────────────────────────────────────
 
+    def _way_to(self, shard: int | None) -> Request:
+        """How what is for a shard is asked; None: it does not matter at which."""
+        return self._transport.request
+
     async def _call(
         self,
         method: str,
         path: str,
         document: object = None,
         *,
+        shard: int | None = None,
         if_match: str | None = None,
         repeatable: bool = True,
         timeout_s: float | None = None,
@@ -102,30 +112,34 @@ class RetryingClient:
         # Asked again after a lost answer, it would find the version that it has made itself.
         repeatable = repeatable and if_match is None
         headers = {} if if_match is None else {"if-match": f'"{if_match}"'}
-        request = partial(self._transport.request, method, path, body, headers=headers)
+        request = partial(self._way_to(shard), method, path, body, headers=headers)
         return await self._made(self._answered(request, repeatable=repeatable), timeout_s)
 
-    async def _replace(self, path: str, document: object, timeout_s: float | None) -> HttpAnswer:
+    async def _replace(
+        self, path: str, document: object, timeout_s: float | None, *, shard: int | None
+    ) -> HttpAnswer:
         """PUT a message under its key. Raises as `_call`."""
         policy = self._retry, self._time, self._timeout_s
         return await self._made(
-            replaced(self._transport, path, encode(document), *policy), timeout_s
+            replaced(self._way_to(shard), path, encode(document), *policy), timeout_s
         )
 
-    async def _delete(self, path: str, timeout_s: float | None) -> None:
+    async def _delete(
+        self, path: str, timeout_s: float | None, *, shard: int | None = None
+    ) -> None:
         """Delete something, which is gone already where an answer was lost. Raises as `_call`."""
         is_lost = False
 
         async def attempt(*, timeout_s: float) -> HttpAnswer:
             nonlocal is_lost
             try:
-                answer = await self._transport.request("DELETE", path, timeout_s=timeout_s)
+                answer = await self._way_to(shard)("DELETE", path, timeout_s=timeout_s)
             except UnansweredError:
                 is_lost = True
                 raise
             if is_lost and answer.status == HTTPStatus.NOT_FOUND:
                 return HttpAnswer(HTTPStatus.NO_CONTENT, b"")
-            is_lost = is_lost or answer.status in UNKNOWN
+            is_lost = is_lost or answer.is_unknown
             return answer
 
         await self._made(self._answered(attempt), timeout_s)
@@ -133,22 +147,26 @@ class RetryingClient:
     async def _made(
         self, asked: Coroutine[Any, Any, HttpAnswer], timeout_s: float | None
     ) -> HttpAnswer:
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            try:
-                self._settle_in(loop)
-            except ClientError:
-                asked.close()
-                raise
+        try:
+            self._settle()
+        except ClientError:
+            asked.close()
+            raise
         answer = await (asked if timeout_s is None else within(timeout_s, asked))
         if not answer.is_success:
             raise answer.error()
         return answer
 
     async def _ask(
-        self, method: str, path: str, body: bytes | None, *, repeatable: bool = True
+        self,
+        shard: int | None,
+        method: str,
+        path: str,
+        body: bytes | None,
+        *,
+        repeatable: bool = True,
     ) -> HttpAnswer:
-        request = partial(self._transport.request, method, path, body)
+        request = partial(self._way_to(shard), method, path, body)
         return await self._answered(request, repeatable=repeatable)
 
     async def _answered(self, request: Attempt, *, repeatable: bool = True) -> HttpAnswer:

@@ -12,6 +12,8 @@ ClientError
 │   └── ServerError         everything else
 ├── UnansweredError         no answer came: what was asked may have been done, or not
 │   └── UnreachableError    no connection was made: nothing was done
+├── PartlyPublishedError    of a batch over several shards, `published` is what was published, by
+│                           index, and `errors` what was not
 ├── NotADelayServerError    something answers at that address, but not this API
 ├── OtherLoopError          the producer is in use in another event loop; nothing was sent
 └── ClosedError             the producer or consumer is closed
@@ -29,6 +31,7 @@ from typing import Any, Self
 
 import msgspec
 
+from delayserver.client.values import Published
 from delayserver.errors import DelayServerError
 
 
@@ -53,10 +56,15 @@ class Problem(msgspec.Struct, frozen=True):
     type: str = "about:blank"
     errors: tuple[FieldError, ...] = ()
     state: str | None = None
+    outcome: str = ""
+    """`unknown`: it may have been done nevertheless, or a part of it."""
+    ids: tuple[str | None, ...] = ()
+    """Of a batch: the messages that were accepted nevertheless."""
 
 
 class RefusedError(ClientError):
-    """The server understood, and said no. Nothing was changed."""
+    """The server understood, and said no. Nothing was changed, unless `problem.outcome` says that
+    nobody knows."""
 
     def __init__(self, problem: Problem, retry_after_s: float | None = None) -> None:
         super().__init__(_sentence(problem))
@@ -113,6 +121,28 @@ class UnansweredError(ClientError):
 
 class UnreachableError(UnansweredError):
     """No connection was made: what was asked was not done."""
+
+
+class PartlyPublishedError(ClientError):
+    """A batch is all or none in each shard: some of it was published, or may have been, and some
+    was not. With keys of its own it may be published again as a whole."""
+
+    def __init__(
+        self, published: Mapping[int, Published], errors: Mapping[int, ClientError]
+    ) -> None:
+        count = len(published) + len(errors)
+        first = errors[min(errors)]
+        super().__init__(
+            f"{len(published)} of {count} messages are published; message {min(errors)} is not: "
+            f"{first}"
+        )
+        self.published = published
+        """What is durable, by its index in the batch."""
+        self.errors = errors
+        """Why the others are not, by their indexes; what an UnansweredError stands for may be."""
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Any, Any], dict[str, Any]]:
+        return type(self), (self.published, self.errors), vars(self)
 
 
 class NotADelayServerError(ClientError):

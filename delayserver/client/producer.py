@@ -1,6 +1,9 @@
 """The producer: publishes messages, and looks them up, moves and cancels them.
 
     publish ──▶ encoded ──▶ natural batch ──POST /v1/messages/batch──▶ each caller its own answer
+                            of its shard
+
+Of a server that has several shards each is asked itself, as far as `owners` knows them.
 
 Every `publish` returns when its own message is durable, however many share a request, and raises
 only what is wrong with its own.
@@ -22,9 +25,10 @@ import asyncio
 import itertools
 import os
 import ssl
+import weakref
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from urllib.parse import urlencode
 
 import msgspec
@@ -34,7 +38,9 @@ from delayserver.client.batches import (
     FILED_PATH,
     Cancelling,
     PublishItem,
+    batch_path,
     message_path,
+    published_in_parts,
     read_published,
     send_cancels,
     send_publishes,
@@ -42,8 +48,17 @@ from delayserver.client.batches import (
 from delayserver.client.batching import Batcher
 from delayserver.client.calling import RETRY, URL_DEFAULT, RetryingClient
 from delayserver.client.cutting import decoded_message, decoded_page
+from delayserver.client.owners import Connect, OwnerHosts, Owners, is_allowed
 from delayserver.client.retries import RetryPolicy, Time, within
-from delayserver.client.transport import TIMEOUT_S, HttpAnswer, Transport, decoded, path_of
+from delayserver.client.transport import (
+    TIMEOUT_S,
+    HttpAnswer,
+    HttpTransport,
+    Request,
+    Transport,
+    decoded,
+    path_of,
+)
 from delayserver.client.values import (
     Delay,
     DeliverAt,
@@ -58,6 +73,7 @@ from delayserver.client.values import (
     time,
 )
 from delayserver.client.writing import due, encode, fields, new_message, to_send
+from delayserver.records.sharding import shard_of
 
 BATCH_MAX = 2000
 BATCH_MAX_BYTES = 4 * 1024 * 1024
@@ -96,7 +112,11 @@ class AsyncProducer(RetryingClient):
     - `generate_keys`: without keys of its own, a message is not sent again after a lost answer.
     - `pending_max`, `pending_max_bytes`: what may be published and not answered; `publish` waits
       while there is no room. `in_flight_max`: batches that may be under way at once.
-    - `token`; `tls`: instead of the system's certificates; `transport`, `time`: for tests.
+    - `owner_hosts`: where a server has several shards, they are asked at their own addresses. Those
+      are used that are on the same host as `url`; of any, with "any": then the token goes wherever
+      the server says. With "none" everything goes to `url`.
+    - `token`; `tls`: instead of the system's certificates; `transport`, `connect`, `time`: for
+      tests.
 
     It may be made anywhere, and used by one event loop after the other, and on both sides of a
     fork; each begins anew, with connections and generated keys of its own. In two loops that run at
@@ -113,8 +133,10 @@ class AsyncProducer(RetryingClient):
         pending_max: int = PENDING_MAX,
         pending_max_bytes: int = PENDING_MAX_BYTES,
         in_flight_max: int = IN_FLIGHT_MAX,
+        owner_hosts: OwnerHosts = "same",
         tls: ssl.SSLContext | None = None,
         transport: Transport | None = None,
+        connect: Connect | None = None,
         time: Time | None = None,
     ) -> None:
         super().__init__(
@@ -126,6 +148,18 @@ class AsyncProducer(RetryingClient):
             transport=transport,
             time=time,
         )
+        if owner_hosts not in get_args(OwnerHosts):
+            raise ValueError(f'owner_hosts is "same", "any" or "none", and not {owner_hosts!r}')
+        self._asks_for_map = connect is not None or transport is None
+        self._make_owners = partial(
+            Owners,
+            self._transport,
+            connect or partial(HttpTransport, token=token, tls=tls),
+            None if owner_hosts == "none" else partial(is_allowed, url, hosts=owner_hosts),
+            self._time,
+        )
+        self._owners = self._make_owners()
+        self._ending: weakref.finalize[..., AsyncProducer] | None = None
         self._generates_keys = generate_keys and retry.timeout_s > 0
         self._key_prefix = _key_prefix()
         self._next_key = itertools.count(1).__next__
@@ -140,19 +174,45 @@ class AsyncProducer(RetryingClient):
         self._begin_batches()
 
     def _begin_batches(self) -> None:
-        self._publishes: Batcher[PublishItem] = self._batcher(partial(send_publishes, self._ask))
+        self._publishes: Batcher[PublishItem] = self._batcher(self._send_publishes)
         self._filed: Batcher[PublishItem] = self._batcher(
-            partial(send_publishes, self._ask, path=FILED_PATH)
+            partial(self._send_publishes, path=FILED_PATH)
         )
-        self._cancels: Batcher[Cancelling] = self._batcher(partial(send_cancels, self._ask))
+        self._cancels: Batcher[Cancelling] = self._batcher(self._send_cancels)
+
+    async def _send_publishes(self, items: list[PublishItem], path: str = BATCH_PATH) -> None:
+        await send_publishes(partial(self._ask, items[0].lane), items, path=path)
+
+    async def _send_cancels(self, items: list[Cancelling]) -> None:
+        await send_cancels(partial(self._ask, items[0].lane), items)
 
     def _settle_in(self, loop: asyncio.AbstractEventLoop) -> None:
         super()._settle_in(loop)
         self._begin_batches()
+        if self._asks_for_map:
+            self._leave_owners()
+            self._owners = self._make_owners()
+            self._owners.begin()
+            # What asks in the background does not keep a producer that nobody has any more.
+            self._ending = weakref.finalize(self, _abort, loop, self._owners)
+            self._ending.atexit = False
+
+    def _leave_owners(self) -> None:
+        """Those of another loop ask nothing more there."""
+        if self._ending is not None:
+            self._ending()
+
+    def _way_to(self, shard: int | None) -> Request:
+        return self._transport.request if shard is None else partial(self._owners.request, shard)
 
     def after_fork(self) -> None:
         """In the child: nothing of the parent is under way here, and its keys are not used."""
         super().after_fork()
+        if self._ending is not None:
+            self._ending.detach()
+            self._ending = None
+            _inherited.append(self._owners)
+            self._owners = self._make_owners()
         self._key_prefix = _key_prefix()
 
     async def close(self, timeout_s: float | None = None) -> None:
@@ -161,6 +221,11 @@ class AsyncProducer(RetryingClient):
         if self._loop is asyncio.get_running_loop():
             ends = self._publishes.close, self._filed.close, self._cancels.close
             await asyncio.gather(*(end(timeout_s) for end in ends))
+            if self._ending is not None:
+                self._ending.detach()
+            await self._owners.close()
+        else:
+            self._leave_owners()
         await super().close()
 
     # ── publish ────────────────────────────────────────────────────────────────────────────────
@@ -204,36 +269,75 @@ class AsyncProducer(RetryingClient):
         own_key = key
         if key is None and self._generates_keys:
             own_key, key = "", self._generated_key()
+        lane, owners = None, self._owners
+        if owners.count > 1:
+            lane = owners.of_any() if key is None else owners.of_key(subject, key)
         message = new_message(subject, body, delay, deliver_at, key, headers, watch, on_event)
         data = encode(message)
         batcher = self._publishes if ack == "durable" else self._filed
         if not batcher.try_reserve(len(data)):
             await batcher.reserve(len(data))
         future: asyncio.Future[Published] = loop.create_future()
-        batcher.put(PublishItem(data, future, subject, own_key))
+        batcher.put(PublishItem(data, future, subject, own_key, lane))
         return await future
 
     async def publish_all(
-        self, messages: Iterable[Draft], *, ack: Ack = "durable", timeout_s: float | None = None
+        self,
+        messages: Iterable[Draft],
+        *,
+        ack: Ack = "durable",
+        atomic: bool = False,
+        timeout_s: float | None = None,
     ) -> list[Published]:
-        """Publish messages in one step: all of them, or none. At most 10,000, in one request.
+        """Publish messages in one step: all of them, or none, in each shard that has some of them.
+        At most 10,000, in one request for each shard. A server alone is one shard.
+
+        Messages belong to shards by subject and key; those without a key stay together, and go
+        along with most of the others. With `atomic` a batch that needs more than one shard is
+        refused before anything is done.
 
         Raises as `publish`, but an InvalidError also where a key stands for other content: its
-        `errors` name the bad ones by their index (`/3/key`)."""
+        `errors` name the bad ones by their index (`/3/key`). PartlyPublishedError where some shards
+        have published their part and others have not."""
         documents, keys = [to_send(draft) for draft in messages], list[str | None]()
+        self._settle()
+        if atomic and self._asks_for_map:
+            # Which keys are generated decides whether they belong together.
+            told = self._owners.is_told.wait()
+            await (told if timeout_s is None else within(timeout_s, told))
+        shard = self._owners.together([(one.subject, one.key) for one in documents])
         for document in documents:
             keys.append(document.key)
             if document.key is None and self._generates_keys:
-                keys[-1], document.key = "", self._generated_key()
-        path = BATCH_PATH if ack == "durable" else FILED_PATH
-        repeatable = None not in keys
-        answer = await self._call(
-            "POST", path, documents, repeatable=repeatable, timeout_s=timeout_s
-        )
-        return read_published(answer, keys, path)
+                keys[-1], document.key = "", self._generated_key(document.subject, shard)
+        # What cannot be written is refused before anything is sent.
+        bodies = [msgspec.Raw(encode(document)) for document in documents]
+        parts = self._owners.parts([(one.subject, one.key) for one in documents])
+        if len(parts) <= 1 or atomic:
+            # Of several shards none is better than another: one will refuse it, and say why.
+            parts = {next(iter(parts), None): list(range(len(keys)))}
+        path = batch_path(is_filed=ack == "filed", is_atomic=atomic)
 
-    def _generated_key(self) -> str:
-        return f"{self._key_prefix}{self._next_key():x}"
+        async def publish(shard: int | None, which: Sequence[int]) -> list[Published]:
+            own_keys = [keys[index] for index in which]
+            answer = await self._call(
+                "POST",
+                path,
+                [bodies[index] for index in which],
+                shard=shard,
+                repeatable=None not in own_keys,
+                timeout_s=timeout_s,
+            )
+            return read_published(answer, own_keys, path)
+
+        return await published_in_parts(publish, parts)
+
+    def _generated_key(self, subject: str = "", shard: int | None = None) -> str:
+        """A key that nobody else has; `shard`: one that belongs there with that subject."""
+        while True:
+            key = f"{self._key_prefix}{self._next_key():x}"
+            if shard is None or shard_of(subject, key, self._owners.count) == shard:
+                return key
 
     # ── cancel ─────────────────────────────────────────────────────────────────────────────────
 
@@ -256,7 +360,8 @@ class AsyncProducer(RetryingClient):
             return await within(timeout_s, again)
         if if_match is not None:
             path = message_path(message_id, subject, key)
-            await self._call("DELETE", path, if_match=if_match)
+            shard = self._shard_of(message_id, subject, key)
+            await self._call("DELETE", path, shard=shard, if_match=if_match)
             return None
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
@@ -267,12 +372,23 @@ class AsyncProducer(RetryingClient):
             data = encode(message_id)
             if message_id is None or subject is not None or key is not None:
                 message_path(message_id, subject, key)  # which says what is wrong
+        lane = self._shard_of(message_id, subject, key)
         batcher = self._cancels
         if not batcher.try_reserve(len(data)):
             await batcher.reserve(len(data))
         future: asyncio.Future[None] = loop.create_future()
-        batcher.put(Cancelling(data, future, message_id, subject, key))
+        batcher.put(Cancelling(data, future, message_id, subject, key, lane))
         return await future
+
+    def _shard_of(
+        self, message_id: str | None, subject: str | None = None, key: str | None = None
+    ) -> int | None:
+        """Where a message is asked for, by its id or else by subject and key."""
+        self._settle()
+        if message_id is not None:
+            return self._owners.of_id(message_id)
+        assert subject is not None and key is not None
+        return self._owners.of_key(subject, key)
 
     # ── one message ────────────────────────────────────────────────────────────────────────────
 
@@ -286,7 +402,8 @@ class AsyncProducer(RetryingClient):
     ) -> Stored:
         """Look a message up, by its id or by subject and key. Raises NotFoundError."""
         path = message_path(message_id, subject, key)
-        answer = await self._call("GET", path, timeout_s=timeout_s)
+        shard = self._shard_of(message_id, subject, key)
+        answer = await self._call("GET", path, shard=shard, timeout_s=timeout_s)
         return msgspec.structs.replace(
             decoded_message(answer.body, Stored), version=_version(answer)
         )
@@ -332,7 +449,10 @@ class AsyncProducer(RetryingClient):
         `cancel`, and InvalidError."""
         path = message_path(message_id, subject, key)
         document = due(delay, deliver_at)
-        answer = await self._call("PATCH", path, document, if_match=if_match, timeout_s=timeout_s)
+        shard = self._shard_of(message_id, subject, key)
+        answer = await self._call(
+            "PATCH", path, document, shard=shard, if_match=if_match, timeout_s=timeout_s
+        )
         return msgspec.structs.replace(decoded(answer.body, Moved), version=_version(answer))
 
     async def replace(
@@ -357,10 +477,13 @@ class AsyncProducer(RetryingClient):
         UnansweredError leaves it to the caller."""
         message = new_message(subject, body, delay, deliver_at, None, headers, watch, on_event)
         document, path = fields(message), path_of("subjects", subject, "keys", key)
+        shard = self._shard_of(None, subject, key)
         if if_match is None:
-            answer = await self._replace(path, document, timeout_s)
+            answer = await self._replace(path, document, timeout_s, shard=shard)
         else:
-            answer = await self._call("PUT", path, document, if_match=if_match, timeout_s=timeout_s)
+            answer = await self._call(
+                "PUT", path, document, shard=shard, if_match=if_match, timeout_s=timeout_s
+            )
         return Published(decoded(answer.body, _Id).id)
 
     # ── timers ─────────────────────────────────────────────────────────────────────────────────
@@ -385,21 +508,38 @@ class AsyncProducer(RetryingClient):
         text such as "10s", or whole milliseconds. Raises as `publish`."""
         message = fields(new_message(subject, body, headers=headers))
         document = {**message, "subject": subject, "timeout": duration(timeout)}
-        answer = await self._call("PUT", path_of("heartbeats", key), document, timeout_s=timeout_s)
+        path, shard = self._heartbeat(key)
+        answer = await self._call("PUT", path, document, shard=shard, timeout_s=timeout_s)
         return decoded_message(answer.body, Heartbeat)
 
     async def get_heartbeat(self, key: str, *, timeout_s: float | None = None) -> Heartbeat:
         """A heartbeat, and when it expires. Raises NotFoundError."""
-        answer = await self._call("GET", path_of("heartbeats", key), timeout_s=timeout_s)
+        path, shard = self._heartbeat(key)
+        answer = await self._call("GET", path, shard=shard, timeout_s=timeout_s)
         return decoded_message(answer.body, Heartbeat)
 
     async def delete_heartbeat(self, key: str, *, timeout_s: float | None = None) -> None:
         """End a heartbeat: when this returns, it never publishes. Raises NotFoundError."""
-        await self._delete(path_of("heartbeats", key), timeout_s)
+        path, shard = self._heartbeat(key)
+        await self._delete(path, timeout_s, shard=shard)
+
+    def _heartbeat(self, key: str) -> tuple[str, int | None]:
+        """Where a heartbeat is, and at which shard."""
+        self._settle()
+        return path_of("heartbeats", key), self._owners.of_heartbeat(key)
 
 
 def _version(answer: HttpAnswer) -> str:
     return answer.headers.get("etag", "").strip('"')
+
+
+_inherited: list[Owners] = []
+"""Those of the parent, in the child of a fork: they are kept as its connections are."""
+
+
+def _abort(loop: asyncio.AbstractEventLoop, owners: Owners) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(owners.abort)
 
 
 def _key_prefix() -> str:

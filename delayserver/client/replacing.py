@@ -16,8 +16,8 @@ from http import HTTPStatus
 import msgspec
 
 from delayserver.client.errors import UnansweredError, UnreachableError
-from delayserver.client.retries import UNKNOWN, RetryPolicy, Time, answered
-from delayserver.client.transport import HttpAnswer, Transport, decoded
+from delayserver.client.retries import RetryPolicy, Time, answered
+from delayserver.client.transport import HttpAnswer, Request, decoded
 
 
 class _State(msgspec.Struct):
@@ -29,7 +29,7 @@ class _UnknownError(Exception):
 
 
 async def replaced(
-    transport: Transport,
+    request: Request,
     path: str,
     body: bytes,
     policy: RetryPolicy,
@@ -41,10 +41,10 @@ async def replaced(
 
     async def attempt(*, timeout_s: float) -> HttpAnswer:
         nonlocal is_lost
-        request = partial(transport.request, timeout_s=timeout_s)
+        asked = partial(request, timeout_s=timeout_s)
         headers = {}
         if is_lost:
-            found = await request("GET", path)
+            found = await asked("GET", path)
             if found.status == HTTPStatus.NOT_FOUND:
                 raise _UnknownError("no message goes by that key now")
             if not found.is_success:
@@ -53,13 +53,13 @@ async def replaced(
                 raise _UnknownError(f"the message of that key is {state} now")
             headers = {"if-match": found.headers["etag"]}
         try:
-            answer = await request("PUT", path, body, headers=headers)
+            answer = await asked("PUT", path, body, headers=headers)
         except UnreachableError:
             raise
         except UnansweredError:
             is_lost = True
             raise
-        is_lost = is_lost or answer.status in UNKNOWN
+        is_lost = is_lost or answer.is_unknown
         if headers and answer.status == HTTPStatus.PRECONDITION_FAILED:
             raise UnansweredError("what waited under that key changed while it was replaced")
         return answer

@@ -59,9 +59,7 @@ class Time:
 
 
 _TRY_AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-"""The server has done nothing."""
-UNKNOWN = (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT)
-"""Something in front of the server has no answer from it."""
+"""The server has done nothing, unless the answer `is_unknown`."""
 
 
 class Attempt(Protocol):
@@ -94,7 +92,8 @@ async def answered(
             failure = error
             may_repeat = repeatable or isinstance(error, UnreachableError)
         else:
-            may_repeat = answer.status in _TRY_AGAIN or (repeatable and answer.status in UNKNOWN)
+            is_unknown = answer.is_unknown
+            may_repeat = repeatable if is_unknown else answer.status in _TRY_AGAIN
             retry_after_s = answer.retry_after_s
         wait_s = policy.wait_s(attempt, time.random(), retry_after_s)
         left_s = deadline_s - time.now_s() - wait_s

@@ -53,6 +53,8 @@ _AWAY = (
     HTTPStatus.GATEWAY_TIMEOUT,
 )
 """To be waited out, whatever the body says."""
+UNKNOWN = (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT)
+"""Something in front of the server has no answer from it."""
 NO_HEADERS: Mapping[str, str] = {}
 _inherited: list[HttpConnection] = []
 """Connections of the parent, in the child of a fork. They are kept, since what ends them here would
@@ -76,9 +78,8 @@ class HttpAnswer:
 
     def error(self) -> ClientError:
         """What an answer that is no success means."""
-        try:
-            problem = msgspec.json.decode(self.body, type=Problem)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        problem = self.problem
+        if problem is None:
             if self.status in _AWAY:
                 # Something stands in front of the server, and has a page of its own for this.
                 problem = Problem(HTTPStatus(self.status).phrase, self.status)
@@ -90,11 +91,44 @@ class HttpAnswer:
         return refusal(msgspec.structs.replace(problem, status=self.status), self.retry_after_s)
 
     @property
+    def problem(self) -> Problem | None:
+        """What a refusal says; None: it is not one of a delay server."""
+        try:
+            return msgspec.json.decode(self.body, type=Problem)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it is a refusal after which what was asked may have been done, or a part of it:
+        something in front of the server has no answer from it, or a shard has ended."""
+        if self.status in UNKNOWN:
+            return True
+        if self.status != HTTPStatus.SERVICE_UNAVAILABLE:
+            return False
+        problem = self.problem
+        return problem is not None and bool(problem.outcome or problem.ids)
+
+    @property
     def retry_after_s(self) -> float | None:
         """What the server asked to wait."""
         text = self.headers.get("retry-after", "")
         # The server writes seconds. A date, as others may write it, only costs the usual backoff.
         return float(text) if text.isascii() and text.isdigit() and len(text) < 9 else None
+
+
+class Request(Protocol):
+    """Has one request answered, as `Transport.request` does. Raises as that."""
+
+    async def __call__(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        headers: Mapping[str, str] = NO_HEADERS,
+        timeout_s: float = TIMEOUT_S,
+    ) -> HttpAnswer: ...
 
 
 class Transport(Protocol):

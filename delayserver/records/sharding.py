@@ -7,16 +7,17 @@
 So all that is said of a key is said to one shard, which can tell a repetition. Clients may reckon
 it themselves, to ask the owner at once; a wrong guess costs a hop, and nothing else.
 
-Cost: 0.4 µs a key. Threads: pure functions.
+Cost: 0.4 µs a key; 3 µs in a client without google-crc32c. Threads: pure functions.
 """
 
 from collections.abc import Sequence
 
-import google_crc32c
-
 from delayserver.records.message_id import read_id
 
-_crc32c = google_crc32c.value
+try:
+    from google_crc32c import value as _crc32c
+except ImportError:  # a plain install: the client library
+    from delayserver.records.crc32c import crc32c as _crc32c
 
 
 def shard_of(subject: str, key: str, count: int) -> int:

@@ -1,11 +1,14 @@
 """`python -m delayserver.testing --seed 7 --cycles 1000`: simulate, and print what was tried.
 
+With `--shards 3` each world is a server of so many shards; a cycle is a life of one of them.
+
 Every world has a seed of its own, counted from `--seed`; the table of a run that failed names the
 seeds, and `--seed N --cycles 1` repeats one of them. Exits with 1 on any violation."""
 
 import argparse
 import gc
 import json
+import logging
 import sys
 import time
 import traceback
@@ -15,11 +18,14 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
+import structlog
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from delayserver.testing.world import LIVES, STEPS, run_world
+from delayserver.testing.shards.world import LIVES as SHARD_LIVES
+from delayserver.testing.shards.world import run_shards_world
+from delayserver.testing.world import LIVES, run_world
 
 WORLDS_PER_TASK = 5
 
@@ -33,35 +39,42 @@ class Result(NamedTuple):
     """Empty if every promise was kept."""
 
 
-def simulate(seed: int) -> Result:
+def simulate(seed: int, shards: int = 1) -> Result:
     """One world."""
     try:
+        if shards > 1:
+            return Result(seed, run_shards_world(seed, count=shards).all_counts, "")
         world = run_world(seed)
     except Exception:
         return Result(seed, Counter(), traceback.format_exc())
     return Result(seed, world.counts + world.ledger.counts, "")
 
 
-def _simulate_some(seeds: range) -> list[Result]:
-    return [simulate(seed) for seed in seeds]
+def _simulate_some(seeds: range, shards: int) -> list[Result]:
+    return [simulate(seed, shards) for seed in seeds]
 
 
-def _spare_the_collector() -> None:
-    """A world makes few cycles, and the collector would walk over all of it all the time."""
+def _prepare() -> None:
+    """A world makes few cycles, and the collector would walk over all of it all the time. What a
+    shard logs, that others come and go, is of no interest here."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     gc.collect()
     gc.freeze()
     gc.set_threshold(200_000, 50, 100)
 
 
-def _results(first_seed: int, worlds: int, jobs: int) -> Iterator[Result]:
+def _results(first_seed: int, worlds: int, jobs: int, shards: int) -> Iterator[Result]:
     if jobs == 1:
-        _spare_the_collector()
-        yield from map(simulate, range(first_seed, first_seed + worlds))
+        _prepare()
+        for seed in range(first_seed, first_seed + worlds):
+            yield simulate(seed, shards)
         return
-    with ProcessPoolExecutor(jobs, initializer=_spare_the_collector) as pool:
+    with ProcessPoolExecutor(jobs, initializer=_prepare) as pool:
         tasks = [
             pool.submit(
-                _simulate_some, range(start, min(start + WORLDS_PER_TASK, first_seed + worlds))
+                _simulate_some,
+                range(start, min(start + WORLDS_PER_TASK, first_seed + worlds)),
+                shards,
             )
             for start in range(first_seed, first_seed + worlds, WORLDS_PER_TASK)
         ]
@@ -75,9 +88,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the first world")
     parser.add_argument("--cycles", type=int, default=1000, help="crash and recovery cycles")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--shards", type=int, default=1, help="of the server of each world")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts to this file")
     options = parser.parse_args()
-    worlds = -(-options.cycles // (LIVES + 1))
+    lives = LIVES + 1 if options.shards == 1 else SHARD_LIVES
+    worlds = -(-options.cycles // lives)
     console = Console()
     total: Counter[str] = Counter()
     failed: list[Result] = []
@@ -89,23 +104,23 @@ def main() -> int:
         TimeRemainingColumn(),
         console=console,
     ) as progress:
-        bar = progress.add_task("cycles", total=worlds * (LIVES + 1))
-        for result in _results(options.seed, worlds, options.jobs):
+        bar = progress.add_task("cycles", total=worlds * lives)
+        for result in _results(options.seed, worlds, options.jobs, options.shards):
             total += result.counts
             if result.failure:
                 failed.append(result)
                 progress.update(bar, description=f"cycles ({len(failed)} violations)")
-            progress.advance(bar, LIVES + 1)
+            progress.advance(bar, lives)
     seconds = time.monotonic() - began
     table = Table(
         title=f"{worlds} worlds, seeds {options.seed}–{options.seed + worlds - 1}, "
-        f"{STEPS} steps in each of {LIVES} lives"
+        f"{lives} lives in each"
     )
     table.add_column("what")
     table.add_column("times", justify="right")
     for name, count in sorted(total.items()):
         table.add_row(name, f"{count:,}")
-    cycles = worlds * (LIVES + 1)
+    cycles = worlds * lives
     table.add_row("crash and recovery cycles", f"{cycles:,}", style="bold")
     table.add_row("cycles per second", f"{cycles / seconds:,.0f}")
     table.add_row("violations", f"{len(failed):,}", style="bold red" if failed else "bold green")

@@ -259,7 +259,7 @@ class SimulatedServer(Shard):
             definitions=partial(DefinitionsLog, slack_bytes=2000),
         )
         super().__init__(settings, files, lambda: catalog, surroundings)
-        self.event_loop = SimulatedLoop(self.post)
+        self.event_loop = SimulatedLoop(self.post, clock.monotonic_s)
         gauges = Gauges(self.engine, settings, clock)
         tokens = TokenTable(TokenFile(files), None, clock.monotonic_s)
         self.calls = Calls(self, gauges, tokens)

@@ -39,6 +39,7 @@ BENCHMARKS = (
     "purgatory",
     "lanes",
     "peers",
+    "shards",
     "bulk",
     "pipeline",
     "spread",

@@ -75,20 +75,19 @@ class Served:
                 return float(line.split()[1])
         raise BenchmarkError(f"there is no metric {name}")
 
+    def shards(self) -> list[int]:
+        """Ids of the processes that this one has started, its shards, in no order; none of a server
+        alone."""
+        pid = self.process.pid
+        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
     def memory(self) -> Memory:
-        """Resident memory, as /proc says."""
-        kib = {"RssAnon": 0, "RssFile": 0, "RssShmem": 0}
-        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name in kib:
-                kib[name] = int(value.split()[0])
-        return Memory(kib["RssAnon"] * 1024, (kib["RssFile"] + kib["RssShmem"]) * 1024)
+        """Resident memory of the process itself, without its shards."""
+        return memory_of(self.process.pid)
 
     def cpu_s(self) -> float:
-        """Processor time that all threads of the process have used."""
-        after_name = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        user, system = int(after_name[11]), int(after_name[12])
-        return (user + system) / os.sysconf("SC_CLK_TCK")
+        """Processor time that all threads of the process have used, and of its shards."""
+        return sum(map(cpu_s_of, (self.process.pid, *self.shards())))
 
     def wait_until_filed(self, timeout_s: float = FILED_MAX_S) -> None:
         """Until a checkpoint covers everything that was accepted."""
@@ -113,6 +112,23 @@ class Served:
                 self.process.wait(STOP_MAX_S)
             except subprocess.TimeoutExpired:
                 self.kill()
+
+
+def memory_of(pid: int) -> Memory:
+    """Resident memory of a process, as /proc says."""
+    kib = {"RssAnon": 0, "RssFile": 0, "RssShmem": 0}
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in kib:
+            kib[name] = int(value.split()[0])
+    return Memory(kib["RssAnon"] * 1024, (kib["RssFile"] + kib["RssShmem"]) * 1024)
+
+
+def cpu_s_of(pid: int) -> float:
+    """Processor time that all threads of a process have used."""
+    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    user, system = int(after_name[11]), int(after_name[12])
+    return (user + system) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from load import LoadError
@@ -43,7 +44,16 @@ function init(arguments)
 end
 function request()
   count = count %% %(keys)d + 1
-  return string.format("%%s%%02d%%09d%%s", before, number, count, after)
+  return before .. %(key)s .. after
+end
+"""
+_COUNTED = 'string.format("%02d%09d", number, count)'
+
+# The keys stand in a file, a line each.
+_LISTED = """
+local listed = {}
+for line in io.lines("%(file)s") do
+  listed[#listed + 1] = line
 end
 """
 
@@ -96,17 +106,26 @@ def post(
     *,
     method: str = "POST",
     keys: int = 999_999_999,
+    listed: Sequence[str] = (),
 ) -> Posts:
     """Send `body` over so many connections for so long. Raises LoadError on any failure.
 
     A body or a path with KEY_PLACE in it gets another key each time (`key_of`); each
-    thread begins again after `keys` of them."""
+    thread begins again after `keys` of them. `listed`: these instead, each as long as KEY_PLACE."""
+    assert all(len(key) == len(KEY_PLACE) for key in listed)
     script = _HEAD % {"body": _quote(body), "method": method}
-    if KEY_PLACE.encode() in body or KEY_PLACE in path:
-        script += _KEYED % {"keys": keys}
-    script += _DONE
-    with tempfile.NamedTemporaryFile("w", suffix=".lua") as file:
-        file.write(script)
+    with (
+        tempfile.NamedTemporaryFile("w", suffix=".lua") as file,
+        tempfile.NamedTemporaryFile("w", suffix=".keys") as lines,
+    ):
+        if listed:
+            lines.write("\n".join(listed))
+            lines.flush()
+            script += _LISTED % {"file": lines.name}
+            script += _KEYED % {"keys": len(listed), "key": "listed[count]"}
+        elif KEY_PLACE.encode() in body or KEY_PLACE in path:
+            script += _KEYED % {"keys": keys, "key": _COUNTED}
+        file.write(script + _DONE)
         file.flush()
         finished = subprocess.run(
             [

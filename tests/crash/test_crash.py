@@ -33,14 +33,15 @@ def test_killed_again_and_again(seed, tmp_path):
     assert (figures["kills"], figures["lost"]) == (outcome.counts["kills"], 0)
 
 
-SHARDS_SEEDS = (42,)
-"""In the three rounds of 42 one shard is killed, two are, the supervisor is and all are; also while
-they start, and near an hour."""
+SHARDS_SEEDS = (10834,)
+"""In the two rounds of 10834 one shard is killed, and all while it starts; near an hour two are,
+and the supervisor while they start."""
 
 
+@pytest.mark.timeout(300)  # 20 starts of Python
 @pytest.mark.parametrize("seed", SHARDS_SEEDS)
 def test_shards_are_killed_one_by_one_and_together(seed, tmp_path):
-    outcome = asyncio.run(ShardsCrashRun(tmp_path, shards=3, seed=seed, rounds=3).run())
+    outcome = asyncio.run(ShardsCrashRun(tmp_path, shards=3, seed=seed, rounds=2).run())
     assert outcome.is_clean, "\n".join(describe(outcome))
     for blow in Blow:
         assert outcome.counts[f"kills of {blow}"] >= 1
@@ -79,7 +80,7 @@ def test_parts_of_a_batch_are_what_each_shard_said(tmp_path, monkeypatch):
     run = ShardsCrashRun(tmp_path, shards=2, seed=1, rounds=1)
     monkeypatch.setattr(run, "MIXED_SHARE", 1.0)
     monkeypatch.setattr(run, "_follow", lambda order, delay_ms: None)
-    problem = {}
+    problem: dict[str, str] = {}
 
     async def answer(_method, _where, _headers, documents=None):
         ids = [f"{index:036x}" if index % 2 else None for index in range(len(documents))]

@@ -100,6 +100,7 @@ def ask(api, call, fields, headers):
 def holders(call):
     """Who may, and who may not."""
     actions = RULES[call].actions
+    everybody = {"publisher", "consumer", "narrow", "other", "observer"}
     by_action = {
         Action.PUBLISH: "publisher",
         Action.CONSUME: "consumer",
@@ -108,7 +109,9 @@ def holders(call):
     allowed = {by_action[action] for action in actions if action in by_action}
     if RULES[call].of is Of.EVERYTHING:
         allowed = {"everything"}
-    return allowed | {"admin"}, {"publisher", "consumer", "narrow", "other", "observer"} - allowed
+    if RULES[call].of is Of.ANYONE:
+        allowed = everybody
+    return allowed | {"admin"}, everybody - allowed
 
 
 @pytest.mark.parametrize("call", CALLS, ids=" ".join)

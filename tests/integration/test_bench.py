@@ -107,6 +107,53 @@ def test_peers(tmp_path: Path) -> None:
         assert peer.name in measured or f"{peer.name} is not installed" in output
 
 
+SHARDS = {
+    "post": "POST, keys, 2 conn.: 2 shards|POST, keys, 2 conn.: 1 shard",
+    "client": "client library, generated keys, 8 tasks: 2 shards|"
+    "client library, generated keys, 8 tasks: 1 shard",
+    "batch": "batch of 500, keys, JSON: 2 shards|batch of 500, keys, JSON: 1 shard|"
+    "batch of 500, keys, Arrow: 2 shards|batch of 500, keys, Arrow: 1 shard",
+    "cancel": "cancel by key, 2 conn.: 2 shards|cancel by key, 2 conn.: 1 shard",
+    "hop": "POST to the right shard, keys, 2 conn.|POST to the wrong shard, keys, 2 conn.",
+    "lateness": "lateness p99, 500 due/s: 1 shard|lateness p99, 500 due/s: 2 shards",
+    "memory": "memory of a shard, idle|memory of the supervisor|"
+    "memory of a shard, 4,000 due tomorrow in all",
+    "curve": "POST to the owners, keys, 1 shard|POST to the owners, keys, 2 shards|"
+    "POST to any, keys, 1 shard|POST to any, keys, 2 shards|"
+    "batch of 500 to any, keys, 1 shard|batch of 500 to any, keys, 2 shards",
+    "filing": "batch of 500, keys, with filing|batch of 500, keys, without filing",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "only", ["post", "client", "batch", "cancel,hop", "lateness,memory", "curve,filing"]
+)
+def test_shards(only: str, tmp_path: Path) -> None:
+    from shards import redis
+
+    found, output = figures("shards", tmp_path, "--only", only)
+    by_group: dict[str, list[str]] = {}
+    beside: set[str] = set()
+    for figure in found:
+        if figure["case"].endswith(": Redis"):
+            beside.add(figure["group"])
+        elif figure["group"] != "calibration":
+            by_group.setdefault(figure["group"], []).append(figure["case"])
+    wanted = {name: SHARDS[name] for name in only.split(",")}
+    assert {name: "|".join(cases) for name, cases in by_group.items()} == wanted
+    if redis.is_installed():
+        assert beside == {"post", "client", "batch", "cancel"} & {*wanted}
+    else:
+        assert not beside and redis.MISSING in output
+
+
+def test_every_case_of_shards_is_run() -> None:
+    from shards.__main__ import CASES
+
+    assert {*CASES} == {*SHARDS}
+
+
 # ── the script ─────────────────────────────────────────────────────────────────────────────────
 
 

@@ -387,7 +387,8 @@ async def test_a_server_below_a_path_of_a_gateway():
                 with pytest.raises(NotADelayServerError):
                     await producer.get("x")
     found = b"GET %b/v1/messages/x"
-    assert asked == [found % path for path in (b"/delay", b"/a%20b", b"", b"")]
+    calls = [head for head in asked if b"cluster" not in head]
+    assert calls == [found % path for path in (b"/delay", b"/a%20b", b"", b"")]
 
 
 @pytest.mark.parametrize(

@@ -4,88 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from delayserver.cli.demo.process import free_port
 from delayserver.records.message_id import read_id
 from delayserver.records.sharding import shard_of
 from storage.files import OsFiles
 from storage.shards import read_shard_count, shard_directory
 from tests.integration.api_support import wait_until
-
-COUNT = 3
-
-
-class Supervised:
-    """A supervisor, and what it has started."""
-
-    def __init__(self, directory: Path) -> None:
-        self.data_dir = directory / "data"
-        self.port = free_port()
-        self.log_path = directory / "log"
-        self.process: subprocess.Popen[bytes] | None = None
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30)
-
-    def launch(self, count: int = COUNT) -> subprocess.Popen[bytes]:
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(self.serving(count), stderr=log, stdout=log)
-        return self.process
-
-    def serving(self, count: int, directory: str = "") -> list[str]:
-        """The command."""
-        program = [sys.executable, "-m", "delayserver", "serve", f"--port={self.port}"]
-        return [*program, f"--data-dir={self.data_dir / directory}", f"--shards={count}"]
-
-    def start(self) -> None:
-        self.launch()
-        self.until_told("all shards are there")
-
-    def until_told(self, text: str) -> None:
-        wait_until(lambda: text in self.log_path.read_text())
-
-    @property
-    def shards(self) -> list[int]:
-        """Process ids of the shards, in no order."""
-        assert self.process is not None
-        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [int(pid) for pid in path.read_text().split()]
-
-    def publish(self, key: str) -> httpx.Response:
-        message = {"subject": "a", "key": key, "delay": "1h"}
-        return self.client.post("/v1/messages", json=message)
-
-    def published(self, key: str) -> dict[str, Any]:
-        """The answer, once the shard of the key gives one."""
-
-        def ask() -> dict[str, Any]:
-            try:
-                answer = self.publish(key)
-            except httpx.TransportError:  # of the shard that has ended
-                return {}
-            if answer.status_code == 503:
-                assert answer.headers["retry-after"] == "1"
-                return {}
-            assert answer.status_code in (200, 201)
-            document: dict[str, Any] = answer.json()
-            return document
-
-        return wait_until(ask)
-
-    def end(self) -> None:
-        self.client.close()
-        if self.process is not None and self.process.poll() is None:
-            pids = self.shards
-            self.process.kill()
-            self.process.wait()
-            wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+from tests.integration.supervised import COUNT, Supervised
 
 
 @pytest.fixture
@@ -166,6 +99,50 @@ def _is_put(put: Callable[[str], int], name: str) -> bool:
         return False
     assert status in (200, 201, 503)
     return status < 300
+
+
+def test_a_consumer_on_one_connection_gets_what_is_due_in_all(supervised: Supervised) -> None:
+    supervised.start()
+    document = {"subject": "a", "type": "pull"}
+    assert supervised.client.put("/v1/subscriptions/s", json=document).status_code == 201
+
+    def publish(delay: str) -> set[str]:
+        batch = [{"subject": "a", "key": f"{delay} {n}", "delay": delay} for n in range(30)]
+        answer = supervised.client.post("/v1/messages/batch", json=batch)
+        ids: list[str] = answer.json()["ids"]
+        assert {read_id(one).shard for one in ids} == set(range(COUNT))
+        return set(ids)
+
+    def pull(expected: set[str]) -> None:
+        found: dict[str, str] = {}
+        leases: list[str] = []
+        while found.keys() < expected:
+            wanted = {"max": 7, "wait": "20s", "ack": leases}
+            answer = supervised.client.post("/v1/subscriptions/s/pull", json=wanted).json()
+            assert (answer["acked"], answer["expired"]) == (len(leases), [])
+            leases = [one["lease"] for one in answer["messages"]]
+            assert {one["attempt"] for one in answer["messages"]} == {1}
+            assert not found.keys() & {one["id"] for one in answer["messages"]}
+            found |= {one["id"]: one["lease"] for one in answer["messages"]}
+        assert found.keys() == expected
+        last = supervised.client.post("/v1/subscriptions/s/ack", json={"leases": leases})
+        assert last.json() == {"acked": len(leases), "expired": []}
+        again = supervised.client.post(
+            "/v1/subscriptions/s/ack", json={"leases": [*found.values()]}
+        )
+        assert again.json() == {"acked": 0, "expired": [*found.values()]}
+
+    pull(publish("0"))
+    # Consumers at all shards wait, and go before anything is due: nothing is leased to them.
+    body = b'{"wait":"60s"}'
+    head = f"POST /v1/subscriptions/s/pull HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n"
+    waiting = [socket.create_connection(("127.0.0.1", supervised.port)) for _ in range(12)]
+    for connection in waiting:
+        connection.sendall(head.encode() + b"\r\n" + body)
+    expected = publish("1s")
+    for connection in waiting:
+        connection.close()
+    pull(expected)
 
 
 def test_shards_end_with_their_supervisor(supervised: Supervised) -> None:

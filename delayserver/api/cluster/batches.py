@@ -1,6 +1,6 @@
 """Batches over several shards: all or none in each, answered as one.
 
-    body ──▶ Intake ──▶ columns ──▶ of one shard? ──▶ published there
+    body ──▶ Intake ──▶ columns ──▶ of one shard? ──▶ published there, or 421 where that is wanted
                                 ──▶ else ──▶ a part for each, at the same time ──▶ one answer
 
 A batch is read and checked once, where it came in: what is wrong with one of its messages refuses
@@ -8,6 +8,9 @@ all. The parts go on as columns, and each is accepted whole or refused whole by 
 in two phases over several logs is not worth it: under their keys messages are published once,
 however often a batch is repeated. To whom it matters, `atomic=true` refuses a batch that needs more
 than one shard before anything is done.) Messages without a key go where most of the others go.
+
+Who asks not to be forwarded is told whose a batch is that belongs to one other shard as a whole;
+one that has to be cut is cut for everybody.
 
 Cost: 0.6 µs a message more than a server alone for those that stay, 3 µs for those that go.
 Threads: belongs to the event loop.
@@ -20,7 +23,7 @@ from collections.abc import Awaitable
 import msgspec
 
 from delayserver.api.cluster.link import answer_of, failed
-from delayserver.api.cluster.peers import PeerAnswer, PeerCall, Peers
+from delayserver.api.cluster.peers import PeerAnswer, PeerCall, RoutedPeers
 from delayserver.api.documents import BatchDocument
 from delayserver.api.hot.answers import JSON, Answer, header
 from delayserver.api.hot.asgi import Ack, acknowledged, parse_ack, unpacked
@@ -50,7 +53,7 @@ _read_problem = msgspec.json.Decoder(ProblemDocument).decode
 class Batches:
     """The batches that come to one shard of several."""
 
-    def __init__(self, calls: Calls, hot: Hot, peers: Peers) -> None:
+    def __init__(self, calls: Calls, hot: Hot, peers: RoutedPeers) -> None:
         self._calls = calls
         self._hot = hot
         self._peers = peers
@@ -91,10 +94,11 @@ class Batches:
             )
         if len(parts) == 1:
             (shard,) = parts
-            return await self._ask(shard, batch, call)
+            told = self._peers.misdirected(shard, call)
+            return told or await self._ask(shard, batch, call)
         asked = [self._ask(shard, batch.select(which), call) for shard, which in parts.items()]
         answers = await asyncio.gather(*asked)
-        return _joined(len(batch), list(parts.values()), answers)
+        return _joined(len(batch), parts, answers)
 
     def _ask(self, shard: int, batch: PublishBatch, call: PeerCall) -> Awaitable[PeerAnswer]:
         if shard == self._peers.own:
@@ -137,31 +141,32 @@ def _parts(batch: PublishBatch, count: int, own: int) -> dict[int, list[int]]:
     return parts or {own: []}
 
 
-def _joined(count: int, parts: list[list[int]], answers: list[PeerAnswer]) -> PeerAnswer:
+def _joined(count: int, parts: dict[int, list[int]], answers: list[PeerAnswer]) -> PeerAnswer:
     """One answer of those to the parts: a batch, or the worst problem and what is durable."""
+    indexes = list(parts.values())
     ids: list[str | None] = [None] * count
-    duplicates, status = 0, 200
+    duplicates, status = dict[int, int](), 200
     refusals: list[PeerAnswer] = []
-    for which, answer in zip(parts, answers, strict=True):
+    for (shard, which), answer in zip(parts.items(), answers, strict=True):
         if answer.status >= 400:
             refusals.append(answer)
             continue
         document = _read_document(answer.body)
-        duplicates += document.duplicates
+        duplicates[shard] = document.duplicates
         status = max(status, answer.status)
         for index, message_id in zip(which, document.ids, strict=True):
             ids[index] = message_id
     if not refusals:
         known = [one for one in ids if one is not None]
-        document = BatchDocument(count, duplicates, known)
+        document = BatchDocument(count, sum(duplicates.values()), known, duplicates)
         return PeerAnswer(status, _JSON_FIELDS, msgspec.json.encode(document))
     # What no repetition mends is said first.
     worst = min(refusals, key=lambda one: one.status in _TRY_AGAIN)
     problem = _read_problem(worst.body)
-    problem.errors = _errors(parts, answers) or None
+    problem.errors = _errors(indexes, answers) or None
     accepted = sum(one is not None for one in ids)
     if not accepted:
-        problem.ids = _accepted(count, parts, answers) if worst.status == _NOT_IN_TIME else None
+        problem.ids = _accepted(count, indexes, answers) if worst.status == _NOT_IN_TIME else None
     else:
         problem.ids = ids
         problem.detail += (

@@ -17,7 +17,7 @@ from delayserver.api.cluster.local import Handler
 from delayserver.api.cluster.peers import Peers
 from delayserver.api.cluster.supply import Supply
 from delayserver.api.documents import AckedDocument
-from delayserver.api.hot.consume import Asked, Cancel, Consuming, Ended, Told
+from delayserver.api.hot.consume import Asked, Cancel, Consuming, Told, ToldExpired
 from delayserver.api.intake import Intake
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.calls import Calls
@@ -70,15 +70,15 @@ class SharedConsuming(Consuming):
         gathering.begin()
         return gathering.cancel
 
-    def ack(self, subscription: Subscription, leases: list[str], done: Ended) -> None:
+    def ack(self, subscription: Subscription, leases: list[str], done: ToldExpired) -> None:
         self._endings.end(Ending.ACK, subscription, leases, 0, done)
 
     def nack(
-        self, subscription: Subscription, leases: list[str], delay_ms: int, done: Ended
+        self, subscription: Subscription, leases: list[str], delay_ms: int, done: ToldExpired
     ) -> None:
         self._endings.end(Ending.NACK, subscription, leases, delay_ms, done)
 
     def extend(
-        self, subscription: Subscription, leases: list[str], lease_ms: int, done: Ended
+        self, subscription: Subscription, leases: list[str], lease_ms: int, done: ToldExpired
     ) -> None:
         self._endings.end(Ending.EXTEND, subscription, leases, lease_ms, done)

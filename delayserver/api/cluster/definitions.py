@@ -178,8 +178,10 @@ class Definitions:
                 for shard, follower in self._followers.items():
                     await self._until_told(shard, follower, revision)
         except TimeoutError:
-            late = next(k for k, one in self._followers.items() if one.revision < revision)
-            raise ShardAwayError(late, is_unknown=True) from None
+            for shard, follower in self._followers.items():
+                if follower.revision < revision:
+                    raise ShardAwayError(shard, is_unknown=True) from None
+            # The last of them has confirmed it in the turn in which the time was up.
 
     async def _until_told(self, shard: int, follower: _Follower, revision: int) -> None:
         while follower.revision < revision:

@@ -19,16 +19,18 @@ from typing import Final, NamedTuple
 import msgspec
 
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall, Peers
-from delayserver.api.cluster.supply import FETCH_PATH, READY, WANTS, Fetch, Part, Want, encode
+from delayserver.api.cluster.supply import FETCH_PATH, READY, WANTS, Fetch, Lent, Want, encode
 from delayserver.server.calls import Calls
 
 KEPT_MS: Final = 10_000
 """A subscription that nobody pulls from is wanted for so long, or twice that."""
 UNKNOWN_MS: Final = 1_000
 """A shard that does not say in this time how much it has, has nothing."""
+REFUSED_MS: Final = 50
+"""A shard that has refused to give anything is asked after this how much it has."""
 
 _decode_ready = msgspec.msgpack.Decoder(tuple[int, int]).decode
-_decode_part = msgspec.msgpack.Decoder(Part).decode
+_decode_part = msgspec.msgpack.Decoder(Lent).decode
 
 
 class Taken(NamedTuple):
@@ -36,7 +38,7 @@ class Taken(NamedTuple):
 
     shard: int
     link: int
-    part: Part
+    part: Lent
 
 
 class _Wanted:
@@ -211,10 +213,13 @@ class Demand:
             part = _decode_part(answer.body)
             told(Taken(shard, link, part) if part.count else None)
             return
-        if shard in self._links and subscription_id in self._wanted:
-            # It was not asked, or could not answer: what it has is not known any more.
-            self._tell(shard, Want.BEGIN, subscription_id)
+        # It was not asked, or refused: how much it has is not known any more.
+        self._calls.after(REFUSED_MS, partial(self._begin_again, shard, subscription_id))
         told(None)
+
+    def _begin_again(self, shard: int, subscription_id: int) -> None:
+        if shard in self._links and subscription_id in self._wanted:
+            self._tell(shard, Want.BEGIN, subscription_id)
 
     def is_held(self, taken: Taken) -> bool:
         """Whether its leases may be held still: with a link that has ended, they are over."""

@@ -4,9 +4,10 @@
            ──▶ of a shard     ──▶ the same call there ──▶ those that were over
            ──▶ of one that is away, or of nobody: over
 
-A lease ends with the process that has granted it, so those of a shard that is away are over. What a
-shard refuses is the answer to the whole call; what others have done by then stays so, and is over
-when the call is repeated.
+A lease ends with the process that has granted it, so those of a shard that is away are over. One
+that ends while it is asked may have recorded an ack: then nobody knows, and "over" would say that
+the message comes again. What a shard refuses is the answer to the whole call; what others have done
+by then stays so, and is over when the call is repeated.
 
 Cost: 50 ns a token where all are of one shard, else 1 µs; 60 µs for each shard that is asked.
 Threads: belongs to the event loop.
@@ -24,7 +25,7 @@ import msgspec
 from delayserver.api.cluster.link import hot_answer
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall, Peers
 from delayserver.api.hot.answers import AnsweredError
-from delayserver.api.hot.consume import Ended
+from delayserver.api.hot.consume import ToldExpired
 from delayserver.api.problems import ProblemDocument, problem_of
 from delayserver.delivery.leases import shard_of_lease
 from delayserver.errors import ShardAwayError
@@ -73,7 +74,7 @@ class Endings:
         subscription: Subscription,
         tokens: list[str],
         duration_ms: int,
-        done: Ended,
+        done: ToldExpired,
     ) -> None:
         """Have leases end, wherever they were granted; `done` is called when all is done.
 
@@ -97,10 +98,11 @@ class Endings:
             call = PeerCall("POST", LEASES_PATH, body=body)
             asked = asyncio.ensure_future(self._peers.ask(shard, call))
             self._asked.add(asked)
-            asked.add_done_callback(partial(self._on_answer, joined, places, some))
+            asked.add_done_callback(partial(self._on_answer, ending, joined, places, some))
 
     def _on_answer(
         self,
+        ending: Ending,
         joined: "_Joined",
         places: Sequence[int],
         some: list[str],
@@ -112,7 +114,10 @@ class Endings:
         answer = asked.result()
         if answer.status == 200:
             joined.told(places, _decode_expired(answer.body))
-        elif _read_problem(answer.body).type == _AWAY:
+            return
+        problem = _read_problem(answer.body)
+        is_ack = ending in (Ending.ACK, Ending.ACK_SOON)
+        if problem.type == _AWAY and not (is_ack and problem.outcome):
             joined.told(places, some)
         else:
             joined.told(places, [], AnsweredError(hot_answer(answer)))
@@ -145,7 +150,7 @@ class Endings:
         subscription: Subscription,
         tokens: list[str],
         duration_ms: int,
-        done: Ended,
+        done: ToldExpired,
     ) -> None:
         calls = self._calls
         match ending:
@@ -162,7 +167,7 @@ class Endings:
 class _Joined:
     """The answer to a call whose leases are of several shards."""
 
-    def __init__(self, tokens: list[str], missing: int, done: Ended) -> None:
+    def __init__(self, tokens: list[str], missing: int, done: ToldExpired) -> None:
         self._tokens = tokens
         self._missing = missing
         self._done = done

@@ -113,4 +113,6 @@ class OneByOne:
         if named.key is None:
             return None
         shard = shard_of(named.subject, named.key, links.count)
-        return None if shard == links.own else await links.ask(shard, call)
+        if shard == links.own:
+            return None
+        return links.misdirected(shard, call) or await links.ask(shard, call)

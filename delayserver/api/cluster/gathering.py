@@ -13,7 +13,8 @@ than it said it has, within what is left to `max`, and they share the bytes of a
 
 A shard that does not answer holds nobody up for long: what comes too late goes back.
 
-Cost: 20 µs, and 60 µs for each other shard that has something. Threads: belongs to the event loop.
+Cost: 30 µs more than by a server alone, and 60 µs for each other shard that has something.
+Threads: belongs to the event loop.
 """
 
 from collections.abc import Sequence

@@ -198,10 +198,12 @@ class _Permit:
         self.recalled = max(0, self.recalled - places)
 
     def give_up(self) -> None:
-        """The subscription is gone: give back everything, and want nothing more."""
+        """The subscription is gone: want nothing more, and give back what is not used. What is out
+        the home counts until it has heard the same: till then others may still ask for it."""
         if self.is_linked:
             wanted = -self.asked_places, -self.asked_rows
-            self._limits.tell(self, (*wanted, self.places, self.rows))
+            unused = max(0, self.places - self.used())
+            self._limits.tell(self, (*wanted, unused, self.rows))
 
     def on_grant(self, places: int, rows: int) -> None:
         self.places += places

@@ -29,8 +29,14 @@ import structlog
 
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall
 from delayserver.api.hot.answers import Answer, Responder, header, problem_answer, wire_of
+from delayserver.api.hot.paths import NO_FORWARD
 from delayserver.decisions.group import Group
-from delayserver.errors import DelayServerError, OverloadedError, ShardAwayError
+from delayserver.errors import (
+    DelayServerError,
+    MisdirectedError,
+    OverloadedError,
+    ShardAwayError,
+)
 from delayserver.security.tokens import Caller, Token
 from storage.errors import StorageError
 
@@ -102,9 +108,11 @@ class Application(Protocol):
 class Links:
     """All other shards, as `Peers`; and this one, without a hop."""
 
-    def __init__(self, place: ShardPlace) -> None:
+    def __init__(self, place: ShardPlace, *, is_https: bool = False) -> None:
+        """`is_https`: clients reach each shard by HTTPS."""
         self.own = place.shard
         self.count = place.count
+        self._scheme = "https" if is_https else "http"
         self.ports: dict[int, int] = {}
         """Where each shard that is there listens itself."""
         self._directory = place.sockets
@@ -232,6 +240,18 @@ class Links:
     def is_there(self, shard: int) -> bool:
         """Whether a shard can be asked."""
         return shard == self.own or shard in self._links
+
+    def url(self, shard: int, host: str) -> str | None:
+        """Where clients reach a shard itself, who named this machine by the header `Host`; None:
+        it is away."""
+        port = self.ports.get(shard)
+        return None if port is None else f"{self._scheme}://{_without_port(host)}:{port}"
+
+    def misdirected(self, shard: int, call: PeerCall) -> PeerAnswer | None:
+        if header(call.headers, NO_FORWARD[0]).strip().lower() != NO_FORWARD[1]:
+            return None
+        url = self.url(shard, header(call.headers, b"host").decode("latin-1"))
+        return None if url is None else failed(MisdirectedError(shard, url))
 
     def _link(self, shard: int) -> "_Link":
         link = self._links.get(shard)
@@ -449,6 +469,11 @@ def failed(error: Exception) -> PeerAnswer:
     """The problem document of an error, as a shard answers with it."""
     assert isinstance(error, DelayServerError | StorageError), error
     return answer_of(problem_answer(error))
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return name if colon and (port.isdigit() or not port) else host
 
 
 def _shown(caller: Caller | None) -> tuple[str, tuple[str, ...]] | None:

@@ -27,7 +27,7 @@ class Member:
 
     def __init__(self, place: ShardPlace, calls: Calls, hot: RoutedHot, path: Asgi) -> None:
         """`path`: where what belongs to this shard is served."""
-        self.links = links = Links(place)
+        self.links = links = Links(place, is_https=calls.settings.tls_cert is not None)
         hot.link(links)
         loop = asyncio.get_running_loop()
         calls.share_limits(Limits(links, calls, loop))

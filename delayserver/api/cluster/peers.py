@@ -63,3 +63,13 @@ class Peers(Protocol):
         (False): whatever it was told before is forgotten there. Those that are there already are
         told of at once."""
         ...
+
+
+class RoutedPeers(Peers, Protocol):
+    """The same, for who has calls of clients answered."""
+
+    def misdirected(self, shard: int, call: PeerCall) -> PeerAnswer | None:
+        """What a client is told instead whose call belongs to another shard, if it does not want
+        it forwarded: 421, and where that shard is. None: have it forwarded, also where the shard
+        is away, which is said then."""
+        ...

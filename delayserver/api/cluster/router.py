@@ -38,7 +38,7 @@ import msgspec
 from delayserver.api.cluster.definitions import HOME
 from delayserver.api.cluster.exposition import merge_metrics
 from delayserver.api.cluster.pages import PagedList, merge_pages, read_cursor, write_cursor
-from delayserver.api.cluster.peers import Fields, PeerAnswer, PeerCall, Peers
+from delayserver.api.cluster.peers import Fields, PeerAnswer, PeerCall, RoutedPeers
 from delayserver.api.cluster.sums import add_forecasts, add_stats, add_waiting
 from delayserver.api.documents import (
     PLACES_HEADER,
@@ -111,7 +111,7 @@ class _Part(NamedTuple):
 class Router:
     """The calls of one process of several."""
 
-    def __init__(self, peers: Peers, settings: Settings) -> None:
+    def __init__(self, peers: RoutedPeers, settings: Settings) -> None:
         """`settings`: those of all shards."""
         self._peers = peers
         self._settings = settings
@@ -127,10 +127,14 @@ class Router:
         try:
             to = serve(self, call, *values)
             if isinstance(to, int):
-                return None if to == self._peers.own else await self._peers.ask(to, call)
+                return None if to == self._peers.own else await self._forward(to, call, call)
             return await to
         except DelayServerError as error:
             return _problem(error)
+
+    async def _forward(self, to: int, call: PeerCall, as_asked: PeerCall) -> PeerAnswer:
+        """What another shard says to all of a client's call, or who it is."""
+        return self._peers.misdirected(to, as_asked) or await self._peers.ask(to, call)
 
     # ── calls for one shard ────────────────────────────────────────────────────────────────────
 
@@ -199,7 +203,7 @@ class Router:
         if within is None or len(parts) > 3:
             return to
         body["manifest"] = msgspec.Raw(encode("/".join(parts[1:])))
-        return self._peers.ask(to, _with_body(call, encode(body)))
+        return self._forward(to, _with_body(call, encode(body)), call)
 
     # ── calls for many messages ────────────────────────────────────────────────────────────────
 

@@ -60,7 +60,7 @@ class Fetch(msgspec.Struct, array_like=True):
     lease_ms: int
 
 
-class Part(msgspec.Struct, array_like=True):
+class Lent(msgspec.Struct, array_like=True):
     """Some messages of one shard, leased."""
 
     count: int = 0
@@ -84,9 +84,9 @@ class _Asker:
     link: int = -1
     told: dict[int, int | None] = field(default_factory=dict)
     """Subscriptions that it wants, and the count that it was told last; None: it is told anew."""
-    lent: set[str] = field(default_factory=set)
-    """What it has not confirmed."""
-    reading: set["_Lending"] = field(default_factory=set)
+    lent: dict[str, None] = field(default_factory=dict)
+    """What it has not confirmed, in the order in which it was lent."""
+    reading: dict["_Lending", None] = field(default_factory=dict)
     """What is being read for it."""
 
 
@@ -118,11 +118,6 @@ class Supply:
                     asker.told[subscription_id] = count
                     self._peers.tell(shard, READY, encode((subscription_id, count)))
 
-    def _tell_anew(self, asker: _Asker, subscription_id: int) -> None:
-        if subscription_id in asker.told:
-            asker.told[subscription_id] = None
-            self.on_ready(subscription_id)
-
     # ── what others tell ───────────────────────────────────────────────────────────────────────
 
     def _on_change(self, shard: int, is_there: bool) -> None:
@@ -147,9 +142,9 @@ class Supply:
             case Want.END, int(subscription_id):
                 asker.told.pop(subscription_id, None)
             case Want.HANDED, str(prefix):
-                asker.lent.discard(prefix)
+                asker.lent.pop(prefix, None)
             case Want.BACK, str(prefix):
-                asker.lent.discard(prefix)
+                asker.lent.pop(prefix, None)
                 self._calls.give_back(prefix)
             case _:
                 raise AssertionError(notice)
@@ -162,31 +157,33 @@ class Supply:
             return None
         return PeerAnswer(200, (), encode(await self._lend(_decode_fetch(call.body))))
 
-    async def _lend(self, wanted: Fetch) -> Part:
+    async def _lend(self, wanted: Fetch) -> Lent:
         asker = self._askers.get(wanted.asker)
         if asker is None or asker.link != wanted.link:
-            return Part()  # Who asked has ended, or does not know any more that it did.
-        self._tell_anew(asker, wanted.subscription_id)
+            return Lent()  # Who asked has ended, or does not know any more that it did.
         subscription = self._calls.registry.by_id(wanted.subscription_id)
         if subscription is None:
-            return Part()
+            return Lent()
         there = min(self._calls.ready(subscription.id) or 0, wanted.max_messages)
         lending = _Lending(asker)
         request = PullRequest(
             wanted.max_messages, wanted.lease_ms, 0, lending.lend, max_bytes=wanted.max_bytes
         )
         lending.begin(self._calls.pull(subscription, request))
+        if subscription.id in asker.told:
+            asker.told[subscription.id] = None
+            self.on_ready(subscription.id)
         pulled = await lending.lent
         deliveries = pulled.deliveries
         if deliveries is None or not deliveries:
-            return Part()
+            return Lent()
         try:
             messages = encode_messages(pulled)
         except BaseException:
-            asker.lent.discard(pulled.lease_prefix)  # as by a server alone: until they are over
+            asker.lent.pop(pulled.lease_prefix, None)  # as by a server alone: until they are over
             raise
         count = len(deliveries)
-        return Part(count, pulled.lease_prefix, count < there, messages)
+        return Lent(count, pulled.lease_prefix, count < there, messages)
 
 
 class _Lending:
@@ -201,13 +198,13 @@ class _Lending:
         """What is cancelled if the other has ended before it is lent."""
         if not self.lent.done():
             self._fetch = fetch
-            self._asker.reading.add(self)
+            self._asker.reading[self] = None
 
     def lend(self, pulled: Pulled) -> None:
         """It is leased: from here on the other gives it back, or its end does."""
-        self._asker.reading.discard(self)
+        self._asker.reading.pop(self, None)
         if pulled.lease_prefix:
-            self._asker.lent.add(pulled.lease_prefix)
+            self._asker.lent[pulled.lease_prefix] = None
         self.lent.set_result(pulled)
 
     def cancel(self) -> None:

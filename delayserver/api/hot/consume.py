@@ -56,7 +56,7 @@ takes it back. A message of ASGI would tell it some turns of the event loop late
 _Done = type[AckedDocument] | type[NackedDocument] | type[ExtendedDocument]
 
 
-class Ended(Protocol):
+class ToldExpired(Protocol):
     """Gets the tokens of leases that were over, once the others are done with; or why they are
     not."""
 
@@ -224,18 +224,18 @@ class Consuming:
         done = partial(_tell, told, ExtendedDocument, len(leases))
         self.extend(subscription, leases, lease_ms, done)
 
-    def ack(self, subscription: Subscription, leases: list[str], done: Ended) -> None:
+    def ack(self, subscription: Subscription, leases: list[str], done: ToldExpired) -> None:
         """As `Calls.ack`."""
         self._calls.ack(subscription, leases, done)
 
     def nack(
-        self, subscription: Subscription, leases: list[str], delay_ms: int, done: Ended
+        self, subscription: Subscription, leases: list[str], delay_ms: int, done: ToldExpired
     ) -> None:
         """As `Calls.nack`. Raises OverloadedError."""
         self._calls.nack(subscription, leases, delay_ms, done)
 
     def extend(
-        self, subscription: Subscription, leases: list[str], lease_ms: int, done: Ended
+        self, subscription: Subscription, leases: list[str], lease_ms: int, done: ToldExpired
     ) -> None:
         """As `Calls.extend`, and `done` is told."""
         done(self._calls.extend(subscription, leases, lease_ms))

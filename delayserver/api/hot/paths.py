@@ -14,6 +14,7 @@ HEARTBEATS_PATH = "/v1/heartbeats/"
 """Before the key."""
 ALIVE_PATH = "/healthz"
 READY_PATH = "/readyz"
+CLUSTER_PATH = "/v1/cluster"
 REST_MAX_BYTES = 8 * 1024 * 1024
 """Longest request of the other calls, such as 10,000 keys to cancel."""
 NO_FORWARD = (b"delay-forward", b"no")

@@ -40,7 +40,14 @@ from delayserver.api.hot.heads import (
     read_head,
     read_head_of_one,
 )
-from delayserver.api.hot.paths import ConsumerCall, asks_disk, is_arrow, one_of, parse_call
+from delayserver.api.hot.paths import (
+    CLUSTER_PATH,
+    ConsumerCall,
+    asks_disk,
+    is_arrow,
+    one_of,
+    parse_call,
+)
 from delayserver.api.hot.publish import Hot
 from delayserver.config import Settings
 from delayserver.decisions.group import Group
@@ -139,7 +146,7 @@ class _HotProtocol(Connection):
     _leave: Cancel | None = None
     """What ends the wait of a call that goes through ASGI."""
     _may_wait = False
-    """Whether the last request that went uvicorn's way is a call of a consumer."""
+    """Whether the last request that went uvicorn's way may be a long poll."""
 
     def __init__(self, *arguments: object, **named: object) -> None:
         super().__init__(*arguments, **named)  # type: ignore[arg-type]
@@ -301,7 +308,8 @@ class _HotProtocol(Connection):
         self.check_head()
         self._parsing = Phase.BODY
         super().on_headers_complete()
-        self._may_wait = parse_call(self.scope["method"], self.scope["path"]) is not None
+        path = self.scope["path"]
+        self._may_wait = path == CLUSTER_PATH or parse_call(self.scope["method"], path) is not None
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():

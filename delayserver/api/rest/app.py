@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 import delayserver
+from delayserver.api.cluster.map import ClusterMap
 from delayserver.api.hot.asgi import Asgi, GoneError, HotPath
 from delayserver.api.intake import Intake
 from delayserver.api.problems import (
@@ -46,7 +47,7 @@ times: RFC 3339 with an offset, or integer milliseconds since the epoch.
 """
 
 
-def make_rest(calls: Calls, intake: Intake, path: HotPath) -> Asgi:
+def make_rest(calls: Calls, intake: Intake, path: HotPath, cluster: ClusterMap) -> Asgi:
     """The application of a server, whose hot calls are those of `path`."""
     registry = CollectorRegistry()
     registry.register(calls.gauges.metrics)
@@ -69,6 +70,7 @@ def make_rest(calls: Calls, intake: Intake, path: HotPath) -> Asgi:
         calls=calls,
         intake=intake,
         path=path,
+        cluster=cluster,
         queries=Queries(calls),
         dead_letters=DeadLetters(calls),
         listing=Listing(calls),

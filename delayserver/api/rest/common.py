@@ -13,6 +13,7 @@ from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
 from starlette.convertors import Convertor, register_url_convertor
 
+from delayserver.api.cluster.map import ClusterMap
 from delayserver.api.documents import PLACES_HEADER, ShardPageDocument, encode
 from delayserver.api.hot.asgi import HotPath
 from delayserver.api.intake import Intake
@@ -69,6 +70,7 @@ class Parts:
     intake: Intake
     path: HotPath
     """Answers the calls that are hot, also where they come through FastAPI."""
+    cluster: ClusterMap
     queries: Queries
     dead_letters: DeadLetters
     listing: Listing

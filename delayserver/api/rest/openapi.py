@@ -25,7 +25,7 @@ from delayserver.api.hot.cancel import CancelBody
 from delayserver.api.hot.consume import ExtendBody, LeasesBody, NackBody, PullBody
 from delayserver.api.problems import MEDIA_TYPE, ProblemDocument
 from delayserver.api.rest import models
-from delayserver.api.scopes import ADMIN, PUBLIC_PATHS, RULES
+from delayserver.api.scopes import ADMIN, PUBLIC, PUBLIC_PATHS, RULES
 from delayserver.delivery.batch import BatchedMessage
 from delayserver.security.tokens import SCOPE_HELP
 
@@ -48,6 +48,7 @@ _STRUCTS: Final[tuple[type[msgspec.Struct], ...]] = (
     documents.DeadLettersDocument,
     documents.StatsDocument,
     documents.ForecastDocument,
+    documents.ClusterDocument,
     CancelBody,
     PullBody,
     LeasesBody,
@@ -92,6 +93,7 @@ _DESCRIPTIONS = {
     "412": "It is not the version that `If-Match` names, or `If-None-Match: *` and it exists",
     "413": "The request is too large",
     "415": "The body is compressed, or of a type that this server does not read",
+    "421": "With the header `delay-forward: no`: another shard has it; `delay-owner` says where",
     "422": "The request is invalid; `errors` points to the fields",
     "429": "More requests or messages per second than the token allows",
     "431": "The headers are too many or too long",
@@ -100,8 +102,30 @@ _DESCRIPTIONS = {
     "504": "Accepted, and not durable within `timeout`: it may still become so",
     "507": "The disk is nearly full",
 }
+_OF_ONE_SHARD: Final = frozenset(
+    (method, path)
+    for path, methods in (
+        ("/v1/messages", "post"),
+        ("/v1/messages/batch", "post"),
+        ("/v1/messages/cancel", "post"),
+        ("/v1/messages/{message_id}", "get delete patch"),
+        ("/v1/subjects/{subject}/keys/{key}", "get delete patch put"),
+        ("/v1/heartbeats/{key}", "put get delete"),
+        ("/v1/subscriptions/{name}/dead-letters/redrive", "post"),
+        ("/v1/subscriptions/{name}/dead-letters/{message_id}", "delete"),
+        ("/v1/imports", "post"),
+        ("/v1/imports/{import_id}", "put get"),
+        ("/v1/imports/{import_id}/duplicates", "get"),
+        ("/v1/archives", "get"),
+        ("/v1/archives/{hour}", "put"),
+    )
+    for method in methods.split()
+)
+"""Calls that may be for one shard alone."""
 _RETRY_AFTER = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
+_OWNER = {"delay-owner": {"description": "a URL", "schema": {"type": "string"}}}
 _LOCATION = {"Location": {"description": "path of the message", "schema": {"type": "string"}}}
+_VERSION = {"ETag": {"description": "for `If-None-Match`", "schema": {"type": "string"}}}
 _ETAG = {"ETag": {"description": "the version, for `If-Match`", "schema": {"type": "string"}}}
 
 
@@ -178,17 +202,21 @@ def complete(document: dict[str, Any]) -> None:
         for method, operation in operations.items():
             responses = operation["responses"]
             common = [] if path in PUBLIC_PATHS else ["400", "401", "403", "429", "431"]
+            if (method, path) in _OF_ONE_SHARD:
+                common.append("421")
             if "requestBody" in operation:
                 common += ["408", "413", "415", "422"]
             responses.update(dict.fromkeys(common, None))
             for status in responses:
                 if int(status) >= 400:
                     responses[status] = {"description": _DESCRIPTIONS[status], "content": problem}
+            if "421" in responses:
+                responses["421"]["headers"] = _OWNER
             for status in responses.keys() & {"429", "503"}:
                 responses[status]["headers"] = _RETRY_AFTER
             # On loopback no token is needed unless one was made.
-            actions = RULES.get((method.upper(), path), ADMIN).actions
-            operation["security"] = [{"token": [*actions]}, {}] if actions else []
+            rule = RULES.get((method.upper(), path), ADMIN)
+            operation["security"] = [] if rule is PUBLIC else [{"token": [*rule.actions]}, {}]
     schemas = document["components"]["schemas"]
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
@@ -228,6 +256,7 @@ def _add_examples(paths: dict[str, Any]) -> None:
     for operation in (publish, paths["/v1/subjects/{subject}/keys/{key}"]["put"]):
         for status in ("200", "201"):
             operation["responses"][status]["headers"] = _LOCATION | _ETAG
+    paths["/v1/cluster"]["get"]["responses"]["200"]["headers"] = _VERSION
     for path in ("/v1/messages/{message_id}", "/v1/subjects/{subject}/keys/{key}"):
         for method in ("get", "patch"):
             paths[path][method]["responses"]["200"]["headers"] = _ETAG

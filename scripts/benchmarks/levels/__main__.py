@@ -56,7 +56,6 @@ With --quick, all is as small as shows that it works, and no level is set. The t
 
 import argparse
 import contextlib
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -65,7 +64,6 @@ from pathlib import Path
 
 import numpy as np
 import wrk
-from load import LoadError
 from report import (
     add_options,
     as_documents,
@@ -77,7 +75,6 @@ from report import (
     write_json,
 )
 from rich.console import Console
-from rich.markup import escape
 from servers import ROOT, BenchmarkError, add_directory
 
 from levels.backlog import backlog
@@ -89,7 +86,7 @@ from levels.comparison import compare, show_comparison
 from levels.curves import curves
 from levels.hour import hour
 from levels.lateness import lateness, turns, webhook
-from levels.opening import open_bench
+from levels.opening import open_bench, run_case
 from levels.posts import cancel, post
 from levels.pulls import pull
 
@@ -136,26 +133,6 @@ def plot(bench: Bench, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def run_case(bench: Bench, case: str, console: Console) -> bool:
-    """Run one case; a case that fails does not keep the others from running."""
-    first = len(bench.figures)
-    home, bench.directory = bench.directory, bench.directory / case
-    bench.directory.mkdir(parents=True)
-    try:
-        CASES[case](bench)
-    except (BenchmarkError, LoadError, OSError) as error:
-        console.print(f"[bold red]{case} failed:[/]", escape(str(error)))
-        for figure in bench.figures[first:]:
-            figure.wrong.append("not checked to the end, since the case failed")
-        return False
-    finally:
-        shutil.rmtree(bench.directory)
-        bench.directory = home
-    for figure in bench.figures[first:]:
-        figure.group = figure.group or case
-    return not any(figure.wrong for figure in bench.figures[first:])
-
-
 def run_by_turns(base: Bench, head: Bench, case: str, rounds: int, console: Console) -> bool:
     """One case on both; who begins changes from round to round."""
     base.sync_per_s, base.hello_per_s = head.sync_per_s, head.hello_per_s
@@ -163,7 +140,7 @@ def run_by_turns(base: Bench, head: Bench, case: str, rounds: int, console: Cons
     complete = True
     for number in range(rounds):
         for bench in (base, head) if number % 2 == 0 else (head, base):
-            complete &= run_case(bench, case, console)
+            complete &= run_case(bench, case, CASES[case], console)
     return complete
 
 
@@ -227,7 +204,7 @@ def main() -> int:
         for case in cases:
             recalibrate(head)
             if base is None:
-                complete &= run_case(head, case, console)
+                complete &= run_case(head, case, CASES[case], console)
             else:
                 complete &= run_by_turns(base, head, case, rounds, console)
 

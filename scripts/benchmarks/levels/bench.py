@@ -303,14 +303,21 @@ def idle_max_ms(count: int) -> int:
 
 
 def publish_ahead(
-    bench: Bench, server: Served, subject: str, per_s: int, count: int, *, offset_ms: int = 0
+    bench: Bench,
+    server: Served,
+    subject: str,
+    per_s: int,
+    count: int,
+    *,
+    offset_ms: int = 0,
+    keyed: bool = False,
 ) -> int:
     """Publish what will be due at an even rate from `lead_s` on; returns when the first one is.
 
-    `offset_ms`: by how much the server's clock is ahead."""
+    `offset_ms`: by how much the server's clock is ahead. Keys count up from 0."""
     from_ms = now_ms() + offset_ms + lead_s(count) * 1000
     dues_ms = [from_ms + index * 1000 // per_s for index in range(count)]
-    batches = make_batches(subject, dues_ms, BODY, BATCH)
+    batches = make_batches(subject, dues_ms, BODY, BATCH, keyed=keyed)
     sent = bench.pool.submit(
         publish_batches,
         server.port,

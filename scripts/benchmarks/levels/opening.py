@@ -1,19 +1,22 @@
 """How a benchmark begins: a directory on a disk, processes that have started, and who tells what is
-being done. A terminal shows that with a bar; the log of a build gets a line for each step.
+being done. A terminal shows that with a bar; the log of a build gets a line for each step. And how
+each of its cases is run, in a directory of its own.
 """
 
 import multiprocessing
+import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from load import wait_for
+from load import LoadError, wait_for
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from servers import ROOT, disk_directory
+from servers import ROOT, BenchmarkError, disk_directory
 
 from levels.bench import Bench, Size
 
@@ -50,3 +53,23 @@ def open_bench(parent: Path, size: Size, console: Console) -> Iterator[Bench]:
         # Every process has started, and imported what it needs, before anything is measured.
         list(pool.map(wait_for, [time.monotonic() + POOL_START_S] * POOL_PROCESSES))
         yield Bench(ROOT, directory, pool, size, step, share)
+
+
+def run_case(bench: Bench, name: str, case: Callable[[Bench], None], console: Console) -> bool:
+    """Run one case; a case that fails does not keep the others from running."""
+    first = len(bench.figures)
+    home, bench.directory = bench.directory, bench.directory / name
+    bench.directory.mkdir(parents=True)
+    try:
+        case(bench)
+    except (BenchmarkError, LoadError, OSError) as error:
+        console.print(f"[bold red]{name} failed:[/]", escape(str(error)))
+        for figure in bench.figures[first:]:
+            figure.wrong.append("not checked to the end, since the case failed")
+        return False
+    finally:
+        shutil.rmtree(bench.directory)
+        bench.directory = home
+    for figure in bench.figures[first:]:
+        figure.group = figure.group or name
+    return not any(figure.wrong for figure in bench.figures[first:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delayserver.api.conditions import entity_tag, expected_versions, wants_new
+from delayserver.api.conditions import entity_tag, expected_versions, is_known, wants_new
 from delayserver.errors import InputError
 
 
@@ -44,3 +44,26 @@ def test_only_a_star_makes_sense_for_what_must_be_new() -> None:
     assert wants_new("*") and not wants_new(None)
     with pytest.raises(InputError):
         wants_new('"17"')
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        (None, False),
+        ("*", True),
+        ('"17"', True),
+        ('W/"17"', True),
+        ('"1", W/"17"', True),
+        ('"18"', False),
+        ('W/"1", "7"', False),
+    ],
+)
+def test_what_a_reader_has_already(text: str | None, known: bool) -> None:
+    assert is_known(text, "17") is known
+
+
+@pytest.mark.parametrize("text", ["", "17", '"17', '"17",', '*, "17"'])
+def test_what_is_no_tag_is_refused_for_reading_too(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        is_known(text, "17")
+    assert caught.value.pointer == "/header/if-none-match"

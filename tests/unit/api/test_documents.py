@@ -4,6 +4,7 @@ import base64
 import json
 
 import msgspec
+import pytest
 
 from delayserver.api import documents
 from delayserver.delivery.delayed_fetch import Pulled
@@ -62,6 +63,20 @@ def test_what_a_pull_acknowledged_stands_behind_the_messages():
         found = json.loads(documents.encode_pulled(pulled, acked))
         messages = [pulled_message(*pair) for pair in pulled]
         assert found == {"messages": messages, "acked": 2, "expired": ["e-1-0"]}
+
+
+@pytest.mark.parametrize("acked", [None, documents.AckedDocument(2, ["e-1-0"])])
+def test_parts_are_joined_as_if_they_were_one(acked: documents.AckedDocument | None) -> None:
+    """Whatever they are, and wherever there is nothing in one."""
+    ones = [msgspec.structs.replace(delivery(seq), payload=Payload(b'"]},{"')) for seq in (1, 2, 3)]
+    whole = documents.encode_pulled(Pulled(deliveries(*ones), "e-1-"), acked)
+    first = documents.encode_messages(Pulled(deliveries(*ones[:2]), "e-1-"))
+    last = documents.encode_messages(Pulled(deliveries(*ones[2:]), "e-1-"))
+    last = last.replace(b'"e-1-0"', b'"e-1-2"')
+    none = documents.encode_messages(Pulled())
+    assert none == b""
+    assert documents.join_messages([none, first, none, last], acked) == whole
+    assert documents.join_messages([none, none], acked) == documents.encode_pulled(Pulled(), acked)
 
 
 def test_a_body_goes_out_byte_for_byte():

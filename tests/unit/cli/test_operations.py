@@ -1,4 +1,4 @@
-"""stats, forecast, ready: what is asked, what is shown."""
+"""stats, forecast, shards, ready: what is asked, what is shown."""
 
 import httpx
 
@@ -45,3 +45,15 @@ def test_ready_waits(cli, monkeypatch):
     assert cli.run("ready", "--wait", "30s").exit_code == 0
     assert len(cli.requests) == 3
     assert cli.run("ready", "--wait", "soon").exit_code == 2
+
+
+def test_shards_are_shown_with_where_they_are(cli):
+    away = {"shard": 1, "state": "away", "owner": "local", "url": None}
+    there = {"shard": 0, "state": "serving", "owner": "local", "url": "http://127.0.0.1:4000"}
+    cli.answer(200, {"version": 7, "shards": [there, away], "nodes": []})
+    lines = [line.split() for line in cli.run("shards").stdout.splitlines()]
+    assert cli.asked[:2] == ("GET", "/v1/cluster")
+    assert lines[1:3] == [
+        ["0", "serving", "local", "http://127.0.0.1:4000"],
+        ["1", "away", "local", "–"],
+    ]

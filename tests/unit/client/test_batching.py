@@ -30,16 +30,16 @@ class Sink:
         for item in items:
             item.succeed(item.data)
 
-    async def ask(self, text):
+    async def ask(self, text, lane=None):
         data = text.encode()
         if not self.batcher.try_reserve(len(data)):
             await self.batcher.reserve(len(data))
-        item = Item(data, asyncio.get_running_loop().create_future())
+        item = Item(data, asyncio.get_running_loop().create_future(), lane)
         self.batcher.put(item)
         return await item.future
 
-    def start(self, *texts):
-        return [asyncio.create_task(self.ask(text)) for text in texts]
+    def start(self, *texts, lane=None):
+        return [asyncio.create_task(self.ask(text, lane)) for text in texts]
 
 
 @asynchronous
@@ -122,3 +122,47 @@ async def test_nothing_is_taken_after_the_end():
     sink.gate.set()
     assert await taken == b"a"
     await closing
+
+
+@asynchronous
+async def test_lanes_do_not_wait_for_each_other_and_share_what_may_be_under_way():
+    sink = Sink(in_flight_max=2)
+    sink.gate.clear()
+    tasks = [sink.start(*(f"{lane}{n}" for n in range(20)), lane=lane) for lane in "abc"]
+    await turns()
+    # The first had both requests, and the others one each, which is the least.
+    assert [batch[0] for batch in sink.batches] == ["a0", "a16", "b0", "c0"]
+    assert all(len({text[0] for text in batch}) == 1 for batch in sink.batches)
+    more = [sink.start(f"{lane}!", lane=lane) for lane in "abc"]
+    await turns()
+    assert len(sink.batches) == 4
+    sink.gate.set()
+    await asyncio.gather(*(task for some in (*tasks, *more) for task in some))
+    assert sorted(map("".join, sink.batches[4:])) == [*map("".join, (["a!"], ["b!"], ["c!"]))]
+    assert (sink.batcher.pending, sink.batcher.pending_bytes) == (0, 0)
+
+
+@asynchronous
+async def test_room_is_that_of_all_lanes():
+    sink = Sink(pending_max=2)
+    sink.gate.clear()
+    tasks = [*sink.start("a", lane=0), *sink.start("b", lane=1), *sink.start("c", lane=2)]
+    await turns()
+    assert sink.batches == [["a"], ["b"]]
+    sink.gate.set()
+    await asyncio.gather(*tasks)
+    assert sink.batches[2:] == [["c"]]
+
+
+@asynchronous
+async def test_the_end_is_that_of_all_lanes():
+    sink = Sink()
+    sink.gate.clear()
+    tasks = [*sink.start("a", "b", lane=0), *sink.start("c", lane=1)]
+    await turns()
+    late = sink.start("d", lane=1)
+    await turns()
+    await sink.batcher.close(0.01)
+    found = await settled(*tasks, *late)
+    assert [type(one) for one in found] == [ClosedError] * 4
+    assert sink.batcher.pending == 0

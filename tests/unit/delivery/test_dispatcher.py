@@ -656,3 +656,41 @@ def test_a_pull_that_was_answered_is_no_work_for_the_garbage_collector() -> None
     assert len(answered) == 50
     parts.dispatcher.fetches._purgatory.reap()
     assert gc.collect() < 50
+
+
+def test_others_are_told_of_what_may_leave() -> None:
+    mine, hook = subscription(1), webhook(2)
+    parts = Parts(mine, hook)
+    dispatcher = parts.dispatcher
+    told: list[tuple[int, int | None]] = []
+    dispatcher.on_ready = lambda number: told.append((number, dispatcher.ready(number)))
+    parts.fire((5, START_MS), (6, START_MS))
+    assert told == [(1, 2)]
+    # Who waits here is served before.
+    for _ in range(2):
+        parts.pull(mine, 10)
+    parts.fire((7, START_MS))
+    parts.fire((8, START_MS))
+    assert told[1:] == [(1, 0), (1, 1)]
+    paused = subscription(1, paused=True)
+    parts.change(paused)
+    parts.fire((9, START_MS))
+    assert dispatcher.ready(1) == 0
+    parts.change(mine)
+    assert told[3:] == [(1, 2)]
+    dispatcher.drain()
+    assert dispatcher.ready(1) is None
+    dispatcher.draining = False
+    parts.change(subscription(1, deleted=True))
+    assert dispatcher.ready(1) is None
+    assert [queue.subscription.id for queue in dispatcher.queues()] == [2]
+
+
+def test_a_pull_may_want_fewer_bytes_than_others() -> None:
+    mine = subscription()
+    parts = Parts(mine, answer_max_bytes=1000)
+    parts.fire(*((seq, START_MS) for seq in range(1, 21)), payload_bytes=100)
+    for max_bytes, count in ((0, 10), (350, 3), (50, 1), (2000, 6)):
+        request = PullRequest(100, 30_000, 0, lambda pulled: None, max_bytes=max_bytes)
+        parts.dispatcher.request(parts.dispatcher.queue(mine), request)
+        assert len(parts.handouts()[-1]) == count

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from delayserver.delivery.delayed_fetch import Pulled
-from delayserver.delivery.leases import Leases
+from delayserver.delivery.leases import Leases, epoch_of, shard_of_lease
 from delayserver.records.message import DueDelivery
 from delayserver.timers.timeouts import Timeouts
 from tests.unit.fakes import Stopwatch, deliveries, delivery
@@ -173,3 +173,31 @@ def test_what_is_not_a_token_is_no_lease(parts: Parts, token: str) -> None:
     assert parts.end(token) == ([], [token])
     assert parts.leases.count() == 1
     assert parts.end(token, good) == ([1], [token])
+
+
+def test_what_is_held_of_a_pull_ends_at_once(parts: Parts) -> None:
+    tokens = parts.grant((1, 2, 3), 100)
+    parts.end(tokens[1])
+    prefix = tokens[0][:-1]
+    some = parts.leases.end_pull(prefix)
+    assert some is not None
+    assert [one.entry.seq for one in some.each()] == [1, 3]
+    assert parts.leases.end_pull(prefix) is None
+    assert parts.leases.end_pull("e1-7-") is None
+    assert parts.leases.count() == parts.timeouts.size() == 0
+
+
+@pytest.mark.parametrize("shard", [0, 1, 15, 16, 65_535])
+def test_a_token_names_its_shard(shard: int) -> None:
+    epoch = epoch_of(b"\xbe\xbe&\x0c", shard)
+    assert epoch == ("bebe260c" if shard == 0 else f"bebe260c{shard:x}")
+    [token] = Parts(epoch).grant((1,), 100)
+    assert shard_of_lease(token) == shard
+
+
+@pytest.mark.parametrize(
+    "token",
+    ["", "bebe260c", "bebe260-1-0", "bebe260c01-1-0", "BEBE260C-1-0", "bebe260c-1-0"[::-1], "--"],
+)
+def test_what_is_no_token_names_none(token: str) -> None:
+    assert shard_of_lease(token) is None

@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -119,7 +120,8 @@ class World:
         self.nodes = [Node(self, shard, count) for shard in range(count)]
         self.servers = [
             SimulatedServer(
-                Settings(**settings),
+                # Small segments, since the files are in memory.
+                Settings(**{"segment_bytes": 1 << 16, **settings}),
                 SimulatedFiles(),
                 MemoryCatalog(),
                 self.clock,
@@ -186,9 +188,8 @@ class World:
             except Exception as error:
                 found = answer_of(problem_answer(error))
             assert found is not None, call
-            told = found
             if link.is_there:
-                link.items[asker].append(lambda: asked.done() or asked.set_result(told))
+                link.items[asker].append(partial(asked.set_result, found))
 
         task = asyncio.get_running_loop().create_task(answer())
         self._tasks.add(task)

@@ -58,6 +58,9 @@ class ToldPeers:
         await asyncio.sleep(0)
         return self._answer(shard, call)
 
+    def misdirected(self, shard: int, call: PeerCall) -> PeerAnswer | None:
+        return None
+
     def tell(self, shard: int, topic: str, notice: bytes) -> None:
         raise AssertionError
 
@@ -172,6 +175,7 @@ class _PeersOf:
             return AWAY
         return await self._shards.answer(shard, call)
 
+    misdirected = ToldPeers.misdirected
     tell = ToldPeers.tell
     on_told = ToldPeers.on_told
     on_change = ToldPeers.on_change

@@ -18,7 +18,13 @@ from delayserver.api.cluster.peers import PeerAnswer, PeerCall
 from delayserver.api.hot.paths import BATCH_PATH
 from delayserver.decisions.delayed_produce import Level
 from delayserver.decisions.new_messages import PublishBatch
-from delayserver.errors import AckTimeoutError, KeyConflictError, OverloadedError, ShardAwayError
+from delayserver.errors import (
+    AckTimeoutError,
+    KeyConflictError,
+    MisdirectedError,
+    OverloadedError,
+    ShardAwayError,
+)
 from delayserver.records.sharding import shard_of
 from tests.unit.api.hot.test_publish import Machine
 
@@ -33,6 +39,8 @@ class World:
         self.machines = [Machine() for _ in range(COUNT)]
         self.refusals: dict[int, Exception] = {}
         self.parts: list[tuple[int, PublishBatch]] = []
+        self.refuses = False
+        """To forward: the client does not want it."""
         self.batches = [self._of(number) for number in range(COUNT)]
 
     def _of(self, number: int) -> Batches:
@@ -55,6 +63,9 @@ class World:
 
             def ask(self, shard: int, call: PeerCall) -> Awaitable[PeerAnswer]:
                 return world.ask(shard, call)
+
+            def misdirected(self, shard: int, call: PeerCall) -> PeerAnswer | None:
+                return failed(MisdirectedError(shard, "http://x")) if world.refuses else None
 
         return Batches(cast(Any, Calls()), machine.hot, cast(Any, Others()))
 
@@ -109,6 +120,29 @@ def test_a_batch_of_one_shard_goes_there_whole() -> None:
     assert [(shard, len(batch)) for shard, batch in world.parts[1:]] == [(2, 3)]
     world.publish([item(None)] * 3)
     assert len(world.parts) == 2
+
+
+def test_who_wants_no_forwarding_is_told_whose_a_batch_is_that_belongs_elsewhere_as_a_whole() -> (
+    None
+):
+    world = World()
+    world.refuses = True
+    elsewhere = [item(key) for key in keys_of(2, 2)]
+    answer = world.publish(elsewhere)
+    assert (answer.status, dict(answer.headers)[b"delay-owner"]) == (421, b"http://x")
+    assert not world.parts
+    # What stays, and what is for several, is served as ever.
+    for items in ([item(keys_of(0, 1)[0])], [item(None)], [*elsewhere, item(keys_of(1, 1)[0])]):
+        assert world.publish(items).status == 200
+    assert [shard for shard, _ in world.parts] == [2, 1]
+
+
+def test_duplicates_are_counted_by_shard() -> None:
+    world = World()
+    old, new = keys_of(1, 1)[0], keys_of(2, 1)[0]
+    assert "duplicates_by_shard" not in json.loads(world.publish([item(old)]).body)
+    document = json.loads(world.publish([item(old), item(new)]).body)
+    assert (document["duplicates"], document["duplicates_by_shard"]) == (1, {"1": 1, "2": 0})
 
 
 def test_what_is_wrong_with_one_refuses_all() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import random
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,6 +14,9 @@ import msgspec
 import pytest
 
 from delayserver.api.cluster.endings import LEASES_PATH
+from delayserver.api.cluster.gathering import Gathering
+from delayserver.api.cluster.link import failed
+from delayserver.api.cluster.peers import PeerAnswer, PeerCall
 from delayserver.api.cluster.supply import FETCH_PATH
 from delayserver.api.documents import PulledListDocument
 from delayserver.decisions.new_messages import NewMessage
@@ -251,6 +256,39 @@ def test_of_two_who_want_more_than_half_one_gets_it(world: World) -> None:
     world.run(test())
 
 
+def test_two_who_take_half_of_it_each_do_not_do_so_for_ever(world: World) -> None:
+    async def test() -> None:
+        consumers = [world.pull(shard, min_messages=4) for shard in (0, 1)]
+        await world.settle()
+        for _ in range(3):
+            for shard in (0, 1):
+                world.publish(shard, delay_ms=10)
+        await world.move(100, step_ms=1)
+        assert sorted(len(one.messages) for one in consumers if one.answers) == [6]
+
+    world.run(test())
+
+
+def test_what_was_said_to_be_there_and_is_gone_leaves_nothing_behind(world: World) -> None:
+    """As many fall due again: the count is what it was when it was told last."""
+
+    async def test() -> None:
+        world.pull(0, wait=0)
+        await world.settle()
+        world.publish(1)
+        await world.settle()
+        taken = world.pull(1, max=1)
+        assert len(taken.messages) == 1
+        consumer = world.pull(0)
+        await world.settle()
+        assert fetched(world, 0) == [1] and not consumer.answers
+        due = world.publish(1)
+        await world.settle()
+        assert ids_of(consumer.messages) == {due}
+
+    world.run(test())
+
+
 def test_who_came_first_is_served_first(world: World) -> None:
     async def test() -> None:
         consumers = []
@@ -440,6 +478,37 @@ def test_what_nobody_pulls_any_more_is_not_told(world: World) -> None:
     world.run(test())
 
 
+def test_a_pull_that_is_over_is_not_left_to_the_garbage_collector(world: World) -> None:
+    async def pull(*, goes: bool) -> weakref.ref[Gathering]:
+        shard = 0 if goes else 2
+        world.publish(shard)
+        consumer = world.pull(0, min_messages=2)
+        await world.settle()
+        [gathering] = [one for one in gc.get_objects() if isinstance(one, Gathering)]
+        found = weakref.ref(gathering)
+        if goes:
+            consumer.leave()
+        else:
+            world.publish(0)
+        await world.settle()
+        assert len(consumer.answers) == (not goes)
+        del consumer.leave
+        world.servers[0].engine.dispatcher.fetches._purgatory.reap()
+        return found
+
+    async def test() -> None:
+        gc.collect()
+        gc.disable()
+        try:
+            for goes in (False, True):
+                found = await pull(goes=goes)
+                assert found() is None
+        finally:
+            gc.enable()
+
+    world.run(test())
+
+
 # ---- consumers that go, and links that end -------------------------------------------------------
 
 
@@ -497,8 +566,10 @@ def test_whenever_a_consumer_goes_nothing_is_stranded(own: bool) -> None:
 @pytest.mark.parametrize("own", [True, False])
 def test_whenever_a_link_ends_nothing_is_stranded(own: bool, again: bool) -> None:
     whole = []
+    were_answered = []
 
     def cut(world: World, consumer: Consumer) -> None:
+        were_answered.append(bool(consumer.answers))
         world.cut(0, 2)
         if again:
             world.connect(0, 2)
@@ -508,6 +579,8 @@ def test_whenever_a_link_ends_nothing_is_stranded(own: bool, again: bool) -> Non
         if consumer.answers:
             acked |= await settle(world, consumer)
             whole.append(acked == due)
+            # What it is answered from now on is leased to it.
+            assert were_answered[-1] or acked == ids_of(consumer.messages)
             # What went back with the link is there for whoever is linked with its shard.
             rest = world.pull(1, wait=0)
             await world.settle()
@@ -531,6 +604,41 @@ def test_whenever_a_link_ends_nothing_is_stranded(own: bool, again: bool) -> Non
 
     disturb(cut, look, own=own)
     assert {*whole} == {False, True}
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_fetch_that_is_refused_is_made_again(world: World, reached: bool) -> None:
+    """By the shard, or here, where too much waits to be sent: then it has heard nothing of it."""
+    error = OverloadedError("full")
+    refused = 0
+
+    async def refuse(shard: int, call: PeerCall) -> PeerAnswer:
+        nonlocal refused
+        refused += 1
+        return failed(error)
+
+    def refuse_pull(subscription: object, request: object) -> None:
+        nonlocal refused
+        refused += 1
+        raise error
+
+    async def test() -> None:
+        consumer = world.pull(0)
+        await world.settle()
+        with pytest.MonkeyPatch.context() as patch:
+            if reached:
+                patch.setattr(world.servers[1].calls, "pull", refuse_pull)
+            else:
+                patch.setattr(world.nodes[0], "ask", refuse)
+            due = world.publish(1)
+            await world.move(500, step_ms=5)
+            assert not consumer.answers
+            # Not in a circle that keeps the shards busy.
+            assert 5 <= refused <= 20
+        await world.move(100)
+        assert ids_of(consumer.messages) == {due}
+
+    world.run(test())
 
 
 def test_what_was_read_for_one_whose_link_has_ended_goes_back(world: World) -> None:
@@ -646,14 +754,39 @@ def test_leases_of_a_shard_that_is_away_are_over(world: World) -> None:
         world.cut(1, 2)
         over = [one for one in leases if one[8] == "2"]
         assert await world.ack(1, leases) == {"acked": 4, "expired": over}
-        # … also if it ends while it is asked.
-        world.connect(1, 2)
+
+    world.run(test())
+
+
+@pytest.mark.parametrize("action", ["ack", "pull", "nack", "extend"])
+def test_whether_a_shard_that_ends_has_recorded_an_ack_is_not_known(
+    world: World, action: str
+) -> None:
+    """Its leases are over, but after an ack the message may not come again."""
+    more: dict[str, Any] = {"extend": {"lease": "1m"}, "nack": {"delay": "1s"}}.get(action, {})
+
+    async def test() -> None:
         leases = await of_all(world)
-        acked = world.call(1, "ack", leases=leases)
+        if action == "pull":
+            asked = world.pull(1, ack=leases, wait=0)
+        else:
+            asked = world.call(1, action, leases=leases, **more)
         await world.turn()
+        assert world.deliver(1, 2, 2)
+        await world.turn()  # It is done there, and the answer is on its way.
         world.cut(1, 2)
         await world.settle()
-        assert acked.document["expired"] == [one for one in leases if one[8] == "2"]
+        over = [one for one in leases if one[8] == "2"]
+        if action in ("nack", "extend"):
+            assert asked.document["expired"] == over
+            return
+        [answer] = asked.answers
+        assert answer.status == 503
+        assert json.loads(answer.body)["outcome"] == "unknown"
+        world.connect(1, 2)
+        await world.settle()
+        assert (await world.ack(1, leases))["expired"] == leases
+        assert await world.available() == []
 
     world.run(test())
 
@@ -750,7 +883,9 @@ def test_every_message_is_acknowledged_once_or_there_again(seed: int) -> None:
         if chance.random() < 0.1:
             cut_some()
         await world.settle()
-        if verb == "ack":
+        if verb == "ack" and done.answers[0].status == 503:
+            perhaps.update(named.values())
+        elif verb == "ack":
             over = set(done.document["expired"])
             acked.extend(message_id for lease, message_id in named.items() if lease not in over)
             perhaps.update(message_id for lease, message_id in named.items() if lease in over)

@@ -343,6 +343,26 @@ def test_a_shard_that_is_there_and_refuses_is_asked_again(
     cluster.run(change)
 
 
+def test_what_is_confirmed_in_the_turn_in_which_the_time_is_up_is_answered(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.connect_all()
+    home = cluster.parts[0]
+
+    async def until_told(shard: int, follower: Any, revision: int) -> None:
+        # The time is up here, and what ends the wait is the last confirmation.
+        await asyncio.Event().wait()
+
+    async def change() -> None:
+        subscription = await cluster.put("s")
+        monkeypatch.setattr(definitions, "SPREAD_S", 0.01)
+        monkeypatch.setattr(home, "_until_told", until_told)
+        monkeypatch.setattr(home, "_put", lambda subscription: None)
+        await home.spread(subscription)
+
+    cluster.run(change)
+
+
 async def _refuse_always() -> PeerAnswer:
     return away(1)
 

@@ -305,6 +305,21 @@ def test_of_one_that_is_deleted_nothing_is_left(order: tuple[int, ...]) -> None:
     assert not any(one.limits._allotments or one.limits._permits for one in cluster.living)
 
 
+def test_of_one_that_is_deleted_the_requests_that_are_out_count_as_long_as_others_go_on() -> None:
+    cluster = Cluster(COUNT, hook(max_in_flight=4))
+    busy, other = cluster.processes[0], cluster.processes[2]
+    busy.fire(10)
+    cluster.run()
+    busy.change(hook(deleted=True))
+    other.fire(10)
+    cluster.run()
+    assert (len(busy.requests), other.requests) == (4, [])
+    for shard in (HOME, 2):
+        cluster.processes[shard].change(hook(deleted=True))
+    cluster.run()
+    assert cluster.leaks() == []
+
+
 def test_one_that_the_home_does_not_know_yet_waits_for_it() -> None:
     cluster = Cluster(COUNT)
     process = cluster.processes[0]

@@ -193,3 +193,32 @@ def test_whoever_has_not_said_who_it_is_is_left_too(directory: Path) -> None:
         writer.close()
 
     asyncio.run(test())
+
+
+def test_the_url_of_a_shard_is_its_port_on_the_host_that_the_client_named(directory: Path) -> None:
+    links = Links(ShardPlace(0, 3, directory, directory))
+    links.ports = {0: 4000, 1: 4001}
+    for host in ("10.0.0.7:8080", "10.0.0.7", "10.0.0.7:"):
+        assert links.url(1, host) == "http://10.0.0.7:4001"
+    assert links.url(1, "[::1]:8080") == links.url(1, "[::1]") == "http://[::1]:4001"
+    assert links.url(2, "10.0.0.7") is None
+    secret = Links(ShardPlace(0, 3, directory, directory), is_https=True)
+    secret.ports = links.ports
+    assert secret.url(0, "shop.example:443") == "https://shop.example:4000"
+
+
+def test_only_who_wants_no_forwarding_is_told_and_only_of_a_shard_that_is_there(
+    directory: Path,
+) -> None:
+    links = Links(ShardPlace(0, 3, directory, directory))
+    links.ports = {0: 4000, 1: 4001}
+    host = (b"host", b"127.0.0.1:8080")
+    for value in (b"no", b" No "):
+        call = PeerCall("POST", "/v1/messages", headers=(host, (b"delay-forward", value)))
+        answer = links.misdirected(1, call)
+        assert answer is not None and answer.status == 421
+        assert dict(answer.headers)[b"delay-owner"] == b"http://127.0.0.1:4001"
+        assert json.loads(answer.body)["type"] == "urn:delayserver:problem:misdirected"
+        assert links.misdirected(2, call) is None
+    for headers in ((host,), (host, (b"delay-forward", b"yes"))):
+        assert links.misdirected(1, PeerCall("POST", "/v1/messages", headers=headers)) is None

@@ -161,7 +161,8 @@ def test_the_answer_to_a_batch_has_the_form_that_its_struct_describes() -> None:
     for items in (b"[]", b"[%b]" % MANY[0], b"[%b]" % b",".join(MANY), b"[%b]" % b",".join(MANY)):
         answer = machine.hot.answer("/v1/messages/batch", items, JSON, None, None)
         found = msgspec.json.decode(answer.body, type=BatchDocument)
-        assert list(json.loads(answer.body)) == list(BatchDocument.__struct_fields__)
+        # … without the last one, which a batch over several shards has.
+        assert list(json.loads(answer.body)) == list(BatchDocument.__struct_fields__)[:-1]
         assert found.count == len(found.ids) == len(json.loads(items))
         for text in found.ids:
             machine.ids.decode(text)

@@ -1,0 +1,1 @@
+"""A server of several shards, beside one shard and beside Redis."""

@@ -1,0 +1,141 @@
+"""The map: a version for what is the same, addresses as the client reaches them, long polls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from delayserver.api.cluster.link import Links, ShardPlace
+from delayserver.api.cluster.map import ClusterMap
+from delayserver.config import Settings
+
+NOW_MS = 1_795_192_200_000
+FOR_EVER_S = 1e6
+
+
+def links_of(own: int, ports: dict[int, int], count: int = 3) -> Links:
+    nowhere = Path("nowhere")
+    links = Links(ShardPlace(own, count, nowhere, nowhere))
+    links.ports = dict(ports)
+    return links
+
+
+def map_of(links: Links | None, **settings: Any) -> ClusterMap:
+    return ClusterMap(links, Settings(**settings), lambda: NOW_MS)
+
+
+def shown(cluster: ClusterMap, host: str = "10.0.0.7:8080") -> Any:
+    return msgspec.to_builtins(cluster.document(host))
+
+
+def test_a_server_alone_is_one_shard_at_the_address_where_it_was_asked() -> None:
+    cluster = map_of(None, host="::1", port=8080)
+    document = shown(cluster)
+    (shard,) = document["shards"]
+    assert shard == {
+        "shard": 0,
+        "owner": "local",
+        "epoch": 0,
+        "url": "http://10.0.0.7:8080",
+        "replicas": [],
+        "state": "serving",
+    }
+    assert document["nodes"] == [
+        {
+            "node": "local",
+            "url": "http://10.0.0.7:8080",
+            "state": "serving",
+            "last_seen_at": "2026-11-20T16:30:00.000Z",
+        }
+    ]
+    assert document["version"] == cluster.version == map_of(None).version
+    assert shown(cluster, "")["nodes"][0]["url"] == "http://[::1]:8080"
+
+
+def test_each_shard_has_its_port_and_one_that_is_away_none() -> None:
+    document = shown(map_of(links_of(1, {0: 4000, 1: 4001})))
+    assert [(one["shard"], one["state"], one["url"]) for one in document["shards"]] == [
+        (0, "serving", "http://10.0.0.7:4000"),
+        (1, "serving", "http://10.0.0.7:4001"),
+        (2, "away", None),
+    ]
+
+
+def test_who_sees_the_same_has_the_same_version_and_who_sees_another_thing_another() -> None:
+    ports = {0: 4000, 1: 4001, 2: 4002}
+    versions = {map_of(links_of(own, ports)).version for own in range(3)}
+    assert len(versions) == 1
+    others = [
+        {0: 4000, 1: 4001},
+        {0: 4000, 1: 4001, 2: 4003},
+        {0: 4001, 1: 4000, 2: 4002},
+    ]
+    found = {map_of(links_of(0, other)).version for other in others}
+    found.add(map_of(links_of(0, ports, count=4)).version)
+    found.add(map_of(None).version)
+    assert len(found) == 5
+    assert not found & versions
+
+
+def run(test: Callable[[Links, ClusterMap], Awaitable[None]]) -> None:
+    async def main() -> None:
+        links = links_of(0, {0: 4000, 1: 4001})
+        async with asyncio.timeout(10):
+            await test(links, map_of(links))
+
+    asyncio.run(main())
+
+
+def come(links: Links, shard: int, port: int) -> None:
+    """As a link to another shard does that has said who it is."""
+    links.joined(cast(Any, object()), shard, port)
+
+
+async def _is_waiting(poll: asyncio.Task[None]) -> bool:
+    for _ in range(10):
+        await asyncio.sleep(0)
+    return not poll.done()
+
+
+def test_a_long_poll_ends_when_the_version_is_another_one() -> None:
+    async def test(links: Links, cluster: ClusterMap) -> None:
+        before = cluster.version
+        await cluster.other_than(before + 1, FOR_EVER_S)
+        polls = [asyncio.create_task(cluster.other_than(before, FOR_EVER_S)) for _ in range(3)]
+        assert await _is_waiting(polls[0])
+        come(links, 2, 4002)
+        await asyncio.gather(*polls)
+        assert cluster.version != before
+
+    run(test)
+
+
+def test_a_long_poll_does_not_end_by_a_change_that_changes_nothing() -> None:
+    async def test(links: Links, cluster: ClusterMap) -> None:
+        come(links, 2, 4002)
+        poll = asyncio.create_task(cluster.other_than(cluster.version, FOR_EVER_S))
+        assert await _is_waiting(poll)
+        links.ports.pop(2)
+        links._links.clear()
+        come(links, 2, 4002)
+        assert await _is_waiting(poll)
+        cluster.end()
+        await poll
+
+    run(test)
+
+
+def test_nobody_waits_for_longer_than_asked_or_when_the_server_stops() -> None:
+    async def test(links: Links, cluster: ClusterMap) -> None:
+        await cluster.other_than(cluster.version, 0)
+        poll = asyncio.create_task(cluster.other_than(cluster.version, FOR_EVER_S))
+        assert await _is_waiting(poll)
+        cluster.end()
+        await poll
+        await cluster.other_than(cluster.version, FOR_EVER_S)
+
+    run(test)
