@@ -1,4 +1,4 @@
-"""ShardConsumers of the shards: each call comes in at any process, as bytes, and is about leases of any.
+"""Consumers of the shards: each call comes in at any process, as bytes, and is about leases of any.
 
 They pull, wait, leave while they wait, acknowledge, give back, extend, or forget what they hold; in
 the end they are patient, and take everything.
