@@ -151,8 +151,7 @@ class Allotment:
 
     def hold(self, shard: int, places: int) -> None:
         """A shard that was linked says what it has out."""
-        self._out[shard], self._recalled[shard] = places, 0
-        self._asks.pop(shard, None)
+        self._out[shard] = places
 
     def lose(self, shard: int) -> None:
         """A shard is not linked any more, and waits for nothing."""

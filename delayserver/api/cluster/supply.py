@@ -118,6 +118,12 @@ class Supply:
                     asker.told[subscription_id] = count
                     self._peers.tell(shard, READY, encode((subscription_id, count)))
 
+    def _tell_anew(self, asker: _Asker, subscription_id: int) -> None:
+        """Whatever it knows of the count is not so any more."""
+        if subscription_id in asker.told:
+            asker.told[subscription_id] = None
+            self.on_ready(subscription_id)
+
     # ── what others tell ───────────────────────────────────────────────────────────────────────
 
     def _on_change(self, shard: int, is_there: bool) -> None:
@@ -170,9 +176,7 @@ class Supply:
             wanted.max_messages, wanted.lease_ms, 0, lending.lend, max_bytes=wanted.max_bytes
         )
         lending.begin(self._calls.pull(subscription, request))
-        if subscription.id in asker.told:
-            asker.told[subscription.id] = None
-            self.on_ready(subscription.id)
+        self._tell_anew(asker, subscription.id)
         pulled = await lending.lent
         deliveries = pulled.deliveries
         if deliveries is None or not deliveries:

@@ -460,6 +460,23 @@ def test_a_shard_that_is_back_has_nothing_out() -> None:
     assert len(home.requests) == 9
 
 
+def test_what_was_called_back_over_a_link_that_has_ended_is_called_back_again() -> None:
+    cluster = Cluster(COUNT, hook(max_in_flight=10))
+    busy, other = cluster.processes[0], cluster.processes[2]
+    busy.fire(60)
+    cluster.run()
+    other.fire(60)
+    cluster.run()
+    cluster.cut(0, HOME, random.Random("cut"))
+    cluster.settle()
+    cluster.connect(0, HOME)
+    for _ in range(20):
+        cluster.run()
+        busy.end(busy.requests[0])
+    cluster.run()
+    assert used(cluster) == [5, 0, 5]
+
+
 def test_a_limit_smaller_than_the_number_of_shards_waits_for_its_home() -> None:
     cluster = Cluster(COUNT, hook(max_in_flight=2))
     cluster.kill(HOME)
