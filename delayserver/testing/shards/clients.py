@@ -48,6 +48,8 @@ class Publishers:
         """Publish one message or several, at the shard where they belong."""
         rng = self._rng
         shards, now_ms = self._machine.up(), self._machine.clock.now_ms
+        if not shards:
+            return
         key = rng.choice(KEYS) if rng.random() < 0.3 else None
         subject = rng.choice(SUBJECTS)
         shard = rng.choice(shards)

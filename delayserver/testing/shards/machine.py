@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, cast
 
@@ -196,10 +197,23 @@ class MachineShard:
         hot = self._hot = RoutedHot(calls, Intake(self.settings, calls.subjects))
         with server.event_loop.running():
             member = self._member = Member(place, calls, hot, _not_asked)
-            _watch_answers(member)
+            self._watch_answers(member)
             self.server = server
             server.event_loop.start(member.begin(1 + self.number), lambda begun: begun.result())
             self.tick()
+
+    def _watch_answers(self, member: Member) -> None:
+        """To whoever asked, a mistake of ours is an answer like any."""
+        original = member._local.call
+
+        async def watched(call: PeerCall) -> PeerAnswer:
+            answer = await original(call)
+            if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR and not self.faults.struck:
+                failure = Violation(f"{call} was answered {answer}")
+                self._machine.failure = self._machine.failure or failure
+            return answer
+
+        member._local.call = watched  # type: ignore[method-assign]
 
     def tick(self) -> None:
         """Let it see the clock."""
@@ -294,6 +308,8 @@ class ShardsMachine:
         """Let a shard do something; False: that was its end."""
         try:
             do()
+            if shard.faults.crash is not None:  # of which a task has told nobody
+                raise shard.faults.crash
         except SimulatedCrash:
             self.counts["crashes inside a call"] += 1
         except ShortageError:
@@ -396,19 +412,6 @@ class ShardsMachine:
             follower.revision >= 0 and not follower.needs_all and not follower.pending
             for follower in self.shards[0].member.definitions._followers.values()
         )
-
-
-def _watch_answers(member: Member) -> None:
-    """A mistake of ours is an answer like any to whoever asked."""
-    original = member._local.call
-
-    async def watched(call: PeerCall) -> PeerAnswer:
-        answer = await original(call)
-        if answer.status == 500:
-            raise Violation(f"{call} was answered {answer}")
-        return answer
-
-    member._local.call = watched  # type: ignore[method-assign]
 
 
 async def _not_asked(scope: Scope, receive: Receive, send: Send) -> None:

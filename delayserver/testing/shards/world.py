@@ -91,9 +91,11 @@ class ShardsWorld:
             self._end_some()
 
     def _pull_and_end(self) -> None:
-        """Somebody pulls, and while parts are on their way a shard ends."""
-        self.publishers.publish()
-        self.consumers.pull()
+        """Consumers pull, and while parts are on their way a shard ends."""
+        for _ in range(3):
+            self.publishers.publish()
+            if self.machine.up():
+                self.consumers.pull()
         moves = self._steps[:3]
         for _ in range(self.rng.randrange(50)):
             if self.machine.up():
