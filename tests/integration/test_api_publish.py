@@ -8,6 +8,7 @@ import msgpack
 import pyarrow as pa
 import pytest
 
+from delayserver.records.sharding import shard_of
 from tests import arrow_streams
 from tests.integration.api_support import now_ms, time_ms, unique
 
@@ -329,11 +330,14 @@ def test_duplicates_in_a_batch_have_the_first_id_and_conflicts_leave_no_trace(ap
     assert (answer["count"], answer["duplicates"]) == (3, 2)
     assert answer["ids"][0] == first["id"]
     assert answer["ids"][1] == answer["ids"][2]
-    new = {"subject": subject, "key": "c", "body": 3}
+    # All or none of what one shard has.
+    owner = shard_of(subject, "a", 2)
+    key = next(key for key in "cdefghijklmnop" if shard_of(subject, key, 2) == owner)
+    new = {"subject": subject, "key": key, "body": 3}
     bad = {"subject": subject, "key": "a", "body": 4}
     answer = api.post(BATCH, content=encode(form, [new, bad]), headers=form)
     assert refused(answer, 422) == ["/1/key"]
-    assert api.get(f"/v1/subjects/{subject}/keys/c").status_code == 404
+    assert api.get(f"/v1/subjects/{subject}/keys/{key}").status_code == 404
 
 
 def test_bodies_of_a_batch_of_arrow(api, subject):

@@ -63,6 +63,15 @@ class Cluster:
         while not self.are_same():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
+    async def until_told(self) -> None:
+        """Until the home knows that all have what it has told them."""
+        while True:
+            try:
+                self.parts[0].check()
+                return
+            except ShardAwayError:
+                await asyncio.sleep(0.001)
+
     def are_same(self) -> bool:
         return all(self.known(shard) == self.known(0) for shard in range(1, COUNT))
 
@@ -183,6 +192,7 @@ class Gate:
 
 async def cut_in_between(cluster: Cluster, work: Awaitable[Any]) -> None:
     """The shard is asked, and ends before it has done it."""
+    await cluster.until_told()
     gate = Gate(cluster, 2)
     task = asyncio.ensure_future(work)
     await gate.came.wait()
