@@ -25,7 +25,15 @@ from pathlib import Path
 import structlog
 
 from delayserver.api.cluster.link import ShardPlace
-from delayserver.api.process import EXIT_REFUSED, READY, bind, serve, set_up_logging, url_of
+from delayserver.api.process import (
+    EXIT_REFUSED,
+    READY,
+    RECOVERED,
+    bind,
+    serve,
+    set_up_logging,
+    url_of,
+)
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError
 from storage.directory import LOCK_FILE
@@ -161,8 +169,10 @@ class _Shard:
 
     async def _hear(self, lines: asyncio.StreamReader) -> None:
         while line := await lines.readline():
-            self._can_start = True
-            if line.decode().strip() == READY:
+            word = line.decode(errors="replace").strip()
+            if word == RECOVERED:
+                self._can_start = True
+            elif word == READY:
                 self.ready.set()
 
     async def _stop(self, process: asyncio.subprocess.Process, ended: "asyncio.Task[int]") -> None:

@@ -126,7 +126,6 @@ class Calls:
         self.cancel_many = cancels.cancel
 
         # What other shards are told of, and what their consumers are given.
-        self.stopwatch = shard.stopwatch
         self.ready = engine.dispatcher.ready
         self.give_back = engine.outcomes.give_back
         self.oldest_wait = engine.dispatcher.fetches.oldest

@@ -17,7 +17,7 @@ of some 300 bytes a subscription. Threads: belongs to the event loop.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
@@ -74,11 +74,11 @@ class _Follower:
         self.confirmed.set()
         self.confirmed = asyncio.Event()
 
-    def take(self, everything: Sequence[Subscription]) -> _Definitions:
+    def take(self, everything: Iterable[Subscription]) -> _Definitions:
         """What is to be said now. What was taken and not confirmed is said with all the rest."""
         pending, self.pending = self.pending, {}
         are_all, self.needs_all = self.needs_all, False
-        return _Definitions(are_all, everything if are_all else list(pending.values()))
+        return _Definitions(are_all, list(everything if are_all else pending.values()))
 
 
 class Definitions:
@@ -204,7 +204,7 @@ class Definitions:
             if not follower.is_linked:
                 continue
             revision = self._revision
-            told = follower.take(list(self._calls.registry))
+            told = follower.take(self._calls.registry)
             call = PeerCall("POST", _Paths.DEFINE, body=_encode(told))
             answer = await self._peers.ask(shard, call)
             if answer.status == _DONE.status:

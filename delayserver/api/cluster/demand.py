@@ -10,7 +10,6 @@ told by the shard alone (`delayserver.api.cluster.supply`). A link that begins a
 Cost: 60 µs for a part, and 1 µs for a notice. Threads: belongs to the event loop.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,7 +17,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from delayserver.api.cluster.peers import PeerAnswer, PeerCall, Peers
+from delayserver.api.cluster.peers import Asks, PeerAnswer, PeerCall, Peers
 from delayserver.api.cluster.supply import FETCH_PATH, READY, WANTS, Fetch, Lent, Want, encode
 from delayserver.server.calls import Calls
 
@@ -70,7 +69,7 @@ class Demand:
         """The shards that are there, and the number of the link to each."""
         self._last_link = 0
         self._is_sweeping = False
-        self._asked: set[asyncio.Future[PeerAnswer]] = set()
+        self._asks = Asks(peers)
         peers.on_told(READY, self._hear)
         peers.on_change(self._on_change)
 
@@ -193,9 +192,7 @@ class Demand:
         counts[shard] = max(0, counts[shard] - max_messages)
         wanted = Fetch(self._peers.own, link, subscription_id, max_messages, max_bytes, lease_ms)
         call = PeerCall("POST", FETCH_PATH, body=encode(wanted))
-        asked = asyncio.ensure_future(self._peers.ask(shard, call))
-        self._asked.add(asked)
-        asked.add_done_callback(partial(self._on_part, shard, link, subscription_id, told))
+        self._asks.ask(shard, call, partial(self._on_part, shard, link, subscription_id, told))
 
     def _on_part(
         self,
@@ -203,12 +200,8 @@ class Demand:
         link: int,
         subscription_id: int,
         told: Callable[[Taken | None], None],
-        asked: asyncio.Future[PeerAnswer],
+        answer: PeerAnswer,
     ) -> None:
-        self._asked.discard(asked)
-        if asked.cancelled():
-            return  # with the event loop
-        answer = asked.result()
         if answer.status == 200:
             part = _decode_part(answer.body)
             told(Taken(shard, link, part) if part.count else None)

@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 
 from delayserver.api.cluster.link import hot_answer
-from delayserver.api.cluster.peers import PeerAnswer, PeerCall, Peers
+from delayserver.api.cluster.peers import Asks, PeerAnswer, PeerCall, Peers
 from delayserver.api.hot.answers import AnsweredError
 from delayserver.api.hot.consume import ToldExpired
 from delayserver.api.problems import ProblemDocument, problem_of
@@ -66,7 +66,7 @@ class Endings:
         self._calls = calls
         self._peers = peers
         self._is_there = is_there
-        self._asked: set[asyncio.Future[PeerAnswer]] = set()
+        self._asks = Asks(peers)
 
     def end(
         self,
@@ -96,9 +96,7 @@ class Endings:
                 continue
             body = _encode(_Leased(ending, subscription.id, some, duration_ms))
             call = PeerCall("POST", LEASES_PATH, body=body)
-            asked = asyncio.ensure_future(self._peers.ask(shard, call))
-            self._asked.add(asked)
-            asked.add_done_callback(partial(self._on_answer, ending, joined, places, some))
+            self._asks.ask(shard, call, partial(self._on_answer, ending, joined, places, some))
 
     def _on_answer(
         self,
@@ -106,12 +104,8 @@ class Endings:
         joined: "_Joined",
         places: Sequence[int],
         some: list[str],
-        asked: asyncio.Future[PeerAnswer],
+        answer: PeerAnswer,
     ) -> None:
-        self._asked.discard(asked)
-        if asked.cancelled():
-            return  # with the event loop
-        answer = asked.result()
         if answer.status == 200:
             joined.told(places, _decode_expired(answer.body))
             return

@@ -6,7 +6,9 @@ The shard itself is asked in the same way, without a hop. Cost: see `delayserver
 Threads: belongs to the event loop.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from delayserver.security.tokens import Caller
@@ -63,6 +65,25 @@ class Peers(Protocol):
         (False): whatever it was told before is forgotten there. Those that are there already are
         told of at once."""
         ...
+
+
+class Asks:
+    """Calls of other shards whose answers go to callbacks, so that nobody has to wait for them."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._asked: set[asyncio.Future[PeerAnswer]] = set()
+
+    def ask(self, shard: int, call: PeerCall, told: Callable[[PeerAnswer], None]) -> None:
+        """Have `told` called with the answer, later; never where the event loop ends before."""
+        asked = asyncio.ensure_future(self._peers.ask(shard, call))
+        self._asked.add(asked)
+        asked.add_done_callback(partial(self._end, told))
+
+    def _end(self, told: Callable[[PeerAnswer], None], asked: "asyncio.Future[PeerAnswer]") -> None:
+        self._asked.discard(asked)
+        if not asked.cancelled():
+            told(asked.result())
 
 
 class RoutedPeers(Peers, Protocol):

@@ -367,7 +367,7 @@ class Router:
         answer = await self._peers.ask(HOME, call)
         if answer.status not in (200, 201):
             return answer
-        asked = PeerCall("GET", f"/v1/subscriptions/{name}", headers=(), caller=call.caller)
+        asked = PeerCall("GET", f"/v1/subscriptions/{name}", caller=call.caller)
         others = (shard for shard in range(self._peers.count) if shard != HOME)
         answers = await self._ask(dict.fromkeys(others, asked))
         documents = [_read_row(one.body) for one in answers.values() if one.status == 200]

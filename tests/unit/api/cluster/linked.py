@@ -20,13 +20,13 @@ from delayserver.api.hot.paths import ConsumerCall
 from delayserver.api.intake import Intake
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
-from delayserver.errors import ShardAwayError
 from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.security.tokens import Caller
 from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.files import SimulatedFiles
+from tests.unit.api.cluster.network import away
 from tests.unit.fakes import subscription
 
 ROUNDS_MAX = 2000
@@ -294,7 +294,3 @@ class World:
             for wanted in consuming._sources.demand._wanted.values():
                 assert not wanted.pulls and not wanted.asking
         assert not self._tasks
-
-
-def away(shard: int, *, is_unknown: bool = False) -> PeerAnswer:
-    return answer_of(problem_answer(ShardAwayError(shard, is_unknown=is_unknown)))
