@@ -15,15 +15,18 @@ What may leave is limited by the definition of the subscription, in this order:
 With `all` there is one lane. Rows are slices of arrays, never objects. How much leaves at once is
 also limited in bytes, by the caller; what does not fit stays, and is next.
 
-How old a row is follows from its due time, and so from the clock, which is an argument (`now_ms`).
-To spread, to linger and a rate are lengths of time: they are counted on the stopwatch, and last as
-long as they were meant to when somebody sets the clock.
+How old a row is follows from its due time, and so from the clock. To spread, to linger and a rate
+are lengths of time: they are counted on the stopwatch, and last as long as they were meant to when
+somebody sets the clock. Both are looked at once for everything that belongs together (`Moment`):
+else what could not leave yet when it was asked for might be able to when it is asked how long that
+takes, and nobody would come back.
 
 Cost: O(1) per slice that is pushed or popped, plus a comparison for each row that leaves where old
 rows are dropped. Threads: belongs to the event loop.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from delayserver.delivery.catch_up import Pace
 from delayserver.delivery.lane import Lane, Room
@@ -34,20 +37,23 @@ from delayserver.timers.rates import Rate, TokenBucket
 from storage.rows import select
 
 
+class Moment(NamedTuple):
+    """What time it is."""
+
+    now_ms: int
+    """By the clock."""
+    present_ms: int
+    """By the stopwatch, a clock that nobody sets."""
+
+
 class Backlog:
     """What waits for one subscription."""
 
     def __init__(
-        self,
-        subscription: Subscription,
-        behind_ms: int,
-        stopwatch: Callable[[], int],
-        permit: Rate | None = None,
+        self, subscription: Subscription, behind_ms: int, permit: Rate | None = None
     ) -> None:
-        """`behind_ms`: what fell due before this moment could not be delivered in time;
-        `stopwatch`: milliseconds of a clock that nobody sets; `permit`: says instead of the rate of
-        the subscription how many rows may leave."""
-        self._stopwatch = stopwatch
+        """`behind_ms`: what fell due before this moment could not be delivered in time; `permit`:
+        says instead of the rate of the subscription how many rows may leave."""
         self._fresh = Lane()
         self._late = Lane()
         self._behind_ms = behind_ms
@@ -131,31 +137,31 @@ class Backlog:
 
     # ── out ────────────────────────────────────────────────────────────────────────────────────
 
-    def ready(self, now_ms: int) -> int:
+    def ready(self, moment: Moment) -> int:
         """How many rows may leave now; where an outdated one is next, fewer may."""
-        count = self.ready_but_for_rate(now_ms)
+        count = self.ready_but_for_rate(moment)
         if count and self._rate is not None:
-            count = min(count, self._rate.available(self._stopwatch() / 1000))
+            count = min(count, self._rate.available(moment.present_ms / 1000))
         return count
 
-    def ready_but_for_rate(self, now_ms: int) -> int:
+    def ready_but_for_rate(self, moment: Moment) -> int:
         """How many rows might leave now if there were no rate."""
-        late, fresh = self._allowed(now_ms)
+        late, fresh = self._allowed(moment)
         count = late + fresh
-        return 0 if not count or self._lingers_for_ms(late, fresh, now_ms) else count
+        return 0 if not count or self._lingers_for_ms(late, fresh, moment) else count
 
-    def _allowed(self, now_ms: int) -> tuple[int, int]:
+    def _allowed(self, moment: Moment) -> tuple[int, int]:
         """Of each lane, what the way to catch up lets leave."""
         late, fresh = self._late.count, self._fresh.count
         if self._pace is not None:
-            late = min(late, self._pace.allowance(self._stopwatch()))
+            late = min(late, self._pace.allowance(moment.present_ms))
         elif self._drop_older_than_ms:
-            since_ms = now_ms - self._drop_older_than_ms
+            since_ms = moment.now_ms - self._drop_older_than_ms
             late = 0 if self._late.is_before(since_ms) else late
             fresh = 0 if self._fresh.is_before(since_ms) else fresh
         return late, fresh
 
-    def _lingers_for_ms(self, late: int, fresh: int, now_ms: int) -> int:
+    def _lingers_for_ms(self, late: int, fresh: int, moment: Moment) -> int:
         """How long so many rows of both lanes wait for others still; 0: they leave."""
         if not self._batch_max or late + fresh >= self._batch_max:
             return 0
@@ -164,21 +170,22 @@ class Backlog:
             self._fresh.first_ms() if fresh else None,
         )
         first_ms = min(first for first in firsts if first is not None)
-        present_ms = self._stopwatch()
+        now_ms, present_ms = moment
         if self._lingers[0] != first_ms:
             # What is old already has lingered. If the clock was set back, it begins to.
             waited_ms = min(max(0, now_ms - first_ms), self._linger_ms)
             self._lingers = first_ms, present_ms + self._linger_ms - waited_ms
         return max(0, self._lingers[1] - present_ms)
 
-    def pop(self, rows_max: int, bytes_max: int, now_ms: int) -> list[FiredRows]:
+    def pop(self, rows_max: int, bytes_max: int, moment: Moment) -> list[FiredRows]:
         """Up to `rows_max` rows that leave now, with payloads of up to `bytes_max`, or one that is
         longer. Fewer, or none, where an outdated one is next."""
-        room = Room(min(rows_max, self.ready(now_ms)), bytes_max)
+        now_ms, present_ms = moment
+        room = Room(min(rows_max, self.ready(moment)), bytes_max)
         since_ms = now_ms - self._drop_older_than_ms if self._drop_older_than_ms else None
         if self._pace is not None:
             taken = self._fresh.pop(room, since_ms)
-            room.rows = min(room.rows, self._pace.allowance(self._stopwatch()))
+            room.rows = min(room.rows, self._pace.allowance(present_ms))
             late = self._late.pop(room, since_ms)
             self._pace.spend(_count(late))
             taken += late
@@ -186,7 +193,7 @@ class Backlog:
             taken = self._late.pop(room, since_ms)
             taken += self._fresh.pop(room, since_ms)
         if self._rate is not None:
-            self._rate.take(_count(taken), self._stopwatch() / 1000)
+            self._rate.take(_count(taken), present_ms / 1000)
         return taken
 
     def pop_outdated(self, rows_max: int, bytes_max: int, now_ms: int) -> list[FiredRows]:
@@ -198,15 +205,16 @@ class Backlog:
         taken = self._late.pop(room, until_ms=until_ms)
         return taken + self._fresh.pop(room, until_ms=until_ms)
 
-    def wait_ms(self, now_ms: int) -> int | None:
-        """How long until more rows may leave, though nothing else happens."""
+    def wait_ms(self, moment: Moment) -> int | None:
+        """How long until more rows may leave, though nothing else happens; after `ready` or `pop`
+        at the same moment."""
         waits: list[int] = []
-        present_ms = self._stopwatch()
-        late, fresh = self._allowed(now_ms)
+        present_ms = moment.present_ms
+        late, fresh = self._allowed(moment)
         if self._pace is not None and late < self._late.count:
             waits.append(max(1, self._pace.next_ms(present_ms) - present_ms))
         if late + fresh:
-            if lingers_for_ms := self._lingers_for_ms(late, fresh, now_ms):
+            if lingers_for_ms := self._lingers_for_ms(late, fresh, moment):
                 waits.append(lingers_for_ms)
             elif self._rate is not None and (wait_s := self._rate.wait_s(present_ms / 1000)):
                 waits.append(int(wait_s * 1000) + 1)

@@ -17,6 +17,7 @@ import numpy as np
 
 from delayserver.config import Settings
 from delayserver.decisions.messages import Located
+from delayserver.delivery.backlog import Moment
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.leases import Some
 from delayserver.delivery.queue import Handout
@@ -345,10 +346,11 @@ class SimulatedServer(Shard):
     def held_up(self) -> list[int]:
         """Subscriptions that could have more rows, and for which somebody waits: to be asked after
         `tick`, there are none."""
-        dispatcher, now_ms = self.engine.dispatcher, self.clock()
+        dispatcher = self.engine.dispatcher
+        moment = Moment(self.clock(), self.stopwatch())
         held_up = []
         for queue in dispatcher.queues():
-            if queue.subscription.paused or not (ready := queue.rows.ready(now_ms)):
+            if queue.subscription.paused or not (ready := queue.rows.ready(moment)):
                 continue
             if queue.subscription.type == "webhook":
                 is_waited_for = queue.free_places() > 0

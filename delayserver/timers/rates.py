@@ -70,7 +70,9 @@ class TokenBucket:
         self._level = min(burst, self._level)
 
     def _fill(self, now_s: float) -> None:
-        if self._seen_s is not None:
-            earned = max(0.0, now_s - self._seen_s) * self._rate_per_s
+        if self._seen_s is None:
+            self._seen_s = now_s
+        elif now_s > self._seen_s:
+            earned = (now_s - self._seen_s) * self._rate_per_s
             self._level = min(self._burst, self._level + earned)
-        self._seen_s = now_s
+            self._seen_s = now_s

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayserver.delivery.backlog import Backlog
+from delayserver.delivery.backlog import Backlog, Moment
 from delayserver.delivery.catch_up import Pace
 from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.wheel_rows import FiredRows
 from storage.rows import HOUR_MS
-from tests.unit.fakes import HOUR, START_MS, Stopwatch, seqs, subscription, wheel_rows
+from tests.unit.fakes import HOUR, START_MS, seqs, subscription, wheel_rows
 
 NO_LIMIT = 1 << 40
 
@@ -47,11 +47,15 @@ class Time:
 
     def __init__(self, now_ms: int) -> None:
         self.now_ms = now_ms
-        self.stopwatch = Stopwatch()
+        self.passed_ms = 0
+
+    @property
+    def moment(self) -> Moment:
+        return Moment(self.now_ms, self.passed_ms)
 
     def go_on(self, by_ms: int) -> None:
         self.now_ms += by_ms
-        self.stopwatch.shows_ms += by_ms
+        self.passed_ms += by_ms
 
 
 def define(chosen: dict[str, Any], **more: Any) -> Any:
@@ -71,7 +75,7 @@ def test_rows_leave_once_and_as_the_definition_allows(
 ) -> None:
     definition = define(chosen)
     time = Time(START_MS + 300)
-    backlog = Backlog(definition, START_MS + behind, time.stopwatch)
+    backlog = Backlog(definition, START_MS + behind)
     waiting: dict[int, int] = {}
     popped: list[FiredRows] = []
     left, next_seq, was_set = 0, 1, False
@@ -92,9 +96,9 @@ def test_rows_leave_once_and_as_the_definition_allows(
             was_set = True
         elif name == "pop":
             now_ms = time.now_ms
-            ready = backlog.ready(now_ms)
+            ready = backlog.ready(time.moment)
             oldest_ms = min(waiting.values(), default=0)
-            taken = backlog.pop(value, NO_LIMIT, now_ms)
+            taken = backlog.pop(value, NO_LIMIT, time.moment)
             count = len(seqs(taken))
             assert count <= min(ready, value)
             if not definition.drop_older_than_ms:
@@ -133,24 +137,27 @@ def test_rows_leave_once_and_as_the_definition_allows(
         assert backlog.count == len(waiting)
         assert sorted(seqs(backlog.slices())) == sorted(waiting)
         if definition.rate_per_s:
-            earned = definition.rate_per_s * time.stopwatch() / 1000
+            earned = definition.rate_per_s * time.passed_ms / 1000
             assert left <= definition.rate_burst + earned + 1e-6
-        if (wait_ms := backlog.wait_ms(time.now_ms)) is not None:
+        ready = backlog.ready(time.moment)
+        if (wait_ms := backlog.wait_ms(time.moment)) is not None:
             assert 0 < wait_ms <= longest_ms(definition)
         if (outdated_ms := backlog.outdated_ms(time.now_ms)) is not None:
             assert outdated_ms > time.now_ms
+        if waiting and not ready and not definition.drop_older_than_ms:
+            assert wait_ms is not None
     # Everything leaves in the end, at the moments that it says itself.
     for _ in range(1000):
         if not waiting:
             break
         leaving = [
             *backlog.pop_outdated(100, NO_LIMIT, time.now_ms),
-            *backlog.pop(100, NO_LIMIT, time.now_ms),
+            *backlog.pop(100, NO_LIMIT, time.moment),
         ]
         for seq in seqs(leaving):
             del waiting[seq]
         if waiting and not leaving:
-            time.go_on(next_ms(backlog, time.now_ms))
+            time.go_on(next_ms(backlog, time.moment))
     assert not waiting
 
 
@@ -160,11 +167,11 @@ def longest_ms(definition: Subscription) -> int:
     return max(pause_ms, definition.linger_ms, definition.spread_ms)
 
 
-def next_ms(backlog: Backlog, now_ms: int) -> int:
+def next_ms(backlog: Backlog, moment: Moment) -> int:
     """How long until the next row leaves, or is too old."""
-    waits = [backlog.wait_ms(now_ms)]
-    if (outdated_ms := backlog.outdated_ms(now_ms)) is not None:
-        waits.append(outdated_ms - now_ms)
+    waits = [backlog.wait_ms(moment)]
+    if (outdated_ms := backlog.outdated_ms(moment.now_ms)) is not None:
+        waits.append(outdated_ms - moment.now_ms)
     return min(wait_ms for wait_ms in waits if wait_ms is not None)
 
 
@@ -176,14 +183,14 @@ def next_ms(backlog: Backlog, now_ms: int) -> int:
 def test_what_leaves_together_is_no_longer_than_allowed_or_one_row(
     lengths: list[int], cuts: set[int], takes: list[tuple[int, int]]
 ) -> None:
-    backlog = Backlog(subscription(), 0, Stopwatch())
+    backlog = Backlog(subscription(), 0)
     rows = wheel_rows(HOUR, *((seq, START_MS + seq) for seq in range(len(lengths))))
     rows["locator"] = lengths
     for piece in np.split(rows, sorted(cut for cut in cuts if cut < len(rows))):
         backlog.push(FiredRows(HOUR, piece))
     left: list[int] = []
     for rows_max, bytes_max in takes:
-        here = seqs(backlog.pop(rows_max, bytes_max, START_MS + 99))
+        here = seqs(backlog.pop(rows_max, bytes_max, Moment(START_MS + 99, 0)))
         total_bytes = sum(lengths[seq] for seq in here)
         assert total_bytes <= bytes_max or len(here) == 1
         left += here
@@ -236,59 +243,58 @@ def test_four_rows_over_ten_seconds() -> None:
 
 def test_what_is_new_is_on_time_beside_what_is_spread() -> None:
     time = Time(START_MS + 100)
-    backlog = Backlog(subscription(spread_ms=10_000), START_MS + 100, time.stopwatch)
+    backlog = Backlog(subscription(spread_ms=10_000), START_MS + 100)
     late = [(seq, START_MS + seq) for seq in range(1, 101)]
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, *late[:99])))
-    assert backlog.ready(time.now_ms) == 1  # now the time begins
+    assert backlog.ready(time.moment) == 1  # now the time begins
     time.go_on(1_000)
-    assert seqs(backlog.pop(50, NO_LIMIT, time.now_ms)) == list(range(1, 11))
-    assert backlog.wait_ms(time.now_ms) is not None
+    assert seqs(backlog.pop(50, NO_LIMIT, time.moment)) == list(range(1, 11))
+    assert backlog.wait_ms(time.moment) is not None
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, (500, START_MS + 1_100))))
-    assert seqs(backlog.pop(50, NO_LIMIT, time.now_ms)) == [500]
-    assert backlog.ready(time.now_ms) == 0
+    assert seqs(backlog.pop(50, NO_LIMIT, time.moment)) == [500]
+    assert backlog.ready(time.moment) == 0
 
 
 @pytest.mark.parametrize("count", [99, 100])
 def test_a_batch_waits_for_others_only_so_long(count: int) -> None:
     time = Time(START_MS + 6)
     definition = subscription(type="webhook", batch_max=100, linger_ms=20)
-    backlog = Backlog(definition, START_MS, time.stopwatch)
+    backlog = Backlog(definition, START_MS)
     rows = [(seq, START_MS + 5) for seq in range(1, count + 1)]
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, *rows)))
-    assert backlog.ready(time.now_ms) == (100 if count == 100 else 0)
+    assert backlog.ready(time.moment) == (100 if count == 100 else 0)
     if count < 100:
-        assert backlog.wait_ms(time.now_ms) == 19
+        assert backlog.wait_ms(time.moment) == 19
         time.go_on(19)
-        assert backlog.ready(time.now_ms) == 99
+        assert backlog.ready(time.moment) == 99
 
 
 def test_what_fell_due_in_a_pause_is_behind_when_it_ends() -> None:
     definition, paused = subscription(spread_ms=1_000), subscription(spread_ms=1_000, paused=True)
-    stopwatch = Stopwatch()
-    backlog = Backlog(definition, 0, stopwatch)
+    backlog = Backlog(definition, 0)
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS + 1))))
-    assert backlog.ready(START_MS + 1) == 2
-    stopwatch.shows_ms = 499
+    assert backlog.ready(Moment(START_MS + 1, 0)) == 2
+    later = Moment(START_MS + 500, 499)
     backlog.change(definition, paused, START_MS + 2)
     backlog.change(paused, definition, START_MS + 500)
-    assert backlog.ready(START_MS + 500) == 1
+    assert backlog.ready(later) == 1
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, (3, START_MS + 499), (4, START_MS + 500))))
-    assert seqs(backlog.pop(9, NO_LIMIT, START_MS + 500)) == [4, 1]
-    assert backlog.wait_ms(START_MS + 500) == 334
+    assert seqs(backlog.pop(9, NO_LIMIT, later)) == [4, 1]
+    assert backlog.wait_ms(later) == 334
 
 
 @pytest.mark.parametrize("rows_max", [1, 2, 3, 4, 5, 9])
 def test_rows_leave_in_order_and_in_pieces(rows_max: int) -> None:
-    backlog = Backlog(subscription(), 0, Stopwatch())
+    backlog = Backlog(subscription(), 0)
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, (3, START_MS), (4, START_MS))))
     backlog.push(FiredRows(HOUR + 1, wheel_rows(HOUR + 1, (5, START_MS + HOUR_MS))))
     backlog.push_front(FiredRows(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS))))
     popped: list[int] = []
     while backlog.count:
-        batches = backlog.pop(rows_max, NO_LIMIT, START_MS)
+        batches = backlog.pop(rows_max, NO_LIMIT, Moment(START_MS, 0))
         here = seqs(batches)
         assert 0 < len(here) <= rows_max
         assert all(batch.hour == HOUR + (5 in seqs([batch])) for batch in batches)
         popped += here
     assert popped == [1, 2, 3, 4, 5]
-    assert backlog.pop(rows_max, NO_LIMIT, START_MS) == []
+    assert backlog.pop(rows_max, NO_LIMIT, Moment(START_MS, 0)) == []

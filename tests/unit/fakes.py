@@ -212,8 +212,11 @@ class Stopwatch:
 
     def __init__(self, shows_ms: int = 0) -> None:
         self.shows_ms = shows_ms
+        self.step_ms = 0
+        """How far it goes on with each look."""
 
     def __call__(self) -> int:
+        self.shows_ms += self.step_ms
         return self.shows_ms
 
 

@@ -14,11 +14,13 @@ the beginning everything, until it had time to be linked; what it had, until its
 ended; and its share, which it may use by itself, all the time (`delayserver.api.cluster.limits`).
 
 Cost: 2 µs for an ask and its grant. Threads: belongs to the event loop. Time is an argument, from a
-clock that nobody sets.
+clock that nobody sets, and the same for a `grant`, the `recall` after it and how long then to wait:
+else what could not be granted yet might be free already when that is asked, and nobody would come
+back.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -100,11 +102,10 @@ class Grant(NamedTuple):
 class Allotment:
     """What is out of the limits of one webhook, and who waits for them."""
 
-    def __init__(self, standing: Standing, now_s: Callable[[], float]) -> None:
+    def __init__(self, standing: Standing) -> None:
         self.subscription: Subscription | None = None
         """None: it is not known here, or not yet; then nothing is granted."""
         self._standing = standing
-        self._now_s = now_s
         self._bucket: TokenBucket | None = None
         self._out = [0] * standing.count
         self._recalled = [0] * standing.count
@@ -143,11 +144,11 @@ class Allotment:
             max(1, subscription.rate_burst - unknown * burst),
         )
 
-    def on_standing(self) -> None:
+    def on_standing(self, now_ms: int) -> None:
         """A shard is known from now on, or not any more."""
         if self._bucket is not None:
             assert self.subscription is not None
-            self._bucket.change(*self._rate(self.subscription), self._now_s())
+            self._bucket.change(*self._rate(self.subscription), now_ms / 1000)
 
     def hold(self, shard: int, places: int) -> None:
         """A shard that was linked says what it has out."""
@@ -165,12 +166,12 @@ class Allotment:
         if not ask.places:
             del self._asks[shard]
 
-    def give_back(self, shard: int, places: int, rows: int) -> None:
+    def give_back(self, shard: int, places: int, rows: int, now_ms: int) -> None:
         """Requests of a shard have ended, or are not made."""
         self._out[shard] = max(0, self._out[shard] - places)
         self._recalled[shard] = max(0, self._recalled[shard] - places)
         if rows and self._bucket is not None:
-            self._bucket.give_back(rows, self._now_s())
+            self._bucket.give_back(rows, now_ms / 1000)
 
     def grant(self, now_ms: int) -> list[Grant]:
         """Give those who wait what is free."""
@@ -181,7 +182,7 @@ class Allotment:
         free -= sum(had for shard, had in enumerate(self._out) if shard not in unknown)
         rows = NO_LIMIT
         if self._bucket is not None:
-            rows = self._bucket.available(self._now_s())
+            rows = self._bucket.available(now_ms / 1000)
         granted: dict[int, _Ask] = {}
         while self._asks and free > 0 and rows > 0:
             waiting = len(self._asks)
@@ -205,12 +206,12 @@ class Allotment:
                     del self._asks[shard]
         grants = [Grant(shard, of.places, of.rows) for shard, of in granted.items()]
         if self._bucket is not None:
-            self._bucket.take(sum(one.rows for one in grants), self._now_s())
+            self._bucket.take(sum(one.rows for one in grants), now_ms / 1000)
         return grants
 
     def recall(self, now_ms: int) -> list[tuple[int, int]]:
         """Shards that are to give back places as soon as they can, and how many; after `grant`."""
-        if not self._asks or self.subscription is None or self.wait_s():
+        if not self._asks or self.subscription is None or self.wait_s(now_ms):
             return []
         unknown, out = self._standing.unknown, self._out
         claims = [n for n, had in enumerate(out) if (had or n in self._asks) and n not in unknown]
@@ -244,8 +245,8 @@ class Allotment:
             for shard in standing.unknown
         )
 
-    def wait_s(self) -> float:
+    def wait_s(self, now_ms: int) -> float:
         """How long until the rate lets somebody go on who waits; 0: nobody waits for that."""
         if not self._asks or self._bucket is None:
             return 0.0
-        return self._bucket.wait_s(self._now_s())
+        return self._bucket.wait_s(now_ms / 1000)

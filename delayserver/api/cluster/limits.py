@@ -419,7 +419,7 @@ class Limits:
 
     def _stand(self) -> None:
         for subscription_id, allotment in list(self._allotments.items()):
-            allotment.on_standing()
+            allotment.on_standing(self._calls.stopwatch())
             self._grant(subscription_id, allotment)
             self._forget_if_idle(subscription_id, allotment)
 
@@ -431,7 +431,7 @@ class Limits:
         subscription_id, places, rows, places_back, rows_back = change
         allotment = self._allotment(subscription_id)
         if places_back or rows_back:
-            allotment.give_back(shard, places_back, rows_back)
+            allotment.give_back(shard, places_back, rows_back, self._calls.stopwatch())
         if places:
             allotment.ask(shard, places, rows)
         self._grant(subscription_id, allotment, goes_on)
@@ -440,7 +440,7 @@ class Limits:
     def _allotment(self, subscription_id: int) -> Allotment:
         allotment = self._allotments.get(subscription_id)
         if allotment is None:
-            allotment = self._allotments[subscription_id] = Allotment(self._standing, self._now_s)
+            allotment = self._allotments[subscription_id] = Allotment(self._standing)
             allotment.define(self._calls.definition(subscription_id))
         return allotment
 
@@ -471,7 +471,7 @@ class Limits:
                 continue
             permit = self._permits.get(subscription_id)
             if permit is None:
-                allotment.give_back(shard, places, rows)
+                allotment.give_back(shard, places, rows, now_ms)
                 continue
             permit.on_grant(places, rows)
             if permit is not goes_on:
@@ -482,7 +482,7 @@ class Limits:
                 self._flush_soon()
             elif (permit := self._permits.get(subscription_id)) is not None:
                 permit.on_recall(places)
-        wait_s = allotment.wait_s()
+        wait_s = allotment.wait_s(now_ms)
         if wait_s and subscription_id not in self._waking:
             self._waking.add(subscription_id)
             wait_s = max(wait_s, WAKE_MIN_S)

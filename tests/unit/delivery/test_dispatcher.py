@@ -605,6 +605,36 @@ def test_the_engine_is_told_when_rows_may_leave_earlier_than_it_knows() -> None:
     assert len(parts.ports.handouts) == 1
 
 
+@pytest.mark.parametrize("looked_ms", range(90, 111))
+@pytest.mark.parametrize(
+    ("limits", "rows"),
+    [
+        ({"rate_per_s": 10.0, "rate_burst": 1}, 2),
+        ({"batch_max": 5, "linger_ms": 100}, 1),
+        ({"spread_ms": 200}, 2),
+    ],
+)
+def test_time_that_passes_while_the_queue_is_looked_at_keeps_nothing_back(
+    limits: dict[str, Any], rows: int, looked_ms: int
+) -> None:
+    hook = webhook(**limits, created_ms=NOW_MS)
+    parts = Parts(hook)
+    parts.fire(*((seq, NOW_MS - 1) for seq in range(1, rows + 1)))
+    for _ in parts.handouts():
+        for one in parts.read():
+            parts.dispatcher.settle_delivered(one, NOW_MS)
+    # Somebody has it looked at, about when the next may leave.
+    parts.stopwatch.shows_ms, parts.stopwatch.step_ms = looked_ms, 1
+    parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
+    parts.stopwatch.step_ms = 0
+    if not parts.ports.handouts:
+        wait_ms = parts.dispatcher.wake(NOW_MS)
+        assert wait_ms is not None
+        parts.wait(parts.stopwatch.shows_ms + wait_ms)
+        parts.dispatcher.wake(NOW_MS)
+    assert parts.handouts() == [[rows]]
+
+
 @pytest.mark.parametrize("set_by_ms", [-HOUR_MS, HOUR_MS])
 @pytest.mark.parametrize(
     ("limits", "rows", "wait_ms"),

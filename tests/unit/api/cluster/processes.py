@@ -97,6 +97,7 @@ class Process:
             self.parts.dispatcher.pump(self.queue(subscription_id), NOW_MS)
 
     def stopwatch(self) -> int:
+        self.cluster.now_ms += self.cluster.step_ms
         return self.cluster.now_ms
 
     # ── what happens in it ─────────────────────────────────────────────────────────────────────
@@ -156,6 +157,8 @@ class Cluster:
     def __init__(self, count: int, *definitions: Subscription, linked: bool = True) -> None:
         self.count = count
         self.now_ms = 0
+        self.step_ms = 0
+        """How far the stopwatch goes on with each look of the limits."""
         self.seqs = itertools.count(1)
         self.sent_rows = 0
         self.done_rows = 0
@@ -289,7 +292,7 @@ class Cluster:
         self._set(until_ms)
 
     def _set(self, now_ms: float) -> None:
-        self.now_ms = int(now_ms)
+        self.now_ms = max(self.now_ms, int(now_ms))
         for process in self.living:
             process.parts.stopwatch.shows_ms = self.now_ms
             process.parts.dispatcher.wake(NOW_MS)

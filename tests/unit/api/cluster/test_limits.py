@@ -219,6 +219,20 @@ def test_the_rate_is_kept_and_used(senders: tuple[int, ...], batch_max: int) -> 
     assert max(sent) - min(sent) <= 6
 
 
+@pytest.mark.parametrize("asked_ms", range(80, 105))
+def test_time_that_passes_while_the_home_looks_at_the_rate_keeps_nothing_back(
+    asked_ms: int,
+) -> None:
+    cluster = Cluster(COUNT, hook(rate_per_s=10.0, rate_burst=1))
+    cluster.advance(MEET_MS)
+    cluster.processes[0].fire(1)
+    cluster.finish()
+    cluster.advance(asked_ms)
+    cluster.step_ms = 1
+    cluster.processes[2].fire(1)
+    cluster.finish()
+
+
 def test_tokens_that_are_not_used_come_back() -> None:
     cluster = Cluster(COUNT, hook(rate_per_s=0.001, rate_burst=5))
     process, other = cluster.processes[0], cluster.processes[2]
