@@ -1,8 +1,6 @@
 """What waits in shards: how late it comes, what it takes in memory, and what filing it costs."""
 
 import statistics
-from collections import Counter
-from concurrent.futures import Future
 
 import numpy as np
 from consumers import Received, pull_on_time
@@ -19,11 +17,10 @@ from levels.bench import (
     rate_of,
     settled_memory,
 )
-from load import KEY, LoadConnection
+from load import LoadConnection
 from report import Figure
 from servers import memory_of
 
-from delayserver.records.sharding import shard_of
 from shards.rates import ONE, SHARDS, TURN_S, TURNS, TWO
 from shards.serving import Sharded, sharded
 from shards.sides import Load, add_rate, by_turns, measured, rate, ratio, server_us
@@ -44,7 +41,7 @@ UNFILED_MAX = ("--unfiled-max-bytes", "1000000000")
 
 
 def lateness(bench: Bench) -> None:
-    """Messages with keys, so many due each second, pulled by a consumer at each shard."""
+    """Messages with keys, so many due each second, pulled by one consumer, wherever they are."""
     per_s = bench.size.of(quick=500, usual=PER_S)
     count = per_s * bench.size.of(quick=1, usual=LATENESS_S)
     p99_ms: dict[int, list[float]] = {1: [], SHARDS: []}
@@ -55,7 +52,7 @@ def lateness(bench: Bench) -> None:
             bench.step(f"lateness: {per_s:,} due/s, {name}, turn {number + 1}")
             with sharded(bench, f"late-{shards}-{number}", shards) as server:
                 received = _received(bench, server, per_s, count)
-            late_ms = [ms for one in received for ms in one.lateness_ms]
+            late_ms = received.lateness_ms
             p50, p99 = (float(one) for one in np.percentile(late_ms, [50, 99]))
             p99_ms[shards].append(p99)
             if shards not in figures:
@@ -63,11 +60,11 @@ def lateness(bench: Bench) -> None:
                 figures[shards] = bench.add(Figure(case, 0.0, "ms"))
             figure = figures[shards]
             figure.p50_ms, figure.max_ms = p50, max(late_ms)
-            ids = [one for some in received for one in some.ids]
+            ids = received.ids
             figure.expect("received", len(ids), count)
             figure.expect("received twice", len(ids) - len(set(ids)), 0)
             figure.expect("early", sum(ms < 0 for ms in late_ms), 0)
-            figure.expect("acknowledged", sum(one.acked for one in received), count)
+            figure.expect("acknowledged", received.acked, count)
     for shards, figure in figures.items():
         figure.value = figure.p99_ms = statistics.median(p99_ms[shards])
         figure.note = "receipt less deliver_at; turns: " + ", ".join(
@@ -78,24 +75,14 @@ def lateness(bench: Bench) -> None:
     figures[SHARDS].demand(f"≤ {LATENESS_LEVEL} × one shard", beside <= LATENESS_LEVEL)
 
 
-def _received(bench: Bench, server: Sharded, per_s: int, count: int) -> list[Received]:
+def _received(bench: Bench, server: Sharded, per_s: int, count: int) -> Received:
     name = "late"
-    for port in server.ports:
-        with LoadConnection(port) as connection:
-            wanted = {"subject": name, "type": "pull"}
-            connection.call("PUT", f"/v1/subscriptions/{name}", wanted)
-    waiting: list[Future[Received]] = [
-        bench.pool.submit(pull_on_time, port, name, share, idle_max_ms(count))
-        for port, share in zip(server.ports, _shares(name, count, server.count), strict=True)
-    ]
+    with LoadConnection(server.port) as connection:
+        wanted = {"subject": name, "type": "pull"}
+        connection.call("PUT", f"/v1/subscriptions/{name}", wanted)
+    waiting = bench.pool.submit(pull_on_time, server.port, name, count, idle_max_ms(count))
     publish_ahead(bench, server.served, name, per_s, count, keyed=True)
-    return [one.result() for one in waiting]
-
-
-def _shares(subject: str, count: int, shards: int) -> list[int]:
-    """How many of the messages under the first keys belong to each shard."""
-    owners = Counter(shard_of(subject, KEY % number, shards) for number in range(count))
-    return [owners[shard] for shard in range(shards)]
+    return waiting.result()
 
 
 def memory(bench: Bench) -> None:
