@@ -2,10 +2,12 @@
 
     Sequencer.group ─flush─▶ committer ─on_committed─▶ replay ─on_filed─▶ ─on_checkpoint─▶ forgotten
 
-No timer closes a group. On a disk that syncs quickly, the event loop closes a small group at the
-end of its turn and commits it itself: a thread would cost more, there and back (Redis does the same
-before it answers). On any other disk the committer's thread syncs one group while the next one
-fills; that one is closed when the sync has come back. So one sync answers all that came meanwhile.
+No timer closes a group. On a disk that syncs quickly, the event loop closes a small group and
+commits it itself: a thread would cost more, there and back (Redis does the same before it answers).
+It has one turn more before, for what is on its way: who is answered asks again, and a group costs
+as much as ten messages in it. On any other disk the committer's thread syncs one group while the
+next one fills; that one is closed when the sync has come back. So one sync answers all that came
+meanwhile.
 What is accepted and not filed yet is bounded: at the bound, a publish is answered with an error.
 What has to be recorded without being asked for (a retry, a death) is not refused; where it is too
 much for one group, the group is closed and waits, and the records go on in the next one.
@@ -61,6 +63,8 @@ class Groups:
         self._unfiled_bytes = 0
         self._express: set[int] = set()
         self._wake_asked = False
+        self._is_last_turn = False
+        """What was gathered has had its turn more."""
         self.durable_seq = self.filed_seq = self.checkpoint_seq = sequencer.next_seq - 1
         self._gathered: list[Callable[[], object]] = []
         self._urgent: list[Callable[[], object]] = []
@@ -142,6 +146,10 @@ class Groups:
             return
         if self._full:
             self._commit_next(now_ms, at_once=at_once)
+            return
+        self._is_last_turn = at_once and bool(self._gathered) and not self._is_last_turn
+        if self._is_last_turn:
+            self.wake()
             return
         self._wake_asked = True
         gathered, self._gathered = self._gathered, []

@@ -115,7 +115,8 @@ def test_a_token_is_let_in_as_often_as_by_one_process(supervised: Supervised) ->
     assert set(statuses) == {201, 429}, statuses
     # Each process has its burst before it hears of the others, which is paid back in time.
     allowed = burst + rate_per_s * (passed_s + LATE_S)
-    assert 0.7 * allowed < statuses[201] < allowed + COUNT * 5, (statuses, passed_s)
+    offered = statuses.total()  # a busy machine may not ask for more than is allowed
+    assert 0.7 * min(allowed, offered) < statuses[201] < allowed + COUNT * 5, (statuses, passed_s)
 
 
 def _has_seen(receiver: Receiver, url: str, count: int) -> bool:

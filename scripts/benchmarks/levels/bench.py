@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -219,14 +219,15 @@ def now_ms() -> int:
 
 def publish(
     bench: Bench,
-    port: int,
+    port: int | Sequence[int],
     batches: BatchRequests,
     *,
     count: int | None = None,
     seconds: float = 0,
     first_process: int = 0,
 ) -> list[ConnectionResult]:
-    """Publish so many messages, or so long, from PUBLISHERS processes.
+    """Publish so many messages, or so long, from PUBLISHERS processes; where there are several
+    ports, to each in turn.
 
     Where batches are keyed, each process, numbered from `first_process`, has keys of its own."""
     requests_max = float("inf")
@@ -234,11 +235,12 @@ def publish(
         requests_max, rest = divmod(count, PUBLISHERS * batches.messages)
         assert rest == 0, count
     seconds_max = seconds or float("inf")
+    ports = [port] if isinstance(port, int) else port
     start_at = start_together()
     futures = [
         bench.pool.submit(
             publish_batches,
-            port,
+            ports[number % len(ports)],
             batches,
             start_at,
             requests_max=requests_max,

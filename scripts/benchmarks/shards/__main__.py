@@ -6,9 +6,10 @@ Every side has a process (or processes) of its own on loopback, a new directory 
 settings an operator gets by default; Redis syncs always. All sides of a case are there at the same
 time, and are asked one after the other, in short turns: a figure is the median of its turns, a
 ratio that of the ratios of turns that came together. The generators share the cores with the
-servers, so two shards have no core to themselves on a machine of two: what there is room for beside
-the generator stands in the note of each figure. Processor time ("CPU µs") is that of all processes
-of a server, until what it accepted is filed.
+servers, so two shards have no core to themselves on a machine of two. What two processes can do
+there at all is shown by two servers that know nothing of one another, each with half of the load;
+how many cores are left beside the generator stands in the note of each figure. Processor time
+("CPU µs") is that of all processes of a server, until what it accepted is filed.
 
 post       single POSTs with keys by wrk, 64 and 256 connections; Redis is asked by
            redis-benchmark. Half of the requests come to the shard that they do not belong to.
@@ -21,6 +22,7 @@ lateness   2,000 messages with keys due each second, with one shard and with two
 memory     of each shard and of the supervisor, idle; of each shard, with a million due tomorrow.
 curve      processor time for a message with 1, 2, 4 and 8 shards: POSTs, 64 connections to each
            shard, to the owner of each key and to the address of all; batches to that address.
+           Beside it as many servers that know nothing of one another, with the same load each.
 filing     batches with keys to one shard, as it is and with the filing put off: the most that
            filing in a process of its own would gain.
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 
 import wrk
 from levels.bench import (
@@ -17,8 +19,8 @@ from levels.bench import (
 from report import Figure
 
 from shards.rates import TURN_S, load_of
-from shards.serving import Sharded, all_sharded, keys_of
-from shards.sides import Load, Side, add_rate, by_turns, median, ours, ratio, server_us
+from shards.serving import Apart, Sharded, all_sharded, apart, keys_of
+from shards.sides import Load, Side, add_rate, by_turns, median, ours, ratio, server_us, together
 
 SUBJECT = "bench.post"
 """That of `one_message`."""
@@ -74,15 +76,30 @@ def hop(bench: Bench) -> None:
 
 
 def curve(bench: Bench) -> None:
-    """Processor time for a message with 1, 2, 4 and 8 shards: flat where the owner is asked."""
+    """Processor time for a message with 1, 2, 4 and 8 shards: flat where the owner is asked, as far
+    as the machine has a core for each. What it takes where there is none, as many servers show that
+    know nothing of one another."""
     counts = bench.size.of(quick=COUNTS_QUICK, usual=COUNTS)
     turns = bench.size.of(quick=1, usual=CURVE_TURNS)
     batches = batches_tomorrow(keyed=True)
     first = 0
-    with all_sharded(bench, "curve", counts) as servers, ThreadPoolExecutor(max(counts)) as threads:
+    with (
+        all_sharded(bench, "curve", counts) as servers,
+        ExitStack() as stack,
+        ThreadPoolExecutor(max(counts)) as threads,
+    ):
+        more = (count for count in counts if count > 1)
+        others = {count: stack.enter_context(apart(bench, "curve", count)) for count in more}
 
         def to_owners(server: Sharded) -> Callable[[int], Load]:
             return lambda number: _post_to_owners(bench, threads, server, number)
+
+        def to_each(servers: Apart) -> Callable[[int], Load]:
+            def work(number: int) -> Load:
+                posting = partial(_post_alone, bench, _connections(bench), number)
+                return together(threads, (partial(posting, port) for port in servers.ports))
+
+            return work
 
         def to_any(server: Sharded) -> Callable[[int], Load]:
             def work(number: int) -> Load:
@@ -109,7 +126,10 @@ def curve(bench: Bench) -> None:
             (f"batch of {BATCH} to any", in_batches),
         ):
             sides = {str(count): ours(server, work(server)) for count, server in servers.items()}
+            if work is to_owners:
+                sides |= {f"{n} alone": ours(some, to_each(some)) for n, some in others.items()}
             done = by_turns(bench, f"{what}, keys, shards", sides, turns)
+            at_one = median(done["1"], server_us)
             for count in counts:
                 of_count = done[str(count)]
                 cost = median(of_count, server_us)
@@ -119,6 +139,11 @@ def curve(bench: Bench) -> None:
                 if what == "POST to the owners" and count > 1:
                     figure.demand(f"≤ {CURVE_LEVEL} × one shard", beside <= CURVE_LEVEL)
                 bench.curves.setdefault(what, {})[count] = cost
+                if (alone := done.get(f"{count} alone")) is not None:
+                    figure.ratios["as many servers"] = ratio(of_count, alone, server_us)
+                    cost = median(alone, server_us)
+                    bench.add(Figure(f"POST, keys, {count} servers alone", cost, "µs CPU"))
+                    bench.curves.setdefault("POST to servers alone", {1: at_one})[count] = cost
 
 
 def _post_to_owners(
@@ -130,18 +155,19 @@ def _post_to_owners(
     each = KEYS_PER_S * seconds * 2 // server.count
     keys = [keys_of(k, server.count, SUBJECT, f"{number:02d}", each) for k in range(server.count)]
 
-    def post(shard: int) -> wrk.Posts:
+    def post(shard: int) -> Load:
         port = server.ports[shard]
-        return wrk.post(port, "/v1/messages", body, connections, seconds, listed=keys[shard])
+        posts = wrk.post(port, "/v1/messages", body, connections, seconds, listed=keys[shard])
+        return load_of(posts)
 
-    posts = list(threads.map(post, range(server.count)))
-    slowest = max(posts, key=lambda one: one.p99_ms)
-    return Load(
-        sum(one.requests for one in posts),
-        sum(one.rate for one in posts),
-        slowest.p50_ms,
-        slowest.p99_ms,
-    )
+    return together(threads, (partial(post, shard) for shard in range(server.count)))
+
+
+def _post_alone(bench: Bench, connections: int, number: int, port: int) -> Load:
+    """To a server alone, as it is done to one shard."""
+    body = one_message(f"alone-{number}-{wrk.KEY_PLACE}")
+    seconds = bench.size.of(quick=1, usual=TURN_S)
+    return load_of(wrk.post(port, "/v1/messages", body, connections, seconds))
 
 
 def _connections(bench: Bench) -> int:

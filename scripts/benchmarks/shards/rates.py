@@ -3,6 +3,8 @@
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import wrk
@@ -25,7 +27,7 @@ from load import ARROW, JSON, BatchRequests
 from report import Figure
 
 from shards.redis import redis_side
-from shards.serving import Sharded, all_sharded
+from shards.serving import Apart, Sharded, all_sharded, apart
 from shards.sides import (
     Load,
     Side,
@@ -38,6 +40,7 @@ from shards.sides import (
     ratio,
     room,
     server_us,
+    together,
 )
 
 TURNS = 5
@@ -56,15 +59,20 @@ CANCEL_EACH = 120_000
 """More than can be cancelled in a turn."""
 REDIS_CANCELS = 40_000
 ONE = "1 shard"
+APART = f"{SHARDS} servers"
+"""That know nothing of one another, each with its part of the load: what two processes can do here
+at all."""
 TWO = f"{SHARDS} shards"
 REDIS = "Redis"
 
 
 def post(bench: Bench) -> None:
-    """Single publishes with keys, by wrk."""
+    """Single publishes with keys, by wrk, beside two servers with half of the connections each."""
     levels = bench.size.of(quick={QUICK_CONNECTIONS: 1.0}, usual=POST_LEVELS)
     with (
         all_sharded(bench, "post", (1, SHARDS)) as servers,
+        apart(bench, "post", SHARDS) as others,
+        ThreadPoolExecutor(SHARDS) as threads,
         redis_side(bench.directory / "redis") as redis,
     ):
         for connections, level in levels.items():
@@ -72,6 +80,8 @@ def post(bench: Bench) -> None:
                 name: ours(servers[count], _posting(bench, servers[count], connections))
                 for name, count in ((TWO, SHARDS), (ONE, 1))
             }
+            each = connections // SHARDS
+            sides[APART] = ours(others, _posting_apart(bench, threads, others, each))
             if redis is not None:
                 sides[REDIS] = redis.publishing(connections, _turn_s(bench))
             before = {count: server.accepted() for count, server in servers.items()}
@@ -90,6 +100,18 @@ def _posting(bench: Bench, server: Sharded, connections: int) -> Callable[[int],
     def work(number: int) -> Load:
         body = one_message(f"{connections}-{number}-{wrk.KEY_PLACE}")
         return load_of(wrk.post(server.port, "/v1/messages", body, connections, _turn_s(bench)))
+
+    return work
+
+
+def _posting_apart(
+    bench: Bench, threads: ThreadPoolExecutor, others: Apart, connections: int
+) -> Callable[[int], Load]:
+    """So many connections to each."""
+    posting = [_posting(bench, one, connections) for one in others.servers]
+
+    def work(number: int) -> Load:
+        return together(threads, (partial(post, number) for post in posting))
 
     return work
 
@@ -138,11 +160,11 @@ def batch(bench: Bench) -> None:
     }
     first = 0
 
-    def publishing(server: Sharded, batches: BatchRequests) -> Callable[[int], Load]:
+    def publishing(ports: list[int], batches: BatchRequests) -> Callable[[int], Load]:
         def work(number: int) -> Load:
             nonlocal first
             seconds = bench.size.of(quick=0.1, usual=float(TURN_S))
-            sent = publish(bench, server.port, batches, seconds=seconds, first_process=first)
+            sent = publish(bench, ports, batches, seconds=seconds, first_process=first)
             first += PUBLISHERS
             latencies_ms = latencies_of(sent)
             p50_ms, p99_ms = (float(one) for one in np.percentile(latencies_ms, [50, 99]))
@@ -152,14 +174,16 @@ def batch(bench: Bench) -> None:
 
     with (
         all_sharded(bench, "batch", (1, SHARDS)) as servers,
+        apart(bench, "batch", SHARDS) as others,
         redis_side(bench.directory / "redis") as redis,
     ):
         for name, batches in requests.items():
             before = {count: server.accepted() for count, server in servers.items()}
             sides: dict[str, Side] = {
-                side: ours(servers[count], publishing(servers[count], batches))
+                side: ours(servers[count], publishing([servers[count].port], batches))
                 for side, count in ((TWO, SHARDS), (ONE, 1))
             }
+            sides[APART] = ours(others, publishing(others.ports, batches))
             if redis is not None:
                 sides[REDIS] = redis.publishing(
                     PUBLISHERS * IN_FLIGHT_EACH, _turn_s(bench), pipeline=BATCH
@@ -226,6 +250,8 @@ def _compare(
     if REDIS in done:
         beside = figure.ratios[REDIS] = ratio(turns, done[REDIS], rate)
         figure.demand(f"≥ {level:.1f} × Redis", beside >= level)
+    if APART in done:
+        figure.ratios[APART] = ratio(turns, done[APART], rate)
     beside = figure.ratios[ONE] = ratio(turns, done[ONE], rate)
     most = room(done[ONE], min(SHARDS, os.cpu_count() or 1))
     if most >= ONE_LEVEL:

@@ -47,6 +47,10 @@ class Sharded:
     def count(self) -> int:
         return len(self.ports)
 
+    def cpu_s(self) -> float:
+        """Processor time of all its processes."""
+        return self.served.cpu_s()
+
     def accepted(self) -> int:
         """How many messages it has accepted so far, all shards together."""
         accepted: int = self.served.stats()["accepted"]
@@ -78,6 +82,39 @@ def sharded(bench: Bench, name: str, count: int, *options: str) -> Iterator[Shar
             }
             assert sorted(ports) == list(range(count)), ports
             yield Sharded(served, [ports[shard] for shard in range(count)])
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Servers alone, side by side, that know nothing of one another: what the machine lets so many
+    processes do, without what makes one server of them."""
+
+    servers: list[Sharded]
+
+    @property
+    def ports(self) -> list[int]:
+        return [server.port for server in self.servers]
+
+    def cpu_s(self) -> float:
+        """Processor time of all of them."""
+        return sum(server.cpu_s() for server in self.servers)
+
+    def accepted(self) -> int:
+        """How many messages they have accepted so far."""
+        return sum(server.accepted() for server in self.servers)
+
+    def wait_until_filed(self) -> None:
+        """As one server."""
+        for server in self.servers:
+            server.wait_until_filed()
+
+
+@contextmanager
+def apart(bench: Bench, name: str, count: int) -> Iterator[Apart]:
+    """So many servers alone, until the block ends."""
+    with ExitStack() as stack:
+        alone = (sharded(bench, f"{name}-alone-{count}-{number}", 1) for number in range(count))
+        yield Apart([stack.enter_context(one) for one in alone])
 
 
 @contextmanager

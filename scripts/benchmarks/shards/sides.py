@@ -10,7 +10,8 @@ Cost: none beside what is measured.
 
 import resource
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from multiprocessing import active_children
 
@@ -18,7 +19,7 @@ from levels.bench import Bench
 from report import Figure
 from servers import cpu_s_of
 
-from shards.serving import Sharded
+from shards.serving import Apart, Sharded
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,22 @@ Side = Callable[[int], Turn]
 """Takes the number of the turn."""
 
 
-def ours(server: Sharded, work: Callable[[int], Load]) -> Side:
-    """A server of ours under a load."""
+def ours(server: Sharded | Apart, work: Callable[[int], Load]) -> Side:
+    """A server of ours, or several, under a load."""
 
     def turn(number: int) -> Turn:
         server.wait_until_filed()
-        return measured(lambda: work(number), server.served.cpu_s, server.wait_until_filed)
+        return measured(lambda: work(number), server.cpu_s, server.wait_until_filed)
 
     return turn
+
+
+def together(threads: Executor, loads: Iterable[Callable[[], Load]]) -> Load:
+    """Several loads at the same time: how many in all, and how long the slowest had to wait."""
+    done = [running.result() for running in [threads.submit(load) for load in loads]]
+    slowest = max(done, key=lambda one: one.p99_ms)
+    count, rates = sum(one.count for one in done), sum(one.rate for one in done)
+    return Load(count, rates, slowest.p50_ms, slowest.p99_ms)
 
 
 def measured(

@@ -71,6 +71,30 @@ def test_while_one_group_is_synced_the_next_one_fills(parts: Parts) -> None:
     assert parts.groups.committed_total == 2
 
 
+def test_what_was_gathered_has_one_turn_more_where_the_disk_is_quick(parts: Parts) -> None:
+    decided: list[str] = []
+    parts.groups.decide_when_free(lambda: decided.append("first"))
+    parts.groups.flush(0, at_once=True)
+    assert decided == []
+    assert parts.ports.wakes == 2
+    parts.groups.decide_when_free(lambda: decided.append("second"))
+    parts.groups.decide_when_free(parts.append)
+    assert parts.ports.wakes == 2
+    parts.groups.flush(1, at_once=True)
+    assert decided == ["first", "second"]
+    assert len(parts.ports.committing) == 1
+    parts.groups.on_committed()
+    # The next ones have theirs, too; what nobody gathers needs none.
+    parts.groups.decide_when_free(lambda: decided.append("third"))
+    parts.groups.flush(2, at_once=True)
+    assert decided == ["first", "second"]
+    parts.groups.flush(3, at_once=True)
+    assert decided == ["first", "second", "third"]
+    parts.append()
+    parts.groups.flush(4, at_once=True)
+    assert len(parts.ports.committing) == 2
+
+
 def test_an_empty_group_is_not_written(parts: Parts) -> None:
     parts.groups.flush(0)
     assert parts.ports.committing == []
