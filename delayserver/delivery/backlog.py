@@ -17,7 +17,7 @@ also limited in bytes, by the caller; what does not fit stays, and is next.
 
 How old a row is follows from its due time, and so from the clock. To spread, to linger and a rate
 are lengths of time: they are counted on the stopwatch, and last as long as they were meant to when
-somebody sets the clock. Both are looked at once for everything that belongs together (`Moment`):
+somebody sets the clock. Both are looked at once for everything that belongs together (`Instant`):
 else what could not leave yet when it was asked for might be able to when it is asked how long that
 takes, and nobody would come back.
 
@@ -37,7 +37,7 @@ from delayserver.timers.rates import Rate, TokenBucket
 from storage.rows import select
 
 
-class Moment(NamedTuple):
+class Instant(NamedTuple):
     """What time it is."""
 
     now_ms: int
@@ -137,31 +137,31 @@ class Backlog:
 
     # ── out ────────────────────────────────────────────────────────────────────────────────────
 
-    def ready(self, moment: Moment) -> int:
+    def ready(self, instant: Instant) -> int:
         """How many rows may leave now; where an outdated one is next, fewer may."""
-        count = self.ready_but_for_rate(moment)
+        count = self.ready_but_for_rate(instant)
         if count and self._rate is not None:
-            count = min(count, self._rate.available(moment.present_ms / 1000))
+            count = min(count, self._rate.available(instant.present_ms / 1000))
         return count
 
-    def ready_but_for_rate(self, moment: Moment) -> int:
+    def ready_but_for_rate(self, instant: Instant) -> int:
         """How many rows might leave now if there were no rate."""
-        late, fresh = self._allowed(moment)
+        late, fresh = self._allowed(instant)
         count = late + fresh
-        return 0 if not count or self._lingers_for_ms(late, fresh, moment) else count
+        return 0 if not count or self._lingers_for_ms(late, fresh, instant) else count
 
-    def _allowed(self, moment: Moment) -> tuple[int, int]:
+    def _allowed(self, instant: Instant) -> tuple[int, int]:
         """Of each lane, what the way to catch up lets leave."""
         late, fresh = self._late.count, self._fresh.count
         if self._pace is not None:
-            late = min(late, self._pace.allowance(moment.present_ms))
+            late = min(late, self._pace.allowance(instant.present_ms))
         elif self._drop_older_than_ms:
-            since_ms = moment.now_ms - self._drop_older_than_ms
+            since_ms = instant.now_ms - self._drop_older_than_ms
             late = 0 if self._late.is_before(since_ms) else late
             fresh = 0 if self._fresh.is_before(since_ms) else fresh
         return late, fresh
 
-    def _lingers_for_ms(self, late: int, fresh: int, moment: Moment) -> int:
+    def _lingers_for_ms(self, late: int, fresh: int, instant: Instant) -> int:
         """How long so many rows of both lanes wait for others still; 0: they leave."""
         if not self._batch_max or late + fresh >= self._batch_max:
             return 0
@@ -170,18 +170,18 @@ class Backlog:
             self._fresh.first_ms() if fresh else None,
         )
         first_ms = min(first for first in firsts if first is not None)
-        now_ms, present_ms = moment
+        now_ms, present_ms = instant
         if self._lingers[0] != first_ms:
             # What is old already has lingered. If the clock was set back, it begins to.
             waited_ms = min(max(0, now_ms - first_ms), self._linger_ms)
             self._lingers = first_ms, present_ms + self._linger_ms - waited_ms
         return max(0, self._lingers[1] - present_ms)
 
-    def pop(self, rows_max: int, bytes_max: int, moment: Moment) -> list[FiredRows]:
+    def pop(self, rows_max: int, bytes_max: int, instant: Instant) -> list[FiredRows]:
         """Up to `rows_max` rows that leave now, with payloads of up to `bytes_max`, or one that is
         longer. Fewer, or none, where an outdated one is next."""
-        now_ms, present_ms = moment
-        room = Room(min(rows_max, self.ready(moment)), bytes_max)
+        now_ms, present_ms = instant
+        room = Room(min(rows_max, self.ready(instant)), bytes_max)
         since_ms = now_ms - self._drop_older_than_ms if self._drop_older_than_ms else None
         if self._pace is not None:
             taken = self._fresh.pop(room, since_ms)
@@ -205,16 +205,16 @@ class Backlog:
         taken = self._late.pop(room, until_ms=until_ms)
         return taken + self._fresh.pop(room, until_ms=until_ms)
 
-    def wait_ms(self, moment: Moment) -> int | None:
+    def wait_ms(self, instant: Instant) -> int | None:
         """How long until more rows may leave, though nothing else happens; after `ready` or `pop`
-        at the same moment."""
+        at the same instant."""
         waits: list[int] = []
-        present_ms = moment.present_ms
-        late, fresh = self._allowed(moment)
+        present_ms = instant.present_ms
+        late, fresh = self._allowed(instant)
         if self._pace is not None and late < self._late.count:
             waits.append(max(1, self._pace.next_ms(present_ms) - present_ms))
         if late + fresh:
-            if lingers_for_ms := self._lingers_for_ms(late, fresh, moment):
+            if lingers_for_ms := self._lingers_for_ms(late, fresh, instant):
                 waits.append(lingers_for_ms)
             elif self._rate is not None and (wait_s := self._rate.wait_s(present_ms / 1000)):
                 waits.append(int(wait_s * 1000) + 1)

@@ -23,7 +23,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.delivery.backlog import Backlog, Moment
+from delayserver.delivery.backlog import Backlog, Instant
 from delayserver.delivery.delayed_fetch import DelayedFetch, Fetches, Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.orphans import Fate, Orphans
@@ -314,7 +314,7 @@ class Dispatcher:
     def pump(self, queue: Queue, now_ms: int) -> None:
         """Let rows leave the queue as far as the subscriber can take them."""
         self.now_ms = now_ms
-        moment = self._moment()
+        instant = self._instant()
         subscription = queue.subscription
         self._wakes.pop(subscription.id, None)
         if subscription.paused or self.draining:
@@ -322,13 +322,13 @@ class Dispatcher:
             return
         self._drop_outdated(queue, now_ms)
         # Behind rows that leave, others may have become too old.
-        while self._hand_out(queue, moment) and self._drop_outdated(queue, now_ms):
+        while self._hand_out(queue, instant) and self._drop_outdated(queue, now_ms):
             pass
         queue.keep()
-        wait_ms, outdated_ms = queue.rows.wait_ms(moment), queue.rows.outdated_ms(now_ms)
+        wait_ms, outdated_ms = queue.rows.wait_ms(instant), queue.rows.outdated_ms(now_ms)
         if wait_ms is None and outdated_ms is None:
             return
-        present_ms = moment.present_ms
+        present_ms = instant.present_ms
         leave_ms = NEVER_MS if wait_ms is None else present_ms + wait_ms
         outdated_ms = NEVER_MS if outdated_ms is None else outdated_ms
         self._wakes[subscription.id] = leave_ms, outdated_ms
@@ -337,16 +337,16 @@ class Dispatcher:
             self._announced_ms = wake_ms
             self._ports.tick_soon()
 
-    def _hand_out(self, queue: Queue, moment: Moment) -> bool:
+    def _hand_out(self, queue: Queue, instant: Instant) -> bool:
         """To the webhook, or to consumers that wait; False: to nobody."""
         subscription, before = queue.subscription, queue.count
         if subscription.type == "webhook":
-            queue.want(moment)
+            queue.want(instant)
             while (free := queue.free_places()) > 0:
-                if not self._start(queue, min(free, READ_ROWS_MAX), None, moment):
+                if not self._start(queue, min(free, READ_ROWS_MAX), None, instant):
                     break
         else:
-            while (ready := queue.rows.ready(moment)) and (
+            while (ready := queue.rows.ready(instant)) and (
                 fetch := self.fetches.oldest(subscription.id, ready)
             ):
                 fetch.force_complete()
@@ -367,7 +367,7 @@ class Dispatcher:
         return wait_ms
 
     def _start(
-        self, queue: Queue, rows_max: int, request: PullRequest | None, moment: Moment
+        self, queue: Queue, rows_max: int, request: PullRequest | None, instant: Instant
     ) -> bool:
         """Start a handout: rows leave the queue, and are read. False: none may leave."""
         bytes_max = self._answer_max_bytes
@@ -375,7 +375,7 @@ class Dispatcher:
             bytes_max = min(bytes_max, BATCH_BYTES_MAX)
         if request is not None and request.max_bytes:
             bytes_max = min(bytes_max, request.max_bytes)
-        slices = queue.pop(rows_max, bytes_max, moment)
+        slices = queue.pop(rows_max, bytes_max, instant)
         if not slices:
             return False
         handout = Handout(queue.subscription, slices, queue.attempts, request)
@@ -455,7 +455,7 @@ class Dispatcher:
             if request.is_gone:
                 return
             ready = self._ready(queue) > 0
-            if not (ready and self._start(queue, request.max_messages, request, self._moment())):
+            if not (ready and self._start(queue, request.max_messages, request, self._instant())):
                 request.finish(Pulled())
 
         return self.fetches.add(queue.subscription.id, request, ready, complete)
@@ -473,10 +473,10 @@ class Dispatcher:
         is_there = self._queues.get(queue.subscription.id) is queue
         if not is_there or queue.subscription.paused or self.draining:
             return 0
-        return queue.rows.ready(self._moment())
+        return queue.rows.ready(self._instant())
 
-    def _moment(self) -> Moment:
-        return Moment(self.now_ms, self._stopwatch())
+    def _instant(self) -> Instant:
+        return Instant(self.now_ms, self._stopwatch())
 
     def drain(self) -> None:
         """Let nothing leave the queues any more, and answer those who wait."""

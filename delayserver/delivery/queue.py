@@ -12,7 +12,7 @@ Cost: O(1) per call, and per row that leaves an entry in a set. Threads: belongs
 from collections import Counter
 from dataclasses import dataclass, field
 
-from delayserver.delivery.backlog import Backlog, Moment
+from delayserver.delivery.backlog import Backlog, Instant
 from delayserver.delivery.delayed_fetch import PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.permits import Permit
@@ -91,10 +91,10 @@ class Queue:
         """Whether the row waits here, or left and is not settled."""
         return entry.seq in self.reserved or self.rows.holds(entry)
 
-    def pop(self, rows_max: int, bytes_max: int, moment: Moment) -> list[FiredRows]:
+    def pop(self, rows_max: int, bytes_max: int, instant: Instant) -> list[FiredRows]:
         """Rows that may leave now, as many as `Backlog.pop` says: they are in flight from here
         on."""
-        slices = self.rows.pop(rows_max, bytes_max, moment)
+        slices = self.rows.pop(rows_max, bytes_max, instant)
         for fired in slices:
             self.reserved.update(fired.rows["seq"].tolist())
             self.in_flight += len(fired.rows)
@@ -152,11 +152,11 @@ class Queue:
         """How many requests are out, or about to be."""
         return len(self.posts) if self.subscription.batch_max else self.in_flight
 
-    def want(self, moment: Moment) -> None:
+    def want(self, instant: Instant) -> None:
         """Ask for what could leave, where several shards count together."""
         if self.permit is None or self.is_reading:
             return
-        rows, size = self.rows.ready_but_for_rate(moment), self.subscription.batch_max or 1
+        rows, size = self.rows.ready_but_for_rate(instant), self.subscription.batch_max or 1
         if self.subscription.batch_max:
             rows = max(0, min(rows, self._rows_free()))
         free = max(0, self.subscription.max_in_flight - self.used_places())

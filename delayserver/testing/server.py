@@ -17,10 +17,11 @@ import numpy as np
 
 from delayserver.config import Settings
 from delayserver.decisions.messages import Located
-from delayserver.delivery.backlog import Moment
+from delayserver.delivery.backlog import Instant
 from delayserver.delivery.deliveries import Deliveries
+from delayserver.delivery.dispatcher import NEVER_MS
 from delayserver.delivery.leases import Some
-from delayserver.delivery.queue import Handout
+from delayserver.delivery.queue import Handout, Queue
 from delayserver.delivery.reader import Found
 from delayserver.delivery.settler import DISPATCH_ROW, Settler
 from delayserver.delivery.webhook import WebhookResponse
@@ -88,6 +89,14 @@ class SimulatedClock:
         """Somebody sets the clock, ahead or (negative) back; no time passes."""
         self.now_ms += by_ms
         self.latest_ms = max(self.latest_ms, self.now_ms)
+
+
+def longest_wait_ms(subscription: Subscription) -> int:
+    """How long the next row may have to wait for time alone, whatever somebody does to the
+    clock."""
+    rate_per_s = subscription.rate_per_s
+    pause_ms = int(1000 / rate_per_s) + 1 if rate_per_s else 0
+    return max(pause_ms, subscription.linger_ms, subscription.spread_ms)
 
 
 class Observer:
@@ -347,18 +356,29 @@ class SimulatedServer(Shard):
         """Subscriptions that could have more rows, and for which somebody waits: to be asked after
         `tick`, there are none."""
         dispatcher = self.engine.dispatcher
-        moment = Moment(self.clock(), self.stopwatch())
+        instant = Instant(self.clock(), self.stopwatch())
         held_up = []
         for queue in dispatcher.queues():
-            if queue.subscription.paused or not (ready := queue.rows.ready(moment)):
+            if queue.subscription.paused:
+                continue
+            ready = queue.rows.ready(instant)
+            if not ready and not self._stands_still(queue):
                 continue
             if queue.subscription.type == "webhook":
                 is_waited_for = queue.free_places() > 0
             else:
-                is_waited_for = dispatcher.fetches.oldest(queue.subscription.id, ready) is not None
+                is_waited_for = (
+                    dispatcher.fetches.oldest(queue.subscription.id, max(1, ready)) is not None
+                )
             if is_waited_for:
                 held_up.append(queue.subscription.id)
         return held_up
+
+    def _stands_still(self, queue: Queue) -> bool:
+        """It is to be looked at again, and later than rows of its subscription may have to wait."""
+        leave_ms, _ = self.engine.dispatcher._wakes.get(queue.subscription.id, (NEVER_MS, 0))
+        left_ms = leave_ms - self.stopwatch()
+        return leave_ms != NEVER_MS and left_ms > longest_wait_ms(queue.subscription)
 
     def is_idle(self) -> bool:
         """Nothing is to be done but to wait for the clock or for subscribers."""

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayserver.delivery.backlog import Backlog, Moment
+from delayserver.delivery.backlog import Backlog, Instant
 from delayserver.delivery.catch_up import Pace
-from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.wheel_rows import FiredRows
+from delayserver.testing.server import longest_wait_ms
 from storage.rows import HOUR_MS
 from tests.unit.fakes import HOUR, START_MS, seqs, subscription, wheel_rows
 
@@ -50,8 +50,8 @@ class Time:
         self.passed_ms = 0
 
     @property
-    def moment(self) -> Moment:
-        return Moment(self.now_ms, self.passed_ms)
+    def instant(self) -> Instant:
+        return Instant(self.now_ms, self.passed_ms)
 
     def go_on(self, by_ms: int) -> None:
         self.now_ms += by_ms
@@ -96,9 +96,9 @@ def test_rows_leave_once_and_as_the_definition_allows(
             was_set = True
         elif name == "pop":
             now_ms = time.now_ms
-            ready = backlog.ready(time.moment)
+            ready = backlog.ready(time.instant)
             oldest_ms = min(waiting.values(), default=0)
-            taken = backlog.pop(value, NO_LIMIT, time.moment)
+            taken = backlog.pop(value, NO_LIMIT, time.instant)
             count = len(seqs(taken))
             assert count <= min(ready, value)
             if not definition.drop_older_than_ms:
@@ -139,9 +139,9 @@ def test_rows_leave_once_and_as_the_definition_allows(
         if definition.rate_per_s:
             earned = definition.rate_per_s * time.passed_ms / 1000
             assert left <= definition.rate_burst + earned + 1e-6
-        ready = backlog.ready(time.moment)
-        if (wait_ms := backlog.wait_ms(time.moment)) is not None:
-            assert 0 < wait_ms <= longest_ms(definition)
+        ready = backlog.ready(time.instant)
+        if (wait_ms := backlog.wait_ms(time.instant)) is not None:
+            assert 0 < wait_ms <= longest_wait_ms(definition)
         if (outdated_ms := backlog.outdated_ms(time.now_ms)) is not None:
             assert outdated_ms > time.now_ms
         if waiting and not ready and not definition.drop_older_than_ms:
@@ -152,26 +152,20 @@ def test_rows_leave_once_and_as_the_definition_allows(
             break
         leaving = [
             *backlog.pop_outdated(100, NO_LIMIT, time.now_ms),
-            *backlog.pop(100, NO_LIMIT, time.moment),
+            *backlog.pop(100, NO_LIMIT, time.instant),
         ]
         for seq in seqs(leaving):
             del waiting[seq]
         if waiting and not leaving:
-            time.go_on(next_ms(backlog, time.moment))
+            time.go_on(next_ms(backlog, time.instant))
     assert not waiting
 
 
-def longest_ms(definition: Subscription) -> int:
-    """How long the next row may have to wait, whatever somebody does to the clock."""
-    pause_ms = int(1000 / definition.rate_per_s) + 1 if definition.rate_per_s else 0
-    return max(pause_ms, definition.linger_ms, definition.spread_ms)
-
-
-def next_ms(backlog: Backlog, moment: Moment) -> int:
+def next_ms(backlog: Backlog, instant: Instant) -> int:
     """How long until the next row leaves, or is too old."""
-    waits = [backlog.wait_ms(moment)]
-    if (outdated_ms := backlog.outdated_ms(moment.now_ms)) is not None:
-        waits.append(outdated_ms - moment.now_ms)
+    waits = [backlog.wait_ms(instant)]
+    if (outdated_ms := backlog.outdated_ms(instant.now_ms)) is not None:
+        waits.append(outdated_ms - instant.now_ms)
     return min(wait_ms for wait_ms in waits if wait_ms is not None)
 
 
@@ -190,7 +184,7 @@ def test_what_leaves_together_is_no_longer_than_allowed_or_one_row(
         backlog.push(FiredRows(HOUR, piece))
     left: list[int] = []
     for rows_max, bytes_max in takes:
-        here = seqs(backlog.pop(rows_max, bytes_max, Moment(START_MS + 99, 0)))
+        here = seqs(backlog.pop(rows_max, bytes_max, Instant(START_MS + 99, 0)))
         total_bytes = sum(lengths[seq] for seq in here)
         assert total_bytes <= bytes_max or len(here) == 1
         left += here
@@ -246,13 +240,13 @@ def test_what_is_new_is_on_time_beside_what_is_spread() -> None:
     backlog = Backlog(subscription(spread_ms=10_000), START_MS + 100)
     late = [(seq, START_MS + seq) for seq in range(1, 101)]
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, *late[:99])))
-    assert backlog.ready(time.moment) == 1  # now the time begins
+    assert backlog.ready(time.instant) == 1  # now the time begins
     time.go_on(1_000)
-    assert seqs(backlog.pop(50, NO_LIMIT, time.moment)) == list(range(1, 11))
-    assert backlog.wait_ms(time.moment) is not None
+    assert seqs(backlog.pop(50, NO_LIMIT, time.instant)) == list(range(1, 11))
+    assert backlog.wait_ms(time.instant) is not None
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, (500, START_MS + 1_100))))
-    assert seqs(backlog.pop(50, NO_LIMIT, time.moment)) == [500]
-    assert backlog.ready(time.moment) == 0
+    assert seqs(backlog.pop(50, NO_LIMIT, time.instant)) == [500]
+    assert backlog.ready(time.instant) == 0
 
 
 @pytest.mark.parametrize("count", [99, 100])
@@ -262,19 +256,19 @@ def test_a_batch_waits_for_others_only_so_long(count: int) -> None:
     backlog = Backlog(definition, START_MS)
     rows = [(seq, START_MS + 5) for seq in range(1, count + 1)]
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, *rows)))
-    assert backlog.ready(time.moment) == (100 if count == 100 else 0)
+    assert backlog.ready(time.instant) == (100 if count == 100 else 0)
     if count < 100:
-        assert backlog.wait_ms(time.moment) == 19
+        assert backlog.wait_ms(time.instant) == 19
         time.go_on(19)
-        assert backlog.ready(time.moment) == 99
+        assert backlog.ready(time.instant) == 99
 
 
 def test_what_fell_due_in_a_pause_is_behind_when_it_ends() -> None:
     definition, paused = subscription(spread_ms=1_000), subscription(spread_ms=1_000, paused=True)
     backlog = Backlog(definition, 0)
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS + 1))))
-    assert backlog.ready(Moment(START_MS + 1, 0)) == 2
-    later = Moment(START_MS + 500, 499)
+    assert backlog.ready(Instant(START_MS + 1, 0)) == 2
+    later = Instant(START_MS + 500, 499)
     backlog.change(definition, paused, START_MS + 2)
     backlog.change(paused, definition, START_MS + 500)
     assert backlog.ready(later) == 1
@@ -291,10 +285,10 @@ def test_rows_leave_in_order_and_in_pieces(rows_max: int) -> None:
     backlog.push_front(FiredRows(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS))))
     popped: list[int] = []
     while backlog.count:
-        batches = backlog.pop(rows_max, NO_LIMIT, Moment(START_MS, 0))
+        batches = backlog.pop(rows_max, NO_LIMIT, Instant(START_MS, 0))
         here = seqs(batches)
         assert 0 < len(here) <= rows_max
         assert all(batch.hour == HOUR + (5 in seqs([batch])) for batch in batches)
         popped += here
     assert popped == [1, 2, 3, 4, 5]
-    assert backlog.pop(rows_max, NO_LIMIT, Moment(START_MS, 0)) == []
+    assert backlog.pop(rows_max, NO_LIMIT, Instant(START_MS, 0)) == []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from delayserver.delivery.backlog import Moment
+from delayserver.delivery.backlog import Instant
 from delayserver.errors import (
     ConflictError,
     DiskReserveError,
@@ -182,7 +182,7 @@ def test_a_key_stays_taken_for_the_dedupe_window(after_ms: int, duplicate: bool)
     [seq] = parts.publish(message(SOON_MS, key="1001"))
     parts.commit()
     advance(parts, SOON_MS)
-    [fired] = parts.dispatcher.queue(subscription()).rows.pop(10, 1, Moment(SOON_MS, 0))
+    [fired] = parts.dispatcher.queue(subscription()).rows.pop(10, 1, Instant(SOON_MS, 0))
     assert fired.rows["seq"].tolist() == [seq]
     now_ms = SOON_MS + after_ms
     [again] = publish_all(parts.publishing, [message(now_ms, key="1001", body=b"{}")], now_ms)

@@ -13,7 +13,7 @@ from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.outcomes import RETRY_COMMIT_MS, Outcomes
 from delayserver.decisions.subscribing import Subscribing
-from delayserver.delivery.backlog import Moment
+from delayserver.delivery.backlog import Instant
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import NotFoundError, OverloadedError
@@ -317,7 +317,7 @@ def test_a_consumer_that_gives_back_waits_or_gets_it_again_and_the_last_attempt_
     leases = parts.outcomes.leases
 
     def lease(attempt: int = 1) -> str:
-        parts.dispatcher.queue(receiver).rows.pop(1, 1, Moment(START_MS, 0))
+        parts.dispatcher.queue(receiver).rows.pop(1, 1, Instant(START_MS, 0))
         return leases.grant(deliveries(parts.sent(attempt)), 1000) + "0"
 
     assert parts.nack([lease(), "e-9-0"], 0) == ["e-9-0"]
