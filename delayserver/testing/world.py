@@ -55,6 +55,12 @@ class Theme(Enum):
     """Much is due in days, and the clock makes long jumps."""
 
 
+def theme_of(seed: int) -> Theme | None:
+    """That of the world of a seed."""
+    themes: tuple[Theme | None, ...] = (None, None, *Theme)
+    return random.Random(f"theme {seed}").choice(themes)
+
+
 class World:
     """One seed: a machine, many lives of a server on it, and what everybody did."""
 
@@ -67,7 +73,7 @@ class World:
         """The hour whose file cannot be read to its end."""
         self._clock_luck = random.Random(f"clock {seed}")
         self._descriptor_luck = random.Random(f"descriptors {seed}")
-        self._theme = random.Random(f"theme {seed}").choice((None, None, *Theme))
+        self._theme = theme_of(seed)
         self.seed = seed
         self.clock = SimulatedClock()
         self.ledger = Ledger()
