@@ -28,7 +28,8 @@ The source of the lease: Gray and Cheriton, "Leases", SOSP 1989; here the grant 
 record in the log instead of an answer of a server.
 """
 
-from typing import Final, NamedTuple, Self
+from collections import deque
+from typing import Final, Self
 
 from storage.replicated.envelope import NOBODY, LogRecord
 from storage.replicated.office import Office, OfficeState, RecordVerdict
@@ -43,6 +44,9 @@ RANK_MS: Final = 300
 """How much longer than the one before each in the order of replicas waits."""
 CLOCKS_MS: Final = 1000
 """By how much the clocks of two nodes may differ."""
+
+_COMPARISONS_MIN = 4
+_COMPARISONS_MAX = 16
 
 
 class Tenure:
@@ -115,51 +119,50 @@ class Follower:
         self._node = node
         self._rank = rank
         self._heard_ms = now_ms
-        self._heard: _Heard | None = None
-        self._all_read_ms: int | None = None
+        self._all_read_ms = now_ms - BEAT_MS - 1
+        self._compared_ms = now_ms - BEAT_MS
+        self._aheads_ms: deque[int] = deque(maxlen=_COMPARISONS_MAX)
 
-    def read(self, record: LogRecord, verdict: RecordVerdict, now_ms: int) -> None:
+    def read(self, record: LogRecord, verdict: RecordVerdict, now_ms: int, wall_ms: int) -> None:
         """A record was read from the log, and the office has judged it."""
         if verdict is not RecordVerdict.VOID:
             self._heard_ms = now_ms
-            late_ms = None if self._all_read_ms is None else now_ms - self._all_read_ms
-            self._heard = _Heard(record.clock_ms, now_ms, late_ms)
+            is_fresh = now_ms - self._all_read_ms <= BEAT_MS
+            if is_fresh and now_ms - self._compared_ms >= BEAT_MS:
+                self._compared_ms = now_ms
+                self._aheads_ms.append(wall_ms - record.clock_ms)
 
     def read_all(self, asked_ms: int) -> None:
         """There was nothing more to read when the log was asked, at `asked_ms`. What is read from
-        now on was written later than that."""
+        now on came into the log later than that."""
         self._all_read_ms = asked_ms
 
     def is_due(self, state: OfficeState, now_ms: int) -> bool:
         """Whether the silence has been long enough to ask where the log ends."""
         return now_ms - self._heard_ms >= self._silence_ms(state)
 
-    def clock_differs(self, now_ms: int, wall_ms: int) -> bool:
-        """R7: whether the clock of this node and that of the last owner differ by more than
-        CLOCKS_MS for certain. The node claims nothing then, and has to say so to people.
+    @property
+    def clock_differs(self) -> bool:
+        """R7: whether the clock of this node is not that of the last owner. The node claims nothing
+        then, and has to say so to people.
 
-        How long a record was in the log before it was read is known to this node only if it had
-        read all before. Else the last owner may have written it long ago, and that the own clock
-        is ahead says nothing; that it is behind does."""
-        if self._heard is None:
+        By how much a clock seems to be ahead of the one in a record is what it is ahead, and how
+        long the record was on its way. So the least of several counts. Compared are only records
+        that came into the log while this node was reading it: what it finds there at its start may
+        have been written long ago. And only one in BEAT_MS: what was held up together would count
+        as many."""
+        if len(self._aheads_ms) < _COMPARISONS_MIN:
             return False
-        then_ms = wall_ms - (now_ms - self._heard.now_ms)
-        ahead_ms, late_ms = then_ms - self._heard.clock_ms, self._heard.late_ms
-        is_ahead = late_ms is not None and ahead_ms - late_ms > CLOCKS_MS
-        return is_ahead or ahead_ms < -CLOCKS_MS
+        return abs(min(self._aheads_ms)) > CLOCKS_MS
 
-    def may_claim(self, state: OfficeState, end: int | None, now_ms: int, wall_ms: int) -> bool:
+    def may_claim(self, state: OfficeState, end: int | None, now_ms: int) -> bool:
         """R3, R7: whether to send a CLAIM at once. `state` is that of the office as this node has
         read it, and `end` the offset behind the last record, as the log has just said (None: it
         could not)."""
         if end is None:
             # Whoever is in office could not be heard either: it gets its whole time once more.
             self._heard_ms = now_ms
-        return (
-            end == state.next_offset
-            and self.is_due(state, now_ms)
-            and not self.clock_differs(now_ms, wall_ms)
-        )
+        return end == state.next_offset and self.is_due(state, now_ms) and not self.clock_differs
 
     def _silence_ms(self, state: OfficeState) -> int:
         """How long to wait since a record was heard that counts.
@@ -171,12 +174,3 @@ class Follower:
         if state.successor == NOBODY:
             return RANK_MS * self._rank
         return 0 if state.successor == self._node else RANK_MS * (self._rank + 1)
-
-
-class _Heard(NamedTuple):
-    """The last record that counts, as it was read."""
-
-    clock_ms: int
-    now_ms: int
-    late_ms: int | None
-    """For how long it was in the log at most; None: nobody knows."""
