@@ -15,6 +15,10 @@ StorageError
 ├── RepairUnfinishedError   a repair was interrupted, and some files are old, some new
 ├── StagingError            a staged import is not what its manifest says; nothing of it counts
 ├── DirectoryLockedError    another process owns the data directory (I12)
+├── ReplicatedLogError      a shard's replicated log cannot be read on from here
+│   ├── RecordDamageError   a record does not match its checksum, or is not what it claims to be
+│   ├── NewerRecordError    a record of a type, or with a flag, that this version does not know
+│   └── OffsetGapError      a record does not stand at the offset that follows the one before it
 └── CatalogError            the catalog (LMDB) failed
 
 Every error says what happened, where, and what to do. A mistake of our own is an `assert`,
@@ -176,6 +180,49 @@ class RepairUnfinishedError(StorageError):
             f"a repair of {path} was interrupted; "
             "run `delayserver repair --data-dir DIR` again, it goes on where it was"
         )
+
+
+class ReplicatedLogError(StorageError):
+    """A shard's replicated log cannot be read on from here.
+
+    Nobody may skip such a record: whoever can read it may come to another verdict on all that
+    follows (I15)."""
+
+    def __init__(self, log: str, offset: int, reason: str, advice: str) -> None:
+        super().__init__(f"{log} at offset {offset}: {reason}; {advice}")
+        self.log = log
+        self.offset = offset
+        self.reason = reason
+
+
+class RecordDamageError(ReplicatedLogError):
+    """A record does not match its checksum, or is not what it claims to be (I8)."""
+
+    def __init__(self, log: str, offset: int, reason: str) -> None:
+        advice = "every replica of the shard stops here; compare the copies on the log's servers"
+        super().__init__(log, offset, reason, advice)
+
+
+class NewerRecordError(ReplicatedLogError):
+    """A newer version wrote this record; this one cannot tell whether it counts."""
+
+    def __init__(self, log: str, offset: int, what: str) -> None:
+        advice = "start a server at least as new as the one that wrote it"
+        super().__init__(log, offset, f"the record has {what}, which this version lacks", advice)
+
+
+class OffsetGapError(ReplicatedLogError):
+    """The offsets of the log do not follow one another.
+
+    Records were deleted before this replica had read them, the log was made anew, or a transaction
+    has written its markers into it."""
+
+    def __init__(self, log: str, offset: int, expected: int) -> None:
+        advice = (
+            "copy the shard from a replica that has read on, and use no transactions on the log"
+        )
+        super().__init__(log, offset, f"offset {expected} was expected", advice)
+        self.expected = expected
 
 
 class CatalogError(StorageError):

@@ -26,6 +26,9 @@ from storage.catalog import Table
 from storage.directory import FORMAT_FILE, FORMAT_VERSION, open_identity
 from storage.frame import HEADER, HEADER_BYTES, MAGIC, VERSION, Header
 from storage.key_runs import RUNS_KEY
+from storage.replicated import envelope
+from storage.replicated.envelope import ENVELOPE, ENVELOPE_BYTES, Beat, Envelope, RecordType
+from storage.replicated.office import OFFICE, OfficeState
 from storage.rows import DTYPES, REMOVES, SCHEDULES, LogKind, Outcome, RecordKind
 from storage.staging import DIRECTORY, Manifest, Part, write_manifest
 from storage.testing.files import SimulatedFiles
@@ -40,7 +43,7 @@ NUMPY_TYPES = {
     "i64": "<i8",
     "16 bytes": "V16",
 }
-STRUCT_TYPES = {"4 bytes": "4s", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
+STRUCT_TYPES = {"4 bytes": "4s", "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
 
 
 def tables(heading: str) -> list[list[list[str]]]:
@@ -187,3 +190,37 @@ def test_the_values_of_the_catalog(table: str, value: str) -> None:
     types = re.findall(r"`\w+` ([ui]\d+)", cell)
     letters = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
     assert getattr(catalog_tables, value).format == ">" + "".join(letters[t] for t in types)
+
+
+def test_the_envelope_of_a_replicated_log() -> None:
+    rows = tables("### Envelope")[0]
+    assert tuple(field_name(row[0]) for row in rows) == Envelope._fields
+    formats = [STRUCT_TYPES[row[2]] for row in rows]
+    assert ENVELOPE.format == "<" + "".join(formats)
+    offsets = [struct.calcsize("<" + "".join(formats[:index])) for index in range(len(rows))]
+    assert [int(row[1]) for row in rows] == offsets
+    assert f"`{envelope.MAGIC.decode()}`" in rows[0][3]
+    assert f"A record is {ENVELOPE_BYTES} bytes of envelope and a body." in DOCUMENT
+
+
+def test_the_records_of_a_replicated_log() -> None:
+    rows = tables("### Envelope")[1]
+    assert [(int(row[0]), row[1]) for row in rows] == [(int(t), t.name) for t in RecordType]
+    bodies = {
+        RecordType.CLAIM: envelope.CLAIM_BODY,
+        RecordType.BEAT: envelope.BEAT_BODY,
+        RecordType.RELEASE: envelope.RELEASE_BODY,
+    }
+    for row in rows:
+        types = re.findall(r"`\w+` ([ui]\d+)", row[2])
+        body = bodies.get(RecordType(int(row[0])))
+        assert (body.format if body else "<") == "<" + "".join(STRUCT_TYPES[t] for t in types)
+    assert re.findall(r"`(\w+)` [ui]", rows[2][2]) == list(Beat.__slots__)
+    assert f"{envelope.PART_MAX_BYTES // 1024} KiB" in rows[1][2]
+
+
+def test_the_state_of_an_office() -> None:
+    (rows,) = tables("### OfficeState")
+    assert tuple(field_name(row[0]) for row in rows) == OfficeState._fields
+    assert OFFICE.format == ">" + "".join(STRUCT_TYPES[row[1]] for row in rows)
+    assert f"big-endian, {OFFICE.size} bytes" in DOCUMENT

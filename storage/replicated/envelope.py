@@ -1,0 +1,224 @@
+"""The records of a shard's replicated log: 32 bytes of envelope, then a body.
+
+    CLAIM     "I take the office": what the claimant has read, and where it can be found
+    FRAME     a frame of the message log, byte for byte, or one part of it
+    BEAT      "I am still here": how far the owner has come
+    RELEASE   "I leave the office", and who is wanted there next
+
+The envelope's checksum (crc32c) covers both, with itself as zero, so nothing is trusted before it:
+not the type, not the epoch. The log's engine takes records up to a limit (1 MiB by default), and a
+frame may be longer. Therefore it is cut into parts, each of them a record of its own.
+
+What a number of an older version meant it means for good. A body that needs another shape gets a
+flag or a type, and who does not know it stops there: skipping a record that counts would be a
+verdict of its own.
+
+Cost: one crc32c pass (8 GB/s), and one copy of the body, each way; 3 µs for a small record.
+Threads: functions without state; records are immutable.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+import google_crc32c
+
+from storage.errors import NewerRecordError, RecordDamageError
+from storage.frame import HEADER_BYTES
+
+MAGIC: Final = b"DLR1"
+ENVELOPE: Final = struct.Struct("<4sBBHHHIqII")
+ENVELOPE_BYTES: Final = ENVELOPE.size
+CLAIM_BODY: Final = struct.Struct("<q")
+"""What stands before the address."""
+BEAT_BODY: Final = struct.Struct("<QqI")
+RELEASE_BODY: Final = struct.Struct("<H")
+PART_MAX_BYTES: Final = 900 * 1024
+"""Of a frame in one record. With the envelope it stays below what an engine takes by default."""
+PARTS_MAX: Final = (1 << 16) - 1
+NOBODY: Final = 0
+"""No node has this number."""
+
+_CRC = struct.Struct("<I")
+_CRC_START = 24
+_CRC_END = _CRC_START + _CRC.size
+
+assert ENVELOPE_BYTES == 32
+
+
+class RecordType(IntEnum):
+    """What a record of the replicated log is."""
+
+    CLAIM = 1
+    FRAME = 2
+    BEAT = 3
+    RELEASE = 4
+
+
+class Envelope(NamedTuple):
+    """The first 32 bytes of a record; field by field in FORMAT.md."""
+
+    magic: bytes
+    type: int
+    flags: int
+    part: int
+    parts: int
+    node: int
+    epoch: int
+    clock_ms: int
+    crc: int
+    reserved: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What all records say: which node wrote it (from 1), in which epoch (from 1), and what the
+    node's wall clock showed, in ms since 1970."""
+
+    node: int
+    epoch: int
+    clock_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim(_Record):
+    """`node` takes the office as the owner of `epoch`.
+
+    `after` is the offset of the last record that counted, as far as the node has read (-1: none);
+    `address` says where others find it."""
+
+    after: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class FramePart(_Record):
+    """Part number `part` (from 0) of a frame of the message log that was cut into `parts`."""
+
+    part: int
+    parts: int
+    data: bytes
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the frame ends with it."""
+        return self.part + 1 == self.parts
+
+
+@dataclass(frozen=True, slots=True)
+class Beat(_Record):
+    """How far the owner has come.
+
+    Every effect of the records up to the seq `filed_seq` is durable with it; what it has settled
+    stands before `settled_offset` in the log of settled deliveries. `live_through_hour` is the
+    newest hour that was ever in its wheel (hours since 1970; 0: none)."""
+
+    filed_seq: int
+    settled_offset: int
+    live_through_hour: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release(_Record):
+    """The owner leaves the office; `successor` shall claim it next (NOBODY: whoever likes)."""
+
+    successor: int
+
+
+LogRecord = Claim | FramePart | Beat | Release
+
+
+def encode(record: LogRecord) -> bytes:
+    """The record as bytes: envelope, then body."""
+    part, parts = 0, 1
+    match record:
+        case Claim():
+            kind = RecordType.CLAIM
+            body = CLAIM_BODY.pack(record.after) + record.address.encode()
+        case FramePart():
+            kind, body = RecordType.FRAME, record.data
+            part, parts = record.part, record.parts
+        case Beat():
+            kind = RecordType.BEAT
+            body = BEAT_BODY.pack(record.filed_seq, record.settled_offset, record.live_through_hour)
+        case Release():
+            kind, body = RecordType.RELEASE, RELEASE_BODY.pack(record.successor)
+    assert record.node != NOBODY and record.epoch > 0, record
+    assert part < parts, (part, parts)
+    head = ENVELOPE.pack(
+        MAGIC, kind, 0, part, parts, record.node, record.epoch, record.clock_ms, 0, 0
+    )
+    return head[:_CRC_START] + _CRC.pack(_crc(head, body)) + head[_CRC_END:] + body
+
+
+def decode(data: bytes, log: str, offset: int) -> LogRecord:
+    """The record that `data` is; `log` and `offset` are for the errors alone.
+
+    Raises RecordDamageError where it is none, and NewerRecordError where it verifies but has a type
+    or a flag that this version does not know."""
+    if len(data) < ENVELOPE_BYTES or data[: len(MAGIC)] != MAGIC:
+        raise RecordDamageError(log, offset, "it does not begin with an envelope")
+    envelope = Envelope(*ENVELOPE.unpack_from(data))
+    body = data[ENVELOPE_BYTES:]
+    without_crc = data[:_CRC_START] + bytes(_CRC.size) + data[_CRC_END:ENVELOPE_BYTES]
+    if _crc(without_crc, body) != envelope.crc:
+        raise RecordDamageError(log, offset, "it does not match its checksum")
+    if envelope.flags or envelope.reserved:
+        what = f"flags {envelope.flags}, {envelope.reserved}"
+        raise NewerRecordError(log, offset, what)
+    if envelope.type not in set(RecordType):
+        raise NewerRecordError(log, offset, f"type {envelope.type}")
+    try:
+        return _parse(envelope, body)
+    except (ValueError, struct.error) as error:
+        reason = f"it verifies, and yet is no {RecordType(envelope.type).name} ({error})"
+        raise RecordDamageError(log, offset, reason) from error
+
+
+def _parse(envelope: Envelope, body: bytes) -> LogRecord:
+    """Raises ValueError, struct.error."""
+    said = (envelope.node, envelope.epoch, envelope.clock_ms)
+    if envelope.node == NOBODY or envelope.epoch == 0:
+        raise ValueError("nobody wrote it, or in no epoch")
+    if envelope.type == RecordType.FRAME:
+        if envelope.part >= envelope.parts:
+            raise ValueError(f"part {envelope.part} of {envelope.parts}")
+        return FramePart(*said, envelope.part, envelope.parts, body)
+    if (envelope.part, envelope.parts) != (0, 1):
+        raise ValueError("only frames have parts")
+    match envelope.type:
+        case RecordType.CLAIM:
+            (after,) = CLAIM_BODY.unpack_from(body)
+            return Claim(*said, after, body[CLAIM_BODY.size :].decode())
+        case RecordType.BEAT:
+            return Beat(*said, *BEAT_BODY.unpack(body))
+        case _:
+            return Release(*said, *RELEASE_BODY.unpack(body))
+
+
+def split(
+    frame: bytes, *, node: int, epoch: int, clock_ms: int, part_bytes: int = PART_MAX_BYTES
+) -> Iterator[FramePart]:
+    """The parts of a frame of the message log, each of at most `part_bytes`.
+
+    The first part holds the frame's header as a whole, so that it alone tells which seqs the frame
+    takes: `part_bytes` is at least HEADER_BYTES."""
+    assert part_bytes >= HEADER_BYTES <= len(frame), (part_bytes, len(frame))
+    parts = -(-len(frame) // part_bytes)
+    assert parts <= PARTS_MAX, parts
+    for part in range(parts):
+        data = frame[part * part_bytes : (part + 1) * part_bytes]
+        yield FramePart(node, epoch, clock_ms, part, parts, data)
+
+
+def join(parts: Sequence[FramePart]) -> bytes:
+    """The frame that was split into these: all of it, in order, as `Office.apply` found it."""
+    assert [part.part for part in parts] == list(range(parts[-1].parts)), parts
+    return b"".join([part.data for part in parts])
+
+
+def _crc(head: bytes, body: bytes) -> int:
+    """The checksum over an envelope whose own checksum is zero, and the body behind it."""
+    return google_crc32c.extend(google_crc32c.value(head), body)  # type: ignore[no-any-return]

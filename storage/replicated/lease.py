@@ -1,0 +1,176 @@
+"""Who may answer, deliver and claim now: rules R1, R2, R3 and R7 of a shard's replicated log.
+
+    R1  An owner answers for a record only if the log gave it the offset that follows the last one
+        the owner knows. Then nothing stands between, no claim either, and it counts. All else is
+        unknown: nobody is answered, and the owner's time is over.
+    R2  An owner delivers only within LEASE_MS - MARGIN_MS after it *sent* its last record that
+        counts.
+    R3  Others claim when they have *read* nothing that counts for LEASE_MS, and RANK_MS more for
+        each that goes before them, if the log ends where they stand.
+    R7  A node whose clock is not that of the last owner does not claim.
+
+Why no two nodes have a lease at one time (I14): a claim that counts names the last record that
+counts (`storage.replicated.office`), so the claimant has read it. It was read after it was sent;
+and the claimant's LEASE_MS from there end after the owner's LEASE_MS - MARGIN_MS, unless the one
+stopwatch runs 6/5 as fast as the other. Clocks need not agree, only run at about the same rate.
+Where an owner has left of its own accord its lease had ended before it said so.
+
+That the log ends where the claimant stands is not needed for that. But a claim that is bound to be
+void takes an offset which the owner does not expect, and so costs it the office by R1.
+
+All times are arguments. `now_ms` is a stopwatch that nobody sets and that goes on while the machine
+sleeps (CLOCK_BOOTTIME); `wall_ms` is the clock, in ms since 1970.
+
+Cost: a comparison or two. Threads: `Tenure.holds` may be asked from any thread, all else belongs to
+the one who reads the log and writes to it.
+
+The source of the lease: Gray and Cheriton, "Leases", SOSP 1989; here the grant of the lease is a
+record in the log instead of an answer of a server.
+"""
+
+from collections import deque
+from typing import Final, Self
+
+from storage.replicated.envelope import NOBODY, LogRecord
+from storage.replicated.office import Office, OfficeState, RecordVerdict
+
+LEASE_MS: Final = 3000
+"""How long nothing may be read that counts before others claim."""
+MARGIN_MS: Final = 500
+"""How much sooner the owner stops."""
+BEAT_MS: Final = 500
+"""After which an owner that has nothing to say says so."""
+RANK_MS: Final = 300
+"""How much longer than the one before each in the order of replicas waits."""
+CLOCKS_MS: Final = 1000
+"""By how much the clocks of two nodes may differ."""
+
+_COMPARISONS_MIN = 4
+_COMPARISONS_MAX = 16
+
+
+class Tenure:
+    """A node's time in office, from its CLAIM that counts: what it may answer, and its lease."""
+
+    def __init__(self, office: Office, sent_ms: int) -> None:
+        """The owner in `office` is this node, and its CLAIM was sent at `sent_ms`."""
+        self._office = office
+        self._claim_offset = office.state.claim_offset
+        self._has_ended = False
+        self._sent_ms = sent_ms
+
+    @classmethod
+    def of(cls, office: Office, claim_offset: int, sent_ms: int) -> Self | None:
+        """The tenure of the CLAIM that was sent at `sent_ms` and got `claim_offset`; None if it
+        does not count, or not any more.
+
+        The office has read up to the claim by then. A claim is known by its offset and not by node
+        and epoch, since an earlier process of the node may have claimed the same epoch: others
+        have waited since *that* claim, and not since `sent_ms`."""
+        assert office.state.next_offset > claim_offset, (office.state, claim_offset)
+        tenure = cls(office, sent_ms)
+        return None if tenure.is_over or office.state.claim_offset != claim_offset else tenure
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the node has to leave the office; it may come back with a new claim."""
+        state = self._office.state
+        is_another = state.claim_offset != self._claim_offset or state.owner == NOBODY
+        return self._has_ended or is_another
+
+    @property
+    def beat_due_ms(self) -> int:
+        """When the next BEAT has to be sent, if nothing else is."""
+        return self._sent_ms + BEAT_MS
+
+    def holds(self, now_ms: int) -> bool:
+        """R2: whether the node may deliver."""
+        return now_ms < self._sent_ms + LEASE_MS - MARGIN_MS and not self.is_over
+
+    def appended(self, record: LogRecord, offset: int | None, sent_ms: int) -> bool:
+        """R1: the log has answered the append of the owner's next record, which was sent at
+        `sent_ms`, with `offset` (None: with an error, or not in time). Whether it counts, so that
+        whoever waits for it may be answered.
+
+        If not, it may count all the same, and the tenure is over. Answers are taken in the order in
+        which their records were sent. What others have written may be read (`Office.apply`) while
+        none is under way: it is expected then."""
+        if self.is_over or offset != self._office.state.next_offset:
+            self._has_ended = True
+            return False
+        verdict = self._office.apply(offset, record)
+        assert verdict is not RecordVerdict.VOID, (offset, record, self._office.state)
+        assert sent_ms >= self._sent_ms, (sent_ms, self._sent_ms)
+        self._sent_ms = sent_ms
+        return True
+
+    def end(self) -> None:
+        """Deliver and answer nothing from now on. It comes before a RELEASE is sent: others claim
+        as soon as they have read it."""
+        self._has_ended = True
+
+
+class Follower:
+    """A node that reads the log, and claims the office when nobody is heard from it."""
+
+    def __init__(self, node: int, rank: int, now_ms: int) -> None:
+        """`rank`: how many replicas of the shard go before this one."""
+        assert node != NOBODY
+        self._node = node
+        self._rank = rank
+        self._heard_ms = now_ms
+        self._all_read_ms = now_ms - BEAT_MS - 1
+        self._compared_ms = now_ms - BEAT_MS
+        self._aheads_ms: deque[int] = deque(maxlen=_COMPARISONS_MAX)
+
+    def read(self, record: LogRecord, verdict: RecordVerdict, now_ms: int, wall_ms: int) -> None:
+        """A record was read from the log, and the office has judged it."""
+        if verdict is not RecordVerdict.VOID:
+            self._heard_ms = now_ms
+            is_fresh = now_ms - self._all_read_ms <= BEAT_MS
+            if is_fresh and now_ms - self._compared_ms >= BEAT_MS:
+                self._compared_ms = now_ms
+                self._aheads_ms.append(wall_ms - record.clock_ms)
+
+    def read_all(self, asked_ms: int) -> None:
+        """There was nothing more to read when the log was asked, at `asked_ms`. What is read from
+        now on came into the log later than that."""
+        self._all_read_ms = asked_ms
+
+    def is_due(self, state: OfficeState, now_ms: int) -> bool:
+        """Whether the silence has been long enough to ask where the log ends."""
+        return now_ms - self._heard_ms >= self._silence_ms(state)
+
+    @property
+    def clock_differs(self) -> bool:
+        """R7: whether the clock of this node is not that of the last owner. The node claims nothing
+        then, and has to say so to people.
+
+        By how much a clock seems to be ahead of the one in a record is what it is ahead, and how
+        long the record was on its way. So the least of several counts. Compared are only records
+        that came into the log while this node was reading it: what it finds there at its start may
+        have been written long ago. And only one in BEAT_MS: what was held up together would count
+        as many."""
+        if len(self._aheads_ms) < _COMPARISONS_MIN:
+            return False
+        return abs(min(self._aheads_ms)) > CLOCKS_MS
+
+    def may_claim(self, state: OfficeState, end: int | None, now_ms: int) -> bool:
+        """R3, R7: whether to send a CLAIM at once. `state` is that of the office as this node has
+        read it, and `end` the offset behind the last record, as the log has just said (None: it
+        could not)."""
+        if end is None:
+            # Whoever is in office could not be heard either: it gets its whole time once more.
+            self._heard_ms = now_ms
+        return end == state.next_offset and self.is_due(state, now_ms) and not self.clock_differs
+
+    def _silence_ms(self, state: OfficeState) -> int:
+        """How long to wait since a record was heard that counts.
+
+        In a vacant office nobody has a lease. The one who is wanted there comes first, then all
+        others by rank; if it does not come, the office is theirs."""
+        if state.owner != NOBODY:
+            return LEASE_MS + RANK_MS * self._rank
+        if state.successor == NOBODY:
+            return RANK_MS * self._rank
+        return 0 if state.successor == self._node else RANK_MS * (self._rank + 1)
