@@ -108,17 +108,20 @@ def test_peers(tmp_path: Path) -> None:
 
 
 SHARDS = {
-    "post": "POST, keys, 2 conn.: 2 shards|POST, keys, 2 conn.: 1 shard",
+    "post": "POST, keys, 2 conn.: 2 shards|POST, keys, 2 conn.: 1 shard|"
+    "POST, keys, 2 conn.: 2 servers",
     "client": "client library, generated keys, 8 tasks: 2 shards|"
     "client library, generated keys, 8 tasks: 1 shard",
     "batch": "batch of 500, keys, JSON: 2 shards|batch of 500, keys, JSON: 1 shard|"
-    "batch of 500, keys, Arrow: 2 shards|batch of 500, keys, Arrow: 1 shard",
+    "batch of 500, keys, JSON: 2 servers|batch of 500, keys, Arrow: 2 shards|"
+    "batch of 500, keys, Arrow: 1 shard|batch of 500, keys, Arrow: 2 servers",
     "cancel": "cancel by key, 2 conn.: 2 shards|cancel by key, 2 conn.: 1 shard",
     "hop": "POST to the right shard, keys, 2 conn.|POST to the wrong shard, keys, 2 conn.",
     "lateness": "lateness p99, 500 due/s: 1 shard|lateness p99, 500 due/s: 2 shards",
     "memory": "memory of a shard, idle|memory of the supervisor|"
     "memory of a shard, 4,000 due tomorrow in all",
     "curve": "POST to the owners, keys, 1 shard|POST to the owners, keys, 2 shards|"
+    "POST, keys, 2 servers alone|"
     "POST to any, keys, 1 shard|POST to any, keys, 2 shards|"
     "batch of 500 to any, keys, 1 shard|batch of 500 to any, keys, 2 shards",
     "filing": "batch of 500, keys, with filing|batch of 500, keys, without filing",
