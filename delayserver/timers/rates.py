@@ -2,7 +2,8 @@
 
 The bucket holds up to `burst` and fills with `rate_per_s`. Who takes more than it holds overdraws
 it, and waits until that is paid back: a batch that is larger than the burst is possible, and the
-rate is kept over time all the same.
+rate is kept over time all the same. A moment that lies before one that was seen earns nothing: who
+looked at the clock first may ask last.
 
 Cost: a few float operations; nothing runs while nobody asks. Threads: belongs to one thread. Time
 is an argument, from a clock that nobody sets.

@@ -418,8 +418,9 @@ class Limits:
         self._stand()
 
     def _stand(self) -> None:
+        now_ms = self._calls.stopwatch()
         for subscription_id, allotment in list(self._allotments.items()):
-            allotment.on_standing(self._calls.stopwatch())
+            allotment.on_standing(now_ms)
             self._grant(subscription_id, allotment)
             self._forget_if_idle(subscription_id, allotment)
 

@@ -27,7 +27,7 @@ from load import ARROW, JSON, BatchRequests
 from report import Figure
 
 from shards.redis import redis_side
-from shards.serving import Apart, Sharded, all_sharded, apart
+from shards.serving import Apart, Asked, Sharded, all_sharded, apart
 from shards.sides import (
     Load,
     Side,
@@ -75,22 +75,23 @@ def post(bench: Bench) -> None:
         ThreadPoolExecutor(SHARDS) as threads,
         redis_side(bench.directory / "redis") as redis,
     ):
+        asked: dict[str, Asked] = {TWO: servers[SHARDS], ONE: servers[1], APART: others}
         for connections, level in levels.items():
-            sides: dict[str, Side] = {
-                name: ours(servers[count], _posting(bench, servers[count], connections))
-                for name, count in ((TWO, SHARDS), (ONE, 1))
-            }
             each = connections // SHARDS
-            sides[APART] = ours(others, _posting_apart(bench, threads, others, each))
+            sides = {
+                TWO: ours(servers[SHARDS], _posting(bench, servers[SHARDS], connections)),
+                ONE: ours(servers[1], _posting(bench, servers[1], connections)),
+                APART: ours(others, _posting_apart(bench, threads, others, each)),
+            }
             if redis is not None:
                 sides[REDIS] = redis.publishing(connections, _turn_s(bench))
-            before = {count: server.accepted() for count, server in servers.items()}
+            before = {name: server.accepted() for name, server in asked.items()}
             case = f"POST, keys, {connections} conn."
             figures = _compare(bench, case, sides, level)
-            for name, count in ((TWO, SHARDS), (ONE, 1)):
+            for name, server in asked.items():
                 figure, turns = figures[name]
                 sent = sum(turn.load.count for turn in turns)
-                done = servers[count].accepted() - before[count]
+                done = server.accepted() - before[name]
                 # wrk does not count what is on its way when it ends.
                 within = sent <= done <= sent + connections * len(turns)
                 figure.expect("accepted, within those on their way", within, True)
@@ -177,24 +178,25 @@ def batch(bench: Bench) -> None:
         apart(bench, "batch", SHARDS) as others,
         redis_side(bench.directory / "redis") as redis,
     ):
+        asked: dict[str, Asked] = {TWO: servers[SHARDS], ONE: servers[1], APART: others}
         for name, batches in requests.items():
-            before = {count: server.accepted() for count, server in servers.items()}
-            sides: dict[str, Side] = {
-                side: ours(servers[count], publishing([servers[count].port], batches))
-                for side, count in ((TWO, SHARDS), (ONE, 1))
+            before = {side: server.accepted() for side, server in asked.items()}
+            sides = {
+                TWO: ours(servers[SHARDS], publishing([servers[SHARDS].port], batches)),
+                ONE: ours(servers[1], publishing([servers[1].port], batches)),
+                APART: ours(others, publishing(others.ports, batches)),
             }
-            sides[APART] = ours(others, publishing(others.ports, batches))
             if redis is not None:
                 sides[REDIS] = redis.publishing(
                     PUBLISHERS * IN_FLIGHT_EACH, _turn_s(bench), pipeline=BATCH
                 )
             case = f"batch of {BATCH}, keys, {name}"
             figures = _compare(bench, case, sides, BATCH_LEVELS[name])
-            for side, count in ((TWO, SHARDS), (ONE, 1)):
+            for side, server in asked.items():
                 figure, turns = figures[side]
                 figure.note += f"; {PUBLISHERS * IN_FLIGHT_EACH} in flight, latency of a batch"
                 sent = sum(turn.load.count for turn in turns)
-                figure.expect("accepted", servers[count].accepted() - before[count], sent)
+                figure.expect("accepted", server.accepted() - before[side], sent)
 
 
 def cancel(bench: Bench) -> None:

@@ -109,6 +109,9 @@ class Apart:
             server.wait_until_filed()
 
 
+Asked = Sharded | Apart
+
+
 @contextmanager
 def apart(bench: Bench, name: str, count: int) -> Iterator[Apart]:
     """So many servers alone, until the block ends."""

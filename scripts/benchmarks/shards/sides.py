@@ -19,7 +19,7 @@ from levels.bench import Bench
 from report import Figure
 from servers import cpu_s_of
 
-from shards.serving import Apart, Sharded
+from shards.serving import Asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ Side = Callable[[int], Turn]
 """Takes the number of the turn."""
 
 
-def ours(server: Sharded | Apart, work: Callable[[int], Load]) -> Side:
+def ours(server: Asked, work: Callable[[int], Load]) -> Side:
     """A server of ours, or several, under a load."""
 
     def turn(number: int) -> Turn:
