@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from delayserver.api import process
@@ -80,7 +81,8 @@ class Surroundings:
             listener.listen()
             while True:
                 client, _ = listener.accept()
-                with client, client.makefile("rw") as lines:
+                # Who has given up is told nothing.
+                with suppress(ConnectionError), client, client.makefile("rw") as lines:
                     for line in lines:
                         self.obey(json.loads(line))
                         lines.write("done\n")

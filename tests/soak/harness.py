@@ -388,10 +388,13 @@ class SoakRun(Load[SoakLedger]):
     async def _order(self, order: dict[str, object]) -> None:
         """Have the child do something, and wait until it is so."""
         reader, writer = await asyncio.open_unix_connection(str(self._control))
-        writer.write(json.dumps(order).encode() + b"\n")
-        if not await reader.readline():
-            raise ServerFailed("the server ended by itself; see server.log")
-        writer.close()
+        try:
+            writer.write(json.dumps(order).encode() + b"\n")
+            if not await reader.readline():
+                raise ServerFailed("the server ended by itself; see server.log")
+        finally:
+            # The child hears one after the other: who is cancelled here keeps no other waiting.
+            writer.close()
 
     async def _set_clock(self, offset_ms: int) -> None:
         ordered_ms = self.ledger.now_ms()

@@ -1,12 +1,16 @@
 """A short soak, and one with a planted bug; `scripts/soak` makes long ones."""
 
 import asyncio
+import socket
+import threading
 
 import pytest
 
+from tests.integration.api_support import wait_until
 from tests.long_run import describe, report_of
 from tests.soak import harness
 from tests.soak.abuse import KINDS
+from tests.soak.child import Surroundings
 from tests.soak.harness import WEATHER, SoakRun
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -44,3 +48,34 @@ def test_a_server_that_ends_is_noticed(tmp_path):
     )
     outcome = asyncio.run(run.run())
     assert any("ended by itself" in failure for failure in outcome.failures)
+
+
+def test_an_order_that_is_given_up_keeps_no_other_waiting(tmp_path, monkeypatch):
+    """The load ends while the weather waits for the child."""
+    heard, may_go_on = threading.Event(), threading.Event()
+
+    def obey(self, order):
+        heard.set()
+        may_go_on.wait()
+
+    monkeypatch.setattr(Surroundings, "obey", obey)
+    run = SoakRun(tmp_path, seed=SEED, seconds=4)
+    child = threading.Thread(target=Surroundings().listen, args=(str(run._control),), daemon=True)
+    child.start()
+
+    def listens():
+        with socket.socket(socket.AF_UNIX) as client:
+            return client.connect_ex(str(run._control)) == 0
+
+    wait_until(listens)
+
+    async def orders():
+        given_up = asyncio.create_task(run._set_clock(1))
+        await asyncio.to_thread(heard.wait)
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        may_go_on.set()
+        await asyncio.wait_for(run._set_clock(2), timeout=30)
+        assert given_up.cancelled()  # and held until here, with all that it has open
+
+    asyncio.run(orders())
