@@ -18,7 +18,10 @@ StorageError
 ├── ReplicatedLogError      a shard's replicated log cannot be read on from here
 │   ├── RecordDamageError   a record does not match its checksum, or is not what it claims to be
 │   ├── NewerRecordError    a record of a type, or with a flag, that this version does not know
-│   └── OffsetGapError      a record does not stand at the offset that follows the one before it
+│   ├── OffsetGapError      a record does not stand at the offset that follows the one before it
+│   └── OffsetRangeError    the log does not hold an offset any more, or ends before it
+├── EngineError             what keeps the replicated logs refused a call, or cannot be reached
+├── FencedError             another process may be in office, or the outcome of an append is unknown
 └── CatalogError            the catalog (LMDB) failed
 
 Every error says what happened, where, and what to do. A mistake of our own is an `assert`,
@@ -223,6 +226,43 @@ class OffsetGapError(ReplicatedLogError):
         )
         super().__init__(log, offset, f"offset {expected} was expected", advice)
         self.expected = expected
+
+
+class OffsetRangeError(ReplicatedLogError):
+    """The log does not hold an offset: what stood there was deleted, or it ends before."""
+
+    def __init__(self, log: str, offset: int, first: int, end: int) -> None:
+        reason = f"the log begins at {first} and ends at {end}"
+        advice = (
+            "copy the shard from a replica that has read on; if the log has lost its end, the "
+            "replica that has read furthest knows what is missing"
+        )
+        super().__init__(log, offset, reason, advice)
+        self.first = first
+        self.end = end
+
+
+class EngineError(StorageError):
+    """What keeps the replicated logs refused a call, or cannot be reached."""
+
+    def __init__(self, call: str, where: str, reason: str, advice: str) -> None:
+        super().__init__(f"{call} failed at {where}: {reason}; {advice}")
+        self.call = call
+        self.where = where
+        self.reason = reason
+
+
+class FencedError(StorageError):
+    """The outcome of an append is unknown, or another process may be in office (R1).
+
+    Nobody is answered any more: the process ends, and starts again as a standby."""
+
+    def __init__(self, log: str, reason: str) -> None:
+        super().__init__(
+            f"{log}: {reason}; this process ends and follows the log again, whoever owns it then"
+        )
+        self.log = log
+        self.reason = reason
 
 
 class CatalogError(StorageError):

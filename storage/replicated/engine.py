@@ -1,0 +1,48 @@
+"""What a shard's replicated log needs of the engine that keeps it: five calls.
+
+The engine keeps totally ordered logs to which several processes may append. An append is answered
+with the record's offset once a quorum has it; offsets follow one another without gaps. All that
+makes several processes agree is in the records (`storage.replicated.office`), so the engine may be
+any that can do this: `storage.replicated.kafka` is one, `storage.testing.engine` another.
+
+Threads: an `EngineLog` belongs to one thread at a time.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class EngineLog(Protocol):
+    """One log of the engine, as one process sees it."""
+
+    name: str
+    """For people: topic and partition."""
+
+    def append(self, records: Sequence[bytes]) -> list[int | None]:
+        """Append records in this order, and wait until the engine has answered for each.
+
+        Returns the offset of each; None: it may be in the log, and it may not. Behind one of these
+        the process must not append again: an owner's tenure is over with it, and whoever starts
+        anew opens the log anew."""
+        ...
+
+    def read(self, offset: int, wait_s: float) -> list[tuple[int, bytes]]:
+        """Records from `offset` on, each with its own, in order; as many as are at hand.
+
+        If there are none it waits for the first, at most `wait_s`, and returns an empty list where
+        none came: the log may end there, and the engine may be away (`end` tells).
+        Raises OffsetRangeError where the log does not hold `offset` any more, or ends before it."""
+        ...
+
+    def end(self) -> int | None:
+        """The offset behind the last record a quorum has, as the engine says it now; None where
+        it cannot say so within a second or two."""
+        ...
+
+    def delete_before(self, offset: int) -> None:
+        """Have the engine delete the records before `offset`, some time. Raises EngineError."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the connections. What was appended and not answered may still arrive."""
+        ...
