@@ -17,7 +17,12 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from storage.errors import DamageError, FormatVersionError, RepairUnfinishedError
+from storage.errors import (
+    DamageError,
+    ForeignDirectoryError,
+    FormatVersionError,
+    RepairUnfinishedError,
+)
 from storage.files import Files, replace_file
 
 FORMAT_VERSION = 3
@@ -52,13 +57,19 @@ class Identity:
 
 
 def open_identity(
-    files: Files, *, random_bytes: Callable[[int], bytes] | None, shard: int = 0
+    files: Files,
+    *,
+    random_bytes: Callable[[int], bytes] | None,
+    shard: int = 0,
+    given: Identity | None = None,
 ) -> Identity:
     """Read DIR/FORMAT; make it first where there is none and `random_bytes` is given.
 
-    Raises FormatVersionError for a directory of a newer server, DamageError for a FORMAT file that
-    is not one or is missing beside logs, RepairUnfinishedError where a server must not start yet,
-    FileNotFoundError when there is none and none is to be made."""
+    `given`: what it is to be, since there are copies of the shard. Raises ForeignDirectoryError
+    for a directory that is something else, FormatVersionError for one of a newer server,
+    DamageError for a FORMAT file that is not one or is missing beside logs, RepairUnfinishedError
+    where a server must not start yet, FileNotFoundError when there is none and none is to be
+    made."""
     if random_bytes is not None and files.exists(REPAIR_FILE):
         raise RepairUnfinishedError(f"{files.root}")
     try:
@@ -69,7 +80,7 @@ def open_identity(
     except FileNotFoundError:
         if random_bytes is None:
             raise
-        return _create(files, random_bytes, shard)
+        return _create(files, random_bytes, shard, given)
     try:
         text = file.pread(64 * 1024, 0)
     finally:
@@ -92,16 +103,20 @@ def open_identity(
             and len(identity.id_secret) == ID_SECRET_BYTES
         ):
             raise ValueError("a number is out of its range")
+        if given is not None and replace(identity, version=given.version) != given:
+            raise ForeignDirectoryError(f"{files.root}")
         return identity
     except (ValueError, KeyError, TypeError) as error:
         raise DamageError(FORMAT_FILE, 0, f"not a format file ({error})") from error
 
 
-def _create(files: Files, random_bytes: Callable[[int], bytes], shard: int) -> Identity:
+def _create(
+    files: Files, random_bytes: Callable[[int], bytes], shard: int, given: Identity | None
+) -> Identity:
     # FORMAT is the first thing that is made. With a new stamp the logs could not be read.
     if any(files.list(name) for name in LOG_DIRECTORIES):
         raise DamageError(FORMAT_FILE, 0, "the file is missing, though there are logs beside it")
-    identity = Identity(
+    identity = given or Identity(
         stamp=int.from_bytes(random_bytes(4), "big") or 1,
         shard=shard,
         id_secret=random_bytes(ID_SECRET_BYTES),

@@ -10,6 +10,7 @@ StorageError
 │   └── UnreadableError     bytes that the device does not give back (a bad sector): damage, too
 ├── ShardCountError         made with another number of shards
 ├── ShardNumberError        the directory of another shard
+├── ForeignDirectoryError   the directory of something else than the cluster's shard
 ├── FormatVersionError      written by a version of this software that is newer than this one
 ├── FormatOutdatedError     written by an older version, and not carried over yet
 ├── RepairUnfinishedError   a repair was interrupted, and some files are old, some new
@@ -130,6 +131,16 @@ class ShardNumberError(StorageError):
         super().__init__(
             f"{path} is the directory of shard {found}, not of shard {expected}; put the "
             "directories of the shards where they were"
+        )
+
+
+class ForeignDirectoryError(StorageError):
+    """The directory is not that of the shard of this cluster."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path} is the directory of another server, shard or cluster; start this node with "
+            "another --data-dir, which may be empty: it copies what it needs from the log"
         )
 
 

@@ -47,6 +47,8 @@ ANSWER_BYTES_MAX = 16 * 1024 * 1024
 """Payloads that leave a queue together, unless one alone has more."""
 
 NEVER_MS = 1 << 62
+HELD_LOOK_MS = 50
+"""After which a queue is looked at again that nothing may leave now."""
 
 
 class DispatcherPorts(Protocol):
@@ -141,6 +143,8 @@ class Dispatcher:
         than before, perhaps."""
         self.permits: Permits | None = None
         """Where several shards count together; set before anything fires."""
+        self.may_deliver: Callable[[], bool] = lambda: True
+        """Whether anything may leave now: where others could take over, only under a lease."""
         self.draining = False
         """Nothing leaves the queues any more: the server is stopping."""
 
@@ -320,6 +324,10 @@ class Dispatcher:
         if subscription.paused or self.draining:
             queue.keep()
             return
+        if not self.may_deliver():
+            queue.keep()
+            self._wake_at(subscription.id, instant, instant.present_ms + HELD_LOOK_MS, NEVER_MS)
+            return
         self._drop_outdated(queue, now_ms)
         # Behind rows that leave, others may have become too old.
         while self._hand_out(queue, instant) and self._drop_outdated(queue, now_ms):
@@ -331,8 +339,14 @@ class Dispatcher:
         present_ms = instant.present_ms
         leave_ms = NEVER_MS if wait_ms is None else present_ms + wait_ms
         outdated_ms = NEVER_MS if outdated_ms is None else outdated_ms
-        self._wakes[subscription.id] = leave_ms, outdated_ms
-        wake_ms = min(leave_ms, present_ms + outdated_ms - now_ms)
+        self._wake_at(subscription.id, instant, leave_ms, outdated_ms)
+
+    def _wake_at(
+        self, subscription_id: int, instant: Instant, leave_ms: int, outdated_ms: int
+    ) -> None:
+        """Look at a queue again when the stopwatch shows `leave_ms`, or the clock `outdated_ms`."""
+        self._wakes[subscription_id] = leave_ms, outdated_ms
+        wake_ms = min(leave_ms, instant.present_ms + outdated_ms - instant.now_ms)
         if wake_ms < self._announced_ms:
             self._announced_ms = wake_ms
             self._ports.tick_soon()
@@ -418,7 +432,9 @@ class Dispatcher:
         for seq in handout.unread(deliveries):
             queue.release(seq)
             self._unread.add(seq)
-        if handout.request is not None:
+        if not handout.give_up_reason and not self.may_deliver():
+            self._take_back(queue, handout, deliveries, now_ms)
+        elif handout.request is not None:
             self._ports.hand_out(handout, deliveries)
         elif handout.give_up_reason:
             for delivery in deliveries:
@@ -437,6 +453,20 @@ class Dispatcher:
             for delivery in deliveries:
                 self._ports.send(queue.subscription, [delivery])
             self.pump(queue, now_ms)
+
+    def _take_back(
+        self, queue: Queue, handout: Handout, deliveries: Deliveries, now_ms: int
+    ) -> None:
+        """Nothing may leave any more that was read: it goes back to its place, and was no
+        attempt."""
+        if handout.request is None:
+            queue.posts.discard(handout.first_seq)
+            queue.is_reading &= handout.as_batch
+        elif not handout.request.is_gone:
+            handout.request.finish(Pulled())
+        if len(deliveries):
+            self.return_leased(deliveries, np.arange(len(deliveries)), 0)
+        self.pump(queue, now_ms)
 
     def end_request(self, deliveries: list[DueDelivery]) -> None:
         """A request is over, and another may be sent. The caller settles, releases or returns each
@@ -471,7 +501,7 @@ class Dispatcher:
     def _ready(self, queue: Queue) -> int:
         """How many rows may leave the queue."""
         is_there = self._queues.get(queue.subscription.id) is queue
-        if not is_there or queue.subscription.paused or self.draining:
+        if not is_there or queue.subscription.paused or self.draining or not self.may_deliver():
             return 0
         return queue.rows.ready(self._instant())
 

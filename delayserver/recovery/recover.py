@@ -28,8 +28,8 @@ from storage.catalog import Catalog, Table
 from storage.errors import DamageError
 from storage.frame import Damage, Frame, damaged_payloads
 from storage.hour_log import HourLog
-from storage.message_log import MessageLog
 from storage.rows import HOUR_MS, RecordKind, select
+from storage.write_ahead_log import WriteAheadLog
 
 BATCH_BYTES = 32 * 1024 * 1024
 
@@ -58,7 +58,7 @@ class Recovered:
 
 def recover(
     catalog: Catalog,
-    message_log: MessageLog,
+    message_log: WriteAheadLog,
     schedule: HourLog,
     replay: Replay,
     settler: Settler,
@@ -135,7 +135,7 @@ def _fired_ahead(replay: Replay, retired: list[int], now_ms: int) -> Iterator[Ma
 
 
 def file_message_log(
-    message_log: MessageLog,
+    message_log: WriteAheadLog,
     schedule: HourLog,
     replay: Replay,
     damage: list[Damage],
@@ -158,7 +158,7 @@ def file_message_log(
     return next_seq, replayed
 
 
-def _check_catalog(message_log: MessageLog, schedule: HourLog, replay: Replay) -> None:
+def _check_catalog(message_log: WriteAheadLog, schedule: HourLog, replay: Replay) -> None:
     """A catalog that is gone or older than the logs must not make us cut them back to it."""
     first_seq = message_log.first_seq()
     if first_seq is None and not replay.has_checkpoint and schedule.buckets():
@@ -186,7 +186,7 @@ def _cut_schedule(schedule: HourLog, replay: Replay) -> None:
 
 
 def _replay_tail(
-    message_log: MessageLog,
+    message_log: WriteAheadLog,
     replay: Replay,
     damage: list[Damage],
     now_ms: int,

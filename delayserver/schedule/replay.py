@@ -60,8 +60,8 @@ from storage.definitions_log import DefinitionsLog, DefinitionsPlace
 from storage.errors import DamageError, ShortageError
 from storage.frame import Damage, Rows, unseal
 from storage.hour_log import HourLog
-from storage.message_log import MessageLog
 from storage.rows import FLAG_REMOVAL, HOUR_MS, RecordKind, buffer_of, keep, select
+from storage.write_ahead_log import WriteAheadLog
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class Replay:
         catalog: Catalog,
         schedule: HourLog,
         dispatch: HourLog,
-        message_log: MessageLog,
+        message_log: WriteAheadLog,
         staging: Staging,
         definitions: DefinitionsLog,
         *,
@@ -297,6 +297,7 @@ class Replay:
             state = self.hours.get(hour)
             writes[Table.HOURS].append((hour_key(hour), state.pack() if state else None))
         writes[Table.META].append((CHECKPOINT_KEY, pack_checkpoint(self.filed_seq)))
+        writes[Table.META] += self._message_log.places(self.filed_seq)
         if self.live_once_through_hour >= 0:
             writes[Table.META].append((LIVE_KEY, hour_key(self.live_once_through_hour)))
         self.effects.commit_keys_ahead(self.filed_seq)
@@ -371,6 +372,7 @@ class Replay:
         # After a crash it must be known what may have fired: if the clock was set back, it would
         # else wait until the clock reaches it again.
         self.live_once_through_hour = max(self.live_once_through_hour, through_hour)
+        self._message_log.note_live(self.live_once_through_hour)
         self.checkpoint()
         before, self.live_through_hour = self.live_through_hour, through_hour
         return [

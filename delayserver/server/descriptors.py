@@ -24,13 +24,11 @@ import structlog
 
 from delayserver.config import Settings
 from delayserver.errors import InputError
+from delayserver.recovery.store import READ_HOURS_MAX, WRITTEN_HOURS_MIN
 
-WRITTEN_HOURS_MIN: Final = 128
-"""Files of hours that a log which is written to may have open, however small the limit is."""
 SCHEDULE_HOURS_MAX: Final = 20_000
-"""… the schedule log, however large the limit is: those of more than two years."""
-READ_HOURS_MAX: Final = 32
-"""… a log that is only read. Several read the same files, each for a thread of its own."""
+"""Files of hours that the schedule log may have open, however large the limit is: those of more
+than two years."""
 _WRITTEN_LOGS: Final = 2
 _READ_LOGS: Final = 7
 _OTHERS_MAX: Final = 128

@@ -41,14 +41,14 @@ from delayserver.records.message import HEADERS_BYTES_MAX, DueDelivery
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tracecontext import in_trace
 from delayserver.recovery.recover import Progress, Recovered
+from delayserver.recovery.store import WRITTEN_HOURS_MIN, Surroundings
 from delayserver.security.targets import TargetPolicy
 from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.server.alarm import Alarm
 from delayserver.server.calls import Calls
-from delayserver.server.descriptors import WRITTEN_HOURS_MIN
 from delayserver.server.gauges import Gauges
 from delayserver.server.metrics import TimedFiles
-from delayserver.server.shard import Shard, Surroundings
+from delayserver.server.shard import Shard
 from storage.catalog import Catalog, LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY
 from storage.errors import DamageError, StorageError
@@ -125,13 +125,11 @@ class Server(Shard):
 
         def open_catalog() -> Catalog:
             files.make_directory(CATALOG_DIRECTORY)
-            catalog = LmdbCatalog(
+            return LmdbCatalog(
                 str(settings.data_dir / CATALOG_DIRECTORY),
                 max_bytes=settings.catalog_max_bytes,
                 verify_all=verify_catalog,
             )
-            self._cleanup.callback(catalog.close)
-            return catalog
 
         surroundings = Surroundings(
             clock=own_clock,

@@ -10,10 +10,8 @@ Cost: one call per group, handout or hour; nothing per message but what the part
 Threads: everything belongs to the event loop but what the workers call through `post`.
 """
 
-import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -26,17 +24,14 @@ from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.leases import EPOCH_BYTES, epoch_of
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Fetched, Found, Reader
-from delayserver.delivery.settler import Settler
 from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import DueDelivery, ScheduleEntry
 from delayserver.records.subscriptions import Subscription
-from delayserver.recovery.recover import Progress, Recovered, recover
-from delayserver.schedule.expansion import Staging
-from delayserver.schedule.loader import LOAD_SIZES, LoadedHour, Loader, LoadSizes
-from delayserver.schedule.replay import Filed, Replay, Snapshot
-from delayserver.schedule.wheel import SLOT_MS
+from delayserver.recovery.recover import Recovered
+from delayserver.recovery.store import Store, Surroundings
+from delayserver.schedule.loader import LoadedHour, Loader
+from delayserver.schedule.replay import Filed, Snapshot
 from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
-from delayserver.server.descriptors import READ_HOURS_MAX, WRITTEN_HOURS_MIN
 from delayserver.server.engine import Engine
 from delayserver.server.threads import (
     CallRequest,
@@ -54,43 +49,12 @@ from delayserver.server.threads import (
     Worker,
 )
 from storage.catalog import Catalog
-from storage.definitions_log import DefinitionsLog
-from storage.directory import FORMAT_VERSION, LOCK_FILE, open_identity, upgrade
-from storage.errors import DamageError, ShardNumberError
+from storage.errors import DamageError
 from storage.files import Files
-from storage.hour_log import HourLog
-from storage.message_log import Durability, MessageLog
+from storage.message_log import Durability
 from storage.rows import LogKind
-from storage.tiered_catalog import KEY_TIERS, KeyTiers, TieredCatalog
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """Where a shard lives: its time, its chance, and the parts that touch its disk."""
-
-    clock: Callable[[], int]
-    """Milliseconds since the epoch; may be set. For moments: when something is due."""
-    stopwatch: Callable[[], int]
-    """Milliseconds; never set, and goes on while the machine sleeps. For lengths of time."""
-    random_bytes: Callable[[int], bytes]
-    random: Callable[[], float]
-    """From 0 to 1."""
-    monotonic: Callable[[], float]
-    """Seconds; never set, and stands still while the machine sleeps: how long work takes."""
-    progress: Progress = lambda what, done, total: None
-    shard: int = 0
-    """Its number among those of a server."""
-    schedule_hours_max: int = WRITTEN_HOURS_MIN
-    """Files of hours that the schedule log has open where it is written."""
-    load_sizes: LoadSizes = LOAD_SIZES
-    key_tiers: KeyTiers = KEY_TIERS
-    message_log: type[MessageLog] | Callable[..., MessageLog] = MessageLog
-    replay: type[Replay] | Callable[..., Replay] = Replay
-    settler: type[Settler] | Callable[..., Settler] = Settler
-    staging: type[Staging] | Callable[..., Staging] = Staging
-    definitions: type[DefinitionsLog] | Callable[..., DefinitionsLog] = DefinitionsLog
 
 
 class Shard(ABC):
@@ -112,78 +76,26 @@ class Shard(ABC):
         self.files = files
         self._settle = SettleRequest()
         self._settle_asked = False
-        self._cleanup = contextlib.ExitStack()
+        store = self.store = Store(settings, files, open_catalog, surroundings)
         try:
-            self._open(open_catalog, surroundings)
+            self._recover(store, surroundings)
         except BaseException:
-            self._cleanup.close()
+            store.close()
             raise
 
-    def _open(self, open_catalog: Callable[[], Catalog], surroundings: Surroundings) -> None:
-        settings, files = self.settings, self.files
-        self._cleanup.enter_context(files.lock(LOCK_FILE))
-        identity = open_identity(
-            files, random_bytes=surroundings.random_bytes, shard=surroundings.shard
-        )
-        if identity.shard != surroundings.shard:
-            raise ShardNumberError(files.root, identity.shard, surroundings.shard)
-        catalog = self.catalog = TieredCatalog(
-            open_catalog(), files, stamp=identity.stamp, tiers=surroundings.key_tiers
-        )
-        self._cleanup.callback(catalog.close_runs)
-
-        def hour_log(kind: LogKind, open_files_max: int = READ_HOURS_MAX) -> HourLog:
-            made = HourLog(files, kind, stamp=identity.stamp, open_files_max=open_files_max)
-            self._cleanup.callback(made.close)
-            return made
-
-        self.message_log = surroundings.message_log(
-            files,
-            stamp=identity.stamp,
-            segment_bytes=settings.segment_bytes,
-            durability=settings.durability,
-        )
-        schedule = hour_log(LogKind.SCHEDULE, surroundings.schedule_hours_max)
-        definitions = surroundings.definitions(files, stamp=identity.stamp)
-        self._cleanup.callback(definitions.close)
-        self.replay = surroundings.replay(
-            catalog,
-            schedule,
-            hour_log(LogKind.DISPATCH),
-            self.message_log,
-            surroundings.staging(files, identity.stamp),
-            definitions,
-        )
-        self.settler = surroundings.settler(hour_log(LogKind.DISPATCH, WRITTEN_HOURS_MIN))
-        loader = Loader(
-            hour_log(LogKind.SCHEDULE),
-            hour_log(LogKind.DISPATCH),
-            slot_ms=SLOT_MS,
-            sizes=surroundings.load_sizes,
-        )
+    def _recover(self, store: Store, surroundings: Surroundings) -> None:
+        settings, identity = self.settings, store.identity
+        catalog = self.catalog = store.catalog
+        self.message_log = store.message_log
+        self.replay, self.settler = store.replay, store.settler
         now_ms = self.clock()
-        recovered = recover(
-            catalog,
-            self.message_log,
-            schedule,
-            self.replay,
-            self.settler,
-            loader,
-            now_ms=now_ms,
-            lead_ms=settings.lead_ms,
-            is_carried_over=not identity.has_definitions,
-            progress=surroundings.progress,
-        )
-        if identity.version < FORMAT_VERSION:
-            # Not before a checkpoint has what is new in this version.
-            upgrade(files, identity)
-            log.info("the data directory was carried over", format_version=FORMAT_VERSION)
+        recovered = store.recover(now_ms)
         ids = IdCodec(identity.shard, identity.id_secret)
         sequencer = Sequencer(catalog, next_seq=recovered.next_seq, subjects=recovered.subjects)
         self.reader, self.reader_now = (
             Reader(
-                hour_log(LogKind.SCHEDULE),
-                hour_log(LogKind.DISPATCH),
+                store.hour_log(LogKind.SCHEDULE),
+                store.hour_log(LogKind.DISPATCH),
                 ids,
                 sequencer.subject_names,
                 self.on_damage,
@@ -206,6 +118,7 @@ class Shard(ABC):
             epoch=epoch_of(surroundings.random_bytes(EPOCH_BYTES), identity.shard),
             random=surroundings.random,
         )
+        self.engine.dispatcher.may_deliver = surroundings.may_deliver
         self.engine.start(
             recovered.through_hour,
             recovered.loaded,
@@ -213,7 +126,8 @@ class Shard(ABC):
             recovered.fired,
         )
         self.on_recovered(recovered)
-        self._make_workers(loader, Importer(files, catalog, identity.stamp), surroundings)
+        importer = Importer(self.files, catalog, identity.stamp)
+        self._make_workers(store.loader, importer, surroundings)
 
     def _make_workers(self, loader: Loader, importer: Importer, surroundings: Surroundings) -> None:
         settings, post, fatal = self.settings, self.post, self.on_fatal
@@ -266,7 +180,7 @@ class Shard(ABC):
 
     def close(self) -> None:
         """Close all files and let the directory go. The workers have ended."""
-        self._cleanup.close()
+        self.store.close()
 
     # ── how it is moved ────────────────────────────────────────────────────────────────────────
 

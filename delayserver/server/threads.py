@@ -37,7 +37,7 @@ from delayserver.schedule.committed import Records
 from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Filed, Replay, Snapshot
 from storage.errors import ShortageError, StagingError
-from storage.message_log import MessageLog
+from storage.write_ahead_log import WriteAheadLog
 
 SHORTAGE_WAIT_S = 1.0
 QUICK_S = 0.0005
@@ -147,7 +147,7 @@ class CommitterThread(Worker[Group]):
 
     def __init__(
         self,
-        message_log: MessageLog,
+        message_log: WriteAheadLog,
         monotonic: Callable[[], float],
         post: Post,
         on_committed: Callable[[], None],

@@ -28,6 +28,7 @@ from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import DueDelivery, Payload, encode_payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.recovery.recover import Recovered
+from delayserver.recovery.store import Surroundings
 from delayserver.schedule.committed import Records
 from delayserver.schedule.expansion import Staging
 from delayserver.schedule.loader import LoadSizes
@@ -37,7 +38,7 @@ from delayserver.schedule.wheel_rows import FiredRows
 from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.server.calls import Calls
 from delayserver.server.gauges import Gauges
-from delayserver.server.shard import Shard, Surroundings
+from delayserver.server.shard import Shard
 from delayserver.server.threads import (
     CallRequest,
     Worker,
@@ -46,7 +47,7 @@ from delayserver.testing.loop import SimulatedLoop
 from storage.buckets import is_day
 from storage.catalog import Catalog
 from storage.definitions_log import DefinitionsLog
-from storage.directory import open_identity
+from storage.directory import Identity, open_identity
 from storage.errors import DamageError, ShortageError
 from storage.files import Files
 from storage.frame import Frame
@@ -141,6 +142,18 @@ class _ObservedLog(MessageLog):
     ) -> None:
         super().append(rows, payload, first_seq=first_seq, last_seq=last_seq, created_ms=created_ms)
         self._observer.committed(rows, payload)
+
+
+def _observed_log(
+    observer: Observer, files: Files, catalog: Catalog, identity: Identity, settings: Settings
+) -> MessageLog:
+    return _ObservedLog(
+        observer,
+        files,
+        stamp=identity.stamp,
+        segment_bytes=settings.segment_bytes,
+        durability=settings.durability,
+    )
 
 
 class _ObservedReplay(Replay):
@@ -256,9 +269,9 @@ class SimulatedServer(Shard):
             random_bytes=rng.randbytes,
             random=rng.random,
             shard=shard,
-            message_log=partial(_ObservedLog, observer),
+            message_log=partial(_observed_log, observer),
             replay=partial(_ObservedReplay, observer),
-            settler=partial(_ObservedSettler, observer),
+            settler=lambda dispatch, catalog, identity: _ObservedSettler(observer, dispatch),
             # One frame per slice, so that much may happen between two.
             staging=partial(Staging, slice_bytes=1),
             # An hour of some rows in many parts and runs, most of them in files.

@@ -5,10 +5,10 @@ with the record's offset once a quorum has it; offsets follow one another withou
 makes several processes agree is in the records (`storage.replicated.office`), so the engine may be
 any that can do this: `storage.replicated.kafka` is one, `storage.testing.engine` another.
 
-Threads: an `EngineLog` belongs to one thread at a time.
+Threads: `append` belongs to one thread at a time, and so do `read` and `end`, to another or not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 
@@ -18,12 +18,15 @@ class EngineLog(Protocol):
     name: str
     """For people: topic and partition."""
 
-    def append(self, records: Sequence[bytes]) -> list[int | None]:
+    def append(
+        self, records: Sequence[bytes], meanwhile: Callable[[], None] = lambda: None
+    ) -> list[int | None]:
         """Append records in this order, and wait until the engine has answered for each.
 
-        Returns the offset of each; None: it may be in the log, and it may not. Behind one of these
-        the process must not append again: an owner's tenure is over with it, and whoever starts
-        anew opens the log anew."""
+        `meanwhile` is called once they are under way; what it raises comes through. Returns the
+        offset of each; None: it may be in the log, and it may not. Behind one of these the process
+        must not append again: an owner's tenure is over with it, and whoever starts anew opens the
+        log anew."""
         ...
 
     def read(self, offset: int, wait_s: float) -> list[tuple[int, bytes]]:

@@ -9,12 +9,12 @@ import pytest
 
 from delayserver.config import Settings
 from delayserver.errors import InputError
+from delayserver.recovery.store import WRITTEN_HOURS_MIN
 from delayserver.server import descriptors
 from delayserver.server.descriptors import (
     LEFT_MIN,
     OWN_MIN,
     SCHEDULE_HOURS_MAX,
-    WRITTEN_HOURS_MIN,
     divided,
     within_limit,
 )

@@ -15,6 +15,7 @@ from delayserver.records.message import Payload
 from delayserver.server.threads import QUICK_BYTES
 from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
 from storage.errors import DiskFullError, SyncError
+from storage.message_log import MessageLog
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
 from storage.testing.files import SimulatedFiles
@@ -138,9 +139,8 @@ def test_either_way_writes_the_same_bytes() -> None:
         for number in range(5):
             machine.publish(number)
             machine.server.rest()
-        return {
-            path: machine.disk.open(path).pread(1 << 20, 0)
-            for path in machine.server.message_log.segments()
-        }
+        message_log = machine.server.message_log
+        assert isinstance(message_log, MessageLog)
+        return {path: machine.disk.open(path).pread(1 << 20, 0) for path in message_log.segments()}
 
     assert written(quick=lambda: True) == written(quick=lambda: False)

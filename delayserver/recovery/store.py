@@ -1,0 +1,180 @@
+"""A data directory that is open: its lock, catalog and logs, and who files and settles in them.
+
+    Store ──▶ recover ──▶ a shard that serves     (`delayserver.server.shard`)
+      └─────▶ follow  ──▶ a standby that files    (`delayserver.recovery.standby`)
+
+Cost: that of opening the catalog. Threads: made before any thread starts; then each part belongs to
+whoever its module says.
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from delayserver.config import Settings
+from delayserver.delivery.settler import Settler
+from delayserver.recovery.recover import Progress, Recovered, recover
+from delayserver.schedule.expansion import Staging
+from delayserver.schedule.loader import LOAD_SIZES, Loader, LoadSizes
+from delayserver.schedule.replay import Replay
+from delayserver.schedule.wheel import SLOT_MS
+from storage.catalog import Catalog
+from storage.definitions_log import DefinitionsLog
+from storage.directory import FORMAT_VERSION, LOCK_FILE, Identity, open_identity, upgrade
+from storage.errors import ShardNumberError
+from storage.files import Files
+from storage.hour_log import HourLog
+from storage.message_log import MessageLog
+from storage.rows import LogKind
+from storage.tiered_catalog import KEY_TIERS, KeyTiers, TieredCatalog
+from storage.write_ahead_log import WriteAheadLog
+
+WRITTEN_HOURS_MIN: Final = 128
+"""Files of hours that a log which is written to may have open, however small the limit is."""
+READ_HOURS_MAX: Final = 32
+"""… a log that is only read. Several read the same files, each for a thread of its own."""
+
+log = structlog.get_logger()
+
+
+def own_message_log(
+    files: Files, catalog: Catalog, identity: Identity, settings: Settings
+) -> WriteAheadLog:
+    """The message log in the directory itself: that of a server on its own."""
+    return MessageLog(
+        files,
+        stamp=identity.stamp,
+        segment_bytes=settings.segment_bytes,
+        durability=settings.durability,
+    )
+
+
+def own_settler(dispatch: HourLog, catalog: Catalog, identity: Identity) -> Settler:
+    """Who records in the directory itself what is settled, and nowhere else."""
+    return Settler(dispatch)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where a shard lives: its time, its chance, and the parts that touch its disk."""
+
+    clock: Callable[[], int]
+    """Milliseconds since the epoch; may be set. For moments: when something is due."""
+    stopwatch: Callable[[], int]
+    """Milliseconds; never set, and goes on while the machine sleeps. For lengths of time."""
+    random_bytes: Callable[[int], bytes]
+    random: Callable[[], float]
+    """From 0 to 1."""
+    monotonic: Callable[[], float]
+    """Seconds; never set, and stands still while the machine sleeps: how long work takes."""
+    progress: Progress = lambda what, done, total: None
+    shard: int = 0
+    """Its number among those of a server."""
+    identity: Identity | None = None
+    """What the directory is to be, where others have a copy of it; None: its own."""
+    schedule_hours_max: int = WRITTEN_HOURS_MIN
+    """Files of hours that the schedule log has open where it is written."""
+    load_sizes: LoadSizes = LOAD_SIZES
+    key_tiers: KeyTiers = KEY_TIERS
+    message_log: Callable[[Files, Catalog, Identity, Settings], WriteAheadLog] = own_message_log
+    settler: Callable[[HourLog, Catalog, Identity], Settler] = own_settler
+    may_deliver: Callable[[], bool] = lambda: True
+    """Whether deliveries may leave now: where others could take over, only under a lease."""
+    replay: type[Replay] | Callable[..., Replay] = Replay
+    staging: type[Staging] | Callable[..., Staging] = Staging
+    definitions: type[DefinitionsLog] | Callable[..., DefinitionsLog] = DefinitionsLog
+
+
+class Store:
+    """The parts of one data directory, from its lock on."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        files: Files,
+        open_catalog: Callable[[], Catalog],
+        surroundings: Surroundings,
+    ) -> None:
+        """Lock the directory and open what is in it; nothing is changed but what opening has to.
+
+        Raises StorageError."""
+        self.files = files
+        self._settings = settings
+        self._surroundings = surroundings
+        self._cleanup = contextlib.ExitStack()
+        try:
+            self._open(open_catalog)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, open_catalog: Callable[[], Catalog]) -> None:
+        files, surroundings = self.files, self._surroundings
+        self._cleanup.enter_context(files.lock(LOCK_FILE))
+        identity = self.identity = open_identity(
+            files,
+            random_bytes=surroundings.random_bytes,
+            shard=surroundings.shard,
+            given=surroundings.identity,
+        )
+        if identity.shard != surroundings.shard:
+            raise ShardNumberError(files.root, identity.shard, surroundings.shard)
+        catalog = open_catalog()
+        self._cleanup.callback(catalog.close)
+        self.catalog = TieredCatalog(
+            catalog, files, stamp=identity.stamp, tiers=surroundings.key_tiers
+        )
+        self._cleanup.callback(self.catalog.close_runs)
+        self.message_log = surroundings.message_log(files, self.catalog, identity, self._settings)
+        self.schedule = self.hour_log(LogKind.SCHEDULE, surroundings.schedule_hours_max)
+        definitions = surroundings.definitions(files, stamp=identity.stamp)
+        self._cleanup.callback(definitions.close)
+        self.replay = surroundings.replay(
+            self.catalog,
+            self.schedule,
+            self.hour_log(LogKind.DISPATCH),
+            self.message_log,
+            surroundings.staging(files, identity.stamp),
+            definitions,
+        )
+        dispatch = self.hour_log(LogKind.DISPATCH, WRITTEN_HOURS_MIN)
+        self.settler = surroundings.settler(dispatch, self.catalog, identity)
+        self.loader = Loader(
+            self.hour_log(LogKind.SCHEDULE),
+            self.hour_log(LogKind.DISPATCH),
+            slot_ms=SLOT_MS,
+            sizes=surroundings.load_sizes,
+        )
+
+    def hour_log(self, kind: LogKind, open_files_max: int = READ_HOURS_MAX) -> HourLog:
+        """The schedule log or the dispatch log, with open files of its own: for one thread."""
+        made = HourLog(self.files, kind, stamp=self.identity.stamp, open_files_max=open_files_max)
+        self._cleanup.callback(made.close)
+        return made
+
+    def recover(self, now_ms: int) -> Recovered:
+        """Bring it to where a shard can serve from it. Raises StorageError."""
+        recovered = recover(
+            self.catalog,
+            self.message_log,
+            self.schedule,
+            self.replay,
+            self.settler,
+            self.loader,
+            now_ms=now_ms,
+            lead_ms=self._settings.lead_ms,
+            is_carried_over=not self.identity.has_definitions,
+            progress=self._surroundings.progress,
+        )
+        if self.identity.version < FORMAT_VERSION:
+            # Not before a checkpoint has what is new in this version.
+            upgrade(self.files, self.identity)
+            log.info("the data directory was carried over", format_version=FORMAT_VERSION)
+        return recovered
+
+    def close(self) -> None:
+        """Close all files and let the directory go."""
+        self._cleanup.close()

@@ -1,0 +1,80 @@
+"""What is settled of a shard, on a replicated log: a set that only grows.
+
+A record is a frame of the dispatch log as it stands in the files, whatever hours its rows belong
+to. The same row may stand there several times, from any owner, in any order: it is true each time,
+so nobody has to be in office to append it. That a process was stopped before it could say what it
+had delivered, and says so hours later, saves a repeat.
+
+Cost: one crc32c pass, each way. Threads: belongs to one thread at a time.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from storage.errors import FencedError
+from storage.frame import Rows, encode
+from storage.replicated.engine import EngineLog
+from storage.replicated.envelope import PART_MAX_BYTES
+from storage.replicated.reader import frame_of
+from storage.rows import DISPATCH_DTYPE, LogKind
+
+ROWS_MAX: Final = PART_MAX_BYTES // DISPATCH_DTYPE.itemsize
+"""Of one record."""
+
+
+class Settled(NamedTuple):
+    """A record: its offset, and its rows (DISPATCH_DTYPE)."""
+
+    offset: int
+    rows: Rows
+
+
+class SettledLog:
+    """Appends rows, and reads them back."""
+
+    def __init__(self, log: EngineLog, stamp: int) -> None:
+        self._log = log
+        self._stamp = stamp
+
+    def append(self, rows: bytes, now_ms: int) -> list[int]:
+        """Append rows; a quorum has them on return. Returns the offsets of the records.
+
+        Raises FencedError where that is not known: they are appended again by whoever delivers
+        them again, and nobody may append with this process's connection any more."""
+        found = np.frombuffer(rows, DISPATCH_DTYPE)
+        records = []
+        for start in range(0, len(found), ROWS_MAX):
+            part = found[start : start + ROWS_MAX]
+            records.append(
+                encode(
+                    LogKind.DISPATCH,
+                    part.tobytes(),
+                    b"",
+                    first_seq=int(part["seq"].min()),
+                    last_seq=int(part["seq"].max()),
+                    created_ms=now_ms,
+                    stamp=self._stamp,
+                )
+            )
+        offsets = [offset for offset in self._log.append(records) if offset is not None]
+        if len(offsets) != len(records):
+            raise FencedError(self._log.name, "it is not known whether what is settled is recorded")
+        return offsets
+
+    def read(self, offset: int, wait_s: float) -> Iterator[Settled]:
+        """The records from `offset` on that are at hand; waits for the first, at most `wait_s`.
+
+        Raises ReplicatedLogError."""
+        for at, data in self._log.read(offset, wait_s):
+            frame = frame_of(data, LogKind.DISPATCH, self._stamp, self._log.name, at)
+            yield Settled(at, frame.rows)
+
+    def end(self) -> int | None:
+        """The offset behind the last record; None where that cannot be told now."""
+        return self._log.end()
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._log.close()
