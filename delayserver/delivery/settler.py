@@ -50,6 +50,10 @@ class Settler:
         """Hours that have a dispatch log."""
         return self._dispatch.buckets()
 
+    def size_bytes(self, hour: int) -> int:
+        """How long the dispatch log of an hour is; 0: it has none."""
+        return self._dispatch.size(hour)
+
     def recover(self, hours: Iterable[int]) -> list[Damage]:
         """Cut the torn tails that a crash left; returns the damage found in what had been synced.
 
@@ -117,6 +121,9 @@ class Settler:
             self._dispatch.sync()
             self._unsynced_hours.clear()
             self.unsynced = False
+
+    def close(self) -> None:
+        """Let go of what is open besides the files."""
 
     def release_hour(self, hour: int) -> None:
         """Close the file of an hour that is settled: others may delete it."""

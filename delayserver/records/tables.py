@@ -44,6 +44,8 @@ from storage.directory import CATALOG_DIRECTORY
 from storage.errors import DamageError
 from storage.frame import Damage
 from storage.key_runs import RUNS_KEY, unpack_runs
+from storage.replicated.log import OFFICE_KEY, SETTLED_KEY, office_of, settled_place_of
+from storage.replicated.office import OfficeState
 from storage.rows import HOUR_MS, NO_KEY
 
 
@@ -127,6 +129,16 @@ def read_definitions_place(catalog: Catalog) -> DefinitionsPlace | None:
     return parse_definitions_place(value) if value else None
 
 
+def read_office(catalog: Catalog) -> OfficeState:
+    """Where the checkpoint stands in the log of a shard that has replicas."""
+    return office_of(catalog.get(Table.META, OFFICE_KEY))
+
+
+def read_settled_place(catalog: Catalog) -> int:
+    """How far the dispatch logs have what the log says that all replicas share."""
+    return settled_place_of(catalog.get(Table.META, SETTLED_KEY))
+
+
 def _check_meta(key: bytes, value: bytes) -> None:
     parse: Callable[[bytes], object] | None = {
         CHECKPOINT_KEY: parse_checkpoint,
@@ -134,6 +146,8 @@ def _check_meta(key: bytes, value: bytes) -> None:
         KEYS_AHEAD_KEY: parse_checkpoint,
         LIVE_KEY: parse_hour_key,
         RUNS_KEY: unpack_runs,
+        OFFICE_KEY: office_of,
+        SETTLED_KEY: settled_place_of,
     }.get(key)
     _must(parse is not None, "a name that is not known")
     assert parse is not None

@@ -146,16 +146,23 @@ def file_message_log(
 ) -> tuple[int, int]:
     """Cut the logs back to the checkpoint and file what stands behind it; a checkpoint is not made
     yet. Returns the next seq and the number of records, and adds to `damage`."""
-    _check_catalog(message_log, schedule, replay)
-    _cut_schedule(schedule, replay)
-    missing = replay.resume_definitions(from_catalog=is_carried_over)
-    if missing is not None:
-        damage.append(missing)
+    damage += cut_to_checkpoint(message_log, schedule, replay, is_carried_over=is_carried_over)
     known = len(damage)
     next_seq, replayed = _replay_tail(message_log, replay, damage, now_ms, progress)
     lost = [(found.first_seq, found.last_seq) for found in damage[known:]]
     replay.effects.remove_lost_keys(lost, next_seq)
     return next_seq, replayed
+
+
+def cut_to_checkpoint(
+    message_log: WriteAheadLog, schedule: HourLog, replay: Replay, *, is_carried_over: bool = False
+) -> list[Damage]:
+    """Cut the logs back to the checkpoint (I7): what stands behind it is filed again. Returns what
+    is missing of what it covers."""
+    _check_catalog(message_log, schedule, replay)
+    _cut_schedule(schedule, replay)
+    missing = replay.resume_definitions(from_catalog=is_carried_over)
+    return [] if missing is None else [missing]
 
 
 def _check_catalog(message_log: WriteAheadLog, schedule: HourLog, replay: Replay) -> None:

@@ -142,6 +142,7 @@ class Store:
         )
         dispatch = self.hour_log(LogKind.DISPATCH, WRITTEN_HOURS_MIN)
         self.settler = surroundings.settler(dispatch, self.catalog, identity)
+        self._cleanup.callback(self.settler.close)
         self.loader = Loader(
             self.hour_log(LogKind.SCHEDULE),
             self.hour_log(LogKind.DISPATCH),

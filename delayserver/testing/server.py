@@ -250,9 +250,10 @@ class SimulatedServer(Shard):
         *,
         quick: Callable[[], bool] = lambda: False,
         shard: int = 0,
+        around: Callable[[Surroundings], Surroundings] = lambda surroundings: surroundings,
     ) -> None:
         """Recover what is on the disk. `quick`: whether the committer would be at that moment;
-        `shard`: which of several it is.
+        `shard`: which of several it is; `around` may put other parts into its surroundings.
 
         Raises StorageError."""
         self.observer = observer
@@ -281,7 +282,7 @@ class SimulatedServer(Shard):
             # Written anew again and again.
             definitions=partial(DefinitionsLog, slack_bytes=2000),
         )
-        super().__init__(settings, files, lambda: catalog, surroundings)
+        super().__init__(settings, files, lambda: catalog, around(surroundings))
         self.event_loop = SimulatedLoop(self.post, clock.monotonic_s)
         gauges = Gauges(self.engine, settings, clock)
         tokens = TokenTable(TokenFile(files), None, clock.monotonic_s)

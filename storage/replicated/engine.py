@@ -5,7 +5,8 @@ with the record's offset once a quorum has it; offsets follow one another withou
 makes several processes agree is in the records (`storage.replicated.office`), so the engine may be
 any that can do this: `storage.replicated.kafka` is one, `storage.testing.engine` another.
 
-Threads: `append` belongs to one thread at a time, and so do `read` and `end`, to another or not.
+Threads: an `EngineLog` belongs to one thread at a time. Who reads in one thread and appends in
+another opens the log twice.
 """
 
 from collections.abc import Callable, Sequence

@@ -7,6 +7,7 @@
         counts.
     R3  Others claim when they have *read* nothing that counts for LEASE_MS, and RANK_MS more for
         each that goes before them, if the log ends where they stand.
+        Who has never heard the last owner itself waits OWNER_MS for it, where its disk counts (R8).
     R7  A node whose clock is not that of the last owner does not claim.
 
 Why no two nodes have a lease at one time (I14): a claim that counts names the last record that
@@ -42,6 +43,9 @@ BEAT_MS: Final = 500
 """After which an owner that has nothing to say says so."""
 RANK_MS: Final = 300
 """How much longer than the one before each in the order of replicas waits."""
+OWNER_MS: Final = 60_000
+"""After all servers of the engine, and all nodes, have lost power: how long the others wait for the
+last owner, whose disk has what the engine may have lost."""
 CLOCKS_MS: Final = 1000
 """By how much the clocks of two nodes may differ."""
 
@@ -113,12 +117,16 @@ class Tenure:
 class Follower:
     """A node that reads the log, and claims the office when nobody is heard from it."""
 
-    def __init__(self, node: int, rank: int, now_ms: int) -> None:
-        """`rank`: how many replicas of the shard go before this one."""
+    def __init__(self, node: int, rank: int, now_ms: int, *, waits_for_owner: bool = False) -> None:
+        """`rank`: how many replicas of the shard go before this one.
+
+        `waits_for_owner`: the last owner's disk may have what the log has lost (R8), so an owner
+        that this node has never heard gets OWNER_MS to come back."""
         assert node != NOBODY
         self._node = node
         self._rank = rank
         self._heard_ms = now_ms
+        self._waits_for_owner = waits_for_owner
         self._all_read_ms = now_ms - BEAT_MS - 1
         self._compared_ms = now_ms - BEAT_MS
         self._aheads_ms: deque[int] = deque(maxlen=_COMPARISONS_MAX)
@@ -128,6 +136,7 @@ class Follower:
         if verdict is not RecordVerdict.VOID:
             self._heard_ms = now_ms
             is_fresh = now_ms - self._all_read_ms <= BEAT_MS
+            self._waits_for_owner &= not is_fresh
             if is_fresh and now_ms - self._compared_ms >= BEAT_MS:
                 self._compared_ms = now_ms
                 self._aheads_ms.append(wall_ms - record.clock_ms)
@@ -170,6 +179,8 @@ class Follower:
         In a vacant office nobody has a lease. The one who is wanted there comes first, then all
         others by rank; if it does not come, the office is theirs."""
         if state.owner != NOBODY:
+            if self._waits_for_owner and state.owner != self._node:
+                return OWNER_MS
             return LEASE_MS + RANK_MS * self._rank
         if state.successor == NOBODY:
             return RANK_MS * self._rank

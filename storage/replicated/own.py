@@ -56,6 +56,7 @@ class OwnLog:
 
     def begin(self) -> MessageLog:
         """Throw away what is there, and begin anew."""
+        self._files.make_directory(DIRECTORY)
         for name in self._files.list(DIRECTORY):
             if parse_segment_name(name) is not None:
                 self._files.unlink(f"{DIRECTORY}/{name}")

@@ -1,0 +1,108 @@
+"""The settler of a shard whose logs are replicated: files of its own, and a log for all replicas.
+
+    rows ──▶ dispatch log, written ──▶ log of what is settled, at a quorum ──▶ answered
+                     └──▶ synced now and then: so far a checkpoint may say that it goes
+
+What others know is what the replicated log has, so the files need no sync before somebody is
+answered. They are synced about once a second: a replica that starts again reads the log from there.
+
+Rows of other processes come in, too: an owner before this one may say late what it has delivered.
+
+Cost: an append of the engine for each sync. Threads: the settler thread.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from delayserver.delivery.settler import Settler
+from storage.frame import Rows
+from storage.hour_log import HourLog
+from storage.replicated.settled import SettledLog
+from storage.rows import HOUR_MS, select
+
+FILES_SYNC_MS: Final = 1000
+
+
+class ReplicatedSettler(Settler):
+    """Writes the dispatch logs, and appends the same rows to the replicated log."""
+
+    def __init__(
+        self,
+        dispatch: HourLog,
+        settled: SettledLog,
+        place: int,
+        stopwatch: Callable[[], int],
+        told: Callable[[int], None] = lambda place: None,
+    ) -> None:
+        """`place`: the offset up to which the files on the disk have what the replicated log says;
+        `told` hears of each other one."""
+        super().__init__(dispatch)
+        self._told = told
+        self._settled = settled
+        self._stopwatch = stopwatch
+        self._read_offset = place
+        self._synced_ms = stopwatch()
+        self._unsent: list[bytes] = []
+        self._now_ms = 0
+
+    @property
+    def offset(self) -> int:
+        """The offset up to which the files have it, on the disk or not."""
+        return self._read_offset
+
+    def write(self, rows_by_hour: dict[int, list[bytes]], now_ms: int) -> None:
+        self._now_ms = now_ms
+        while rows_by_hour:
+            hour, rows = next(iter(rows_by_hour.items()))
+            super().write({hour: rows}, now_ms)
+            self._unsent += rows
+            del rows_by_hour[hour]
+
+    def sync(self) -> None:
+        """Have a quorum know all that was written. Raises FencedError, SyncError."""
+        if self._unsent:
+            offsets = self._settled.append(b"".join(self._unsent), self._now_ms)
+            self._unsent.clear()
+            for offset in offsets:
+                while self._read_offset < offset:
+                    self.take_in(_WAIT_S, offset)
+                self._read_offset = offset + 1
+        if self._stopwatch() - self._synced_ms >= FILES_SYNC_MS:
+            self.sync_files()
+        else:
+            self.unsynced = False
+
+    def sync_files(self) -> None:
+        """Sync the files. Raises SyncError."""
+        self._synced_ms = self._stopwatch()
+        self.unsynced = True
+        super().sync()
+        self._told(self._read_offset)
+
+    def close(self) -> None:
+        self._settled.close()
+
+    def take_in(self, wait_s: float, until: int) -> bool:
+        """Write what others have recorded, up to the offset `until`; waits for the first record, at
+        most `wait_s`. Whether there was any. Raises ReplicatedLogError, ShortageError."""
+        has_any = False
+        for offset, rows in self._settled.read(self._read_offset, wait_s):
+            if offset >= until:
+                break
+            super().write(rows_by_hour((rows,)), self._now_ms)
+            self._read_offset = offset + 1
+            has_any = True
+        return has_any
+
+
+def rows_by_hour(parts: Iterable[Rows]) -> dict[int, list[bytes]]:
+    """Rows (DISPATCH_DTYPE) as `Settler.write` takes them."""
+    found: dict[int, list[bytes]] = {}
+    for rows in parts:
+        hours = rows["due_ms"] // HOUR_MS
+        for hour in sorted(set(hours.tolist())):
+            found.setdefault(hour, []).append(select(rows, hours == hour).tobytes())
+    return found
+
+
+_WAIT_S = 1.0

@@ -1,0 +1,158 @@
+"""One replica of a shard: its logs on the engine, and what it is opened with at each of its stages.
+
+    standby    FollowedLog, filed by `delayserver.recovery.standby`
+    owner      ReplicatedLog, filed by a server
+
+Cost: none. Threads: one, the caller's; what is made here belongs to whom its module says.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from delayserver.config import Settings
+from delayserver.delivery.replicated_settler import ReplicatedSettler
+from delayserver.records.tables import read_office, read_settled_place
+from delayserver.recovery.standby import Standby
+from delayserver.recovery.store import Store, Surroundings
+from storage.catalog import Catalog
+from storage.directory import Identity
+from storage.files import Files
+from storage.hour_log import HourLog
+from storage.message_log import Durability, MessageLog
+from storage.replicated.engine import EngineLog
+from storage.replicated.holder import Holder
+from storage.replicated.lease import Follower
+from storage.replicated.log import FollowedLog, ReplicatedLog
+from storage.replicated.own import OwnLog
+from storage.replicated.settled import SettledLog
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlace:
+    """Which replica this is, and where its logs are."""
+
+    node: int
+    """The number of the node in the cluster, from 1."""
+    rank: int
+    """How many replicas of the shard go before this one."""
+    identity: Identity
+    """Of the shard, the same for all replicas."""
+    has_own_log: bool
+    """Whether the owner's own disk has a group before it is answered."""
+    address: str
+    """Where the others find this node as the owner."""
+    open_log: Callable[[], EngineLog]
+    """The shard's log, opened anew."""
+    open_settled: Callable[[], EngineLog]
+    """The log of what is settled of the shard, likewise."""
+
+
+class Replica:
+    """Opens the directory of a replica, as a standby or for the owner."""
+
+    def __init__(self, place: ReplicaPlace, surroundings: Surroundings, settings: Settings) -> None:
+        self._place = place
+        self._surroundings = surroundings
+        self._settings = settings
+        self._settled: SettledLog
+
+    def stand_by(self, files: Files, open_catalog: Callable[[], Catalog]) -> Standby:
+        """Who files into the directory, which is open. Raises StorageError."""
+        place, around = self._place, self._surroundings
+
+        def followed_log(
+            files: Files, catalog: Catalog, identity: Identity, settings: Settings
+        ) -> FollowedLog:
+            return FollowedLog(read_office(catalog))
+
+        store = Store(
+            self._settings, files, open_catalog, self._with(followed_log, lambda log: None)
+        )
+        try:
+            settler = store.settler
+            assert isinstance(settler, ReplicatedSettler)
+            follower = Follower(
+                place.node, place.rank, around.stopwatch(), waits_for_owner=place.has_own_log
+            )
+            standby = Standby(
+                store,
+                settler,
+                place.open_log(),
+                place.open_log(),
+                self._settled.end,
+                self._settings,
+                node=place.node,
+                follower=follower,
+                address=place.address,
+                clock=around.clock,
+                stopwatch=around.stopwatch,
+            )
+        except BaseException:
+            store.close()
+            raise
+        return standby
+
+    def owned_by(self, holder: Holder) -> Surroundings:
+        """What a server is opened with whose node holds the office."""
+        place = self._place
+
+        def replicated_log(
+            files: Files, catalog: Catalog, identity: Identity, settings: Settings
+        ) -> ReplicatedLog:
+            def make_own() -> MessageLog:
+                return MessageLog(
+                    files,
+                    stamp=identity.stamp,
+                    segment_bytes=settings.segment_bytes,
+                    durability=Durability.FSYNC,
+                )
+
+            return ReplicatedLog(
+                holder,
+                place.open_log(),
+                stamp=identity.stamp,
+                place=read_office(catalog),
+                own=OwnLog(files, make_own) if place.has_own_log else None,
+            )
+
+        def told(offset: int) -> None:
+            holder.settled_offset = offset
+
+        around = self._with(replicated_log, told)
+        return replace(around, clock=holder.clock, may_deliver=holder.may_deliver)
+
+    def _with(
+        self,
+        make_log: Callable[[Files, Catalog, Identity, Settings], FollowedLog],
+        told: Callable[[int], None],
+    ) -> Surroundings:
+        made: list[FollowedLog] = []
+
+        def message_log(
+            files: Files, catalog: Catalog, identity: Identity, settings: Settings
+        ) -> FollowedLog:
+            log = make_log(files, catalog, identity, settings)
+            log.settled_place = read_settled_place(catalog)
+            made.append(log)
+            return log
+
+        def place_told(offset: int) -> None:
+            made[0].settled_place = offset
+            told(offset)
+
+        def settler(dispatch: HourLog, catalog: Catalog, identity: Identity) -> ReplicatedSettler:
+            self._settled = SettledLog(self._place.open_settled(), identity.stamp)
+            return ReplicatedSettler(
+                dispatch,
+                self._settled,
+                read_settled_place(catalog),
+                self._surroundings.stopwatch,
+                place_told,
+            )
+
+        return replace(
+            self._surroundings,
+            identity=self._place.identity,
+            message_log=message_log,
+            settler=settler,
+        )

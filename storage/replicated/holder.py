@@ -1,0 +1,113 @@
+"""Who holds the office of a shard: every record that an owner appends goes through here.
+
+    groups, beats, release ──▶ Holder ──▶ engine ──▶ offsets ──▶ Tenure: do they count? (R1)
+
+The owner has to be heard of all the time, also while it recovers what it took over, and while the
+group that it appends is waited for: so it is one object from the claim on, whoever writes.
+
+Cost: as the engine. Threads: any may call; one append is under way at a time.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Final
+
+from storage.errors import FencedError
+from storage.replicated import envelope
+from storage.replicated.engine import EngineLog
+from storage.replicated.envelope import NOBODY, Beat, LogRecord, Release
+from storage.replicated.lease import Tenure
+from storage.replicated.office import Office, OfficeState
+
+
+class Holder:
+    """A node's office in one shard, from its claim that counts to its end."""
+
+    def __init__(
+        self,
+        node: int,
+        log: EngineLog,
+        office: Office,
+        tenure: Tenure,
+        *,
+        clock: Callable[[], int],
+        stopwatch: Callable[[], int],
+    ) -> None:
+        """`office` has read up to the claim.
+
+        `clock`: milliseconds since the epoch; `stopwatch`:
+        milliseconds that nobody sets, as for the tenure."""
+        self.log: Final = log
+        self.filed_seq = 0
+        self.settled_offset = 0
+        self.live_through_hour = 0
+        """What the beats say, as far as it is known."""
+        self._node = node
+        self._office = office
+        self._tenure = tenure
+        self.clock: Final = clock
+        self._stopwatch = stopwatch
+        self._lock = threading.RLock()
+        self.claimed: Final = office.state
+        """The state behind the claim."""
+
+    @property
+    def state(self) -> OfficeState:
+        """What the log says, as far as this owner has written it."""
+        return self._office.state
+
+    def alone(self) -> AbstractContextManager[object]:
+        """Nobody else appends within."""
+        return self._lock
+
+    def may_deliver(self) -> bool:
+        """Whether deliveries may leave now (R2)."""
+        return self._tenure.holds(self._stopwatch())
+
+    def append_frame(self, frame: bytes, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Append a frame of the message log. It counts on return; `meanwhile` is called while it is
+        under way. Raises FencedError: nobody may be answered any more, the process has to end."""
+        with self._lock:
+            parts = envelope.split(
+                frame, node=self._node, epoch=self.state.epoch, clock_ms=self.clock()
+            )
+            self._append(list(parts), meanwhile)
+
+    def beat(self) -> bool:
+        """Be heard of, if nothing else was said for a while; whether something was said now.
+        Raises FencedError."""
+        if self._stopwatch() < self._tenure.beat_due_ms:
+            return False
+        with self._lock:
+            if self._stopwatch() < self._tenure.beat_due_ms:
+                return False
+            how_far = (self.filed_seq, self.settled_offset, self.live_through_hour)
+            self._append([Beat(self._node, self.state.epoch, self.clock(), *how_far)])
+            return True
+
+    def leave(self, successor: int = NOBODY) -> None:
+        """Give the office away, in order: nothing is delivered, appended or settled any more.
+
+        Whoever follows claims at once, `successor` before all others. If that does not get there,
+        others claim when the lease has run out."""
+        with self._lock:
+            if not self._tenure.is_over:
+                self._tenure.end()
+                release = Release(self._node, self.state.epoch, self.clock(), successor)
+                self.log.append([envelope.encode(release)])
+
+    def _append(
+        self, records: Sequence[LogRecord], meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
+        if self._tenure.is_over:
+            raise FencedError(self.log.name, "this process is not in office any more")
+        expected = self.state.next_offset
+        sent_ms = self._stopwatch()
+        offsets = self.log.append([envelope.encode(record) for record in records], meanwhile)
+        for record, offset in zip(records, offsets, strict=True):
+            if not self._tenure.appended(record, offset, sent_ms):
+                got = "no answer came" if offset is None else f"it is at {offset}"
+                reason = f"a record was expected at offset {expected}, and {got}"
+                raise FencedError(self.log.name, reason)
+            expected += 1

@@ -1,0 +1,311 @@
+"""Replicas of a shard: what one owner has answered, the next one has; what is settled stays so."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from delayserver.config import Settings
+from delayserver.decisions.new_messages import NewMessage
+from delayserver.delivery.webhook import WebhookResponse
+from delayserver.records.message import Payload
+from delayserver.records.subscriptions import Subscription
+from delayserver.recovery.replica import Replica, ReplicaPlace
+from delayserver.recovery.standby import Standby
+from delayserver.recovery.store import Surroundings
+from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
+from storage.catalog import Table
+from storage.directory import Identity
+from storage.errors import FencedError, ForeignDirectoryError
+from storage.replicated.holder import Holder
+from storage.replicated.lease import LEASE_MS
+from storage.rows import HOUR_MS, LogKind
+from storage.testing.catalog import MemoryCatalog
+from storage.testing.engine import AppendOutcome, MemoryLog
+from storage.testing.files import SimulatedFiles
+
+IDENTITY = Identity(stamp=77, shard=0, id_secret=bytes(range(16)))
+OK = WebhookResponse(200)
+
+
+class Cluster:
+    """One shard's logs, and a clock."""
+
+    def __init__(self, *, has_own_log: bool = False) -> None:
+        self.clock = SimulatedClock()
+        self.log = MemoryLog("ds.log/0")
+        self.settled = MemoryLog("ds.settled/0")
+        self.has_own_log = has_own_log
+        self.nodes = [Node(self, number) for number in (1, 2)]
+
+
+class Node:
+    """A machine that has a replica."""
+
+    def __init__(self, cluster: Cluster, number: int) -> None:
+        self.cluster = cluster
+        self.disk, self.catalog = SimulatedFiles(), MemoryCatalog()
+        self.number = number
+        self.settings = Settings(disk_reserve_bytes=0)
+        self.standby: Standby
+        self.server: SimulatedServer
+        self.holder: Holder
+        self.writer: MemoryLog
+
+    def _open(self) -> Replica:
+        cluster = self.cluster
+
+        def open_log() -> MemoryLog:
+            self.writer = cluster.log.another()
+            return self.writer
+
+        place = ReplicaPlace(
+            self.number,
+            self.number - 1,
+            IDENTITY,
+            cluster.has_own_log,
+            f"node-{self.number}",
+            open_log,
+            cluster.settled.another,
+        )
+        clock = cluster.clock
+        rng = random.Random(self.number)
+        surroundings = Surroundings(
+            clock, clock.stopwatch_ms, rng.randbytes, rng.random, clock.monotonic_s
+        )
+        return Replica(place, surroundings, self.settings)
+
+    def follow(self) -> None:
+        self.replica = self._open()
+        self.standby = self.replica.stand_by(self.disk, lambda: self.catalog)
+
+    def step(self, passed_ms: int = 100) -> Holder | None:
+        self.cluster.clock.move(passed_ms)
+        return self.standby.step(0)
+
+    def take_over(self) -> None:
+        writer = self.writer
+        for _ in range(100):
+            holder = self.step()
+            if holder is not None:
+                self.holder = holder
+                self.standby.finish()
+                self.catalog = self.catalog.crash()
+                self.serve()
+                self.writer = writer
+                return
+        raise AssertionError("nobody else is there, and yet it is not the owner")
+
+    def serve(self) -> None:
+        self.server = SimulatedServer(
+            self.settings,
+            self.disk,
+            self.catalog,
+            self.cluster.clock,
+            random.Random(self.number),
+            Observer(),
+            around=lambda around: self.replica.owned_by(self.holder),
+        )
+
+    def crash(self, *, power_loss: bool = True) -> None:
+        self.disk = self.disk.crash() if power_loss else self.disk.kill()
+        self.catalog = self.catalog.crash()
+
+    def publish(self, body: bytes, delay_ms: int) -> bool:
+        """Whether it was answered."""
+        server, told = self.server, []
+        now_ms = self.cluster.clock()
+        message = NewMessage("orders", now_ms + delay_ms, Payload(body))
+        group = server.engine.publishing.publish_one(message, now_ms).group
+        assert group is not None
+        group.when_durable(told.append)
+        server.rest()
+        return told == [None]
+
+    def subscribe(self) -> None:
+        registry = self.server.engine.registry
+        hook = Subscription(
+            id=registry.next_id(),
+            name="hook",
+            subject="orders",
+            type="webhook",
+            created_ms=0,
+            url="http://h/",
+        )
+        self.server.engine.subscribing.put_subscription(hook)
+        self.server.rest()
+
+    def deliver(self, passed_ms: int) -> list[bytes]:
+        """Let so much time pass, with beats, and take what is sent."""
+        bodies = []
+        for _ in range(passed_ms // 100):
+            self.cluster.clock.move(100)
+            self.holder.beat()
+            self.server.tick()
+            self.server.rest()
+            while self.server.sending:
+                (deliveries,) = self.server.sending[:1]
+                bodies += [delivery.payload.body for delivery in deliveries]
+                self.server.answer(deliveries, OK)
+                self.server.rest()
+        return bodies
+
+    def rows(self) -> dict[int, list[tuple[int, int]]]:
+        """Seq and due time of all rows of the schedule log, by hour."""
+        store = self.standby._store
+        found = {}
+        for hour, state in store.replay.hours.items():
+            log = store.hour_log(LogKind.SCHEDULE)
+            frames = log.scan(hour, end=state.length)
+            rows = [row for frame in frames for row in frame.rows]  # type: ignore[union-attr]
+            found[hour] = [(int(row["seq"]), int(row["due_ms"])) for row in rows]
+        return found
+
+
+@pytest.fixture(params=[False, True], ids=["quorum", "own disk"])
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    return Cluster(has_own_log=request.param)
+
+
+def test_the_next_owner_delivers_what_the_last_one_has_answered(cluster: Cluster) -> None:
+    first, second = cluster.nodes
+    first.follow()
+    first.take_over()
+    second.follow()
+    first.subscribe()
+    assert first.publish(b"1", 60_000)
+    assert first.publish(b"2", 500)
+    assert first.deliver(1_000) == [b"2"]
+    first.server.settling.step(1)
+    for _ in range(30):
+        first.holder.beat()
+        assert second.step() is None
+    first.crash()
+    second.take_over()
+    assert second.holder.state.epoch == 2
+    assert second.deliver(120_000) == [b"1"]
+
+
+def test_a_replica_that_was_away_reads_all_that_it_missed(cluster: Cluster) -> None:
+    first, second = cluster.nodes
+    first.follow()
+    first.take_over()
+    first.subscribe()
+    for number in range(20):
+        assert first.publish(str(number).encode(), 60_000 + HOUR_MS * number)
+    first.server.replayer.step(1000)
+    first.crash()
+    second.follow()
+    if cluster.has_own_log:
+        for _ in range(590):
+            assert second.step() is None, "the last owner has a minute to come back"
+    second.take_over()
+    assert sorted(second.deliver(61_000)) == [b"0"]
+
+
+def test_replicas_have_the_same_rows(cluster: Cluster) -> None:
+    first, second = cluster.nodes
+    first.follow()
+    first.take_over()
+    for number in range(50):
+        assert first.publish(b"x" * number, 1000 * number * number)
+    first.crash()
+    for node in cluster.nodes:
+        node.follow()
+        for _ in range(20):
+            node.step()
+        node.standby.checkpoint()
+    assert first.rows() == second.rows()
+    assert first.rows()
+
+
+def test_an_owner_whose_record_did_not_get_its_place_answers_nobody(cluster: Cluster) -> None:
+    first, second = cluster.nodes
+    first.follow()
+    first.take_over()
+    cluster.log.append([b"\0" * 40])
+    with pytest.raises(FencedError, match="a record was expected at offset 1, and it is at 2"):
+        first.publish(b"1", 0)
+    assert not first.holder.may_deliver()
+    del second
+
+
+@pytest.mark.parametrize("outcome", [AppendOutcome.LOST, AppendOutcome.UNANSWERED])
+def test_an_owner_that_gets_no_answer_answers_nobody(
+    cluster: Cluster, outcome: AppendOutcome
+) -> None:
+    first, _ = cluster.nodes
+    first.follow()
+    first.take_over()
+    first.holder.log.outcome = outcome  # type: ignore[attr-defined]
+    with pytest.raises(FencedError, match="no answer came"):
+        first.publish(b"1", 0)
+
+
+def test_nothing_leaves_behind_the_end_of_the_lease(cluster: Cluster) -> None:
+    first, _ = cluster.nodes
+    first.follow()
+    first.take_over()
+    first.subscribe()
+    assert first.publish(b"1", 500)
+    cluster.clock.move(LEASE_MS)
+    first.server.tick()
+    first.server.rest()
+    assert not first.server.sending
+    assert first.deliver(200) == [b"1"]
+
+
+def test_a_directory_of_something_else_is_refused(cluster: Cluster) -> None:
+    first, _ = cluster.nodes
+    SimulatedServer(
+        first.settings, first.disk, first.catalog, cluster.clock, random.Random(1), Observer()
+    ).close()
+    first.crash(power_loss=False)
+    with pytest.raises(ForeignDirectoryError):
+        first.follow()
+
+
+def test_what_the_log_lost_is_on_the_owners_own_disk() -> None:
+    cluster = Cluster(has_own_log=True)
+    first, second = cluster.nodes
+    first.follow()
+    first.take_over()
+    assert first.publish(b"kept by all", 60_000)
+    end = cluster.log.end()
+    first.subscribe()
+    assert first.publish(b"kept by one", 60_000)
+    first.crash()
+    # All brokers lose power, and what they had not written yet.
+    assert end is not None
+    del cluster.log._records.kept[end:]
+    first.follow()
+    second.follow()
+    for _ in range(25):
+        assert second.step() is None
+    first.take_over()
+    assert sorted(first.deliver(61_000)) == [b"kept by all", b"kept by one"]
+    assert list(first.catalog.scan(Table.SUBSCRIPTIONS))
+
+
+def test_an_hour_is_retired_by_each_replica_for_itself(cluster: Cluster) -> None:
+    first, second = cluster.nodes
+    first.follow()
+    first.take_over()
+    first.subscribe()
+    assert first.publish(b"1", 500)
+    assert first.deliver(1_000) == [b"1"]
+    first.server.settling.step(1)
+    second.follow()
+    (hour,) = {cluster.clock() // HOUR_MS}
+    for _ in range(60):
+        first.holder.beat()
+        second.step()
+    assert not any(second.standby._replay.is_retired(hour - back) for back in (0, 1))
+    cluster.clock.move(HOUR_MS)
+    second.standby.step(0)
+    cluster.clock.move(2 * HOUR_MS)
+    for _ in range(5):
+        second.standby.checkpoint()
+        second.standby._keep_house()
+    assert all(state.retired_ms for state in second.standby._replay.hours.values())
