@@ -57,6 +57,27 @@ class Settings(BaseSettings):
         description="processes that share the messages, one for each core; fixed when the directory"
         " is made",
     )
+    cluster: str | None = Field(
+        None,
+        description="be a node of a cluster, whose logs stand in Kafka: kafka://HOST:PORT,…/NAME; "
+        "the cluster says how many shards there are",
+    )
+    node: str | None = Field(None, description="name of this node in the cluster, for good")
+    advertise: str | None = Field(
+        None,
+        pattern=r"^https?://[^/?#@\s]+$",
+        description="where clients and other nodes reach this node: http://HOST:PORT",
+    )
+    link_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="first of the ports, one for each shard, at which other nodes reach this one "
+        "(0: any free ones)",
+    )
+    kafka_config: Path | None = Field(
+        None, description="settings of the Kafka clients (TLS, SASL), a name=value in each line"
+    )
     durability: Durability = Field(
         Durability.FSYNC, description="fsync: survives power loss; os: survives kill -9 only"
     )
@@ -242,6 +263,17 @@ class Settings(BaseSettings):
             raise ValueError("unfiled_max_bytes must be at least group_max_bytes")
         if self.checkpoint_bytes > self.unfiled_max_bytes:
             raise ValueError("unfiled_max_bytes must be at least checkpoint_bytes")
+        if self.cluster is not None:
+            if self.node is None or self.advertise is None:
+                raise ValueError("cluster goes together with node and advertise")
+            if self.shards != 1 or self.durability is not Durability.FSYNC:
+                raise ValueError("shards and durability are settings of the cluster, not of a node")
+            if self.archive:
+                raise ValueError("archive needs a server on its own: nodes delete each for itself")
+            if self.advertise.startswith("https:") != (self.tls_cert is not None):
+                raise ValueError("advertise begins with https: if there is a tls_cert, else http:")
+        elif self.node is not None or self.advertise is not None:
+            raise ValueError("node and advertise go together with cluster")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key go together")
         if self.tls_client_ca is not None and self.tls_cert is None:
@@ -330,6 +362,7 @@ _OF_ALL: Final = (
 """Limits that the shards of a server keep together."""
 GROUPS: Final = {
     "Where": ("host", "port", "data_dir", "shards"),
+    "Cluster": ("cluster", "node", "advertise", "link_port", "kafka_config"),
     "Access": (
         "token",
         "tls_cert",

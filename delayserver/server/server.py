@@ -52,7 +52,7 @@ from delayserver.server.shard import Shard
 from storage.catalog import Catalog, LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY
 from storage.errors import DamageError, StorageError
-from storage.files import OsFiles
+from storage.files import Files, OsFiles
 from storage.frame import Damage
 
 if TYPE_CHECKING:
@@ -77,6 +77,16 @@ def stopwatch_ms() -> int:
     return time.clock_gettime_ns(_STOPWATCH) // 1_000_000
 
 
+def open_catalog_in(files: Files, settings: Settings, *, verify_all: bool = False) -> Catalog:
+    """The catalog of a data directory. Raises StorageError."""
+    files.make_directory(CATALOG_DIRECTORY)
+    return LmdbCatalog(
+        str(settings.data_dir / CATALOG_DIRECTORY),
+        max_bytes=settings.catalog_max_bytes,
+        verify_all=verify_all,
+    )
+
+
 class Server(Shard):
     """One shard: a data directory that is open, and everything that runs on it."""
 
@@ -94,12 +104,14 @@ class Server(Shard):
         schedule_hours_max: int = WRITTEN_HOURS_MIN,
         shard: int = 0,
         tokens_directory: Path | None = None,
+        around: Callable[[Surroundings], Surroundings] = lambda surroundings: surroundings,
     ) -> None:
         """Lock the directory and recover what is in it. Nothing runs before `start`.
 
         `verify_catalog`: all of it, however long it is. `schedule_hours_max`: files of hours that
         the schedule log has open where it is written. `shard`: its number among others;
-        `tokens_directory`: where the tokens of all of them are. Raises StorageError, and
+        `tokens_directory`: where the tokens of all of them are; `around` may put other parts into
+        the surroundings. Raises StorageError, and
         AccessError where others could call without a token."""
         offset_ms = settings.clock_offset_ms
         self._fatal = fatal
@@ -123,14 +135,6 @@ class Server(Shard):
                 "(DELAYSERVER_TOKEN, at least 16 characters), before others can reach the server"
             )
 
-        def open_catalog() -> Catalog:
-            files.make_directory(CATALOG_DIRECTORY)
-            return LmdbCatalog(
-                str(settings.data_dir / CATALOG_DIRECTORY),
-                max_bytes=settings.catalog_max_bytes,
-                verify_all=verify_catalog,
-            )
-
         surroundings = Surroundings(
             clock=own_clock,
             stopwatch=stopwatch,
@@ -141,7 +145,8 @@ class Server(Shard):
             schedule_hours_max=schedule_hours_max,
             shard=shard,
         )
-        super().__init__(settings, files, open_catalog, surroundings)
+        open_catalog = partial(open_catalog_in, files, settings, verify_all=verify_catalog)
+        super().__init__(settings, files, open_catalog, around(surroundings))
         self.gauges = Gauges(self.engine, settings, self.clock)
         self.metrics = self.gauges.metrics
         turns = self._turns = Turns(settings.webhook_connections_max)

@@ -114,7 +114,8 @@ class Node:
 
     def publish(self, body: bytes, delay_ms: int) -> bool:
         """Whether it was answered."""
-        server, told = self.server, []
+        server = self.server
+        told: list[Exception | None] = []
         now_ms = self.cluster.clock()
         message = NewMessage("orders", now_ms + delay_ms, Payload(body))
         group = server.engine.publishing.publish_one(message, now_ms).group
