@@ -1,11 +1,13 @@
 # shellcheck shell=bash
 # Shared by the other scripts, which source it: the virtual environment .venv of the project, its
-# packages, Java for Spark, and wrk for benchmarks. Everything it prints goes to stderr.
+# packages, Java for Spark, wrk for benchmarks, and Kafka. Everything it prints goes to stderr.
 #
 #   ensure_environment [extra ...]   makes .venv and installs the server, with these extras besides;
 #                                    does nothing when it was done and nothing has changed since
 #   ensure_java                      finds Java 17 or newer, or installs it (root on Debian)
 #   ensure_wrk                       finds the load generator wrk, or installs it likewise
+#   ensure_kafka                     has the jars of a Kafka broker in $kafka_jars; fetches them with
+#                                    Maven, which it installs likewise, once for all checkouts
 #   show_help FILE                   prints the comment at the head of FILE
 #
 # PYTHON=/path/to/python chooses the interpreter that .venv is made with.
@@ -160,7 +162,7 @@ ensure_java() {
       return
     fi
   fi
-  fail "Spark needs Java 17 or newer, and none was found." \
+  fail "Spark and Kafka need Java 17 or newer, and none was found." \
     "On Debian and Ubuntu: apt-get install openjdk-17-jre-headless (or set JAVA_HOME)"
 }
 
@@ -175,4 +177,57 @@ ensure_wrk() {
     fi
   fi
   fail "the load generator wrk is missing. On Debian and Ubuntu: apt-get install wrk"
+}
+
+ensure_maven() {
+  if command -v mvn >/dev/null; then
+    return
+  fi
+  if can_apt; then
+    apt_install maven || true
+    if command -v mvn >/dev/null; then
+      return
+    fi
+  fi
+  fail "Maven, which fetches Kafka's jars, is missing. On Debian and Ubuntu: apt-get install maven"
+}
+
+# The stamp holds the fingerprint of the pom. What is there costs a look at it, and no Maven.
+has_kafka_jars() {
+  [[ -f $kafka_jars/.complete && $(<"$kafka_jars/.complete") == "$1" ]]
+}
+
+# Java is looked for in this shell, which keeps its PATH; all else is done in another, so that
+# neither `cd` nor the lock outlives it.
+ensure_kafka() {
+  local pom=$project_root/scripts/kafka.pom.xml version want
+  version=$(sed -n 's:.*<kafka\.version>\(.*\)</kafka\.version>.*:\1:p' "$pom")
+  want=$(sha256sum <"$pom")
+  kafka_jars=${XDG_CACHE_HOME:-$HOME/.cache}/delayserver/kafka-$version
+  ensure_java
+  if [[ -n ${JAVA_HOME:-} ]]; then
+    PATH=$JAVA_HOME/bin:$PATH
+  fi
+  if has_kafka_jars "$want"; then
+    return
+  fi
+  ensure_maven
+  mkdir -p "$kafka_jars"
+  (
+    if command -v flock >/dev/null; then
+      exec 9>"$kafka_jars/.lock"
+      flock --nonblock 9 || {
+        say "Waiting for another script that is fetching Kafka ..."
+        flock 9
+      }
+      if has_kafka_jars "$want"; then
+        exit 0
+      fi
+    fi
+    say "Fetching Kafka $version ..."
+    rm -f "$kafka_jars"/*.jar
+    mvn --batch-mode --no-transfer-progress --quiet --file "$pom" dependency:copy-dependencies \
+      -DoutputDirectory="$kafka_jars" >&2 || fail "Maven could not fetch Kafka $version"
+    printf '%s\n' "$want" >"$kafka_jars/.complete"
+  )
 }

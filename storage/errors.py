@@ -22,6 +22,9 @@ StorageError
 │   ├── OffsetGapError      a record does not stand at the offset that follows the one before it
 │   └── OffsetRangeError    the log does not hold an offset any more, or ends before it
 ├── EngineError             what keeps the replicated logs refused a call, or cannot be reached
+├── EngineSettingsError     what says where the logs are, or how they are reached, is wrong
+├── ClusterMissingError     no cluster was made of that name
+├── ClusterDiffersError     the cluster was made otherwise than it is asked for
 ├── FencedError             another process may be in office, or the outcome of an append is unknown
 └── CatalogError            the catalog (LMDB) failed
 
@@ -261,6 +264,38 @@ class EngineError(StorageError):
         self.call = call
         self.where = where
         self.reason = reason
+
+
+class EngineSettingsError(StorageError):
+    """What says where the replicated logs are, or how they are reached, cannot be used."""
+
+    def __init__(self, where: str, reason: str, advice: str) -> None:
+        super().__init__(f"{where}: {reason}; {advice}")
+        self.where = where
+        self.reason = reason
+
+
+class ClusterMissingError(StorageError):
+    """The log that says what the cluster is says nothing."""
+
+    def __init__(self, log: str) -> None:
+        super().__init__(
+            f"{log} holds no cluster; make one with `delayserver cluster create --cluster URL`, or "
+            "give the URL that it was made with"
+        )
+        self.log = log
+
+
+class ClusterDiffersError(StorageError):
+    """A cluster is what it was made as: it is asked for as something else."""
+
+    def __init__(self, cluster: str, what: str, made: object, asked: object) -> None:
+        super().__init__(
+            f"the cluster {cluster} was made with {what} {made}, which cannot be changed, and not "
+            f"{asked}; ask for {made}, or make another cluster under another name"
+        )
+        self.made = made
+        self.asked = asked
 
 
 class FencedError(StorageError):

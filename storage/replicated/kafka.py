@@ -1,0 +1,442 @@
+"""Kafka as the engine of the replicated logs: a log is a partition of a topic.
+
+Of Kafka only what every implementation of its protocol has is used: an append that is answered with
+its offset when a quorum has it (`acks=all` of an idempotent producer), a read from an offset, the
+end, and DeleteRecords. How far the nodes' replicas have come stands in offsets of consumer groups,
+one group a node, so that the usual tools show the lag; no consumer is ever in these groups.
+
+Cost: an append to three brokers 1 ms, with four copies of its bytes; a read of what is there
+already some 10 µs and 1 µs a record; asking where the log ends 1 ms. A log that is read has five
+threads of librdkafka and up to 40 MiB of what it has read ahead, one that is appended to has five
+threads. Both are made when they are needed first, since most processes do one of the two.
+
+Threads: a `KafkaLog` belongs to one thread at a time, a `KafkaEngine` to all. Neither outlives a
+fork.
+
+Rejected: transactions for fencing. They cost 50 ms from Python, their markers take offsets, and the
+log's own order fences as well (`storage.replicated.office`). Consumer groups for ownership: they
+know nothing of who has the data, and notice a death after 6 s at the soonest. One producer for all
+logs: an append that fails ends it, and with it the appends of others. Asking a log's consumer for
+the end: the broker answers the requests of a connection one after the other, so the question waits
+for the fetch before it (50 to 130 ms); the admin client has connections of its own.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, Final, TypeVar
+
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
+
+from storage.errors import EngineError, OffsetRangeError
+from storage.replicated.kafka_settings import ClientSettings, ClusterUrl
+from storage.replicated.kafka_topics import TopicFound, TopicPlan, differences, plans
+
+BATCH_RECORDS: Final = 512
+"""Of one read at most: 17 MB of groups of 128 messages."""
+END_TIMEOUT_S: Final = 1.0
+CALL_TIMEOUT_S: Final = 15.0
+"""For what an administrator waits, and for progress: longer than an election."""
+CREATE_TRIES: Final = 100
+CREATE_POLL_S: Final = 0.1
+REPORTS_POLL_S: Final = 1.0
+REPORTS_GRACE_S: Final = 10.0
+QUIET_S: Final = 10.0
+
+Answer = TypeVar("Answer")
+
+log = logging.getLogger(__name__)
+
+_RANGE_ERRORS = frozenset(
+    {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION}
+)
+_AWAY_ERRORS = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._MAX_POLL_EXCEEDED,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+    }
+)
+"""Of brokers that cannot be reached now. The client goes on trying."""
+_NOWHERE = -1
+"""Where a consumer stands that reads nothing."""
+
+
+class KafkaLog:
+    """One partition, as an `EngineLog`."""
+
+    def __init__(
+        self, settings: ClientSettings, admin: AdminClient, topic: str, partition: int
+    ) -> None:
+        self.name = f"{topic}/{partition}"
+        self._settings = settings
+        self._admin = admin
+        self._topic = topic
+        self._partition = partition
+        self._producer: Producer | None = None
+        self._consumer: Consumer | None = None
+        self._position = _NOWHERE
+        self._has_failed = False
+
+    def append(self, records: Sequence[bytes]) -> list[int | None]:
+        """See `EngineLog`. Waits up to `message_timeout_ms` of the settings."""
+        assert not self._has_failed, f"{self.name}: an append has failed before"
+        if self._position != _NOWHERE:
+            # Who appends knows what it wrote: it need not be fetched and kept as well.
+            assert self._consumer is not None
+            self._consumer.unassign()
+            self._position = _NOWHERE
+        offsets: list[int | None] = [None] * len(records)
+        waiting = set(range(len(records)))
+        producer = self._producer or self._make_producer()
+        for index, record in enumerate(records):
+            self._produce(producer, record, _report(self.name, index, offsets, waiting))
+        # Each record is reported, at the latest when its time is over. That somebody waits for ever
+        # who holds an office is not left to that promise of another's code.
+        patience_s = self._settings.message_timeout_ms / 1000 + REPORTS_GRACE_S
+        while waiting and patience_s > 0:
+            if not producer.poll(REPORTS_POLL_S):
+                patience_s -= REPORTS_POLL_S
+        self._has_failed = None in offsets
+        return offsets
+
+    def _produce(
+        self,
+        producer: Producer,
+        record: bytes,
+        report: "Callable[[KafkaError | None, Message | None], None]",
+    ) -> None:
+        while True:
+            try:
+                producer.produce(self._topic, record, partition=self._partition, on_delivery=report)
+                return
+            except BufferError:
+                # Its queue is full (100,000 records, 1 GiB): some have to be answered first.
+                producer.poll(REPORTS_POLL_S)
+            except KafkaException as error:
+                # Too large a record is ours to know: `envelope` cuts frames.
+                assert error.args[0].code() != KafkaError.MSG_SIZE_TOO_LARGE, len(record)
+                report(error.args[0], None)
+                return
+
+    def read(self, offset: int, wait_s: float) -> list[tuple[int, bytes]]:
+        """See `EngineLog`. Raises EngineError where reading is refused."""
+        assert offset >= 0, offset
+        try:
+            consumer = self._consumer or self._make_consumer()
+            if offset != self._position:
+                # Not `seek`: it fails while the partition is not fetched yet.
+                consumer.assign([TopicPartition(self._topic, self._partition, offset)])
+                self._position = offset
+            found = consumer.consume(BATCH_RECORDS, 0)
+            if not found and wait_s > 0:
+                # `consume` waits until it has as many as it was asked for.
+                found = consumer.consume(1, wait_s)
+                if found:
+                    found += consumer.consume(BATCH_RECORDS - 1, 0)
+        except KafkaException as error:
+            raise _refused("read", self.name, error) from error
+        records: list[tuple[int, bytes]] = []
+        for message in found:
+            problem = message.error()
+            if problem is not None:
+                # The next read begins anew at this place, and is told again.
+                self._position = _NOWHERE
+                if not records:
+                    self._judge(offset, problem)
+                return records
+            place = message.offset()
+            assert place is not None
+            records.append((place, message.value() or b""))
+        if records:
+            self._position = records[-1][0] + 1
+        return records
+
+    def _judge(self, offset: int, error: KafkaError) -> None:
+        """An error instead of records: returns if it may pass."""
+        if error.code() in _RANGE_ERRORS:
+            first, end = self._asked(OffsetSpec.earliest()), self.end()
+            if first is None or end is None:
+                return
+            is_cut = error.code() == KafkaError._LOG_TRUNCATION
+            # Else a broker has answered that did not know yet that it leads.
+            if is_cut or not first <= offset <= end:
+                raise OffsetRangeError(self.name, offset, first, end)
+        elif error.code() not in _AWAY_ERRORS and not error.retriable():
+            raise _refused("read", self.name, error)
+
+    def end(self) -> int | None:
+        """See `EngineLog`. Asks the partition's leader, for at most END_TIMEOUT_S."""
+        return self._asked(OffsetSpec.latest())
+
+    def _asked(self, which: OffsetSpec) -> int | None:
+        partition = TopicPartition(self._topic, self._partition)
+        try:
+            asked = self._admin.list_offsets({partition: which}, request_timeout=END_TIMEOUT_S)
+            offset: int = _result(asked[partition], END_TIMEOUT_S).offset
+        except (KafkaException, FutureTimeoutError):
+            return None
+        finally:
+            self._admin.poll(0)  # its log lines
+        # Where no leader answers in time there is no error but an offset below zero.
+        return offset if offset >= 0 else None
+
+    def delete_before(self, offset: int) -> None:
+        """See `EngineLog`. The broker deletes whole segments, in its own time."""
+        assert offset >= 0, offset
+        wanted = TopicPartition(self._topic, self._partition, offset)
+        asked = self._admin.delete_records([wanted], request_timeout=CALL_TIMEOUT_S)
+        _answer("delete records", self.name, asked[wanted])
+
+    def close(self) -> None:
+        """See `EngineLog`."""
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+            self._position = _NOWHERE
+        if self._producer is not None:
+            # Only of an append that has failed something may be left.
+            self._producer.purge()
+            self._producer.poll(0)
+            self._producer = None
+
+    def _make_producer(self) -> Producer:
+        self._producer = _made(Producer, self._settings.of_producer(), self._settings.url)
+        return self._producer
+
+    def _make_consumer(self) -> Consumer:
+        self._consumer = _made(Consumer, self._settings.of_consumer(), self._settings.url)
+        return self._consumer
+
+
+class KafkaEngine:
+    """The logs of one cluster, and its progress."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        """Waits for no broker. Raises EngineError where the client does not know a setting."""
+        self._settings = settings
+        self._url = settings.url
+        self._admin = _made(AdminClient, settings.of_admin(), settings.url)
+
+    @property
+    def url(self) -> ClusterUrl:
+        """Where it is."""
+        return self._url
+
+    def log(self, shard: int) -> KafkaLog:
+        """The message log of a shard, opened anew."""
+        return KafkaLog(self._settings, self._admin, self._url.log_topic, shard)
+
+    def settled(self, shard: int) -> KafkaLog:
+        """What is settled of a shard, opened anew."""
+        return KafkaLog(self._settings, self._admin, self._url.settled_topic, shard)
+
+    def meta(self) -> KafkaLog:
+        """What the cluster is (`storage.replicated.meta`), opened anew."""
+        return KafkaLog(self._settings, self._admin, self._url.meta_topic, 0)
+
+    def create(
+        self, shards: int, replication: int, *, flushes: bool, sleep: Callable[[float], None]
+    ) -> list[str]:
+        """Make the topics that are missing; returns their names. `check` judges those there are.
+
+        Returns when all partitions have their leaders. `flushes`: see `TopicPlan`. Raises
+        EngineError."""
+        known = self._topic_partitions()
+        missing = [
+            plan for plan in plans(self._url, shards, flushes=flushes) if plan.name not in known
+        ]
+        made = [plan.name for plan in missing if self._make_topic(plan, replication)]
+        for _ in range(CREATE_TRIES):
+            known = self._topic_partitions()
+            if all(_is_led(known.get(plan.name), plan.partitions) for plan in missing):
+                return made
+            sleep(CREATE_POLL_S)
+        names = ", ".join(plan.name for plan in missing)
+        reason = f"no broker leads all partitions of {names}"
+        raise EngineError("create topics", str(self._url), reason, "look at the brokers' logs")
+
+    def _make_topic(self, plan: TopicPlan, replication: int) -> bool:
+        """Whether it was made now, and not by another at the same time."""
+        settings = plan.settings(replication)
+        topic = NewTopic(plan.name, plan.partitions, replication, config=settings)
+        asked = self._admin.create_topics([topic], request_timeout=CALL_TIMEOUT_S)
+        try:
+            _result(asked[plan.name], CALL_TIMEOUT_S)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                return False
+            raise _refused("create topic", plan.name, error) from error
+        except FutureTimeoutError as error:
+            raise _refused("create topic", plan.name, "no answer in time") from error
+        return True
+
+    def check(self, shards: int, *, flushes: bool, replication: int | None = None) -> list[str]:
+        """What is wrong with the topics, a sentence for each. Raises EngineError."""
+        wanted = plans(self._url, shards, flushes=flushes)
+        return differences(self._found({plan.name for plan in wanted}), wanted, replication)
+
+    def _found(self, names: Iterable[str]) -> dict[str, TopicFound]:
+        known = self._topic_partitions()
+        topics = {
+            ConfigResource(ConfigResource.Type.TOPIC, name): name for name in names if name in known
+        }
+        if not topics:
+            return {}
+        asked = self._admin.describe_configs(list(topics), request_timeout=CALL_TIMEOUT_S)
+        found = {}
+        for resource, future in asked.items():
+            name = topics[resource]
+            entries = _answer("describe topic", name, future)
+            settings = {entry.name: entry.value for entry in entries.values()}
+            replications = tuple(len(one.replicas) for one in known[name].values())
+            found[name] = TopicFound(replications, settings)
+        return found
+
+    def has_topics(self) -> bool:
+        """Whether the topic is there that says what the cluster is. Raises EngineError."""
+        return self._url.meta_topic in self._topic_partitions()
+
+    def _topic_partitions(self) -> dict[str, dict[int, Any]]:
+        """The partitions of each topic that there is."""
+        try:
+            topics = self._admin.list_topics(timeout=CALL_TIMEOUT_S).topics
+        except KafkaException as error:
+            raise _refused("list topics", str(self._url), error) from error
+        finally:
+            self._admin.poll(0)
+        return {name: topic.partitions for name, topic in topics.items() if topic.error is None}
+
+    def commit_progress(self, node: str, shard: int, offset: int) -> None:
+        """The node's replica of a shard has a checkpoint at `offset` of the shard's log.
+
+        Raises EngineError; the next one says it again. Brokers forget what was not said for
+        `offsets.retention.minutes` (a week)."""
+        assert offset >= 0, offset
+        place = TopicPartition(self._url.log_topic, shard, offset)
+        group = self._url.progress_group(node)
+        asked = self._admin.alter_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(group, [place])], request_timeout=CALL_TIMEOUT_S
+        )
+        answer = _answer("commit progress", group, asked[group])
+        for partition in answer.topic_partitions:
+            if partition.error is not None:
+                raise _refused("commit progress", group, partition.error)
+
+    def progress(self, nodes: Iterable[str]) -> dict[str, dict[int, int]]:
+        """Where the checkpoint of each node's replicas is: offset by shard.
+
+        A shard of which nothing is known is left out. Raises EngineError."""
+        found: dict[str, dict[int, int]] = {}
+        # One by one: the client's call takes no more than one group.
+        asked = {}
+        for node in nodes:
+            group = self._url.progress_group(node)
+            asked[node] = self._admin.list_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group)], request_timeout=CALL_TIMEOUT_S
+            )[group]
+        for node, future in asked.items():
+            answer = _answer("list progress", self._url.progress_group(node), future)
+            found[node] = {
+                place.partition: place.offset
+                for place in answer.topic_partitions
+                if place.topic == self._url.log_topic and place.error is None and place.offset >= 0
+            }
+        return found
+
+
+def _report(
+    name: str, index: int, offsets: list[int | None], waiting: set[int]
+) -> "Callable[[KafkaError | None, Message | None], None]":
+    """What the client calls with the outcome of a record."""
+
+    def reported(error: KafkaError | None, message: Message | None) -> None:
+        waiting.discard(index)
+        if error is None and message is not None:
+            offsets[index] = message.offset()
+        else:
+            # The caller is told by the None that stays; the reason is for people.
+            log.warning("%s: an append has failed: %s", name, error)
+
+    return reported
+
+
+def _is_led(partitions: Mapping[int, Any] | None, count: int) -> bool:
+    return (
+        partitions is not None
+        and len(partitions) >= count
+        and all(partition.leader >= 0 for partition in partitions.values())
+    )
+
+
+def _made(kind: Callable[..., Answer], settings: dict[str, Any], url: ClusterUrl) -> Answer:
+    """A client of librdkafka, which writes its own log lines to ours and not to standard error."""
+    try:
+        return kind(settings, logger=log)
+    except KafkaException as error:
+        advice = "correct the settings of its clients"
+        raise EngineError("make a client", str(url), _text(error), advice) from error
+
+
+def _result(future: "Future[Any]", timeout_s: float) -> Any:
+    # The client has its own time-out: this one is for a client that does not keep it.
+    return future.result(timeout_s + REPORTS_GRACE_S)
+
+
+def _answer(call: str, where: str, future: "Future[Any]") -> Any:
+    """What an admin client was answered. Raises EngineError."""
+    try:
+        return _result(future, CALL_TIMEOUT_S)
+    except KafkaException as error:
+        raise _refused(call, where, error) from error
+    except FutureTimeoutError as error:
+        raise _refused(call, where, "no answer in time") from error
+
+
+def _refused(call: str, where: str, error: KafkaException | KafkaError | str) -> EngineError:
+    advice = "see whether the brokers run and this client may do that, then try again"
+    return EngineError(call, where, _text(error), advice)
+
+
+def _text(error: KafkaException | KafkaError | str) -> str:
+    if isinstance(error, KafkaException):
+        error = error.args[0]
+    return error.str() if isinstance(error, KafkaError) else str(error)
+
+
+class _Repeats(logging.Filter):
+    """Lets the same line through once in QUIET_S: a client says for each of its connections, five
+    times a second, that a broker is away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said_s: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        # The client's number, its thread, and after how many milliseconds are not part of it.
+        line = re.sub(r"\[[^]]*\]|\(after [^)]*\)|rdkafka#\S+", "", record.getMessage())
+        if record.created - self._said_s.get(line, -QUIET_S) < QUIET_S:
+            return False
+        self._said_s = {
+            known: said_s
+            for known, said_s in self._said_s.items()
+            if record.created - said_s < QUIET_S
+        }
+        self._said_s[line] = record.created
+        return True
+
+
+log.addFilter(_Repeats())

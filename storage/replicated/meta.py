@@ -1,0 +1,236 @@
+"""What a cluster is, and which nodes it has: a fold over one log that all nodes read.
+
+    {"format": 1, "cluster": …, …}    what the cluster was made as. The first one counts, for good
+    {"node": "n1"}                    a node. Its number is the place of its name among all names in
+                                      the order of their first records, from 1
+
+The records are JSON, so that people can read them with the engine's own tools. Nobody locks
+anything: two who make the cluster at once, or register at once, append both, read the log to its
+end, and come to the same result. The log is a few records long, is read as a whole, and is never
+compacted or cut: a number that a node once had stays its own.
+
+A record of a kind that this version does not know ends the reading with an error. Skipping what may
+count would be a verdict of its own (as in `storage.replicated.envelope`).
+
+Cost: 20 µs a record. Threads: none of its own; a `MetaLog` belongs to the thread of its log.
+
+Rejected: numbers that nodes choose for themselves (two may choose the same), and a compacted topic
+(of two records with one key the first would not be there to be found).
+"""
+
+import json
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+
+from storage.errors import (
+    ClusterDiffersError,
+    ClusterMissingError,
+    EngineError,
+    EngineSettingsError,
+    FormatVersionError,
+    NewerRecordError,
+    RecordDamageError,
+)
+from storage.replicated.engine import EngineLog
+from storage.shards import SHARDS_MAX
+
+META_FORMAT: Final = 1
+NODES_MAX: Final = (1 << 16) - 1
+"""A record of a shard's log has 16 bits for the number of its node."""
+NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
+"""Of clusters and of nodes: both become parts of names of topics and groups."""
+READ_WAIT_S: Final = 1.0
+READ_TRIES: Final = 15
+"""Reads in a row without a record, though the engine says that there are some."""
+ID_SECRET_BYTES: Final = 16
+LINK_SECRET_BYTES: Final = 32
+
+NodeName = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
+Stamp = Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
+
+
+Kind = TypeVar("Kind", bound=msgspec.Struct)
+
+
+class ClusterIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a cluster was made as. All replicas of a shard take theirs from here, so that frames,
+    ids and hashes of keys are the same everywhere."""
+
+    format: Literal[1]
+    cluster: str
+    shards: Annotated[int, msgspec.Meta(ge=1, le=SHARDS_MAX)]
+    durability: Literal["os", "fsync", "fsync-all"]
+    """What an answer waits for: a quorum's memory; that, and the owner's own disk; every disk."""
+    stamps: tuple[Stamp, ...]
+    """Of the frames of each shard."""
+    id_secret: Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * ID_SECRET_BYTES}}}\\Z")]
+    """What message ids are made with."""
+    link_secret: Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * LINK_SECRET_BYTES}}}\\Z")]
+    """What nodes show one another."""
+
+    def __post_init__(self) -> None:
+        if len(self.stamps) != self.shards:
+            raise ValueError(f"{len(self.stamps)} stamps for {self.shards} shards")
+
+    @property
+    def flushes(self) -> bool:
+        """Whether the engine brings each record to every disk before it answers."""
+        return self.durability == "fsync-all"
+
+
+class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node of the cluster."""
+
+    node: NodeName
+
+
+def make_identity(
+    cluster: str,
+    shards: int,
+    durability: Literal["os", "fsync", "fsync-all"],
+    random_bytes: Callable[[int], bytes],
+) -> ClusterIdentity:
+    """A new cluster. Stamps differ, so that a frame is never taken for one of another shard."""
+    stamps: dict[int, None] = {}
+    while len(stamps) < shards:
+        stamps[int.from_bytes(random_bytes(4), "big") or 1] = None
+    return ClusterIdentity(
+        format=META_FORMAT,
+        cluster=cluster,
+        shards=shards,
+        durability=durability,
+        stamps=tuple(stamps),
+        id_secret=random_bytes(ID_SECRET_BYTES).hex(),
+        link_secret=random_bytes(LINK_SECRET_BYTES).hex(),
+    )
+
+
+class ClusterMeta:
+    """What the records up to an offset say."""
+
+    def __init__(self, log: str) -> None:
+        """`log` names the log in errors."""
+        self.identity: ClusterIdentity | None = None
+        self.nodes: dict[str, int] = {}
+        """The number of each node, in the order of the numbers."""
+        self.next_offset = 0
+        self._log = log
+
+    def apply(self, offset: int, data: bytes) -> None:
+        """Take in the next record.
+
+        Raises NewerRecordError and FormatVersionError where a newer version wrote it, and
+        RecordDamageError where it is no record. Nothing is applied then."""
+        try:
+            document = json.loads(data)
+        except ValueError as error:
+            raise RecordDamageError(self._log, offset, f"it is no JSON ({error})") from error
+        if not isinstance(document, dict):
+            raise RecordDamageError(self._log, offset, "it is no JSON object")
+        if "format" in document:
+            if self.identity is None:
+                self.identity = self._identity(offset, document)
+        elif "node" in document:
+            name = self._converted(offset, document, NodeRecord).node
+            if name not in self.nodes and len(self.nodes) == NODES_MAX:
+                raise RecordDamageError(self._log, offset, f"there are {NODES_MAX} nodes already")
+            self.nodes.setdefault(name, len(self.nodes) + 1)
+        else:
+            what = f"the fields {', '.join(sorted(document)) or 'of nothing'}"
+            raise NewerRecordError(self._log, offset, what)
+        self.next_offset = offset + 1
+
+    def _identity(self, offset: int, document: dict[str, Any]) -> ClusterIdentity:
+        version = document["format"]
+        if isinstance(version, int) and version > META_FORMAT:
+            where = f"{self._log} at offset {offset}"
+            raise FormatVersionError(where, version, META_FORMAT)
+        return self._converted(offset, document, ClusterIdentity)
+
+    def _converted(self, offset: int, document: dict[str, Any], kind: type[Kind]) -> Kind:
+        unknown = document.keys() - set(kind.__struct_fields__)
+        if unknown:
+            what = f"the fields {', '.join(sorted(unknown))}"
+            raise NewerRecordError(self._log, offset, what)
+        try:
+            return msgspec.convert(document, kind)
+        except msgspec.ValidationError as error:
+            raise RecordDamageError(self._log, offset, str(error)) from error
+
+
+class MetaLog:
+    """The log of a cluster's records, read and written."""
+
+    def __init__(self, log: EngineLog) -> None:
+        self._log = log
+        self._meta = ClusterMeta(log.name)
+
+    def read(self) -> ClusterMeta:
+        """What the log says up to where it ends now.
+
+        Raises EngineError where it cannot be read to there, and what `ClusterMeta.apply` raises."""
+        end = self._log.end()
+        if end is None:
+            raise self._unreadable("the engine does not say where the log ends")
+        tries = 0
+        while self._meta.next_offset < end:
+            records = self._log.read(self._meta.next_offset, READ_WAIT_S)
+            for offset, data in records:
+                self._meta.apply(offset, data)
+            tries = 0 if records else tries + 1
+            if tries == READ_TRIES:
+                raise self._unreadable(f"there is no record {self._meta.next_offset} of {end}")
+        return self._meta
+
+    def read_cluster(self) -> tuple[ClusterIdentity, dict[str, int]]:
+        """What the cluster is, and the numbers of its nodes. Raises ClusterMissingError, too."""
+        meta = self.read()
+        if meta.identity is None:
+            raise ClusterMissingError(self._log.name)
+        return meta.identity, meta.nodes
+
+    def create(self, identity: ClusterIdentity) -> tuple[ClusterIdentity, bool]:
+        """Make the cluster, unless it was made already: what it is now, and whether by this call.
+
+        Raises ClusterDiffersError where it has another number of shards, or another durability."""
+        if self.read().identity is None:
+            self._append(msgspec.json.encode(identity))
+            self.read()
+        made = self._meta.identity
+        assert made is not None
+        for what in ("shards", "durability"):
+            was, asked = getattr(made, what), getattr(identity, what)
+            if was != asked:
+                raise ClusterDiffersError(made.cluster, what, was, asked)
+        return made, made == identity
+
+    def register(self, name: str) -> int:
+        """The number of the node of that name, which is a new one if nobody had the name.
+
+        Raises ClusterMissingError; EngineSettingsError where that is no name; and EngineError where
+        the log's answer did not come: the node may be registered then, and asks again with a log
+        that it opens anew."""
+        try:
+            record = msgspec.convert({"node": name}, NodeRecord)
+        except msgspec.ValidationError as error:
+            reason = (
+                "it is not up to 64 letters, digits, '.', '_' and '-', a letter or a digit first"
+            )
+            raise EngineSettingsError(f"the node {name!r}", reason, "rename it") from error
+        _, nodes = self.read_cluster()
+        if name not in nodes:
+            self._append(msgspec.json.encode(record))
+            _, nodes = self.read_cluster()
+        return nodes[name]
+
+    def _append(self, record: bytes) -> None:
+        (offset,) = self._log.append([record])
+        if offset is None:
+            reason = "no answer came, it may be there or not"
+            raise EngineError("append", self._log.name, reason, "look at the brokers, try again")
+
+    def _unreadable(self, reason: str) -> EngineError:
+        advice = "see whether the brokers run, then try again"
+        return EngineError("read", self._log.name, reason, advice)

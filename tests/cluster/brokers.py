@@ -1,0 +1,130 @@
+"""Real brokers on free ports of the loopback, through scripts/kafka."""
+
+import itertools
+import logging
+import os
+import random
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from confluent_kafka.admin import AdminClient
+
+from storage.replicated.kafka import KafkaEngine
+from storage.replicated.kafka_settings import ClientSettings, ClusterUrl
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "kafka"
+START_TIMEOUT_S = 100
+PATIENCE_S = 30.0
+
+
+@dataclass
+class Brokers:
+    """Some brokers, started by `start`, gone after `wipe`."""
+
+    home: Path
+    count: int = 3
+    addresses: tuple[str, ...] = ()
+    _names: "itertools.count[int]" = field(default_factory=itertools.count)
+
+    def start(self) -> None:
+        self._port = free_port(10 * self.count)
+        self.addresses = tuple(self._run("start").split(","))
+
+    def wipe(self) -> None:
+        self._run("wipe")
+
+    def kill(self, number: int) -> None:
+        self._run("kill", str(number))
+
+    def pause(self, number: int) -> None:
+        self._run("pause", str(number))
+
+    def resume(self, number: int) -> None:
+        self._run("resume", str(number))
+
+    def revive(self, number: int) -> None:
+        self._run("revive", str(number))
+
+    def _run(self, *words: str) -> str:
+        variables = {
+            "KAFKA_HERE": str(self.home),
+            "KAFKA_BROKERS": str(self.count),
+            "KAFKA_PORT": str(self._port),
+        }
+        return subprocess.run(
+            [SCRIPT, *words],
+            env=os.environ | variables,
+            text=True,
+            stdout=subprocess.PIPE,
+            timeout=START_TIMEOUT_S,
+            check=True,
+        ).stdout.strip()
+
+    def new_url(self) -> ClusterUrl:
+        """A cluster that nobody has made yet."""
+        return ClusterUrl(self.addresses, f"c{next(self._names)}")
+
+    def engine(
+        self, url: ClusterUrl | None = None, *, shards: int = 1, message_timeout_ms: int = 60_000
+    ) -> KafkaEngine:
+        """The engine of a cluster with its topics."""
+        settings = ClientSettings(url or self.new_url(), {}, message_timeout_ms)
+        engine = KafkaEngine(settings)
+        engine.create(shards, self.count, flushes=False, sleep=time.sleep)
+        return engine
+
+    @cached_property
+    def admin(self) -> AdminClient:
+        """Kept: what was asked of a client that nobody has any more is not answered."""
+        quiet = logging.getLogger("tests.cluster.brokers")
+        return AdminClient({"bootstrap.servers": ",".join(self.addresses)}, logger=quiet)
+
+    def leader(self, topic: str, partition: int = 0) -> int:
+        """The number of the broker that leads it."""
+        topics = self.admin.list_topics(topic, timeout=10).topics
+        leader: int = topics[topic].partitions[partition].leader
+        assert leader > 0
+        return leader
+
+    def wait_until_all_are_in_sync(self) -> None:
+        """Every partition is on all of its brokers again."""
+
+        def are() -> bool:
+            topics = self.admin.list_topics(timeout=10).topics.values()
+            partitions = [one for topic in topics for one in topic.partitions.values()]
+            return all(set(one.isrs) == set(one.replicas) for one in partitions)
+
+        wait_until(are)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Return when it is so."""
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < give_up_s, "it did not become so"
+        time.sleep(0.1)
+
+
+def free_port(count: int) -> int:
+    """The first of `count` ports in a row that nobody listens on, below those that the system gives
+    to clients."""
+    # Another one in each process, so that two that start at once do not take the same.
+    rng = random.Random(os.getpid())
+    while True:
+        first = rng.randrange(12_000, 32_000)
+        if all(map(is_free, range(first, first + count))):
+            return first
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,27 @@
+"""Brokers for the tests of this folder: three, for all tests of a process.
+
+Each worker of pytest that gets a file of this folder has brokers of its own, so a test may kill
+one; it brings it back before it ends.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.brokers import Brokers
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name == "cluster":
+            item.add_marker(pytest.mark.kafka)
+
+
+@pytest.fixture(scope="session")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    started = Brokers(tmp_path_factory.mktemp("brokers"))
+    try:
+        started.start()
+        yield started
+    finally:
+        started.wipe()
