@@ -20,6 +20,7 @@ DelayServerError
 ├── StoppingError           the server is shutting down or has stopped after a failed fsync
 ├── ShardAwayError          the shard that is asked starts, or has just ended
 ├── MisdirectedError        another shard has it, and the caller wants to ask there by itself
+├── LinkError               what comes over a link is not from another shard (api.cluster.sealed)
 ├── TimerShutdownError      a timer that was shut down was given work (delayserver.timers)
 ├── LibraryError            an installed library is not one that the server can run on
 ├── PipelineError           a job of the data pipeline cannot run (delayserver.pipeline)
@@ -159,6 +160,11 @@ class MisdirectedError(DelayServerError):
             "is forwarded"
         )
         self.owner = owner
+
+
+class LinkError(DelayServerError):
+    """What comes over a connection between machines is not from one of the cluster, or was changed
+    on its way; the connection is of no use any more. The text holds nothing of what came."""
 
 
 class LibraryError(DelayServerError):

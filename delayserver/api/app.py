@@ -17,8 +17,10 @@ from importlib import import_module
 from typing import Final, NamedTuple
 
 from delayserver.api.access import Access
+from delayserver.api.cluster.book import OwnerBook
 from delayserver.api.cluster.link import ShardPlace
-from delayserver.api.cluster.map import ClusterMap
+from delayserver.api.cluster.map import ClusterMap, Machines
+from delayserver.api.cluster.meeting import Meeting
 from delayserver.api.cluster.member import Member
 from delayserver.api.cluster.routed import RoutedHot
 from delayserver.api.hot.asgi import Asgi, HotPath, Receive, Scope, Send
@@ -83,8 +85,17 @@ class App(NamedTuple):
     cluster: ClusterMap
 
 
-def make_app(calls: Calls, place: ShardPlace | None = None) -> App:
-    """The application of a server; `place`: of one shard of it."""
+def make_app(
+    calls: Calls,
+    place: ShardPlace | None = None,
+    *,
+    meeting: Meeting | None = None,
+    book: OwnerBook | None = None,
+    machines: Callable[[], Machines] = Machines,
+) -> App:
+    """The application of a server; `place`: of one shard of it. In a cluster: `meeting`, how it
+    comes together with the others, `book`, who owns which shard, and `machines`, what else is
+    known."""
     intake = Intake(calls.settings, calls.subjects)
     hot = Hot(calls, intake) if place is None else RoutedHot(calls, intake)
 
@@ -101,8 +112,9 @@ def make_app(calls: Calls, place: ShardPlace | None = None) -> App:
     member = None
     if place is not None:
         assert isinstance(hot, RoutedHot)
-        member = Member(place, calls, hot, path)
-    cluster = ClusterMap(None if member is None else member.links, settings, calls.clock)
+        member = Member(place, calls, hot, path, meeting, book)
+    links = None if member is None else member.links
+    cluster = ClusterMap(links, settings, calls.clock, machines)
     access = Access(
         calls.tokens,
         path if member is None else member.front,

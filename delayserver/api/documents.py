@@ -83,11 +83,16 @@ class ShardDocument(msgspec.Struct):
     """A shard, and who has it."""
 
     shard: int
-    owner: Annotated[str, Meta(description="the name of a node")]
+    owner: Annotated[
+        str | None, Meta(description="the name of a node; null: nobody has it just now")
+    ]
     epoch: Annotated[int, Meta(description="counts its owners; 0 where it has the same for ever")]
     url: Annotated[
         str | None,
-        Meta(description="where the owner itself is asked, on the host that the request named"),
+        Meta(
+            description="where the owner itself is asked; of shards of one machine on the host "
+            "that the request named"
+        ),
     ]
     replicas: list[ReplicaDocument]
     state: Annotated[

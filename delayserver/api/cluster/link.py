@@ -1,4 +1,4 @@
-"""The links: one kept connection between each two shards, over a Unix socket.
+"""The links: one kept connection between each two shards, or between their owners of the moment.
 
     calls of a turn of the event loop ──▶ one frame ──▶ the other's own application
                                       ◀── one frame ◀── what it has answered in a turn
@@ -8,8 +8,13 @@ something that is told. Of two shards the one with the higher number connects, a
 the other is there; both ask over the same connection, so both learn at the same time that it has
 ended. What was asked and not answered by then may have had its effect.
 
-Who connects is in the directory of the sockets, which nobody else may enter: what comes over a link
-is believed, callers were checked where their calls came in.
+What comes over a link is believed: callers were checked where their calls came in, and how shards
+come together (`meeting`) says who may be at the other end.
+
+Where a shard has one owner after the other, each with a higher epoch, a link is to the owner only:
+one of an owner that was replaced, as the book or a link says, is refused, and what there is to it
+ends when the book says that the shard has moved. On one machine all epochs are 0, and the shards
+tell each other at which ports clients reach them; in a cluster the book has their URLs.
 
 Cost: 2 µs for a call and its answer at either side, and two system calls a turn.
 Threads: belongs to the event loop.
@@ -27,12 +32,16 @@ from typing import Any, Final, Protocol, cast
 import msgspec
 import structlog
 
+from delayserver.api.cluster.book import OwnerBook
+from delayserver.api.cluster.meeting import Meeting
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall
+from delayserver.api.cluster.sealed import Party
 from delayserver.api.hot.answers import Answer, Responder, header, problem_answer, wire_of
 from delayserver.api.hot.paths import NO_FORWARD
 from delayserver.decisions.group import Group
 from delayserver.errors import (
     DelayServerError,
+    LinkError,
     MisdirectedError,
     OverloadedError,
     ShardAwayError,
@@ -40,7 +49,7 @@ from delayserver.errors import (
 from delayserver.security.tokens import Caller, Token
 from storage.errors import StorageError
 
-VERSION: Final = 1
+VERSION: Final = 2
 RETRY_S: Final = 0.05
 """Between two tries to connect."""
 UNSENT_MAX_BYTES: Final = 64 * 1024 * 1024
@@ -83,7 +92,7 @@ class ShardPlace:
     data_dir: Path
     """Of all of them."""
     sockets: Path
-    """The directory of the sockets by which they find each other."""
+    """The directory of the sockets by which those of one machine find each other."""
 
 
 class Application(Protocol):
@@ -108,14 +117,25 @@ class Application(Protocol):
 class Links:
     """All other shards, as `Peers`; and this one, without a hop."""
 
-    def __init__(self, place: ShardPlace, *, is_https: bool = False) -> None:
-        """`is_https`: clients reach each shard by HTTPS."""
+    def __init__(
+        self,
+        place: ShardPlace,
+        meeting: Meeting,
+        book: OwnerBook | None = None,
+        *,
+        is_https: bool = False,
+    ) -> None:
+        """`book`: who owns each shard now; None: each has its process for ever. `is_https`: clients
+        reach each shard by HTTPS."""
         self.own = place.shard
         self.count = place.count
+        self.book = book
         self._scheme = "https" if is_https else "http"
         self.ports: dict[int, int] = {}
-        """Where each shard that is there listens itself."""
-        self._directory = place.sockets
+        """Where each shard that is there listens itself, for clients."""
+        self.epoch = 0
+        """Of this process, as the owner of its shard."""
+        self._meeting = meeting
         self._application: Application
         self._links: dict[int, _Link] = {}
         self._open: set[_Link] = set()
@@ -123,19 +143,20 @@ class Links:
         self._heard: dict[str, Heard] = {}
         self._changed: list[Changed] = []
         self._connecting: list[asyncio.Task[None]] = []
-        self._server: asyncio.Server | None = None
         self._ended: dict[int, asyncio.Event] = {}
 
     # ── begin and end ──────────────────────────────────────────────────────────────────────────
 
-    async def begin(self, application: Application, port: int) -> None:
-        """Be there for the others, and look for them. `port`: where this shard listens itself."""
+    async def begin(self, application: Application, port: int, epoch: int = 0) -> None:
+        """Be there for the others, and look for them. `port`: where this shard listens itself, for
+        clients. `epoch`: of this process, as the owner of its shard."""
         self._application = application
         self.ports[self.own] = port
-        path = self._path(self.own)
-        path.unlink(missing_ok=True)  # of the process before
+        self.epoch = epoch
+        if self.book is not None:
+            self.book.on_change(self._close_replaced)
+        await self._meeting.listen(Party(self.own, epoch), partial(_Link, self, None))
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(partial(_Link, self, None), str(path))
         for shard in range(self.own):
             self._connecting.append(loop.create_task(self._keep_connected(shard)))
 
@@ -143,22 +164,17 @@ class Links:
         """Leave the others."""
         for task in self._connecting:
             task.cancel()
-        if self._server is not None:
-            self._server.close()
+        self._meeting.close()
         await asyncio.gather(*self._connecting, return_exceptions=True)
         for link in list(self._open):
             link.close()
 
-    def _path(self, shard: int) -> Path:
-        return self._directory / f"{shard}"
-
     async def _keep_connected(self, shard: int) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             ended = self._ended[shard] = asyncio.Event()
-            with contextlib.suppress(OSError):
-                path = str(self._path(shard))
-                await loop.create_unix_connection(partial(_Link, self, shard), path)
+            # A meeting counts and logs by itself what is not just away.
+            with contextlib.suppress(OSError, LinkError):
+                await self._meeting.connect(shard, partial(_Link, self, shard))
                 await ended.wait()
             await asyncio.sleep(RETRY_S)
 
@@ -167,7 +183,7 @@ class Links:
         self._open.add(link)
 
     def joined(self, link: "_Link", shard: int, port: int) -> None:
-        """A link may be used: the other has said who it is."""
+        """A link may be used: the other has said who it is, and was not refused."""
         assert 0 <= shard < self.count and shard != self.own, shard
         if (before := self._links.get(shard)) is not None:
             before.close()  # It has come again, so what it had is gone.
@@ -177,6 +193,20 @@ class Links:
         log.debug("linked", shard=shard)
         for changed in self._changed:
             changed(shard, True)
+
+    def is_replaced(self, shard: int, epoch: int) -> bool:
+        """Whether who had that epoch of a shard is not its owner any more."""
+        if (link := self._links.get(shard)) is not None and link.epoch > epoch:
+            return True
+        return self.book is not None and not self.book.may_own(shard, epoch)
+
+    def _close_replaced(self, shard: int) -> None:
+        """A shard has another owner. Whoever has not said yet who it is, comes again."""
+        for link in tuple(self._open):
+            if link.shard == shard and self.is_replaced(shard, link.epoch):
+                link.close()
+                if self._links.get(shard) is link:
+                    self.left(link, shard)
 
     def left(self, link: "_Link", shard: int | None) -> None:
         """A link has ended, or never began; None: it is not known whose it was."""
@@ -243,7 +273,10 @@ class Links:
 
     def url(self, shard: int, host: str) -> str | None:
         """Where clients reach a shard itself, who named this machine by the header `Host`; None:
-        it is away."""
+        it is away, or nobody has it."""
+        if self.book is not None:
+            owner = self.book.owner(shard)
+            return None if owner is None else owner.url
         port = self.ports.get(shard)
         return None if port is None else f"{self._scheme}://{_without_port(host)}:{port}"
 
@@ -310,6 +343,8 @@ class _Link(asyncio.Protocol):
         self._links = links
         self._expected = expected
         self._other: int | None = None
+        self.epoch = -1
+        """Of the other, as the owner of its shard; until it has said it, below all."""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._items: list[Sequence[object]] = []
@@ -322,6 +357,11 @@ class _Link(asyncio.Protocol):
         self._calls: dict[int, Callable[[PeerAnswer], None]] = {}
         self._ones: dict[int, Told] = {}
         self._serving: set[asyncio.Task[None]] = set()
+
+    @property
+    def shard(self) -> int | None:
+        """Which is at the other end, or was wanted there; None: not known yet."""
+        return self._expected if self._other is None else self._other
 
     @property
     def unsent_bytes(self) -> int:
@@ -371,7 +411,8 @@ class _Link(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         links = self._links
         links.opened(self)
-        self.put([LinkItem.HELLO.value, VERSION, links.own, links.count, links.ports[links.own]])
+        port = links.ports[links.own]
+        self.put([LinkItem.HELLO.value, VERSION, links.own, links.count, port, links.epoch])
 
     def data_received(self, data: bytes) -> None:
         received = self._received
@@ -388,8 +429,12 @@ class _Link(asyncio.Protocol):
             if stop > end:
                 break
             start = stop
-            for item in _decode(memoryview(data)[begin:stop]):
-                self._take(item)
+            try:
+                for item in _decode(memoryview(data)[begin:stop]):
+                    self._take(item)
+            except LinkError:
+                self.close()  # What stands behind a greeting that is refused has no effect.
+                return
         if start < end:
             received += memoryview(data)[start:]
             is_known = end - start >= _LENGTH_BYTES
@@ -424,17 +469,24 @@ class _Link(asyncio.Protocol):
                 self._greet(item)
 
     def _greet(self, item: list[Any]) -> None:
-        _, version, shard, count, port = item
-        is_known = version == VERSION and count == self._links.count
+        """Hear who the other is. Raises LinkError when there is to be no link to it."""
+        links = self._links
+        version, shard, count = item[1:4]
+        is_another = 0 <= shard < links.count and shard != links.own
+        is_known = (version, count) == (VERSION, links.count) and is_another
         if not is_known or self._expected not in (None, shard):
             log.error("a link to something else", shard=shard, version=version, shards=count)
-            self.close()
-            return
-        self._other = shard
-        self._links.joined(self, shard, port)
+            raise LinkError("a link to something else")
+        port, epoch = item[4:]
+        if links.is_replaced(shard, epoch):
+            # It comes again and again, until its own log tells it.
+            log.debug("an owner that was replaced", shard=shard, epoch=epoch)
+            raise LinkError(f"an owner of shard {shard} that was replaced")
+        self._other, self.epoch = shard, epoch
+        links.joined(self, shard, port)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        shard = self._other if self._other is not None else self._expected
+        shard = self.shard
         calls, self._calls = self._calls, {}
         ones, self._ones = self._ones, {}
         self._links.left(self, shard)

@@ -10,11 +10,13 @@ import asyncio
 from collections.abc import Callable
 
 from delayserver.api.cluster.batches import Batches
+from delayserver.api.cluster.book import OwnerBook
 from delayserver.api.cluster.definitions import Definitions
 from delayserver.api.cluster.front import Front, OneByOne
 from delayserver.api.cluster.limits import Limits
 from delayserver.api.cluster.link import Links, ShardPlace
 from delayserver.api.cluster.local import Handler, Local
+from delayserver.api.cluster.meeting import Meeting, UnixMeeting
 from delayserver.api.cluster.routed import RoutedHot
 from delayserver.api.cluster.router import Router
 from delayserver.api.cluster.token_rates import TokenRates
@@ -25,9 +27,20 @@ from delayserver.server.calls import Calls
 class Member:
     """The parts, from `begin` to `close`."""
 
-    def __init__(self, place: ShardPlace, calls: Calls, hot: RoutedHot, path: Asgi) -> None:
-        """`path`: where what belongs to this shard is served."""
-        self.links = links = Links(place, is_https=calls.settings.tls_cert is not None)
+    def __init__(
+        self,
+        place: ShardPlace,
+        calls: Calls,
+        hot: RoutedHot,
+        path: Asgi,
+        meeting: Meeting | None = None,
+        book: OwnerBook | None = None,
+    ) -> None:
+        """`path`: where what belongs to this shard is served. `meeting`, `book`: those of a
+        cluster; None: all shards are on this machine, for ever."""
+        meeting = meeting or UnixMeeting(place.sockets)
+        is_https = calls.settings.tls_cert is not None
+        self.links = links = Links(place, meeting, book, is_https=is_https)
         hot.link(links)
         loop = asyncio.get_running_loop()
         calls.share_limits(Limits(links, calls, loop))
@@ -44,10 +57,11 @@ class Member:
         self._local = Local(hot, path, internal)
         self.front = Front(hot, path, [OneByOne(links).answer, batches.answer, router.answer])
 
-    async def begin(self, port: int) -> None:
-        """Be there for the others. `port`: where this shard alone is reached."""
+    async def begin(self, port: int, epoch: int = 0) -> None:
+        """Be there for the others. `port`: where this shard alone is reached; `epoch`: of this
+        process, as its owner."""
         self.definitions.begin()
-        await self.links.begin(self._local, port)
+        await self.links.begin(self._local, port, epoch)
 
     def when_ready(self, tell: Callable[[], None]) -> None:
         """Call `tell` once all shards have met, and know all definitions."""

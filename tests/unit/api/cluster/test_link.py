@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from delayserver.api.cluster.link import Links, ShardPlace
+from delayserver.api.cluster.meeting import UnixMeeting
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall
 from delayserver.security.tokens import Action, Caller, Token
 
@@ -22,7 +23,7 @@ class Shard:
 
     def __init__(self, number: int, directory: Path, count: int = 3) -> None:
         self.number = number
-        self.links = Links(ShardPlace(number, count, directory, directory))
+        self.links = Links(ShardPlace(number, count, directory, directory), UnixMeeting(directory))
         self.asked: list[Any] = []
         self.changes: list[tuple[int, bool]] = []
         self.keeps = False
@@ -196,13 +197,13 @@ def test_whoever_has_not_said_who_it_is_is_left_too(directory: Path) -> None:
 
 
 def test_the_url_of_a_shard_is_its_port_on_the_host_that_the_client_named(directory: Path) -> None:
-    links = Links(ShardPlace(0, 3, directory, directory))
+    links = Links(ShardPlace(0, 3, directory, directory), UnixMeeting(directory))
     links.ports = {0: 4000, 1: 4001}
     for host in ("10.0.0.7:8080", "10.0.0.7", "10.0.0.7:"):
         assert links.url(1, host) == "http://10.0.0.7:4001"
     assert links.url(1, "[::1]:8080") == links.url(1, "[::1]") == "http://[::1]:4001"
     assert links.url(2, "10.0.0.7") is None
-    secret = Links(ShardPlace(0, 3, directory, directory), is_https=True)
+    secret = Links(ShardPlace(0, 3, directory, directory), UnixMeeting(directory), is_https=True)
     secret.ports = links.ports
     assert secret.url(0, "shop.example:443") == "https://shop.example:4000"
 
@@ -210,7 +211,7 @@ def test_the_url_of_a_shard_is_its_port_on_the_host_that_the_client_named(direct
 def test_only_who_wants_no_forwarding_is_told_and_only_of_a_shard_that_is_there(
     directory: Path,
 ) -> None:
-    links = Links(ShardPlace(0, 3, directory, directory))
+    links = Links(ShardPlace(0, 3, directory, directory), UnixMeeting(directory))
     links.ports = {0: 4000, 1: 4001}
     host = (b"host", b"127.0.0.1:8080")
     for value in (b"no", b" No "):

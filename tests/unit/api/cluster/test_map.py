@@ -9,8 +9,11 @@ from typing import Any, cast
 
 import msgspec
 
+from delayserver.api.cluster.book import Owner, OwnerBook, Vacancy
 from delayserver.api.cluster.link import Links, ShardPlace
-from delayserver.api.cluster.map import ClusterMap
+from delayserver.api.cluster.map import ClusterMap, Machines
+from delayserver.api.cluster.meeting import UnixMeeting
+from delayserver.api.documents import NodeDocument, ReplicaDocument
 from delayserver.config import Settings
 
 NOW_MS = 1_795_192_200_000
@@ -19,7 +22,7 @@ FOR_EVER_S = 1e6
 
 def links_of(own: int, ports: dict[int, int], count: int = 3) -> Links:
     nowhere = Path("nowhere")
-    links = Links(ShardPlace(own, count, nowhere, nowhere))
+    links = Links(ShardPlace(own, count, nowhere, nowhere), UnixMeeting(nowhere))
     links.ports = dict(ports)
     return links
 
@@ -139,3 +142,78 @@ def test_nobody_waits_for_longer_than_asked_or_when_the_server_stops() -> None:
         await cluster.other_than(cluster.version, FOR_EVER_S)
 
     run(test)
+
+
+# ── in a cluster ───────────────────────────────────────────────────────────────────────────────
+
+
+def owner(shard: int, epoch: int, node: str) -> Owner:
+    return Owner(shard, epoch, node, f"http://{node}:{8000 + shard}", f"{node}:7000")
+
+
+def node(name: str, state: Any = "serving", seen_at: str = "") -> NodeDocument:
+    return NodeDocument(name, f"http://{name}:80", state, seen_at)
+
+
+def map_of_book(book: OwnerBook, machines: Callable[[], Machines] = Machines) -> ClusterMap:
+    nowhere = Path("nowhere")
+    links = Links(ShardPlace(0, 2, nowhere, nowhere), UnixMeeting(nowhere), book)
+    return ClusterMap(links, Settings(), lambda: NOW_MS, machines)
+
+
+def test_owners_and_their_addresses_are_those_in_the_book() -> None:
+    book = OwnerBook(2)
+    book.take(owner(0, 3, "n2"))
+    book.take(Vacancy(1, 5))
+    machines = Machines([node("n1"), node("n2", "away")], {0: [ReplicaDocument("n1", 17)]})
+    document = shown(map_of_book(book, lambda: machines))
+    assert document["shards"] == [
+        {
+            "shard": 0,
+            "owner": "n2",
+            "epoch": 3,
+            "url": "http://n2:8000",
+            "replicas": [{"node": "n1", "lag_records": 17}],
+            "state": "serving",
+        },
+        {"shard": 1, "owner": None, "epoch": 5, "url": None, "replicas": [], "state": "away"},
+    ]
+    assert [(one["node"], one["state"]) for one in document["nodes"]] == [
+        ("n1", "serving"),
+        ("n2", "away"),
+    ]
+    assert shown(map_of_book(book))["nodes"] == []
+
+
+def test_the_version_is_of_what_matters_to_clients() -> None:
+    book, machines = OwnerBook(2), [Machines([node("n1"), node("n2")])]
+    cluster = map_of_book(book, lambda: machines[-1])
+    before = cluster.version
+    lagging = {0: [ReplicaDocument("n1", 1)]}
+    machines.append(Machines([node("n2", seen_at="later"), node("n1")], lagging))
+    assert cluster.version == before
+    machines.append(Machines([node("n1"), node("n2", "away")]))
+    assert cluster.version != before
+    machines.append(machines[0])
+    versions = {before}
+    for entry in (owner(0, 1, "n1"), owner(0, 2, "n1"), Vacancy(0, 2), owner(0, 3, "n2")):
+        book.take(entry)
+        versions.add(cluster.version)
+    assert len(versions) == 5
+
+
+def test_a_long_poll_ends_when_an_owner_moves() -> None:
+    async def main() -> None:
+        book, machines = OwnerBook(2), [Machines()]
+        cluster = map_of_book(book, lambda: machines[-1])
+        poll = asyncio.create_task(cluster.other_than(cluster.version, FOR_EVER_S))
+        assert await _is_waiting(poll)
+        book.take(owner(1, 1, "n1"))
+        await poll
+        poll = asyncio.create_task(cluster.other_than(cluster.version, FOR_EVER_S))
+        assert await _is_waiting(poll)
+        machines.append(Machines([node("n1")]))
+        cluster.changed()
+        await poll
+
+    asyncio.run(main())
