@@ -19,6 +19,7 @@ DelayServerError
 ├── AckTimeoutError         a publish was accepted and is not durable within its timeout
 ├── StoppingError           the server is shutting down or has stopped after a failed fsync
 ├── ShardAwayError          the shard that is asked starts, or has just ended
+├── StandbyError            who was asked is on standby for a shard, and cannot say more now
 ├── MisdirectedError        another shard has it, and the caller wants to ask there by itself
 ├── TimerShutdownError      a timer that was shut down was given work (delayserver.timers)
 ├── LibraryError            an installed library is not one that the server can run on
@@ -147,6 +148,11 @@ class ShardAwayError(DelayServerError):
             else f"shard {shard} starts, or is away; try again"
         )
         self.is_unknown = is_unknown
+
+
+class StandbyError(DelayServerError):
+    """Who was asked follows a shard that another process owns, and cannot have the call answered
+    now; nothing was done."""
 
 
 class MisdirectedError(DelayServerError):
