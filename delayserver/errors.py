@@ -19,6 +19,7 @@ DelayServerError
 ├── AckTimeoutError         a publish was accepted and is not durable within its timeout
 ├── StoppingError           the server is shutting down or has stopped after a failed fsync
 ├── ShardAwayError          the shard that is asked starts, or has just ended
+├── StandbyError            who was asked is on standby for a shard, and cannot say more now
 ├── MisdirectedError        another shard has it, and the caller wants to ask there by itself
 ├── LinkError               what comes over a link is not from another shard (api.cluster.sealed)
 ├── TimerShutdownError      a timer that was shut down was given work (delayserver.timers)
@@ -148,6 +149,11 @@ class ShardAwayError(DelayServerError):
             else f"shard {shard} starts, or is away; try again"
         )
         self.is_unknown = is_unknown
+
+
+class StandbyError(DelayServerError):
+    """Who was asked follows a shard that another process owns, and cannot have the call answered
+    now; nothing was done."""
 
 
 class MisdirectedError(DelayServerError):

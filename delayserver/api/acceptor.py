@@ -58,6 +58,7 @@ class Acceptor:
         self._opening: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self._is_closed = False
+        self._emptied: asyncio.Future[None] | None = None
 
     def begin(self) -> None:
         """Accept from now on."""
@@ -119,6 +120,8 @@ class Acceptor:
 
     def _lose(self) -> None:
         self.count -= 1
+        if not self.count and self._emptied is not None and not self._emptied.done():
+            self._emptied.set_result(None)
 
     def close(self) -> None:
         """Accept nothing more; what is open stays so, and what is being opened is shut down."""
@@ -143,3 +146,9 @@ class Acceptor:
         """Until nothing is being opened any more."""
         if self._opening:
             await asyncio.wait(self._opening)
+
+    async def wait_empty(self) -> None:
+        """Until no connection is open, or being opened. One may wait at a time."""
+        if self.count:
+            self._emptied = self._loop.create_future()
+            await self._emptied

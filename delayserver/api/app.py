@@ -123,11 +123,11 @@ def make_app(
         origins=settings.cors_origins,
         answers=calls.gauges.metrics.answers,
     )
-    app = _with_cors(access, settings.cors_origins) if settings.cors_origins else access
+    app = with_cors(access, settings.cors_origins) if settings.cors_origins else access
     return App(app, make_protocol(hot, access, settings), rest, member, cluster)
 
 
-def _with_cors(app: Asgi, origins: Sequence[str]) -> Asgi:
+def with_cors(app: Asgi, origins: Sequence[str]) -> Asgi:
     """The same, and a browser is told which pages may call it, and read what of its answers."""
     from starlette.middleware.cors import CORSMiddleware
 

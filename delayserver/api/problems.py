@@ -29,6 +29,7 @@ from delayserver.errors import (
     PreconditionError,
     RateLimitedError,
     ShardAwayError,
+    StandbyError,
     StoppingError,
     TooLargeError,
 )
@@ -152,6 +153,9 @@ def problem_of(error: Exception) -> Problem:
             problem = _problem("shard-away", "A shard is away", 503, error)
             problem.headers["retry-after"] = _seconds(SHARD_AWAY_RETRY_AFTER_MS)
             problem.document.outcome = "unknown" if error.is_unknown else ""
+        case StandbyError():
+            problem = _problem("standby", "On standby", 503, error)
+            problem.headers["retry-after"] = _seconds(SHARD_AWAY_RETRY_AFTER_MS)
         case MisdirectedError():
             problem = _problem("misdirected", "Another shard has it", 421, error)
             problem.headers["delay-owner"] = error.owner

@@ -92,6 +92,17 @@ def make_protocol(hot: Hot, access: Access, settings: Settings) -> type[Connecti
     return type("HotProtocol", (_HotProtocol,), attributes)
 
 
+def make_passing_protocol(access: Access, settings: Settings) -> type[Connection]:
+    """The same, where no call is served past ASGI: who answers passes calls on to others."""
+    attributes = {
+        "access": access,
+        "answers": access.answers,
+        "settings": settings,
+        "receiving": Receiving(),
+    }
+    return type("PassingProtocol", (_PassingProtocol,), attributes)
+
+
 class _Unanswered:
     """What uvicorn's protocol wants to know of the requests that are being answered here."""
 
@@ -540,3 +551,23 @@ class _HotProtocol(Connection):
             self.let_go()
         self._resume_reading()
         self.idle_since_s = self.loop.time()
+
+
+class _PassingProtocol(_HotProtocol):
+    """Everything goes uvicorn's way, bodies too, as they come."""
+
+    def data_received(self, data: bytes) -> None:
+        if self._unanswered.keep_alive:  # else the connection ends with the answer that is due
+            self._pass_on(data, 0)
+
+    def refuse(self, answer: Answer) -> None:
+        cycle = cast("_AnyCycle | None", self.cycle)
+        if cycle is not None and cycle.more_body and not cycle.response_complete:
+            # Its body is passed on as it comes. Who does so has no more of it to expect, and an
+            # answer that it got would be a second one.
+            leave, self._leave = self._leave, None
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if leave is not None:
+                leave()
+        super().refuse(answer)

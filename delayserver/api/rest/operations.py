@@ -5,28 +5,24 @@ Cost: about 100 µs per call; metrics, stats and the forecast go over all hours 
 Threads: belongs to the event loop.
 """
 
-import asyncio
 from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Header, Query, Request, Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from delayserver.api.conditions import entity_tag, is_known
+from delayserver.api.cluster.map_call import WAIT, answer_map
 from delayserver.api.documents import (
     ClusterDocument,
     ForecastBucketDocument,
     ForecastDocument,
     HealthDocument,
     StatsDocument,
-    encode,
 )
 from delayserver.api.fields import DURATION_HELP, DURATION_PATTERN
-from delayserver.api.hot.consume import WHEN_GONE
 from delayserver.api.hot.paths import ALIVE_PATH, CLUSTER_PATH, READY_PATH
 from delayserver.api.rest.common import INVALID, PROBLEM, Forward, PartsOf, json_answer
 from delayserver.api.rest.openapi import answer
-from delayserver.errors import InputError
 from delayserver.times import format_duration, parse_duration_ms
 
 Bucket = Annotated[
@@ -50,8 +46,6 @@ Wait = Annotated[
 Known = Annotated[
     str | None, Header(alias="if-none-match", description="304 while the version is one of these")
 ]
-CLUSTER_WAIT_MAX_MS = 60_000
-
 router = APIRouter()
 
 
@@ -104,7 +98,7 @@ async def get_cluster(
     request: Request,
     parts: PartsOf,
     after: After = None,
-    wait: Wait = "30s",
+    wait: Wait = WAIT,
     if_none_match: Known = None,
 ) -> Response:
     """Which shards there are, and where each is asked by itself.
@@ -114,22 +108,14 @@ async def get_cluster(
 
     With `after` it is a long poll: it is answered as soon as the version is another one. A server
     alone is one shard, whose version never changes. Any token will do."""
-    wait_ms = parse_duration_ms(wait, "/query/wait")
-    if wait_ms > CLUSTER_WAIT_MAX_MS:
-        raise InputError(f"wait is at most {format_duration(CLUSTER_WAIT_MAX_MS)}", "/query/wait")
-    cluster = parts.cluster
-    if after is not None:
-        waiting = asyncio.ensure_future(cluster.other_than(after, wait_ms / 1000))
-        request.scope[WHEN_GONE](waiting.cancel)
-        try:
-            await asyncio.wait((waiting,))
-        finally:
-            waiting.cancel()
-            request.scope[WHEN_GONE](None)
-    document = cluster.document(request.headers.get("host", ""))
-    version = str(document.version)
-    # Weak: what else stands in the document, such as when a node was seen, is not in the version.
-    headers = {"etag": f"W/{entity_tag(version)}"}
-    if is_known(if_none_match, version):
-        return Response(status_code=304, headers=headers)
-    return Response(encode(document), headers=headers, media_type="application/json")
+    found = await answer_map(
+        parts.cluster,
+        request.scope,
+        host=request.headers.get("host", ""),
+        after=after,
+        wait=wait,
+        if_none_match=if_none_match,
+    )
+    headers = dict(line.split(": ", 1) for line in found.fields.decode().splitlines())
+    media_type = found.content_type.decode() if found.body else None
+    return Response(found.body, found.status, headers, media_type)

@@ -21,6 +21,7 @@ from storage.errors import DamageError, DiskFullError, SyncError
         (errors.OverloadedError("full"), 503),
         (errors.MediaTypeError("no Arrow"), 415),
         (errors.StoppingError("stopping"), 503),
+        (errors.StandbyError("on standby"), 503),
         (errors.DiskReserveError("full"), 507),
         (DiskFullError("pwrite", "a", "no space"), 507),
         (errors.AccessError("no"), 401),

@@ -1,0 +1,259 @@
+"""A process on standby, as clients see it: it has no server, and answers all calls nevertheless.
+
+    connections ──▶ Acceptor ──▶ uvicorn's protocol with our limits
+                                   ├─▶ /healthz, /readyz, /v1/cluster, /metrics ──▶ answered here
+                                   └─▶ everything else ──▶ Forwarder ──▶ the owner of the shard
+
+What a client may cost is what it may cost at an owner: the same connections, heads, bodies, times
+(`delayserver.api.hot.connection`). What is answered here is asked for the same tokens as there;
+what is passed on, the owner checks.
+
+It listens with sockets of its own that share the port with those it was given, so these stay open:
+when this process has become the owner, its server goes on with them. `close` ends in order: nothing
+more is accepted, and who connects meanwhile waits in the system's queue for the server; idle
+connections are closed; what is under way has GRACE_S to be answered, and is told then that its
+outcome is unknown. When `close` returns, no connection is left.
+
+An owner by HTTPS is verified with the system's authorities (`SSL_CERT_FILE` names others), and with
+`tls_client_ca` where that is set: then it asks who calls, too, and is shown this node's own
+certificate, `tls_cert`, which has to be good for clients as well as for servers.
+
+Cost: 130 µs of CPU in this process for a publish that is passed on: with 64 connections 0.34 to
+0.42 of the owner's own rate, on two cores that both and the client shared. Clients that know the map
+ask the owner. A call under way has two descriptors. Threads: belongs to the event loop.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable, Sequence
+from email.utils import formatdate
+from functools import partial
+from typing import Final
+
+import uvicorn
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from uvicorn.server import ServerState
+
+from delayserver.api.acceptor import Acceptor
+from delayserver.api.access import Access
+from delayserver.api.app import with_cors
+from delayserver.api.cluster.forwarding import Forwarder
+from delayserver.api.cluster.map_call import ShardMap, answer_map, read_query
+from delayserver.api.documents import HealthDocument, encode
+from delayserver.api.hot.answers import Always, Answer, header, problem_answer
+from delayserver.api.hot.asgi import Receive, Scope, Send, send_answer
+from delayserver.api.hot.paths import ALIVE_PATH, CLUSTER_PATH, READY_PATH
+from delayserver.api.hot.protocol import make_passing_protocol
+from delayserver.api.scopes import RULES
+from delayserver.config import Settings
+from delayserver.errors import DelayServerError, InputError, StandbyError
+from delayserver.security.tokens import TokenTable
+
+METRICS_PATH: Final = "/metrics"
+OWN_PATHS: Final = frozenset({ALIVE_PATH, READY_PATH, CLUSTER_PATH, METRICS_PATH})
+GRACE_S: Final = 1.0
+"""What is under way may take so long to be answered by the owner, …"""
+FLUSH_S: Final = 0.25
+"""… and the answers to what was given up so long to be taken by the clients."""
+_DATE_S: Final = 1.0
+
+
+class Standby:
+    """Answers at the addresses of a node, from `begin` to `close`, once."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        shard: int,
+        owner: Callable[[], str | None],
+        is_ready: Callable[[], bool],
+        shard_map: ShardMap,
+        metrics: Callable[[], str],
+        tokens: TokenTable,
+        clock: Callable[[], int],
+    ) -> None:
+        """`owner`: URL of the shard's owner, None while nobody is known to be. `is_ready`: whether
+        what is followed has been caught up with. `metrics`: all of them, as Prometheus reads them.
+        `tokens`: those of the node, which somebody else refreshes. `clock`: milliseconds since the
+        epoch."""
+        self.answers: Counter[bytes] = Counter()
+        """Calls that were answered, by status."""
+        self._settings = settings
+        self._shard = shard
+        self._owner = owner
+        self._is_ready = is_ready
+        self._map = shard_map
+        self._metrics = metrics
+        self._clock = clock
+        origins = settings.cors_origins
+        self._access = Access(
+            tokens,
+            self._answer,
+            headers_max=settings.headers_max,
+            head_max_bytes=settings.head_max_bytes,
+            origins=origins,
+            answers=self.answers,
+        )
+        self._own = with_cors(self._access, origins) if origins else self._access
+        self._polls: set[Callable[[], object]] = set()
+        """What ends the long polls of the map."""
+        self._state = ServerState()
+        self._forwarder: Forwarder
+        self._acceptor: Acceptor
+        self._date: asyncio.TimerHandle | None = None
+
+    async def begin(
+        self,
+        listeners: Sequence[socket.socket],
+        tls: ssl.SSLContext | None,
+        owner_tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Answer who connects to these, which listen already, by HTTPS with `tls`. `owner_tls`: how
+        owners are verified, if not by what the settings say. Raises InputError."""
+        settings = self._settings
+        self._forwarder = Forwarder(
+            self._shard,
+            self._owner,
+            settings,
+            make_owner_tls(settings) if owner_tls is None else owner_tls,
+            self.answers,
+        )
+        config = uvicorn.Config(
+            self,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+        )
+        config.load()
+        make_protocol = partial(
+            make_passing_protocol(self._access, settings),
+            config=config,
+            server_state=self._state,
+            app_state={},
+        )
+        self._set_date()
+        shared = [listener.dup() for listener in listeners]
+        self._acceptor = Acceptor(shared, make_protocol, settings, tls)
+        self._acceptor.begin()
+
+    async def close(self) -> None:
+        """End in order, in GRACE_S and FLUSH_S at the longest."""
+        self._acceptor.close()
+        for connection in tuple(self._state.connections):
+            connection.shutdown()
+        for end in tuple(self._polls):
+            end()
+        empty = asyncio.ensure_future(self._empty())
+        await asyncio.wait((empty,), timeout=GRACE_S)
+        self._forwarder.give_up()
+        await asyncio.wait((empty,), timeout=FLUSH_S)
+        for connection in tuple(self._state.connections):
+            connection.transport.abort()
+        await empty
+        self._forwarder.close()
+        if self._date is not None:
+            self._date.cancel()
+
+    async def _empty(self) -> None:
+        await self._acceptor.wait_closed()
+        await self._acceptor.wait_empty()
+
+    @property
+    def connections(self) -> int:
+        """Connections of clients that are open, or being opened."""
+        return self._acceptor.count
+
+    @property
+    def forwarded(self) -> int:
+        """Calls that the owner is being asked."""
+        return self._forwarder.count
+
+    def _set_date(self) -> None:
+        """All answers say when they were given (RFC 9110, 6.6.1)."""
+        self._date = asyncio.get_running_loop().call_later(_DATE_S, self._set_date)
+        date = formatdate(self._clock() / 1000, usegmt=True).encode()
+        self._state.default_headers = [(b"date", date)]
+        Always.set(self._state.default_headers)
+
+    # ── calls ──────────────────────────────────────────────────────────────────────────────────
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_own = scope["path"] in OWN_PATHS and scope["method"] in ("GET", "HEAD")
+        await (self._own if is_own else self._forwarder)(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A call that is answered here, once it is known who calls."""
+        try:
+            if (caller := scope.get("caller")) is not None:
+                rule = RULES[scope["method"], scope["path"]]
+                if rule.actions:
+                    caller.require(rule.actions)
+            match scope["path"]:
+                case path if path == ALIVE_PATH:
+                    answer = Answer(200, encode(HealthDocument("ok")))
+                case path if path == READY_PATH:
+                    answer = self._readiness()
+                case path if path == CLUSTER_PATH:
+                    answer = await self._map_answer(scope)
+                case _:
+                    content_type = CONTENT_TYPE_LATEST.encode()
+                    answer = Answer(200, self._metrics().encode(), content_type=content_type)
+        except DelayServerError as error:
+            answer = problem_answer(error)
+        await send_answer(send, answer)
+
+    def _readiness(self) -> Answer:
+        """Who can have calls answered accepts them, whoever does it."""
+        owner = self._owner()
+        on_standby = f"on standby for shard {self._shard}"
+        if owner is None:
+            raise StandbyError(f"{on_standby}, which nobody is known to own")
+        if not self._is_ready():
+            raise StandbyError(f"{on_standby}, which {owner} owns, and has not caught up with it")
+        return Answer(200, encode(HealthDocument("standby")))
+
+    async def _map_answer(self, scope: Scope) -> Answer:
+        headers = scope["headers"]
+        after, wait = read_query(scope["query_string"])
+        known = header(headers, b"if-none-match").decode("latin-1")
+        ends: list[Callable[[], object]] = []
+
+        def on_wait(end: Callable[[], object]) -> None:
+            ends.append(end)
+            self._polls.add(end)
+
+        try:
+            return await answer_map(
+                self._map,
+                scope,
+                host=header(headers, b"host").decode("latin-1"),
+                after=after,
+                wait=wait,
+                if_none_match=known or None,
+                on_wait=on_wait,
+            )
+        finally:
+            self._polls.difference_update(ends)
+
+
+def make_owner_tls(settings: Settings) -> ssl.SSLContext:
+    """How owners by HTTPS are verified, and what they are shown. Raises InputError."""
+    context = ssl.create_default_context()
+    if settings.tls_client_ca is not None:
+        assert settings.tls_cert is not None, "a relation of the settings"
+        try:
+            context.load_verify_locations(settings.tls_client_ca)
+            context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
+        except OSError as error:
+            raise InputError(
+                f"cannot verify owners with tls_client_ca {settings.tls_client_ca} and tls_cert "
+                f"{settings.tls_cert}: {error.strerror or error}"
+            ) from error
+    return context
