@@ -19,7 +19,7 @@ import ssl
 import sys
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import uvicorn
@@ -27,7 +27,9 @@ from structlog.typing import EventDict
 
 from delayserver.api.acceptor import Acceptor
 from delayserver.api.app import App, make_app
+from delayserver.api.cluster.book import OwnerBook
 from delayserver.api.cluster.link import ShardPlace
+from delayserver.api.cluster.membership import Lines, Membership
 from delayserver.api.hot.answers import Always
 from delayserver.api.uvicorn_interface import check_uvicorn
 from delayserver.config import Settings
@@ -36,12 +38,17 @@ from delayserver.recovery.memory_faults import MemoryFaults
 from delayserver.server.descriptors import within_limit
 from delayserver.server.server import Server
 from storage.directory import CATALOG_DIRECTORY
-from storage.errors import StorageError
+from storage.errors import FencedError, StorageError
 from storage.files import OsFiles
 from storage.shards import find_directory_above, fix_shard_count
 
+if TYPE_CHECKING:
+    from delayserver.api.cluster.node import NodeShard
+
 EXIT_REFUSED = 1
 EXIT_FATAL = 70
+EXIT_FENCED = 75
+"""Start it again: it was in office, and may not be any more (EX_TEMPFAIL)."""
 RECOVERED = "recovered"
 READY = "ready"
 """What a shard tells its supervisor: it serves; and it has met the others."""
@@ -56,8 +63,15 @@ MMAP_THRESHOLD_BYTES = 128 * 1024
 log = structlog.get_logger()
 
 
-def serve(settings: Settings, place: ShardPlace | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit status. `place`: as one shard of several."""
+def serve(
+    settings: Settings,
+    place: ShardPlace | None = None,
+    membership: Membership | None = None,
+    rest: bytes = b"",
+) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit status. `place`: as one shard of several;
+    `membership`: as one of a cluster, which may be on standby first. `rest`: what the supervisor
+    has said besides."""
     set_up_logging(settings, place)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _tune_allocator()
@@ -76,6 +90,13 @@ def serve(settings: Settings, place: ShardPlace | None = None) -> int:
             fix_shard_count(OsFiles(str(settings.data_dir)), 1)
         else:
             listeners.append(bind(settings.model_copy(update={"port": 0})))
+        node = None
+        if place is not None and membership is not None:
+            from delayserver.api.cluster.node import NodeShard
+
+            node = NodeShard(settings, place, membership, rest, tell=tell_line, fatal=_end)
+            if not _stand_by(node, listeners, tls):
+                return 0
         faults = MemoryFaults(settings.data_dir / CATALOG_DIRECTORY)
         faults.watch()
         if faults.was_seen:
@@ -88,6 +109,7 @@ def serve(settings: Settings, place: ShardPlace | None = None) -> int:
             schedule_hours_max=budget.schedule_hours_max,
             shard=0 if place is None else place.shard,
             tokens_directory=None if place is None else place.data_dir,
+            around=(lambda surroundings: surroundings) if node is None else node.around,
         )
         faults.remove_notes()
         for listener in listeners:
@@ -105,10 +127,23 @@ def serve(settings: Settings, place: ShardPlace | None = None) -> int:
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, server, listeners, tls, place))
+            runner.run(_serve(settings, server, listeners, tls, place, node))
     except KeyboardInterrupt:
         pass
     return 0
+
+
+def _stand_by(
+    node: "NodeShard", listeners: list[socket.socket], tls: ssl.SSLContext | None
+) -> bool:
+    """Follow until this node holds the office; False: it was told to stop."""
+    import uvloop
+
+    for listener in listeners:
+        listener.listen(BACKLOG)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        following = node.stand_by(listeners, tls, partial(tell_supervisor, RECOVERED))
+        return runner.run(following) is not None
 
 
 class _Uvicorn(uvicorn.Server):
@@ -149,7 +184,6 @@ class _Uvicorn(uvicorn.Server):
 
     def on_parent_gone(self) -> None:
         """What started this shard, and would start it again, is no more: end in order."""
-        asyncio.get_running_loop().remove_reader(sys.stdin)
         log.warning("the process that started this shard has ended, so it stops")
         self.handle_exit(signal.SIGTERM, None)
 
@@ -171,8 +205,21 @@ async def _serve(
     listeners: list[socket.socket],
     tls: ssl.SSLContext | None,
     place: ShardPlace | None,
+    node: "NodeShard | None",
 ) -> None:
-    app = make_app(server.calls, place)
+    book = None if place is None else OwnerBook(place.count)
+    lines = None if book is None else Lines(sys.stdin.fileno(), b"", book)
+    if node is None:
+        app = make_app(server.calls, place)
+    else:
+        lines = node.lines
+        app = make_app(
+            server.calls,
+            place,
+            meeting=node.meeting,
+            book=node.book,
+            machines=lambda: node.lines.machines,
+        )
     await server.start()
     config = uvicorn.Config(
         app.asgi,
@@ -189,8 +236,14 @@ async def _serve(
     )
     uvicorn_server = _Uvicorn(config, server, app, tls)
     if app.member is not None:
-        await app.member.begin(listeners[-1].getsockname()[1])
-        asyncio.get_running_loop().add_reader(sys.stdin, uvicorn_server.on_parent_gone)
+        epoch = 0
+        if node is not None:
+            assert node.holder is not None
+            epoch = node.holder.claimed.epoch
+            node.serving()
+        await app.member.begin(listeners[-1].getsockname()[1], epoch)
+        assert lines is not None
+        lines.begin(uvicorn_server.on_parent_gone, app.cluster.changed)
         tell_supervisor(RECOVERED)
         app.member.when_ready(partial(tell_supervisor, READY))
     log.info("listening", url=url_of(listeners[0], tls is not None), pid=os.getpid())
@@ -200,14 +253,21 @@ async def _serve(
         if app.member is not None:
             await app.member.close()
         await server.stop()
+        if node is not None:
+            await asyncio.to_thread(node.leave)
+
+
+def tell_line(line: bytes) -> None:
+    """Give the supervisor a line."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(sys.stdout.fileno(), line)
 
 
 def tell_supervisor(word: str) -> None:
     """How far this shard has come: a line on standard output.
 
     A supervisor that has ended hears nothing; that it has is seen elsewhere (`on_parent_gone`)."""
-    with contextlib.suppress(BrokenPipeError):
-        os.write(sys.stdout.fileno(), f"{word}\n".encode())
+    tell_line(f"{word}\n".encode())
 
 
 def url_of(listener: socket.socket, is_https: bool) -> str:
@@ -275,7 +335,7 @@ def _end(error: BaseException) -> None:
     """A thread failed: end at once, recover from the disk at the next start (I9)."""
     log.critical("ending", error=str(error))
     sys.stderr.flush()
-    os._exit(EXIT_FATAL)
+    os._exit(EXIT_FENCED if isinstance(error, FencedError) else EXIT_FATAL)
 
 
 def _progress(what: str, done: int, total: int) -> None:

@@ -20,12 +20,16 @@ import os
 import signal
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
 
 from delayserver.api.cluster.link import ShardPlace
+from delayserver.api.cluster.membership import Membership
 from delayserver.api.process import (
+    EXIT_FENCED,
     EXIT_REFUSED,
     READY,
     RECOVERED,
@@ -53,14 +57,21 @@ log = structlog.get_logger()
 
 
 def supervise(settings: Settings) -> int:
-    """Serve with as many processes as `shards` says until SIGTERM or SIGINT; returns the exit
-    status."""
+    """Serve with as many processes as `shards`, or the cluster, says until SIGTERM or SIGINT;
+    returns the exit status."""
     set_up_logging(settings)
-    count = settings.shards
     try:
+        membership = None
+        if settings.cluster is not None:
+            from delayserver.api.cluster.joining import join
+
+            membership = join(settings, time.sleep)
+            settings = settings.model_copy(update={"shards": membership.identity.shards})
+        count = settings.shards
         files = OsFiles(str(settings.data_dir))
         with contextlib.ExitStack() as cleanup:
-            cleanup.enter_context(files.lock(LOCK_FILE))
+            if count > 1:
+                cleanup.enter_context(files.lock(LOCK_FILE))
             fix_shard_count(files, count)
             # Nobody else may be there already; and then others of ours may.
             bind(settings).close()
@@ -68,9 +79,11 @@ def supervise(settings: Settings) -> int:
             settings = settings.model_copy(update={"port": held.getsockname()[1]})
             sockets = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="delayserver-"))
             shards = [
-                _Shard(settings, ShardPlace(k, count, settings.data_dir, Path(sockets)))
+                _Shard(settings, ShardPlace(k, count, settings.data_dir, Path(sockets)), membership)
                 for k in range(count)
             ]
+            for shard in shards:
+                shard.others = shards
             url = url_of(held, settings.tls_cert is not None)
             return asyncio.run(_supervise(shards, url))
     except (StorageError, DelayServerError, OSError) as error:
@@ -99,9 +112,18 @@ async def _tell_ready(shards: "list[_Shard]", url: str) -> None:
 class _Shard:
     """One process after the other."""
 
-    def __init__(self, settings: Settings, place: ShardPlace) -> None:
-        directory = settings.data_dir / shard_directory(place.shard)
+    def __init__(
+        self, settings: Settings, place: ShardPlace, membership: Membership | None
+    ) -> None:
+        directory = settings.data_dir
+        if place.count > 1:
+            directory /= shard_directory(place.shard)
         settings = settings.of_shard(directory)
+        self.others: Sequence[_Shard] = ()
+        """All of the node, this one too."""
+        self._said = b""
+        """What its process, or one before it, has said last of the owner of the shard."""
+        self._process: asyncio.subprocess.Process | None = None
         self.ready = asyncio.Event()
         self._can_start = False
         """It has been there before."""
@@ -114,6 +136,7 @@ class _Shard:
                 "count": place.count,
                 "data_dir": str(place.data_dir),
                 "sockets": str(place.sockets),
+                "membership": None if membership is None else membership.to_document(),
             }
         ).encode()
 
@@ -133,7 +156,7 @@ class _Shard:
                 log.critical("a shard cannot start", shard=self._place.shard, status=status)
                 stopping.set()
                 return EXIT_REFUSED
-            is_steady = loop.time() - began_s >= STEADY_S
+            is_steady = status == EXIT_FENCED or loop.time() - began_s >= STEADY_S
             wait_s = WAIT_MIN_S if is_steady else min(max(2 * wait_s, WAIT_MIN_S), WAIT_MAX_S)
             log.error(
                 "a shard has ended and is started again",
@@ -154,6 +177,8 @@ class _Shard:
         )
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(self._document + b"\n")
+        process.stdin.writelines(other._said for other in self.others)
+        self._process = process
         ended = asyncio.create_task(process.wait())
         told = asyncio.create_task(self._hear(process.stdout))
         stop = asyncio.create_task(stopping.wait())
@@ -174,6 +199,18 @@ class _Shard:
                 self._can_start = True
             elif word == READY:
                 self.ready.set()
+            elif word.startswith("{"):
+                self._said = line
+                for other in self.others:
+                    if other is not self:
+                        other.tell(line)
+
+    def tell(self, line: bytes) -> None:
+        """Give its process a line, if there is one."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            assert process.stdin is not None
+            process.stdin.write(line)
 
     async def _stop(self, process: asyncio.subprocess.Process, ended: "asyncio.Task[int]") -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -187,10 +224,11 @@ class _Shard:
 
 def main() -> int:
     """One shard, as the document on standard input says."""
-    # Not beyond the line: the rest of it is silence, until the supervisor has ended.
+    # In a cluster what others have said of the owners may follow at once.
     line = os.read(sys.stdin.fileno(), 1 << 20)
     if not line:
         return EXIT_REFUSED  # It has ended already.
+    line, _, rest = line.partition(b"\n")
     document = json.loads(line)
     place = ShardPlace(
         document["shard"],
@@ -198,7 +236,9 @@ def main() -> int:
         Path(document["data_dir"]),
         Path(document["sockets"]),
     )
-    return serve(Settings(**document["settings"]), place)
+    member = document["membership"]
+    membership = None if member is None else Membership.from_document(member)
+    return serve(Settings(**document["settings"]), place, membership, rest)
 
 
 if __name__ == "__main__":

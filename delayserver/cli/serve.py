@@ -80,7 +80,7 @@ def serve(config: Path | None = None, **options: Any) -> None:
     for line in misspelt(os.environ):
         typer.echo(f"warning: {line}", err=True)
 
-    if settings.shards > 1:
+    if settings.shards > 1 or settings.cluster is not None:
         from delayserver.api.supervisor import supervise as run
     else:
         from delayserver.api.process import serve as run  # the wiring: all that a server needs

@@ -29,11 +29,11 @@ from delayserver.schedule.committed import Records
 from delayserver.schedule.replay import Snapshot
 from storage.buckets import is_day
 from storage.catalog import Table
-from storage.errors import FencedError
+from storage.errors import FencedError, OffsetRangeError
 from storage.frame import Damage
 from storage.replicated import envelope
 from storage.replicated.engine import EngineLog
-from storage.replicated.envelope import Beat, Claim
+from storage.replicated.envelope import NOBODY, Beat, Claim, Release
 from storage.replicated.holder import Holder
 from storage.replicated.lease import Follower, Tenure
 from storage.replicated.log import FollowedLog
@@ -94,6 +94,8 @@ class Standby:
         self.damage: list[Damage] = damage
         """What was found and has not been told to anybody."""
         self._reader = LogReader(log, store.identity.stamp, self._followed.place)
+        self.owner_address = self._known_address()
+        """What the claim of the current owner says; None: there is none, or it is not known."""
         self._waiting: list[Records] = []
         self._waiting_bytes = 0
         now_ms = stopwatch()
@@ -158,11 +160,30 @@ class Standby:
                 assert found.frame.payload is not None
                 self._waiting.append(Records(found.frame.rows, found.frame.payload))
                 self._waiting_bytes += found.frame.header.frame_bytes
-            if isinstance(found.record, Beat) and found.verdict is not RecordVerdict.VOID:
+            if found.verdict is RecordVerdict.VOID:
+                continue
+            if isinstance(found.record, Claim):
+                self.owner_address = found.record.address
+            elif isinstance(found.record, Release):
+                self.owner_address = None
+            elif isinstance(found.record, Beat):
                 # What has fired at the owner once was live, also if this clock is behind its own.
                 self._replay.live_once_through_hour = max(
                     self._replay.live_once_through_hour, found.record.live_through_hour
                 )
+
+    def _known_address(self) -> str | None:
+        """That of the claim which this replica had read before it was started again."""
+        place = self._followed.place
+        if place.owner == NOBODY:
+            return None
+        try:
+            for offset, data in self._log.read(place.claim_offset, WAIT_S):
+                record = envelope.decode(data, self._log.name, offset)
+                return record.address if isinstance(record, Claim) else None
+        except OffsetRangeError:
+            pass  # It was deleted: the next owner says where it is.
+        return None
 
     def _file(self) -> None:
         self._filed_ms = self._stopwatch()

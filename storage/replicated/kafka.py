@@ -91,7 +91,9 @@ class KafkaLog:
         self._position = _NOWHERE
         self._has_failed = False
 
-    def append(self, records: Sequence[bytes]) -> list[int | None]:
+    def append(
+        self, records: Sequence[bytes], meanwhile: Callable[[], None] = lambda: None
+    ) -> list[int | None]:
         """See `EngineLog`. Waits up to `message_timeout_ms` of the settings."""
         assert not self._has_failed, f"{self.name}: an append has failed before"
         if self._position != _NOWHERE:
@@ -104,6 +106,8 @@ class KafkaLog:
         producer = self._producer or self._make_producer()
         for index, record in enumerate(records):
             self._produce(producer, record, _report(self.name, index, offsets, waiting))
+        producer.poll(0)
+        meanwhile()
         # Each record is reported, at the latest when its time is over. That somebody waits for ever
         # who holds an office is not left to that promise of another's code.
         patience_s = self._settings.message_timeout_ms / 1000 + REPORTS_GRACE_S

@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from delayserver.api.cluster.book import Owner
+from delayserver.api.cluster.book import Owner, OwnerBook
 from delayserver.api.cluster.link import Links
 from delayserver.api.documents import (
     ClusterDocument,
@@ -46,7 +46,7 @@ class Machines(NamedTuple):
 
 
 class ClusterMap:
-    """The map of one process. `links`: None of a server alone."""
+    """The map of one process. `links`: None of a server alone, and of a process on standby."""
 
     def __init__(
         self,
@@ -54,11 +54,12 @@ class ClusterMap:
         settings: Settings,
         clock: Callable[[], int],
         machines: Callable[[], Machines] = Machines,
+        book: OwnerBook | None = None,
     ) -> None:
-        """`clock`: milliseconds since the epoch. `machines`: what is known of them now, in a
-        cluster."""
+        """`clock`: milliseconds since the epoch. In a cluster: `machines`, what is known of them
+        now, and `book`, if there are no links that have it."""
         self._links = links
-        self._book = None if links is None else links.book
+        self._book = book if links is None else links.book
         self._machines = machines
         self._clock = clock
         self._scheme = "http" if settings.tls_cert is None else "https"

@@ -1,0 +1,141 @@
+"""What the processes of a node know of their cluster from the start, and tell each other later.
+
+    supervisor ── Membership ──▶ process of a shard      once, before anything else
+    process ── Owner │ Vacancy ──▶ supervisor ──▶ all processes of the node
+    supervisor ── what it knows of the machines ──▶ all processes of the node
+
+A line is JSON. Each process learns from its own shard's log who owns that shard; the supervisor
+hands it on, so that all of the node have the same book (`book`).
+
+Cost: some µs a line. Threads: values; `Lines` belongs to the event loop.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from delayserver.api.cluster.book import Entry, Owner, OwnerBook, Vacancy
+from delayserver.api.cluster.map import Machines
+from storage.directory import Identity
+from storage.replicated.meta import ClusterIdentity
+
+READ_BYTES: Final = 1 << 16
+
+
+class Membership(msgspec.Struct, frozen=True):
+    """What a node is in its cluster."""
+
+    node: str
+    number: int
+    """From 1; others have others."""
+    identity: ClusterIdentity
+
+    def of_shard(self, shard: int) -> Identity:
+        """What the directory of a shard is."""
+        return Identity(self.identity.stamps[shard], shard, bytes.fromhex(self.identity.id_secret))
+
+    def rank(self, shard: int) -> int:
+        """How many go before this node when a shard is to be claimed: each node is first for some,
+        so that the shards of one that is lost go to several."""
+        return (self.number - 1 - shard) % RANKS
+
+    def to_document(self) -> Any:
+        """As JSON values."""
+        return msgspec.to_builtins(self)
+
+    @classmethod
+    def from_document(cls, document: Any) -> "Membership":
+        """What `to_document` made."""
+        return msgspec.convert(document, cls)
+
+
+RANKS: Final = 3
+"""Nodes whose numbers are so far apart have one rank; of two claims at once the first counts."""
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where an owner is reached: what its claim says."""
+
+    node: str
+    url: str
+    link: str
+
+    def pack(self) -> str:
+        """As the claim has it."""
+        return msgspec.json.encode(self).decode()
+
+
+def entry_of(shard: int, epoch: int, address: str | None) -> Entry:
+    """What a claim's address says, for the book; None: the office is vacant, or its owner is not
+    known."""
+    if address is None:
+        return Vacancy(shard, epoch)
+    try:
+        found = msgspec.json.decode(address, type=Address)
+        return Owner(shard, epoch, found.node, found.url, found.link)
+    except (msgspec.DecodeError, ValueError):
+        return Vacancy(shard, epoch)  # somebody who cannot be reached
+
+
+class MachinesLine(msgspec.Struct, frozen=True, tag="machines"):
+    """What the supervisor knows of the nodes."""
+
+    machines: Machines
+
+
+Line = Owner | Vacancy | MachinesLine
+_decode = msgspec.json.Decoder(Line).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Lines:
+    """What the supervisor says, line by line, and that it has ended."""
+
+    def __init__(self, fd: int, rest: bytes, book: OwnerBook) -> None:
+        """`rest`: what was read already."""
+        self.machines = Machines()
+        self._fd = fd
+        self._received = bytearray(rest)
+        self._book = book
+        self._on_gone: Callable[[], None] = lambda: None
+        self._on_machines: Callable[[], None] = lambda: None
+
+    def begin(
+        self, on_gone: Callable[[], None], on_machines: Callable[[], None] = lambda: None
+    ) -> None:
+        """Listen with the event loop that runs now."""
+        self._on_gone, self._on_machines = on_gone, on_machines
+        asyncio.get_running_loop().add_reader(self._fd, self._read)
+        self._take()
+
+    def end(self) -> None:
+        """Listen no more with this event loop."""
+        asyncio.get_running_loop().remove_reader(self._fd)
+
+    def _read(self) -> None:
+        data = os.read(self._fd, READ_BYTES)
+        if not data:
+            self.end()
+            self._on_gone()
+            return
+        self._received += data
+        self._take()
+
+    def _take(self) -> None:
+        *lines, rest = self._received.split(b"\n")
+        self._received = bytearray(rest)
+        for line in lines:
+            said = _decode(line)
+            if isinstance(said, MachinesLine):
+                self.machines = said.machines
+                self._on_machines()
+            else:
+                self._book.take(said)
+
+
+def machines_line(machines: Machines) -> bytes:
+    """What `Lines` takes."""
+    return _encode(MachinesLine(machines)) + b"\n"

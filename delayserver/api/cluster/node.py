@@ -1,0 +1,374 @@
+"""A process of a node for one shard: on standby until it holds the office, then its server.
+
+    follow (a thread) ──▶ Standby.step, step, … ──▶ Holder ──▶ beats (a thread)
+         │ who owns the shard                          └──▶ the server, in this very process
+         ▼
+    book ──▶ front: answers, or passes on to the owner (`standby`)
+
+It ends with a status that says "start me again" (75) as soon as it may not be in office any more:
+a new process follows the log, whoever owns it then. There is no way back within one.
+
+Cost: that of its parts. Threads: the event loop, and the two above.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import structlog
+
+from delayserver.api.cluster.book import Entry, OwnerBook, encode_line
+from delayserver.api.cluster.joining import open_engine
+from delayserver.api.cluster.link import ShardPlace
+from delayserver.api.cluster.map import ClusterMap
+from delayserver.api.cluster.meeting import TcpMeeting
+from delayserver.api.cluster.membership import Address, Lines, Membership, entry_of
+from delayserver.api.cluster.standby import Standby as Front
+from delayserver.config import Settings
+from delayserver.errors import AccessError
+from delayserver.recovery.replica import Replica, ReplicaPlace
+from delayserver.recovery.standby import Standby
+from delayserver.recovery.store import Surroundings
+from delayserver.security.tokens import TokenFile, TokenTable
+from delayserver.server.server import open_catalog_in, stopwatch_ms, wall_clock_ms
+from storage.errors import ShortageError
+from storage.files import OsFiles
+from storage.replicated.envelope import NOBODY
+from storage.replicated.holder import Holder
+
+STEP_S: Final = 0.1
+"""How long a step waits for records."""
+BEATS_LOOK_S: Final = 0.05
+CAUGHT_UP_RECORDS: Final = 10_000
+"""A standby that is not further behind can take over soon."""
+TOKENS_S: Final = 1.0
+SHORTAGE_WAIT_S: Final = 1.0
+
+log = structlog.get_logger()
+Fatal = Callable[[BaseException], None]
+
+
+class Beats(threading.Thread):
+    """Has an owner be heard of."""
+
+    def __init__(self, holder: Holder, fatal: Fatal) -> None:
+        super().__init__(name="delayserver-beats", daemon=True)
+        self._holder = holder
+        self._fatal = fatal
+        self._ending = threading.Event()
+
+    def run(self) -> None:
+        try:
+            while not self._ending.wait(BEATS_LOOK_S):
+                self._holder.beat()
+        except BaseException as error:
+            self._fatal(error)
+
+    def end(self) -> None:
+        """No beat comes behind this."""
+        self._ending.set()
+        self.join()
+
+
+class Follow(threading.Thread):
+    """Moves a standby until it holds the office, or is told to end."""
+
+    def __init__(
+        self,
+        standby: Standby,
+        on_owner: Callable[[], None],
+        on_claimed: Callable[[Holder], None],
+        on_end: Callable[[], None],
+        fatal: Fatal,
+    ) -> None:
+        """All are called in this thread: `on_owner` when another owns the shard, `on_claimed` when
+        this node does, and `on_end` when the directory is closed, however that came."""
+        super().__init__(name="delayserver-follow", daemon=True)
+        self._standby = standby
+        self._on_owner = on_owner
+        self._on_claimed = on_claimed
+        self._on_end = on_end
+        self._fatal = fatal
+        self._ending = threading.Event()
+
+    def run(self) -> None:
+        try:
+            self._follow()
+            self._on_end()
+        except BaseException as error:
+            self._fatal(error)
+
+    def _follow(self) -> None:
+        standby, known = self._standby, None
+        while not self._ending.is_set():
+            try:
+                holder = standby.step(STEP_S)
+            except ShortageError as error:
+                log.error("tried again soon", thread=self.name, error=str(error))
+                self._ending.wait(SHORTAGE_WAIT_S)
+                continue
+            state = standby.state
+            if (state.epoch, state.owner) != known:
+                known = state.epoch, state.owner
+                self._on_owner()
+            if holder is not None:
+                self._on_claimed(holder)
+                standby.finish()
+                return
+        standby.checkpoint()
+        standby.close()
+
+    def end(self) -> None:
+        """Have it end soon."""
+        self._ending.set()
+
+
+class NodeShard:
+    """The process, as a member of its cluster."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        place: ShardPlace,
+        membership: Membership,
+        rest: bytes,
+        *,
+        tell: Callable[[bytes], None],
+        fatal: Fatal,
+    ) -> None:
+        """`rest`: what the supervisor has said behind the membership; `tell`: gives it a line.
+
+        Raises StorageError, DelayServerError, OSError."""
+        self._settings = settings
+        self._place = place
+        self._membership = membership
+        self._tell = tell
+        self._fatal = fatal
+        self.engine = open_engine(settings)
+        self.book = OwnerBook(place.count)
+        self.lines = Lines(0, rest, self.book)
+        link_port = settings.link_port and settings.link_port + place.shard
+        self._link = _bind(settings.host, link_port)
+        self.meeting = TcpMeeting(
+            self._link,
+            self.book,
+            bytes.fromhex(membership.identity.link_secret),
+            membership.identity.cluster,
+        )
+        self._beats: Beats | None = None
+        self.holder: Holder | None = None
+
+    # ── on standby ─────────────────────────────────────────────────────────────────────────────
+
+    def _open(self, url: str, link_host: str) -> Standby:
+        settings, shard, engine = self._settings, self._place.shard, self.engine
+        link = f"{link_host}:{self._link.getsockname()[1]}"
+        self._address = Address(self._membership.node, url, link).pack()
+        offset_ms = settings.clock_offset_ms
+        place = ReplicaPlace(
+            self._membership.number,
+            self._membership.rank(shard),
+            self._membership.of_shard(shard),
+            self._membership.identity.durability == "fsync",
+            self._address,
+            partial(engine.log, shard),
+            partial(engine.settled, shard),
+        )
+        surroundings = Surroundings(
+            clock=lambda: wall_clock_ms() + offset_ms,
+            stopwatch=stopwatch_ms,
+            monotonic=time.monotonic,
+            random_bytes=os.urandom,
+            random=random.random,
+            shard=shard,
+        )
+        self._replica = Replica(place, surroundings, settings)
+        files = OsFiles(str(settings.data_dir))
+        return self._replica.stand_by(files, lambda: open_catalog_in(files, settings))
+
+    async def stand_by(
+        self,
+        listeners: Sequence[socket.socket],
+        tls: ssl.SSLContext | None,
+        on_open: Callable[[], None],
+    ) -> Holder | None:
+        """Follow, and answer at `listeners`, which listen already, until this node holds the
+        office; None: it was told to stop. `on_open` is called once it can follow.
+
+        Raises StorageError, AccessError."""
+        settings, loop = self._settings, asyncio.get_running_loop()
+        url, link_host = self._urls(listeners)
+        self._tokens_dir = self._place.data_dir
+        tokens = TokenTable(
+            TokenFile(OsFiles(str(self._tokens_dir))), settings.token, time.monotonic
+        )
+        tokens.refresh(wall_clock_ms())
+        if not settings.on_loopback and not len(tokens):
+            raise AccessError(
+                f"{settings.host} is not a loopback address: make a token (delayserver token "
+                f"create NAME --scope admin --data-dir {self._tokens_dir}), or set one "
+                "(DELAYSERVER_TOKEN, at least 16 characters), before others can reach the node"
+            )
+        standby = self._open(url, link_host)
+        for damage in standby.damage:
+            log.error("damage found", error=str(damage.error()))
+        on_open()
+        claimed: asyncio.Future[Holder | None] = loop.create_future()
+        ended = asyncio.Event()
+
+        def tell_owner() -> None:
+            state = standby.state
+            address = None if state.owner == NOBODY else standby.owner_address
+            loop.call_soon_threadsafe(
+                self._on_owner, entry_of(self._place.shard, state.epoch, address)
+            )
+
+        def on_claimed(holder: Holder) -> None:
+            # From here on the office is held, whatever the event loop is busy with.
+            self._beats = Beats(holder, self._fatal)
+            self._beats.start()
+            loop.call_soon_threadsafe(_resolve, claimed, holder)
+
+        follow = Follow(
+            standby,
+            tell_owner,
+            on_claimed,
+            lambda: _soon(loop, ended.set),
+            self._fatal,
+        )
+        cluster_map = ClusterMap(
+            None, settings, wall_clock_ms, lambda: self.lines.machines, self.book
+        )
+        front = Front(
+            settings,
+            shard=self._place.shard,
+            owner=partial(self._owner_url, url),
+            is_ready=lambda: (standby.lag_records or 0) <= CAUGHT_UP_RECORDS,
+            shard_map=cluster_map,
+            metrics=partial(self._metrics, standby),
+            tokens=tokens,
+            clock=wall_clock_ms,
+        )
+        self.lines.begin(partial(_resolve, claimed, None), cluster_map.changed)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, _resolve, claimed, None)
+        refreshing = loop.create_task(_refresh(tokens))
+        follow.start()
+        await front.begin(listeners, tls)
+        log.info("on standby", shard=self._place.shard, node=self._membership.node)
+        try:
+            self.holder = await claimed
+            if self.holder is None:
+                follow.end()
+            await front.close()
+            await ended.wait()
+        finally:
+            refreshing.cancel()
+            self.lines.end()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+        return self.holder
+
+    def _urls(self, listeners: Sequence[socket.socket]) -> tuple[str, str]:
+        """Where clients reach this very process, and the host of its links."""
+        advertise = self._settings.advertise
+        assert advertise is not None
+        scheme, _, authority = advertise.partition("://")
+        host, colon, port = authority.rpartition(":")
+        if not colon or not port.isdigit():
+            host = authority
+        if self._place.count == 1:
+            return advertise, host
+        return f"{scheme}://{host}:{listeners[-1].getsockname()[1]}", host
+
+    def _owner_url(self, own_url: str) -> str | None:
+        owner = self.book.owner(self._place.shard)
+        # An office that this node has held before it was started again is nobody's now.
+        return None if owner is None or owner.url == own_url else owner.url
+
+    def _on_owner(self, entry: Entry) -> None:
+        if self.book.take(entry):
+            self._tell(encode_line(entry))
+
+    def _metrics(self, standby: Standby) -> str:
+        lag, shard = standby.lag_records, self._place.shard
+        return (
+            "# HELP delayserver_standby_lag_records Records of the shard's log that were not read\n"
+            "# TYPE delayserver_standby_lag_records gauge\n"
+            f'delayserver_standby_lag_records{{shard="{shard}"}} {"NaN" if lag is None else lag}\n'
+            "# HELP delayserver_standby_clock_differs Whether the owner's clock is another one\n"
+            "# TYPE delayserver_standby_clock_differs gauge\n"
+            f'delayserver_standby_clock_differs{{shard="{shard}"}} {int(standby.clock_differs)}\n'
+        )
+
+    # ── in office ──────────────────────────────────────────────────────────────────────────────
+
+    def around(self, surroundings: Surroundings) -> Surroundings:
+        """The surroundings of the server, once this node holds the office."""
+        assert self.holder is not None
+        owned = self._replica.owned_by(self.holder)
+        return replace(
+            surroundings,
+            clock=owned.clock,
+            identity=owned.identity,
+            message_log=owned.message_log,
+            settler=owned.settler,
+            may_deliver=owned.may_deliver,
+        )
+
+    def serving(self) -> None:
+        """This process serves the shard from now on."""
+        assert self.holder is not None
+        epoch = self.holder.claimed.epoch
+        self._on_owner(entry_of(self._place.shard, epoch, self._address))
+
+    def leave(self) -> None:
+        """Give the office away: nothing is to be delivered or settled any more."""
+        if self.holder is not None:
+            if self._beats is not None:
+                self._beats.end()
+            self.holder.leave()
+            self.holder.log.close()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise OSError(
+            f"cannot listen for other nodes on {host}:{port}: {error.strerror}; choose another "
+            "--link-port"
+        ) from error
+    listener.set_inheritable(False)
+    return listener
+
+
+def _resolve(future: "asyncio.Future[Holder | None]", holder: Holder | None) -> None:
+    if not future.done():
+        future.set_result(holder)
+
+
+def _soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # The loop is closed already.
+        loop.call_soon_threadsafe(function)
+
+
+async def _refresh(tokens: TokenTable) -> None:
+    while True:
+        await asyncio.sleep(TOKENS_S)
+        with contextlib.suppress(OSError):
+            tokens.refresh(wall_clock_ms())
