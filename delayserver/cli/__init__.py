@@ -11,6 +11,7 @@
     timers         heartbeat put, heartbeat get, heartbeat delete, event
     operations     stats, forecast, shards, ready, check, repair
     tokens         token create, token list, token revoke
+    cluster        cluster create, cluster status
     pipeline       jobs on Apache Spark: pipeline audit, pipeline forecast
     pipeline_load  pipeline load
     pipeline_archive  pipeline archive
@@ -47,6 +48,7 @@ COMMANDS: Final = {
     "timers": ("heartbeat", "event"),
     "operations": ("stats", "forecast", "shards", "ready", "check", "repair"),
     "tokens": ("token",),
+    "cluster": ("cluster",),
     "pipeline": ("pipeline",),
     "pipeline_archive": ("pipeline",),
     "pipeline_lateness": ("pipeline",),

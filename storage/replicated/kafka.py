@@ -137,7 +137,9 @@ class KafkaLog:
                 return
 
     def read(self, offset: int, wait_s: float) -> list[tuple[int, bytes]]:
-        """See `EngineLog`. Raises EngineError where reading is refused."""
+        """See `EngineLog`. Raises EngineError where reading is refused.
+
+        A topic that is not there looks like one whose brokers are away."""
         assert offset >= 0, offset
         try:
             consumer = self._consumer or self._make_consumer()
@@ -191,7 +193,9 @@ class KafkaLog:
         try:
             asked = self._admin.list_offsets({partition: which}, request_timeout=END_TIMEOUT_S)
             offset: int = _result(asked[partition], END_TIMEOUT_S).offset
-        except (KafkaException, FutureTimeoutError):
+        except (KafkaException, FutureTimeoutError) as error:
+            # Brokers that are away are said to be by the client. A topic that was deleted is not.
+            log.warning("%s: the brokers do not say where it ends: %s", self.name, error)
             return None
         finally:
             self._admin.poll(0)  # its log lines

@@ -54,9 +54,6 @@ _OF_ALL: Final[dict[str, str | int | bool]] = {
     "retry.backoff.max.ms": 100,
     # A leader that has moved without a failed request is noticed, too: the default is 5 minutes.
     "topic.metadata.refresh.interval.ms": 10_000,
-    # A topic that is not there is an error after this time. It may be so new that the broker which
-    # was asked does not know it yet; `KafkaEngine.create` waits for that, so 30 s are too many.
-    "topic.metadata.propagation.max.ms": 10_000,
     # Kept connections: a load balancer or a firewall between would drop silent ones unnoticed.
     "socket.keepalive.enable": True,
     # Connections that a broker closes because they were idle are no news.

@@ -34,6 +34,7 @@ from storage.errors import (
     RecordDamageError,
 )
 from storage.replicated.engine import EngineLog
+from storage.replicated.reading import read_to_end
 from storage.shards import SHARDS_MAX
 
 META_FORMAT: Final = 1
@@ -41,9 +42,6 @@ NODES_MAX: Final = (1 << 16) - 1
 """A record of a shard's log has 16 bits for the number of its node."""
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
 """Of clusters and of nodes: both become parts of names of topics and groups."""
-READ_WAIT_S: Final = 1.0
-READ_TRIES: Final = 15
-"""Reads in a row without a record, though the engine says that there are some."""
 ID_SECRET_BYTES: Final = 16
 LINK_SECRET_BYTES: Final = 32
 
@@ -171,17 +169,8 @@ class MetaLog:
         """What the log says up to where it ends now.
 
         Raises EngineError where it cannot be read to there, and what `ClusterMeta.apply` raises."""
-        end = self._log.end()
-        if end is None:
-            raise self._unreadable("the engine does not say where the log ends")
-        tries = 0
-        while self._meta.next_offset < end:
-            records = self._log.read(self._meta.next_offset, READ_WAIT_S)
-            for offset, data in records:
-                self._meta.apply(offset, data)
-            tries = 0 if records else tries + 1
-            if tries == READ_TRIES:
-                raise self._unreadable(f"there is no record {self._meta.next_offset} of {end}")
+        for offset, data in read_to_end(self._log, self._meta.next_offset):
+            self._meta.apply(offset, data)
         return self._meta
 
     def read_cluster(self) -> tuple[ClusterIdentity, dict[str, int]]:
@@ -191,19 +180,26 @@ class MetaLog:
             raise ClusterMissingError(self._log.name)
         return meta.identity, meta.nodes
 
-    def create(self, identity: ClusterIdentity) -> tuple[ClusterIdentity, bool]:
-        """Make the cluster, unless it was made already: what it is now, and whether by this call.
-
-        Raises ClusterDiffersError where it has another number of shards, or another durability."""
-        if self.read().identity is None:
-            self._append(msgspec.json.encode(identity))
-            self.read()
-        made = self._meta.identity
-        assert made is not None
+    def refuse_another(self, identity: ClusterIdentity) -> None:
+        """Raise ClusterDiffersError if the cluster was made already, with another number of shards
+        or another durability."""
+        made = self.read().identity
+        if made is None:
+            return
         for what in ("shards", "durability"):
             was, asked = getattr(made, what), getattr(identity, what)
             if was != asked:
                 raise ClusterDiffersError(made.cluster, what, was, asked)
+
+    def create(self, identity: ClusterIdentity) -> tuple[ClusterIdentity, bool]:
+        """Make the cluster, unless it was made already: what it is now, and whether by this call.
+
+        Raises what `refuse_another` does."""
+        if self.read().identity is None:
+            self._append(msgspec.json.encode(identity))
+        self.refuse_another(identity)
+        made = self._meta.identity
+        assert made is not None
         return made, made == identity
 
     def register(self, name: str) -> int:
@@ -230,7 +226,3 @@ class MetaLog:
         if offset is None:
             reason = "no answer came, it may be there or not"
             raise EngineError("append", self._log.name, reason, "look at the brokers, try again")
-
-    def _unreadable(self, reason: str) -> EngineError:
-        advice = "see whether the brokers run, then try again"
-        return EngineError("read", self._log.name, reason, advice)

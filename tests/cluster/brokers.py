@@ -1,5 +1,6 @@
 """Real brokers on free ports of the loopback, through scripts/kafka."""
 
+import contextlib
 import itertools
 import logging
 import os
@@ -7,10 +8,11 @@ import random
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 from confluent_kafka.admin import AdminClient
 
@@ -24,19 +26,22 @@ PATIENCE_S = 30.0
 
 @dataclass
 class Brokers:
-    """Some brokers, started by `start`, gone after `wipe`."""
+    """Some brokers: `count` of them, with numbers from 1."""
 
     home: Path
     count: int = 3
     addresses: tuple[str, ...] = ()
     _names: "itertools.count[int]" = field(default_factory=itertools.count)
 
-    def start(self) -> None:
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Self]:
+        """They run inside of it, and are gone with their data behind it."""
         self._port = free_port(10 * self.count)
-        self.addresses = tuple(self._run("start").split(","))
-
-    def wipe(self) -> None:
-        self._run("wipe")
+        try:
+            self.addresses = tuple(self._run("start").split(","))
+            yield self
+        finally:
+            self._run("wipe")
 
     def kill(self, number: int) -> None:
         self._run("kill", str(number))

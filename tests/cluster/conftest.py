@@ -19,9 +19,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
-    started = Brokers(tmp_path_factory.mktemp("brokers"))
-    try:
-        started.start()
+    with Brokers(tmp_path_factory.mktemp("brokers")).running() as started:
         yield started
-    finally:
-        started.wipe()

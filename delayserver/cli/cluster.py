@@ -1,0 +1,334 @@
+"""cluster create, cluster status: a cluster whose logs stand on brokers.
+
+They talk to the brokers, and to no server: a cluster is made before there is one, and can be looked
+at when none runs. confluent-kafka, an extra, is imported when a command needs it.
+
+Exit status: 0 done, 1 the cluster was made otherwise, or its topics are not as they have to be, 2
+it could not be done.
+
+Cost: some requests to the brokers; `status` reads the last records of each shard's log besides, in
+half a second a shard. Threads: those of the client.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+
+from delayserver.cli.output import help_text, make_console, print_json, progress_bar, rows
+from delayserver.cli.session import CannotRun, CommandError, JsonOption, error_exit
+from storage.errors import ClusterDiffersError, ClusterMissingError, OffsetRangeError, StorageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from storage.check import Progress
+    from storage.replicated.engine import EngineLog
+    from storage.replicated.kafka import KafkaEngine
+    from storage.replicated.meta import ClusterIdentity
+
+WRONG_STATUS: Final = 1
+TAIL_RECORDS: Final = 500
+"""Of a shard's log, to see its owner: it writes at least two a second."""
+SHARD_COLUMNS: Final = ("shard", "owner", "epoch", "address", "heard", "end", "lag")
+NODE_COLUMNS: Final = ("node", "number", "owns", "replicas", "lag")
+HELP = """A cluster of servers whose logs stand on Kafka brokers.
+
+A cluster is made once, with a number of shards that does not change. It needs the extra `kafka` of
+this package."""
+
+ClusterOption = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        metavar="URL",
+        envvar="DELAYSERVER_CLUSTER",
+        help="Brokers and name: kafka://HOST:PORT[,HOST:PORT...]/NAME.".replace("[", r"\["),
+        show_default=False,
+    ),
+]
+KafkaConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--kafka-config",
+        metavar="FILE",
+        envvar="DELAYSERVER_KAFKA_CONFIG",
+        help="What the brokers want of their clients (SASL, TLS): key=value lines of librdkafka.",
+        show_default=False,
+    ),
+]
+ShardsOption = Annotated[
+    int,
+    typer.Option(
+        metavar="NUMBER",
+        min=1,
+        max=256,
+        help="How many shards. It never changes: one or two for each core that will ever be there.",
+        show_default=False,
+    ),
+]
+ReplicationOption = Annotated[
+    int, typer.Option(metavar="NUMBER", min=1, help="How many brokers have each record.")
+]
+DurabilityOption = Annotated[
+    str,
+    typer.Option(
+        metavar="os|fsync|fsync-all",
+        help="What an answer waits for: the memory of most brokers; that, and the owner's disk; "
+        "the disks of all brokers.",
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    group = typer.Typer(help=help_text(HELP), no_args_is_help=True)
+    app.add_typer(group, name="cluster")
+    group.callback()(_root)
+    url = "kafka://b1:9092,b2:9092,b3:9092/delays"
+    examples = (
+        f"cluster create --cluster {url} --shards 16",
+        f"cluster create --cluster {url} --shards 16 --kafka-config client.properties",
+    )
+    group.command("create", help=help_text(create.__doc__, *examples))(create)
+    examples = (f"cluster status --cluster {url}", f"cluster status --cluster {url} --json")
+    group.command("status", help=help_text(status.__doc__, *examples))(status)
+
+
+def _root() -> None:
+    pass
+
+
+def create(
+    cluster: ClusterOption,
+    shards: ShardsOption,
+    replication: ReplicationOption = 3,
+    durability: DurabilityOption = "fsync",
+    kafka_config: KafkaConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make the topics of a cluster, and write down what it is.
+
+    What is there already stays as it is: run it again after it was interrupted. A cluster that was
+    made with another number of shards is refused.
+
+    Status 0: it is there. 1: it is there, and is another one, or its topics are not as they have to
+    be. 2: it could not be made."""
+    import os
+    import time
+
+    chosen = _durability(durability)
+    with _cluster_errors(as_json), _engine(cluster, kafka_config) as engine:
+        from storage.replicated.meta import MetaLog, make_identity
+
+        identity = make_identity(engine.url.name, shards, chosen, os.urandom)
+        with contextlib.closing(engine.meta()) as log:
+            if engine.has_topics():
+                # Before topics are made for it.
+                MetaLog(log).refuse_another(identity)
+            made = engine.create(shards, replication, flushes=identity.flushes, sleep=time.sleep)
+            problems = engine.check(shards, flushes=identity.flushes, replication=replication)
+            if problems:
+                listed = "\n  ".join(problems)
+                raise CommandError(
+                    f"The topics of {engine.url.name} are not as they have to be:\n  {listed}\n"
+                    "Correct them with the tools of the brokers, then run this again."
+                )
+            found, is_new = MetaLog(log).create(identity)
+    answer = {
+        "cluster": found.cluster,
+        "shards": found.shards,
+        "durability": found.durability,
+        "is_new": is_new,
+        "topics_made": made,
+    }
+    if as_json:
+        print_json(answer)
+        return
+    topics = f"Topics made: {', '.join(made)}." if made else "Its topics were there."
+    state = "was made" if is_new else "was there already"
+    typer.echo(
+        f"The cluster {found.cluster} {state}: {found.shards} shards, durability "
+        f"{found.durability}. {topics}"
+    )
+
+
+def status(
+    cluster: ClusterOption,
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--whole",
+            help="Read the logs as far back as they go, to find where owners can be reached that "
+            "took their shards long ago.",
+        ),
+    ] = False,
+    kafka_config: KafkaConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the shards of a cluster with their owners, its nodes, and what is wrong with its topics.
+
+    Of each shard: who wrote to its log last as its owner, where that node is reached (if it took
+    the shard a short time ago, else see --whole), where the log ends, and by how many records the
+    checkpoint of each node's replica is behind.
+
+    Status 0: all is well. 1: the topics are not as they have to be. 2: it could not be read."""
+    with _cluster_errors(as_json), _engine(cluster, kafka_config) as engine:
+        from storage.replicated.meta import MetaLog
+
+        if not engine.has_topics():
+            raise ClusterMissingError(engine.meta().name)
+        with contextlib.closing(engine.meta()) as log:
+            identity, nodes = MetaLog(log).read_cluster()
+        with progress_bar("", quiet=as_json) as progress:
+            progress("asking the brokers", 0, 0)
+            problems = engine.check(identity.shards, flushes=identity.flushes)
+            committed = engine.progress(nodes)
+            shards = [
+                _shard(engine, shard, nodes, committed, _Bar(progress, shard, identity), whole)
+                for shard in range(identity.shards)
+            ]
+    answer: dict[str, Any] = {
+        "cluster": identity.cluster,
+        "durability": identity.durability,
+        "shards": shards,
+        "nodes": [_node(name, number, shards) for name, number in nodes.items()],
+        "problems": problems,
+    }
+    if as_json:
+        print_json(answer)
+    else:
+        make_console().print(*_rendered(answer), sep="\n")
+    if problems:
+        raise typer.Exit(WRONG_STATUS)
+
+
+class _Bar:
+    """How far the reading of a shard's log is."""
+
+    def __init__(self, progress: "Progress", shard: int, identity: "ClusterIdentity") -> None:
+        self._progress = progress
+        self._doing = f"shard {shard} of {identity.shards}"
+
+    def show(self, done: int, total: int) -> None:
+        self._progress(self._doing, done, total)
+
+
+def _shard(
+    engine: "KafkaEngine",
+    shard: int,
+    nodes: dict[str, int],
+    committed: dict[str, dict[int, int]],
+    bar: _Bar,
+    whole: bool,
+) -> dict[str, Any]:
+    """What is to be said of a shard."""
+    from storage.replicated.sighting import Sighting
+
+    seen = Sighting()
+    with contextlib.closing(engine.log(shard)) as log:
+        end = log.end()
+        if end is not None:
+            _see(log, seen, 0 if whole else max(0, end - TAIL_RECORDS), end, bar)
+    names = {number: name for name, number in nodes.items()}
+    lag = {
+        name: end - places[shard]
+        for name, places in committed.items()
+        if end is not None and shard in places
+    }
+    return {
+        "shard": shard,
+        "owner": names.get(seen.owner),
+        "epoch": seen.epoch,
+        "address": seen.address,
+        "clock_ms": seen.clock_ms or None,
+        "end": end,
+        "lag": lag,
+    }
+
+
+def _see(log: "EngineLog", seen: Any, begin: int, end: int, bar: _Bar) -> None:
+    from storage.replicated.envelope import decode
+    from storage.replicated.reading import read_to_end
+
+    try:
+        for offset, data in read_to_end(log, begin, end):
+            seen.see(decode(data, log.name, offset))
+            if not offset % 100:
+                bar.show(offset - begin, end - begin)
+    except OffsetRangeError as error:
+        # What was not needed any more was deleted.
+        if not begin < error.first <= end:
+            raise
+        _see(log, seen, error.first, end, bar)
+
+
+def _node(name: str, number: int, shards: list[dict[str, Any]]) -> dict[str, Any]:
+    lags = [shard["lag"][name] for shard in shards if name in shard["lag"]]
+    return {
+        "node": name,
+        "number": number,
+        "owns": sum(shard["owner"] == name for shard in shards),
+        "replicas": len(lags),
+        "lag": max(lags, default=None),
+    }
+
+
+def _rendered(answer: dict[str, Any]) -> "Iterator[RenderableType]":
+    from rich.markup import escape
+
+    from delayserver.times import format_time
+
+    yield (
+        f"[bold]{escape(answer['cluster'])}[/bold]: {len(answer['shards'])} shards, durability "
+        f"{answer['durability']}"
+    )
+    shards = [
+        {
+            **shard,
+            "heard": None if shard["clock_ms"] is None else format_time(shard["clock_ms"]),
+            "lag": ", ".join(f"{name} {lag:,}" for name, lag in shard["lag"].items()) or None,
+        }
+        for shard in answer["shards"]
+    ]
+    yield rows(shards, SHARD_COLUMNS, empty="")
+    yield rows(answer["nodes"], NODE_COLUMNS, empty="No node has registered yet.")
+    for problem in answer["problems"]:
+        yield f"[bold red]Wrong:[/bold red] {escape(problem)}"
+
+
+def _durability(text: str) -> Literal["os", "fsync", "fsync-all"]:
+    match text:
+        case "os" | "fsync" | "fsync-all":
+            return text
+        case _:
+            hint = "--durability"
+            raise typer.BadParameter(f"{text!r} is not os, fsync or fsync-all", param_hint=hint)
+
+
+@contextlib.contextmanager
+def _engine(cluster: str, kafka_config: Path | None) -> "Iterator[KafkaEngine]":
+    from storage.replicated.kafka_settings import ClientSettings, ClusterUrl, read_properties
+
+    url = ClusterUrl.parse(cluster)
+    properties = {} if kafka_config is None else read_properties(kafka_config)
+    try:
+        from storage.replicated.kafka import KafkaEngine
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "confluent_kafka":
+            raise
+        text = "A cluster needs the package confluent-kafka: pip install 'delayserver[kafka]'"
+        raise CannotRun(text) from error
+    yield KafkaEngine(ClientSettings(url, properties))
+
+
+@contextlib.contextmanager
+def _cluster_errors(as_json: bool) -> Iterator[None]:
+    """What goes wrong is said in a sentence."""
+    with error_exit(as_json=as_json, also=(StorageError,), kind=CannotRun):
+        try:
+            yield
+        except ClusterDiffersError as error:
+            raise CommandError(str(error)) from error

@@ -1,0 +1,184 @@
+"""What a cluster is, and the numbers of its nodes: the same for everybody who reads the log."""
+
+import json
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from storage.errors import (
+    ClusterDiffersError,
+    ClusterMissingError,
+    EngineError,
+    EngineSettingsError,
+    FormatVersionError,
+    NewerRecordError,
+    RecordDamageError,
+)
+from storage.replicated.meta import ClusterMeta, MetaLog, make_identity
+from storage.testing.engine import AppendOutcome, MemoryLog
+
+IDENTITY = make_identity("c", 3, "fsync", random.Random(1).randbytes)
+OTHER = make_identity("c", 3, "fsync", random.Random(2).randbytes)
+DOCUMENT: dict[str, Any] = msgspec.to_builtins(IDENTITY)
+
+
+def meta_of(*records: object) -> ClusterMeta:
+    meta = ClusterMeta("c.meta/0")
+    for offset, record in enumerate(records):
+        meta.apply(offset, json.dumps(record).encode())
+    return meta
+
+
+def test_a_new_cluster() -> None:
+    assert DOCUMENT.keys() == {
+        "format",
+        "cluster",
+        "shards",
+        "durability",
+        "stamps",
+        "id_secret",
+        "link_secret",
+    }
+    assert len(set(IDENTITY.stamps)) == 3
+    assert all(0 < stamp < 1 << 32 for stamp in IDENTITY.stamps)
+    assert (len(IDENTITY.id_secret), len(IDENTITY.link_secret)) == (32, 64)
+    assert meta_of(DOCUMENT).identity == IDENTITY
+
+
+def test_stamps_are_never_zero_and_never_alike() -> None:
+    drawn = iter([bytes(4), bytes(4), b"\0\0\0\2", b"\0\0\0\2", b"\0\0\0\3", bytes(16), bytes(32)])
+    assert make_identity("c", 3, "os", lambda _: next(drawn)).stamps == (1, 2, 3)
+
+
+def test_only_every_disk_flushes() -> None:
+    wanted = {"os": False, "fsync": False, "fsync-all": True}
+    for durability, flushes in wanted.items():
+        identity = make_identity("c", 1, durability, random.Random(3).randbytes)  # type: ignore[arg-type]
+        assert identity.flushes == flushes
+
+
+def test_the_first_of_two_counts() -> None:
+    assert meta_of(DOCUMENT, msgspec.to_builtins(OTHER)).identity == IDENTITY
+    # … whatever a newer version says later.
+    assert meta_of(DOCUMENT, {"format": 9}).identity == IDENTITY
+
+
+def test_numbers_of_nodes() -> None:
+    meta = meta_of(DOCUMENT, {"node": "b"}, {"node": "a"}, {"node": "b"}, {"node": "c"})
+    assert meta.nodes == {"b": 1, "a": 2, "c": 3}
+    assert meta.next_offset == 5
+
+
+@pytest.mark.parametrize(
+    ("record", "error"),
+    [
+        ({"drain": "n1"}, NewerRecordError),
+        ({}, NewerRecordError),
+        ({"node": "n1", "zone": "a"}, NewerRecordError),
+        ({**DOCUMENT, "zones": 3}, NewerRecordError),
+        ({**DOCUMENT, "format": 2}, FormatVersionError),
+        ({**DOCUMENT, "format": "1"}, RecordDamageError),
+        ({**DOCUMENT, "shards": 4}, RecordDamageError),
+        ({**DOCUMENT, "shards": 0, "stamps": []}, RecordDamageError),
+        ({**DOCUMENT, "stamps": [0, 1, 2]}, RecordDamageError),
+        ({**DOCUMENT, "durability": "none"}, RecordDamageError),
+        ({**DOCUMENT, "id_secret": "00"}, RecordDamageError),
+        ({**DOCUMENT, "link_secret": "z" * 64}, RecordDamageError),
+        ({**DOCUMENT, "link_secret": "0" * 64 + "\n"}, RecordDamageError),
+        ({"format": 1}, RecordDamageError),
+        ({"node": ""}, RecordDamageError),
+        ({"node": "a/b"}, RecordDamageError),
+        ({"node": "a\n"}, RecordDamageError),
+        ({"node": 1}, RecordDamageError),
+        ([], RecordDamageError),
+    ],
+)
+def test_what_is_no_record(record: object, error: type[Exception]) -> None:
+    meta = ClusterMeta("c.meta/0")
+    with pytest.raises(error, match=r"c\.meta/0 at offset 0"):
+        meta.apply(0, json.dumps(record).encode())
+    assert (meta.identity, meta.nodes, meta.next_offset) == (None, {}, 0)
+
+
+def test_what_is_no_json() -> None:
+    for data in (b"", b"\xff", b"{"):
+        with pytest.raises(RecordDamageError):
+            ClusterMeta("c.meta/0").apply(0, data)
+
+
+def test_more_nodes_than_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.replicated.meta.NODES_MAX", 2)
+    with pytest.raises(RecordDamageError, match="2 nodes already"):
+        meta_of({"node": "a"}, {"node": "b"}, {"node": "a"}, {"node": "c"})
+
+
+# ---- on a log --------------------------------------------------------------------------------
+
+
+def test_two_who_make_it_at_once() -> None:
+    log = MemoryLog()
+    first, second = MetaLog(log.another()), MetaLog(log.another())
+    first.read(), second.read()
+    assert first.create(IDENTITY) == (IDENTITY, True)
+    # The second one has seen an empty log.
+    second._append(msgspec.json.encode(OTHER))
+    assert second.create(OTHER) == (IDENTITY, False)
+    assert MetaLog(log.another()).read_cluster() == (IDENTITY, {})
+
+
+def test_it_cannot_be_made_otherwise() -> None:
+    log = MemoryLog()
+    MetaLog(log).create(IDENTITY)
+    for shards, durability in ((4, "fsync"), (3, "os")):
+        another = make_identity("c", shards, durability, random.Random(4).randbytes)  # type: ignore[arg-type]
+        with pytest.raises(ClusterDiffersError, match="cannot be changed"):
+            MetaLog(log.another()).create(another)
+        with pytest.raises(ClusterDiffersError):
+            MetaLog(log.another()).refuse_another(another)
+    assert log.end() == 1
+    MetaLog(MemoryLog()).refuse_another(IDENTITY)
+
+
+def test_nodes_register() -> None:
+    log = MemoryLog()
+    MetaLog(log).create(IDENTITY)
+    assert [MetaLog(log.another()).register(name) for name in ("b", "a", "b")] == [1, 2, 1]
+    assert log.end() == 3
+
+
+def test_two_nodes_of_one_name_have_one_number() -> None:
+    log = MemoryLog()
+    MetaLog(log).create(IDENTITY)
+    first, second = MetaLog(log.another()), MetaLog(log.another())
+    first.read(), second.read()
+    assert (first.register("n"), second.register("n"), second.register("m")) == (1, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "number"), [(AppendOutcome.UNANSWERED, 2), (AppendOutcome.LOST, 2)]
+)
+def test_a_registration_that_is_not_answered(outcome: AppendOutcome, number: int) -> None:
+    log = MemoryLog()
+    MetaLog(log).create(IDENTITY)
+    MetaLog(log).register("a")
+    log.outcome = outcome
+    with pytest.raises(EngineError, match="no answer came"):
+        MetaLog(log).register("b")
+    assert MetaLog(log.another()).register("b") == number
+
+
+def test_no_cluster() -> None:
+    with pytest.raises(ClusterMissingError, match="delayserver cluster create"):
+        MetaLog(MemoryLog()).read_cluster()
+    with pytest.raises(ClusterMissingError):
+        MetaLog(MemoryLog()).register("a")
+
+
+def test_a_name_that_is_none() -> None:
+    log = MemoryLog()
+    MetaLog(log).create(IDENTITY)
+    with pytest.raises(EngineSettingsError, match="the node 'a b'"):
+        MetaLog(log).register("a b")
+    assert log.end() == 1
