@@ -29,7 +29,8 @@ from delayserver.client.consumer import (
 )
 from delayserver.client.errors import ClosedError
 from delayserver.client.loop_thread import LoopThread
-from delayserver.client.owners import Connect, OwnerHosts
+from delayserver.client.nodes import Connect
+from delayserver.client.owners import OwnerHosts
 from delayserver.client.producer import (
     IN_FLIGHT_MAX,
     PENDING_MAX,

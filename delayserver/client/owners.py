@@ -10,6 +10,10 @@ there, its calls go to the configured address, where any shard forwards them. So
 only the server knows, behind a proxy or in a container, costs no call anything. Where an owner says
 421, the call goes to where `delay-owner` says.
 
+In a cluster the configured address is one node of several, and owners move between them. The map
+names all of them: it, and all that goes to the configured address, is asked at another node when
+that one is not there (`nodes`). Of two maps that name owners of a shard the later epoch is right.
+
 Cost: of a server alone, one request in the background; else two for each shard, one that waits, and
 for each key its checksum. Threads: belongs to one event loop.
 """
@@ -25,6 +29,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from delayserver.client.errors import NotADelayServerError, UnansweredError, UnreachableError
+from delayserver.client.nodes import Connect, Nodes
 from delayserver.client.retries import ATTEMPT_S_MIN, RetryPolicy, Time
 from delayserver.client.transport import (
     NO_HEADERS,
@@ -37,6 +42,8 @@ from delayserver.errors import NotFoundError
 from delayserver.records.sharding import shard_of, shard_of_heartbeat, shard_of_id
 
 CLUSTER_PATH: Final = "/v1/cluster"
+MAP_S: Final = 5.0
+"""What answers with the map later than that is not well."""
 WAIT_S: Final = 20
 """How long a poll waits at the server; proxies end what is silent for 30 s."""
 NO_FORWARD: Final = {"delay-forward": "no"}
@@ -46,7 +53,8 @@ AGAIN: Final = RetryPolicy(first_s=0.05, most_s=60.0)
 
 OwnerHosts = Literal["same", "any", "none"]
 """Whose addresses are used of those that a map names."""
-Connect = Callable[[str], Transport]
+_MOVED: Final = ("urn:delayserver:problem:stopping", "urn:delayserver:problem:shard-away")
+"""503 after which another process may have the shard."""
 Named = tuple[str, str | None]
 """Subject and key of a message."""
 
@@ -55,18 +63,25 @@ class _Shard(msgspec.Struct):
     shard: int
     state: str
     url: str | None = None
+    epoch: int = 0
+
+
+class _Node(msgspec.Struct):
+    url: str
 
 
 class _Map(msgspec.Struct):
     version: int
     shards: list[_Shard]
+    nodes: list[_Node] = []
 
 
 class _Owner:
     """A shard at its own address."""
 
-    def __init__(self, shard: int, url: str, transport: Transport) -> None:
+    def __init__(self, shard: int, epoch: int, url: str, transport: Transport) -> None:
         self.shard = shard
+        self.epoch = epoch
         self.url = url
         self.transport = transport
         self.greeting: asyncio.Task[None] | None = None
@@ -95,17 +110,19 @@ class Owners:
     def __init__(
         self,
         home: Transport,
+        url: str,
         connect: Connect,
         allows: Callable[[str], bool] | None,
         time: Time,
     ) -> None:
-        """`home`: the configured address. `connect` makes a transport to another one, of those
-        that `allows` takes; None: of none, so that only their number is asked for."""
+        """`home`: the configured address, `url`. `connect` makes a transport to another one, of
+        those that `allows` takes; None: of none, so that only their number is asked for."""
         self.count = 1
         """Of shards, as far as is known."""
         self.is_told = asyncio.Event()
         """The map was asked for, and what it says is known, or that it cannot be had now."""
-        self._home = home
+        self.home = Nodes(home, url, connect)
+        """Where all is asked that no owner is asked."""
         self._connect = connect
         self._allows = allows
         self._time = time
@@ -134,6 +151,7 @@ class Owners:
         for owner in self._owners.values():
             await owner.transport.close()
         self._owners.clear()
+        await self.home.close()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)
@@ -203,9 +221,7 @@ class Owners:
         Raises UnreachableError, UnansweredError."""
         owner = self._ready.get(shard)
         if owner is None:
-            return await self._home.request(
-                method, path, body, headers=headers, timeout_s=timeout_s
-            )
+            return await self.home.request(method, path, body, headers=headers, timeout_s=timeout_s)
         now_s = asyncio.get_running_loop().time
         deadline_s = now_s() + timeout_s
         direct = {**headers, **NO_FORWARD}
@@ -214,6 +230,8 @@ class Owners:
                 method, path, body, headers=direct, timeout_s=timeout_s
             )
             if answer.status != HTTPStatus.MISDIRECTED_REQUEST:
+                if _may_have_moved(answer):
+                    self._stale.set()
                 return answer
         except UnreachableError:
             self._lose(owner)
@@ -228,7 +246,7 @@ class Owners:
             if found is not None:
                 return found
         left_s = max(deadline_s - now_s(), ATTEMPT_S_MIN)
-        return await self._home.request(method, path, body, headers=headers, timeout_s=left_s)
+        return await self.home.request(method, path, body, headers=headers, timeout_s=left_s)
 
     async def _follow(
         self,
@@ -294,17 +312,17 @@ class Owners:
                 self.is_told.set()
                 return
             failures = 0
-            await self._take(known.shards)
+            await self._take(known)
             self.is_told.set()
-            if self.count == 1 or self._allows is None:
+            if self._allows is None or (self.count == 1 and not self.home.has_others):
                 return
 
     async def _poll(self, known: _Map | None) -> HttpAnswer | None:
         """The next map; None: there is reason to ask at once. Raises UnansweredError."""
-        path, timeout_s = CLUSTER_PATH, TIMEOUT_S
+        path, timeout_s = CLUSTER_PATH, MAP_S
         if known is not None:
-            path, timeout_s = f"{path}?after={known.version}&wait={WAIT_S}s", WAIT_S + TIMEOUT_S
-        asked = self._home.request("GET", path, timeout_s=timeout_s)
+            path, timeout_s = f"{path}?after={known.version}&wait={WAIT_S}s", WAIT_S + MAP_S
+        asked = self.home.request("GET", path, timeout_s=timeout_s)
         poll = asyncio.ensure_future(asked)
         stale = asyncio.ensure_future(self._stale.wait())
         try:
@@ -315,7 +333,10 @@ class Owners:
             stale.cancel()
             await asyncio.wait((poll, stale))
 
-    async def _take(self, shards: Sequence[_Shard]) -> None:
+    async def _take(self, known: _Map) -> None:
+        shards = known.shards
+        if len(known.nodes) > 1:  # else it is the one that was asked
+            await self.home.take([one.url for one in known.nodes if self._may_ask(one.url)])
         is_whole = [one.shard for one in shards] == list(range(len(shards)))
         self.count = len(shards) if is_whole and shards else 1
         urls = {
@@ -323,12 +344,17 @@ class Owners:
             for one in shards
             if self.count > 1 and one.state == "serving" and one.url and self._may_ask(one.url)
         }
+        epochs = {one.shard: one.epoch for one in shards}
         for owner in tuple(self._owners.values()):
-            if urls.get(owner.shard) != owner.url:
-                await self._part_from(owner)
+            epoch = epochs.get(owner.shard, owner.epoch)
+            if epoch >= owner.epoch:  # else who was asked has not heard of this owner yet
+                owner.epoch = epoch
+                if urls.get(owner.shard) != owner.url:
+                    await self._part_from(owner)
         for shard, url in urls.items():
             if shard not in self._owners:
-                owner = self._owners[shard] = _Owner(shard, url, self._connect(url))
+                transport = self._connect(url)
+                owner = self._owners[shard] = _Owner(shard, epochs[shard], url, transport)
                 self._greet(owner)
 
     def _may_ask(self, url: str) -> bool:
@@ -366,3 +392,12 @@ class Owners:
             (one.shard, one.url, len(told.shards)) == (owner.shard, owner.url, self.count)
             for one in told.shards
         )
+
+
+def _may_have_moved(answer: HttpAnswer) -> bool:
+    """Whether a refusal tells of a process that ends, or does not own the shard any more; one that
+    has only too much to do is asked again as it is."""
+    if answer.status != HTTPStatus.SERVICE_UNAVAILABLE:
+        return False
+    problem = answer.problem
+    return answer.is_unknown or (problem is not None and problem.type in _MOVED)

@@ -48,7 +48,8 @@ from delayserver.client.batches import (
 from delayserver.client.batching import Batcher
 from delayserver.client.calling import RETRY, URL_DEFAULT, RetryingClient
 from delayserver.client.cutting import decoded_message, decoded_page
-from delayserver.client.owners import Connect, OwnerHosts, Owners, is_allowed
+from delayserver.client.nodes import Connect
+from delayserver.client.owners import OwnerHosts, Owners, is_allowed
 from delayserver.client.retries import RetryPolicy, Time, within
 from delayserver.client.transport import (
     TIMEOUT_S,
@@ -154,6 +155,7 @@ class AsyncProducer(RetryingClient):
         self._make_owners = partial(
             Owners,
             self._transport,
+            url,
             connect or partial(HttpTransport, token=token, tls=tls),
             None if owner_hosts == "none" else partial(is_allowed, url, hosts=owner_hosts),
             self._time,
@@ -203,7 +205,8 @@ class AsyncProducer(RetryingClient):
             self._ending()
 
     def _way_to(self, shard: int | None) -> Request:
-        return self._transport.request if shard is None else partial(self._owners.request, shard)
+        owners = self._owners
+        return owners.home.request if shard is None else partial(owners.request, shard)
 
     def after_fork(self) -> None:
         """In the child: nothing of the parent is under way here, and its keys are not used."""

@@ -25,6 +25,9 @@ class FakeShards:
 
     def __init__(self, count: int = 3) -> None:
         self.count = count
+        self.nodes: list[str] = []
+        """Their addresses, as the map names them."""
+        self.epochs: defaultdict[int, int] = defaultdict(int)
         self.urls: dict[int, str | None] = {k: f"http://here:{4000 + k}" for k in range(count)}
         self.asked: list[tuple[str, str, str, Any]] = []
         """Address, method, path and document, without the maps."""
@@ -92,14 +95,15 @@ class FakeShards:
             {
                 "shard": shard,
                 "owner": "local",
-                "epoch": 0,
+                "epoch": self.epochs[shard],
                 "url": url,
                 "replicas": [],
                 "state": "serving" if url else "away",
             }
             for shard, url in self.urls.items()
         ]
-        return answer(200, {"version": self.version, "shards": shards, "nodes": []})
+        nodes = [{"node": url, "url": url} for url in self.nodes]
+        return answer(200, {"version": self.version, "shards": shards, "nodes": nodes})
 
     def answer(self, url: str, path: str, document: Any) -> HttpAnswer:
         if path.startswith("/v1/messages/batch"):

@@ -15,6 +15,7 @@ from delayserver.client import (
     OverloadedError,
     PartlyPublishedError,
     UnansweredError,
+    UnreachableError,
 )
 from delayserver.client.owners import AGAIN, is_allowed
 from delayserver.client.retries import NO_RETRIES
@@ -282,6 +283,112 @@ async def test_the_map_is_asked_for_again_while_nobody_gives_it():
             await clock.advance(AGAIN.wait_s(failures, 0))
         await producer.publish("s", key=key)
         assert shards.who()[-1] == OWNERS[1]
+
+
+# ── nodes of a cluster, between which owners move ──────────────────────────────────────────────
+
+NODES = [HOME, "http://here:8081", "http://here:8082"]
+
+
+@asynchronous
+async def test_who_knows_other_nodes_goes_on_when_the_configured_address_is_dead():
+    shards, clock = FakeShards(), Clock()
+    shards.nodes = NODES
+    async with await shards.producer(time=clock.time, retry=NO_RETRIES) as producer:
+        shards.unreachable.update((HOME, *OWNERS))
+        for _ in range(2):
+            await producer.publish("s", key=shards.key_of(1))  # of an owner that is away
+            await producer.get("no id")  # for all of them
+        assert shards.who() == [NODES[1]] * 4
+        # The map comes from there, too, and names where the shards are now.
+        moved = [f"http://here:{5000 + shard}" for shard in range(3)]
+        shards.epochs.update(dict.fromkeys(range(3), 1))
+        await shards.change(s0=moved[0], s1=moved[1], s2=moved[2])
+        await clock.advance(AGAIN.first_s)
+        await producer.publish("s", key=shards.key_of(1))
+        assert shards.who()[-1] == moved[1]
+        assert [url for url, path in shards.maps if "after=2&" in path] == [NODES[1]]
+        # And another node when that one is dead.
+        shards.unreachable.add(NODES[1])
+        await producer.get("no id")
+        assert shards.who()[-1] == NODES[2]
+        # When nobody is there, that is said.
+        shards.unreachable.add(NODES[2])
+        with pytest.raises(UnreachableError):
+            await producer.get("no id")
+    assert set(NODES) <= set(shards.closed)
+
+
+@asynchronous
+async def test_a_node_that_stops_is_asked_no_more_where_there_are_others():
+    shards = FakeShards()
+    shards.nodes = NODES
+    async with await shards.producer() as producer:
+        shards.replies[HOME] += [problem(503), LOST]
+        await producer.get("no id")
+        await producer.get("no id")
+        assert shards.who() == [HOME, NODES[1], NODES[1]]
+
+
+@pytest.mark.parametrize(
+    ("told", "is_asked_anew"),
+    [
+        (problem(503, type="urn:delayserver:problem:stopping"), True),
+        (problem(503, type="urn:delayserver:problem:shard-away"), True),
+        (problem(503, outcome="unknown"), True),
+        (problem(503, type="urn:delayserver:problem:overloaded"), False),
+    ],
+)
+@asynchronous
+async def test_an_owner_that_ends_has_the_map_asked_anew(told, is_asked_anew):
+    shards = FakeShards()
+    async with await shards.producer() as producer:
+        before = len(shards.maps)
+        shards.replies[OWNERS[1]].append(told)
+        await producer.publish("s", key=shards.key_of(1))
+        await turns()
+        assert (len(shards.maps) > before) == is_asked_anew
+
+
+@asynchronous
+async def test_a_node_that_has_not_heard_of_an_owner_does_not_bring_back_the_one_before():
+    shards = FakeShards()
+    shards.nodes = NODES
+    async with await shards.producer() as producer:
+        key = shards.key_of(1)
+        shards.epochs[1] = 2
+        await shards.change(s1="http://here:5001")
+        shards.epochs[1] = 1
+        await shards.change(s1=OWNERS[1])
+        await producer.publish("s", key=key)
+        shards.epochs[1] = 3
+        await shards.change(s1=OWNERS[1])
+        await producer.publish("s", key=key)
+        assert shards.who() == ["http://here:5001", OWNERS[1]]
+
+
+@asynchronous
+async def test_nodes_are_asked_only_where_a_token_may_go_and_one_that_left_no_more():
+    shards = FakeShards()
+    shards.nodes = [*NODES[:2], "http://there:8080"]
+    async with await shards.producer(retry=NO_RETRIES) as producer:
+        assert "http://there:8080" not in shards.connected
+        shards.nodes = [HOME, NODES[2]]
+        await shards.change()
+        assert NODES[1] in shards.closed
+        shards.unreachable.add(HOME)
+        await producer.get("no id")
+        assert shards.who() == [NODES[2]]
+
+
+@asynchronous
+async def test_a_single_shard_on_several_nodes_is_followed_as_well():
+    shards = FakeShards(1)
+    shards.nodes = NODES
+    async with await shards.producer() as producer:
+        shards.unreachable.add(HOME)
+        await producer.publish("s", key="k")
+        assert shards.who() == [NODES[1]]
 
 
 # ── where a token goes ─────────────────────────────────────────────────────────────────────────
