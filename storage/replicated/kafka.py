@@ -328,13 +328,14 @@ class KafkaEngine:
             self._admin.poll(0)
         return {name: topic.partitions for name, topic in topics.items() if topic.error is None}
 
-    def commit_progress(self, node: str, shard: int, offset: int) -> None:
-        """The node's replica of a shard has a checkpoint at `offset` of the shard's log.
+    def commit_progress(self, node: str, shard: int, offset: int, note: str = "") -> None:
+        """The node's replica of a shard has a checkpoint at `offset` of the shard's log; `note`
+        goes with it (4 KiB at most).
 
         Raises EngineError; the next one says it again. Brokers forget what was not said for
         `offsets.retention.minutes` (a week)."""
         assert offset >= 0, offset
-        place = TopicPartition(self._url.log_topic, shard, offset)
+        place = TopicPartition(self._url.log_topic, shard, offset, metadata=note)
         group = self._url.progress_group(node)
         asked = self._admin.alter_consumer_group_offsets(
             [ConsumerGroupTopicPartitions(group, [place])], request_timeout=CALL_TIMEOUT_S
@@ -347,8 +348,17 @@ class KafkaEngine:
     def progress(self, nodes: Iterable[str]) -> dict[str, dict[int, int]]:
         """Where the checkpoint of each node's replicas is: offset by shard.
 
+        See `noted_progress`."""
+        return {
+            node: {shard: offset for shard, (offset, _) in places.items()}
+            for node, places in self.noted_progress(nodes).items()
+        }
+
+    def noted_progress(self, nodes: Iterable[str]) -> dict[str, dict[int, tuple[int, str]]]:
+        """The same, each with its note.
+
         A shard of which nothing is known is left out. Raises EngineError."""
-        found: dict[str, dict[int, int]] = {}
+        found: dict[str, dict[int, tuple[int, str]]] = {}
         # One by one: the client's call takes no more than one group.
         asked = {}
         for node in nodes:
@@ -359,7 +369,7 @@ class KafkaEngine:
         for node, future in asked.items():
             answer = _answer("list progress", self._url.progress_group(node), future)
             found[node] = {
-                place.partition: place.offset
+                place.partition: (place.offset, place.metadata or "")
                 for place in answer.topic_partitions
                 if place.topic == self._url.log_topic and place.error is None and place.offset >= 0
             }

@@ -2,7 +2,11 @@
 
     {"format": 1, "cluster": …, …}    what the cluster was made as. The first one counts, for good
     {"node": "n1"}                    a node. Its number is the place of its name among all names in
-                                      the order of their first records, from 1
+                                      the order of their first records, from 1. A node that was
+                                      drained or forgotten is none of it any more
+    {"drain": "n1"}                   the node is to own nothing
+    {"forget": "n1"}                  the node does not come back: nobody waits for its replicas
+    {"move": 3, "to": "n2", "epoch": 7}   the owner of that epoch is to give a shard to a node
 
 The records are JSON, so that people can read them with the engine's own tools. Nobody locks
 anything: two who make the cluster at once, or register at once, append both, read the log to its
@@ -78,6 +82,26 @@ class ClusterIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         return self.durability == "fsync-all"
 
 
+class DrainRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node that is to own nothing."""
+
+    drain: NodeName
+
+
+class ForgetRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node that does not come back."""
+
+    forget: NodeName
+
+
+class MoveRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A shard that its owner of `epoch` is to give away; it means nothing to another owner."""
+
+    move: Annotated[int, msgspec.Meta(ge=0, lt=SHARDS_MAX)]
+    to: NodeName
+    epoch: Annotated[int, msgspec.Meta(ge=1)]
+
+
 class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A node of the cluster."""
 
@@ -113,6 +137,10 @@ class ClusterMeta:
         self.identity: ClusterIdentity | None = None
         self.nodes: dict[str, int] = {}
         """The number of each node, in the order of the numbers."""
+        self.drained: set[str] = set()
+        self.forgotten: set[str] = set()
+        self.moves: dict[int, MoveRecord] = {}
+        """The last one of each shard."""
         self.next_offset = 0
         self._log = log
 
@@ -135,6 +163,15 @@ class ClusterMeta:
             if name not in self.nodes and len(self.nodes) == NODES_MAX:
                 raise RecordDamageError(self._log, offset, f"there are {NODES_MAX} nodes already")
             self.nodes.setdefault(name, len(self.nodes) + 1)
+            self.drained.discard(name)
+            self.forgotten.discard(name)
+        elif "drain" in document:
+            self.drained.add(self._converted(offset, document, DrainRecord).drain)
+        elif "forget" in document:
+            self.forgotten.add(self._converted(offset, document, ForgetRecord).forget)
+        elif "move" in document:
+            move = self._converted(offset, document, MoveRecord)
+            self.moves[move.move] = move
         else:
             what = f"the fields {', '.join(sorted(document)) or 'of nothing'}"
             raise NewerRecordError(self._log, offset, what)
@@ -216,10 +253,14 @@ class MetaLog:
             )
             raise EngineSettingsError(f"the node {name!r}", reason, "rename it") from error
         _, nodes = self.read_cluster()
-        if name not in nodes:
+        if name not in nodes or name in self._meta.drained | self._meta.forgotten:
             self._append(msgspec.json.encode(record))
             _, nodes = self.read_cluster()
         return nodes[name]
+
+    def say(self, record: DrainRecord | ForgetRecord | MoveRecord) -> None:
+        """Append what the nodes are to do. Raises EngineError."""
+        self._append(msgspec.json.encode(record))
 
     def _append(self, record: bytes) -> None:
         (offset,) = self._log.append([record])
