@@ -66,7 +66,10 @@ class Replica:
             return FollowedLog(read_office(catalog))
 
         store = Store(
-            self._settings, files, open_catalog, self._with(followed_log, lambda log: None)
+            self._settings,
+            files,
+            open_catalog,
+            self._with(followed_log, lambda place: None, is_owner=False),
         )
         try:
             settler = store.settler
@@ -118,13 +121,15 @@ class Replica:
         def told(offset: int) -> None:
             holder.settled_offset = offset
 
-        around = self._with(replicated_log, told)
+        around = self._with(replicated_log, told, is_owner=True)
         return replace(around, clock=holder.clock, may_deliver=holder.may_deliver)
 
     def _with(
         self,
         make_log: Callable[[Files, Catalog, Identity, Settings], FollowedLog],
         told: Callable[[int], None],
+        *,
+        is_owner: bool,
     ) -> Surroundings:
         made: list[FollowedLog] = []
 
@@ -142,6 +147,8 @@ class Replica:
 
         def settler(dispatch: HourLog, catalog: Catalog, identity: Identity) -> ReplicatedSettler:
             self._settled = SettledLog(self._place.open_settled(), identity.stamp)
+            if is_owner:
+                self._settled.prepare_append()
             return ReplicatedSettler(
                 dispatch,
                 self._settled,

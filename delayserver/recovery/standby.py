@@ -83,8 +83,8 @@ class Standby:
         self._settler = settler
         self._log = log
         self._writer = writer
-        # It connects now: a claim that is long under way meets that of another.
-        self._writer.append([])
+        # A claim that is long under way meets that of another.
+        writer.prepare_append()
         self._settled_end = settled_end
         self._settings = settings
         self._node = node

@@ -19,6 +19,10 @@ class EngineLog(Protocol):
     name: str
     """For people: topic and partition."""
 
+    def prepare_append(self) -> None:
+        """Connect what appends, so that the first append does not wait for it. Does not wait."""
+        ...
+
     def append(
         self, records: Sequence[bytes], meanwhile: Callable[[], None] = lambda: None
     ) -> list[int | None]:

@@ -38,6 +38,10 @@ class SettledLog:
         self._log = log
         self._stamp = stamp
 
+    def prepare_append(self) -> None:
+        """Connect what appends. Does not wait."""
+        self._log.prepare_append()
+
     def append(self, rows: bytes, now_ms: int) -> list[int]:
         """Append rows; a quorum has them on return. Returns the offsets of the records.
 

@@ -61,6 +61,9 @@ class MemoryLog:
         """The same log, opened by another process."""
         return MemoryLog(self.name, self._records)
 
+    def prepare_append(self) -> None:
+        """See `EngineLog`."""
+
     def append(
         self, records: Sequence[bytes], meanwhile: Callable[[], None] = lambda: None
     ) -> list[int | None]:

@@ -28,6 +28,12 @@ from storage.frame import HEADER, HEADER_BYTES, MAGIC, VERSION, Header
 from storage.key_runs import RUNS_KEY
 from storage.replicated import envelope
 from storage.replicated.envelope import ENVELOPE, ENVELOPE_BYTES, Beat, Envelope, RecordType
+from storage.replicated.meta import (
+    ID_SECRET_BYTES,
+    LINK_SECRET_BYTES,
+    ClusterIdentity,
+    NodeRecord,
+)
 from storage.replicated.office import OFFICE, OfficeState
 from storage.rows import DTYPES, REMOVES, SCHEDULES, LogKind, Outcome, RecordKind
 from storage.staging import DIRECTORY, Manifest, Part, write_manifest
@@ -224,3 +230,11 @@ def test_the_state_of_an_office() -> None:
     assert tuple(field_name(row[0]) for row in rows) == OfficeState._fields
     assert OFFICE.format == ">" + "".join(STRUCT_TYPES[row[1]] for row in rows)
     assert f"big-endian, {OFFICE.size} bytes" in DOCUMENT
+
+
+def test_what_a_cluster_is() -> None:
+    (rows,) = tables("### What a cluster is")
+    fields = [*ClusterIdentity.__struct_fields__, *NodeRecord.__struct_fields__]
+    assert [field_name(row[0]) for row in rows] == fields
+    assert f"{ID_SECRET_BYTES} bytes" in rows[5][2]
+    assert f"{LINK_SECRET_BYTES} bytes" in rows[6][2]
