@@ -53,6 +53,8 @@ RECOVERED = "recovered"
 READY = "ready"
 """What a shard tells its supervisor: it serves; and it has met the others."""
 GRACE_S = 5
+GIVE_AWAY_MS = 1000
+"""Deliveries on their way have so long when another is to own the shard; then it repeats them."""
 BACKLOG = 4096
 SWITCH_INTERVAL_S = 0.00001
 """The GIL changes hands this often at the latest: the committer must not wait for 5 ms."""
@@ -95,42 +97,59 @@ def serve(
             from delayserver.api.cluster.node import NodeShard
 
             node = NodeShard(settings, place, membership, rest, tell=tell_line, fatal=_end)
-            if not _stand_by(node, listeners, tls):
-                return 0
         faults = MemoryFaults(settings.data_dir / CATALOG_DIRECTORY)
         faults.watch()
         if faults.was_seen:
             log.critical("the last run ended with a memory fault: the whole catalog is verified")
-        server = Server(
-            settings,
-            fatal=_end,
-            progress=_progress,
-            verify_catalog=faults.was_seen,
-            schedule_hours_max=budget.schedule_hours_max,
-            shard=0 if place is None else place.shard,
-            tokens_directory=None if place is None else place.data_dir,
-            around=(lambda surroundings: surroundings) if node is None else node.around,
-        )
-        faults.remove_notes()
-        for listener in listeners:
-            with _port_errors(settings, listener):
-                # uvloop would not tell that another server, which started with us, was quicker.
-                listener.listen(BACKLOG)
+        while node is None or _stand_by(node, listeners, tls):
+            server = Server(
+                settings,
+                fatal=_end,
+                progress=_progress,
+                verify_catalog=faults.was_seen,
+                schedule_hours_max=budget.schedule_hours_max,
+                shard=0 if place is None else place.shard,
+                tokens_directory=None if place is None else place.data_dir,
+                around=(lambda surroundings: surroundings) if node is None else node.around,
+            )
+            faults.remove_notes()
+            for listener in listeners:
+                with _port_errors(settings, listener):
+                    # uvloop would not tell that another server, which started with us, was quicker.
+                    listener.listen(BACKLOG)
+            if not _serve_until_end(settings, server, listeners, tls, place, node):
+                break
+    except FencedError as error:
+        log.critical("cannot go on", error=str(error))
+        return EXIT_FENCED
     except (StorageError, DelayServerError, OSError) as error:
         log.critical("cannot start", error=str(error))
         return EXIT_REFUSED
+    return 0
+
+
+def _serve_until_end(
+    settings: Settings,
+    server: Server,
+    listeners: list[socket.socket],
+    tls: ssl.SSLContext | None,
+    place: ShardPlace | None,
+    node: "NodeShard | None",
+) -> bool:
+    """Serve until it is told to stop, or gives its office away; whether it is to go on then."""
+    import uvloop
+
     # What is alive now lives until the end: the collector need not look at it again.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     gc.enable()
     try:
-        import uvloop
-
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, server, listeners, tls, place, node))
+            return runner.run(_serve(settings, server, listeners, tls, place, node))
     except KeyboardInterrupt:
-        pass
-    return 0
+        return False
+    finally:
+        gc.unfreeze()
 
 
 def _stand_by(
@@ -160,6 +179,8 @@ class _Uvicorn(uvicorn.Server):
         self._server = server
         self._app = app
         self._tls = tls
+        self.gives_away = False
+        """The process goes on, and another one owns the shard."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Instead of uvicorn's: connections are accepted by our own acceptor."""
@@ -193,8 +214,20 @@ class _Uvicorn(uvicorn.Server):
         Always.set(self.server_state.default_headers)
         return should_exit
 
+    def on_news(self) -> None:
+        """The map may say something else now."""
+        self._app.cluster.changed()
+
+    def give_away(self) -> None:
+        """End in order: another is to have the shard, and this process goes on."""
+        self.gives_away = self.should_exit = True
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._server.begin_stop()
+        if self.gives_away:
+            # What has come is answered; only what would have to wait is told to ask again.
+            self._server.engine.dispatcher.drain()
+        else:
+            self._server.begin_stop()
         self._app.cluster.end()
         await super().shutdown(sockets)
 
@@ -206,7 +239,8 @@ async def _serve(
     tls: ssl.SSLContext | None,
     place: ShardPlace | None,
     node: "NodeShard | None",
-) -> None:
+) -> bool:
+    """Whether the process is to go on when it returns."""
     book = None if place is None else OwnerBook(place.count)
     lines = None if book is None else Lines(sys.stdin.fileno(), b"", book)
     if node is None:
@@ -218,7 +252,7 @@ async def _serve(
             place,
             meeting=node.meeting,
             book=node.book,
-            machines=lambda: node.lines.machines,
+            machines=lambda: node.lines.news.machines,
         )
     await server.start()
     config = uvicorn.Config(
@@ -236,25 +270,41 @@ async def _serve(
     )
     uvicorn_server = _Uvicorn(config, server, app, tls)
     if app.member is not None:
-        epoch = 0
-        if node is not None:
-            assert node.holder is not None
-            epoch = node.holder.claimed.epoch
-            node.serving()
-        await app.member.begin(listeners[-1].getsockname()[1], epoch)
         assert lines is not None
-        lines.begin(uvicorn_server.on_parent_gone, app.cluster.changed)
+        epoch = 0 if node is None else node.epoch
+        await app.member.begin(listeners[-1].getsockname()[1], epoch)
+        if node is not None:
+            node.serving(server.message_log)
+        lines.begin(uvicorn_server.on_parent_gone, partial(_on_news, node, uvicorn_server))
         tell_supervisor(RECOVERED)
         app.member.when_ready(partial(tell_supervisor, READY))
     log.info("listening", url=url_of(listeners[0], tls is not None), pid=os.getpid())
     try:
-        await uvicorn_server.serve(sockets=listeners)
+        # A node goes on to listen when its server has ended.
+        shared = listeners if node is None else [listener.dup() for listener in listeners]
+        await uvicorn_server.serve(sockets=shared)
     finally:
         if app.member is not None:
             await app.member.close()
-        await server.stop()
-        if node is not None:
-            await asyncio.to_thread(node.leave)
+        if node is None:
+            await server.stop()
+        else:
+            if lines is not None:
+                lines.end()
+            successor = node.successor() if uvicorn_server.gives_away else None
+            drain_ms = GIVE_AWAY_MS if uvicorn_server.gives_away else settings.drain_ms
+            await server.stop(partial(node.leave, successor), drain_ms=drain_ms)
+    return uvicorn_server.gives_away
+
+
+def _on_news(node: "NodeShard | None", uvicorn_server: _Uvicorn) -> None:
+    """Something else is known of the cluster."""
+    uvicorn_server.on_news()
+    if node is not None and not uvicorn_server.should_exit:
+        successor = node.successor()
+        if successor is not None:
+            log.info("gives its shard away", to=successor)
+            uvicorn_server.give_away()
 
 
 def tell_line(line: bytes) -> None:

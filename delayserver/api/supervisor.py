@@ -27,7 +27,8 @@ from pathlib import Path
 import structlog
 
 from delayserver.api.cluster.link import ShardPlace
-from delayserver.api.cluster.membership import Membership
+from delayserver.api.cluster.membership import Membership, news_line
+from delayserver.api.cluster.watch import LOOK_S, Watch
 from delayserver.api.process import (
     EXIT_FENCED,
     EXIT_REFUSED,
@@ -63,7 +64,7 @@ def supervise(settings: Settings) -> int:
     try:
         membership = None
         if settings.cluster is not None:
-            from delayserver.api.cluster.joining import join
+            from delayserver.api.cluster.joining import join, open_watch
 
             membership = join(settings, time.sleep)
             settings = settings.model_copy(update={"shards": membership.identity.shards})
@@ -85,21 +86,27 @@ def supervise(settings: Settings) -> int:
             for shard in shards:
                 shard.others = shards
             url = url_of(held, settings.tls_cert is not None)
-            return asyncio.run(_supervise(shards, url))
+            watch = None
+            if membership is not None:
+                watch = open_watch(settings, membership.identity.shards)
+            return asyncio.run(_supervise(shards, url, watch))
     except (StorageError, DelayServerError, OSError) as error:
         log.critical("cannot start", error=str(error))
         return EXIT_REFUSED
 
 
-async def _supervise(shards: "list[_Shard]", url: str) -> int:
+async def _supervise(shards: "list[_Shard]", url: str, watch: Watch | None) -> int:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
     running = [asyncio.create_task(shard.keep_running(stopping)) for shard in shards]
-    ready = asyncio.create_task(_tell_ready(shards, url))
+    others = [asyncio.create_task(_tell_ready(shards, url))]
+    if watch is not None:
+        others.append(asyncio.create_task(_tell_news(shards, watch)))
     statuses = await asyncio.gather(*running)
-    ready.cancel()
+    for task in others:
+        task.cancel()
     return max(statuses)
 
 
@@ -107,6 +114,17 @@ async def _tell_ready(shards: "list[_Shard]", url: str) -> None:
     for shard in shards:
         await shard.ready.wait()
     log.info("all shards are there", url=url, shards=len(shards), pid=os.getpid())
+
+
+async def _tell_news(shards: "list[_Shard]", watch: Watch) -> None:
+    """Tell all processes of the node what is known of the cluster."""
+    while True:
+        news = await asyncio.to_thread(watch.look)
+        if news is not None:
+            line = news_line(news)
+            for shard in shards:
+                shard.tell(line)
+        await asyncio.sleep(LOOK_S)
 
 
 class _Shard:

@@ -1,4 +1,7 @@
-"""cluster create, cluster status: a cluster whose logs stand on brokers.
+"""cluster create, status, move, drain, forget: a cluster whose logs stand on brokers.
+
+What nodes are to do is said in a log of the cluster, which all of them read every second; `move`
+and `drain` wait until it is done, and see that in the logs of the shards.
 
 They talk to the brokers, and to no server: a cluster is made before there is one, and can be looked
 at when none runs. confluent-kafka, an extra, is imported when a command needs it.
@@ -11,7 +14,7 @@ half a second a shard. Threads: those of the client.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -27,9 +30,10 @@ if TYPE_CHECKING:
     from storage.check import Progress
     from storage.replicated.engine import EngineLog
     from storage.replicated.kafka import KafkaEngine
-    from storage.replicated.meta import ClusterIdentity
+    from storage.replicated.meta import ClusterIdentity, MetaLog
 
 WRONG_STATUS: Final = 1
+LOOK_S: Final = 0.5
 TAIL_RECORDS: Final = 500
 """Of a shard's log, to see its owner: it writes at least two a second."""
 SHARD_COLUMNS: Final = ("shard", "owner", "epoch", "address", "heard", "end", "lag")
@@ -95,6 +99,13 @@ def register(app: typer.Typer) -> None:
     group.command("create", help=help_text(create.__doc__, *examples))(create)
     examples = (f"cluster status --cluster {url}", f"cluster status --cluster {url} --json")
     group.command("status", help=help_text(status.__doc__, *examples))(status)
+
+    examples = (f"cluster move 3 n2 --cluster {url}",)
+    group.command("move", help=help_text(move.__doc__, *examples))(move)
+    examples = (f"cluster drain n1 --cluster {url}",)
+    group.command("drain", help=help_text(drain.__doc__, *examples))(drain)
+    examples = (f"cluster forget n1 --cluster {url}",)
+    group.command("forget", help=help_text(forget.__doc__, *examples))(forget)
 
 
 def _root() -> None:
@@ -205,6 +216,158 @@ def status(
         raise typer.Exit(WRONG_STATUS)
 
 
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", show_default=False)]
+WaitOption = Annotated[
+    float,
+    typer.Option("--wait", metavar="SECONDS", min=0, help="How long to wait until it is done."),
+]
+
+
+def move(
+    shard: Annotated[int, typer.Argument(metavar="SHARD", min=0, show_default=False)],
+    node: NodeArgument,
+    cluster: ClusterOption,
+    wait: WaitOption = 30.0,
+    kafka_config: KafkaConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have the owner of a shard give it to another node.
+
+    It does so as soon as the replica of that node is in step: calls that come meanwhile wait for
+    about a second. Whoever takes over later is asked anew.
+
+    Status 0: the node owns it. 1: not within the time, but it may come. 2: it could not be asked.
+    """
+    from storage.replicated.meta import MoveRecord
+
+    with _cluster_errors(as_json), _engine(cluster, kafka_config) as engine:
+        with contextlib.closing(engine.meta()) as log:
+            identity, nodes = _meta(log).read_cluster()
+            if not shard < identity.shards:
+                raise CommandError(f"There are {identity.shards} shards, from 0.")
+            _must_be_node(node, nodes)
+            owner, epoch = _owner_of(engine, shard, nodes)
+            if owner is None:
+                raise CommandError(f"Nobody owns shard {shard} now: who is in step claims it.")
+            if owner != node:
+                _meta(log).say(MoveRecord(shard, node, epoch))
+        done = _wait_until(
+            wait, as_json, f"shard {shard}", lambda: _owner_of(engine, shard, nodes)[0] == node
+        )
+    _tell(as_json, done, f"shard {shard} is owned by {node}", {"shard": shard, "node": node})
+
+
+def drain(
+    node: NodeArgument,
+    cluster: ClusterOption,
+    wait: WaitOption = 60.0,
+    kafka_config: KafkaConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have a node give all its shards to others, and claim none until it is started again.
+
+    Then it may be stopped, to be upgraded for instance, and no call fails. Started again it is as
+    it was.
+
+    Status 0: it owns none. 1: not within the time, but it may come. 2: it could not be asked."""
+    from storage.replicated.meta import DrainRecord
+
+    with _cluster_errors(as_json), _engine(cluster, kafka_config) as engine:
+        with contextlib.closing(engine.meta()) as log:
+            identity, nodes = _meta(log).read_cluster()
+            _must_be_node(node, nodes)
+            _meta(log).say(DrainRecord(node))
+
+        def owns_none() -> bool:
+            owners = (_owner_of(engine, one, nodes)[0] for one in range(identity.shards))
+            return all(owner != node for owner in owners)
+
+        done = _wait_until(wait, as_json, f"the shards of {node}", owns_none)
+    _tell(as_json, done, f"{node} owns no shard", {"node": node})
+
+
+def forget(
+    node: NodeArgument,
+    cluster: ClusterOption,
+    kafka_config: KafkaConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say that a node does not come back: its disk is lost, or it is needed no more.
+
+    Nobody counts on its replicas any more. A node of that name that is started nevertheless is one
+    again.
+
+    Status 0: it is said. 2: it could not be said."""
+    from storage.replicated.meta import ForgetRecord
+
+    with (
+        _cluster_errors(as_json),
+        _engine(cluster, kafka_config) as engine,
+        contextlib.closing(engine.meta()) as log,
+    ):
+        _, nodes = _meta(log).read_cluster()
+        _must_be_node(node, nodes)
+        _meta(log).say(ForgetRecord(node))
+    _tell(as_json, True, f"{node} is forgotten", {"node": node})
+
+
+def _meta(log: "EngineLog") -> "MetaLog":
+    from storage.replicated.meta import MetaLog
+
+    return MetaLog(log)
+
+
+def _must_be_node(node: str, nodes: dict[str, int]) -> None:
+    if node not in nodes:
+        raise CommandError(f"There is no node {node}; there are {', '.join(nodes) or 'none'}.")
+
+
+def _owner_of(engine: "KafkaEngine", shard: int, nodes: dict[str, int]) -> tuple[str | None, int]:
+    """Who owns a shard, and in which epoch, by the last records of its log."""
+    from storage.replicated.sighting import Sighting
+
+    seen = Sighting()
+    with contextlib.closing(engine.log(shard)) as log:
+        end = log.end()
+        if end is not None:
+            _see(log, seen, max(0, end - TAIL_RECORDS), end, _NO_BAR)
+    names = {number: name for name, number in nodes.items()}
+    return names.get(seen.owner), seen.epoch
+
+
+def _wait_until(wait_s: float, as_json: bool, what: str, is_done: "Callable[[], bool]") -> bool:
+    import time
+
+    began_s = time.monotonic()
+    with progress_bar("", quiet=as_json) as progress:
+        while not is_done():
+            waited_s = time.monotonic() - began_s
+            if waited_s >= wait_s:
+                return False
+            progress(f"waiting for {what}", round(waited_s), round(wait_s))
+            time.sleep(LOOK_S)
+    return True
+
+
+def _tell(as_json: bool, done: bool, what: str, answer: dict[str, Any]) -> None:
+    if as_json:
+        print_json({**answer, "done": done})
+    elif done:
+        typer.echo(f"Done: {what}.")
+    else:
+        typer.echo(f"Not yet: {what}. It was asked, and may come: see `cluster status`.", err=True)
+    if not done:
+        raise typer.Exit(WRONG_STATUS)
+
+
+class _NoBar:
+    def show(self, done: int, total: int) -> None:
+        """Nobody looks."""
+
+
+_NO_BAR: Final = _NoBar()
+
+
 class _Bar:
     """How far the reading of a shard's log is."""
 
@@ -249,7 +412,7 @@ def _shard(
     }
 
 
-def _see(log: "EngineLog", seen: Any, begin: int, end: int, bar: _Bar) -> None:
+def _see(log: "EngineLog", seen: Any, begin: int, end: int, bar: "_Bar | _NoBar") -> None:
     from storage.replicated.envelope import decode
     from storage.replicated.reading import read_to_end
 

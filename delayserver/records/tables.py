@@ -44,7 +44,14 @@ from storage.directory import CATALOG_DIRECTORY
 from storage.errors import DamageError
 from storage.frame import Damage
 from storage.key_runs import RUNS_KEY, unpack_runs
-from storage.replicated.log import OFFICE_KEY, SETTLED_KEY, office_of, settled_place_of
+from storage.replicated.log import (
+    OFFICE_KEY,
+    OWNER_KEY,
+    SETTLED_KEY,
+    office_of,
+    owner_of,
+    settled_place_of,
+)
 from storage.replicated.office import OfficeState
 from storage.rows import HOUR_MS, NO_KEY
 
@@ -134,6 +141,11 @@ def read_office(catalog: Catalog) -> OfficeState:
     return office_of(catalog.get(Table.META, OFFICE_KEY))
 
 
+def read_owner_address(catalog: Catalog) -> str:
+    """Where the owner of a shard that has replicas is reached; empty: that is not known."""
+    return owner_of(catalog.get(Table.META, OWNER_KEY))
+
+
 def read_settled_place(catalog: Catalog) -> int:
     """How far the dispatch logs have what the log says that all replicas share."""
     return settled_place_of(catalog.get(Table.META, SETTLED_KEY))
@@ -147,6 +159,7 @@ def _check_meta(key: bytes, value: bytes) -> None:
         LIVE_KEY: parse_hour_key,
         RUNS_KEY: unpack_runs,
         OFFICE_KEY: office_of,
+        OWNER_KEY: owner_of,
         SETTLED_KEY: settled_place_of,
     }.get(key)
     _must(parse is not None, "a name that is not known")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from delayserver.config import Settings
 from delayserver.delivery.replicated_settler import ReplicatedSettler
-from delayserver.records.tables import read_office, read_settled_place
+from delayserver.records.tables import read_office, read_owner_address, read_settled_place
 from delayserver.recovery.standby import Standby
 from delayserver.recovery.store import Store, Surroundings
 from storage.catalog import Catalog
@@ -138,6 +138,8 @@ class Replica:
         ) -> FollowedLog:
             log = make_log(files, catalog, identity, settings)
             log.settled_place = read_settled_place(catalog)
+            log.kept = (log.place.next_offset, log.settled_place)
+            log.owner_address = self._place.address if is_owner else read_owner_address(catalog)
             made.append(log)
             return log
 

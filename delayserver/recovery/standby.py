@@ -29,11 +29,11 @@ from delayserver.schedule.committed import Records
 from delayserver.schedule.replay import Snapshot
 from storage.buckets import is_day
 from storage.catalog import Table
-from storage.errors import FencedError, OffsetRangeError
+from storage.errors import FencedError
 from storage.frame import Damage
 from storage.replicated import envelope
 from storage.replicated.engine import EngineLog
-from storage.replicated.envelope import NOBODY, Beat, Claim, Release
+from storage.replicated.envelope import Beat, Claim, Release
 from storage.replicated.holder import Holder
 from storage.replicated.lease import Follower, Tenure
 from storage.replicated.log import FollowedLog
@@ -96,8 +96,8 @@ class Standby:
         self.damage: list[Damage] = damage
         """What was found and has not been told to anybody."""
         self._reader = LogReader(log, store.identity.stamp, self._followed.place)
-        self.owner_address = self._known_address()
-        """What the claim of the current owner says; None: there is none, or it is not known."""
+        self.is_drained = False
+        """This node is to own nothing; may be set by any thread."""
         self._waiting: list[Records] = []
         self._waiting_bytes = 0
         now_ms = stopwatch()
@@ -121,9 +121,15 @@ class Standby:
         return None if self._end is None else max(0, self._end - self.state.next_offset)
 
     @property
-    def checkpoint_offset(self) -> int:
-        """Where it would begin to read if it were started again."""
-        return self._followed.place.next_offset
+    def owner_address(self) -> str:
+        """What the claim of the current owner says; empty: there is none, or it is not known."""
+        return self._followed.owner_address
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Where it would begin to read if it were started again: the shard's log, and that of what
+        is settled."""
+        return self._followed.kept
 
     @property
     def clock_differs(self) -> bool:
@@ -153,7 +159,8 @@ class Standby:
             self._keep_house()
         if present_ms - self._asked_ms >= ASK_MS:
             self._ask()
-        return self._claim() if self._follower.is_due(self.state, self._stopwatch()) else None
+        is_due = self._follower.is_due(self.state, self._stopwatch())
+        return self._claim() if is_due and not self.is_drained else None
 
     def _read(self, wait_s: float) -> None:
         for found in self._reader.read(wait_s):
@@ -165,27 +172,14 @@ class Standby:
             if found.verdict is RecordVerdict.VOID:
                 continue
             if isinstance(found.record, Claim):
-                self.owner_address = found.record.address
+                self._followed.owner_address = found.record.address
             elif isinstance(found.record, Release):
-                self.owner_address = None
+                self._followed.owner_address = ""
             elif isinstance(found.record, Beat):
                 # What has fired at the owner once was live, also if this clock is behind its own.
                 self._replay.live_once_through_hour = max(
                     self._replay.live_once_through_hour, found.record.live_through_hour
                 )
-
-    def _known_address(self) -> str | None:
-        """That of the claim which this replica had read before it was started again."""
-        place = self._followed.place
-        if place.owner == NOBODY:
-            return None
-        try:
-            for offset, data in self._log.read(place.claim_offset, WAIT_S):
-                record = envelope.decode(data, self._log.name, offset)
-                return record.address if isinstance(record, Claim) else None
-        except OffsetRangeError:
-            pass  # It was deleted: the next owner says where it is.
-        return None
 
     def _file(self) -> None:
         self._filed_ms = self._stopwatch()

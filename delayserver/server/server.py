@@ -197,13 +197,19 @@ class Server(Shard):
         self.engine.groups.stopping = True
         self.engine.dispatcher.drain()
 
-    async def stop(self) -> None:
-        """Let what is on its way finish, file everything, close the directory."""
+    async def stop(
+        self, on_recorded: Callable[[], None] = lambda: None, *, drain_ms: int | None = None
+    ) -> None:
+        """Let what is on its way finish, file everything, close the directory.
+
+        `on_recorded` is called in a thread once nothing more is accepted, delivered or settled;
+        `drain_ms`: how long what is on its way may take, if not as the settings say."""
         engine = self.engine
         self.begin_stop()
-        deadline = self._loop.time() + self.settings.drain_ms / 1000
+        drain_s = (self.settings.drain_ms if drain_ms is None else drain_ms) / 1000
+        deadline = self._loop.time() + drain_s
         if self._sending:
-            await asyncio.wait(self._sending, timeout=self.settings.drain_ms / 1000)
+            await asyncio.wait(self._sending, timeout=drain_s)
             self._on_answers()
         for task in self._sending:
             task.cancel()
@@ -216,6 +222,8 @@ class Server(Shard):
         for thread in self.workers:
             thread.finish()
             await asyncio.to_thread(thread.join)
+            if thread is self.settling:
+                await asyncio.to_thread(on_recorded)
         assert self._sender is not None
         await self._sender.close()
         if self.telemetry is not None:

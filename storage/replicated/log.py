@@ -37,6 +37,8 @@ OFFICE_KEY: Final = b"office"
 SETTLED_KEY: Final = b"settled"
 """Of the catalog's META: the offset in the log of what is settled up to which the dispatch logs
 have it (SETTLED_VALUE)."""
+OWNER_KEY: Final = b"owner"
+"""Of the catalog's META: where the owner is reached, as its claim says it (UTF-8)."""
 SETTLED_VALUE: Final = struct.Struct(">Q")
 _WAIT_S: Final = 1.0
 
@@ -53,6 +55,11 @@ class FollowedLog:
         """Behind the last record of which everything is filed."""
         self.settled_place = 0
         """The offset up to which the dispatch logs on the disk have what is settled."""
+        self.owner_address = ""
+        """What the claim of the owner says; empty: nobody is in office, or it is not known."""
+        self.kept = (0, 0)
+        """Where the last checkpoint stands, in the shard's log and in that of what is settled."""
+        self._placed = (0, 0)
 
     def read(self, from_seq: int) -> Iterator[Frame | Damage]:
         """Nothing: the standby reads by itself."""
@@ -81,8 +88,12 @@ class FollowedLog:
         return self._packed(self.place)
 
     def _packed(self, place: OfficeState) -> list[tuple[bytes, bytes]]:
-        settled = SETTLED_VALUE.pack(self.settled_place)
-        return [(OFFICE_KEY, place.pack()), (SETTLED_KEY, settled)]
+        self._placed = (place.next_offset, self.settled_place)
+        return [
+            (OFFICE_KEY, place.pack()),
+            (SETTLED_KEY, SETTLED_VALUE.pack(self.settled_place)),
+            (OWNER_KEY, self.owner_address.encode()),
+        ]
 
     def note_live(self, hour: int) -> None:
         """Nothing is live at a standby."""
@@ -91,7 +102,9 @@ class FollowedLog:
         """Nothing is appended."""
 
     def delete_through(self, seq: int) -> None:
-        """The owner deletes, when enough replicas have come so far."""
+        """A checkpoint covers everything up to `seq`. The owner deletes from the log, when enough
+        replicas have come so far."""
+        self.kept = self._placed
 
     def close(self) -> None:
         """Nothing is open."""
@@ -209,6 +222,7 @@ class ReplicatedLog(FollowedLog):
 
     def delete_through(self, seq: int) -> None:
         """A checkpoint covers everything up to `seq`: the own log is not needed so far."""
+        super().delete_through(seq)
         self._holder.filed_seq = seq
         if self._own is not None:
             self._own.delete_through(seq)
@@ -222,6 +236,11 @@ class ReplicatedLog(FollowedLog):
 def settled_place_of(value: bytes | None) -> int:
     """The offset in a value of SETTLED_KEY; 0 where there is none. Raises struct.error."""
     return SETTLED_VALUE.unpack(value)[0] if value else 0
+
+
+def owner_of(value: bytes | None) -> str:
+    """The address in a value of OWNER_KEY; empty where there is none. Raises ValueError."""
+    return value.decode() if value else ""
 
 
 def office_of(value: bytes | None) -> OfficeState:

@@ -8,12 +8,14 @@ before gets the number that it had.
 Cost: two reads of a short log, and an append the first time. Threads: one, before all others.
 """
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from delayserver.api.cluster.membership import Membership
+from delayserver.api.cluster.watch import Watch
 from delayserver.config import Settings
 from delayserver.errors import LibraryError
 from storage.errors import EngineError
@@ -46,6 +48,12 @@ def open_engine(settings: Settings) -> "KafkaEngine":
     )
 
 
+def open_watch(settings: Settings, shards: int) -> Watch:
+    """What looks at the cluster from now on. Raises EngineSettingsError."""
+    engine = open_engine(settings)
+    return Watch(engine, MetaLog(engine.meta()), shards, lambda: time.time_ns() // 1_000_000)
+
+
 def join(settings: Settings, sleep: Callable[[float], None]) -> Membership:
     """Waits for the brokers, however long they take. Raises StorageError, LibraryError."""
     engine = open_engine(settings)
@@ -54,8 +62,8 @@ def join(settings: Settings, sleep: Callable[[float], None]) -> Membership:
         meta = engine.meta()
         try:
             number = MetaLog(meta).register(settings.node)
-            identity, _ = MetaLog(meta).read_cluster()
-            return Membership(settings.node, number, identity)
+            identity, nodes = MetaLog(meta).read_cluster()
+            return Membership(settings.node, number, identity, list(nodes))
         except EngineError as error:
             log.warning("waiting for the brokers of the cluster", error=str(error))
         finally:

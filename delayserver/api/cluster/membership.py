@@ -2,7 +2,7 @@
 
     supervisor ── Membership ──▶ process of a shard      once, before anything else
     process ── Owner │ Vacancy ──▶ supervisor ──▶ all processes of the node
-    supervisor ── what it knows of the machines ──▶ all processes of the node
+    supervisor ── News ──▶ all processes of the node
 
 A line is JSON. Each process learns from its own shard's log who owns that shard; the supervisor
 hands it on, so that all of the node have the same book (`book`).
@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from delayserver.api.cluster.book import Entry, Owner, OwnerBook, Vacancy
-from delayserver.api.cluster.map import Machines
+from delayserver.api.cluster.watch import News, in_order
 from storage.directory import Identity
 from storage.replicated.meta import ClusterIdentity
 
@@ -32,6 +32,8 @@ class Membership(msgspec.Struct, frozen=True):
     number: int
     """From 1; others have others."""
     identity: ClusterIdentity
+    nodes: list[str] = []
+    """All that there were when this one came."""
 
     def of_shard(self, shard: int) -> Identity:
         """What the directory of a shard is."""
@@ -40,7 +42,7 @@ class Membership(msgspec.Struct, frozen=True):
     def rank(self, shard: int) -> int:
         """How many go before this node when a shard is to be claimed: each node is first for some,
         so that the shards of one that is lost go to several."""
-        return (self.number - 1 - shard) % RANKS
+        return in_order(shard, {*self.nodes, self.node}).index(self.node)
 
     def to_document(self) -> Any:
         """As JSON values."""
@@ -50,10 +52,6 @@ class Membership(msgspec.Struct, frozen=True):
     def from_document(cls, document: Any) -> "Membership":
         """What `to_document` made."""
         return msgspec.convert(document, cls)
-
-
-RANKS: Final = 3
-"""Nodes whose numbers are so far apart have one rank; of two claims at once the first counts."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -68,10 +66,10 @@ class Address(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self).decode()
 
 
-def entry_of(shard: int, epoch: int, address: str | None) -> Entry:
-    """What a claim's address says, for the book; None: the office is vacant, or its owner is not
+def entry_of(shard: int, epoch: int, address: str) -> Entry:
+    """What a claim's address says, for the book; empty: the office is vacant, or its owner is not
     known."""
-    if address is None:
+    if not address:
         return Vacancy(shard, epoch)
     try:
         found = msgspec.json.decode(address, type=Address)
@@ -80,13 +78,7 @@ def entry_of(shard: int, epoch: int, address: str | None) -> Entry:
         return Vacancy(shard, epoch)  # somebody who cannot be reached
 
 
-class MachinesLine(msgspec.Struct, frozen=True, tag="machines"):
-    """What the supervisor knows of the nodes."""
-
-    machines: Machines
-
-
-Line = Owner | Vacancy | MachinesLine
+Line = Owner | Vacancy | News
 _decode = msgspec.json.Decoder(Line).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -96,18 +88,19 @@ class Lines:
 
     def __init__(self, fd: int, rest: bytes, book: OwnerBook) -> None:
         """`rest`: what was read already."""
-        self.machines = Machines()
+        self.news = News()
+        """What the supervisor has seen of the cluster last."""
         self._fd = fd
         self._received = bytearray(rest)
         self._book = book
         self._on_gone: Callable[[], None] = lambda: None
-        self._on_machines: Callable[[], None] = lambda: None
+        self._on_news: Callable[[], None] = lambda: None
 
     def begin(
-        self, on_gone: Callable[[], None], on_machines: Callable[[], None] = lambda: None
+        self, on_gone: Callable[[], None], on_news: Callable[[], None] = lambda: None
     ) -> None:
         """Listen with the event loop that runs now."""
-        self._on_gone, self._on_machines = on_gone, on_machines
+        self._on_gone, self._on_news = on_gone, on_news
         asyncio.get_running_loop().add_reader(self._fd, self._read)
         self._take()
 
@@ -129,13 +122,13 @@ class Lines:
         self._received = bytearray(rest)
         for line in lines:
             said = _decode(line)
-            if isinstance(said, MachinesLine):
-                self.machines = said.machines
-                self._on_machines()
+            if isinstance(said, News):
+                self.news = said
+                self._on_news()
             else:
                 self._book.take(said)
 
 
-def machines_line(machines: Machines) -> bytes:
+def news_line(news: News) -> bytes:
     """What `Lines` takes."""
-    return _encode(MachinesLine(machines)) + b"\n"
+    return _encode(news) + b"\n"

@@ -2,13 +2,17 @@
 
     follow (a thread) ──▶ Standby.step, step, … ──▶ Holder ──▶ beats (a thread)
          │ who owns the shard                          └──▶ the server, in this very process
-         ▼
-    book ──▶ front: answers, or passes on to the owner (`standby`)
+         ▼                                                    │ somebody else is to have it
+    book ──▶ front: answers, or passes on to the owner ◀──────┘
 
-It ends with a status that says "start me again" (75) as soon as it may not be in office any more:
-a new process follows the log, whoever owns it then. There is no way back within one.
+Whoever gives the office away in order is on standby again, in the same process: its socket never
+stops listening. Whoever may have lost it ends at once, with a status that says "start me again"
+(75): a new process follows the log, whoever owns it then.
 
-Cost: that of its parts. Threads: the event loop, and the two above.
+All the time a thread reports how far the replica is, and, of an owner, has the logs deleted that
+two replicas have behind them (R6).
+
+Cost: that of its parts. Threads: the event loop, and the three above.
 """
 
 import asyncio
@@ -23,8 +27,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+import msgspec
 import structlog
 
 from delayserver.api.cluster.book import Entry, OwnerBook, encode_line
@@ -34,6 +39,7 @@ from delayserver.api.cluster.map import ClusterMap
 from delayserver.api.cluster.meeting import TcpMeeting
 from delayserver.api.cluster.membership import Address, Lines, Membership, entry_of
 from delayserver.api.cluster.standby import Standby as Front
+from delayserver.api.cluster.watch import News, ReplicaNote, choose, deletable, kept_by_two
 from delayserver.config import Settings
 from delayserver.errors import AccessError
 from delayserver.recovery.replica import Replica, ReplicaPlace
@@ -41,10 +47,15 @@ from delayserver.recovery.standby import Standby
 from delayserver.recovery.store import Surroundings
 from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.server.server import open_catalog_in, stopwatch_ms, wall_clock_ms
-from storage.errors import ShortageError
+from storage.errors import EngineError, ShortageError
 from storage.files import OsFiles
 from storage.replicated.envelope import NOBODY
 from storage.replicated.holder import Holder
+from storage.replicated.log import FollowedLog
+from storage.write_ahead_log import WriteAheadLog
+
+if TYPE_CHECKING:
+    from storage.replicated.kafka import KafkaEngine
 
 STEP_S: Final = 0.1
 """How long a step waits for records."""
@@ -53,9 +64,18 @@ CAUGHT_UP_RECORDS: Final = 10_000
 """A standby that is not further behind can take over soon."""
 TOKENS_S: Final = 1.0
 SHORTAGE_WAIT_S: Final = 1.0
+REPORT_S: Final = 3.0
+DELETE_S: Final = 60.0
+KEPT_MS: Final = 3_600_000
+"""What two replicas have behind them stays in the logs for so long."""
+STEADY_MS: Final = 60_000
+"""An owner gives its shard to one that goes before it, but not sooner than this after its claim."""
 
 log = structlog.get_logger()
 Fatal = Callable[[BaseException], None]
+HowFar = Callable[[], tuple[tuple[int, int], int]]
+"""Where the last checkpoint stands, in the shard's log and in that of what is settled; and what was
+read of the shard's log."""
 
 
 class Beats(threading.Thread):
@@ -133,6 +153,65 @@ class Follow(threading.Thread):
         self._ending.set()
 
 
+class Reports(threading.Thread):
+    """Says how far the replica is, and deletes what is not needed any more."""
+
+    def __init__(
+        self, engine: "KafkaEngine", shard: int, node: str, url: str, lines: Lines
+    ) -> None:
+        """`url`: where clients reach the node."""
+        super().__init__(name="delayserver-reports", daemon=True)
+        self.how_far: HowFar = lambda: ((0, 0), 0)
+        self.is_owner = False
+        self._engine = engine
+        self._shard = shard
+        self._node = node
+        self._url = url
+        self._lines = lines
+        self._ending = threading.Event()
+        self._samples: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
+        self._deleted_s = time.monotonic()
+
+    def run(self) -> None:
+        while not self._ending.wait(REPORT_S):
+            try:
+                self._report()
+                if time.monotonic() - self._deleted_s >= DELETE_S:
+                    self._deleted_s = time.monotonic()
+                    self._delete()
+            except EngineError as error:
+                log.debug("the brokers do not answer", error=str(error))
+            except Exception as error:
+                # It only helps: the shard is served without it.
+                log.error("a report failed", error=str(error), exc_info=error)
+
+    def _report(self) -> None:
+        (kept, settled), read = self.how_far()
+        note = ReplicaNote(wall_clock_ms(), self._url, read, settled)
+        self._engine.commit_progress(self._node, self._shard, kept, note.pack())
+
+    def _delete(self) -> None:
+        """R6: what two replicas have had behind a checkpoint for an hour is not needed."""
+        news, now_ms = self._lines.news, stopwatch_ms()
+        places = (
+            kept_by_two(news, self._shard, lambda one: one.checkpoint_offset),
+            kept_by_two(news, self._shard, lambda one: one.note.settled_offset),
+        )
+        opened = (self._engine.log, self._engine.settled)
+        for place, samples, open_log in zip(places, self._samples, opened, strict=True):
+            if place is not None:
+                samples.append((now_ms, place))
+            offset = deletable(samples, now_ms, KEPT_MS)
+            if self.is_owner and offset:
+                with contextlib.closing(open_log(self._shard)) as shard_log:
+                    shard_log.delete_before(offset)
+                samples[:] = [one for one in samples if one[1] > offset]
+
+    def end(self) -> None:
+        """Say nothing more."""
+        self._ending.set()
+
+
 class NodeShard:
     """The process, as a member of its cluster."""
 
@@ -149,6 +228,7 @@ class NodeShard:
         """`rest`: what the supervisor has said behind the membership; `tell`: gives it a line.
 
         Raises StorageError, DelayServerError, OSError."""
+        assert settings.advertise is not None
         self._settings = settings
         self._place = place
         self._membership = membership
@@ -157,29 +237,34 @@ class NodeShard:
         self.engine = open_engine(settings)
         self.book = OwnerBook(place.count)
         self.lines = Lines(0, rest, self.book)
-        link_port = settings.link_port and settings.link_port + place.shard
-        self._link = _bind(settings.host, link_port)
-        self.meeting = TcpMeeting(
-            self._link,
-            self.book,
-            bytes.fromhex(membership.identity.link_secret),
-            membership.identity.cluster,
-        )
-        self._beats: Beats | None = None
+        self.meeting: TcpMeeting
         self.holder: Holder | None = None
+        self._beats: Beats
+        self._address = ""
+        self._replica: Replica
+        self._reports = Reports(
+            self.engine, place.shard, membership.node, settings.advertise, self.lines
+        )
+        self._reports.start()
 
     # ── on standby ─────────────────────────────────────────────────────────────────────────────
 
-    def _open(self, url: str, link_host: str) -> Standby:
+    def _open(self, listeners: Sequence[socket.socket]) -> Standby:
         settings, shard, engine = self._settings, self._place.shard, self.engine
-        link = f"{link_host}:{self._link.getsockname()[1]}"
-        self._address = Address(self._membership.node, url, link).pack()
+        url, host = self._own_urls(listeners)
+        port = settings.link_port and settings.link_port + shard
+        link = _bind(settings.host, port)
+        identity = self._membership.identity
+        secret = bytes.fromhex(identity.link_secret)
+        self.meeting = TcpMeeting(link, self.book, secret, identity.cluster)
+        address = Address(self._membership.node, url, f"{host}:{link.getsockname()[1]}")
+        self._address = address.pack()
         offset_ms = settings.clock_offset_ms
         place = ReplicaPlace(
             self._membership.number,
             self._membership.rank(shard),
             self._membership.of_shard(shard),
-            self._membership.identity.durability == "fsync",
+            identity.durability == "fsync",
             self._address,
             partial(engine.log, shard),
             partial(engine.settled, shard),
@@ -206,20 +291,9 @@ class NodeShard:
         office; None: it was told to stop. `on_open` is called once it can follow.
 
         Raises StorageError, AccessError."""
-        settings, loop = self._settings, asyncio.get_running_loop()
-        url, link_host = self._urls(listeners)
-        self._tokens_dir = self._place.data_dir
-        tokens = TokenTable(
-            TokenFile(OsFiles(str(self._tokens_dir))), settings.token, time.monotonic
-        )
-        tokens.refresh(wall_clock_ms())
-        if not settings.on_loopback and not len(tokens):
-            raise AccessError(
-                f"{settings.host} is not a loopback address: make a token (delayserver token "
-                f"create NAME --scope admin --data-dir {self._tokens_dir}), or set one "
-                "(DELAYSERVER_TOKEN, at least 16 characters), before others can reach the node"
-            )
-        standby = self._open(url, link_host)
+        settings, loop, lines = self._settings, asyncio.get_running_loop(), self.lines
+        tokens = self._open_tokens()
+        standby = await asyncio.to_thread(self._open, listeners)
         for damage in standby.damage:
             log.error("damage found", error=str(damage.error()))
         on_open()
@@ -227,11 +301,8 @@ class NodeShard:
         ended = asyncio.Event()
 
         def tell_owner() -> None:
-            state = standby.state
-            address = None if state.owner == NOBODY else standby.owner_address
-            loop.call_soon_threadsafe(
-                self._on_owner, entry_of(self._place.shard, state.epoch, address)
-            )
+            entry = entry_of(self._place.shard, standby.state.epoch, standby.owner_address)
+            loop.call_soon_threadsafe(self._on_owner, entry)
 
         def on_claimed(holder: Holder) -> None:
             # From here on the office is held, whatever the event loop is busy with.
@@ -239,30 +310,35 @@ class NodeShard:
             self._beats.start()
             loop.call_soon_threadsafe(_resolve, claimed, holder)
 
-        follow = Follow(
-            standby,
-            tell_owner,
-            on_claimed,
-            lambda: _soon(loop, ended.set),
-            self._fatal,
-        )
+        def on_end() -> None:
+            with contextlib.suppress(RuntimeError):  # The loop is closed already.
+                loop.call_soon_threadsafe(ended.set)
+
+        def on_news() -> None:
+            standby.is_drained = self._membership.node in lines.news.drained
+            cluster_map.changed()
+
+        follow = Follow(standby, tell_owner, on_claimed, on_end, self._fatal)
         cluster_map = ClusterMap(
-            None, settings, wall_clock_ms, lambda: self.lines.machines, self.book
+            None, settings, wall_clock_ms, lambda: lines.news.machines, self.book
         )
+        own_url, _ = self._own_urls(listeners)
         front = Front(
             settings,
             shard=self._place.shard,
-            owner=partial(self._owner_url, url),
+            owner=partial(self._owner_url, own_url),
             is_ready=lambda: (standby.lag_records or 0) <= CAUGHT_UP_RECORDS,
             shard_map=cluster_map,
             metrics=partial(self._metrics, standby),
             tokens=tokens,
             clock=wall_clock_ms,
         )
-        self.lines.begin(partial(_resolve, claimed, None), cluster_map.changed)
+        on_news()
+        lines.begin(partial(_resolve, claimed, None), on_news)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, _resolve, claimed, None)
         refreshing = loop.create_task(_refresh(tokens))
+        self._reports.how_far = lambda: (standby.kept, standby.state.next_offset)
         follow.start()
         await front.begin(listeners, tls)
         log.info("on standby", shard=self._place.shard, node=self._membership.node)
@@ -274,12 +350,24 @@ class NodeShard:
             await ended.wait()
         finally:
             refreshing.cancel()
-            self.lines.end()
+            lines.end()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
         return self.holder
 
-    def _urls(self, listeners: Sequence[socket.socket]) -> tuple[str, str]:
+    def _open_tokens(self) -> TokenTable:
+        settings, directory = self._settings, self._place.data_dir
+        tokens = TokenTable(TokenFile(OsFiles(str(directory))), settings.token, time.monotonic)
+        tokens.refresh(wall_clock_ms())
+        if not settings.on_loopback and not len(tokens):
+            raise AccessError(
+                f"{settings.host} is not a loopback address: make a token (delayserver token "
+                f"create NAME --scope admin --data-dir {directory}), or set one "
+                "(DELAYSERVER_TOKEN, at least 16 characters), before others can reach the node"
+            )
+        return tokens
+
+    def _own_urls(self, listeners: Sequence[socket.socket]) -> tuple[str, str]:
         """Where clients reach this very process, and the host of its links."""
         advertise = self._settings.advertise
         assert advertise is not None
@@ -313,6 +401,12 @@ class NodeShard:
 
     # ── in office ──────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def epoch(self) -> int:
+        """In which this node holds the office."""
+        assert self.holder is not None
+        return self.holder.claimed.epoch
+
     def around(self, surroundings: Surroundings) -> Surroundings:
         """The surroundings of the server, once this node holds the office."""
         assert self.holder is not None
@@ -326,19 +420,50 @@ class NodeShard:
             may_deliver=owned.may_deliver,
         )
 
-    def serving(self) -> None:
-        """This process serves the shard from now on."""
-        assert self.holder is not None
-        epoch = self.holder.claimed.epoch
-        self._on_owner(entry_of(self._place.shard, epoch, self._address))
+    def serving(self, message_log: WriteAheadLog) -> None:
+        """This process serves the shard from now on, with that log."""
+        holder = self.holder
+        assert holder is not None and isinstance(message_log, FollowedLog)
+        self._taken_ms = stopwatch_ms()
+        self._on_owner(entry_of(self._place.shard, self.epoch, self._address))
+        self._reports.how_far = lambda: (message_log.kept, holder.state.next_offset)
+        self._reports.is_owner = True
 
-    def leave(self) -> None:
-        """Give the office away: nothing is to be delivered or settled any more."""
-        if self.holder is not None:
-            if self._beats is not None:
-                self._beats.end()
-            self.holder.leave()
-            self.holder.log.close()
+    def successor(self) -> str | None:
+        """The node that is to have the shard now instead of this one, if any."""
+        return choose(
+            self.lines.news,
+            self._place.shard,
+            self._membership.node,
+            self.epoch,
+            may_balance=stopwatch_ms() - self._taken_ms >= STEADY_MS,
+        )
+
+    def leave(self, successor: str | None) -> None:
+        """Give the office away: nothing is to be delivered or settled any more. `successor`: the
+        node that is to have it; None: any that is in step."""
+        assert self.holder is not None
+        self._beats.end()
+        news, shard, own = self.lines.news, self._place.shard, self._membership.node
+        if successor is None:
+            drained = replace_drained(news, own)
+            successor = choose(drained, shard, own, 0, may_balance=False)
+        number = NOBODY if successor not in news.nodes else news.nodes.index(successor) + 1
+        self.holder.leave(number)
+        self.holder.log.close()
+        self._reports.is_owner = False
+        entry = entry_of(shard, self.epoch, "")
+        self.holder = None
+        self._on_owner(entry)
+
+    def close(self) -> None:
+        """Let go of what is left."""
+        self._reports.end()
+
+
+def replace_drained(news: News, node: str) -> News:
+    """The same, and the node is to own nothing."""
+    return msgspec.structs.replace(news, drained=[*news.drained, node])
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -360,11 +485,6 @@ def _bind(host: str, port: int) -> socket.socket:
 def _resolve(future: "asyncio.Future[Holder | None]", holder: Holder | None) -> None:
     if not future.done():
         future.set_result(holder)
-
-
-def _soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):  # The loop is closed already.
-        loop.call_soon_threadsafe(function)
 
 
 async def _refresh(tokens: TokenTable) -> None:

@@ -74,7 +74,7 @@ def test_numbers_of_nodes() -> None:
 @pytest.mark.parametrize(
     ("record", "error"),
     [
-        ({"drain": "n1"}, NewerRecordError),
+        ({"paint": "n1"}, NewerRecordError),
         ({}, NewerRecordError),
         ({"node": "n1", "zone": "a"}, NewerRecordError),
         ({**DOCUMENT, "zones": 3}, NewerRecordError),

@@ -1,0 +1,212 @@
+"""What a node sees of its cluster while it runs: which nodes there are, how far their replicas are,
+and what people want.
+
+    the cluster's log ──▶ who is drained, what is to be moved ─┐
+    progress of replicas, each with a note ──▶ who is there ───┴─▶ News ──▶ all processes of the node
+
+A replica says every few seconds how far it is (`ReplicaNote`), and where its checkpoint stands; the
+brokers keep it. That it says so is what makes its node one that is there.
+
+Cost: two questions to the brokers a second, and one for each node and each shard every few seconds.
+Threads: `Watch` belongs to the one who moves it, `choose` is a function without state.
+"""
+
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+
+from delayserver.api.cluster.map import Machines
+from delayserver.api.documents import NodeDocument, ReplicaDocument
+from delayserver.times import format_time
+from storage.errors import EngineError
+from storage.replicated.meta import ClusterMeta, MetaLog, MoveRecord
+
+if TYPE_CHECKING:
+    from storage.replicated.engine import EngineLog
+    from storage.replicated.kafka import KafkaEngine
+
+LOOK_S: Final = 1.0
+PROGRESS_S: Final = 3.0
+SEEN_MS: Final = 15_000
+"""A node that has said nothing for so long is away."""
+IN_STEP_MS: Final = 8_000
+"""A replica that has said nothing for so long may not be in step."""
+IN_STEP_RECORDS: Final = 2_000
+
+log = structlog.get_logger()
+
+
+class ReplicaNote(msgspec.Struct, frozen=True):
+    """What a replica says of itself."""
+
+    at_ms: int
+    """When, by its node's clock."""
+    url: str
+    """Where clients reach its node."""
+    read_offset: int
+    """What stands before it in the shard's log was read."""
+    settled_offset: int
+    """What stands before it in the log of what is settled is in its files, on the disk."""
+
+    def pack(self) -> str:
+        """As text."""
+        return msgspec.json.encode(self).decode()
+
+
+class Replica(msgspec.Struct, frozen=True):
+    """How far the replica of a shard is."""
+
+    node: str
+    checkpoint_offset: int
+    note: ReplicaNote
+    lag_records: int
+    """What it has not read, as of the last look."""
+
+    def is_in_step(self, now_ms: int) -> bool:
+        """Whether it can take over at once."""
+        is_fresh = abs(now_ms - self.note.at_ms) <= IN_STEP_MS
+        return is_fresh and self.lag_records <= IN_STEP_RECORDS
+
+
+class News(msgspec.Struct, frozen=True, tag="news"):
+    """What is known of the cluster."""
+
+    at_ms: int = 0
+    machines: Machines = Machines()
+    replicas: dict[int, list[Replica]] = {}
+    """Of each shard."""
+    drained: list[str] = []
+    forgotten: list[str] = []
+    nodes: list[str] = []
+    """All that were ever there, in the order of their numbers."""
+    moves: dict[int, MoveRecord] = {}
+
+
+class Watch:
+    """Looks, again and again."""
+
+    def __init__(
+        self,
+        engine: "KafkaEngine",
+        meta: MetaLog,
+        shards: int,
+        clock: Callable[[], int],
+    ) -> None:
+        self._engine = engine
+        self._meta = meta
+        self._clock = clock
+        self._logs: list[EngineLog] = [engine.log(shard) for shard in range(shards)]
+        self._replicas: dict[int, list[Replica]] = {}
+        self._looked_ms: int | None = None
+
+    def look(self) -> News | None:
+        """What is known now; None: the brokers do not answer. Raises StorageError."""
+        try:
+            meta = self._meta.read()
+            now_ms = self._clock()
+            if self._looked_ms is None or now_ms - self._looked_ms >= PROGRESS_S * 1000:
+                self._look_at_replicas(meta)
+                self._looked_ms = now_ms
+        except EngineError as error:
+            log.debug("the brokers do not answer", error=str(error))
+            return None
+        return news_of(meta, self._replicas, now_ms)
+
+    def _look_at_replicas(self, meta: ClusterMeta) -> None:
+        nodes = [node for node in meta.nodes if node not in meta.forgotten]
+        progress = self._engine.noted_progress(nodes)
+        ends = [shard_log.end() for shard_log in self._logs]
+        found: dict[int, list[Replica]] = {}
+        for node, places in progress.items():
+            for shard, (offset, text) in places.items():
+                try:
+                    note = msgspec.json.decode(text, type=ReplicaNote)
+                except msgspec.DecodeError:
+                    continue  # said by somebody else
+                end = ends[shard] if shard < len(ends) else None
+                lag_records = max(0, (end or 0) - note.read_offset)
+                found.setdefault(shard, []).append(Replica(node, offset, note, lag_records))
+        self._replicas = found
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        for shard_log in self._logs:
+            shard_log.close()
+
+
+def news_of(meta: ClusterMeta, replicas: dict[int, list[Replica]], now_ms: int) -> News:
+    """What is told to the processes of a node."""
+    notes: dict[str, ReplicaNote] = {}
+    for replica in (one for of_shard in replicas.values() for one in of_shard):
+        known = notes.get(replica.node)
+        if known is None or replica.note.at_ms > known.at_ms:
+            notes[replica.node] = replica.note
+    nodes = [
+        NodeDocument(
+            node,
+            note.url,
+            "serving" if abs(now_ms - note.at_ms) <= SEEN_MS else "away",
+            format_time(note.at_ms),
+        )
+        for node, note in sorted(notes.items())
+    ]
+    documents = {
+        shard: [ReplicaDocument(one.node, one.lag_records) for one in of_shard]
+        for shard, of_shard in replicas.items()
+    }
+    return News(
+        now_ms,
+        Machines(nodes, documents),
+        replicas,
+        sorted(meta.drained),
+        sorted(meta.forgotten),
+        list(meta.nodes),
+        meta.moves,
+    )
+
+
+def in_order(shard: int, nodes: Iterable[str]) -> list[str]:
+    """The nodes in the order in which they are to own a shard, each first for some.
+
+    Rendezvous hashing (Thaler and Ravishankar, 1998): a node that goes moves no shard but its own.
+    """
+    return sorted(nodes, key=lambda node: (zlib.crc32(f"{shard} {node}".encode()), node))
+
+
+def choose(news: News, shard: int, own: str, epoch: int, *, may_balance: bool) -> str | None:
+    """To whom the owner of a shard, `own` in `epoch`, is to give it; None: it keeps it.
+
+    People come first: a move of this epoch, then that the node is to own nothing. `may_balance`:
+    else a node that goes before it and is in step gets it."""
+    in_step = {one.node for one in news.replicas.get(shard, ()) if one.is_in_step(news.at_ms)}
+    others = in_order(shard, in_step - {own} - set(news.drained))
+    move = news.moves.get(shard)
+    if move is not None and move.epoch == epoch and move.to != own:
+        return move.to if move.to in in_step else None
+    if own in news.drained:
+        return others[0] if others else None
+    if may_balance and others and in_order(shard, [own, others[0]])[0] != own:
+        return others[0]
+    return None
+
+
+def deletable(samples: Sequence[tuple[int, int]], now_ms: int, kept_ms: int) -> int | None:
+    """The offset before which a log may be deleted: the newest of `samples`, each the time and an
+    offset, that is `kept_ms` old (R6)."""
+    old = [offset for at_ms, offset in samples if now_ms - at_ms >= kept_ms]
+    return max(old, default=None)
+
+
+def kept_by_two(news: News, shard: int, place: Callable[[Replica], int]) -> int | None:
+    """The offset that two replicas whose nodes are there have behind them; None: there is one at
+    most. A disk that nobody has heard of for a while may be lost."""
+    offsets = [
+        place(one)
+        for one in news.replicas.get(shard, ())
+        if abs(news.at_ms - one.note.at_ms) <= SEEN_MS
+    ]
+    offsets.sort(reverse=True)
+    return offsets[1] if len(offsets) > 1 else None
