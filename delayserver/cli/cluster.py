@@ -128,7 +128,6 @@ def create(
     Status 0: it is there. 1: it is there, and is another one, or its topics are not as they have to
     be. 2: it could not be made."""
     import os
-    import time
 
     chosen = _durability(durability)
     with _cluster_errors(as_json), _engine(cluster, kafka_config) as engine:
@@ -139,7 +138,7 @@ def create(
             if engine.has_topics():
                 # Before topics are made for it.
                 MetaLog(log).refuse_another(identity)
-            made = engine.create(shards, replication, flushes=identity.flushes, sleep=time.sleep)
+            made = engine.create(shards, replication, flushes=identity.flushes)
             problems = engine.check(shards, flushes=identity.flushes, replication=replication)
             if problems:
                 listed = "\n  ".join(problems)

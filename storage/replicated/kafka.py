@@ -23,7 +23,8 @@ for the fetch before it (50 to 130 ms); the admin client has connections of its 
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Final, TypeVar
@@ -197,14 +198,18 @@ class KafkaLog:
         """See `EngineLog`. Asks the partition's leader, for at most END_TIMEOUT_S."""
         return self._asked(OffsetSpec.latest())
 
-    def _asked(self, which: OffsetSpec) -> int | None:
+    def is_led(self) -> bool:
+        """Whether a broker knows that it leads the partition."""
+        return self._asked(OffsetSpec.latest(), level=logging.DEBUG) is not None
+
+    def _asked(self, which: OffsetSpec, *, level: int = logging.WARNING) -> int | None:
         partition = TopicPartition(self._topic, self._partition)
         try:
             asked = self._admin.list_offsets({partition: which}, request_timeout=END_TIMEOUT_S)
             offset: int = _result(asked[partition], END_TIMEOUT_S).offset
         except (KafkaException, FutureTimeoutError) as error:
             # Brokers that are away are said to be by the client. A topic that was deleted is not.
-            log.warning("%s: the brokers do not say where it ends: %s", self.name, error)
+            log.log(level, "%s: the brokers do not say where it ends: %s", self.name, error)
             return None
         finally:
             self._admin.poll(0)  # its log lines
@@ -242,11 +247,15 @@ class KafkaLog:
 class KafkaEngine:
     """The logs of one cluster, and its progress."""
 
-    def __init__(self, settings: ClientSettings) -> None:
+    def __init__(
+        self, settings: ClientSettings, *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         """Waits for no broker. Raises EngineError where the client does not know a setting."""
         self._settings = settings
         self._url = settings.url
         self._admin = _made(AdminClient, settings.of_admin(), settings.url)
+        self._sleep = sleep
+        self._created: set[str] = set()
 
     @property
     def url(self) -> ClusterUrl:
@@ -265,26 +274,35 @@ class KafkaEngine:
         """What the cluster is (`storage.replicated.meta`), opened anew."""
         return KafkaLog(self._settings, self._admin, self._url.meta_topic, 0)
 
-    def create(
-        self, shards: int, replication: int, *, flushes: bool, sleep: Callable[[float], None]
-    ) -> list[str]:
+    def create(self, shards: int, replication: int, *, flushes: bool) -> list[str]:
         """Make the topics that are missing; returns their names. `check` judges those there are.
 
-        Returns when all partitions have their leaders. `flushes`: see `TopicPlan`. Raises
+        Returns when all partitions have leaders that know of it. `flushes`: see `TopicPlan`. Raises
         EngineError."""
         known = self._topic_partitions()
         missing = [
             plan for plan in plans(self._url, shards, flushes=flushes) if plan.name not in known
         ]
         made = [plan.name for plan in missing if self._make_topic(plan, replication)]
+        # Brokers learn of a topic one after the other, each in its time. Whoever is asked next may
+        # be one that does not know yet.
+        self._created.update(plan.name for plan in missing)
+        for plan in missing:
+            self._wait_for_leaders(plan)
+        return made
+
+    def _wait_for_leaders(self, plan: TopicPlan) -> None:
+        waiting = {
+            KafkaLog(self._settings, self._admin, plan.name, partition)
+            for partition in range(plan.partitions)
+        }
         for _ in range(CREATE_TRIES):
-            known = self._topic_partitions()
-            if all(_is_led(known.get(plan.name), plan.partitions) for plan in missing):
-                return made
-            sleep(CREATE_POLL_S)
-        names = ", ".join(plan.name for plan in missing)
-        reason = f"no broker leads all partitions of {names}"
-        raise EngineError("create topics", str(self._url), reason, "look at the brokers' logs")
+            waiting = {one for one in waiting if not one.is_led()}
+            if not waiting:
+                return
+            self._sleep(CREATE_POLL_S)
+        reason = f"{len(waiting)} of its partitions have no leader"
+        raise EngineError("create topic", plan.name, reason, "look at the logs of the brokers")
 
     def _make_topic(self, plan: TopicPlan, replication: int) -> bool:
         """Whether it was made now, and not by another at the same time."""
@@ -308,20 +326,27 @@ class KafkaEngine:
 
     def _found(self, names: Iterable[str]) -> dict[str, TopicFound]:
         known = self._topic_partitions()
-        topics = {
-            ConfigResource(ConfigResource.Type.TOPIC, name): name for name in names if name in known
-        }
-        if not topics:
-            return {}
-        asked = self._admin.describe_configs(list(topics), request_timeout=CALL_TIMEOUT_S)
         found = {}
-        for resource, future in asked.items():
-            name = topics[resource]
-            entries = _answer("describe topic", name, future)
-            settings = {entry.name: entry.value for entry in entries.values()}
+        for name in known.keys() & names:
             replications = tuple(len(one.replicas) for one in known[name].values())
-            found[name] = TopicFound(replications, settings)
+            found[name] = TopicFound(replications, self._settings_of(name))
         return found
+
+    def _settings_of(self, name: str) -> dict[str, str]:
+        """Of a topic that one of the brokers knows."""
+        resource = ConfigResource(ConfigResource.Type.TOPIC, name)
+        for _ in range(CREATE_TRIES):
+            asked = self._admin.describe_configs([resource], request_timeout=CALL_TIMEOUT_S)
+            try:
+                entries = _result(asked[resource], CALL_TIMEOUT_S)
+                return {entry.name: entry.value for entry in entries.values()}
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise _refused("describe topic", name, error) from error
+            except FutureTimeoutError as error:
+                raise _refused("describe topic", name, "no answer in time") from error
+            self._sleep(CREATE_POLL_S)
+        raise _refused("describe topic", name, "some brokers do not know it")
 
     def has_topics(self) -> bool:
         """Whether the topic is there that says what the cluster is. Raises EngineError."""
@@ -329,13 +354,20 @@ class KafkaEngine:
 
     def _topic_partitions(self) -> dict[str, dict[int, Any]]:
         """The partitions of each topic that there is."""
-        try:
-            topics = self._admin.list_topics(timeout=CALL_TIMEOUT_S).topics
-        except KafkaException as error:
-            raise _refused("list topics", str(self._url), error) from error
-        finally:
-            self._admin.poll(0)
-        return {name: topic.partitions for name, topic in topics.items() if topic.error is None}
+        for _ in range(CREATE_TRIES):
+            try:
+                topics = self._admin.list_topics(timeout=CALL_TIMEOUT_S).topics
+            except KafkaException as error:
+                raise _refused("list topics", str(self._url), error) from error
+            finally:
+                self._admin.poll(0)
+            known = {name: one.partitions for name, one in topics.items() if one.error is None}
+            if self._created <= known.keys():
+                return known
+            self._sleep(CREATE_POLL_S)
+        names = ", ".join(sorted(self._created - known.keys()))
+        reason = f"{names} are not there, and were made"
+        raise EngineError("list topics", str(self._url), reason, "look at the logs of the brokers")
 
     def commit_progress(self, node: str, shard: int, offset: int, note: str = "") -> None:
         """The node's replica of a shard has a checkpoint at `offset` of the shard's log; `note`
@@ -399,14 +431,6 @@ def _report(
             log.warning("%s: an append has failed: %s", name, error)
 
     return reported
-
-
-def _is_led(partitions: Mapping[int, Any] | None, count: int) -> bool:
-    return (
-        partitions is not None
-        and len(partitions) >= count
-        and all(partition.leader >= 0 for partition in partitions.values())
-    )
 
 
 def _made(kind: Callable[..., Answer], settings: dict[str, Any], url: ClusterUrl) -> Answer:

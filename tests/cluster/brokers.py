@@ -80,7 +80,7 @@ class Brokers:
         """The engine of a cluster with its topics."""
         settings = ClientSettings(url or self.new_url(), {}, message_timeout_ms)
         engine = KafkaEngine(settings)
-        engine.create(shards, self.count, flushes=False, sleep=time.sleep)
+        engine.create(shards, self.count, flushes=False)
         return engine
 
     @cached_property

@@ -15,6 +15,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name == "cluster":
             item.add_marker(pytest.mark.kafka)
+            # Three brokers that start on a busy machine take some 40 s of the first test's time.
+            item.add_marker(pytest.mark.timeout(300))
 
 
 @pytest.fixture(scope="session")

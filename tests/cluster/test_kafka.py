@@ -102,11 +102,11 @@ def test_topics_are_made_as_they_have_to_be(brokers: Brokers) -> None:
     assert not engine.has_topics()
     assert len(engine.check(4, flushes=True)) == 3
     names = [url.log_topic, url.settled_topic, url.meta_topic]
-    assert engine.create(4, 3, flushes=True, sleep=time.sleep) == names
+    assert engine.create(4, 3, flushes=True) == names
     assert engine.has_topics()
     assert engine.check(4, flushes=True, replication=3) == []
     assert engine.check(4, flushes=False) == []
-    assert engine.create(4, 3, flushes=True, sleep=time.sleep) == []
+    assert engine.create(4, 3, flushes=True) == []
 
 
 @pytest.fixture(scope="module")
