@@ -100,12 +100,12 @@ def register(app: typer.Typer) -> None:
     examples = (f"cluster status --cluster {url}", f"cluster status --cluster {url} --json")
     group.command("status", help=help_text(status.__doc__, *examples))(status)
 
-    examples = (f"cluster move 3 n2 --cluster {url}",)
-    group.command("move", help=help_text(move.__doc__, *examples))(move)
-    examples = (f"cluster drain n1 --cluster {url}",)
-    group.command("drain", help=help_text(drain.__doc__, *examples))(drain)
-    examples = (f"cluster forget n1 --cluster {url}",)
-    group.command("forget", help=help_text(forget.__doc__, *examples))(forget)
+    for command, example in (
+        (move, f"cluster move 3 n2 --cluster {url}"),
+        (drain, f"cluster drain n1 --cluster {url}"),
+        (forget, f"cluster forget n1 --cluster {url}"),
+    ):
+        group.command(command.__name__, help=help_text(command.__doc__, example))(command)
 
 
 def _root() -> None:

@@ -1,6 +1,6 @@
 """Calls that a process on standby passes on to the owner of its shard, as they came.
 
-    call ──▶ forwarded before? told to be directed? no owner? ──▶ 503, 421
+    call ──▶ forwarded before? no owner, for a while? told to be directed? ──▶ 503, 421
          ──▶ head without what is meant for this hop ──▶ kept connection ──▶ owner
          ──▶ body, part by part, as the owner takes it             │
     client ◀── part by part, as the client takes it ◀── answer ◀───┘
@@ -28,6 +28,7 @@ Cost: see `delayserver.api.cluster.standby`. Threads: belongs to the event loop.
 """
 
 import asyncio
+import contextlib
 import ssl
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, MutableMapping
@@ -61,6 +62,8 @@ IDLE_S: Final = 30.0
 """A connection that was idle for longer is closed: the owner closes it after `idle_timeout_ms`, and
 a call must not meet that. (Half of that setting, where it is shorter.)"""
 IDLE_MAX: Final = 256
+OWNER_WAIT_S: Final = 2.0
+"""How long a call waits where an owner has left in order, and the next one is about to come."""
 SILENCE_S: Final = 90.0
 """An owner that neither takes nor says anything for so long is given up. The longest that one keeps
 a call waiting is 60 s (pulls, `ack`, the map)."""
@@ -141,6 +144,7 @@ class Forwarder:
         self._idle: deque[HttpStream] = deque()
         self._idle_place: Place | None = None
         self._calls: set[_Call] = set()
+        self._changed = asyncio.Event()
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
 
     @property
@@ -151,7 +155,7 @@ class Forwarder:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = _Call(self, scope, self._counted(send))
         try:
-            self._admit(scope["headers"])
+            await self._admit(scope["headers"])
             is_batch = scope["path"] == BATCH_PATH
             limit = self._batch_max_bytes if is_batch else self._rest_max_bytes
             self._calls.add(call)
@@ -175,18 +179,31 @@ class Forwarder:
 
         return send_counted
 
-    def _admit(self, headers: Headers) -> None:
+    async def _admit(self, headers: Headers) -> None:
         """Raises why a call is not passed on."""
         if header(headers, FORWARDED[0]):
             raise StandbyError(
                 f"it was forwarded to who owned shard {self.shard} and is on standby for it now; "
                 "its owner has just moved, so try again"
             )
+        if self._owner() is None and not self.is_closing:
+            await self._until_owned()
         place = self.place()
         if header(headers, NO_FORWARD[0]).strip().lower() == NO_FORWARD[1]:
             raise MisdirectedError(self.shard, place.url)
         if len(self._calls) >= self._calls_max:
             raise OverloadedError(f"there are {self._calls_max} calls under way to the owner")
+
+    async def _until_owned(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OWNER_WAIT_S):
+                while self._owner() is None and not self.is_closing:
+                    await self._changed.wait()
+
+    def owner_changed(self) -> None:
+        """Another may be the owner."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def place(self) -> Place:
         """Where the owner is now. Raises ShardAwayError."""
@@ -250,6 +267,7 @@ class Forwarder:
     def give_up(self) -> None:
         """Answer what is under way without the owner, as far as it is not answered."""
         self.is_closing = True
+        self.owner_changed()
         for call in tuple(self._calls):
             call.give_up()
 

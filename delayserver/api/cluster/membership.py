@@ -92,7 +92,8 @@ class Lines:
         """What the supervisor has seen of the cluster last."""
         self._fd = fd
         self._received = bytearray(rest)
-        self._book = book
+        self.book = book
+        """That the lines go into; the caller may put another one in its place."""
         self._on_gone: Callable[[], None] = lambda: None
         self._on_news: Callable[[], None] = lambda: None
 
@@ -126,7 +127,7 @@ class Lines:
                 self.news = said
                 self._on_news()
             else:
-                self._book.take(said)
+                self.book.take(said)
 
 
 def news_line(news: News) -> bytes:

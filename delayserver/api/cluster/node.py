@@ -292,6 +292,8 @@ class NodeShard:
 
         Raises StorageError, AccessError."""
         settings, loop, lines = self._settings, asyncio.get_running_loop(), self.lines
+        # What listened to the last one has ended.
+        self.book = lines.book = self.book.renewed()
         tokens = self._open_tokens()
         standby = await asyncio.to_thread(self._open, listeners)
         for damage in standby.damage:
@@ -341,6 +343,7 @@ class NodeShard:
         self._reports.how_far = lambda: (standby.kept, standby.state.next_offset)
         follow.start()
         await front.begin(listeners, tls)
+        self.book.on_change(lambda shard: front.owner_changed())
         log.info("on standby", shard=self._place.shard, node=self._membership.node)
         try:
             self.holder = await claimed

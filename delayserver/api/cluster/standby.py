@@ -165,6 +165,10 @@ class Standby:
         await self._acceptor.wait_closed()
         await self._acceptor.wait_empty()
 
+    def owner_changed(self) -> None:
+        """Another may be the owner: calls that wait for one look again."""
+        self._forwarder.owner_changed()
+
     @property
     def connections(self) -> int:
         """Connections of clients that are open, or being opened."""
