@@ -524,10 +524,19 @@ class Calls:
         self._shard.when_settled(lambda: None if future.done() else future.set_result(None))
         await future
 
+    def check_imports(self) -> None:
+        """Raises ConflictError where there are replicas, which would not have the staged files."""
+        if self.settings.cluster is not None:
+            raise ConflictError(
+                "a cluster takes no bulk loads yet, since only one of its nodes has their files: "
+                "publish in batches, or as a stream"
+            )
+
     async def adopt(self, path: str) -> Import:
         """Adopt a staged import; on return it is durable. See Imports.adopt for the errors.
 
         Besides: NotFoundError, StagingError, ConflictError, TooLargeError."""
+        self.check_imports()
         future: asyncio.Future[Import] = asyncio.get_running_loop().create_future()
 
         def done(found: Import | None, error: Exception | None) -> None:

@@ -68,6 +68,7 @@ async def begin_import(
     import_id: ImportPath, wanted: models.ImportSubjectsModel, parts: PartsOf
 ) -> models.ImportBegunModel:
     """Begin a bulk load: the numbers of its subjects, and whether it was adopted before."""
+    parts.calls.check_imports()
     try:
         state = str(parts.calls.find_import(import_id).stage)
     except NotFoundError:
