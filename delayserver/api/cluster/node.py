@@ -325,8 +325,10 @@ class NodeShard:
             None, settings, wall_clock_ms, lambda: lines.news.machines, self.book
         )
         own_url, _ = self._own_urls(listeners)
+        # A call that is passed on has a second descriptor, and the budget has one for each client.
+        clients_max = max(1, settings.connections_max // 2)
         front = Front(
-            settings,
+            settings.model_copy(update={"connections_max": clients_max}),
             shard=self._place.shard,
             owner=partial(self._owner_url, own_url),
             is_ready=lambda: (standby.lag_records or 0) <= CAUGHT_UP_RECORDS,
