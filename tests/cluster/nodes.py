@@ -63,7 +63,7 @@ class NodeProcess(ServerProcess):
             os.kill(pid, signal.SIGCONT)
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """Asked again where a shard is away for a moment. Raises urllib.error.HTTPError, OSError."""
+        """Asked again where a shard is away for a moment. Raises HTTPError, OSError."""
         give_up_s = time.monotonic() + PATIENCE_S
         while True:
             try:
