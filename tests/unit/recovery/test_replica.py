@@ -21,6 +21,7 @@ from storage.directory import Identity
 from storage.errors import FencedError, ForeignDirectoryError
 from storage.replicated.holder import Holder
 from storage.replicated.lease import LEASE_MS
+from storage.replicated.log import BEATS_MAX
 from storage.rows import HOUR_MS, LogKind
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.engine import AppendOutcome, MemoryLog
@@ -240,6 +241,26 @@ def test_an_own_log_of_another_epoch_says_nothing_of_the_replica(cluster: Cluste
         assert first.step() is None
     first.standby.checkpoint()
     check(first.disk, first.catalog).assert_clean()
+
+
+def test_an_owner_that_only_beats_has_its_checkpoint_come_along(cluster: Cluster) -> None:
+    first, _ = cluster.nodes
+    first.follow()
+    first.take_over()
+    assert first.publish(b"1", HOUR_MS)
+    server = first.server
+    cluster.clock.move(6_000)
+    server.replayer.step(1)
+    before, _ = server.message_log.kept  # type: ignore[attr-defined]
+    for _ in range(BEATS_MAX):
+        cluster.clock.move(500)
+        first.holder.beat()
+    server.replayer.step(1)
+    after, _ = server.message_log.kept  # type: ignore[attr-defined]
+    assert after - before >= BEATS_MAX
+    first.crash()
+    first.follow()
+    assert first.standby.state.next_offset == after
 
 
 def test_an_owner_whose_record_did_not_get_its_place_answers_nobody(cluster: Cluster) -> None:
