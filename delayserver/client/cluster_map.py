@@ -21,6 +21,8 @@ class MapShard(msgspec.Struct):
 
     shard: int
     state: str
+    owner: str | None = None
+    """The name of its node."""
     url: str | None = None
     epoch: int = 0
 
