@@ -82,6 +82,12 @@ class NodeProcess(ServerProcess):
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
 
+    def text(self, path: str) -> str:
+        """A page as it is."""
+        with urllib.request.urlopen(self.url + path, timeout=30) as answer:
+            found: str = answer.read().decode()
+            return found
+
     def publish(self, key: str, *, delay: str = "1h", subject: str = "order.late") -> str:
         """The id of the message."""
         message = {"subject": subject, "key": key, "body": {"key": key}, "delay": delay}

@@ -54,6 +54,9 @@ def test_owners_come_and_go(brokers: Brokers, url: ClusterUrl, tmp_path: Path) -
         cancelled = kept.pop()
         assert nodes[1].call("DELETE", f"/v1/messages/{cancelled}")["state"] == "cancelled"
 
+        metrics = nodes[0].text("/metrics")
+        assert "delayserver_office_epoch" in metrics or "delayserver_standby_lag_records" in metrics
+
         # ── an owner is killed ──
         owner = next(node for node in nodes if node.name == nodes[0].owners()[0])
         others = [node for node in nodes if node is not owner]
