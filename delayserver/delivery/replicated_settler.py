@@ -11,6 +11,7 @@ Rows of other processes come in, too: an owner before this one may say late what
 Cost: an append of the engine for each sync. Threads: the settler thread.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -25,6 +26,8 @@ FILES_SYNC_MS: Final = 1000
 
 class ReplicatedSettler(Settler):
     """Writes the dispatch logs, and appends the same rows to the replicated log."""
+
+    is_shared = True
 
     def __init__(
         self,
@@ -43,6 +46,10 @@ class ReplicatedSettler(Settler):
         self._read_offset = place
         self._synced_ms = stopwatch()
         self._unsent: list[bytes] = []
+        self._sent: deque[int] = deque()
+        """Offsets of own records; what stands before them may be of others, and is to be read."""
+        self._half_written: dict[int, list[bytes]] = {}
+        """What is left of a record of others, by hour: there was no room for it."""
         self._now_ms = 0
 
     @property
@@ -59,14 +66,15 @@ class ReplicatedSettler(Settler):
             del rows_by_hour[hour]
 
     def sync(self) -> None:
-        """Have a quorum know all that was written. Raises FencedError, SyncError."""
+        """Have a quorum know all that was written. Raises FencedError, SyncError, ShortageError:
+        a quorum knows it, and the rows of others are still to be written."""
         if self._unsent:
-            offsets = self._settled.append(b"".join(self._unsent), self._now_ms)
+            self._sent += self._settled.append(b"".join(self._unsent), self._now_ms)
             self._unsent.clear()
-            for offset in offsets:
-                while self._read_offset < offset:
-                    self.take_in(_WAIT_S, offset)
-                self._read_offset = offset + 1
+        while self._sent:
+            while self._read_offset < self._sent[0]:
+                self.take_in(_WAIT_S, self._sent[0])
+            self._read_offset = self._sent.popleft() + 1
         if self._stopwatch() - self._synced_ms >= FILES_SYNC_MS:
             self.sync_files()
         else:
@@ -84,12 +92,14 @@ class ReplicatedSettler(Settler):
 
     def take_in(self, wait_s: float, until: int) -> bool:
         """Write what others have recorded, up to the offset `until`; waits for the first record, at
-        most `wait_s`. Whether there was any. Raises ReplicatedLogError, ShortageError."""
+        most `wait_s`. Whether there was any. Raises ReplicatedLogError; ShortageError: the next
+        call goes on with what is left."""
         has_any = False
         for offset, rows in self._settled.read(self._read_offset, wait_s):
             if offset >= until:
                 break
-            super().write(rows_by_hour((rows,)), self._now_ms)
+            self._half_written = self._half_written or rows_by_hour((rows,))
+            super().write(self._half_written, self._now_ms)
             self._read_offset = offset + 1
             has_any = True
         return has_any

@@ -114,7 +114,8 @@ class Node:
 
     def publish(self, body: bytes, delay_ms: int) -> bool:
         """Whether it was answered."""
-        server, told = self.server, []
+        server = self.server
+        told: list[Exception | None] = []
         now_ms = self.cluster.clock()
         message = NewMessage("orders", now_ms + delay_ms, Payload(body))
         group = server.engine.publishing.publish_one(message, now_ms).group
@@ -225,7 +226,7 @@ def test_an_owner_whose_record_did_not_get_its_place_answers_nobody(cluster: Clu
     first.follow()
     first.take_over()
     cluster.log.append([b"\0" * 40])
-    with pytest.raises(FencedError, match="a record was expected at offset 1, and it is at 2"):
+    with pytest.raises(FencedError, match="a record was expected at offset 2, and it is at 3"):
         first.publish(b"1", 0)
     assert not first.holder.may_deliver()
     del second
