@@ -324,6 +324,13 @@ class SimulatedServer(Shard):
     def post(self, function: Callable[..., None], *arguments: Any) -> None:
         self._loop.append((function, arguments))
 
+    def hang_up(self) -> None:
+        """Whoever has called is gone, and nobody calls any more."""
+        loop = self.event_loop
+        loop.abandon()
+        loop.silence()
+        self._loop = deque(call for call in self._loop if not loop.is_own(call[0]))
+
     def call_soon(self, function: Callable[[], None]) -> None:
         self.post(function)
 

@@ -254,7 +254,7 @@ class Node:
     def outlive(self) -> None:
         """Another has taken over, and this process does not know."""
         assert self.server is not None
-        self.server.event_loop.abandon()  # Who calls has gone to the new owner.
+        self.server.hang_up()
         self.observer.target = ZombieObserver(self.cluster.ledger, self.number)
 
 

@@ -344,7 +344,9 @@ class ReplicaWorld(World):
                 holder = node.standby.step(0)
         except ShortageError:
             self.counts["out of room at a standby"] += 1
-            if self._luck.random() < 0.5:
+            if node.standby is None:
+                node.end(power_loss=False)
+            elif self._luck.random() < 0.5:
                 node.faults.faults.clear()
         except (SimulatedCrash, FencedError):
             self.counts["standbys that ended"] += 1
