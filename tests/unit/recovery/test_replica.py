@@ -11,6 +11,8 @@ from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
+from delayserver.records.tables import read_checkpoint
+from delayserver.recovery.check import check
 from delayserver.recovery.replica import Replica, ReplicaPlace
 from delayserver.recovery.standby import Standby
 from delayserver.recovery.store import Surroundings
@@ -219,6 +221,26 @@ def test_replicas_have_the_same_rows(cluster: Cluster) -> None:
         node.standby.checkpoint()
     assert first.rows() == second.rows()
     assert first.rows()
+
+
+def test_what_a_former_owner_has_on_its_disk_is_whole(cluster: Cluster) -> None:
+    first, second = cluster.nodes
+    first.follow()
+    first.take_over()
+    second.follow()
+    assert first.publish(b"1", 60_000)
+    for _ in range(30):
+        first.holder.beat()
+        assert second.step() is None
+    first.crash()
+    second.take_over()
+    assert second.publish(b"2", 60_000)
+    first.follow()
+    for _ in range(20):
+        first.step()
+    first.standby.checkpoint()
+    assert read_checkpoint(first.catalog) == 3, "its own log ends before that"
+    assert not check(first.disk, first.catalog).damage
 
 
 def test_an_owner_whose_record_did_not_get_its_place_answers_nobody(cluster: Cluster) -> None:
