@@ -66,6 +66,7 @@ from storage.files import Files, OsFiles, size_of
 from storage.frame import Damage, Frame, unseal
 from storage.message_log import DIRECTORY as MESSAGES_DIRECTORY
 from storage.message_log import parse_segment_name
+from storage.replicated.log import OFFICE_KEY
 from storage.rows import FLAG_REMOVAL, HOUR_MS, LogKind, RecordKind
 from storage.staging import DIRECTORY as IMPORTS_DIRECTORY
 from storage.staging import Manifest, Part, import_of, verify
@@ -200,7 +201,11 @@ class _Promised:
         self._subject_ids = np.array(
             [parse_number_key(key) for key, _ in catalog.scan(Table.SUBJECTS)], np.uint32
         )
-        names = (parse_segment_name(name) for name in files.list(MESSAGES_DIRECTORY))
+        # Of a replica the message log stands elsewhere, and here is at most what its owner once
+        # had besides, which says nothing of the checkpoint.
+        is_replica = catalog.get(Table.META, OFFICE_KEY) is not None
+        listed = [] if is_replica else files.list(MESSAGES_DIRECTORY)
+        names = (parse_segment_name(name) for name in listed)
         self._segments = sorted(first_seq for first_seq in names if first_seq is not None)
         self._last_seq = self._segments[-1] - 1 if self._segments else 0
         self._unknown_subjects: dict[str, set[int]] = {}
