@@ -324,7 +324,11 @@ class Replay:
     @property
     def is_dirty(self) -> bool:
         """Whether a checkpoint would record anything new."""
-        return self.filed_seq != self.checkpoint_seq or bool(self.effects.changed_hours)
+        return (
+            self.filed_seq != self.checkpoint_seq
+            or bool(self.effects.changed_hours)
+            or self._message_log.wants_checkpoint(self.filed_seq)
+        )
 
     # ── hours ──────────────────────────────────────────────────────────────────────────────────
 

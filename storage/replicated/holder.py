@@ -57,6 +57,15 @@ class Holder:
         """What the log says, as far as this owner has written it."""
         return self._office.state
 
+    def resting_state(self) -> OfficeState | None:
+        """The same, between two frames; None: an append is under way."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._office.checkpoint()
+        finally:
+            self._lock.release()
+
     def alone(self) -> AbstractContextManager[object]:
         """Nobody else appends within."""
         return self._lock

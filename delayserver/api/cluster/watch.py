@@ -188,6 +188,8 @@ def choose(news: News, shard: int, own: str, epoch: int, *, may_balance: bool) -
         return move.to if move.to in in_step else None
     if own in news.drained:
         return others[0] if others else None
+    if move is not None and (move.to, move.epoch) == (own, epoch - 1):
+        return None  # It came here because somebody wanted it here.
     if may_balance and others and in_order(shard, [own, others[0]])[0] != own:
         return others[0]
     return None

@@ -89,6 +89,13 @@ def test_a_move_is_meant_for_the_owner_of_one_epoch(epoch: int) -> None:
     assert choose(late, 0, SECOND, 3, may_balance=True) is None
 
 
+def test_a_shard_that_was_moved_stays_there_though_another_goes_before() -> None:
+    moves = {0: MoveRecord(0, THIRD, 3)}
+    here = news(replica(FIRST), replica(THIRD), moves=moves)
+    assert choose(here, 0, THIRD, 4, may_balance=True) is None
+    assert choose(here, 0, THIRD, 6, may_balance=True) == FIRST, "it has moved since"
+
+
 def test_what_may_be_deleted_is_behind_two_that_are_there() -> None:
     def kept(one: Replica) -> int:
         return one.checkpoint_offset
