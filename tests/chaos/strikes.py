@@ -40,7 +40,7 @@ class Strike(StrEnum):
     OWNER_AND_LEADER_KILL = "owner and leader: SIGKILL"
 
     CLOCK_NEAR = "owner's clock within 1 s"
-    CLOCK_FAR = "standby's clock beyond 1 s, owner: SIGKILL"
+    CLOCK_FAR = "standby's clock beyond 1 s, and owner killed"
 
     CUT_OWNER_BROKERS = "cut: owner, brokers"
     CUT_OWNER_TO_BROKERS = "cut: owner to brokers, one way"

@@ -105,6 +105,11 @@ class ServerProcess:
         """Whether the process lives."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def status(self) -> int | None:
+        """What it has ended with; None: it runs, or was never started."""
+        return None if self._process is None else self._process.poll()
+
     def start(self) -> None:
         """Start the process; it is not ready yet."""
         assert not self.is_running, "the server runs already"
@@ -131,7 +136,7 @@ class ServerProcess:
         deadline = time.monotonic() + timeout_s
         while not self._is_ready():
             if not self.is_running:
-                raise ServerFailed(f"the server ended with status {self._status()}\n{self._log()}")
+                raise ServerFailed(f"the server ended with status {self.status}\n{self._log()}")
             if time.monotonic() > deadline:
                 raise ServerFailed(f"the server was not ready in {timeout_s:g} s\n{self._log()}")
             time.sleep(POLL_S)
@@ -168,9 +173,6 @@ class ServerProcess:
             raise ServerFailed(
                 f"the server did not stop within {STOP_TIMEOUT_S:g} s\n{self._log()}"
             ) from error
-
-    def _status(self) -> int | None:
-        return None if self._process is None else self._process.returncode
 
     def _log(self) -> str:
         lines = self.log_path.read_text(errors="replace").splitlines()
