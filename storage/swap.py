@@ -7,7 +7,8 @@ Until REPAIR has its name nothing has happened; from then on `finish` carries it
 another process, and what was done already is not done again. No server starts meanwhile
 (`storage.directory`). So the backup costs no copy: it is the old files themselves.
 
-Cost: what is new is written once; two renames per file. Threads: none.
+Cost: what is new is written once; two renames per file, and some syncs per directory. Threads:
+none.
 """
 
 import contextlib
@@ -82,10 +83,11 @@ class Swap:
 
     def commit(self) -> None:
         """Decide it. Everything that is new is durable by then."""
-        for path in self._replace:
-            self._files.make_directory(_parent(f"{self.backup}/{path}"))
-            self._files.make_directory(_parent(f"{self.backup}/new/{path}"))
-            self._files.sync_directory(_parent(f"{self.backup}/new/{path}"))
+        for parent in sorted({_parent(path) for path in self._replace}):
+            self._files.make_directory(_below(self.backup, parent))
+            self._files.make_directory(_below(f"{self.backup}/new", parent))
+            self._files.sync_directory(_below(f"{self.backup}/new", parent))
+            self._files.make_directory(parent)
         plan = {
             "backup": self.backup,
             "replace": self._replace,
@@ -123,10 +125,12 @@ def finish(files: Files, open_catalog: Callable[[], Catalog]) -> str:
             continue
         if files.exists(path) and not files.exists(old):
             files.rename(path, old)
-            files.sync_directory(_parent(old))
         if is_new:
             files.rename(new, path)
-        files.sync_directory(_parent(path))
+    # There may be thousands of files, and no more than a few directories.
+    for parent in sorted({_parent(path) for path in replace}):
+        files.sync_directory(_below(backup, parent))
+        files.sync_directory(parent)
     if writes:
         with contextlib.closing(open_catalog()) as catalog:
             catalog.commit(writes)
@@ -155,6 +159,10 @@ def _read_plan(files: Files) -> tuple[str, dict[str, bool], _Writes]:
         raise DamageError(REPAIR_FILE, 0, reason) from error
     finally:
         file.close()
+
+
+def _below(directory: str, path: str) -> str:
+    return f"{directory}/{path}" if path else directory
 
 
 def _parent(path: str) -> str:
