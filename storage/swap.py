@@ -60,6 +60,10 @@ class Swap:
         self._files.make_directory(_parent(new))
         return new
 
+    def replace(self, path: str) -> None:
+        """The file that will be at `path` stands below `BACKUP/new` already, durably."""
+        self._replace[path] = True
+
     def copy(self, path: str) -> None:
         """Put a copy of a file into the backup; it is going to be changed by other means.
 
@@ -114,6 +118,11 @@ class Swap:
 def is_unfinished(files: Files) -> bool:
     """Whether a swap was decided and not carried out."""
     return files.exists(REPAIR_FILE)
+
+
+def unfinished_backup(files: Files) -> str:
+    """The backup of a swap that was decided. Raises DamageError for a broken plan."""
+    return _read_plan(files)[0]
 
 
 def finish(files: Files, open_catalog: Callable[[], Catalog]) -> str:
