@@ -130,11 +130,16 @@ def upgrade(files: Files, identity: Identity) -> None:
     _write(files, replace(identity, version=FORMAT_VERSION))
 
 
-def _write(files: Files, identity: Identity) -> None:
+def encode_identity(identity: Identity) -> bytes:
+    """The content of DIR/FORMAT."""
     document = {
         "format": identity.version,
         "stamp": identity.stamp,
         "shard": identity.shard,
         "id_secret": identity.id_secret.hex(),
     }
-    replace_file(files, FORMAT_FILE, json.dumps(document, indent=1).encode() + b"\n")
+    return json.dumps(document, indent=1).encode() + b"\n"
+
+
+def _write(files: Files, identity: Identity) -> None:
+    replace_file(files, FORMAT_FILE, encode_identity(identity))

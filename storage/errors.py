@@ -21,6 +21,8 @@ StorageError
 │   ├── NewerRecordError    a record of a type, or with a flag, that this version does not know
 │   ├── OffsetGapError      a record does not stand at the offset that follows the one before it
 │   └── OffsetRangeError    the log does not hold an offset any more, or ends before it
+├── PeerError               a replica cannot be copied from this node now
+├── NoPeerError             … nor from any other
 ├── EngineError             what keeps the replicated logs refused a call, or cannot be reached
 ├── EngineSettingsError     what says where the logs are, or how they are reached, is wrong
 ├── ClusterMissingError     no cluster was made of that name
@@ -254,6 +256,28 @@ class OffsetRangeError(ReplicatedLogError):
         super().__init__(log, offset, reason, advice)
         self.first = first
         self.end = end
+
+
+class PeerError(StorageError):
+    """A replica cannot be copied from another node now: it does not answer, it refuses, what it has
+    is damaged, or is something else."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(f"{peer}: {reason}")
+        self.peer = peer
+        self.reason = reason
+
+
+class NoPeerError(StorageError):
+    """No other node has given a copy of the shard."""
+
+    def __init__(self, shard: int, refusals: list[PeerError]) -> None:
+        tried = "; ".join(map(str, refusals)) or "none is known"
+        super().__init__(
+            f"no other node gives a copy of shard {shard} ({tried}); start a node that has a sound "
+            "replica of it, or repair one that has"
+        )
+        self.refusals = refusals
 
 
 class EngineError(StorageError):

@@ -16,7 +16,9 @@ Cost: 0.3 to 0.5 µs per record, as filing; two reads of the engine for each ste
 questions a second. Threads: one, the caller's.
 """
 
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from delayserver.config import Settings
@@ -24,12 +26,14 @@ from delayserver.delivery.replicated_settler import ReplicatedSettler
 from delayserver.records.subscriptions import Registry, decode_subscription
 from delayserver.records.tables import read_subjects
 from delayserver.recovery.recover import cut_to_checkpoint, is_import
+from delayserver.recovery.scrub import Scrub
+from delayserver.recovery.snapshots import taken
 from delayserver.recovery.store import Store
 from delayserver.schedule.committed import Records
 from delayserver.schedule.replay import Snapshot
 from storage.buckets import is_day
 from storage.catalog import Table
-from storage.errors import FencedError
+from storage.errors import FencedError, StorageError
 from storage.frame import Damage
 from storage.replicated import envelope
 from storage.replicated.engine import EngineLog
@@ -39,7 +43,7 @@ from storage.replicated.lease import Follower, Tenure
 from storage.replicated.log import FollowedLog
 from storage.replicated.office import OfficeState, RecordVerdict
 from storage.replicated.reader import LogReader
-from storage.rows import DISPATCH_DTYPE, HOUR_MS
+from storage.rows import DISPATCH_DTYPE, HOUR_MS, LogKind
 
 ASK_MS: Final = 200
 """Between two questions where the log ends."""
@@ -52,6 +56,11 @@ DONE_MS: Final = 60_000
 SLICES_MAX: Final = 20
 """Of housekeeping, in one step."""
 WAIT_S: Final = 0.5
+SCRUB_MS: Final = 1_000
+"""Between two looks whether what is filed is still intact."""
+
+Take = Callable[[Store], object]
+Taken = Callable[[object, StorageError | None], None]
 
 
 class Standby:
@@ -108,6 +117,10 @@ class Standby:
         """Where the log ended when it was asked last."""
         self._tried: dict[int, tuple[int, int]] = {}
         """Hours that were looked at and not done → the lengths of their files then."""
+        self._scrub = Scrub(store.hour_log(LogKind.SCHEDULE), store.replay.hours)
+        self._scrubbed_ms = now_ms
+        self._wanted: deque[tuple[Take, Taken]] = deque()
+        """Snapshots that somebody waits for."""
 
     # ── what others may know ───────────────────────────────────────────────────────────────────
 
@@ -159,10 +172,23 @@ class Standby:
         if present_ms - self._checkpoint_ms >= self._checkpoint_in_ms():
             self.checkpoint()
             self._keep_house()
+        if self._wanted:
+            self.checkpoint()
+            while self._wanted:
+                take, told = self._wanted.popleft()
+                told(*taken(partial(take, self._store)))
+        if present_ms - self._scrubbed_ms >= SCRUB_MS:
+            self._scrubbed_ms = present_ms
+            self.damage += self._scrub.step()
         if present_ms - self._asked_ms >= ASK_MS:
             self._ask()
         is_due = self._follower.is_due(self.state, self._stopwatch())
         return self._claim() if is_due and not self.is_drained else None
+
+    def want_snapshot(self, take: Take, told: Taken) -> None:
+        """Have the next step call `take` behind a checkpoint, and `told` with what it returns, or
+        what is wrong. Any thread may call this."""
+        self._wanted.append((take, told))
 
     def _read(self, wait_s: float) -> None:
         for found in self._reader.read(wait_s):
