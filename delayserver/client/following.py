@@ -22,8 +22,8 @@ from typing import Final
 from delayserver.client.cluster_map import (
     CLUSTER_PATH,
     MAP_S,
-    ShardOwners,
     OwnerHosts,
+    ShardOwners,
     check_hosts,
     is_allowed,
 )

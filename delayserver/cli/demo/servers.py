@@ -22,7 +22,7 @@ from typing import Protocol
 from delayserver.cli.demo.ledger import DemoLedger, Outage
 from delayserver.cli.demo.process import ServerFailed, ServerProcess, damage_in, free_port
 from delayserver.cli.demo.sharded import ShardedServer
-from delayserver.client.cluster_map import CLUSTER_PATH, ShardOwners, MapShard
+from delayserver.client.cluster_map import CLUSTER_PATH, MapShard, ShardOwners
 from delayserver.client.errors import ClientError, UnansweredError
 from delayserver.client.following import Following
 from delayserver.client.transport import HttpTransport, Transport, decoded
