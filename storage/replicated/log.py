@@ -85,8 +85,9 @@ class FollowedLog:
         return False
 
     def places(self, seq: int) -> list[tuple[bytes, bytes]]:
-        """What the catalog's META has to keep with a checkpoint at `seq`."""
-        assert seq == self.place.next_seq - 1, (seq, self.place)
+        """What the catalog's META has to keep with a checkpoint at `seq`. Within an import it is
+        still the place before that: what is filed already is not filed again."""
+        assert seq >= self.place.next_seq - 1, (seq, self.place)
         return self._packed(self.place)
 
     def _packed(self, place: OfficeState) -> list[tuple[bytes, bytes]]:
@@ -229,8 +230,9 @@ class ReplicatedLog(FollowedLog):
         return True
 
     def note_live(self, hour: int) -> None:
-        """`hour` is the newest one in the wheel."""
-        self._holder.live_through_hour = hour
+        """`hour` is about to be the newest one in the wheel: every replica knows it on return.
+        Raises FencedError."""
+        self._holder.tell_live(hour)
 
     def prepare_spare(self) -> None:
         """Fill the next segment of the own log."""

@@ -60,6 +60,10 @@ class ServerProcess:
     """Answered with 200 by a server that accepts messages."""
     fixed_options: tuple[str, ...] = ()
     """Beside `options`, at each start."""
+    host = "127.0.0.1"
+    """Where it listens."""
+    within: tuple[str, ...] = ()
+    """What it is started through, such as `nsenter`; its process becomes that of the server."""
 
     def __init__(
         self,
@@ -87,8 +91,8 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
-        return f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self.port}"
+        """Where clients reach it."""
+        return f"{'http' if self._tls is None else 'https'}://{self.host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -104,8 +108,9 @@ class ServerProcess:
     def start(self) -> None:
         """Start the process; it is not ready yet."""
         assert not self.is_running, "the server runs already"
-        command = [sys.executable, *self.program, "serve", "--port", str(self.port)]
-        command += ["--host", "127.0.0.1", "--data-dir", str(self.data_dir)]
+        command = [*self.within, sys.executable, *self.program, "serve"]
+        command += ["--host", self.host, "--port", str(self.port)]
+        command += ["--data-dir", str(self.data_dir)]
         command += [*self.fixed_options, *self.options]
         # Settings of another server on this machine are not meant for this one.
         environment = {
@@ -132,7 +137,7 @@ class ServerProcess:
             time.sleep(POLL_S)
 
     def _is_ready(self) -> bool:
-        address = "127.0.0.1", self.port
+        address = self.host, self.port
         connection = (
             http.client.HTTPConnection(*address, timeout=1)
             if self._tls is None

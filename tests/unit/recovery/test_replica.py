@@ -268,7 +268,7 @@ def test_an_owner_whose_record_did_not_get_its_place_answers_nobody(cluster: Clu
     first.follow()
     first.take_over()
     cluster.log.append([b"\0" * 40])
-    with pytest.raises(FencedError, match="a record was expected at offset 1, and it is at 2"):
+    with pytest.raises(FencedError, match="a record was expected at offset 2, and it is at 3"):
         first.publish(b"1", 0)
     assert not first.holder.may_deliver()
     del second
