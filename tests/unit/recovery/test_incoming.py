@@ -38,7 +38,7 @@ class Source:
         rng = random.Random(seed)
         clock = SimulatedClock()
         self.server = SimulatedServer(
-            Settings(disk_reserve_bytes=0),
+            Settings(disk_reserve_bytes=0, segment_bytes=65_536),
             self.disk,
             self.catalog,
             clock,
@@ -144,7 +144,7 @@ def test_it_serves_as_it_did_at_the_source(source: Source) -> None:
     disk = SimulatedFiles()
     incoming(disk).fetch([source.peer()])
     server = SimulatedServer(
-        Settings(disk_reserve_bytes=0),
+        Settings(disk_reserve_bytes=0, segment_bytes=65_536),
         disk,
         MemoryCatalog.copied(disk, "catalog"),
         SimulatedClock(),
@@ -154,7 +154,6 @@ def test_it_serves_as_it_did_at_the_source(source: Source) -> None:
     )
     assert not server.recovered.damage
     assert server.recovered.next_seq == 14
-    server.close()
 
 
 def test_a_copy_that_breaks_goes_on_where_it_was(source: Source) -> None:
