@@ -274,7 +274,7 @@ async def _serve(
         epoch = 0 if node is None else node.epoch
         await app.member.begin(listeners[-1].getsockname()[1], epoch)
         if node is not None:
-            node.serving(server.message_log)
+            node.serving(server.message_log, server.metrics)
         lines.begin(uvicorn_server.on_parent_gone, partial(_on_news, node, uvicorn_server))
         tell_supervisor(RECOVERED)
         app.member.when_ready(partial(tell_supervisor, READY))

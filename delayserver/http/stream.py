@@ -14,8 +14,8 @@ not used again.
 An answer has to say where it ends, by its length or in chunks; one that ends with its connection
 counts as broken, since that is how it looks when the other side dies. Trailers are passed over.
 
-Cost: 25 µs of CPU per request and answer that come in one piece each. Threads: belongs to the
-event loop; one task writes, and one reads.
+Cost: a future for each wait, of which a request and an answer in one piece need one. Threads:
+belongs to the event loop; one task writes, and one reads.
 """
 
 import asyncio

@@ -25,7 +25,7 @@ from delayserver.config import Settings
 from delayserver.delivery.replicated_settler import ReplicatedSettler
 from delayserver.records.subscriptions import Registry, decode_subscription
 from delayserver.records.tables import read_subjects
-from delayserver.recovery.recover import cut_to_checkpoint
+from delayserver.recovery.recover import cut_to_checkpoint, is_import
 from delayserver.recovery.scrub import Scrub
 from delayserver.recovery.snapshots import taken
 from delayserver.recovery.store import Store
@@ -109,6 +109,8 @@ class Standby:
         """This node is to own nothing; may be set by any thread."""
         self._waiting: list[Records] = []
         self._waiting_bytes = 0
+        self._imported_bytes = 0
+        """Of imports, since a checkpoint was made within one."""
         now_ms = stopwatch()
         self._filed_ms = self._checkpoint_ms = self._asked_ms = now_ms
         self._end: int | None = None
@@ -208,12 +210,36 @@ class Standby:
                 )
 
     def _file(self) -> None:
+        """File all that was read. Raises StorageError; ShortageError: the next call goes on with
+        what is left, and no place is behind that."""
         self._filed_ms = self._stopwatch()
-        if self._waiting:
-            filed = self._replay.file(self._waiting, self._clock())
-            self.damage += filed.damage
-            self._waiting, self._waiting_bytes = [], 0
+        now_ms = self._clock()
+        while self._waiting or self._replay.is_importing:
+            if self._replay.is_importing:
+                self._file_import(now_ms)
+            else:
+                self._file_some(now_ms)
+        self._waiting_bytes = 0
         self._followed.place = self._reader.office.checkpoint()
+
+    def _file_some(self, now_ms: int) -> None:
+        """File what stands before the next import, and the record of that one."""
+        imports = (number for number, one in enumerate(self._waiting, 1) if is_import(one))
+        count = next(imports, len(self._waiting))
+        batch = self._waiting[:count]
+        if is_import(batch[-1]):
+            self._replay.check_staged(batch[-1])
+        self.damage += self._replay.file(batch, now_ms).damage
+        del self._waiting[:count]
+
+    def _file_import(self, now_ms: int) -> None:
+        filed = self._replay.file_import(now_ms)
+        self.damage += filed.damage
+        self._imported_bytes += filed.total_bytes
+        if self._imported_bytes >= FILE_BYTES_MAX:
+            # What it holds in memory for the catalog is bounded by that.
+            self._imported_bytes = 0
+            self._replay.checkpoint()
 
     def _checkpoint_in_ms(self) -> int:
         is_new = bool(self._waiting) or self._replay.is_dirty
@@ -239,9 +265,15 @@ class Standby:
             near_hour = replay.near_hour(now_ms)
             if replay.must_split(near_hour):
                 self.damage += replay.split(near_hour, now_ms).damage
-            elif not replay.purge(now_ms, self._settings.kept_ms) and not replay.tidy():
+            elif not self._purge(now_ms) and not replay.tidy():
                 break
         replay.purging.deleted_hours.clear()  # nobody here has them open
+
+    def _purge(self, now_ms: int) -> bool:
+        """Whether there is more to delete. Nobody tells a standby what is archived: it keeps what
+        must be archived first, until it owns the shard."""
+        settings = self._settings
+        return self._replay.purge(now_ms, settings.kept_ms, archive=settings.archive)
 
     def _retire_one(self, now_ms: int) -> None:
         """Look at an hour that may be done, and retire it if it is.

@@ -165,7 +165,7 @@ class Shard(ABC):
             post,
             fatal,
             sync_ms=settings.settle_sync_ms,
-            durable=settings.durability is Durability.FSYNC,
+            durable=settings.durability is Durability.FSYNC or self.settler.is_shared,
         )
         self.importing = ImporterThread(importer, post, self.engine.imports.on_verified, fatal)
         # In the order in which they may end: nobody hands anything to one before it.

@@ -18,7 +18,10 @@ log's own order fences as well (`storage.replicated.office`). Consumer groups fo
 know nothing of who has the data, and notice a death after 6 s at the soonest. One producer for all
 logs: an append that fails ends it, and with it the appends of others. Asking a log's consumer for
 the end: the broker answers the requests of a connection one after the other, so the question waits
-for the fetch before it (50 to 130 ms); the admin client has connections of its own.
+for the fetch before it (50 to 130 ms); the admin client has connections of its own. That client for
+the offsets of groups: when a group has moved to another broker, the answer kills the process
+(librdkafka 2.16.1: `rd_kafka_handle_OffsetFetch` looks for the group of a client that has none). A
+consumer that never joins its group asks instead, one for each node.
 """
 
 import logging
@@ -256,6 +259,9 @@ class KafkaEngine:
         self._admin = _made(AdminClient, settings.of_admin(), settings.url)
         self._sleep = sleep
         self._created: set[str] = set()
+        self._asking: dict[str, Consumer] = {}
+        """Who asks for the progress of a node."""
+        self._log_partitions: tuple[int, ...] = ()
 
     @property
     def url(self) -> ClusterUrl:
@@ -399,22 +405,31 @@ class KafkaEngine:
         """The same, each with its note.
 
         A shard of which nothing is known is left out. Raises EngineError."""
-        found: dict[str, dict[int, tuple[int, str]]] = {}
-        # One by one: the client's call takes no more than one group.
-        asked = {}
-        for node in nodes:
-            group = self._url.progress_group(node)
-            asked[node] = self._admin.list_consumer_group_offsets(
-                [ConsumerGroupTopicPartitions(group)], request_timeout=CALL_TIMEOUT_S
-            )[group]
-        for node, future in asked.items():
-            answer = _answer("list progress", self._url.progress_group(node), future)
-            found[node] = {
-                place.partition: (place.offset, place.metadata or "")
-                for place in answer.topic_partitions
-                if place.topic == self._url.log_topic and place.error is None and place.offset >= 0
-            }
-        return found
+        return {node: self._progress_of(node) for node in nodes}
+
+    def _progress_of(self, node: str) -> dict[int, tuple[int, str]]:
+        group = self._url.progress_group(node)
+        asking = self._asking.get(node)
+        if asking is None:
+            settings = self._settings.of_consumer() | {"group.id": group}
+            asking = self._asking[node] = _made(Consumer, settings, self._url)
+        topic = self._url.log_topic
+        if not self._log_partitions:
+            self._log_partitions = tuple(self._topic_partitions().get(topic, ()))
+        wanted = [TopicPartition(topic, partition) for partition in self._log_partitions]
+        if not wanted:
+            return {}
+        try:
+            places = asking.committed(wanted, CALL_TIMEOUT_S)
+        except KafkaException as error:
+            raise _refused("list progress", group, error) from error
+        finally:
+            asking.poll(0)  # its log lines
+        return {
+            place.partition: (place.offset, place.metadata or "")
+            for place in places
+            if place.error is None and place.offset >= 0
+        }
 
 
 def _report(

@@ -40,6 +40,8 @@ have it (SETTLED_VALUE)."""
 OWNER_KEY: Final = b"owner"
 """Of the catalog's META: where the owner is reached, as its claim says it (UTF-8)."""
 SETTLED_VALUE: Final = struct.Struct(">Q")
+BEATS_MAX: Final = 1000
+"""Records since the last checkpoint that are nothing but beats: some ten minutes of them."""
 _WAIT_S: Final = 1.0
 
 
@@ -83,8 +85,9 @@ class FollowedLog:
         return False
 
     def places(self, seq: int) -> list[tuple[bytes, bytes]]:
-        """What the catalog's META has to keep with a checkpoint at `seq`."""
-        assert seq == self.place.next_seq - 1, (seq, self.place)
+        """What the catalog's META has to keep with a checkpoint at `seq`. Within an import it is
+        still the place before that: what is filed already is not filed again."""
+        assert seq >= self.place.next_seq - 1, (seq, self.place)
         return self._packed(self.place)
 
     def _packed(self, place: OfficeState) -> list[tuple[bytes, bytes]]:
@@ -94,6 +97,10 @@ class FollowedLog:
             (SETTLED_KEY, SETTLED_VALUE.pack(self.settled_place)),
             (OWNER_KEY, self.owner_address.encode()),
         ]
+
+    def wants_checkpoint(self, seq: int) -> bool:
+        """Never: a standby decides by itself."""
+        return False
 
     def note_live(self, hour: int) -> None:
         """Nothing is live at a standby."""
@@ -211,9 +218,21 @@ class ReplicatedLog(FollowedLog):
         assert at <= seq, (at, seq)
         return self._packed(state)
 
+    def wants_checkpoint(self, seq: int) -> bool:
+        """Whether so many beats have come, and nothing else, that a reader had better not begin
+        before them."""
+        state = self._holder.resting_state()
+        if state is None or state.next_seq - 1 != seq:
+            return False
+        if state.next_offset - self.kept[0] < BEATS_MAX:
+            return False
+        self._places.append((seq, state))
+        return True
+
     def note_live(self, hour: int) -> None:
-        """`hour` is the newest one in the wheel."""
-        self._holder.live_through_hour = hour
+        """`hour` is about to be the newest one in the wheel: every replica knows it on return.
+        Raises FencedError."""
+        self._holder.tell_live(hour)
 
     def prepare_spare(self) -> None:
         """Fill the next segment of the own log."""

@@ -21,8 +21,8 @@ Memory: of each call what is on its way in either direction, some 64 KiB each, w
 Descriptors: one besides the client's for each call under way; idle ones are no more than calls were
 under way at once, and IDLE_MAX.
 
-Rejected: httpx (750 µs a request where this takes 25); `HttpConnection`, which holds whole answers,
-cannot send a body in parts, and does not take an answer that comes before the end of it.
+Rejected: httpx (750 µs a request, where `HttpConnection` takes 25; `delayserver.client.transport`);
+`HttpConnection` itself, which holds whole answers and cannot send a body in parts.
 
 Cost: see `delayserver.api.cluster.standby`. Threads: belongs to the event loop.
 """
@@ -92,7 +92,7 @@ _SAFE: Final = frozenset({"GET", "HEAD"})
 log = structlog.get_logger()
 
 
-class Place(NamedTuple):
+class OwnerPlace(NamedTuple):
     """Where an owner is."""
 
     url: str
@@ -105,7 +105,7 @@ class Place(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def place_of(url: str) -> Place:
+def place_of(url: str) -> OwnerPlace:
     """Read a URL. Raises ValueError."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
@@ -113,7 +113,7 @@ def place_of(url: str) -> Place:
     is_https = parts.scheme == "https"
     port = parts.port or (443 if is_https else 80)
     prefix = parts.path.rstrip("/").encode()
-    return Place(url, parts.hostname, port, is_https, prefix, parts.netloc.encode())
+    return OwnerPlace(url, parts.hostname, port, is_https, prefix, parts.netloc.encode())
 
 
 class Forwarder:
@@ -142,7 +142,7 @@ class Forwarder:
         self._rest_max_bytes = max(body_max_bytes, REST_MAX_BYTES)
         self._idle_s = min(IDLE_S, settings.idle_timeout_ms / 2000)
         self._idle: deque[HttpStream] = deque()
-        self._idle_place: Place | None = None
+        self._idle_place: OwnerPlace | None = None
         self._calls: set[_Call] = set()
         self._changed = asyncio.Event()
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
@@ -205,7 +205,7 @@ class Forwarder:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def place(self) -> Place:
+    def place(self) -> OwnerPlace:
         """Where the owner is now. Raises ShardAwayError."""
         url = self._owner()
         if url is None or self.is_closing:
@@ -218,7 +218,7 @@ class Forwarder:
 
     # ── connections ────────────────────────────────────────────────────────────────────────────
 
-    def idle(self, place: Place) -> HttpStream | None:
+    def idle(self, place: OwnerPlace) -> HttpStream | None:
         """An open connection that nobody uses."""
         if place != self._idle_place:
             self._drop_idle()  # the owner has moved
@@ -229,7 +229,7 @@ class Forwarder:
                 return stream
         return None
 
-    async def connect(self, place: Place) -> HttpStream:
+    async def connect(self, place: OwnerPlace) -> HttpStream:
         """A new one. Raises OSError, TimeoutError among them."""
         async with asyncio.timeout(CONNECT_S):
             _, stream = await self.loop.create_connection(
@@ -240,7 +240,7 @@ class Forwarder:
             )
         return stream
 
-    def keep(self, stream: HttpStream, place: Place) -> None:
+    def keep(self, stream: HttpStream, place: OwnerPlace) -> None:
         """A connection may be used again."""
         if place == self._idle_place and len(self._idle) < IDLE_MAX and not self.is_closing:
             self._idle.append(stream)
@@ -328,7 +328,7 @@ class _Call:
         finally:
             self._scope[WHEN_GONE](None)
 
-    async def _connected(self, place: Place) -> HttpStream:
+    async def _connected(self, place: OwnerPlace) -> HttpStream:
         """Raises ShardAwayError, and why the call was ended meanwhile."""
         if (stream := self._forwarder.idle(place)) is not None:
             return stream
@@ -369,7 +369,7 @@ class _Call:
                 stream.abort()
         return is_kept
 
-    def _head(self, place: Place) -> tuple[bytes, bool]:
+    def _head(self, place: OwnerPlace) -> tuple[bytes, bool]:
         """The head as the owner gets it, and whether a body in chunks follows it."""
         scope = self._scope
         headers = scope["headers"]

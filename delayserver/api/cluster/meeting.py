@@ -122,6 +122,7 @@ class TcpMeeting:
         self._random_bytes = random_bytes
         self._own: Party
         self._server: asyncio.Server | None = None
+        self.is_closed = False
         self._strangers: dict[_Gate, None] = {}
         """Who has come and proved nothing, in the order of their coming."""
         self.refused = 0
@@ -154,6 +155,7 @@ class TcpMeeting:
 
     def close(self) -> None:
         """See Meeting."""
+        self.is_closed = True
         if self._server is None:
             self._listener.close()
         else:
@@ -229,6 +231,8 @@ class _Gate(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if self._meeting.is_closed and self._expected is None:
+            self._transport.abort()  # It was accepted just before.
         _notice_silence(transport.get_extra_info("socket"))
         error = LinkError(f"nothing was proved within {HANDSHAKE_S:g} s")
         self._too_late = self._loop.call_later(HANDSHAKE_S, self.refuse, error)

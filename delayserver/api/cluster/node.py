@@ -46,6 +46,7 @@ from delayserver.recovery.replica import Replica, ReplicaPlace
 from delayserver.recovery.standby import Standby
 from delayserver.recovery.store import Surroundings
 from delayserver.security.tokens import TokenFile, TokenTable
+from delayserver.server.metrics import Metrics
 from delayserver.server.server import open_catalog_in, stopwatch_ms, wall_clock_ms
 from storage.errors import EngineError, ShortageError
 from storage.files import OsFiles
@@ -325,8 +326,10 @@ class NodeShard:
             None, settings, wall_clock_ms, lambda: lines.news.machines, self.book
         )
         own_url, _ = self._own_urls(listeners)
+        # A call that is passed on has a second descriptor, and the budget has one for each client.
+        clients_max = max(1, settings.connections_max // 2)
         front = Front(
-            settings,
+            settings.model_copy(update={"connections_max": clients_max}),
             shard=self._place.shard,
             owner=partial(self._owner_url, own_url),
             is_ready=lambda: (standby.lag_records or 0) <= CAUGHT_UP_RECORDS,
@@ -423,14 +426,25 @@ class NodeShard:
             may_deliver=owned.may_deliver,
         )
 
-    def serving(self, message_log: WriteAheadLog) -> None:
-        """This process serves the shard from now on, with that log."""
+    def serving(self, message_log: WriteAheadLog, metrics: Metrics) -> None:
+        """This process serves the shard from now on, with that log; `metrics` are its own."""
         holder = self.holder
         assert holder is not None and isinstance(message_log, FollowedLog)
         self._taken_ms = stopwatch_ms()
         self._on_owner(entry_of(self._place.shard, self.epoch, self._address))
         self._reports.how_far = lambda: (message_log.kept, holder.state.next_offset)
         self._reports.is_owner = True
+        metrics.gauge(
+            "office_epoch", "Which owner of its shard this process is", lambda: self.epoch
+        )
+        metrics.gauge(
+            "office_lease", "Whether deliveries may leave", lambda: int(holder.may_deliver())
+        )
+        metrics.gauge(
+            "office_unread_records",
+            "Records of the log that a new owner would read, beats among them",
+            lambda: holder.state.next_offset - message_log.kept[0],
+        )
 
     def successor(self) -> str | None:
         """The node that is to have the shard now instead of this one, if any."""

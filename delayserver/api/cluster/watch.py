@@ -4,8 +4,8 @@ and what people want.
     the cluster's log ──▶ who is drained, what is to be moved ─┐
     progress of replicas, each with a note ──▶ who is there ───┴─▶ News ──▶ processes of the node
 
-A replica says every few seconds how far it is (`ReplicaNote`), and the brokers keep it. That it says
-so is what makes its node one that is there.
+A replica says every few seconds how far it is (`ReplicaNote`), and the brokers keep that. That it
+says so makes its node one that is there.
 
 Cost: two questions to the brokers a second; every few seconds one for each node and each shard.
 Threads: `Watch` belongs to the one who moves it, `choose` is a function without state.
@@ -188,6 +188,8 @@ def choose(news: News, shard: int, own: str, epoch: int, *, may_balance: bool) -
         return move.to if move.to in in_step else None
     if own in news.drained:
         return others[0] if others else None
+    if move is not None and (move.to, move.epoch) == (own, epoch - 1):
+        return None  # It came here because somebody wanted it here.
     if may_balance and others and in_order(shard, [own, others[0]])[0] != own:
         return others[0]
     return None

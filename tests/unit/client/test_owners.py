@@ -17,7 +17,8 @@ from delayserver.client import (
     UnansweredError,
     UnreachableError,
 )
-from delayserver.client.owners import AGAIN, is_allowed
+from delayserver.client.cluster_map import is_allowed
+from delayserver.client.owners import AGAIN
 from delayserver.client.retries import NO_RETRIES
 from delayserver.client.transport import HttpAnswer
 from delayserver.records.sharding import shard_of

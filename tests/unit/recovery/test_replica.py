@@ -11,6 +11,7 @@ from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
+from delayserver.recovery.check import check
 from delayserver.recovery.replica import Replica, ReplicaPlace
 from delayserver.recovery.standby import Standby
 from delayserver.recovery.store import Surroundings
@@ -20,6 +21,7 @@ from storage.directory import Identity
 from storage.errors import FencedError, ForeignDirectoryError
 from storage.replicated.holder import Holder
 from storage.replicated.lease import LEASE_MS
+from storage.replicated.log import BEATS_MAX
 from storage.rows import HOUR_MS, LogKind
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.engine import AppendOutcome, MemoryLog
@@ -221,12 +223,52 @@ def test_replicas_have_the_same_rows(cluster: Cluster) -> None:
     assert first.rows()
 
 
+def test_an_own_log_of_another_epoch_says_nothing_of_the_replica(cluster: Cluster) -> None:
+    first, second = cluster.nodes
+    first.follow()
+    first.take_over()
+    second.follow()
+    assert first.publish(b"1", 60_000)
+    for _ in range(30):
+        first.holder.beat()
+        second.step()
+    first.crash()
+    second.take_over()
+    assert second.publish(b"2", 60_000)
+    first.follow()
+    for _ in range(20):
+        second.holder.beat()
+        assert first.step() is None
+    first.standby.checkpoint()
+    check(first.disk, first.catalog).assert_clean()
+
+
+def test_an_owner_that_only_beats_has_its_checkpoint_come_along(cluster: Cluster) -> None:
+    first, _ = cluster.nodes
+    first.follow()
+    first.take_over()
+    assert first.publish(b"1", HOUR_MS)
+    server = first.server
+    cluster.clock.move(6_000)
+    server.replayer.step(1)
+    before, _ = server.message_log.kept  # type: ignore[attr-defined]
+    for _ in range(BEATS_MAX):
+        cluster.clock.move(500)
+        first.holder.beat()
+    server.replayer.step(1)
+    after, _ = server.message_log.kept  # type: ignore[attr-defined]
+    assert after - before >= BEATS_MAX
+    first.crash()
+    first.follow()
+    assert first.standby.state.next_offset == after
+
+
 def test_an_owner_whose_record_did_not_get_its_place_answers_nobody(cluster: Cluster) -> None:
     first, second = cluster.nodes
     first.follow()
     first.take_over()
     cluster.log.append([b"\0" * 40])
-    with pytest.raises(FencedError, match="a record was expected at offset 1, and it is at 2"):
+    with pytest.raises(FencedError, match="a record was expected at offset 2, and it is at 3"):
         first.publish(b"1", 0)
     assert not first.holder.may_deliver()
     del second

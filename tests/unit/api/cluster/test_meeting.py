@@ -101,6 +101,8 @@ async def running(*machines: Machine, epoch: int = 1) -> AsyncIterator[None]:
     finally:
         for machine in machines:
             await machine.links.close()
+        for _ in range(5):
+            await asyncio.sleep(0)  # What was accepted in the last moment is closed, too.
 
 
 def run(test: Callable[[Machine, Machine, Machine], Awaitable[None]]) -> None:

@@ -1,0 +1,57 @@
+"""A process on standby that becomes the owner when it is told to, as a program.
+
+    python -m tests.integration.standby_process DIRECTORY OWNER_URL
+
+It says `standby PORT` once it listens. A line on its standard input has it end its standby and
+begin a server, on the socket that it has listened with all the time; then it says `closed`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import uvloop
+
+from delayserver.api import process
+from delayserver.api.cluster.map import ClusterMap
+from delayserver.api.cluster.standby import Standby
+from delayserver.config import Settings
+from delayserver.security.tokens import TokenFile, TokenTable
+from delayserver.server.server import Server
+from storage.files import OsFiles
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+async def main(directory: Path, owner: str) -> None:
+    settings = Settings(data_dir=directory, port=0)
+    tokens = TokenTable(TokenFile(OsFiles(str(directory))), None, time.monotonic)
+    tokens.refresh(now_ms())
+    standby = Standby(
+        settings,
+        shard=0,
+        owner=lambda: owner,
+        is_ready=lambda: True,
+        shard_map=ClusterMap(None, settings, now_ms),
+        metrics=lambda: "delayserver_lag 0\n",
+        tokens=tokens,
+        clock=now_ms,
+    )
+    listener = process.bind(settings)
+    listener.listen(process.BACKLOG)
+    await standby.begin([listener], None)
+    print("standby", listener.getsockname()[1], flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    await standby.close()
+    print("closed", flush=True)
+    server = Server(settings, fatal=process._end, progress=process._progress)
+    await process._serve(settings, server, [listener], None, None, None)
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main(Path(sys.argv[1]), sys.argv[2]))

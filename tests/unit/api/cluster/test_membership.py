@@ -1,0 +1,80 @@
+"""What the processes of a node know and tell each other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+
+from delayserver.api.cluster.book import Owner, OwnerBook, Vacancy, encode_line
+from delayserver.api.cluster.map import Machines
+from delayserver.api.cluster.membership import Address, Lines, Membership, entry_of, news_line
+from delayserver.api.cluster.watch import News, in_order
+from storage.replicated.meta import make_identity
+
+IDENTITY = make_identity("demo", 3, "fsync", random.Random(1).randbytes)
+
+
+def test_all_nodes_have_the_same_identity_of_a_shard() -> None:
+    one, other = (Membership(f"n{n}", n, IDENTITY, ["n1", "n2"]) for n in (1, 2))
+    assert one.of_shard(2) == other.of_shard(2)
+    assert len({one.of_shard(shard).stamp for shard in range(3)}) == 3
+    assert one.of_shard(2).shard == 2
+
+
+def test_ranks_are_those_of_the_order_of_all_nodes() -> None:
+    nodes = ["n1", "n2", "n3"]
+    members = {name: Membership(name, number, IDENTITY, nodes) for number, name in enumerate(nodes)}
+    for shard in range(20):
+        ranks = {name: member.rank(shard) for name, member in members.items()}
+        assert sorted(nodes, key=lambda name: ranks[name]) == in_order(shard, nodes)
+    # One that was not there when the others came is among them for itself.
+    assert 0 <= Membership("n4", 4, IDENTITY, nodes).rank(0) <= 3
+
+
+def test_a_membership_goes_through_a_document() -> None:
+    member = Membership("n1", 7, IDENTITY, ["n1", "n2"])
+    assert Membership.from_document(member.to_document()) == member
+
+
+def test_what_a_claim_says_is_an_owner_where_it_can_be_reached() -> None:
+    address = Address("n1", "http://n1:8080", "n1:7000").pack()
+    assert entry_of(2, 5, address) == Owner(2, 5, "n1", "http://n1:8080", "n1:7000")
+    assert entry_of(2, 5, "") == Vacancy(2, 5)
+    for wrong in ("node-1", "{}", '{"node":"n1","url":"http://n1","link":"nowhere"}'):
+        assert entry_of(2, 5, wrong) == Vacancy(2, 5)
+
+
+def test_lines_come_in_any_pieces_and_one_loop_after_the_other() -> None:
+    owner = Owner(0, 1, "n1", "http://n1:8080", "n1:7000")
+    later = Owner(1, 4, "n2", "http://n2:8080", "n2:7000")
+    news = News(at_ms=5, machines=Machines([]), drained=["n2"])
+    text = encode_line(owner) + news_line(news) + encode_line(later)
+    reading, writing = os.pipe()
+    book = OwnerBook(2)
+    lines = Lines(reading, text[:30], book)
+    told: list[int] = []
+
+    async def first() -> None:
+        lines.begin(lambda: told.append(-1), lambda: told.append(lines.news.at_ms))
+        known = asyncio.Event()
+        book.on_change(lambda shard: known.set())
+        os.write(writing, text[30:200])
+        await known.wait()
+        lines.end()
+
+    async def second() -> None:
+        lines.book = book.renewed()
+        gone = asyncio.Event()
+        lines.begin(gone.set, lambda: told.append(lines.news.at_ms))
+        os.write(writing, text[200:])
+        os.close(writing)
+        await gone.wait()
+
+    asyncio.run(first())
+    asyncio.run(second())
+    os.close(reading)
+    assert told == [5]
+    assert lines.news == news
+    assert lines.book.entries == (owner, later)
+    assert book.owner(1) is None, "nobody looks into the old one any more"
