@@ -1,4 +1,4 @@
-"""A replica is made anew from another one: by a node that is new, and by one whose disk has erred."""
+"""A replica is made anew from another one: that of a new node, and of one whose disk has erred."""
 
 from __future__ import annotations
 
@@ -107,7 +107,9 @@ def test_what_a_disk_has_damaged_another_replica_has(
         assert says(standby, "is damaged at offset")
         # ── its catalog, while it is away ──
         standby.kill()
-        _damage(standby.data_dir / "catalog" / "data.mdb", at=8192 + 100)
+        catalog = standby.data_dir / "catalog" / "data.mdb"
+        for page in range(2, catalog.stat().st_size // 4096):
+            _damage(catalog, at=4096 * page)  # what it says of itself
         standby.log_path.unlink()
         standby.start()
         until(lambda: says(standby, MADE_ANEW), "it is made anew")
@@ -124,6 +126,38 @@ def test_what_a_disk_has_damaged_another_replica_has(
     assert report.is_clean, report.damage
 
 
+def test_an_owner_gives_away_what_its_disk_has_damaged(
+    brokers: Brokers, url: ClusterUrl, tmp_path: Path
+) -> None:
+    nodes = [NodeProcess(f"n{number}", url, tmp_path) for number in (1, 2)]
+    with running(*nodes):
+        nodes[0].call(
+            "PUT",
+            "/v1/subscriptions/late",
+            {"subject": "order.late", "type": "pull", "lease": "1h"},
+        )
+        standby = standby_of(*nodes)
+        (owner,) = [node for node in nodes if node is not standby]
+        until(lambda: standby.call_once("GET", "/readyz"), "it is in step")
+        ids = {standby.publish(f"{number}", delay="20s") for number in range(10)}
+        time.sleep(8)  # behind a checkpoint, and known to be in step
+        (path,) = (owner.data_dir / "schedule").glob("*T*")
+        _damage(path, at=path.stat().st_size - 12)
+        got: set[str] = set()
+
+        def have_come() -> bool:
+            pull = {"max": 100, "wait": "500ms"}
+            for node in nodes:
+                found = node.call("POST", "/v1/subscriptions/late/pull", pull)["messages"]
+                got.update(message["id"] for message in found)
+            return got == ids
+
+        until(have_come, "all of them, the damaged one too")
+        until(lambda: nodes[0].owners() == [standby.name], "the sound replica has the office")
+        until(lambda: says(owner, MADE_ANEW), "the other one is made anew")
+        until(lambda: owner.call_once("GET", "/readyz"), "it is in step")
+
+
 def test_nobody_else_gets_a_copy(brokers: Brokers, url: ClusterUrl, tmp_path: Path) -> None:
     node = NodeProcess("n1", url, tmp_path)
     with running(node):
@@ -131,6 +165,7 @@ def test_nobody_else_gets_a_copy(brokers: Brokers, url: ClusterUrl, tmp_path: Pa
             with pytest.raises(urllib.error.HTTPError) as refused:
                 node.call_once("GET", path)
             assert refused.value.code == HTTPStatus.NOT_FOUND
+            refused.value.close()
         assert "internal" not in node.text("/openapi.json")
 
 
