@@ -116,9 +116,9 @@ class Sharing:
         with contextlib.closing(file):
             if self._copies >= COPIES_MAX:
                 raise OverloadedError(f"{COPIES_MAX} files are being copied already")
-            start = await asyncio.to_thread(_start, scope["query_string"], file)
             self._copies += 1
             try:
+                start = await asyncio.to_thread(_start, scope["query_string"], file)
                 await self._send(scope, send, nonce, start, _Part(file, length))
             finally:
                 self._copies -= 1
