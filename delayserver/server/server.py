@@ -157,6 +157,8 @@ class Server(Shard):
         self.calls = Calls(self, self.gauges, self.tokens, self.telemetry)
 
     def on_recovered(self, recovered: Recovered) -> None:
+        self.damage_count = len(recovered.damage)
+        """Damaged places that were found."""
         for damage in recovered.damage:
             log.error("damage found", **_named(damage))
         for torn in recovered.torn:
@@ -272,6 +274,7 @@ class Server(Shard):
         self._fatal(error)
 
     def on_damage(self, error: DamageError) -> None:
+        self.damage_count += 1
         log.error(
             "damage found",
             error=str(error),

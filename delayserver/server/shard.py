@@ -12,6 +12,7 @@ Threads: everything belongs to the event loop but what the workers call through 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import structlog
@@ -46,10 +47,11 @@ from delayserver.server.threads import (
     RetireRequest,
     SettleRequest,
     SettlerThread,
+    SnapshotRequest,
     Worker,
 )
 from storage.catalog import Catalog
-from storage.errors import DamageError
+from storage.errors import DamageError, StorageError
 from storage.files import Files
 from storage.message_log import Durability
 from storage.rows import LogKind
@@ -254,6 +256,14 @@ class Shard(ABC):
             self.on_damage(damage.error())
         self.engine.on_filed(filed)
         self.tick_soon()
+
+    def want_snapshot(
+        self,
+        take: Callable[[Store], object],
+        done: Callable[[object, StorageError | None], None],
+    ) -> None:
+        """Have the replay thread call `take` behind a checkpoint of all that has come so far."""
+        self.replayer.put(SnapshotRequest(partial(take, self.store), done), wake=True)
 
     def load(self, through_hour: int) -> None:
         self.replayer.put(LoadRequest(through_hour))

@@ -44,7 +44,7 @@ from delayserver.api.cluster.forwarding import Forwarder
 from delayserver.api.cluster.map_call import ShardMap, answer_map, read_query
 from delayserver.api.documents import HealthDocument, encode
 from delayserver.api.hot.answers import Always, Answer, header, problem_answer
-from delayserver.api.hot.asgi import Receive, Scope, Send, send_answer
+from delayserver.api.hot.asgi import Asgi, Receive, Scope, Send, send_answer
 from delayserver.api.hot.paths import ALIVE_PATH, CLUSTER_PATH, READY_PATH
 from delayserver.api.hot.protocol import make_passing_protocol
 from delayserver.api.scopes import RULES
@@ -75,9 +75,11 @@ class Standby:
         metrics: Callable[[], str],
         tokens: TokenTable,
         clock: Callable[[], int],
+        before: Callable[[Asgi], Asgi] = lambda app: app,
     ) -> None:
         """`owner`: URL of the shard's owner, None while nobody is known to be. `is_ready`: whether
         what is followed has been caught up with. `metrics`: all of them, as Prometheus reads them.
+        `before` puts something in front of all calls.
         `tokens`: those of the node, which somebody else refreshes. `clock`: milliseconds since the
         epoch."""
         self.answers: Counter[bytes] = Counter()
@@ -89,6 +91,7 @@ class Standby:
         self._map = shard_map
         self._metrics = metrics
         self._clock = clock
+        self._before = before
         origins = settings.cors_origins
         self._access = Access(
             tokens,
@@ -123,7 +126,7 @@ class Standby:
             self.answers,
         )
         config = uvicorn.Config(
-            self,
+            self._before(self),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -50,6 +50,8 @@ class ReplicaNote(msgspec.Struct, frozen=True):
     """What stands before it in the shard's log was read."""
     settled_offset: int
     """What stands before it in the log of what is settled is in its files, on the disk."""
+    process_url: str = ""
+    """Where other nodes reach the very process that has the replica; empty: it has none to copy."""
 
     def pack(self) -> str:
         """As text."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
+import msgspec
 import pytest
 
 from delayserver.config import Settings
@@ -14,6 +16,7 @@ from delayserver.decisions.new_messages import NewMessage
 from delayserver.records.message import Payload
 from delayserver.recovery.incoming import Incoming, clear, finish_swap
 from delayserver.recovery.snapshots import Held, Manifest, SnapshotFile, Snapshots, taken
+from delayserver.recovery.store import Surroundings
 from delayserver.testing.server import START_MS, Observer, SimulatedClock, SimulatedServer
 from storage.check import assert_clean
 from storage.directory import Identity, open_identity
@@ -38,7 +41,7 @@ class Source:
         rng = random.Random(seed)
         clock = SimulatedClock()
         self.server = SimulatedServer(
-            Settings(disk_reserve_bytes=0),
+            Settings(disk_reserve_bytes=0, segment_bytes=65_536),
             self.disk,
             self.catalog,
             clock,
@@ -71,9 +74,7 @@ class Source:
         return content_of(self.disk, self.catalog)
 
 
-def _with_identity(around):  # type: ignore[no-untyped-def]
-    from dataclasses import replace
-
+def _with_identity(around: Surroundings) -> Surroundings:
     return replace(around, identity=IDENTITY)
 
 
@@ -144,7 +145,7 @@ def test_it_serves_as_it_did_at_the_source(source: Source) -> None:
     disk = SimulatedFiles()
     incoming(disk).fetch([source.peer()])
     server = SimulatedServer(
-        Settings(disk_reserve_bytes=0),
+        Settings(disk_reserve_bytes=0, segment_bytes=65_536),
         disk,
         MemoryCatalog.copied(disk, "catalog"),
         SimulatedClock(),
@@ -154,7 +155,6 @@ def test_it_serves_as_it_did_at_the_source(source: Source) -> None:
     )
     assert not server.recovered.damage
     assert server.recovered.next_seq == 14
-    server.close()
 
 
 def test_a_copy_that_breaks_goes_on_where_it_was(source: Source) -> None:
@@ -265,8 +265,6 @@ def test_a_damaged_catalog_is_not_opened(source: Source) -> None:
 def test_what_is_something_else_is_refused(
     source: Source, change: dict[str, object], why: str
 ) -> None:
-    import msgspec
-
     peer = source.peer()
 
     def make() -> Manifest:
