@@ -164,8 +164,8 @@ class Reports(threading.Thread):
         super().__init__(name="delayserver-reports", daemon=True)
         self.how_far: HowFar = lambda: ((0, 0), 0)
         self.is_owner = False
-        self._engine = engine
-        self._shard = shard
+        self._brokers = engine
+        self._number = shard
         self._node = node
         self._url = url
         self._lines = lines
@@ -189,22 +189,22 @@ class Reports(threading.Thread):
     def _report(self) -> None:
         (kept, settled), read = self.how_far()
         note = ReplicaNote(wall_clock_ms(), self._url, read, settled)
-        self._engine.commit_progress(self._node, self._shard, kept, note.pack())
+        self._brokers.commit_progress(self._node, self._number, kept, note.pack())
 
     def _delete(self) -> None:
         """R6: what two replicas have had behind a checkpoint for an hour is not needed."""
         news, now_ms = self._lines.news, stopwatch_ms()
         places = (
-            kept_by_two(news, self._shard, lambda one: one.checkpoint_offset),
-            kept_by_two(news, self._shard, lambda one: one.note.settled_offset),
+            kept_by_two(news, self._number, lambda one: one.checkpoint_offset),
+            kept_by_two(news, self._number, lambda one: one.note.settled_offset),
         )
-        opened = (self._engine.log, self._engine.settled)
+        opened = (self._brokers.log, self._brokers.settled)
         for place, samples, open_log in zip(places, self._samples, opened, strict=True):
             if place is not None:
                 samples.append((now_ms, place))
             offset = deletable(samples, now_ms, KEPT_MS)
             if self.is_owner and offset:
-                with contextlib.closing(open_log(self._shard)) as shard_log:
+                with contextlib.closing(open_log(self._number)) as shard_log:
                     shard_log.delete_before(offset)
                 samples[:] = [one for one in samples if one[1] > offset]
 
@@ -235,7 +235,7 @@ class NodeShard:
         self._membership = membership
         self._tell = tell
         self._fatal = fatal
-        self.engine = open_engine(settings)
+        self._brokers = open_engine(settings)
         self.book = OwnerBook(place.count)
         self.lines = Lines(0, rest, self.book)
         self.meeting: TcpMeeting
@@ -244,14 +244,14 @@ class NodeShard:
         self._address = ""
         self._replica: Replica
         self._reports = Reports(
-            self.engine, place.shard, membership.node, settings.advertise, self.lines
+            self._brokers, place.shard, membership.node, settings.advertise, self.lines
         )
         self._reports.start()
 
     # ── on standby ─────────────────────────────────────────────────────────────────────────────
 
     def _open(self, listeners: Sequence[socket.socket]) -> Standby:
-        settings, shard, engine = self._settings, self._place.shard, self.engine
+        settings, shard, engine = self._settings, self._place.shard, self._brokers
         url, host = self._own_urls(listeners)
         port = settings.link_port and settings.link_port + shard
         link = _bind(settings.host, port)
