@@ -30,10 +30,12 @@ from delayserver.testing.server import (
     SimulatedServer,
     simulated_surroundings,
 )
+from storage.catalog import Table
 from storage.directory import Identity
 from storage.files import Files
 from storage.replicated.holder import Holder
-from storage.replicated.office import RecordVerdict
+from storage.replicated.log import OFFICE_KEY, office_of
+from storage.replicated.office import OfficeState, RecordVerdict
 from storage.replicated.reader import Read
 from storage.staging import DIRECTORY as IMPORTS
 from storage.testing.catalog import MemoryCatalog
@@ -124,6 +126,10 @@ class Node:
         return self.server is not None and isinstance(self.observer.target, ZombieObserver)
 
     # ── its disk ───────────────────────────────────────────────────────────────────────────────
+
+    def place(self) -> OfficeState:
+        """Where the catalog's checkpoint stands in the log. No process runs."""
+        return office_of(self.catalog.get(Table.META, OFFICE_KEY))
 
     def lose_disk(self) -> None:
         """A new disk, with nothing on it but what was staged. No process runs."""
