@@ -12,14 +12,18 @@ import structlog
 
 from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.replicated_settler import ReplicatedSettler
+from delayserver.delivery.settler import Settler
 from delayserver.recovery.standby import Standby
 from delayserver.testing import Violation
-from delayserver.testing.replicas import run_replica_world
+from delayserver.testing.replicas import ReplicaWorld, run_replica_world
+from storage.errors import FencedError
 from storage.replicated.envelope import FramePart
 from storage.replicated.lease import Follower, Tenure
 from storage.replicated.log import FollowedLog
 from storage.replicated.office import RecordVerdict
-from storage.replicated.reader import LogReader
+from storage.replicated.own import OwnLog
+from storage.replicated.reader import LogReader, frame_of
+from storage.rows import LogKind
 
 WORLDS = 30
 WORLDS_MAX = 150
@@ -79,6 +83,7 @@ def canary(*caught_by: type[Exception]) -> Callable[[Plant], Plant]:
 # ── no bug ─────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.timeout(600)
 def test_no_world_breaks_a_promise() -> None:
     total: Counter[str] = Counter()
     for seed in range(WORLDS):
@@ -143,9 +148,6 @@ def a_standby_files_what_does_not_count(patch: Patch) -> None:
     def take(self: Any, offset: int, record: Any) -> Any:
         found = original(self, offset, record)
         if isinstance(record, FramePart) and found.verdict is RecordVerdict.VOID:
-            from storage.replicated.reader import frame_of
-            from storage.rows import LogKind
-
             frame = frame_of(record.data, LogKind.MESSAGE, self._stamp, self._log.name, offset)
             return found._replace(frame=frame)
         return found
@@ -169,21 +171,20 @@ def who_takes_over_does_not_read_what_is_settled_to_its_end(patch: Patch) -> Non
 @canary(Violation)
 def a_place_is_ahead_of_what_is_filed(patch: Patch) -> None:
     """I16"""
-    original = Standby._read
 
-    def read(self: Any, wait_s: float) -> None:
-        original(self, wait_s)
+    def checkpoint(self: Any) -> None:
+        self._checkpoint_ms = self._stopwatch()
         self._followed.place = self._reader.office.checkpoint()
+        self._settler.sync_files()
+        self._replay.checkpoint()
 
-    patch.setattr(Standby, "_read", read)
+    patch.setattr(Standby, "checkpoint", checkpoint)
     patch.setattr(FollowedLog, "places", lambda self, seq: self._packed(self.place))
 
 
-@canary(Violation)
+@canary(Violation, FencedError)
 def an_owner_does_not_beat_while_it_recovers(patch: Patch) -> None:
     """Others take over from it, again and again."""
-    from delayserver.testing.replicas.world import ReplicaWorld
-
     original = ReplicaWorld._meanwhile
 
     def meanwhile(self: Any, node: Any, holder: Any) -> Callable[[], None]:
@@ -199,8 +200,6 @@ def an_owner_does_not_beat_while_it_recovers(patch: Patch) -> None:
 @canary(Violation)
 def rows_are_in_the_files_before_the_log_of_what_is_settled_has_them(patch: Patch) -> None:
     """I4, I16: one replica says that a message is delivered, and the next delivers it."""
-    from delayserver.delivery.settler import Settler
-
     original = ReplicatedSettler.write
 
     def write(self: Any, rows_by_hour: Any, now_ms: int) -> None:
@@ -213,10 +212,24 @@ def rows_are_in_the_files_before_the_log_of_what_is_settled_has_them(patch: Patc
 @canary(Violation)
 def what_is_settled_is_told_to_nobody(patch: Patch) -> None:
     """I4"""
-    from delayserver.delivery.settler import Settler
-
     patch.setattr(ReplicatedSettler, "write", Settler.write)
     patch.setattr(ReplicatedSettler, "sync", Settler.sync)
+
+
+@canary(Violation)
+def the_own_log_is_not_resumed(patch: Patch) -> None:
+    """R8"""
+    patch.setattr(OwnLog, "continues", lambda self, claimed: False)
+
+
+@canary(Violation)
+def a_second_claim_lets_the_own_log_go(patch: Patch) -> None:
+    """R8: the process ended between its claim and the first frame."""
+
+    def continues(self: Any, claimed: Any) -> bool:
+        return bool(self._read_epoch() == claimed.epoch - 1)
+
+    patch.setattr(OwnLog, "continues", continues)
 
 
 def first_catch(worlds: int, caught_by: tuple[type[Exception], ...]) -> str | None:
@@ -231,6 +244,8 @@ def first_catch(worlds: int, caught_by: tuple[type[Exception], ...]) -> str | No
     return None
 
 
+@pytest.mark.unchecked
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CANARIES)
 def test_the_simulation_finds(name: str, monkeypatch: Patch) -> None:
     plant, caught_by = CANARIES[name]

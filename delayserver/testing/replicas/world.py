@@ -164,7 +164,7 @@ class ReplicaWorld(World):
         self._next = None
         log = self.cluster.log
         kept = max(node.place().next_offset for node in self.nodes)
-        end = self._luck.randrange(kept, log._records.end + 1)
+        end = self._luck.randrange(kept, log.length + 1)
         self.counts["records that the engine lost"] += log.lose_tail(end)
         for offset in [offset for offset in self.cluster.verdicts if offset >= end]:
             del self.cluster.verdicts[offset]
@@ -213,7 +213,7 @@ class ReplicaWorld(World):
         """All that stands in the log of what is settled: the new owner knows it."""
         log = SettledLog(self.cluster.settled.another(), IDENTITY.stamp)
         rows: list[bytes] = []
-        offset, end = 0, self.cluster.settled._records.end
+        offset, end = 0, self.cluster.settled.length
         while offset < end:
             for found in log.read(offset, 0):
                 rows += each_row([found.rows.tobytes()])
@@ -441,12 +441,15 @@ class ReplicaWorld(World):
 
     def finish(self) -> None:
         self._chance.is_calm = True
+        if self._first is not None:
+            self._start()  # What the engine has lost comes back with it.
+            self._end_tenure("kill")
         self._agree()
         super().finish()
 
     def _agree(self) -> None:
         """All replicas read to the end, and have the same."""
-        end = self.cluster.log._records.end
+        end = self.cluster.log.length
         for node in self.nodes:
             if node.holder is None or node.is_zombie:
                 node.end(power_loss=False)
