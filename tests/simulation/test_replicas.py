@@ -182,17 +182,20 @@ def a_place_is_ahead_of_what_is_filed(patch: Patch) -> None:
     patch.setattr(FollowedLog, "places", lambda self, seq: self._packed(self.place))
 
 
+class Silent:
+    """In office, and nobody hears of it."""
+
+    def beat(self) -> bool:
+        return False
+
+
 @canary(Violation, FencedError)
 def an_owner_does_not_beat_while_it_recovers(patch: Patch) -> None:
     """Others take over from it, again and again."""
     original = ReplicaWorld._meanwhile
 
     def meanwhile(self: Any, node: Any, holder: Any) -> Callable[[], None]:
-        class Silent:
-            def beat(self) -> bool:
-                return False
-
-        return original(self, node, Silent())
+        return original(self, node, Silent())  # type: ignore[arg-type]
 
     patch.setattr(ReplicaWorld, "_meanwhile", meanwhile)
 

@@ -28,7 +28,7 @@ from storage.frame import HEADER, HEADER_BYTES, MAGIC, VERSION, Header
 from storage.key_runs import RUNS_KEY
 from storage.replicated import envelope
 from storage.replicated.envelope import ENVELOPE, ENVELOPE_BYTES, Beat, Envelope, RecordType
-from storage.replicated.log import OFFICE_KEY, SETTLED_KEY
+from storage.replicated.log import OFFICE_KEY, OWNER_KEY, SETTLED_KEY
 from storage.replicated.meta import (
     ID_SECRET_BYTES,
     LINK_SECRET_BYTES,
@@ -178,8 +178,8 @@ def test_the_tables_of_the_definitions_log() -> None:
 def test_the_names_in_meta() -> None:
     (rows,) = tables("## The catalog")
     (cell,) = (row[1] for row in rows if row[0] == "`meta`")
-    names = (CHECKPOINT_KEY, DEFINITIONS_KEY, KEYS_AHEAD_KEY, LIVE_KEY, RUNS_KEY)
-    names += (OFFICE_KEY, SETTLED_KEY)
+    of_all = (CHECKPOINT_KEY, DEFINITIONS_KEY, KEYS_AHEAD_KEY, LIVE_KEY, RUNS_KEY)
+    names = (*of_all, OFFICE_KEY, SETTLED_KEY, OWNER_KEY)
     assert cell == ", ".join(f"`{name.decode()}`" for name in names)
 
 
