@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from delayserver.records.tables import read_definitions_place, read_hours
 from delayserver.recovery.definitions import read_generation
 from delayserver.recovery.incoming import prefix_checksum
-from delayserver.recovery.snapshots import Manifest, Snapshots
+from delayserver.recovery.snapshots import SnapshotManifest, Snapshots
 from storage.catalog import Catalog, Table
 from storage.directory import open_identity
-from storage.errors import PeerError
+from storage.errors import CopySourceError
 from storage.files import Files
 from storage.frame import Frame, scan
 from storage.hour_log import HourLog
@@ -22,7 +22,7 @@ PIECE_BYTES = 1000
 class LocalPeer:
     """See `delayserver.recovery.incoming.Peer`."""
 
-    def __init__(self, snapshots: Snapshots, make: Callable[[], Manifest]) -> None:
+    def __init__(self, snapshots: Snapshots, make: Callable[[], SnapshotManifest]) -> None:
         self.name = "local"
         self._snapshots = snapshots
         self._make = make
@@ -30,7 +30,7 @@ class LocalPeer:
         """Files that were read, from where, and how far."""
         self.breaks_after_bytes: int | None = None
 
-    def snapshot(self) -> Manifest:
+    def snapshot(self) -> SnapshotManifest:
         return self._make()
 
     @contextlib.contextmanager
@@ -39,7 +39,7 @@ class LocalPeer:
     ) -> Iterator[tuple[int, Iterator[bytes]]]:
         opened = self._snapshots.open(snapshot_id, path)
         if opened is None:
-            raise PeerError(self.name, f"{path} is gone")
+            raise CopySourceError(self.name, f"{path} is gone")
         file, length = opened
         with contextlib.closing(file):
             start = have if have and prefix_checksum(file, have) == checksum else 0

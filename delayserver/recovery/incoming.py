@@ -36,7 +36,7 @@ from delayserver.records.tables import (
     read_definitions_place,
     read_hours,
 )
-from delayserver.recovery.snapshots import CATALOG_PATH, COPIED, Manifest, SnapshotFile
+from delayserver.recovery.snapshots import CATALOG_PATH, COPIED, SnapshotFile, SnapshotManifest
 from storage.buckets import bucket_path, parse_bucket_file
 from storage.catalog import Catalog, Table
 from storage.definitions_log import definitions_path, parse_definitions_name, scan_definitions
@@ -47,7 +47,7 @@ from storage.directory import (
     Identity,
     encode_identity,
 )
-from storage.errors import CatalogError, DamageError, NoPeerError, PeerError, UnreadableError
+from storage.errors import CatalogError, CopySourceError, DamageError, NoPeerError, UnreadableError
 from storage.files import File, Files
 from storage.frame import Damage, Frame, damaged_payloads, scan
 from storage.key_runs import RUNS_KEY, KeyRun, RunState, run_path, unpack_runs
@@ -65,13 +65,13 @@ log = structlog.get_logger()
 Progress = Callable[[str, int, int], None]
 
 
-class Peer(Protocol):
-    """Another node, which has a replica of the shard. All calls raise PeerError and OSError."""
+class CopySource(Protocol):
+    """Another node, which has a replica of the shard. All calls raise CopySourceError and OSError."""
 
     name: str
     """For people."""
 
-    def snapshot(self) -> Manifest:
+    def snapshot(self) -> SnapshotManifest:
         """Have it make one."""
         ...
 
@@ -113,25 +113,25 @@ class Incoming:
         self._done_bytes = 0
         self._told_s = 0.0
 
-    def fetch(self, peers: Sequence[Peer]) -> Manifest:
+    def fetch(self, peers: Sequence[CopySource]) -> SnapshotManifest:
         """Let the directory be what one of the peers has; the first that can give it does.
 
         Raises NoPeerError: nothing has changed; StorageError: of the own disk."""
-        refusals: list[PeerError] = []
+        refusals: list[CopySourceError] = []
         for peer in peers:
             for left in reversed(range(TRIES)):
                 if self._is_ending():
                     raise NoPeerError(self._identity.shard, refusals)
                 try:
                     manifest = self._copy(peer)
-                except PeerError as error:
+                except CopySourceError as error:
                     log.error("a replica cannot be copied", peer=peer.name, why=error.reason)
                     refusals.append(error)
                     break
                 except OSError as error:
                     log.warning("a copy was interrupted", peer=peer.name, error=str(error))
                     if not left:
-                        refusals.append(PeerError(peer.name, f"{error}"))
+                        refusals.append(CopySourceError(peer.name, f"{error}"))
                     else:
                         self._sleep(PAUSE_S)
                 else:
@@ -141,7 +141,7 @@ class Incoming:
 
     # ── copying ────────────────────────────────────────────────────────────────────────────────
 
-    def _copy(self, peer: Peer) -> Manifest:
+    def _copy(self, peer: CopySource) -> SnapshotManifest:
         manifest = peer.snapshot()
         try:
             self._check(peer, manifest)
@@ -159,27 +159,27 @@ class Incoming:
             for directory in COPIED:
                 self._files.sync_directory(_new(directory))
         finally:
-            with contextlib.suppress(OSError, PeerError):
+            with contextlib.suppress(OSError, CopySourceError):
                 peer.release(manifest.id)
         return manifest
 
-    def _check(self, peer: Peer, manifest: Manifest) -> None:
+    def _check(self, peer: CopySource, manifest: SnapshotManifest) -> None:
         """Whether it is of this shard, in a format that this version reads, and names no file that
         is none of a replica."""
         own = self._identity
         if (manifest.stamp, manifest.shard) != (own.stamp, own.shard):
-            raise PeerError(peer.name, f"it has another shard, {manifest.shard}")
+            raise CopySourceError(peer.name, f"it has another shard, {manifest.shard}")
         if manifest.format_version > FORMAT_VERSION:
             reason = f"its format, {manifest.format_version}, is newer than {FORMAT_VERSION}"
-            raise PeerError(peer.name, reason)
+            raise CopySourceError(peer.name, reason)
         paths = [file.path for file in manifest.files]
         if paths[:1] != [CATALOG_PATH] or len(set(paths)) != len(paths):
-            raise PeerError(peer.name, "its snapshot does not begin with a catalog")
+            raise CopySourceError(peer.name, "its snapshot does not begin with a catalog")
         for path in paths[1:]:
             if _kind_of(path) is None:
-                raise PeerError(peer.name, f"{path!r} is no file of a replica")
+                raise CopySourceError(peer.name, f"{path!r} is no file of a replica")
 
-    def _make_room(self, manifest: Manifest) -> None:
+    def _make_room(self, manifest: SnapshotManifest) -> None:
         """Delete what has come before and is none of these files."""
         wanted = {file.path for file in manifest.files}
         for directory in COPIED:
@@ -188,7 +188,9 @@ class Incoming:
                 if f"{directory}/{name}" not in wanted:
                     self._files.unlink(_new(f"{directory}/{name}"))
 
-    def _copy_file(self, peer: Peer, manifest: Manifest, wanted: SnapshotFile) -> None:
+    def _copy_file(
+        self, peer: CopySource, manifest: SnapshotManifest, wanted: SnapshotFile
+    ) -> None:
         with contextlib.closing(self._files.open(_new(wanted.path), create=True)) as file:
             if file.size() > wanted.length:
                 file.truncate(wanted.length)
@@ -201,18 +203,18 @@ class Incoming:
                 self._done_bytes += start
                 for piece in pieces:
                     if end + len(piece) > wanted.length:
-                        raise PeerError(peer.name, f"{wanted.path} is longer than it says")
+                        raise CopySourceError(peer.name, f"{wanted.path} is longer than it says")
                     file.pwrite([piece], end)
                     end += len(piece)
                     self._done_bytes += len(piece)
                     self._tell(manifest)
                     if self._is_ending():
-                        raise PeerError(peer.name, "the copy was given up")
+                        raise CopySourceError(peer.name, "the copy was given up")
             if end < wanted.length:
                 raise ConnectionError(f"{wanted.path} ended at {end} of {wanted.length}")
             file.fdatasync()
 
-    def _tell(self, manifest: Manifest) -> None:
+    def _tell(self, manifest: SnapshotManifest) -> None:
         now_s = self._monotonic()
         if now_s - self._told_s >= PROGRESS_S:
             self._told_s = now_s
@@ -220,7 +222,7 @@ class Incoming:
 
     # ── verifying ──────────────────────────────────────────────────────────────────────────────
 
-    def _compare(self, peer: Peer, manifest: Manifest) -> dict[str, RunState]:
+    def _compare(self, peer: CopySource, manifest: SnapshotManifest) -> dict[str, RunState]:
         """Whether the catalog is sound, and names just the files of the manifest; its key runs, by
         path."""
         try:
@@ -236,17 +238,17 @@ class Incoming:
                 states = unpack_runs(catalog.get(Table.META, RUNS_KEY) or b"")
                 seq = read_checkpoint(catalog)
         except (DamageError, CatalogError) as error:
-            raise PeerError(peer.name, f"its catalog is damaged: {error}") from error
+            raise CopySourceError(peer.name, f"its catalog is damaged: {error}") from error
         runs = {run_path(state.number): state for state in states}
         lengths = dict(manifest.files[1:])
         others = {path: length for path, length in lengths.items() if path in runs.keys() | named}
         is_rest_settled = all(path.startswith("dispatch/") for path in lengths.keys() - others)
         named |= {path: lengths.get(path, 0) for path in runs}
         if not is_rest_settled or others != named or seq != manifest.checkpoint_seq:
-            raise PeerError(peer.name, "its catalog names other files than its snapshot has")
+            raise CopySourceError(peer.name, "its catalog names other files than its snapshot has")
         return runs
 
-    def _verify(self, peer: Peer, wanted: SnapshotFile) -> None:
+    def _verify(self, peer: CopySource, wanted: SnapshotFile) -> None:
         """Whether every frame is intact; a torn end of a dispatch log is cut off."""
         kind = _kind_of(wanted.path)
         assert kind is not None
@@ -260,9 +262,9 @@ class Incoming:
                     file.fdatasync()
                     return
                 reason = f"{wanted.path} is damaged at offset {damage.offset}: {damage.reason}"
-                raise PeerError(peer.name, reason)
+                raise CopySourceError(peer.name, reason)
 
-    def _verify_run(self, peer: Peer, state: RunState) -> None:
+    def _verify_run(self, peer: CopySource, state: RunState) -> None:
         """Whether it is the one that the catalog names, and every block is intact."""
         stamp, path = self._identity.stamp, _new(run_path(state.number))
         try:
@@ -271,11 +273,11 @@ class Incoming:
                     raise found.error()
         except DamageError as error:
             reason = f"{run_path(state.number)} is damaged at offset {error.offset}: {error.reason}"
-            raise PeerError(peer.name, reason) from error
+            raise CopySourceError(peer.name, reason) from error
 
     # ── the swap ───────────────────────────────────────────────────────────────────────────────
 
-    def _swap(self, manifest: Manifest) -> None:
+    def _swap(self, manifest: SnapshotManifest) -> None:
         """Put all of it in the place of what is there."""
         self._remove_replaced()
         swap = Swap(self._files, DIRECTORY)

@@ -1,6 +1,6 @@
 """A standby: files what the owner of a shard has logged, and claims the office if it falls silent.
 
-    the shard's log ───────▶ LogReader ──▶ Replay.file ──▶ schedule log, catalog
+    the shard's log ───────▶ RecordReader ──▶ Replay.file ──▶ schedule log, catalog
     what is settled ───────▶ Settler.write ──▶ dispatch log
     nobody is heard of ────▶ CLAIM ──▶ it counts ──▶ all that is behind it is filed: the new owner
 
@@ -33,7 +33,7 @@ from delayserver.schedule.committed import Records
 from delayserver.schedule.replay import Snapshot
 from storage.buckets import is_day
 from storage.catalog import Table
-from storage.errors import FencedError, PeerError, StorageError
+from storage.errors import CopySourceError, FencedError, StorageError
 from storage.frame import Damage
 from storage.replicated import envelope
 from storage.replicated.engine import EngineLog
@@ -42,7 +42,7 @@ from storage.replicated.holder import Holder
 from storage.replicated.lease import Follower, Tenure
 from storage.replicated.log import FollowedLog
 from storage.replicated.office import OfficeState, RecordVerdict
-from storage.replicated.reader import LogReader
+from storage.replicated.reader import RecordReader
 from storage.rows import DISPATCH_DTYPE, HOUR_MS, LogKind
 
 ASK_MS: Final = 200
@@ -104,7 +104,7 @@ class Standby:
         damage = cut_to_checkpoint(store.message_log, store.schedule, store.replay)
         self.damage: list[Damage] = damage
         """What was found and has not been told to anybody."""
-        self._reader = LogReader(log, store.identity.stamp, self._followed.place)
+        self._reader = RecordReader(log, store.identity.stamp, self._followed.place)
         self.is_drained = False
         """This node is to own nothing; may be set by any thread."""
         self._waiting: list[Records] = []
@@ -336,7 +336,7 @@ class Standby:
         """Let go of the log, but for the writer of an office that was taken."""
         while self._wanted:
             _, told = self._wanted.popleft()
-            told(None, PeerError(self._address, "it follows no more"))
+            told(None, CopySourceError(self._address, "it follows no more"))
         self._log.close()
         self._store.close()
 

@@ -29,7 +29,7 @@ from storage.replicated.engine import EngineLog
 from storage.replicated.holder import Holder
 from storage.replicated.office import OfficeState
 from storage.replicated.own import OwnLog
-from storage.replicated.reader import LogReader
+from storage.replicated.reader import RecordReader
 from storage.rows import LogKind
 
 OFFICE_KEY: Final = b"office"
@@ -148,7 +148,7 @@ class ReplicatedLog(FollowedLog):
 
         Raises ReplicatedLogError, FencedError."""
         self._resume_own()
-        reader = LogReader(self._log, self._stamp, self.place)
+        reader = RecordReader(self._log, self._stamp, self.place)
         while reader.office.state.next_offset < self._holder.state.next_offset:
             for found in reader.read(_WAIT_S):
                 if found.frame is None or found.frame.last_seq < from_seq:

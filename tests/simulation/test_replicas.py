@@ -22,7 +22,7 @@ from storage.replicated.lease import Follower, Tenure
 from storage.replicated.log import FollowedLog
 from storage.replicated.office import RecordVerdict
 from storage.replicated.own import OwnLog
-from storage.replicated.reader import LogReader, frame_of
+from storage.replicated.reader import RecordReader, frame_of
 from storage.rows import LogKind
 
 WORLDS = 30
@@ -143,7 +143,7 @@ def the_offset_of_an_answer_is_not_compared(patch: Patch) -> None:
 @canary(Violation, AssertionError)
 def a_standby_files_what_does_not_count(patch: Patch) -> None:
     """I16"""
-    original = LogReader._take
+    original = RecordReader._take
 
     def take(self: Any, offset: int, record: Any) -> Any:
         found = original(self, offset, record)
@@ -152,7 +152,7 @@ def a_standby_files_what_does_not_count(patch: Patch) -> None:
             return found._replace(frame=frame)
         return found
 
-    patch.setattr(LogReader, "_take", take)
+    patch.setattr(RecordReader, "_take", take)
 
 
 @canary(Violation)
