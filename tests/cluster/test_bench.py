@@ -6,10 +6,7 @@ from tests.integration.test_bench import figures
 
 CLUSTER = {
     "publish": ["publish, 8 tasks: cluster", "publish, 8 tasks: own log"],
-    "takeover": [
-        "longest wait: the owner is killed (SIGKILL)",
-        "longest wait: the owner hangs (SIGSTOP), time-out 2 s",
-    ],
+    "takeover": ["longest wait: the owner is killed (SIGKILL)"],
     "memory": ["memory: supervisor", "memory: owner of a shard", "memory: standby of a shard"],
 }
 
