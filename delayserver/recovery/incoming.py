@@ -66,7 +66,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class CopySource(Protocol):
-    """Another node, which has a replica of the shard. All calls raise CopySourceError and OSError."""
+    """Another node, which has a replica of the shard. All calls raise CopySourceError, OSError."""
 
     name: str
     """For people."""

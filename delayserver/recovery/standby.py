@@ -255,6 +255,9 @@ class Standby:
     def _ask(self) -> None:
         self._asked_ms = self._stopwatch()
         self._end = self._log.end()
+        if self._end is None:
+            # Else it would claim as soon as there is a leader again, before the owner is heard.
+            self._follower.could_not_ask(self._stopwatch())
 
     # ── housekeeping ───────────────────────────────────────────────────────────────────────────
 

@@ -589,6 +589,7 @@ class NodeShard:
             message_log=owned.message_log,
             settler=owned.settler,
             may_deliver=owned.may_deliver,
+            commit_patience_ms=owned.commit_patience_ms,
         )
 
     def serving(self, message_log: WriteAheadLog, metrics: Metrics) -> None:
