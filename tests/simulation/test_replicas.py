@@ -192,7 +192,7 @@ def an_owner_does_not_beat_while_it_recovers(patch: Patch) -> None:
             def beat(self) -> bool:
                 return False
 
-        return original(self, node, Silent())
+        return original(self, node, Silent())  # type: ignore[arg-type]
 
     patch.setattr(ReplicaWorld, "_meanwhile", meanwhile)
 

@@ -172,8 +172,10 @@ def test_the_tables_of_the_definitions_log() -> None:
 def test_the_names_in_meta() -> None:
     (rows,) = tables("## The catalog")
     (cell,) = (row[1] for row in rows if row[0] == "`meta`")
-    names = (CHECKPOINT_KEY, DEFINITIONS_KEY, KEYS_AHEAD_KEY, LIVE_KEY, RUNS_KEY)
-    names += (OFFICE_KEY, SETTLED_KEY)
+    names = (
+        *(CHECKPOINT_KEY, DEFINITIONS_KEY, KEYS_AHEAD_KEY, LIVE_KEY, RUNS_KEY),
+        *(OFFICE_KEY, SETTLED_KEY),
+    )
     assert cell == ", ".join(f"`{name.decode()}`" for name in names)
 
 
