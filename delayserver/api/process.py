@@ -230,7 +230,7 @@ class _Uvicorn(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.gives_away:
             # What has come is answered; only what would have to wait is told to ask again.
-            self._server.engine.dispatcher.drain()
+            self._server.hold_back()
         else:
             self._server.begin_stop()
         self._app.cluster.end()

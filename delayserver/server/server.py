@@ -197,6 +197,10 @@ class Server(Shard):
     def begin_stop(self) -> None:
         """Accept nothing more, send nothing more, answer those who wait."""
         self.engine.groups.stopping = True
+        self.hold_back()
+
+    def hold_back(self) -> None:
+        """Send nothing more, answer those who wait for deliveries."""
         self.engine.dispatcher.drain()
 
     async def stop(

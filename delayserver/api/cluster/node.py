@@ -231,8 +231,8 @@ class Reports(threading.Thread):
         self.process_url = ""
         """Where others get a copy of the replica; empty: there is none."""
         self.is_owner = False
-        self._engine = engine
-        self._shard = shard
+        self._brokers = engine
+        self._number = shard
         self._node = node
         self._url = url
         self._lines = lines
@@ -256,22 +256,22 @@ class Reports(threading.Thread):
     def _report(self) -> None:
         (kept, settled), read = self.how_far()
         note = ReplicaNote(wall_clock_ms(), self._url, read, settled, self.process_url)
-        self._engine.commit_progress(self._node, self._shard, kept, note.pack())
+        self._brokers.commit_progress(self._node, self._number, kept, note.pack())
 
     def _delete(self) -> None:
         """R6: what two replicas have had behind a checkpoint for an hour is not needed."""
         news, now_ms = self._lines.news, stopwatch_ms()
         places = (
-            kept_by_two(news, self._shard, lambda one: one.checkpoint_offset),
-            kept_by_two(news, self._shard, lambda one: one.note.settled_offset),
+            kept_by_two(news, self._number, lambda one: one.checkpoint_offset),
+            kept_by_two(news, self._number, lambda one: one.note.settled_offset),
         )
-        opened = (self._engine.log, self._engine.settled)
+        opened = (self._brokers.log, self._brokers.settled)
         for place, samples, open_log in zip(places, self._samples, opened, strict=True):
             if place is not None:
                 samples.append((now_ms, place))
             offset = deletable(samples, now_ms, KEPT_MS)
             if self.is_owner and offset:
-                with contextlib.closing(open_log(self._shard)) as shard_log:
+                with contextlib.closing(open_log(self._number)) as shard_log:
                     shard_log.delete_before(offset)
                 samples[:] = [one for one in samples if one[1] > offset]
 
@@ -302,7 +302,7 @@ class NodeShard:
         self._membership = membership
         self._tell = tell
         self._fatal = fatal
-        self.engine = open_engine(settings)
+        self._brokers = open_engine(settings)
         self.book = OwnerBook(place.count)
         self.lines = Lines(0, rest, self.book)
         self.meeting: TcpMeeting
@@ -319,14 +319,14 @@ class NodeShard:
         self._is_damaged = False
         """What was found in office; behind it the replica is made anew."""
         self._reports = Reports(
-            self.engine, place.shard, membership.node, settings.advertise, self.lines
+            self._brokers, place.shard, membership.node, settings.advertise, self.lines
         )
         self._reports.start()
 
     # ── on standby ─────────────────────────────────────────────────────────────────────────────
 
     def _prepare(self, listeners: Sequence[socket.socket]) -> None:
-        settings, shard, engine = self._settings, self._place.shard, self.engine
+        settings, shard, engine = self._settings, self._place.shard, self._brokers
         self._own_url, host = self._own_urls(listeners)
         port = settings.link_port and settings.link_port + shard
         link = _bind(settings.host, port)

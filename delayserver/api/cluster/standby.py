@@ -85,7 +85,7 @@ class Standby:
         self.answers: Counter[bytes] = Counter()
         """Calls that were answered, by status."""
         self._settings = settings
-        self._shard = shard
+        self._number = shard
         self._owner = owner
         self._is_ready = is_ready
         self._map = shard_map
@@ -119,7 +119,7 @@ class Standby:
         owners are verified, if not by what the settings say. Raises InputError."""
         settings = self._settings
         self._forwarder = Forwarder(
-            self._shard,
+            self._number,
             self._owner,
             settings,
             make_owner_tls(settings) if owner_tls is None else owner_tls,
@@ -222,7 +222,7 @@ class Standby:
     def _readiness(self) -> Answer:
         """Who can have calls answered accepts them, whoever does it."""
         owner = self._owner()
-        on_standby = f"on standby for shard {self._shard}"
+        on_standby = f"on standby for shard {self._number}"
         if owner is None:
             raise StandbyError(f"{on_standby}, which nobody is known to own")
         if not self._is_ready():

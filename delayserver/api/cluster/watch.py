@@ -97,7 +97,7 @@ class Watch:
         shards: int,
         clock: Callable[[], int],
     ) -> None:
-        self._engine = engine
+        self._brokers = engine
         self._meta = meta
         self._clock = clock
         self._logs: list[EngineLog] = [engine.log(shard) for shard in range(shards)]
@@ -119,7 +119,7 @@ class Watch:
 
     def _look_at_replicas(self, meta: ClusterMeta) -> None:
         nodes = [node for node in meta.nodes if node not in meta.forgotten]
-        progress = self._engine.noted_progress(nodes)
+        progress = self._brokers.noted_progress(nodes)
         ends = [shard_log.end() for shard_log in self._logs]
         found: dict[int, list[Replica]] = {}
         for node, places in progress.items():
