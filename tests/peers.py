@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from delayserver.records.tables import read_definitions_place, read_hours
 from delayserver.recovery.definitions import read_generation
 from delayserver.recovery.incoming import prefix_checksum
-from delayserver.recovery.snapshots import Manifest, Snapshots
+from delayserver.recovery.snapshots import SnapshotManifest, Snapshots
 from storage.catalog import Catalog, Table
 from storage.directory import open_identity
 from storage.errors import PeerError
@@ -20,9 +20,9 @@ PIECE_BYTES = 1000
 
 
 class LocalPeer:
-    """See `delayserver.recovery.incoming.Peer`."""
+    """See `delayserver.recovery.incoming.ReplicaPeer`."""
 
-    def __init__(self, snapshots: Snapshots, make: Callable[[], Manifest]) -> None:
+    def __init__(self, snapshots: Snapshots, make: Callable[[], SnapshotManifest]) -> None:
         self.name = "local"
         self._snapshots = snapshots
         self._make = make
@@ -30,7 +30,7 @@ class LocalPeer:
         """Files that were read, from where, and how far."""
         self.breaks_after_bytes: int | None = None
 
-    def snapshot(self) -> Manifest:
+    def snapshot(self) -> SnapshotManifest:
         return self._make()
 
     @contextlib.contextmanager

@@ -36,7 +36,7 @@ from delayserver.records.tables import (
     read_definitions_place,
     read_hours,
 )
-from delayserver.recovery.snapshots import CATALOG_PATH, COPIED, Manifest, SnapshotFile
+from delayserver.recovery.snapshots import CATALOG_PATH, COPIED, SnapshotFile, SnapshotManifest
 from storage.buckets import bucket_path, parse_bucket_file
 from storage.catalog import Catalog, Table
 from storage.definitions_log import definitions_path, parse_definitions_name, scan_definitions
@@ -65,13 +65,13 @@ log = structlog.get_logger()
 Progress = Callable[[str, int, int], None]
 
 
-class Peer(Protocol):
+class ReplicaPeer(Protocol):
     """Another node, which has a replica of the shard. All calls raise PeerError and OSError."""
 
     name: str
     """For people."""
 
-    def snapshot(self) -> Manifest:
+    def snapshot(self) -> SnapshotManifest:
         """Have it make one."""
         ...
 
@@ -113,7 +113,7 @@ class Incoming:
         self._done_bytes = 0
         self._told_s = 0.0
 
-    def fetch(self, peers: Sequence[Peer]) -> Manifest:
+    def fetch(self, peers: Sequence[ReplicaPeer]) -> SnapshotManifest:
         """Let the directory be what one of the peers has; the first that can give it does.
 
         Raises NoPeerError: nothing has changed; StorageError: of the own disk."""
@@ -141,7 +141,7 @@ class Incoming:
 
     # ── copying ────────────────────────────────────────────────────────────────────────────────
 
-    def _copy(self, peer: Peer) -> Manifest:
+    def _copy(self, peer: ReplicaPeer) -> SnapshotManifest:
         manifest = peer.snapshot()
         try:
             self._check(peer, manifest)
@@ -163,7 +163,7 @@ class Incoming:
                 peer.release(manifest.id)
         return manifest
 
-    def _check(self, peer: Peer, manifest: Manifest) -> None:
+    def _check(self, peer: ReplicaPeer, manifest: SnapshotManifest) -> None:
         """Whether it is of this shard, in a format that this version reads, and names no file that
         is none of a replica."""
         own = self._identity
@@ -179,7 +179,7 @@ class Incoming:
             if _kind_of(path) is None:
                 raise PeerError(peer.name, f"{path!r} is no file of a replica")
 
-    def _make_room(self, manifest: Manifest) -> None:
+    def _make_room(self, manifest: SnapshotManifest) -> None:
         """Delete what has come before and is none of these files."""
         wanted = {file.path for file in manifest.files}
         for directory in COPIED:
@@ -188,7 +188,9 @@ class Incoming:
                 if f"{directory}/{name}" not in wanted:
                     self._files.unlink(_new(f"{directory}/{name}"))
 
-    def _copy_file(self, peer: Peer, manifest: Manifest, wanted: SnapshotFile) -> None:
+    def _copy_file(
+        self, peer: ReplicaPeer, manifest: SnapshotManifest, wanted: SnapshotFile
+    ) -> None:
         with contextlib.closing(self._files.open(_new(wanted.path), create=True)) as file:
             if file.size() > wanted.length:
                 file.truncate(wanted.length)
@@ -212,7 +214,7 @@ class Incoming:
                 raise ConnectionError(f"{wanted.path} ended at {end} of {wanted.length}")
             file.fdatasync()
 
-    def _tell(self, manifest: Manifest) -> None:
+    def _tell(self, manifest: SnapshotManifest) -> None:
         now_s = self._monotonic()
         if now_s - self._told_s >= PROGRESS_S:
             self._told_s = now_s
@@ -220,7 +222,7 @@ class Incoming:
 
     # ── verifying ──────────────────────────────────────────────────────────────────────────────
 
-    def _compare(self, peer: Peer, manifest: Manifest) -> dict[str, RunState]:
+    def _compare(self, peer: ReplicaPeer, manifest: SnapshotManifest) -> dict[str, RunState]:
         """Whether the catalog is sound, and names just the files of the manifest; its key runs, by
         path."""
         try:
@@ -246,7 +248,7 @@ class Incoming:
             raise PeerError(peer.name, "its catalog names other files than its snapshot has")
         return runs
 
-    def _verify(self, peer: Peer, wanted: SnapshotFile) -> None:
+    def _verify(self, peer: ReplicaPeer, wanted: SnapshotFile) -> None:
         """Whether every frame is intact; a torn end of a dispatch log is cut off."""
         kind = _kind_of(wanted.path)
         assert kind is not None
@@ -262,7 +264,7 @@ class Incoming:
                 reason = f"{wanted.path} is damaged at offset {damage.offset}: {damage.reason}"
                 raise PeerError(peer.name, reason)
 
-    def _verify_run(self, peer: Peer, state: RunState) -> None:
+    def _verify_run(self, peer: ReplicaPeer, state: RunState) -> None:
         """Whether it is the one that the catalog names, and every block is intact."""
         stamp, path = self._identity.stamp, _new(run_path(state.number))
         try:
@@ -275,7 +277,7 @@ class Incoming:
 
     # ── the swap ───────────────────────────────────────────────────────────────────────────────
 
-    def _swap(self, manifest: Manifest) -> None:
+    def _swap(self, manifest: SnapshotManifest) -> None:
         """Put all of it in the place of what is there."""
         self._remove_replaced()
         swap = Swap(self._files, DIRECTORY)

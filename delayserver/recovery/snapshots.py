@@ -60,7 +60,7 @@ class SnapshotFile(NamedTuple):
     length: int
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class SnapshotManifest(msgspec.Struct, frozen=True):
     """What a snapshot holds."""
 
     id: str
@@ -80,13 +80,13 @@ class Manifest(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self)
 
 
-decode_manifest = msgspec.json.Decoder(Manifest).decode
+decode_manifest = msgspec.json.Decoder(SnapshotManifest).decode
 
 
-class Held(NamedTuple):
+class HeldSnapshot(NamedTuple):
     """A snapshot of which only the catalog is missing."""
 
-    manifest: Manifest
+    manifest: SnapshotManifest
     catalog: Frozen
 
 
@@ -117,7 +117,7 @@ class Snapshots:
 
     # ── the filing thread ──────────────────────────────────────────────────────────────────────
 
-    def take(self, store: Store) -> Held:
+    def take(self, store: Store) -> HeldSnapshot:
         """Keep what the last checkpoint names. It must have been made just now: nothing was filed
         or purged since. Raises DiskError, CatalogError, DamageError: then nothing is kept."""
         self._number += 1
@@ -130,7 +130,7 @@ class Snapshots:
             self._remove(snapshot_id)
             raise
         identity = self._identity
-        manifest = Manifest(
+        manifest = SnapshotManifest(
             snapshot_id,
             store.identity.version,
             identity.stamp,
@@ -138,7 +138,7 @@ class Snapshots:
             store.replay.checkpoint_seq,
             files,
         )
-        return Held(manifest, frozen)
+        return HeldSnapshot(manifest, frozen)
 
     def _link_all(self, snapshot_id: str, store: Store) -> list[SnapshotFile]:
         for directory in COPIED:
@@ -172,7 +172,7 @@ class Snapshots:
 
     # ── any other thread ───────────────────────────────────────────────────────────────────────
 
-    def complete(self, held: Held) -> Manifest:
+    def complete(self, held: HeldSnapshot) -> SnapshotManifest:
         """Copy the catalog; what can be read from now on. The oldest of too many snapshots goes.
 
         Raises CatalogError, DiskError: then nothing is kept."""

@@ -5,7 +5,7 @@ from functools import partial
 from typing import cast
 
 from delayserver.recovery.incoming import Incoming
-from delayserver.recovery.snapshots import Held, Snapshots
+from delayserver.recovery.snapshots import HeldSnapshot, Snapshots
 from delayserver.server.threads import SnapshotRequest
 from delayserver.testing import World
 from delayserver.testing.server import SimulatedServer
@@ -27,13 +27,13 @@ class Taken:
         self._world = world
         self._server = server
         self.snapshots = Snapshots(world.disk, server.store.identity)
-        self.held: Held | None = None
+        self.held: HeldSnapshot | None = None
         self.is_refused = False
         self.content: dict[str, object]
         self.settled: set[bytes]
         server.replayer.put(SnapshotRequest(self._take, self._done))
 
-    def _take(self) -> Held:
+    def _take(self) -> HeldSnapshot:
         held = self.snapshots.take(self._server.store)
         inner = self._world.catalog
         self.content = content_of(self._world.disk, inner)
@@ -42,7 +42,7 @@ class Taken:
 
     def _done(self, held: object, error: StorageError | None) -> None:
         assert error is None or self._world.faults.struck
-        self.held, self.is_refused = cast("Held | None", held), error is not None
+        self.held, self.is_refused = cast("HeldSnapshot | None", held), error is not None
 
 
 class WorldOfSnapshots(World):
@@ -64,7 +64,7 @@ class WorldOfSnapshots(World):
             self.copies += 1
             self.taken = None
 
-    def _copy(self, taken: Taken, held: Held) -> None:
+    def _copy(self, taken: Taken, held: HeldSnapshot) -> None:
         files = SimulatedFiles()
         peer = LocalPeer(taken.snapshots, partial(taken.snapshots.complete, held))
         identity = open_identity(self.disk, random_bytes=None)

@@ -18,7 +18,7 @@ import msgspec
 from delayserver.api.cluster.proofs import HEADER, NONCE_HEADER, Proofs
 from delayserver.api.cluster.sharing import FROM_HEADER, PREFIX
 from delayserver.errors import LinkError
-from delayserver.recovery.snapshots import Manifest, decode_manifest
+from delayserver.recovery.snapshots import SnapshotManifest, decode_manifest
 from storage.errors import PeerError
 
 SILENCE_S: Final = 60.0
@@ -28,7 +28,7 @@ _READ_BYTES: Final = 256 * 1024
 
 
 class HttpPeer:
-    """See `delayserver.recovery.incoming.Peer`."""
+    """See `delayserver.recovery.incoming.ReplicaPeer`."""
 
     def __init__(
         self, url: str, shard: int, proofs: Proofs, tls: ssl.SSLContext, clock: Callable[[], int]
@@ -40,7 +40,7 @@ class HttpPeer:
         self._tls = tls
         self._clock = clock
 
-    def snapshot(self) -> Manifest:
+    def snapshot(self) -> SnapshotManifest:
         """Raises PeerError, OSError."""
         with self._asked("GET", self._root) as (_, pieces):
             try:

@@ -33,7 +33,7 @@ from delayserver.api.hot.asgi import Asgi, Receive, Scope, Send, send_answer
 from delayserver.api.hot.consume import WHEN_GONE
 from delayserver.errors import NotFoundError, OverloadedError
 from delayserver.recovery.incoming import prefix_checksum
-from delayserver.recovery.snapshots import Held, Snapshots
+from delayserver.recovery.snapshots import HeldSnapshot, Snapshots
 from delayserver.recovery.store import Store
 from storage.errors import StorageError
 from storage.files import File
@@ -126,13 +126,13 @@ class Sharing:
 
     async def _take(self) -> bytes:
         loop = asyncio.get_running_loop()
-        asked: asyncio.Future[Held] = loop.create_future()
+        asked: asyncio.Future[HeldSnapshot] = loop.create_future()
 
         def resolve(held: object, error: StorageError | None) -> None:
             if asked.done():
                 return
             if error is None:
-                asked.set_result(cast(Held, held))
+                asked.set_result(cast(HeldSnapshot, held))
             else:
                 asked.set_exception(error)
 

@@ -15,7 +15,13 @@ from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.records.message import Payload
 from delayserver.recovery.incoming import Incoming, clear, finish_swap
-from delayserver.recovery.snapshots import Held, Manifest, SnapshotFile, Snapshots, taken
+from delayserver.recovery.snapshots import (
+    HeldSnapshot,
+    SnapshotFile,
+    SnapshotManifest,
+    Snapshots,
+    taken,
+)
 from delayserver.recovery.store import Surroundings
 from delayserver.testing.server import START_MS, Observer, SimulatedClock, SimulatedServer
 from storage.check import assert_clean
@@ -64,7 +70,7 @@ class Source:
         self.server.replay.checkpoint()
         self.snapshots = Snapshots(self.disk, self.server.store.identity)
 
-    def make(self) -> Manifest:
+    def make(self) -> SnapshotManifest:
         return self.snapshots.complete(self.snapshots.take(self.server.store))
 
     def peer(self) -> LocalPeer:
@@ -188,7 +194,7 @@ def test_what_came_from_another_replica_is_not_continued(source: Source) -> None
     assert found_in(disk) == source.content()
 
 
-def _broken() -> Manifest:
+def _broken() -> SnapshotManifest:
     raise ConnectionResetError("it has hung up")
 
 
@@ -237,7 +243,7 @@ def test_a_torn_end_of_a_dispatch_log_is_cut_off() -> None:
 def test_a_damaged_catalog_is_not_opened(source: Source) -> None:
     disk, peer = SimulatedFiles(), source.peer()
 
-    def make() -> Manifest:
+    def make() -> SnapshotManifest:
         manifest = source.make()
         file = source.disk.open(f"snapshots/{manifest.id}/catalog/data.mdb")
         file.pwrite([b"?"], 200)
@@ -267,7 +273,7 @@ def test_what_is_something_else_is_refused(
 ) -> None:
     peer = source.peer()
 
-    def make() -> Manifest:
+    def make() -> SnapshotManifest:
         manifest = source.make()
         if "files" in change:
             names = change["files"]
@@ -295,7 +301,7 @@ def test_a_file_that_is_gone_at_the_source_is_damage() -> None:
 def test_links_of_an_earlier_process_are_removed() -> None:
     source = Source(6)
     held = source.snapshots.take(source.server.store)
-    assert isinstance(held, Held)
+    assert isinstance(held, HeldSnapshot)
     below = f"snapshots/{held.manifest.id}/schedule"
     assert source.disk.list(below)
     Snapshots(source.disk, IDENTITY)
