@@ -313,7 +313,7 @@ class NodeShard:
         identity = membership.identity
         self._proofs = Proofs(bytes.fromhex(identity.link_secret), identity.cluster)
         self._files = OsFiles(str(settings.data_dir))
-        self._snapshots: Snapshots
+        self._snapshots = Snapshots(self._files, membership.of_shard(place.shard))
         self._tls = make_owner_tls(settings)
         self._own_url = ""
         self._is_damaged = False
@@ -360,7 +360,6 @@ class NodeShard:
         files, settings = self._files, self._settings
         with files.lock(LOCK_FILE):
             finish_swap(files)
-            self._snapshots = Snapshots(files, self._membership.of_shard(self._place.shard))
         standby = self._replica.stand_by(files, lambda: open_catalog_in(files, settings))
         standby.is_drained = self._membership.node in self.lines.news.drained
         self._reports.how_far = lambda: (standby.kept, standby.state.next_offset)
