@@ -66,7 +66,9 @@ Progress = Callable[[str, int, int], None]
 
 
 class ReplicaPeer(Protocol):
-    """Another node, which has a replica of the shard. All calls raise ReplicaPeerError and OSError."""
+    """Another node, which has a replica of the shard.
+
+    All calls raise ReplicaPeerError: it does not give one; OSError: it may if it is asked again."""
 
     name: str
     """For people."""

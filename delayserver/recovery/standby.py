@@ -340,6 +340,11 @@ class Standby:
         self._log.close()
         self._store.close()
 
+    def abandon(self) -> None:
+        """Let go of all of it: the replica is opened anew."""
+        self._writer.close()
+        self.close()
+
     def finish(self) -> None:
         """File all that stood before the claim, and learn all that was settled by then; the store
         is closed behind that. The office is held by beats meanwhile.

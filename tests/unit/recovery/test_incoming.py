@@ -26,7 +26,7 @@ from delayserver.recovery.store import Surroundings
 from delayserver.testing.server import START_MS, Observer, SimulatedClock, SimulatedServer
 from storage.check import assert_clean
 from storage.directory import Identity, open_identity
-from storage.errors import DamageError, NoPeerError, ReplicaPeerError, RepairUnfinishedError
+from storage.errors import DamageError, NoPeerError, RepairUnfinishedError, ReplicaPeerError
 from storage.files import Files
 from storage.replicated.own import OWN_FILE
 from storage.rows import HOUR_MS
