@@ -9,6 +9,8 @@
     DIR/catalog/          LMDB
     DIR/REPAIR            what a repair was about to do when it was interrupted
     DIR/repair/           what repairs replaced
+    DIR/snapshots/        what another node copies just now
+    DIR/incoming/         what comes from another node
 
 Cost: a few system calls at start. Threads: used before any thread starts.
 """

@@ -21,7 +21,6 @@ import asyncio
 import itertools
 import os
 import random
-import secrets
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -147,7 +146,8 @@ class ChaosRun(Load[ChaosLedger]):
         """When the strike fell that is measured."""
         self._epochs: list[int] = []
         """Of the shards, when all was well last."""
-        self._token = secrets.token_hex(16)
+        self._secrets = random.Random(f"{seed}, secrets")
+        self._token = self._secrets.randbytes(16).hex()
         self._log = (directory / "strikes.log").open("a", buffering=1)
 
     @property
@@ -206,7 +206,7 @@ class ChaosRun(Load[ChaosLedger]):
         """What `delayserver cluster create` does."""
         flushes = self._durability == "fsync-all"
         self._engine.create(self._shards, BROKERS, flushes=flushes)
-        identity = make_identity(url.name, self._shards, self._durability, os.urandom)
+        identity = make_identity(url.name, self._shards, self._durability, self._secrets.randbytes)
         MetaLog(self._engine.meta()).create(identity)
         self._url = url
         for shard in range(self._shards):

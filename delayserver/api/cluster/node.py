@@ -55,7 +55,7 @@ from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.server.metrics import Metrics
 from delayserver.server.server import open_catalog_in, stopwatch_ms, wall_clock_ms
 from storage.catalog import LmdbCatalog
-from storage.directory import LOCK_FILE
+from storage.directory import FORMAT_FILE, LOCK_FILE
 from storage.errors import (
     DamageError,
     EngineError,
@@ -83,8 +83,10 @@ HEAL_S: Final = 600.0
 """After a damaged replica was made anew, or could not be, it is not tried again for so long."""
 RENEW_S: Final = 2.0
 """Between two rounds of asking who has a copy."""
+COPY_RECORDS: Final = 100_000
+"""A new replica reads as many records, and copies another one where there are more."""
 PEERS_S: Final = 10.0
-"""So long a replica that is damaged waits to hear of others."""
+"""So long a replica that need not be made anew waits to hear of others."""
 REPORT_S: Final = 3.0
 DELETE_S: Final = 60.0
 KEPT_MS: Final = 3_600_000
@@ -202,7 +204,7 @@ class Follow(threading.Thread):
     def _close(self) -> None:
         standby, self.standby = self.standby, None
         assert standby is not None
-        standby.close()
+        standby.abandon()
 
     @property
     def is_ending(self) -> bool:
@@ -226,7 +228,7 @@ class Reports(threading.Thread):
     ) -> None:
         """`url`: where clients reach the node."""
         super().__init__(name="delayserver-reports", daemon=True)
-        self.how_far: HowFar = lambda: ((0, 0), 0)
+        self.how_far: HowFar = _nowhere
         self.process_url = ""
         """Where others get a copy of the replica; empty: there is none."""
         self.is_owner = False
@@ -312,7 +314,7 @@ class NodeShard:
         identity = membership.identity
         self._proofs = Proofs(bytes.fromhex(identity.link_secret), identity.cluster)
         self._files = OsFiles(str(settings.data_dir))
-        self._snapshots: Snapshots
+        self._snapshots = Snapshots(self._files, membership.of_shard(place.shard))
         self._tls = make_owner_tls(settings)
         self._own_url = ""
         self._is_damaged = False
@@ -359,7 +361,6 @@ class NodeShard:
         files, settings = self._files, self._settings
         with files.lock(LOCK_FILE):
             finish_swap(files)
-            self._snapshots = Snapshots(files, self._membership.of_shard(self._place.shard))
         standby = self._replica.stand_by(files, lambda: open_catalog_in(files, settings))
         standby.is_drained = self._membership.node in self.lines.news.drained
         self._reports.how_far = lambda: (standby.kept, standby.state.next_offset)
@@ -367,10 +368,15 @@ class NodeShard:
         return standby
 
     def _open_sound(self) -> Standby | None:
-        """The same; None: it is damaged. Raises StorageError."""
+        """The same; None: it is damaged, or there is none, and a copy is quicker than the whole
+        log. Raises StorageError."""
         if self._is_damaged:
             self._is_damaged = False
             return None
+        if not self._files.exists(FORMAT_FILE):
+            with contextlib.closing(self._brokers.log(self._place.shard)) as shard_log:
+                if (shard_log.end() or 0) > COPY_RECORDS:
+                    return None
         try:
             return self._open()
         except DamageError as error:
@@ -380,7 +386,8 @@ class NodeShard:
     def _renew(self, follow: Follow, must: bool) -> Standby | None:
         """Make the replica anew from another one; unless it must be, go on as it is if nobody gives
         a copy. None: it is to end. Raises StorageError."""
-        self._reports.process_url = ""
+        # It counts for nothing meanwhile: what it lacks is not deleted from the logs.
+        self._reports.process_url, self._reports.how_far = "", _nowhere
         incoming = Incoming(
             self._files,
             self._membership.of_shard(self._place.shard),
@@ -645,6 +652,11 @@ class NodeShard:
     def close(self) -> None:
         """Let go of what is left."""
         self._reports.end()
+
+
+def _nowhere() -> tuple[tuple[int, int], int]:
+    """How far a replica is that is not there."""
+    return (0, 0), 0
 
 
 def replace_drained(news: News, node: str) -> News:

@@ -107,14 +107,14 @@ def test_a_record_of_another_in_the_middle_of_a_frame_ends_it() -> None:
     class Interrupted(MemoryLog):
         """Somebody else's record stands between the first part and the second."""
 
-        def append(self, records, meanwhile=lambda: None):  # type: ignore[no-untyped-def]
+        def append(self, records, meanwhile=lambda: None):
             (first,) = super().append(records[:1])
             other = one.origin.another()
             other.append([envelope.encode(Claim(2, 9, 5, -1, ""))])
             rest = super().append(records[1:])
             return [first, *rest]
 
-    one.holder.log = Interrupted("", one.origin._records)
+    one.holder.log = Interrupted("", one.origin._records)  # type: ignore[misc]
     with pytest.raises(FencedError, match="expected at offset 2, and it is at 3"):
         one.holder.append_frame(frame_of(1, b"x" * PART_MAX_BYTES))
     assert RecordVerdict.COMPLETES not in one.fold()

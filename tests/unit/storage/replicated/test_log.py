@@ -14,7 +14,7 @@ from storage.replicated.lease import BEAT_MS, Tenure
 from storage.replicated.log import OFFICE_KEY, FollowedLog, ReplicatedLog, office_of
 from storage.replicated.office import OfficeState
 from storage.replicated.own import OwnLog
-from storage.replicated.reader import LogReader
+from storage.replicated.reader import RecordReader
 from storage.rows import DTYPES, LogKind
 from storage.testing.engine import AppendOutcome, MemoryLog
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles
@@ -42,7 +42,7 @@ class Owner:
         self.faults = Faults()
         self.stopwatch = Stopwatch()
         self.writer = log.another()
-        reader = LogReader(log.another(), STAMP, OfficeState())
+        reader = RecordReader(log.another(), STAMP, OfficeState())
         end = log.end() or 0
         while reader.office.state.next_offset < end:
             reader.read(0)

@@ -8,7 +8,7 @@ from storage.errors import OffsetRangeError, RecordDamageError
 from storage.replicated import envelope
 from storage.replicated.envelope import Beat, Claim, LogRecord, split
 from storage.replicated.office import OfficeState, RecordVerdict
-from storage.replicated.reader import LogReader, Read, frame_of
+from storage.replicated.reader import Read, RecordReader, frame_of
 from storage.rows import LogKind
 from storage.testing.engine import MemoryLog
 from tests.unit.storage.replicated.test_holder import STAMP
@@ -33,7 +33,7 @@ def log_of(*records: LogRecord) -> MemoryLog:
 
 
 def read_all(log: MemoryLog, state: OfficeState = OfficeState()) -> list[Read]:  # noqa: B008
-    return LogReader(log.another(), STAMP, state).read(0)
+    return RecordReader(log.another(), STAMP, state).read(0)
 
 
 def seqs(found: list[Read]) -> list[int]:
