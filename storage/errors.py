@@ -21,7 +21,7 @@ StorageError
 │   ├── NewerRecordError    a record of a type, or with a flag, that this version does not know
 │   ├── OffsetGapError      a record does not stand at the offset that follows the one before it
 │   └── OffsetRangeError    the log does not hold an offset any more, or ends before it
-├── CopySourceError        a replica cannot be copied from this node now
+├── CopySourceError         a replica cannot be copied from this node now
 ├── NoPeerError             … nor from any other
 ├── EngineError             what keeps the replicated logs refused a call, or cannot be reached
 ├── EngineSettingsError     what says where the logs are, or how they are reached, is wrong

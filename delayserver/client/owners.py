@@ -304,7 +304,10 @@ class Owners:
         urls = {
             one.shard: one.url
             for one in shards
-            if self.count > 1 and one.state == "serving" and one.url and self._may_ask(one.url)
+            if (self.count > 1 or one.epoch)  # else it is a server alone
+            and one.state == "serving"
+            and one.url
+            and self._may_ask(one.url)
         }
         epochs = {one.shard: one.epoch for one in shards}
         for owner in tuple(self._owners.values()):

@@ -1,6 +1,6 @@
 """A standby: files what the owner of a shard has logged, and claims the office if it falls silent.
 
-    the shard's log ───────▶ LogReader ──▶ Replay.file ──▶ schedule log, catalog
+    the shard's log ───────▶ RecordReader ──▶ Replay.file ──▶ schedule log, catalog
     what is settled ───────▶ Settler.write ──▶ dispatch log
     nobody is heard of ────▶ CLAIM ──▶ it counts ──▶ all that is behind it is filed: the new owner
 
@@ -42,7 +42,7 @@ from storage.replicated.holder import Holder
 from storage.replicated.lease import Follower, Tenure
 from storage.replicated.log import FollowedLog
 from storage.replicated.office import OfficeState, RecordVerdict
-from storage.replicated.reader import LogReader
+from storage.replicated.reader import RecordReader
 from storage.rows import DISPATCH_DTYPE, HOUR_MS, LogKind
 
 ASK_MS: Final = 200
@@ -104,7 +104,7 @@ class Standby:
         damage = cut_to_checkpoint(store.message_log, store.schedule, store.replay)
         self.damage: list[Damage] = damage
         """What was found and has not been told to anybody."""
-        self._reader = LogReader(log, store.identity.stamp, self._followed.place)
+        self._reader = RecordReader(log, store.identity.stamp, self._followed.place)
         self.is_drained = False
         """This node is to own nothing; may be set by any thread."""
         self._waiting: list[Records] = []
@@ -255,6 +255,9 @@ class Standby:
     def _ask(self) -> None:
         self._asked_ms = self._stopwatch()
         self._end = self._log.end()
+        if self._end is None:
+            # Else it would claim as soon as there is a leader again, before the owner is heard.
+            self._follower.could_not_ask(self._stopwatch())
 
     # ── housekeeping ───────────────────────────────────────────────────────────────────────────
 

@@ -32,7 +32,7 @@ class Read(NamedTuple):
     """Where a reader goes on that needs nothing up to here."""
 
 
-class LogReader:
+class RecordReader:
     """Reads the log of one shard from a checkpoint on."""
 
     def __init__(self, log: EngineLog, stamp: int, state: OfficeState) -> None:

@@ -27,7 +27,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -112,7 +112,7 @@ class ChaosRun(Load[ChaosLedger]):
         rounds: int,
         minutes: float | None = None,
         shards: int = 2,
-        durability: str = "fsync",
+        durability: Literal["os", "fsync", "fsync-all"] = "fsync",
         only: str = "",
         report: Callable[["ChaosRun"], None] = lambda run: None,
     ) -> None:
@@ -588,8 +588,9 @@ class ChaosRun(Load[ChaosLedger]):
         if method == "POST" and isinstance(answer, dict):
             now_s = time.monotonic()
             ids = [answer["id"]] if "id" in answer else answer.get("ids", ())
-            for shard in {shard_of(message_id) for message_id in ids} - {None}:
-                self._times[shard].answered(asked_s, now_s)
+            for shard in {shard_of(message_id) for message_id in ids}:
+                if shard is not None:
+                    self._times[shard].answered(asked_s, now_s)
         return status, answer
 
     def _on_delivered(

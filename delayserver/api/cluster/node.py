@@ -41,8 +41,7 @@ from delayserver.api.cluster.meeting import TcpMeeting
 from delayserver.api.cluster.membership import Address, Lines, Membership, entry_of
 from delayserver.api.cluster.proofs import Proofs
 from delayserver.api.cluster.sharing import Sharing, Take, Taken
-from delayserver.api.cluster.standby import Standby as Front
-from delayserver.api.cluster.standby import make_owner_tls
+from delayserver.api.cluster.standby import StandbyFront, make_owner_tls
 from delayserver.api.cluster.watch import News, ReplicaNote, choose, deletable, kept_by_two
 from delayserver.api.hot.asgi import Asgi
 from delayserver.config import Settings
@@ -499,7 +498,7 @@ class NodeShard:
         )
         # A call that is passed on has a second descriptor, and the budget has one for each client.
         clients_max = max(1, settings.connections_max // 2)
-        front = Front(
+        front = StandbyFront(
             settings.model_copy(update={"connections_max": clients_max}),
             shard=self._place.shard,
             owner=partial(self._owner_url, self._own_url),
@@ -597,6 +596,7 @@ class NodeShard:
             message_log=owned.message_log,
             settler=owned.settler,
             may_deliver=owned.may_deliver,
+            commit_patience_ms=owned.commit_patience_ms,
         )
 
     def serving(self, message_log: WriteAheadLog, metrics: Metrics) -> None:

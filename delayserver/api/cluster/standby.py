@@ -61,7 +61,7 @@ FLUSH_S: Final = 0.25
 _DATE_S: Final = 1.0
 
 
-class Standby:
+class StandbyFront:
     """Answers at the addresses of a node, from `begin` to `close`, once."""
 
     def __init__(

@@ -70,6 +70,11 @@ class ChancyLog(MemoryLog):
     def end(self) -> int | None:
         return None if self._chance.happens(0.03) else super().end()
 
+    @property
+    def length(self) -> int:
+        """Where the log ends, whatever the engine says."""
+        return self._records.end
+
     def lose_tail(self, end: int) -> int:
         """The engine has lost power, and what stood from `end` on; how many records that is."""
         lost = self._records.end - end

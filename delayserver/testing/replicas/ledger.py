@@ -9,7 +9,7 @@ Cost: that of the ledger. Threads: none.
 """
 
 from delayserver.delivery.settler import DISPATCH_ROW
-from delayserver.records.message import DueDelivery
+from delayserver.records.message import DueDelivery, State
 from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.committed import Records
 from delayserver.schedule.wheel_rows import FiredRows
@@ -29,6 +29,8 @@ class ReplicaLedger(Ledger):
         """What was answered: first seq, rows, payload."""
         self._late: set[tuple[int, int]] = set()
         """Deliveries that a zombie has recorded."""
+        self.is_late = False
+        """A zombie has its turn."""
 
     def committed(self, rows: bytes, payload: bytes) -> None:
         before = self.durable_seq
@@ -38,6 +40,11 @@ class ReplicaLedger(Ledger):
     def acked(self, delivery: DueDelivery) -> None:
         if (delivery.entry.seq, delivery.subscription_id) not in self._late:
             super().acked(delivery)
+
+    def located(self, message_seq: int, state: State) -> None:
+        # A zombie says what it knows, which was true.
+        if not self.is_late:
+            super().located(message_seq, state)
 
     def late(self, row: bytes) -> None:
         """A zombie has been told that a delivery has ended, and will say so."""
@@ -62,8 +69,10 @@ class ReplicaLedger(Ledger):
     def _check_files(self, server: SimulatedServer) -> None:
         # This node may have deleted what another one still has.
         everything = {hour: list(rows) for hour, rows in self._filed.items()}
-        super()._check_files(server)
-        self._filed = everything
+        try:
+            super()._check_files(server)
+        finally:
+            self._filed = everything
 
 
 class ZombieObserver(Observer):

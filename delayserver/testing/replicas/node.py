@@ -18,6 +18,7 @@ from delayserver.delivery.settler import DISPATCH_ROW
 from delayserver.recovery.replica import Replica, ReplicaPlace
 from delayserver.recovery.standby import Standby
 from delayserver.recovery.store import Surroundings
+from delayserver.testing.durable import Violation
 from delayserver.testing.replicas.engine import Chance, ChancyLog
 from delayserver.testing.replicas.ledger import (
     ReplicaLedger,
@@ -30,10 +31,12 @@ from delayserver.testing.server import (
     SimulatedServer,
     simulated_surroundings,
 )
+from storage.catalog import Table
 from storage.directory import Identity
 from storage.files import Files
 from storage.replicated.holder import Holder
-from storage.replicated.office import RecordVerdict
+from storage.replicated.log import OFFICE_KEY, office_of
+from storage.replicated.office import OfficeState, RecordVerdict
 from storage.replicated.reader import Read
 from storage.staging import DIRECTORY as IMPORTS
 from storage.testing.catalog import MemoryCatalog
@@ -125,6 +128,10 @@ class Node:
 
     # ── its disk ───────────────────────────────────────────────────────────────────────────────
 
+    def place(self) -> OfficeState:
+        """Where the catalog's checkpoint stands in the log. No process runs."""
+        return office_of(self.catalog.get(Table.META, OFFICE_KEY))
+
     def lose_disk(self) -> None:
         """A new disk, with nothing on it but what was staged. No process runs."""
         assert self.standby is None and self.server is None
@@ -174,9 +181,18 @@ class Node:
             for offset, one in enumerate(found, first):
                 known = verdicts.setdefault(offset, one.verdict)
                 if known is not one.verdict:
-                    raise AssertionError(f"{one.verdict!r} at {offset}, another says {known!r}")
+                    raise Violation(f"{one.verdict!r} at {offset}, not {known!r} as before (I15)")
             return found
 
+        def claimed() -> Holder | None:
+            before = standby.state, self.cluster.log.length
+            holder = claim()
+            if self.cluster.log.length > before[1] != before[0].next_offset:
+                raise Violation(f"{self} claims, has read up to {before} (R3)")
+            return holder
+
+        claim = standby._claim
+        standby._claim = claimed  # type: ignore[method-assign]
         standby._reader.read = noted  # type: ignore[method-assign]
 
     def _around(self, base: Surroundings) -> Surroundings:

@@ -20,7 +20,7 @@ from storage.buckets import is_day
 from storage.catalog import Table
 from storage.frame import Frame
 from storage.replicated.office import OfficeState
-from storage.replicated.reader import LogReader
+from storage.replicated.reader import RecordReader
 from storage.rows import HOUR_MS, LogKind
 
 SAME: tuple[Table, ...] = (Table.SUBJECTS, Table.SUBSCRIPTIONS, Table.DEAD_LETTERS)
@@ -31,7 +31,7 @@ OF_HOURS: tuple[Table, ...] = (Table.KEYS, Table.CHANGES)
 
 def check_log(cluster: Cluster, ledger: ReplicaLedger) -> None:
     """I15, I17. Raises Violation."""
-    reader = LogReader(cluster.log.another(), IDENTITY.stamp, OfficeState())
+    reader = RecordReader(cluster.log.another(), IDENTITY.stamp, OfficeState())
     frames: dict[int, Frame] = {}
     end = cluster.log.end()
     assert end is not None

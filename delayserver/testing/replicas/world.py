@@ -63,6 +63,8 @@ class ReplicaWorld(World):
         self._owner: Node | None = None
         self._next: tuple[Node, Holder] | None = None
         """Who has taken over, and does not serve yet."""
+        self._first: Node | None = None
+        """Who alone has what the engine has lost, and serves before all others."""
         stage = self.clients._stage
 
         def staged_everywhere() -> str | None:
@@ -103,7 +105,9 @@ class ReplicaWorld(World):
             for _ in range(steps):
                 self._step()
             dice = luck.random()
-            if dice < 0.15:
+            if self.cluster.has_own_log and dice > 0.8:
+                ending = "power loss of all"
+            elif dice < 0.15:
                 self._leave()
             elif dice < 0.5:
                 self._hang()
@@ -145,8 +149,27 @@ class ReplicaWorld(World):
         node.disk.on_sync = lambda: None
         if ending == "taken over" and node.server is not None:
             node.outlive()
+        elif ending == "power loss of all":
+            self._lose_all_power(node)
         else:
             node.end(power_loss=ending == "power loss")
+
+    def _lose_all_power(self, owner: Node) -> None:
+        """All nodes, and all servers of the engine, which have not written their last records.
+
+        No more is lost here than what no checkpoint has: behind one the replica could not go on.
+        The owner comes back before others may claim."""
+        for node in self.nodes:
+            node.end(power_loss=True)
+        self._next = None
+        log = self.cluster.log
+        kept = max(node.place().next_offset for node in self.nodes)
+        end = self._luck.randrange(kept, log.length + 1)
+        self.counts["records that the engine lost"] += log.lose_tail(end)
+        for offset in [offset for offset in self.cluster.verdicts if offset >= end]:
+            del self.cluster.verdicts[offset]
+        self.ledger.lost_power()
+        self._first = owner
 
     def _start(self) -> None:
         self.server = None
@@ -169,6 +192,7 @@ class ReplicaWorld(World):
 
         self.disk.on_sync = on_sync
         super()._start()
+        self._first = None
 
     def _open_server(self, files: FaultyFiles) -> SimulatedServer:
         node = self._owner
@@ -189,7 +213,7 @@ class ReplicaWorld(World):
         """All that stands in the log of what is settled: the new owner knows it."""
         log = SettledLog(self.cluster.settled.another(), IDENTITY.stamp)
         rows: list[bytes] = []
-        offset, end = 0, self.cluster.settled._records.end
+        offset, end = 0, self.cluster.settled.length
         while offset < end:
             for found in log.read(offset, 0):
                 rows += each_row([found.rows.tobytes()])
@@ -224,7 +248,7 @@ class ReplicaWorld(World):
         """Let time pass until somebody holds the office, and has filed all."""
         for number in range(4000):
             if self._next is None:
-                self._step_node(self._luck.choice(self.nodes))
+                self._step_node(self._first or self._luck.choice(self.nodes))
                 self.clock.move(self._luck.choice((20, 100, 300 if number < 100 else 1000)))
                 continue
             node, holder = mine = self._next
@@ -250,15 +274,15 @@ class ReplicaWorld(World):
         troubles = self._troubles()
 
         def meanwhile() -> None:
-            if self._chance.is_calm or self._luck.random() < 0.7:
+            if self._chance.is_calm or self._luck.random() < 0.5:
                 return
-            self.clock.move(self._luck.choice((1, 100, 400)))
+            self.clock.move(self._luck.choice((1, 200, 700)))
             try:
                 holder.beat()
             except FencedError:
                 return  # It will find out by itself.
             for other in self.nodes:
-                if other is not node:
+                if other is not node and self._first is None:
                     self._step_node(other)
             if (
                 self._next is not None
@@ -370,6 +394,7 @@ class ReplicaWorld(World):
         assert server is not None and node.holder is not None
         self.counts["turns of zombies"] += 1
         dice = luck.random()
+        self.ledger.is_late = True
         try:
             if dice < 0.1:
                 node.holder.beat()
@@ -388,6 +413,8 @@ class ReplicaWorld(World):
             if errors.split(StorageError)[1] is not None:
                 raise
             node.end(power_loss=False)
+        finally:
+            self.ledger.is_late = False
 
     def _answer_late(self, node: Node) -> None:
         """A receiver answers what the zombie has sent when it was the owner."""
@@ -414,12 +441,15 @@ class ReplicaWorld(World):
 
     def finish(self) -> None:
         self._chance.is_calm = True
+        if self._first is not None:
+            self._start()  # What the engine has lost comes back with it.
+            self._end_tenure("kill")
         self._agree()
         super().finish()
 
     def _agree(self) -> None:
         """All replicas read to the end, and have the same."""
-        end = self.cluster.log._records.end
+        end = self.cluster.log.length
         for node in self.nodes:
             if node.holder is None or node.is_zombie:
                 node.end(power_loss=False)

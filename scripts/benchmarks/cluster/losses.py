@@ -134,7 +134,7 @@ def takeover(bench: Bench, here: Here) -> None:
     """The owner is killed, hangs; a broker is killed."""
     fill(bench, here)
     for loss in LOSSES:
-        quick = loss.is_of_owner and (not loss.is_hang or loss.timeout_s < TIMEOUT_S)
+        quick = loss.is_of_owner and not loss.is_hang
         if bench.size.of(quick=quick, usual=True):
             # What takes half a minute is not done more often than needed.
             often = 1 if loss.is_hang and loss.timeout_s == TIMEOUT_S else STRIKES
