@@ -21,7 +21,7 @@ StorageError
 │   ├── NewerRecordError    a record of a type, or with a flag, that this version does not know
 │   ├── OffsetGapError      a record does not stand at the offset that follows the one before it
 │   └── OffsetRangeError    the log does not hold an offset any more, or ends before it
-├── ReplicaPeerError        a replica cannot be copied from this node now
+├── CopySourceError         a replica cannot be copied from this node now
 ├── NoPeerError             … nor from any other
 ├── EngineError             what keeps the replicated logs refused a call, or cannot be reached
 ├── EngineSettingsError     what says where the logs are, or how they are reached, is wrong
@@ -258,7 +258,7 @@ class OffsetRangeError(ReplicatedLogError):
         self.end = end
 
 
-class ReplicaPeerError(StorageError):
+class CopySourceError(StorageError):
     """A replica cannot be copied from another node now: it does not answer, it refuses, what it has
     is damaged, or is something else."""
 
@@ -271,7 +271,7 @@ class ReplicaPeerError(StorageError):
 class NoPeerError(StorageError):
     """No other node has given a copy of the shard."""
 
-    def __init__(self, shard: int, refusals: list[ReplicaPeerError]) -> None:
+    def __init__(self, shard: int, refusals: list[CopySourceError]) -> None:
         tried = "; ".join(map(str, refusals)) or "none is known"
         super().__init__(
             f"no other node gives a copy of shard {shard} ({tried}); start a node that has a sound "

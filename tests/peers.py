@@ -9,7 +9,7 @@ from delayserver.recovery.incoming import prefix_checksum
 from delayserver.recovery.snapshots import SnapshotManifest, Snapshots
 from storage.catalog import Catalog, Table
 from storage.directory import open_identity
-from storage.errors import ReplicaPeerError
+from storage.errors import CopySourceError
 from storage.files import Files
 from storage.frame import Frame, scan
 from storage.hour_log import HourLog
@@ -20,7 +20,7 @@ PIECE_BYTES = 1000
 
 
 class LocalPeer:
-    """See `delayserver.recovery.incoming.ReplicaPeer`."""
+    """See `delayserver.recovery.incoming.CopySource`."""
 
     def __init__(self, snapshots: Snapshots, make: Callable[[], SnapshotManifest]) -> None:
         self.name = "local"
@@ -39,7 +39,7 @@ class LocalPeer:
     ) -> Iterator[tuple[int, Iterator[bytes]]]:
         opened = self._snapshots.open(snapshot_id, path)
         if opened is None:
-            raise ReplicaPeerError(self.name, f"{path} is gone")
+            raise CopySourceError(self.name, f"{path} is gone")
         file, length = opened
         with contextlib.closing(file):
             start = have if have and prefix_checksum(file, have) == checksum else 0

@@ -47,7 +47,7 @@ from storage.directory import (
     Identity,
     encode_identity,
 )
-from storage.errors import CatalogError, DamageError, NoPeerError, ReplicaPeerError, UnreadableError
+from storage.errors import CatalogError, CopySourceError, DamageError, NoPeerError, UnreadableError
 from storage.files import File, Files
 from storage.frame import Damage, Frame, damaged_payloads, scan
 from storage.key_runs import RUNS_KEY, KeyRun, RunState, run_path, unpack_runs
@@ -65,10 +65,10 @@ log = structlog.get_logger()
 Progress = Callable[[str, int, int], None]
 
 
-class ReplicaPeer(Protocol):
+class CopySource(Protocol):
     """Another node, which has a replica of the shard.
 
-    All calls raise ReplicaPeerError: it does not give one; OSError: it may if it is asked again."""
+    All calls raise CopySourceError: it does not give one; OSError: it may if it is asked again."""
 
     name: str
     """For people."""
@@ -115,25 +115,25 @@ class Incoming:
         self._done_bytes = 0
         self._told_s = 0.0
 
-    def fetch(self, peers: Sequence[ReplicaPeer]) -> SnapshotManifest:
+    def fetch(self, peers: Sequence[CopySource]) -> SnapshotManifest:
         """Let the directory be what one of the peers has; the first that can give it does.
 
         Raises NoPeerError: nothing has changed; StorageError: of the own disk."""
-        refusals: list[ReplicaPeerError] = []
+        refusals: list[CopySourceError] = []
         for peer in peers:
             for left in reversed(range(TRIES)):
                 if self._is_ending():
                     raise NoPeerError(self._identity.shard, refusals)
                 try:
                     manifest = self._copy(peer)
-                except ReplicaPeerError as error:
+                except CopySourceError as error:
                     log.error("a replica cannot be copied", peer=peer.name, why=error.reason)
                     refusals.append(error)
                     break
                 except OSError as error:
                     log.warning("a copy was interrupted", peer=peer.name, error=str(error))
                     if not left:
-                        refusals.append(ReplicaPeerError(peer.name, f"{error}"))
+                        refusals.append(CopySourceError(peer.name, f"{error}"))
                     else:
                         self._sleep(PAUSE_S)
                 else:
@@ -143,7 +143,7 @@ class Incoming:
 
     # ── copying ────────────────────────────────────────────────────────────────────────────────
 
-    def _copy(self, peer: ReplicaPeer) -> SnapshotManifest:
+    def _copy(self, peer: CopySource) -> SnapshotManifest:
         manifest = peer.snapshot()
         try:
             self._check(peer, manifest)
@@ -161,25 +161,25 @@ class Incoming:
             for directory in COPIED:
                 self._files.sync_directory(_new(directory))
         finally:
-            with contextlib.suppress(OSError, ReplicaPeerError):
+            with contextlib.suppress(OSError, CopySourceError):
                 peer.release(manifest.id)
         return manifest
 
-    def _check(self, peer: ReplicaPeer, manifest: SnapshotManifest) -> None:
+    def _check(self, peer: CopySource, manifest: SnapshotManifest) -> None:
         """Whether it is of this shard, in a format that this version reads, and names no file that
         is none of a replica."""
         own = self._identity
         if (manifest.stamp, manifest.shard) != (own.stamp, own.shard):
-            raise ReplicaPeerError(peer.name, f"it has another shard, {manifest.shard}")
+            raise CopySourceError(peer.name, f"it has another shard, {manifest.shard}")
         if manifest.format_version > FORMAT_VERSION:
             reason = f"its format, {manifest.format_version}, is newer than {FORMAT_VERSION}"
-            raise ReplicaPeerError(peer.name, reason)
+            raise CopySourceError(peer.name, reason)
         paths = [file.path for file in manifest.files]
         if paths[:1] != [CATALOG_PATH] or len(set(paths)) != len(paths):
-            raise ReplicaPeerError(peer.name, "its snapshot does not begin with a catalog")
+            raise CopySourceError(peer.name, "its snapshot does not begin with a catalog")
         for path in paths[1:]:
             if _kind_of(path) is None:
-                raise ReplicaPeerError(peer.name, f"{path!r} is no file of a replica")
+                raise CopySourceError(peer.name, f"{path!r} is no file of a replica")
 
     def _make_room(self, manifest: SnapshotManifest) -> None:
         """Delete what has come before and is none of these files."""
@@ -191,7 +191,7 @@ class Incoming:
                     self._files.unlink(_new(f"{directory}/{name}"))
 
     def _copy_file(
-        self, peer: ReplicaPeer, manifest: SnapshotManifest, wanted: SnapshotFile
+        self, peer: CopySource, manifest: SnapshotManifest, wanted: SnapshotFile
     ) -> None:
         with contextlib.closing(self._files.open(_new(wanted.path), create=True)) as file:
             if file.size() > wanted.length:
@@ -205,13 +205,13 @@ class Incoming:
                 self._done_bytes += start
                 for piece in pieces:
                     if end + len(piece) > wanted.length:
-                        raise ReplicaPeerError(peer.name, f"{wanted.path} is longer than it says")
+                        raise CopySourceError(peer.name, f"{wanted.path} is longer than it says")
                     file.pwrite([piece], end)
                     end += len(piece)
                     self._done_bytes += len(piece)
                     self._tell(manifest)
                     if self._is_ending():
-                        raise ReplicaPeerError(peer.name, "the copy was given up")
+                        raise CopySourceError(peer.name, "the copy was given up")
             if end < wanted.length:
                 raise ConnectionError(f"{wanted.path} ended at {end} of {wanted.length}")
             file.fdatasync()
@@ -224,7 +224,7 @@ class Incoming:
 
     # ── verifying ──────────────────────────────────────────────────────────────────────────────
 
-    def _compare(self, peer: ReplicaPeer, manifest: SnapshotManifest) -> dict[str, RunState]:
+    def _compare(self, peer: CopySource, manifest: SnapshotManifest) -> dict[str, RunState]:
         """Whether the catalog is sound, and names just the files of the manifest; its key runs, by
         path."""
         try:
@@ -240,17 +240,17 @@ class Incoming:
                 states = unpack_runs(catalog.get(Table.META, RUNS_KEY) or b"")
                 seq = read_checkpoint(catalog)
         except (DamageError, CatalogError) as error:
-            raise ReplicaPeerError(peer.name, f"its catalog is damaged: {error}") from error
+            raise CopySourceError(peer.name, f"its catalog is damaged: {error}") from error
         runs = {run_path(state.number): state for state in states}
         lengths = dict(manifest.files[1:])
         others = {path: length for path, length in lengths.items() if path in runs.keys() | named}
         is_rest_settled = all(path.startswith("dispatch/") for path in lengths.keys() - others)
         named |= {path: lengths.get(path, 0) for path in runs}
         if not is_rest_settled or others != named or seq != manifest.checkpoint_seq:
-            raise ReplicaPeerError(peer.name, "its catalog names other files than its snapshot has")
+            raise CopySourceError(peer.name, "its catalog names other files than its snapshot has")
         return runs
 
-    def _verify(self, peer: ReplicaPeer, wanted: SnapshotFile) -> None:
+    def _verify(self, peer: CopySource, wanted: SnapshotFile) -> None:
         """Whether every frame is intact; a torn end of a dispatch log is cut off."""
         kind = _kind_of(wanted.path)
         assert kind is not None
@@ -264,9 +264,9 @@ class Incoming:
                     file.fdatasync()
                     return
                 reason = f"{wanted.path} is damaged at offset {damage.offset}: {damage.reason}"
-                raise ReplicaPeerError(peer.name, reason)
+                raise CopySourceError(peer.name, reason)
 
-    def _verify_run(self, peer: ReplicaPeer, state: RunState) -> None:
+    def _verify_run(self, peer: CopySource, state: RunState) -> None:
         """Whether it is the one that the catalog names, and every block is intact."""
         stamp, path = self._identity.stamp, _new(run_path(state.number))
         try:
@@ -275,7 +275,7 @@ class Incoming:
                     raise found.error()
         except DamageError as error:
             reason = f"{run_path(state.number)} is damaged at offset {error.offset}: {error.reason}"
-            raise ReplicaPeerError(peer.name, reason) from error
+            raise CopySourceError(peer.name, reason) from error
 
     # ── the swap ───────────────────────────────────────────────────────────────────────────────
 

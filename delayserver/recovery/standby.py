@@ -33,7 +33,7 @@ from delayserver.schedule.committed import Records
 from delayserver.schedule.replay import Snapshot
 from storage.buckets import is_day
 from storage.catalog import Table
-from storage.errors import FencedError, ReplicaPeerError, StorageError
+from storage.errors import CopySourceError, FencedError, StorageError
 from storage.frame import Damage
 from storage.replicated import envelope
 from storage.replicated.engine import EngineLog
@@ -339,7 +339,7 @@ class Standby:
         """Let go of the log, but for the writer of an office that was taken."""
         while self._wanted:
             _, told = self._wanted.popleft()
-            told(None, ReplicaPeerError(self._address, "it follows no more"))
+            told(None, CopySourceError(self._address, "it follows no more"))
         self._log.close()
         self._store.close()
 

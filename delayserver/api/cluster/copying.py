@@ -19,7 +19,7 @@ from delayserver.api.cluster.proofs import HEADER, NONCE_HEADER, Proofs
 from delayserver.api.cluster.sharing import FROM_HEADER, PREFIX
 from delayserver.errors import LinkError
 from delayserver.recovery.snapshots import SnapshotManifest, decode_manifest
-from storage.errors import ReplicaPeerError
+from storage.errors import CopySourceError
 
 SILENCE_S: Final = 60.0
 """Whoever says nothing for so long is given up. A snapshot takes a checkpoint and the copy of a
@@ -28,7 +28,7 @@ _READ_BYTES: Final = 256 * 1024
 
 
 class HttpPeer:
-    """See `delayserver.recovery.incoming.ReplicaPeer`."""
+    """See `delayserver.recovery.incoming.CopySource`."""
 
     def __init__(
         self, url: str, shard: int, proofs: Proofs, tls: ssl.SSLContext, clock: Callable[[], int]
@@ -41,12 +41,12 @@ class HttpPeer:
         self._clock = clock
 
     def snapshot(self) -> SnapshotManifest:
-        """Raises ReplicaPeerError, OSError."""
+        """Raises CopySourceError, OSError."""
         with self._asked("GET", self._root) as (_, pieces):
             try:
                 return decode_manifest(b"".join(pieces))
             except (msgspec.DecodeError, msgspec.ValidationError) as error:
-                raise ReplicaPeerError(
+                raise CopySourceError(
                     self.name, f"its manifest cannot be read ({error})"
                 ) from error
 
@@ -54,13 +54,13 @@ class HttpPeer:
     def read(
         self, snapshot_id: str, path: str, have: int, checksum: int
     ) -> Iterator[tuple[int, Iterator[bytes]]]:
-        """Raises ReplicaPeerError, OSError."""
+        """Raises CopySourceError, OSError."""
         target = f"{self._root}/{snapshot_id}/{path}?have={have}&checksum={checksum}"
         with self._asked("GET", target) as asked:
             yield asked
 
     def release(self, snapshot_id: str) -> None:
-        """Raises ReplicaPeerError, OSError."""
+        """Raises CopySourceError, OSError."""
         with self._asked("DELETE", f"{self._root}/{snapshot_id}"):
             pass
 
@@ -74,25 +74,25 @@ class HttpPeer:
                 text = answer.read(2000).decode(errors="replace")
                 if answer.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
                     raise ConnectionError(f"{answer.status}: {text}")  # later, perhaps
-                raise ReplicaPeerError(self.name, f"it answers {answer.status}: {text}")
+                raise CopySourceError(self.name, f"it answers {answer.status}: {text}")
             start = int(answer.headers.get(FROM_HEADER.decode(), "0"))
             own_nonce = bytes.fromhex(answer.headers.get(NONCE_HEADER.decode(), ""))
             yield start, self._pieces(answer, nonce, own_nonce)
         except http.client.HTTPException as error:
             raise ConnectionError(f"its answer broke off ({error!r})") from error
         except LinkError as error:
-            raise ReplicaPeerError(
+            raise CopySourceError(
                 self.name, f"what came is not what it has sent: {error}"
             ) from error
         except ValueError as error:
-            raise ReplicaPeerError(self.name, f"it is no node of this cluster ({error})") from error
+            raise CopySourceError(self.name, f"it is no node of this cluster ({error})") from error
         finally:
             connection.close()
 
     def _connection(self) -> http.client.HTTPConnection:
         parts = urlsplit(self.name)
         if parts.hostname is None or parts.scheme not in ("http", "https"):
-            raise ReplicaPeerError(self.name, "that is no address")
+            raise CopySourceError(self.name, "that is no address")
         if parts.scheme == "https":
             return http.client.HTTPSConnection(
                 parts.hostname, parts.port, timeout=SILENCE_S, context=self._tls

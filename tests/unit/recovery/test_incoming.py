@@ -26,7 +26,7 @@ from delayserver.recovery.store import Surroundings
 from delayserver.testing.server import START_MS, Observer, SimulatedClock, SimulatedServer
 from storage.check import assert_clean
 from storage.directory import Identity, open_identity
-from storage.errors import DamageError, NoPeerError, RepairUnfinishedError, ReplicaPeerError
+from storage.errors import CopySourceError, DamageError, NoPeerError, RepairUnfinishedError
 from storage.files import Files
 from storage.replicated.own import OWN_FILE
 from storage.rows import HOUR_MS
@@ -387,5 +387,5 @@ def _crash_while_finishing(disk: SimulatedFiles, seed: int) -> None:
 
 
 def test_a_peer_error_says_who_and_why() -> None:
-    error = NoPeerError(3, [ReplicaPeerError("http://n2", "it is not there")])
+    error = NoPeerError(3, [CopySourceError("http://n2", "it is not there")])
     assert "no other node gives a copy of shard 3 (http://n2: it is not there)" in str(error)
