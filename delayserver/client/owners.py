@@ -81,6 +81,8 @@ class Owners:
         those that `allows` takes; None: of none, so that only their number is asked for."""
         self.count = 1
         """Of shards, as far as is known."""
+        self.are_apart = False
+        """Whether shards have addresses of their own: there are several, or one that moves."""
         self.is_told = asyncio.Event()
         """The map was asked for, and what it says is known, or that it cannot be had now."""
         self.home = Nodes(home, url, connect)
@@ -276,7 +278,7 @@ class Owners:
             failures = 0
             await self._take(known)
             self.is_told.set()
-            if self._allows is None or (self.count == 1 and not self.home.has_others):
+            if self._allows is None or not (self.are_apart or self.home.has_others):
                 return
 
     async def _poll(self, known: ShardOwners | None) -> HttpAnswer | None:
@@ -301,13 +303,11 @@ class Owners:
             await self.home.take([one.url for one in known.nodes if self._may_ask(one.url)])
         is_whole = [one.shard for one in shards] == list(range(len(shards)))
         self.count = len(shards) if is_whole and shards else 1
+        self.are_apart = self.count > 1 or (is_whole and any(one.epoch for one in shards))
         urls = {
             one.shard: one.url
             for one in shards
-            if (self.count > 1 or one.epoch)  # else it is a server alone
-            and one.state == "serving"
-            and one.url
-            and self._may_ask(one.url)
+            if self.are_apart and one.state == "serving" and one.url and self._may_ask(one.url)
         }
         epochs = {one.shard: one.epoch for one in shards}
         for owner in tuple(self._owners.values()):
