@@ -54,13 +54,15 @@ class OwnLog:
         own = self._make()
         first_seq, behind = own.first_seq(), 0
         frames: list[Frame] = []
+        is_whole = True
         for found in own.read(next_seq if first_seq is None else first_seq):
             if isinstance(found, Damage) or not found.payload_intact:
-                return None
+                is_whole = False
+                continue
             behind = found.last_seq + 1
             if found.last_seq >= next_seq:
                 frames.append(found)
-        if frames and frames[0].first_seq != next_seq:
+        if not is_whole or (frames and frames[0].first_seq != next_seq):
             return None
         return own, frames, behind
 
@@ -68,11 +70,15 @@ class OwnLog:
         """The frames that continue the log, which goes up to `next_seq`. Raises StorageError.
 
         What is behind a damaged frame is not returned: it does not continue the log."""
+        is_whole = True
         for found in self._make().read(next_seq):
-            if isinstance(found, Damage) or found.first_seq != next_seq or not found.payload_intact:
-                return
-            yield found
-            next_seq = found.last_seq + 1
+            is_whole &= isinstance(found, Frame) and found.payload_intact
+            if is_whole and found.first_seq == next_seq:
+                assert isinstance(found, Frame)
+                yield found
+                next_seq = found.last_seq + 1
+            else:
+                is_whole = False
 
     def take_over(self, epoch: int) -> None:
         """What is there counts as that of `epoch` from now on: before any of it is appended, so

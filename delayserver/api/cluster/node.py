@@ -169,6 +169,10 @@ class Follow(threading.Thread):
             try:
                 holder = standby.step(STEP_S)
             except OffsetRangeError as error:
+                if error.offset >= error.first:
+                    # The log has lost its end: what this replica knows of it nobody else may know,
+                    # and a copy would overwrite it. People decide.
+                    raise
                 log.warning("the log does not reach back so far", error=str(error))
                 self._close()
                 must_renew = True

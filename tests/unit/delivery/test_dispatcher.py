@@ -754,6 +754,20 @@ def test_nothing_leaves_without_a_lease_and_all_does_with_it_again() -> None:
     assert parts.hours.unsettled() == 4
 
 
+def test_a_pull_that_comes_without_a_lease_is_answered_when_there_is_one() -> None:
+    """Nothing else happens to the queue: it was looked at before, and with a lease."""
+    subscribed = subscription(1)
+    parts = Parts(subscribed)
+    lease = Lease(parts)
+    parts.fire((5, START_MS))
+    lease.holds = False
+    parts.pull(subscribed, 10, wait_ms=60_000)
+    lease.holds = True
+    parts.wait(HELD_LOOK_MS)
+    parts.dispatcher.wake(NOW_MS)
+    assert parts.handouts() == [[5]]
+
+
 def test_a_pull_without_a_lease_is_answered_when_its_time_is_up() -> None:
     queue = subscription(1)
     parts = Parts(queue)

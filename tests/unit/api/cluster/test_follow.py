@@ -50,6 +50,10 @@ def is_deleted(standby: FakeStandby) -> None:
     raise OffsetRangeError("ds.log/0", 5, 10, 20)
 
 
+def is_lost(standby: FakeStandby) -> None:
+    raise OffsetRangeError("ds.log/0", 30, 10, 20)
+
+
 def claims(standby: FakeStandby) -> str:
     return "holder"
 
@@ -97,6 +101,15 @@ def test_where_the_log_does_not_reach_back_the_replica_must_be_made_anew() -> No
     run = Run(first, second)
     assert (first.ended, run.renewed, second.ended) == (["abandoned"], [True], ["finished"])
     assert run.owners == [first, second], "what is known of the owner is told anew"
+
+
+def test_where_the_log_has_lost_its_end_nothing_is_overwritten() -> None:
+    """This replica may be the only one that knows what was lost."""
+    standby = FakeStandby(nothing, is_lost)
+    run = Run(standby)
+    assert (run.renewed, standby.ended, run.ends) == ([], [], 0)
+    (error,) = run.errors
+    assert isinstance(error, OffsetRangeError)
 
 
 def test_what_is_damaged_is_made_anew_if_somebody_gives_a_copy_and_once() -> None:

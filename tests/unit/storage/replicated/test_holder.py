@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from storage.errors import FencedError
@@ -104,17 +106,15 @@ def test_without_an_answer_it_is_over(outcome: AppendOutcome) -> None:
 def test_a_record_of_another_in_the_middle_of_a_frame_ends_it() -> None:
     one = InOffice()
 
-    class Interrupted(MemoryLog):
+    append = one.log.append
+
+    def interrupted(records: Sequence[bytes], meanwhile: object = None) -> list[int | None]:
         """Somebody else's record stands between the first part and the second."""
+        (first,) = append(records[:1])
+        one.origin.another().append([envelope.encode(Claim(2, 9, 5, -1, ""))])
+        return [first, *append(records[1:])]
 
-        def append(self, records, meanwhile=lambda: None):
-            (first,) = super().append(records[:1])
-            other = one.origin.another()
-            other.append([envelope.encode(Claim(2, 9, 5, -1, ""))])
-            rest = super().append(records[1:])
-            return [first, *rest]
-
-    one.holder.log = Interrupted("", one.origin._records)  # type: ignore[misc]
+    one.log.append = interrupted  # type: ignore[method-assign]
     with pytest.raises(FencedError, match="expected at offset 2, and it is at 3"):
         one.holder.append_frame(frame_of(1, b"x" * PART_MAX_BYTES))
     assert RecordVerdict.COMPLETES not in one.fold()

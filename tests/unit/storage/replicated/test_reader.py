@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage.errors import OffsetRangeError, RecordDamageError
+from storage.errors import LogReplacedError, OffsetRangeError, RecordDamageError
 from storage.replicated import envelope
 from storage.replicated.envelope import Beat, Claim, LogRecord, split
 from storage.replicated.office import OfficeState, RecordVerdict
@@ -102,3 +102,42 @@ def test_bytes_that_are_no_frame() -> None:
 def test_a_log_that_ends_before_the_place() -> None:
     with pytest.raises(OffsetRangeError):
         read_all(log_of(CLAIM), OfficeState(next_offset=5))
+
+
+def test_a_log_that_has_lost_its_end_and_grown_again() -> None:
+    log = log_of(CLAIM, *parts(1, 1), BEAT)
+    place = read_all(log)[-1].place
+    assert read_all(log, place) == []
+    del log._records.kept[1:]
+    others = (BEAT, Beat(1, 1, 6, 0, 0, 0), BEAT, BEAT)
+    log.another().append([envelope.encode(one) for one in others])
+    with pytest.raises(LogReplacedError, match="at offset 2: this replica has read another"):
+        read_all(log, place)
+
+
+@pytest.mark.parametrize("end", [0, 1, 2])
+def test_a_log_that_has_lost_its_end(end: int) -> None:
+    log = log_of(CLAIM, *parts(1, 1), BEAT)
+    place = read_all(log)[-1].place
+    del log._records.kept[end:]
+    with pytest.raises(OffsetRangeError):
+        read_all(log, place)
+
+
+def test_a_place_whose_record_was_deleted_long_ago() -> None:
+    log = log_of(CLAIM, *parts(1, 1), BEAT)
+    place = read_all(log)[-1].place
+    log.another().append([envelope.encode(BEAT)])
+    log.delete_before(3)
+    assert len(read_all(log, place)) == 1
+
+
+def test_a_place_whose_record_does_not_come_yet() -> None:
+    log = log_of(CLAIM, BEAT)
+    place = read_all(log)[0].place
+    away = log.another()
+    away.is_reachable = False
+    reader = RecordReader(away, STAMP, place)
+    assert reader.read(0) == []
+    away.is_reachable = True
+    assert len(reader.read(0)) == 1
