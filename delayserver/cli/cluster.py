@@ -233,26 +233,35 @@ def move(
     """Have the owner of a shard give it to another node.
 
     It does so as soon as the replica of that node is in step: calls that come meanwhile wait for
-    about a second. Whoever takes over later is asked anew.
+    about a second. Whoever takes it over while this waits is asked too, and nobody later.
 
     Status 0: the node owns it. 1: not within the time, but it may come. 2: it could not be asked.
     """
     from storage.replicated.meta import MoveRecord
 
-    with _cluster_errors(as_json), _engine(cluster, kafka_config) as engine:
-        with contextlib.closing(engine.meta()) as log:
-            identity, nodes = _meta(log).read_cluster()
-            if not shard < identity.shards:
-                raise CommandError(f"There are {identity.shards} shards, from 0.")
-            _must_be_node(node, nodes)
+    with (
+        _cluster_errors(as_json),
+        _engine(cluster, kafka_config) as engine,
+        contextlib.closing(engine.meta()) as log,
+    ):
+        identity, nodes = _meta(log).read_cluster()
+        if not shard < identity.shards:
+            raise CommandError(f"There are {identity.shards} shards, from 0.")
+        _must_be_node(node, nodes)
+        if _owner_of(engine, shard, nodes)[0] is None:
+            raise CommandError(f"Nobody owns shard {shard} now: who is in step claims it.")
+        asked_epoch: int | None = None
+
+        def owns_it() -> bool:
+            # Another may have taken it over in between: what the one before was asked is over.
+            nonlocal asked_epoch
             owner, epoch = _owner_of(engine, shard, nodes)
-            if owner is None:
-                raise CommandError(f"Nobody owns shard {shard} now: who is in step claims it.")
-            if owner != node:
+            if owner not in (node, None) and epoch != asked_epoch:
                 _meta(log).say(MoveRecord(shard, node, epoch))
-        done = _wait_until(
-            wait, as_json, f"shard {shard}", lambda: _owner_of(engine, shard, nodes)[0] == node
-        )
+                asked_epoch = epoch
+            return owner == node
+
+        done = _wait_until(wait, as_json, f"shard {shard}", owns_it)
     _tell(as_json, done, f"shard {shard} is owned by {node}", {"shard": shard, "node": node})
 
 

@@ -43,8 +43,13 @@ class Here:
     def run(self, *words: str, script: str = "cluster") -> str:
         """What it prints."""
         done = self.try_run(*words, script=script)
-        assert done.returncode == 0, done.stderr + done.stdout
+        assert done.returncode == 0, done.stderr + done.stdout + self._logs()
         return done.stdout.strip()
+
+    def _logs(self) -> str:
+        """The end of what each node has said."""
+        logs = sorted((self.home / "nodes").rglob("*.log"))
+        return "".join(f"── {path.name} ──\n{path.read_text()[-4000:]}\n" for path in logs)
 
     def try_run(self, *words: str, script: str = "cluster") -> "subprocess.CompletedProcess[str]":
         """Whatever becomes of it."""

@@ -95,7 +95,7 @@ class NodeProcess(ServerProcess):
     def publish(self, key: str, *, delay: str = "1h", subject: str = "order.late") -> str:
         """The id of the message."""
         message = {"subject": subject, "key": key, "body": {"key": key}, "delay": delay}
-        answer: str = self.call_once("POST", "/v1/messages", message)["id"]
+        answer: str = self.call("POST", "/v1/messages", message)["id"]
         return answer
 
     def owners(self) -> list[str | None]:
