@@ -17,9 +17,7 @@ RUN_S = 280
 def test_an_owner_is_struck(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     command = [SCRIPT, "--rounds", "2", "--only", "owner: SIG", "--seed", "1", "--json", figures]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=RUN_S, check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(figures.read_text())
     assert (found["benchmark"], found["seed"]) == ("chaos", 1)
