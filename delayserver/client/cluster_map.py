@@ -33,7 +33,7 @@ class MapNode(msgspec.Struct):
     url: str
 
 
-class ClusterMap(msgspec.Struct):
+class ShardOwners(msgspec.Struct):
     """What GET /v1/cluster answers."""
 
     version: int

@@ -22,8 +22,8 @@ from typing import Final
 from delayserver.client.cluster_map import (
     CLUSTER_PATH,
     MAP_S,
-    ClusterMap,
     OwnerHosts,
+    ShardOwners,
     check_hosts,
     is_allowed,
 )
@@ -93,7 +93,7 @@ class Following:
         self._looks_s = loop.time() + AGAIN_S
         try:
             answer = await self._nodes.request("GET", CLUSTER_PATH, timeout_s=MAP_S)
-            known = decoded(answer.body, ClusterMap) if answer.is_success else None
+            known = decoded(answer.body, ShardOwners) if answer.is_success else None
         except UnansweredError:
             return
         except NotADelayServerError:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, TypeGuard
 
-from delayserver.client.cluster_map import CLUSTER_PATH, MAP_S, ClusterMap
+from delayserver.client.cluster_map import CLUSTER_PATH, MAP_S, ShardOwners
 from delayserver.client.errors import NotADelayServerError, UnansweredError, UnreachableError
 from delayserver.client.nodes import Connect, Nodes
 from delayserver.client.retries import ATTEMPT_S_MIN, RetryPolicy, Time
@@ -81,6 +81,8 @@ class Owners:
         those that `allows` takes; None: of none, so that only their number is asked for."""
         self.count = 1
         """Of shards, as far as is known."""
+        self.are_apart = False
+        """Whether shards have addresses of their own: there are several, or one that moves."""
         self.is_told = asyncio.Event()
         """The map was asked for, and what it says is known, or that it cannot be had now."""
         self.home = Nodes(home, url, connect)
@@ -245,7 +247,7 @@ class Owners:
 
     async def _keep(self) -> None:
         """Have the map as it is, until there is nothing to be known."""
-        known: ClusterMap | None = None
+        known: ShardOwners | None = None
         failures = 0
         while True:
             if failures:
@@ -269,17 +271,17 @@ class Owners:
                 failures += 1
                 continue
             try:
-                known = decoded(answer.body, ClusterMap)
+                known = decoded(answer.body, ShardOwners)
             except NotADelayServerError:
                 self.is_told.set()
                 return
             failures = 0
             await self._take(known)
             self.is_told.set()
-            if self._allows is None or (self.count == 1 and not self.home.has_others):
+            if self._allows is None or not (self.are_apart or self.home.has_others):
                 return
 
-    async def _poll(self, known: ClusterMap | None) -> HttpAnswer | None:
+    async def _poll(self, known: ShardOwners | None) -> HttpAnswer | None:
         """The next map; None: there is reason to ask at once. Raises UnansweredError."""
         path, timeout_s = CLUSTER_PATH, MAP_S
         if known is not None:
@@ -295,16 +297,17 @@ class Owners:
             stale.cancel()
             await asyncio.wait((poll, stale))
 
-    async def _take(self, known: ClusterMap) -> None:
+    async def _take(self, known: ShardOwners) -> None:
         shards = known.shards
         if len(known.nodes) > 1:  # else it is the one that was asked
             await self.home.take([one.url for one in known.nodes if self._may_ask(one.url)])
         is_whole = [one.shard for one in shards] == list(range(len(shards)))
         self.count = len(shards) if is_whole and shards else 1
+        self.are_apart = self.count > 1 or (is_whole and any(one.epoch for one in shards))
         urls = {
             one.shard: one.url
             for one in shards
-            if self.count > 1 and one.state == "serving" and one.url and self._may_ask(one.url)
+            if self.are_apart and one.state == "serving" and one.url and self._may_ask(one.url)
         }
         epochs = {one.shard: one.epoch for one in shards}
         for owner in tuple(self._owners.values()):
@@ -347,7 +350,7 @@ class Owners:
         another network, something else may listen there."""
         try:
             answer = await owner.transport.request("GET", CLUSTER_PATH)
-            told = decoded(answer.body, ClusterMap) if answer.is_success else None
+            told = decoded(answer.body, ShardOwners) if answer.is_success else None
         except (UnansweredError, NotADelayServerError):
             return False
         return told is not None and any(

@@ -273,7 +273,7 @@ class AsyncProducer(RetryingClient):
         if key is None and self._generates_keys:
             own_key, key = "", self._generated_key()
         lane, owners = None, self._owners
-        if owners.count > 1:
+        if owners.are_apart:
             lane = owners.of_any() if key is None else owners.of_key(subject, key)
         message = new_message(subject, body, delay, deliver_at, key, headers, watch, on_event)
         data = encode(message)

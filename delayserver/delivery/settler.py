@@ -38,6 +38,10 @@ def pack_settled(delivery: DueDelivery, outcome: Outcome, settled_ms: int) -> by
 class Settler:
     """Writes the tails of the dispatch logs."""
 
+    is_shared = False
+    """Whether others have to know what is settled, whatever this disk is worth: nobody is answered
+    before `sync` then."""
+
     def __init__(self, dispatch: HourLog) -> None:
         self._dispatch = dispatch
         self._ends: dict[int, int] = {}

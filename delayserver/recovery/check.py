@@ -193,6 +193,7 @@ class _Promised:
         self._files = files
         self._catalog = catalog
         self.checkpoint_seq = read_checkpoint(catalog)
+        self._is_replica = catalog.get(Table.META, OFFICE_KEY) is not None
         self._hours = {
             bucket_path(LogKind.SCHEDULE, hour): _Hour(hour, state)
             for hour, state in read_hours(catalog).items()
@@ -201,11 +202,7 @@ class _Promised:
         self._subject_ids = np.array(
             [parse_number_key(key) for key, _ in catalog.scan(Table.SUBJECTS)], np.uint32
         )
-        # Of a replica the message log stands elsewhere, and here is at most what its owner once
-        # had besides, which says nothing of the checkpoint.
-        is_replica = catalog.get(Table.META, OFFICE_KEY) is not None
-        listed = [] if is_replica else files.list(MESSAGES_DIRECTORY)
-        names = (parse_segment_name(name) for name in listed)
+        names = (parse_segment_name(name) for name in files.list(MESSAGES_DIRECTORY))
         self._segments = sorted(first_seq for first_seq in names if first_seq is not None)
         self._last_seq = self._segments[-1] - 1 if self._segments else 0
         self._unknown_subjects: dict[str, set[int]] = {}
@@ -295,6 +292,10 @@ class _Promised:
             report.add(path, reason, severity=Severity.NOTE)
 
     def _compare_checkpoint(self, report: Report) -> None:
+        if self._is_replica:
+            # Its log stands on the engine. What is here is what it wrote besides as an owner, up to
+            # wherever the next one came, and is thrown away when it owns the shard again.
+            return
         seq = self.checkpoint_seq
         if self._segments and seq > self._last_seq:
             report.add(

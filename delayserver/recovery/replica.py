@@ -8,6 +8,7 @@ Cost: none. Threads: one, the caller's; what is made here belongs to whom its mo
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from delayserver.config import Settings
 from delayserver.delivery.replicated_settler import ReplicatedSettler
@@ -25,6 +26,9 @@ from storage.replicated.lease import Follower
 from storage.replicated.log import FollowedLog, ReplicatedLog
 from storage.replicated.own import OwnLog
 from storage.replicated.settled import SettledLog
+
+COMMIT_PATIENCE_MS: Final = 2000
+"""Who publishes is told that the log is away when it has not answered for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,12 @@ class Replica:
             holder.settled_offset = offset
 
         around = self._with(replicated_log, told, is_owner=True)
-        return replace(around, clock=holder.clock, may_deliver=holder.may_deliver)
+        return replace(
+            around,
+            clock=holder.clock,
+            may_deliver=holder.may_deliver,
+            commit_patience_ms=COMMIT_PATIENCE_MS,
+        )
 
     def _with(
         self,

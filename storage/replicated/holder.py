@@ -99,9 +99,21 @@ class Holder:
         with self._lock:
             if self._stopwatch() < self._tenure.beat_due_ms:
                 return False
-            how_far = (self.filed_seq, self.settled_offset, self.live_through_hour)
-            self._append([Beat(self._node, self.state.epoch, self.clock(), *how_far)])
+            self._beat()
             return True
+
+    def tell_live(self, hour: int) -> None:
+        """Say that `hour` is in the wheel, before anything of it fires: whoever follows has to
+        know what may have fired, whatever its clock shows then. It counts on return. Raises
+        FencedError."""
+        with self._lock:
+            if hour > self.live_through_hour:
+                self.live_through_hour = hour
+                self._beat()
+
+    def _beat(self) -> None:
+        how_far = (self.filed_seq, self.settled_offset, self.live_through_hour)
+        self._append([Beat(self._node, self.state.epoch, self.clock(), *how_far)])
 
     def leave(self, successor: int = NOBODY) -> None:
         """Give the office away, in order: nothing is delivered, appended or settled any more.

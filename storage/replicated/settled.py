@@ -42,30 +42,33 @@ class SettledLog:
         """Connect what appends. Does not wait."""
         self._log.prepare_append()
 
-    def append(self, rows: bytes, now_ms: int) -> list[int]:
-        """Append rows; a quorum has them on return. Returns the offsets of the records.
+    def append(self, rows: bytes, now_ms: int) -> list[Settled]:
+        """Append rows; a quorum has them on return. Returns the records.
 
         Raises FencedError where that is not known: they are appended again by whoever delivers
         them again, and nobody may append with this process's connection any more."""
         found = np.frombuffer(rows, DISPATCH_DTYPE)
-        records = []
-        for start in range(0, len(found), ROWS_MAX):
-            part = found[start : start + ROWS_MAX]
-            records.append(
-                encode(
-                    LogKind.DISPATCH,
-                    part.tobytes(),
-                    b"",
-                    first_seq=int(part["seq"].min()),
-                    last_seq=int(part["seq"].max()),
-                    created_ms=now_ms,
-                    stamp=self._stamp,
-                )
-            )
-        offsets = [offset for offset in self._log.append(records) if offset is not None]
-        if len(offsets) != len(records):
+        parts = [found[start : start + ROWS_MAX] for start in range(0, len(found), ROWS_MAX)]
+        offsets = self._log.append([self._encode(part, now_ms) for part in parts])
+        records = [
+            Settled(offset, part)
+            for offset, part in zip(offsets, parts, strict=True)
+            if offset is not None
+        ]
+        if len(records) != len(parts):
             raise FencedError(self._log.name, "it is not known whether what is settled is recorded")
-        return offsets
+        return records
+
+    def _encode(self, rows: Rows, now_ms: int) -> bytes:
+        return encode(
+            LogKind.DISPATCH,
+            rows.tobytes(),
+            b"",
+            first_seq=int(rows["seq"].min()),
+            last_seq=int(rows["seq"].max()),
+            created_ms=now_ms,
+            stamp=self._stamp,
+        )
 
     def read(self, offset: int, wait_s: float) -> Iterator[Settled]:
         """The records from `offset` on that are at hand; waits for the first, at most `wait_s`.

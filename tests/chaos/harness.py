@@ -21,19 +21,20 @@ import asyncio
 import itertools
 import os
 import random
-import secrets
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
 from delayserver.cli.demo.ledger import Outage, Receipt, judge
 from delayserver.cli.demo.process import ServerFailed, damage_in, free_port
 from delayserver.cli.demo.receiver import PEER, Receiver
+from delayserver.cli.session import path
+from delayserver.client.errors import UnansweredError
 from delayserver.client.transport import (
     NO_HEADERS,
     TIMEOUT_S,
@@ -51,7 +52,7 @@ from tests.chaos.stage import CLIENTS, Stage, both_ways, make_stage
 from tests.chaos.strikes import NEEDS_STAGE, RoundPlan, Strike, plan_round
 from tests.chaos.times import ShardTimes, Struck, measure, table_of
 from tests.cluster.brokers import Brokers
-from tests.load import CONSUMED, RETRY_S, Load
+from tests.load import CONSUMED, RETRY_S, LaterError, Load
 from tests.long_run import Outcome
 
 NODES: Final = 3
@@ -67,8 +68,13 @@ FIRST_S: Final = 120.0
 GRACE_S: Final = 45.0
 QUIET_S: Final = 2.0
 LOOK_S: Final = 0.1
+HEARD_MS: Final = 2000
+"""An owner of which nothing was read for so long may be none any more."""
 DISK_BYTES: Final = 512 << 20
 DISK_LEFT_BYTES: Final = 64 << 10
+
+
+PUBLISHES: Final = (path("messages"), path("messages", "batch"))
 
 
 class AnyNode:
@@ -112,7 +118,7 @@ class ChaosRun(Load[ChaosLedger]):
         rounds: int,
         minutes: float | None = None,
         shards: int = 2,
-        durability: str = "fsync",
+        durability: Literal["os", "fsync", "fsync-all"] = "fsync",
         only: str = "",
         report: Callable[["ChaosRun"], None] = lambda run: None,
     ) -> None:
@@ -147,7 +153,8 @@ class ChaosRun(Load[ChaosLedger]):
         """When the strike fell that is measured."""
         self._epochs: list[int] = []
         """Of the shards, when all was well last."""
-        self._token = secrets.token_hex(16)
+        self._secrets = random.Random(f"{seed}, secrets")
+        self._token = self._secrets.randbytes(16).hex()
         self._log = (directory / "strikes.log").open("a", buffering=1)
 
     @property
@@ -206,7 +213,7 @@ class ChaosRun(Load[ChaosLedger]):
         """What `delayserver cluster create` does."""
         flushes = self._durability == "fsync-all"
         self._engine.create(self._shards, BROKERS, flushes=flushes)
-        identity = make_identity(url.name, self._shards, self._durability, os.urandom)
+        identity = make_identity(url.name, self._shards, self._durability, self._secrets.randbytes)
         MetaLog(self._engine.meta()).create(identity)
         self._url = url
         for shard in range(self._shards):
@@ -392,9 +399,9 @@ class ChaosRun(Load[ChaosLedger]):
                 else:
                     await asyncio.to_thread(node.stop_shard, shard)
                 await asyncio.sleep(plan.hold_s)
-                self._thaws(owned)
+                self._thaws(owned, THAW_MS)
                 node.go_on()
-                self._thaws(owned)
+                self._thaws(owned, THAW_MS)
             case Strike.ALL_NODES_KILL:
                 for node in self._nodes.values():
                     await asyncio.to_thread(node.kill)
@@ -473,10 +480,10 @@ class ChaosRun(Load[ChaosLedger]):
                     continue
         self._frozen.clear()
 
-    def _thaws(self, shards: Iterable[int]) -> None:
+    def _thaws(self, shards: Iterable[int], late_ms: int) -> None:
         now_ms = self.ledger.now_ms()
         for shard in shards:
-            self.ledger.thaws[shard].append(Span(now_ms, now_ms + THAW_MS))
+            self.ledger.thaws[shard].append(Span(now_ms, now_ms + late_ms))
 
     async def _set_clock(self, node: ClusterNode, offset_ms: int) -> None:
         """Start a node again with its clock off by so much."""
@@ -520,13 +527,16 @@ class ChaosRun(Load[ChaosLedger]):
         try:
             await asyncio.sleep(plan.hold_s)
         finally:
-            self._thaws(owned)
+            # The kernel sends again what was lost, after twice the time of the time before: so the
+            # first that gets through may come as long behind the cut as the cut was.
+            late_ms = self.ledger.now_ms() - began_ms + THAW_MS
+            self._thaws(owned, late_ms)
             await asyncio.to_thread(self._stage.heal)
-            self._thaws(owned)
+            self._thaws(owned, late_ms)
             if is_deaf:
                 for shard in owned:
                     self.ledger.cut_off[shard].append(
-                        Span(began_ms, self.ledger.now_ms() + THAW_MS)
+                        Span(began_ms, self.ledger.now_ms() + late_ms)
                     )
 
     # ── all is well ────────────────────────────────────────────────────────────────────────────
@@ -551,7 +561,12 @@ class ChaosRun(Load[ChaosLedger]):
             await asyncio.sleep(LOOK_S)
 
     def _lacks_owners(self) -> list[str]:
-        return [f"nobody owns shard {k}" for k in range(self._shards) if self._owner(k) is None]
+        silent_ms = self.ledger.now_ms() - HEARD_MS
+        return [
+            f"shard {k} has no owner that is heard"
+            for k in range(self._shards)
+            if self._owner(k) is None or self._watches[k].tenures[-1].last_ms < silent_ms
+        ]
 
     async def _lacks(self, since_s: float, without: ClusterNode | None) -> list[str]:
         lacks = self._lacks_owners()
@@ -584,12 +599,20 @@ class ChaosRun(Load[ChaosLedger]):
 
     async def _ask_once(self, method: str, where: str, document: object = None) -> tuple[int, Any]:
         asked_s = time.monotonic()
-        status, answer = await super()._ask_once(method, where, document)
+        try:
+            status, answer = await super()._ask_once(method, where, document)
+        except LaterError:
+            raise
+        except UnansweredError:
+            if method == "POST" and where in PUBLISHES:
+                self.ledger.abandoned(document)
+            raise
         if method == "POST" and isinstance(answer, dict):
             now_s = time.monotonic()
             ids = [answer["id"]] if "id" in answer else answer.get("ids", ())
-            for shard in {shard_of(message_id) for message_id in ids} - {None}:
-                self._times[shard].answered(asked_s, now_s)
+            for shard in {shard_of(message_id) for message_id in ids}:
+                if shard is not None:
+                    self._times[shard].answered(asked_s, now_s)
         return status, answer
 
     def _on_delivered(
@@ -659,6 +682,12 @@ class ChaosRun(Load[ChaosLedger]):
                 self._fail(watch.failure)
             self.counts["records that do not count"] += watch.void
             self.counts["owners"] += len(watch.tenures)
+        self.counts["requests served after they were given up"] = sum(
+            self.ledger.is_stray(order, receipt)
+            for order in self.ledger.orders
+            for some in order.receipts.values()
+            for receipt in some
+        )
         tenures = [tenure for watch in self._watches for tenure in watch.tenures]
         self.failures += list(broken_offices(tenures, self.ledger, self._numbers.__getitem__))
         (self._directory / "tenures.json").write_bytes(msgspec.json.encode(tenures))

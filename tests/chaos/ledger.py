@@ -5,8 +5,10 @@ A strike alone excuses nothing. What it excuses, it excuses at the shards whose 
 
     a repetition    the first delivery was not recorded yet when the owner was struck, or it was
                     made between that and the claim of the next owner
-    one too late    an owner that was frozen or cut off had sent it, and it comes when it thaws,
-                    within THAW_MS
+    one too late    an owner that was frozen or cut off had sent it, and it comes when it thaws
+    a second one    a publish with a key got no answer, was asked again, answered and cancelled;
+                    then the first request thaws where it was held up, and the key is free: a
+                    message that nobody was told of
 
 An acknowledgement that was answered is recorded at a quorum: it excuses nothing. Nor does an owner
 that has left in order. Clocks that differ by `skew_ms` excuse a delivery that is early by no more.
@@ -15,7 +17,7 @@ Cost: as the ledger below it. Threads: one.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from delayserver.cli.demo.ledger import (
@@ -32,8 +34,7 @@ from delayserver.records.message_id import read_id
 from tests.crash.shards import shard_of_order
 
 THAW_MS = 3000
-"""What was sent into a cut network is sent again by the kernel, at growing intervals: behind a cut
-of 10 s there may be some seconds between two."""
+"""Of a process that was frozen."""
 
 
 class Span(NamedTuple):
@@ -67,8 +68,17 @@ class SkewedOrder(Order):
     skew_ms: int = 0
     """By how much they differed, at most, while it was asked for or delivered."""
 
+    is_abandoned: bool = False
+    """A publish of it got no answer in time."""
+    answered_ids: set[str] = field(default_factory=set)
+
     def is_too_early(self, at_ms: int) -> bool:
         return at_ms < self.earliest_ms - self.skew_ms
+
+    def publish_answered(self, message_id: str, due_ms: int, now_ms: int) -> None:
+        self.answered_ids.add(message_id)
+        # SkewedOrder has slots, so it is another class than the one that was decorated.
+        Order.publish_answered(self, message_id, due_ms, now_ms)
 
 
 class ChaosLedger(DemoLedger):
@@ -87,7 +97,6 @@ class ChaosLedger(DemoLedger):
         """Of each shard: from a strike until all was well again."""
         self.deliveries: list[Delivery] = []
         self.pulls: list[Pulled] = []
-        self.late_repeats = 0
 
     def _open(
         self,
@@ -141,6 +150,19 @@ class ChaosLedger(DemoLedger):
         first_ms, last_ms = in_flight_ms(receipt, before_ms)
         spans = self.handovers[shard] + self.cut_off[shard]
         return any(span.from_ms <= last_ms and first_ms <= span.to_ms for span in spans)
+
+    def abandoned(self, document: object) -> None:
+        """A publish got no answer in time, and may be served later."""
+        for message in document if isinstance(document, list) else [document]:
+            order = self.orders[message["body"]["order"]]
+            assert isinstance(order, SkewedOrder)
+            order.is_abandoned = True
+
+    def is_stray(self, order: Order, receipt: Receipt) -> bool:
+        assert isinstance(order, SkewedOrder)
+        return order.is_abandoned and receipt.message_id not in (
+            order.answered_ids or {receipt.message_id}
+        )
 
     def may_come_late(self, order: Order, at_ms: int) -> bool:
         shard = shard_of_order(order)

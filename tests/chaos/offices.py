@@ -7,8 +7,8 @@ end.
 Times in tenures are those that the records carry, without what the clock of the node was set off
 by: the machine has one clock.
 
-Cost: that of `LogReader`, some µs a record. Threads: one for each shard; what it has found may be
-read by others at any time.
+Cost: that of `RecordReader`, some µs a record. Threads: one for each shard; what it has found may
+be read by others at any time.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from storage.replicated.engine import EngineLog
 from storage.replicated.envelope import NOBODY, Claim, Release
 from storage.replicated.lease import LEASE_MS, MARGIN_MS
 from storage.replicated.office import OfficeState, RecordVerdict
-from storage.replicated.reader import LogReader, Read
+from storage.replicated.reader import Read, RecordReader
 from tests.chaos.ledger import ChaosLedger
 
 READ_S: Final = 0.2
@@ -67,7 +67,7 @@ class OfficeWatch(threading.Thread):
         self.failure: str | None = None
         self._shard = shard
         self._log = log
-        self._reader = LogReader(log, stamp, OfficeState())
+        self._reader = RecordReader(log, stamp, OfficeState())
         self._offset_ms = offset_ms
         self._ending = threading.Event()
 

@@ -16,7 +16,8 @@ RUN_S = 280
 @pytest.mark.timeout(300)
 def test_an_owner_is_struck(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
-    command = [SCRIPT, "--rounds", "2", "--only", "owner: SIG", "--seed", "1", "--json", figures]
+    options = ["--rounds", "2", "--only", "owner: SIG", "--seed", "1", "--json", str(figures)]
+    command = [str(SCRIPT), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(figures.read_text())

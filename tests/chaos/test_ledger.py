@@ -38,6 +38,10 @@ def deliver(ledger, order, at_ms):
     return ledger.receive("hook", message_id, order.body, settled=True)
 
 
+def deliver_as(ledger, order, message_id):
+    return ledger.receive("hook", message_id, order.body, settled=True)
+
+
 @pytest.mark.parametrize("shard", [0, 1])
 def test_a_handover_excuses_a_repetition_of_its_shard_alone(ledger, shard):
     order = published(ledger, shard)
@@ -95,6 +99,19 @@ def test_an_owner_that_is_cut_off_cannot_hear_that_it_has_delivered(ledger):
     ledger.cut_off[0].append(Span(DUE, DUE + 3000))
     deliver(ledger, order, DUE + 3100)
     assert not judge(ledger).repeated_recorded
+
+
+def test_a_request_that_was_given_up_may_be_served_behind_the_cancel(ledger):
+    order = published(ledger, 0)
+    order.cancelled_ms = DUE - 50
+    ledger.at_ms = DUE
+    ledger.receive("hook", IDS[0][:-1] + "2", order.body, settled=True)
+    verdict = judge(ledger)
+    assert verdict.other_id == verdict.fired_cancelled == [order]
+    ledger.abandoned({"body": order.body})
+    assert judge(ledger).is_clean
+    deliver_as(ledger, order, IDS[0])
+    assert judge(ledger).fired_cancelled == [order]
 
 
 @pytest.mark.parametrize(("early_ms", "is_early"), [(900, False), (901, True)])

@@ -26,11 +26,12 @@ class Here:
     @contextlib.contextmanager
     def running(self, *options: str) -> Iterator[Self]:
         """It runs inside of it, and is gone with its data behind it."""
+        first = free_port(10 + 10 * self.brokers)
         self.variables = {
             "CLUSTER_HERE": str(self.home / "nodes"),
-            "CLUSTER_PORT": str(free_port(10) - 1),
+            "CLUSTER_PORT": str(first),
             "KAFKA_HERE": str(self.home / "brokers"),
-            "KAFKA_PORT": str(free_port(10 * self.brokers)),
+            "KAFKA_PORT": str(first + 10),
             "KAFKA_BROKERS": str(self.brokers),
         }
         try:

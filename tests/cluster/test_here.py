@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +14,8 @@ import pytest
 
 from tests.cluster.brokers import wait_until
 from tests.cluster.here import SCRIPTS, Here
+
+ROOT = SCRIPTS.parent
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +34,24 @@ def owner(here: Here, shard: int) -> tuple[str, int]:
     return found["owner"], found["epoch"]
 
 
+def documented(name: str, word: str) -> list[str]:
+    """The words of the one command of a document that has that word in it."""
+    blocks = re.findall(r"^```\n(.*?)^```$", (ROOT / name).read_text(), re.DOTALL | re.MULTILINE)
+    (found,) = (line for block in blocks for line in block.splitlines() if word in line)
+    return shlex.split(found)
+
+
 def test_the_demo_while_its_owner_is_killed(here: Here) -> None:
+    """As a new user runs it."""
+    words = documented("docs/cluster.md", "demo --url")
+    assert words == documented("README.md", "demo --url")
+    assert documented("docs/cluster.md", "cluster start") == ["scripts/cluster", "start"]
+    program, *words = (here.addresses[0] if "127.0.0.1" in word else word for word in words)
+    assert program == ".venv/bin/delayserver"
+    smaller = ("--json", "--orders", "60", "--seconds", "4", "--seed", "7")
     result = subprocess.run(
-        [
-            *(sys.executable, "-m", "delayserver", "demo", "--json", "--url", here.addresses[0]),
-            *("--strike", f"{SCRIPTS / 'cluster'} kill {{node}}"),
-            *("--orders", "60", "--seconds", "4", "--seed", "7"),
-        ],
+        [sys.executable, "-m", "delayserver", *words, *smaller],
+        cwd=ROOT,
         env=os.environ | here.variables,
         capture_output=True,
         text=True,

@@ -34,7 +34,7 @@ from delayserver.api.cluster.sealed import (
     SECRET_BYTES,
     Handshake,
     Party,
-    Session,
+    SealedSession,
 )
 from delayserver.errors import InputError, LinkError
 
@@ -205,7 +205,7 @@ class _Gate(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._too_late: asyncio.TimerHandle
-        self._session: Session | None = None
+        self._session: SealedSession | None = None
         self._link: asyncio.Protocol
         """From the session on."""
         self.passed: asyncio.Future[None] = self._loop.create_future()
@@ -286,7 +286,7 @@ class _Gate(asyncio.Protocol):
 class _SealedTransport(asyncio.Transport):
     """As much of a transport as a link needs; what is written is sealed."""
 
-    def __init__(self, transport: asyncio.Transport, session: Session) -> None:
+    def __init__(self, transport: asyncio.Transport, session: SealedSession) -> None:
         super().__init__()
         self._transport = transport
         self._seal = session.sealer.seal

@@ -235,6 +235,11 @@ class DemoLedger:
         first_ms, last_ms = in_flight_ms(receipt, before_ms)
         return any(first_ms <= kill_ms <= last_ms for kill_ms in self.kills_of(order))
 
+    def is_stray(self, order: Order, receipt: Receipt) -> bool:
+        """Whether a delivery is of a message that nobody was told of, because a request that its
+        sender had given up was served later: never, where nothing holds requests up."""
+        return False
+
     def may_come_late(self, order: Order, at_ms: int) -> bool:
         """Whether a delivery that came then may have been sent long before: never, where nobody
         has cut a network."""
@@ -375,15 +380,18 @@ def _judge_order(order: Order, ledger: DemoLedger, verdict: Verdict) -> None:
         verdict.lost.append(order)
     if order.is_garbled:
         verdict.garbled.append(order)
-    if len(order.message_ids) > 1:
-        verdict.other_id.append(order)
     receipts = [receipt for some in order.receipts.values() for receipt in some]
+    strays = {receipt.message_id for receipt in receipts if ledger.is_stray(order, receipt)}
+    if len(order.message_ids - strays) > 1:
+        verdict.other_id.append(order)
     if order.refused and receipts:
         verdict.refused_came.append(order)
     if order.is_early:
         verdict.early.append(order)
     if order.cancelled_ms is not None and any(
-        _broke_cancel(ledger, order, receipt, order.cancelled_ms) for receipt in receipts
+        _broke_cancel(ledger, order, receipt, order.cancelled_ms)
+        for receipt in receipts
+        if receipt.message_id not in strays
     ):
         verdict.fired_cancelled.append(order)
     if any(_broke_record(ledger, order, some) for some in order.receipts.values()):

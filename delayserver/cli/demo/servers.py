@@ -22,7 +22,7 @@ from typing import Protocol
 from delayserver.cli.demo.ledger import DemoLedger, Outage
 from delayserver.cli.demo.process import ServerFailed, ServerProcess, damage_in, free_port
 from delayserver.cli.demo.sharded import ShardedServer
-from delayserver.client.cluster_map import CLUSTER_PATH, ClusterMap, MapShard
+from delayserver.client.cluster_map import CLUSTER_PATH, MapShard, ShardOwners
 from delayserver.client.errors import ClientError, UnansweredError
 from delayserver.client.following import Following
 from delayserver.client.transport import HttpTransport, Transport, decoded
@@ -239,10 +239,10 @@ class RunningServer:
             await asyncio.sleep(POLL_S)
         raise ServerFailed(f"no other node served the shards in {TAKE_OVER_S:g} s")
 
-    async def _map(self) -> ClusterMap | None:
+    async def _map(self) -> ShardOwners | None:
         try:
             answer = await self._looking.request("GET", CLUSTER_PATH, timeout_s=LOOK_S)
-            return decoded(answer.body, ClusterMap) if answer.is_success else None
+            return decoded(answer.body, ShardOwners) if answer.is_success else None
         except ClientError:
             return None
 

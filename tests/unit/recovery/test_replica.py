@@ -9,10 +9,11 @@ import pytest
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
+from delayserver.errors import OverloadedError
 from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.recovery.check import check
-from delayserver.recovery.replica import Replica, ReplicaPlace
+from delayserver.recovery.replica import COMMIT_PATIENCE_MS, Replica, ReplicaPlace
 from delayserver.recovery.standby import Standby
 from delayserver.recovery.store import Surroundings
 from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
@@ -354,3 +355,49 @@ def test_an_hour_is_retired_by_each_replica_for_itself(cluster: Cluster) -> None
         second.standby.checkpoint()
         second.standby._keep_house()
     assert all(state.retired_ms for state in second.standby._replay.hours.values())
+
+
+def test_who_publishes_is_told_when_the_log_is_away(cluster: Cluster) -> None:
+    first, _ = cluster.nodes
+    first.follow()
+    first.take_over()
+    groups = first.server.engine.groups
+    now_ms = cluster.clock()
+    message = NewMessage("orders", now_ms + HOUR_MS, Payload(b"1"))
+    first.server.engine.publishing.publish_one(message, now_ms)
+    while first.server.turn():
+        pass
+    assert first.server.committer.backlog == 1, "its group waits for the brokers"
+    cluster.clock.move(COMMIT_PATIENCE_MS)
+    groups.admit(0)
+    cluster.clock.move(1)
+    with pytest.raises(OverloadedError, match="does not answer"):
+        groups.admit(0)
+    first.server.rest()
+    groups.admit(0)
+    assert first.publish(b"2", HOUR_MS)
+
+
+def test_an_owner_that_could_not_be_heard_has_its_time_once_more(cluster: Cluster) -> None:
+    first, second = cluster.nodes
+    first.follow()
+    first.take_over()
+    second.follow()
+    for _ in range(10):
+        first.holder.beat()
+        assert second.step() is None
+    log = second.standby._log
+    assert isinstance(log, MemoryLog)
+    # No broker leads the log: neither the owner nor the standby gets through, and nobody is silent.
+    log.is_reachable = False
+    for _ in range(25):
+        assert second.step() is None
+    log.is_reachable = True
+    # There is a leader again. The owner needs a moment to get through.
+    for _ in range(20):
+        assert second.step() is None
+    first.holder.beat()
+    for _ in range(20):
+        assert second.step() is None
+    first.crash()
+    second.take_over()
