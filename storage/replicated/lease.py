@@ -33,7 +33,7 @@ record in the log instead of an answer of a server.
 from collections import deque
 from typing import Final, Self
 
-from storage.replicated.envelope import NOBODY, LogRecord
+from storage.replicated.envelope import NOBODY, FramePart, LogRecord
 from storage.replicated.office import Office, OfficeState, RecordVerdict
 
 LEASE_MS: Final = 3000
@@ -104,7 +104,9 @@ class Tenure:
             self._has_ended = True
             return False
         if self._office.apply(offset, record) is RecordVerdict.VOID:
-            # A part of a frame: what others have written stands between it and the one before.
+            # What others have written stands between this part of a frame and the one before.
+            is_behind = isinstance(record, FramePart) and record.part > 0
+            assert is_behind, (offset, record, self._office.state)
             self._has_ended = True
             return False
         assert sent_ms >= self._sent_ms, (sent_ms, self._sent_ms)
