@@ -18,7 +18,7 @@ Cost: as the ledger below it. Threads: one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from delayserver.cli.demo.ledger import (
     RECEIVE_MS,
@@ -151,7 +151,7 @@ class ChaosLedger(DemoLedger):
         spans = self.handovers[shard] + self.cut_off[shard]
         return any(span.from_ms <= last_ms and first_ms <= span.to_ms for span in spans)
 
-    def abandoned(self, document: object) -> None:
+    def abandoned(self, document: Any) -> None:
         """A publish got no answer in time, and may be served later."""
         for message in document if isinstance(document, list) else [document]:
             order = self.orders[message["body"]["order"]]
