@@ -102,6 +102,9 @@ class Settler:
             if hour not in self._ends:
                 # An hour that recovery had no reason to look at: settled, or far in the future.
                 self._ends[hour] = self._cut_torn_tail(hour, [])
+                if self._ends[hour]:
+                    # What an earlier process wrote is written once more, and not synced yet.
+                    self._unsynced_hours.add(hour)
             data = bytearray().join(rows)
             if hour not in self._unsynced_hours:
                 data[DISPATCH_ROW.size - 1] |= FLAG_AFTER_SYNC

@@ -12,6 +12,9 @@ What a group of an earlier epoch says may contradict what another owner has deci
 thrown away. What the node itself has written in the tenure before goes on: a quorum's memory may
 still be all that the log has of it.
 
+It goes back to the last checkpoint and no further. Where the log has lost more than that, the
+replica stands behind its end: it stops (OffsetRangeError), and what was answered is in its files.
+
 Cost: a durable write per group, beside the engine's; a file more at each claim.
 Threads: all here runs before the first append; then it is a `MessageLog`.
 """

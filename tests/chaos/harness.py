@@ -167,6 +167,7 @@ class ChaosRun(Load[ChaosLedger]):
         async with AsyncExitStack() as stack:
             stack.callback(self._log.close)
             await stack.enter_async_context(self._running_brokers())
+            stack.callback(self._stage.release_disks)
             await stack.enter_async_context(self._running_nodes())
             receiver = await stack.enter_async_context(Receiver(self._on_webhook, self._stage.host))
             urls = [node.url for node in self._nodes.values()]

@@ -22,6 +22,7 @@ no packets; and whoever delivers could not be told by its address. Rejected, too
 """
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -65,6 +66,9 @@ class Stage:
         """Give a directory a file system of its own."""
         raise NotImplementedError("nothing may be mounted")
 
+    def release_disks(self) -> None:
+        """Put the files on such disks where the directories are; nobody may have them open."""
+
 
 class NetworkStage(Stage):
     """One namespace for each; the process stands in one that nobody else needs."""
@@ -77,6 +81,7 @@ class NetworkStage(Stage):
         self._hosts |= {name: f"10.77.0.{10 + k}" for k, name in enumerate(nodes, 1)}
         self._hosts |= {name: f"10.77.0.{20 + k}" for k, name in enumerate(brokers, 1)}
         self._cuts: set[tuple[str, str]] = set()
+        self._disks: list[Path] = []
         _NAMES.mkdir(parents=True, exist_ok=True)
         _run("mount", "-t", "tmpfs", "none", str(_NAMES))
         _run("ip", "link", "set", "lo", "up")
@@ -124,6 +129,16 @@ class NetworkStage(Stage):
     def small_disk(self, directory: Path, size_bytes: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         _run("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", str(directory))
+        self._disks.append(directory)
+
+    def release_disks(self) -> None:
+        for directory in self._disks:
+            kept = directory.with_name(f"{directory.name}.kept")
+            shutil.copytree(directory, kept)
+            _run("umount", str(directory))
+            directory.rmdir()
+            kept.rename(directory)
+        self._disks.clear()
 
 
 def make_stage(nodes: Sequence[str], brokers: Sequence[str]) -> Stage:

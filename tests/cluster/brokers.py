@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from storage.replicated.kafka import KafkaEngine
@@ -109,7 +110,10 @@ class Brokers:
         """Every partition is on all of its brokers again."""
 
         def are() -> bool:
-            topics = self.admin.list_topics(timeout=10).topics.values()
+            try:
+                topics = self.admin.list_topics(timeout=10).topics.values()
+            except KafkaException:
+                return False  # It asked one that has just ended.
             partitions = [one for topic in topics for one in topic.partitions.values()]
             return all(set(one.isrs) == set(one.replicas) for one in partitions)
 

@@ -24,7 +24,7 @@ README_BYTES_MAX = 10 * 1024
 PROJECT = ("README.md", "CONTRIBUTING.md", "tests/README.md")
 """Besides all of docs/. CHANGELOG.md speaks of other times."""
 
-SCRIPT_OPTIONS = {"--rounds", "--minutes", "--seed", "--cycles"}
+SCRIPT_OPTIONS = {"--rounds", "--minutes", "--seed", "--cycles", "--only"}
 """Of scripts/crash and the simulation."""
 
 NAMES = sorted([*PROJECT, *(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))])

@@ -285,6 +285,30 @@ class Reports(threading.Thread):
         self._ending.set()
 
 
+class Awaited:
+    """What a standby waits for: the office, or that it is told to stop; the other one may come as
+    well, as long as it is not a server."""
+
+    def __init__(self) -> None:
+        self.holder: Holder | None = None
+        self.is_stopping = False
+        self._event = asyncio.Event()
+
+    def came(self, holder: Holder) -> None:
+        """The office is held."""
+        self.holder = holder
+        self._event.set()
+
+    def stop(self) -> None:
+        """It is told to stop."""
+        self.is_stopping = True
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Until one of the two is so."""
+        await self._event.wait()
+
+
 class NodeShard:
     """The process, as a member of its cluster."""
 
@@ -460,7 +484,7 @@ class NodeShard:
         self._prepare(listeners)
         opened = await asyncio.to_thread(self._open_sound)
         on_open()
-        claimed: asyncio.Future[Holder | None] = loop.create_future()
+        office = Awaited()
         ended = asyncio.Event()
 
         def tell_owner(standby: Standby) -> None:
@@ -471,7 +495,7 @@ class NodeShard:
             # From here on the office is held, whatever the event loop is busy with.
             self._beats = Beats(holder, self._fatal)
             self._beats.start()
-            loop.call_soon_threadsafe(_resolve, claimed, holder)
+            loop.call_soon_threadsafe(office.came, holder)
 
         def on_end() -> None:
             with contextlib.suppress(RuntimeError):  # The loop is closed already.
@@ -514,20 +538,24 @@ class NodeShard:
             before=self.sharing(want),
         )
         on_news()
-        lines.begin(partial(_resolve, claimed, None), on_news)
+        lines.begin(office.stop, on_news)
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, _resolve, claimed, None)
+            loop.add_signal_handler(number, office.stop)
         refreshing = loop.create_task(_refresh(tokens))
         follow.start()
         await front.begin(listeners, tls)
         self.book.on_change(lambda shard: front.owner_changed())
         log.info("on standby", shard=self._place.shard, node=self._membership.node)
         try:
-            self.holder = await claimed
-            if self.holder is None:
+            await office.wait()
+            if office.is_stopping:
                 follow.end()
             await front.close()
             await ended.wait()
+            self.holder = office.holder
+            if self.holder is not None and office.is_stopping:
+                # It claimed meanwhile, and there was no server yet that would have heard it.
+                await asyncio.to_thread(self.leave, None)
         finally:
             refreshing.cancel()
             lines.end()
@@ -682,11 +710,6 @@ def _bind(host: str, port: int) -> socket.socket:
         ) from error
     listener.set_inheritable(False)
     return listener
-
-
-def _resolve(future: "asyncio.Future[Holder | None]", holder: Holder | None) -> None:
-    if not future.done():
-        future.set_result(holder)
 
 
 async def _refresh(tokens: TokenTable) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from delayserver.api.cluster.node import Follow
+from delayserver.api.cluster.node import Awaited, Follow
 from storage.errors import OffsetRangeError
 from storage.frame import Damage
+
+if TYPE_CHECKING:
+    from storage.replicated.holder import Holder
 
 DAMAGE = Damage("schedule/2030-01-01.schedule", 0, 100, "it does not match", torn=False)
 
@@ -153,3 +157,27 @@ def test_what_fails_is_told() -> None:
 
     run = Run(FakeStandby(fails))
     assert (run.ends, [str(error) for error in run.errors]) == (0, ["a mistake"])
+
+
+def test_who_is_told_to_stop_behind_its_claim_has_heard_it() -> None:
+    async def run() -> None:
+        office, holder = Awaited(), cast("Holder", object())
+        office.came(holder)
+        office.stop()
+        await office.wait()
+        assert office.holder is holder
+        assert office.is_stopping
+
+    asyncio.run(run())
+
+
+def test_who_claims_though_it_was_told_to_stop_has_an_office_to_leave() -> None:
+    async def run() -> None:
+        office, holder = Awaited(), cast("Holder", object())
+        office.stop()
+        await office.wait()
+        office.came(holder)
+        assert office.holder is holder
+        assert office.is_stopping
+
+    asyncio.run(run())
