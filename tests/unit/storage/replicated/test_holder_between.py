@@ -111,7 +111,9 @@ def test_the_lease_begins_where_the_record_was_sent(cluster: Cluster) -> None:
     assert not cluster.holder.may_deliver()
 
 
-def test_a_frame_that_was_cut_in_two_is_not_answered(cluster: Cluster) -> None:
+def test_a_frame_that_was_cut_in_two_is_not_answered(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     append = cluster.log.append
 
     def with_others_between(records, meanwhile=lambda: None):
@@ -121,7 +123,7 @@ def test_a_frame_that_was_cut_in_two_is_not_answered(cluster: Cluster) -> None:
             cluster.write(late_record())
         return offsets
 
-    cluster.log.append = with_others_between
+    monkeypatch.setattr(cluster.log, "append", with_others_between)
     with pytest.raises(FencedError):
         cluster.append(1, payload_bytes=2 * PART_MAX_BYTES)
     assert cluster.holder.state.next_seq == 1
