@@ -2,6 +2,11 @@
 
     groups, beats, release ──▶ Holder ──▶ engine ──▶ offsets ──▶ Tenure: do they count? (R1)
 
+An offset may be behind the one that was expected: an owner before this one says late what it had
+under way when it was cut off, or two have claimed and this one was quicker. What stands between is
+read then. Everybody judges it alike (I15), so if none of it is a claim that counts, this record
+counts, as all others will see; to leave the office for it would be a second outage for nothing.
+
 The owner has to be heard of all the time, also while it recovers what it took over, and while the
 group that it appends is waited for: so it is one object from the claim on, whoever writes.
 
@@ -19,6 +24,9 @@ from storage.replicated.engine import EngineLog
 from storage.replicated.envelope import NOBODY, Beat, LogRecord, Release
 from storage.replicated.lease import Tenure
 from storage.replicated.office import Office, OfficeState
+
+READ_MS: Final = 1000
+"""What stands between two records of the owner is read in this time, or the owner leaves."""
 
 
 class Holder:
@@ -127,8 +135,20 @@ class Holder:
         sent_ms = self._stopwatch()
         offsets = self.log.append([envelope.encode(record) for record in records], meanwhile)
         for record, offset in zip(records, offsets, strict=True):
+            if offset is not None:
+                self._take_in(offset)
             if not self._tenure.appended(record, offset, sent_ms):
                 got = "no answer came" if offset is None else f"it is at {offset}"
                 reason = f"a record was expected at offset {expected}, and {got}"
                 raise FencedError(self.log.name, reason)
             expected += 1
+
+    def _take_in(self, end: int) -> None:
+        """Judge what others have written before `end`, as far as it can be read in time."""
+        give_up_ms = self._stopwatch() + READ_MS
+        while self.state.next_offset < end and not self._tenure.is_over:
+            if self._stopwatch() >= give_up_ms:
+                return
+            for offset, data in self.log.read(self.state.next_offset, READ_MS / 1000):
+                if offset < end:
+                    self._office.apply(offset, envelope.decode(data, self.log.name, offset))

@@ -2,7 +2,8 @@
 
     R1  An owner answers for a record only if the log gave it the offset that follows the last one
         the owner knows. Then nothing stands between, no claim either, and it counts. All else is
-        unknown: nobody is answered, and the owner's time is over.
+        unknown: nobody is answered, and the owner's time is over. (It may read what others have
+        written between, and know it: `storage.replicated.holder`.)
     R2  An owner delivers only within LEASE_MS - MARGIN_MS after it *sent* its last record that
         counts.
     R3  Others claim when they have *read* nothing that counts for LEASE_MS, and RANK_MS more for
@@ -32,7 +33,7 @@ record in the log instead of an answer of a server.
 from collections import deque
 from typing import Final, Self
 
-from storage.replicated.envelope import NOBODY, LogRecord
+from storage.replicated.envelope import NOBODY, FramePart, LogRecord
 from storage.replicated.office import Office, OfficeState, RecordVerdict
 
 LEASE_MS: Final = 3000
@@ -102,8 +103,12 @@ class Tenure:
         if self.is_over or offset != self._office.state.next_offset:
             self._has_ended = True
             return False
-        verdict = self._office.apply(offset, record)
-        assert verdict is not RecordVerdict.VOID, (offset, record, self._office.state)
+        if self._office.apply(offset, record) is RecordVerdict.VOID:
+            # What others have written stands between this part of a frame and the one before.
+            is_behind = isinstance(record, FramePart) and record.part > 0
+            assert is_behind, (offset, record, self._office.state)
+            self._has_ended = True
+            return False
         assert sent_ms >= self._sent_ms, (sent_ms, self._sent_ms)
         self._sent_ms = sent_ms
         return True
