@@ -7,8 +7,14 @@ What others know is what the replicated log has, so the files need no sync befor
 answered. They are synced about once a second: a replica that starts again reads the log from there.
 
 Rows of other processes come in, too: an owner before this one may say late what it has delivered.
+An owner knows what it has appended, and reads the log only where there are offsets between that
+it knows nothing of: such rows, and the markers of transactions.
 
-Cost: an append of the engine for each sync. Threads: the settler thread.
+What was delivered in a transaction stands in the log already (`write_recorded`). Only when it is in
+the files, too, may a checkpoint say that they go so far.
+
+Cost: an append of the engine for each sync; where there are transactions, a consumer that stays
+open, and a look at what it has, which waits for nothing. Threads: the settler thread.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,16 +35,19 @@ class ReplicatedSettler(Settler):
     def __init__(
         self,
         dispatch: HourLog,
-        settled: SettledLog,
+        open_settled: Callable[[], SettledLog],
         place: int,
         stopwatch: Callable[[], int],
         told: Callable[[int], None] = lambda place: None,
     ) -> None:
-        """`place`: the offset up to which the files on the disk have what the replicated log says;
-        `told` hears of each other one."""
+        """`open_settled`: the log of all replicas, opened anew. `place`: the offset up to which the
+        files on the disk have what the replicated log says; `told` hears of each other one."""
         super().__init__(dispatch)
         self._told = told
-        self._settled = settled
+        # One to append to and one to read, since a log that is appended to reads nothing ahead.
+        self._appended, self._read = open_settled(), open_settled()
+        self._own_offsets: set[int] = set()
+        """Of records whose rows are in the files, behind what was read."""
         self._stopwatch = stopwatch
         self._read_offset = place
         self._synced_ms = stopwatch()
@@ -58,19 +67,34 @@ class ReplicatedSettler(Settler):
             self._unsent += rows
             del rows_by_hour[hour]
 
+    def write_recorded(
+        self, rows_by_hour: dict[int, list[bytes]], offset: int, now_ms: int
+    ) -> None:
+        if offset < self._read_offset:
+            return  # It was read, and so written, before the news of it came here.
+        super().write(rows_by_hour, now_ms)
+        self._own_offsets.add(offset)
+
     def sync(self) -> None:
         """Have a quorum know all that was written. Raises FencedError, SyncError."""
         if self._unsent:
-            offsets = self._settled.append(b"".join(self._unsent), self._now_ms)
+            offsets = self._appended.append(b"".join(self._unsent), self._now_ms)
             self._unsent.clear()
-            for offset in offsets:
-                while self._read_offset < offset:
-                    self.take_in(_WAIT_S, offset)
-                self._read_offset = offset + 1
+            self._own_offsets.update(offsets)
+        self._go_on()
         if self._stopwatch() - self._synced_ms >= FILES_SYNC_MS:
             self.sync_files()
         else:
             self.unsynced = False
+
+    def _go_on(self) -> None:
+        """Behind what is in the files."""
+        while self._read_offset in self._own_offsets:
+            self._own_offsets.remove(self._read_offset)
+            self._read_offset += 1
+        if self._own_offsets:
+            # Something stands between. What comes of it later is taken in by a later sync.
+            self.take_in(0)
 
     def sync_files(self) -> None:
         """Sync the files. Raises SyncError."""
@@ -79,19 +103,30 @@ class ReplicatedSettler(Settler):
         super().sync()
         self._told(self._read_offset)
 
-    def close(self) -> None:
-        self._settled.close()
+    def prepare_append(self) -> None:
+        """Connect, behind the caller's back, so that the first append takes no longer."""
+        self._appended.prepare_append()
 
-    def take_in(self, wait_s: float, until: int) -> bool:
-        """Write what others have recorded, up to the offset `until`; waits for the first record, at
-        most `wait_s`. Whether there was any. Raises ReplicatedLogError, ShortageError."""
+    def end(self) -> int | None:
+        """Where the log of all replicas ends; None where that cannot be told now."""
+        return self._read.end()
+
+    def close(self) -> None:
+        self._appended.close()
+        self._read.close()
+
+    def take_in(self, wait_s: float) -> bool:
+        """Write what others have recorded; waits for the first record, at most `wait_s`. Whether
+        there was any. Raises ReplicatedLogError, ShortageError."""
         has_any = False
-        for offset, rows in self._settled.read(self._read_offset, wait_s):
-            if offset >= until:
-                break
-            super().write(rows_by_hour((rows,)), self._now_ms)
+        for offset, rows in self._read.read(self._read_offset, wait_s):
+            if offset in self._own_offsets:
+                self._own_offsets.remove(offset)
+            else:
+                super().write(rows_by_hour((rows,)), self._now_ms)
+                has_any = True
             self._read_offset = offset + 1
-            has_any = True
+        self._read_offset = max(self._read_offset, self._read.place)
         return has_any
 
 
@@ -103,6 +138,3 @@ def rows_by_hour(parts: Iterable[Rows]) -> dict[int, list[bytes]]:
         for hour in sorted(set(hours.tolist())):
             found.setdefault(hour, []).append(select(rows, hours == hour).tobytes())
     return found
-
-
-_WAIT_S = 1.0

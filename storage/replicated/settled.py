@@ -5,6 +5,9 @@ to. The same row may stand there several times, from any owner, in any order: it
 so nobody has to be in office to append it. That a process was stopped before it could say what it
 had delivered, and says so hours later, saves a repeat.
 
+Some records are parts of transactions (`storage.replicated.transactions`): those count that were
+committed. The markers of transactions take offsets and are no records, so offsets have gaps.
+
 Cost: one crc32c pass, each way. Threads: belongs to one thread at a time.
 """
 
@@ -31,6 +34,26 @@ class Settled(NamedTuple):
     rows: Rows
 
 
+def settled_records(rows: bytes, stamp: int, now_ms: int) -> list[bytes]:
+    """The records that hold rows (DISPATCH_ROW), ROWS_MAX each at most."""
+    found = np.frombuffer(rows, DISPATCH_DTYPE)
+    records = []
+    for start in range(0, len(found), ROWS_MAX):
+        part = found[start : start + ROWS_MAX]
+        records.append(
+            encode(
+                LogKind.DISPATCH,
+                part.tobytes(),
+                b"",
+                first_seq=int(part["seq"].min()),
+                last_seq=int(part["seq"].max()),
+                created_ms=now_ms,
+                stamp=stamp,
+            )
+        )
+    return records
+
+
 class SettledLog:
     """Appends rows, and reads them back."""
 
@@ -47,21 +70,7 @@ class SettledLog:
 
         Raises FencedError where that is not known: they are appended again by whoever delivers
         them again, and nobody may append with this process's connection any more."""
-        found = np.frombuffer(rows, DISPATCH_DTYPE)
-        records = []
-        for start in range(0, len(found), ROWS_MAX):
-            part = found[start : start + ROWS_MAX]
-            records.append(
-                encode(
-                    LogKind.DISPATCH,
-                    part.tobytes(),
-                    b"",
-                    first_seq=int(part["seq"].min()),
-                    last_seq=int(part["seq"].max()),
-                    created_ms=now_ms,
-                    stamp=self._stamp,
-                )
-            )
+        records = settled_records(rows, self._stamp, now_ms)
         offsets = [offset for offset in self._log.append(records) if offset is not None]
         if len(offsets) != len(records):
             raise FencedError(self._log.name, "it is not known whether what is settled is recorded")
@@ -75,8 +84,15 @@ class SettledLog:
             frame = frame_of(data, LogKind.DISPATCH, self._stamp, self._log.name, at)
             yield Settled(at, frame.rows)
 
+    @property
+    def place(self) -> int:
+        """What stands before it was read, or is nothing that counts; of the last `read`, once that
+        was taken to its end."""
+        return self._log.place
+
     def end(self) -> int | None:
-        """The offset behind the last record; None where that cannot be told now."""
+        """The offset behind the last record, whether it counts or not; None where that cannot be
+        told now."""
         return self._log.end()
 
     def close(self) -> None:

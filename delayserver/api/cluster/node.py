@@ -268,6 +268,7 @@ class NodeShard:
             self._address,
             partial(engine.log, shard),
             partial(engine.settled, shard),
+            partial(engine.transactions, shard),
         )
         surroundings = Surroundings(
             clock=lambda: wall_clock_ms() + offset_ms,
@@ -423,6 +424,7 @@ class NodeShard:
             message_log=owned.message_log,
             settler=owned.settler,
             may_deliver=owned.may_deliver,
+            transactions=owned.transactions,
         )
 
     def serving(self, message_log: WriteAheadLog) -> None:
