@@ -114,7 +114,10 @@ class Outlet:
     """A producer, and the thread that polls it. Made in any thread, then of the event loop."""
 
     def __init__(
-        self, settings: Mapping[str, Any], loop: asyncio.AbstractEventLoop, fatal: Reported
+        self,
+        settings: Mapping[str, Any],
+        loop: asyncio.AbstractEventLoop,
+        fatal: Callable[[Exception], None],
     ) -> None:
         """`fatal` is called on the event loop when the producer can do nothing any more.
 
@@ -126,8 +129,7 @@ class Outlet:
         self._reports: deque[tuple[Reported, KafkaError | None]] = deque()
         self._room: deque[asyncio.Future[None]] = deque()
         self._is_ending = False
-        errors = {"error_cb": self._on_error, "logger": log}
-        self._producer = Producer({**settings, **errors})
+        self._producer = Producer(dict(settings), logger=log)
         self._thread = threading.Thread(
             target=self._poll, name="delayserver-kafka-sink", daemon=True
         )
@@ -161,7 +163,14 @@ class Outlet:
 
     def _poll(self) -> None:
         while not self._is_ending:
-            self._producer.poll(POLL_S)
+            try:
+                self._producer.poll(POLL_S)
+            except (KafkaException, SystemError) as error:
+                # So the client says that it can do nothing any more: it raises, and where it calls
+                # back nevertheless, Python does not like that.
+                self._is_ending = True
+                with suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(self._fatal, error)
             if self._reports:
                 # The loop is closed already when a server ends whose brokers are away.
                 with suppress(RuntimeError):
@@ -171,11 +180,6 @@ class Outlet:
         self, reported: Reported, error: KafkaError | None, message: Message | None
     ) -> None:
         self._reports.append((reported, error))
-
-    def _on_error(self, error: KafkaError) -> None:
-        if error.fatal():
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._fatal, error)
 
     # On the event loop.
 
@@ -195,7 +199,8 @@ class Outlet:
         self._thread.join()
         self._producer.purge()
         for _ in range(CLOSE_TRIES):
-            self._producer.poll(CLOSE_POLL_S)
+            with suppress(KafkaException, SystemError):
+                self._producer.poll(CLOSE_POLL_S)
             if not len(self._producer):
                 break
         with suppress(RuntimeError):
@@ -326,7 +331,7 @@ class KafkaSink:
         loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._check, split_bootstrap(bootstrap))
 
-        def fatal(error: KafkaError | None) -> None:
+        def fatal(error: Exception) -> None:
             log.error("the producer for %s is replaced: %s", bootstrap, error)
             self._drop_soon(key)
 

@@ -156,6 +156,9 @@ class KafkaTransactions:
             self._until_known(partial(producer.commit_transaction, CALL_TIMEOUT_S))
         except KafkaException as error:
             return self._abort(slot, error.args[0], errors)
+        except SystemError as error:
+            # What the client makes of a fatal error: it raises one, and calls back nevertheless.
+            raise FencedError(self._id(slot), "its producer can do nothing any more") from error
         (offset,) = offsets
         return Committed(offset)
 
