@@ -70,7 +70,7 @@ class Shard:
             }
         )
         consumer.subscribe([self.topic])
-        found = []
+        found: list[int] = []
         while True:
             message = consumer.poll(30)
             assert message is not None

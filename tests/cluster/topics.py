@@ -32,7 +32,7 @@ class Received:
 
     @property
     def headers(self) -> dict[str, str]:
-        return {name: (value or b"").decode() for name, value in self.message.headers() or []}  # type: ignore[union-attr]
+        return {name: (value or b"").decode() for name, value in self.message.headers() or []}  # type: ignore[union-attr, str-unpack]
 
     @property
     def id(self) -> str:
