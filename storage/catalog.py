@@ -32,7 +32,7 @@ from storage import catalog_file
 from storage.catalog_columns import Columns, ascending
 from storage.catalog_file import seal, seal_columns, unseal, unseal_many
 from storage.errors import EXHAUSTED, CatalogError, DamageError, DiskFullError, ExhaustedError
-from storage.files import DIRECTORY_MODE, FILE_MODE
+from storage.files import DIRECTORY_MODE, FILE_MODE, Files
 from storage.frame import Damage
 
 _PUT_SLICE = 500
@@ -179,12 +179,29 @@ class Catalog(Protocol):
         Raises ShortageError: call it again. Raises CatalogError, DamageError, SyncError."""
         ...
 
+    def freeze(self) -> "Frozen":
+        """The catalog as it is now, to be copied while others write. Raises CatalogError."""
+        ...
+
     def verify(self) -> list[Damage]:
         """Read every page and every value; what is damaged, in the order in which it was found."""
         ...
 
     def close(self) -> None:
         """Release the file. Everything that was committed is durable already."""
+        ...
+
+
+class Frozen(Protocol):
+    """One moment of a catalog, until it is closed."""
+
+    def copy(self, files: Files, directory: str) -> None:
+        """Write it into an empty directory that is there; not durable. Any thread may do it, and
+        others go on meanwhile. Raises CatalogError, DiskFullError."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the moment."""
         ...
 
 
@@ -337,8 +354,35 @@ class LmdbCatalog:
                 pairs = zip(keys[start:end].tolist(), sealed[start:end].tolist(), strict=True)
                 cursor.putmulti(pairs)
 
+    def freeze(self) -> "LmdbFrozen":
+        try:
+            return LmdbFrozen(self._environment, self._environment.begin())
+        except lmdb.Error as error:
+            raise CatalogError("freeze", f"{error}") from error
+
     def close(self) -> None:
         self._environment.close()
+
+
+class LmdbFrozen:
+    """A read transaction. Until its end no page that it sees is used again, so the file grows."""
+
+    def __init__(self, environment: Any, transaction: Any) -> None:
+        self._environment = environment
+        self._transaction = transaction
+
+    def copy(self, files: Files, directory: str) -> None:
+        """The pages that are in use: 80 bytes a key, 0.1 µs each."""
+        path = f"{files.root}/{directory}"
+        try:
+            self._environment.copy(path, compact=True, txn=self._transaction)
+        except lmdb.Error as error:
+            if os.strerror(errno.ENOSPC) in str(error):
+                raise DiskFullError("copy", "catalog", f"{error}") from error
+            raise CatalogError("copy", f"{error}") from error
+
+    def close(self) -> None:
+        self._transaction.abort()
 
 
 class LmdbView:

@@ -9,6 +9,8 @@
     DIR/catalog/          LMDB
     DIR/REPAIR            what a repair was about to do when it was interrupted
     DIR/repair/           what repairs replaced
+    DIR/snapshots/        what another node copies just now
+    DIR/incoming/         what comes from another node
 
 Cost: a few system calls at start. Threads: used before any thread starts.
 """
@@ -130,11 +132,16 @@ def upgrade(files: Files, identity: Identity) -> None:
     _write(files, replace(identity, version=FORMAT_VERSION))
 
 
-def _write(files: Files, identity: Identity) -> None:
+def encode_identity(identity: Identity) -> bytes:
+    """The content of DIR/FORMAT."""
     document = {
         "format": identity.version,
         "stamp": identity.stamp,
         "shard": identity.shard,
         "id_secret": identity.id_secret.hex(),
     }
-    replace_file(files, FORMAT_FILE, json.dumps(document, indent=1).encode() + b"\n")
+    return json.dumps(document, indent=1).encode() + b"\n"
+
+
+def _write(files: Files, identity: Identity) -> None:
+    replace_file(files, FORMAT_FILE, encode_identity(identity))

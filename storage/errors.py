@@ -20,7 +20,10 @@ StorageError
 │   ├── RecordDamageError   a record does not match its checksum, or is not what it claims to be
 │   ├── NewerRecordError    a record of a type, or with a flag, that this version does not know
 │   ├── OffsetGapError      a record does not stand at the offset that follows the one before it
-│   └── OffsetRangeError    the log does not hold an offset any more, or ends before it
+│   ├── OffsetRangeError    the log does not hold an offset any more, or ends before it
+│   └── LogReplacedError    what stands at an offset is not what this replica has read there
+├── CopySourceError         a replica cannot be copied from this node now
+├── NoPeerError             … nor from any other
 ├── EngineError             what keeps the replicated logs refused a call, or cannot be reached
 ├── EngineSettingsError     what says where the logs are, or how they are reached, is wrong
 ├── ClusterMissingError     no cluster was made of that name
@@ -254,6 +257,36 @@ class OffsetRangeError(ReplicatedLogError):
         super().__init__(log, offset, reason, advice)
         self.first = first
         self.end = end
+
+
+class LogReplacedError(ReplicatedLogError):
+    """The log has lost its end, or was made anew, and has grown again since."""
+
+    def __init__(self, log: str, offset: int) -> None:
+        advice = "copy the shard from a replica that has read this log"
+        super().__init__(log, offset, "this replica has read another record there", advice)
+
+
+class CopySourceError(StorageError):
+    """A replica cannot be copied from another node now: it does not answer, it refuses, what it has
+    is damaged, or is something else."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(f"{peer}: {reason}")
+        self.peer = peer
+        self.reason = reason
+
+
+class NoPeerError(StorageError):
+    """No other node has given a copy of the shard."""
+
+    def __init__(self, shard: int, refusals: list[CopySourceError]) -> None:
+        tried = "; ".join(map(str, refusals)) or "none is known"
+        super().__init__(
+            f"no other node gives a copy of shard {shard} ({tried}); start a node that has a sound "
+            "replica of it, or repair one that has"
+        )
+        self.refusals = refusals
 
 
 class EngineError(StorageError):

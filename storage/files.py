@@ -115,7 +115,7 @@ class Files(Protocol):
 
     def open(self, path: str, *, create: bool = False, mode: int = FILE_MODE) -> File:
         """Open for reading and writing. Raises FileNotFoundError unless it exists or `create`,
-        and where its directory does not exist (as `rename` and `unlink` do).
+        and where its directory does not exist (as `rename`, `link` and `unlink` do).
 
         `mode`: who may open a file that is made by this call."""
         ...
@@ -132,8 +132,14 @@ class Files(Protocol):
         """Give a file another name, in place of what has it. Durable after `sync_directory`."""
         ...
 
+    def link(self, source: str, target: str) -> None:
+        """Give a file one more name, which stays with these bytes whatever becomes of the other.
+
+        Raises DiskError where the name is taken. Durable after `sync_directory`."""
+        ...
+
     def unlink(self, path: str) -> None:
-        """Delete a file. Durable after `sync_directory`."""
+        """Delete a name, and the file with its last one. Durable after `sync_directory`."""
         ...
 
     def make_directory(self, path: str) -> None:
@@ -415,6 +421,10 @@ class OsFiles:
     def rename(self, source: str, target: str) -> None:
         with _disk_errors("rename", source):
             os.rename(self._full(source), self._full(target))
+
+    def link(self, source: str, target: str) -> None:
+        with _disk_errors("link", source):
+            os.link(self._full(source), self._full(target))
 
     def unlink(self, path: str) -> None:
         with _disk_errors("unlink", path):

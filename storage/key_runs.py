@@ -184,10 +184,13 @@ class RunWriter:
 class KeyRun:
     """A run that is complete."""
 
-    def __init__(self, files: Files, state: RunState, *, stamp: int) -> None:
-        """Verify what is mapped. Raises DamageError; FileNotFoundError where there is no file."""
+    def __init__(
+        self, files: Files, state: RunState, *, stamp: int, path: str | None = None
+    ) -> None:
+        """Verify what is mapped. `path`: where it is, if not in its place. Raises DamageError;
+        FileNotFoundError where there is no file."""
         self.state = state
-        self.path = run_path(state.number)
+        self.path = path or run_path(state.number)
         self._file = files.open(self.path)
         try:
             self._open(files, stamp)

@@ -236,6 +236,10 @@ class MessageLog:
         """Nothing: segments are found by their seq."""
         return []
 
+    def wants_checkpoint(self, seq: int) -> bool:
+        """Never: there is nothing behind it."""
+        return False
+
     def note_live(self, hour: int) -> None:
         """Nobody else has to know."""
 

@@ -7,7 +7,8 @@ Until REPAIR has its name nothing has happened; from then on `finish` carries it
 another process, and what was done already is not done again. No server starts meanwhile
 (`storage.directory`). So the backup costs no copy: it is the old files themselves.
 
-Cost: what is new is written once; two renames per file. Threads: none.
+Cost: what is new is written once; two renames per file, and some syncs per directory. Threads:
+none.
 """
 
 import contextlib
@@ -59,6 +60,10 @@ class Swap:
         self._files.make_directory(_parent(new))
         return new
 
+    def replace(self, path: str) -> None:
+        """The file that will be at `path` stands below `BACKUP/new` already, durably."""
+        self._replace[path] = True
+
     def copy(self, path: str) -> None:
         """Put a copy of a file into the backup; it is going to be changed by other means.
 
@@ -82,10 +87,11 @@ class Swap:
 
     def commit(self) -> None:
         """Decide it. Everything that is new is durable by then."""
-        for path in self._replace:
-            self._files.make_directory(_parent(f"{self.backup}/{path}"))
-            self._files.make_directory(_parent(f"{self.backup}/new/{path}"))
-            self._files.sync_directory(_parent(f"{self.backup}/new/{path}"))
+        for parent in sorted({_parent(path) for path in self._replace}):
+            self._files.make_directory(_below(self.backup, parent))
+            self._files.make_directory(_below(f"{self.backup}/new", parent))
+            self._files.sync_directory(_below(f"{self.backup}/new", parent))
+            self._files.make_directory(parent)
         plan = {
             "backup": self.backup,
             "replace": self._replace,
@@ -114,6 +120,11 @@ def is_unfinished(files: Files) -> bool:
     return files.exists(REPAIR_FILE)
 
 
+def unfinished_backup(files: Files) -> str:
+    """The backup of a swap that was decided. Raises DamageError for a broken plan."""
+    return _read_plan(files)[0]
+
+
 def finish(files: Files, open_catalog: Callable[[], Catalog]) -> str:
     """Carry out what was decided; returns the backup. Raises DamageError for a broken plan."""
     backup, replace, writes = _read_plan(files)
@@ -123,10 +134,12 @@ def finish(files: Files, open_catalog: Callable[[], Catalog]) -> str:
             continue
         if files.exists(path) and not files.exists(old):
             files.rename(path, old)
-            files.sync_directory(_parent(old))
         if is_new:
             files.rename(new, path)
-        files.sync_directory(_parent(path))
+    # There may be thousands of files, and no more than a few directories.
+    for parent in sorted({_parent(path) for path in replace}):
+        files.sync_directory(_below(backup, parent))
+        files.sync_directory(parent)
     if writes:
         with contextlib.closing(open_catalog()) as catalog:
             catalog.commit(writes)
@@ -155,6 +168,10 @@ def _read_plan(files: Files) -> tuple[str, dict[str, bool], _Writes]:
         raise DamageError(REPAIR_FILE, 0, reason) from error
     finally:
         file.close()
+
+
+def _below(directory: str, path: str) -> str:
+    return f"{directory}/{path}" if path else directory
 
 
 def _parent(path: str) -> str:

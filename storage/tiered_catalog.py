@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from storage.catalog import Catalog, ManyWrites, Table, View, Writes
+from storage.catalog import Catalog, Frozen, ManyWrites, Table, View, Writes
 from storage.catalog_columns import Columns
 from storage.errors import DamageError, ShortageError
 from storage.files import Files
@@ -170,6 +170,9 @@ class TieredCatalog:
     def size(self, table: Table) -> int:
         of_runs = sum(run.state.rows for run in self.runs) if table is Table.KEYS else 0
         return self.inner.size(table) + of_runs
+
+    def freeze(self) -> Frozen:
+        return self.inner.freeze()
 
     def verify(self) -> list[Damage]:
         return self.inner.verify() + self.verify_runs()

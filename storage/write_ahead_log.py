@@ -44,6 +44,10 @@ class WriteAheadLog(Protocol):
         behind it can be found again."""
         ...
 
+    def wants_checkpoint(self, seq: int) -> bool:
+        """Whether a checkpoint at `seq`, where the last one stands, would spare a reader much."""
+        ...
+
     def note_live(self, hour: int) -> None:
         """`hour` is the newest one in the wheel, and with it all before."""
         ...

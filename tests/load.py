@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Generic, TypeVar
 
-from delayserver.cli.demo.ledger import DemoLedger, Order
+from delayserver.cli.demo.ledger import DemoLedger, Order, Receipt
 from delayserver.cli.demo.shop import call, due_of, parse_json
 from delayserver.cli.session import path
 from delayserver.client.errors import UnansweredError
@@ -323,7 +323,7 @@ class Load(Generic[AnyLedger]):
     async def _on_webhook(self, headers: Mapping[str, str], body: bytes) -> int:
         name = "hook" if headers.get("delay-subject") == HOOK else "both-hook"
         message_id = headers.get("webhook-id", "")
-        receipt = self.ledger.receive(name, message_id, parse_json(body), settled=False)
+        receipt = self._on_delivered(name, message_id, headers, body)
         if self._random.random() < 0.1:
             await asyncio.sleep(self._random.uniform(0, 0.1))
         if self._random.random() < 0.05:
@@ -332,6 +332,14 @@ class Load(Generic[AnyLedger]):
         receipt.settled_ms = self.ledger.now_ms()
         return HTTPStatus.OK
 
+    def _on_delivered(
+        self, name: str, message_id: str, headers: Mapping[str, str], body: bytes
+    ) -> Receipt:
+        return self.ledger.receive(name, message_id, parse_json(body), settled=False)
+
+    def _on_pulled(self, name: str, message: Mapping[str, Any]) -> Receipt:
+        return self.ledger.receive(name, message["id"], message.get("body"), settled=False)
+
     async def _consume(self, name: str) -> None:
         chance = self._random
         where = path("subscriptions", name)
@@ -339,10 +347,7 @@ class Load(Generic[AnyLedger]):
             request = {"max": chance.randint(1, 50), "wait": chance.choice((0, 200, 1000))}
             _, answer = await self._ask("POST", f"{where}/pull", request)
             taken = {
-                message["lease"]: self.ledger.receive(
-                    name, message["id"], message.get("body"), settled=False
-                )
-                for message in answer["messages"]
+                message["lease"]: self._on_pulled(name, message) for message in answer["messages"]
             }
             done = {lease: receipt for lease, receipt in taken.items() if chance.random() < 0.85}
             refused = [lease for lease in taken.keys() - done.keys() if chance.random() < 0.5]

@@ -15,9 +15,12 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from delayserver.cli.demo.ledger import VIOLATIONS, DemoLedger, Verdict
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass
@@ -32,6 +35,10 @@ class Outcome:
     failures: list[str]
     """What went wrong beyond the ledger: answers that must not be, a server that did not start."""
     counts: Counter[str] = field(default_factory=Counter)
+    figures: list[dict[str, Any]] = field(default_factory=list)
+    """More of them, for the file."""
+    tables: list["Table"] = field(default_factory=list)
+    """... and for people."""
 
     @property
     def is_clean(self) -> bool:
@@ -114,7 +121,7 @@ def report_of(outcome: Outcome) -> dict[str, Any]:
         for name, late_ms in _lateness(verdict).items()
         if late_ms is not None
     ]
-    return {"benchmark": outcome.name, "figures": figures}
+    return {"benchmark": outcome.name, "seed": outcome.seed, "figures": figures + outcome.figures}
 
 
 def _lateness(verdict: Verdict) -> dict[str, int | None]:
@@ -145,6 +152,8 @@ def _show(outcome: Outcome) -> None:
     table.add_row("failures", str(len(outcome.failures)))
     console = Console()
     console.print(table)
+    for another in outcome.tables:
+        console.print(another)
     for line in describe(outcome):
         console.print(line, markup=False, highlight=False)
 

@@ -218,6 +218,11 @@ class _Uvicorn(uvicorn.Server):
         """The map may say something else now."""
         self._app.cluster.changed()
 
+    @property
+    def is_damaged(self) -> bool:
+        """Whether something was found damaged."""
+        return self._server.damage_count > 0
+
     def give_away(self) -> None:
         """End in order: another is to have the shard, and this process goes on."""
         self.gives_away = self.should_exit = True
@@ -225,7 +230,7 @@ class _Uvicorn(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.gives_away:
             # What has come is answered; only what would have to wait is told to ask again.
-            self._server.engine.dispatcher.drain()
+            self._server.hold_back()
         else:
             self._server.begin_stop()
         self._app.cluster.end()
@@ -254,6 +259,7 @@ async def _serve(
             book=node.book,
             machines=lambda: node.lines.news.machines,
         )
+        app = app._replace(asgi=node.sharing(server.want_snapshot)(app.asgi))
     await server.start()
     config = uvicorn.Config(
         app.asgi,
@@ -274,7 +280,7 @@ async def _serve(
         epoch = 0 if node is None else node.epoch
         await app.member.begin(listeners[-1].getsockname()[1], epoch)
         if node is not None:
-            node.serving(server.message_log)
+            node.serving(server.message_log, server.metrics)
         lines.begin(uvicorn_server.on_parent_gone, partial(_on_news, node, uvicorn_server))
         tell_supervisor(RECOVERED)
         app.member.when_ready(partial(tell_supervisor, READY))
@@ -301,7 +307,7 @@ def _on_news(node: "NodeShard | None", uvicorn_server: _Uvicorn) -> None:
     """Something else is known of the cluster."""
     uvicorn_server.on_news()
     if node is not None and not uvicorn_server.should_exit:
-        successor = node.successor()
+        successor = node.successor(is_damaged=uvicorn_server.is_damaged)
         if successor is not None:
             log.info("gives its shard away", to=successor)
             uvicorn_server.give_away()

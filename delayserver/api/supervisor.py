@@ -28,7 +28,7 @@ import structlog
 
 from delayserver.api.cluster.link import ShardPlace
 from delayserver.api.cluster.membership import Membership, news_line
-from delayserver.api.cluster.watch import LOOK_S, Watch
+from delayserver.api.cluster.watch import LOOK_S, ClusterWatch
 from delayserver.api.process import (
     EXIT_FENCED,
     EXIT_REFUSED,
@@ -95,7 +95,7 @@ def supervise(settings: Settings) -> int:
         return EXIT_REFUSED
 
 
-async def _supervise(shards: "list[_Shard]", url: str, watch: Watch | None) -> int:
+async def _supervise(shards: "list[_Shard]", url: str, watch: ClusterWatch | None) -> int:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -116,7 +116,7 @@ async def _tell_ready(shards: "list[_Shard]", url: str) -> None:
     log.info("all shards are there", url=url, shards=len(shards), pid=os.getpid())
 
 
-async def _tell_news(shards: "list[_Shard]", watch: Watch) -> None:
+async def _tell_news(shards: "list[_Shard]", watch: ClusterWatch) -> None:
     """Tell all processes of the node what is known of the cluster."""
     while True:
         news = await asyncio.to_thread(watch.look)

@@ -404,11 +404,21 @@ def _shard(
         "shard": shard,
         "owner": names.get(seen.owner),
         "epoch": seen.epoch,
-        "address": seen.address,
+        "address": _url_in(seen.address),
         "clock_ms": seen.clock_ms or None,
         "end": end,
         "lag": lag,
     }
+
+
+def _url_in(address: str | None) -> str | None:
+    """Where clients reach an owner, as its claim says it."""
+    import json
+
+    try:
+        return str(json.loads(address or "")["url"])
+    except (ValueError, KeyError, TypeError):
+        return address
 
 
 def _see(log: "EngineLog", seen: Any, begin: int, end: int, bar: "_Bar | _NoBar") -> None:

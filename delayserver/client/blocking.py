@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from delayserver.client.calling import EXIT_S, RETRY, URL_DEFAULT, RetryingClient
+from delayserver.client.cluster_map import OwnerHosts
 from delayserver.client.consumer import (
     CONCURRENCY,
     GRACE_S,
@@ -30,7 +31,6 @@ from delayserver.client.consumer import (
 from delayserver.client.errors import ClosedError
 from delayserver.client.loop_thread import LoopThread
 from delayserver.client.nodes import Connect
-from delayserver.client.owners import OwnerHosts
 from delayserver.client.producer import (
     IN_FLIGHT_MAX,
     PENDING_MAX,
@@ -224,7 +224,11 @@ class Subscriptions(Blocking[AsyncSubscriptions]):
     - `retry`: how long to ask again while the server is away; a minute by default.
     - `timeout_s`: how long one request may take. Each call takes a `timeout_s`, too, for all of its
       requests: UnansweredError when that is over.
-    - `token`; `tls`: instead of the system's certificates; `transport`, `time`: for tests.
+    - `owner_hosts`: of a cluster any node is asked, when the one at `url` cannot be reached. Those
+      are asked that are on the same host as `url`; on any, with "any": then the token goes wherever
+      the server says. With "none" only `url` is.
+    - `token`; `tls`: instead of the system's certificates; `transport`, `connect`, `time`: for
+      tests.
 
     Durations are timedeltas, text such as "15s", or whole milliseconds."""
 
@@ -235,8 +239,10 @@ class Subscriptions(Blocking[AsyncSubscriptions]):
         token: str | None = None,
         retry: RetryPolicy = RETRY,
         timeout_s: float = TIMEOUT_S,
+        owner_hosts: OwnerHosts = "same",
         tls: ssl.SSLContext | None = None,
         transport: Transport | None = None,
+        connect: Connect | None = None,
         time: Time | None = None,
     ) -> None:
         subscriptions = AsyncSubscriptions(
@@ -244,8 +250,10 @@ class Subscriptions(Blocking[AsyncSubscriptions]):
             token=token,
             retry=retry,
             timeout_s=timeout_s,
+            owner_hosts=owner_hosts,
             tls=tls,
             transport=transport,
+            connect=connect,
             time=time,
         )
         super().__init__(subscriptions)
@@ -332,7 +340,11 @@ class Consumer:
     - `reconnect`: the waits while the server is away, which last as long as it does.
     - `around`: a context manager for each message, which its handler runs inside of, in the same
       thread: `around=fresh_connections` with `@contextmanager def fresh_connections(message)`.
-    - `token`; `tls`: instead of the system's certificates; `transport`, `time`: for tests."""
+    - `owner_hosts`: of a cluster any node is asked, when the one at `url` cannot be reached. Those
+      are asked that are on the same host as `url`; on any, with "any": then the token goes wherever
+      the server says. With "none" only `url` is.
+    - `token`; `tls`: instead of the system's certificates; `transport`, `connect`, `time`: for
+      tests."""
 
     def __init__(
         self,
@@ -344,8 +356,10 @@ class Consumer:
         wait: Delay = WAIT_MS,
         reconnect: RetryPolicy = RECONNECT,
         around: Around | None = None,
+        owner_hosts: OwnerHosts = "same",
         tls: ssl.SSLContext | None = None,
         transport: Transport | None = None,
+        connect: Connect | None = None,
         time: Time | None = None,
     ) -> None:
         self._consumer = AsyncConsumer(
@@ -356,8 +370,10 @@ class Consumer:
             wait=wait,
             reconnect=reconnect,
             around=around,
+            owner_hosts=owner_hosts,
             tls=tls,
             transport=transport,
+            connect=connect,
             time=time,
         )
         self._loop: asyncio.AbstractEventLoop | None = None

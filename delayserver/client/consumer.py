@@ -12,7 +12,8 @@ and when the server was restarted between delivery and acknowledgement. `Message
 each time, and `attempt` counts.
 
 The server being away is waited out, with backoff, for ever; a refusal (no such right, a
-subscription of another kind) ends `run` with the error.
+subscription of another kind) ends `run` with the error. In a cluster the next node is asked where
+one cannot be reached (`following`).
 
 Cost: one task per message that runs, none per message that waits. Threads: belongs to the event
 loop; handlers that are plain functions run in threads.
@@ -34,6 +35,7 @@ import msgspec
 
 from delayserver.client.batching import Batcher, Item
 from delayserver.client.calling import URL_DEFAULT
+from delayserver.client.cluster_map import OwnerHosts
 from delayserver.client.cutting import decoded_page
 from delayserver.client.errors import (
     ClientError,
@@ -44,6 +46,8 @@ from delayserver.client.errors import (
     Problem,
     UnansweredError,
 )
+from delayserver.client.following import followed
+from delayserver.client.nodes import Connect
 from delayserver.client.retries import NO_RETRIES, RetryPolicy, Time, answered
 from delayserver.client.transport import TIMEOUT_S, HttpTransport, Transport, ask, decoded, path_of
 from delayserver.client.values import Delay, Message, duration
@@ -167,7 +171,11 @@ class AsyncConsumer:
       or whole milliseconds.
     - `reconnect`: the waits while the server is away, which last as long as it does.
     - `around`: a context manager for each message, which its handler runs inside of.
-    - `token`; `tls`: instead of the system's certificates; `transport`, `time`: for tests."""
+    - `owner_hosts`: of a cluster any node is asked, when the one at `url` cannot be reached. Those
+      are asked that are on the same host as `url`; on any, with "any": then the token goes wherever
+      the server says. With "none" only `url` is.
+    - `token`; `tls`: instead of the system's certificates; `transport`, `connect`, `time`: for
+      tests."""
 
     def __init__(
         self,
@@ -179,11 +187,14 @@ class AsyncConsumer:
         wait: Delay = WAIT_MS,
         reconnect: RetryPolicy = RECONNECT,
         around: Around | None = None,
+        owner_hosts: OwnerHosts = "same",
         tls: ssl.SSLContext | None = None,
         transport: Transport | None = None,
+        connect: Connect | None = None,
         time: Time | None = None,
     ) -> None:
-        self._transport = transport or HttpTransport(url, token=token, tls=tls)
+        make = partial(HttpTransport, token=token, tls=tls)
+        self._transport = followed(transport, connect, make, url, owner_hosts)
         self._time = time or Time()
         self._concurrency = concurrency
         self._retry_delay_ms = retry_delay_ms

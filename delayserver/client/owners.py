@@ -23,11 +23,9 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Final, Literal, TypeGuard
-from urllib.parse import urlsplit
+from typing import Any, Final, TypeGuard
 
-import msgspec
-
+from delayserver.client.cluster_map import CLUSTER_PATH, MAP_S, ShardOwners
 from delayserver.client.errors import NotADelayServerError, UnansweredError, UnreachableError
 from delayserver.client.nodes import Connect, Nodes
 from delayserver.client.retries import ATTEMPT_S_MIN, RetryPolicy, Time
@@ -41,39 +39,16 @@ from delayserver.client.transport import (
 from delayserver.errors import NotFoundError
 from delayserver.records.sharding import shard_of, shard_of_heartbeat, shard_of_id
 
-CLUSTER_PATH: Final = "/v1/cluster"
-MAP_S: Final = 5.0
-"""What answers with the map later than that is not well."""
 WAIT_S: Final = 20
 """How long a poll waits at the server; proxies end what is silent for 30 s."""
 NO_FORWARD: Final = {"delay-forward": "no"}
 OWNER_HEADER: Final = "delay-owner"
 AGAIN: Final = RetryPolicy(first_s=0.05, most_s=60.0)
 """The waits while the map, or an owner, cannot be asked."""
-
-OwnerHosts = Literal["same", "any", "none"]
-"""Whose addresses are used of those that a map names."""
 _MOVED: Final = ("urn:delayserver:problem:stopping", "urn:delayserver:problem:shard-away")
 """503 after which another process may have the shard."""
 Named = tuple[str, str | None]
 """Subject and key of a message."""
-
-
-class _Shard(msgspec.Struct):
-    shard: int
-    state: str
-    url: str | None = None
-    epoch: int = 0
-
-
-class _Node(msgspec.Struct):
-    url: str
-
-
-class _Map(msgspec.Struct):
-    version: int
-    shards: list[_Shard]
-    nodes: list[_Node] = []
 
 
 class _Owner:
@@ -85,19 +60,6 @@ class _Owner:
         self.url = url
         self.transport = transport
         self.greeting: asyncio.Task[None] | None = None
-
-
-def is_allowed(home: str, url: str, hosts: OwnerHosts) -> bool:
-    """Whether a token that is for the address `home` may be sent to `url`, because a server says
-    so: to the same host only, unless `hosts` is "any", and never in clear text instead of TLS."""
-    try:
-        here, there = urlsplit(home), urlsplit(url)
-        more = there.port == 0 or there.path or there.query or there.fragment or there.username
-    except ValueError:
-        return False
-    if more or not (url.isascii() and there.hostname and there.scheme == here.scheme):
-        return False
-    return hosts == "any" or (hosts == "same" and there.hostname == here.hostname)
 
 
 def _has_key(one: Named) -> TypeGuard[tuple[str, str]]:
@@ -119,6 +81,8 @@ class Owners:
         those that `allows` takes; None: of none, so that only their number is asked for."""
         self.count = 1
         """Of shards, as far as is known."""
+        self.are_apart = False
+        """Whether shards have addresses of their own: there are several, or one that moves."""
         self.is_told = asyncio.Event()
         """The map was asked for, and what it says is known, or that it cannot be had now."""
         self.home = Nodes(home, url, connect)
@@ -283,7 +247,7 @@ class Owners:
 
     async def _keep(self) -> None:
         """Have the map as it is, until there is nothing to be known."""
-        known: _Map | None = None
+        known: ShardOwners | None = None
         failures = 0
         while True:
             if failures:
@@ -307,17 +271,17 @@ class Owners:
                 failures += 1
                 continue
             try:
-                known = decoded(answer.body, _Map)
+                known = decoded(answer.body, ShardOwners)
             except NotADelayServerError:
                 self.is_told.set()
                 return
             failures = 0
             await self._take(known)
             self.is_told.set()
-            if self._allows is None or (self.count == 1 and not self.home.has_others):
+            if self._allows is None or not (self.are_apart or self.home.has_others):
                 return
 
-    async def _poll(self, known: _Map | None) -> HttpAnswer | None:
+    async def _poll(self, known: ShardOwners | None) -> HttpAnswer | None:
         """The next map; None: there is reason to ask at once. Raises UnansweredError."""
         path, timeout_s = CLUSTER_PATH, MAP_S
         if known is not None:
@@ -333,16 +297,17 @@ class Owners:
             stale.cancel()
             await asyncio.wait((poll, stale))
 
-    async def _take(self, known: _Map) -> None:
+    async def _take(self, known: ShardOwners) -> None:
         shards = known.shards
         if len(known.nodes) > 1:  # else it is the one that was asked
             await self.home.take([one.url for one in known.nodes if self._may_ask(one.url)])
         is_whole = [one.shard for one in shards] == list(range(len(shards)))
         self.count = len(shards) if is_whole and shards else 1
+        self.are_apart = self.count > 1 or (is_whole and any(one.epoch for one in shards))
         urls = {
             one.shard: one.url
             for one in shards
-            if self.count > 1 and one.state == "serving" and one.url and self._may_ask(one.url)
+            if self.are_apart and one.state == "serving" and one.url and self._may_ask(one.url)
         }
         epochs = {one.shard: one.epoch for one in shards}
         for owner in tuple(self._owners.values()):
@@ -385,7 +350,7 @@ class Owners:
         another network, something else may listen there."""
         try:
             answer = await owner.transport.request("GET", CLUSTER_PATH)
-            told = decoded(answer.body, _Map) if answer.is_success else None
+            told = decoded(answer.body, ShardOwners) if answer.is_success else None
         except (UnansweredError, NotADelayServerError):
             return False
         return told is not None and any(

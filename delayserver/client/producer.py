@@ -28,7 +28,7 @@ import ssl
 import weakref
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 from urllib.parse import urlencode
 
 import msgspec
@@ -47,9 +47,10 @@ from delayserver.client.batches import (
 )
 from delayserver.client.batching import Batcher
 from delayserver.client.calling import RETRY, URL_DEFAULT, RetryingClient
+from delayserver.client.cluster_map import OwnerHosts, check_hosts, is_allowed
 from delayserver.client.cutting import decoded_message, decoded_page
 from delayserver.client.nodes import Connect
-from delayserver.client.owners import OwnerHosts, Owners, is_allowed
+from delayserver.client.owners import Owners
 from delayserver.client.retries import RetryPolicy, Time, within
 from delayserver.client.transport import (
     TIMEOUT_S,
@@ -149,8 +150,7 @@ class AsyncProducer(RetryingClient):
             transport=transport,
             time=time,
         )
-        if owner_hosts not in get_args(OwnerHosts):
-            raise ValueError(f'owner_hosts is "same", "any" or "none", and not {owner_hosts!r}')
+        check_hosts(owner_hosts)
         self._asks_for_map = connect is not None or transport is None
         self._make_owners = partial(
             Owners,
@@ -273,7 +273,7 @@ class AsyncProducer(RetryingClient):
         if key is None and self._generates_keys:
             own_key, key = "", self._generated_key()
         lane, owners = None, self._owners
-        if owners.count > 1:
+        if owners.are_apart:
             lane = owners.of_any() if key is None else owners.of_key(subject, key)
         message = new_message(subject, body, delay, deliver_at, key, headers, watch, on_event)
         data = encode(message)

@@ -6,15 +6,27 @@ consumer does not have, and for looking after what was given up.
 Cost: one request per call. Threads: belongs to the event loop.
 """
 
+import ssl
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any, Literal
 from urllib.parse import urlencode
 
 import msgspec
 
-from delayserver.client.calling import RetryingClient
+from delayserver.client.calling import RETRY, URL_DEFAULT, RetryingClient
+from delayserver.client.cluster_map import OwnerHosts
 from delayserver.client.cutting import decoded_page
-from delayserver.client.transport import decoded, path_of
+from delayserver.client.following import followed
+from delayserver.client.nodes import Connect
+from delayserver.client.retries import RetryPolicy, Time
+from delayserver.client.transport import (
+    TIMEOUT_S,
+    HttpTransport,
+    Transport,
+    decoded,
+    path_of,
+)
 from delayserver.client.values import DeadLetter, Delay, Subscription, duration
 
 
@@ -40,9 +52,30 @@ class AsyncSubscriptions(RetryingClient):
     - `retry`: how long to ask again while the server is away; a minute by default.
     - `timeout_s`: how long one request may take. Each call takes a `timeout_s`, too, for all of its
       requests: UnansweredError when that is over.
-    - `token`; `tls`: instead of the system's certificates; `transport`, `time`: for tests.
+    - `owner_hosts`: of a cluster any node is asked, when the one at `url` cannot be reached. Those
+      are asked that are on the same host as `url`; on any, with "any": then the token goes wherever
+      the server says. With "none" only `url` is.
+    - `token`; `tls`: instead of the system's certificates; `transport`, `connect`, `time`: for
+      tests.
 
     Durations are timedeltas, text such as "15s", or whole milliseconds."""
+
+    def __init__(
+        self,
+        url: str = URL_DEFAULT,
+        *,
+        token: str | None = None,
+        retry: RetryPolicy = RETRY,
+        timeout_s: float = TIMEOUT_S,
+        owner_hosts: OwnerHosts = "same",
+        tls: ssl.SSLContext | None = None,
+        transport: Transport | None = None,
+        connect: Connect | None = None,
+        time: Time | None = None,
+    ) -> None:
+        make = partial(HttpTransport, token=token, tls=tls)
+        asked = followed(transport, connect, make, url, owner_hosts)
+        super().__init__(url, retry=retry, timeout_s=timeout_s, transport=asked, time=time)
 
     async def put_webhook(
         self,

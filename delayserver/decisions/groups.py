@@ -71,6 +71,9 @@ class Groups:
         self._imports: deque[Callable[[], None]] = deque()
         self._import_seq = 0
         self.stopping = False
+        self.is_stalled: Callable[[], bool] = lambda: False
+        """Whether the group that is being committed has been so for too long: the log is away, and
+        who comes now is told so instead of having to wait."""
         self.committed_total = 0
 
     # ── the door ───────────────────────────────────────────────────────────────────────────────
@@ -81,6 +84,8 @@ class Groups:
         Raises OverloadedError, StoppingError."""
         if self.stopping:
             raise StoppingError("the server is stopping")
+        if self._committing is not None and self.is_stalled():
+            raise OverloadedError("the log of the shard does not answer", 1000)
         open_bytes = self._sequencer.group.total_bytes
         if open_bytes and open_bytes + total_bytes > self._settings.group_max_bytes:
             raise OverloadedError("the disk does not keep up with what is published", 1000)

@@ -330,7 +330,7 @@ class Dispatcher:
             return
         if not self.may_deliver():
             queue.keep()
-            self._wake_at(subscription.id, instant, instant.present_ms + HELD_LOOK_MS, NEVER_MS)
+            self._look_again(queue, instant)
             return
         self._drop_outdated(queue, now_ms)
         # Behind rows that leave, others may have become too old.
@@ -354,6 +354,13 @@ class Dispatcher:
         if wake_ms < self._announced_ms:
             self._announced_ms = wake_ms
             self._ports.tick_soon()
+
+    def _look_again(self, queue: Queue, instant: Instant) -> None:
+        """Nothing may leave now; nobody says when it may again."""
+        subscription_id = queue.subscription.id
+        leave_ms, outdated_ms = self._wakes.get(subscription_id, (NEVER_MS, NEVER_MS))
+        leave_ms = min(leave_ms, instant.present_ms + HELD_LOOK_MS)
+        self._wake_at(subscription_id, instant, leave_ms, outdated_ms)
 
     def _hand_out(self, queue: Queue, instant: Instant) -> bool:
         """To the sink, or to consumers that wait; False: to nobody."""
@@ -509,9 +516,13 @@ class Dispatcher:
     def _ready(self, queue: Queue) -> int:
         """How many rows may leave the queue."""
         is_there = self._queues.get(queue.subscription.id) is queue
-        if not is_there or queue.subscription.paused or self.draining or not self.may_deliver():
+        if not is_there or queue.subscription.paused or self.draining:
             return 0
-        return queue.rows.ready(self._instant())
+        instant = self._instant()
+        if not self.may_deliver():
+            self._look_again(queue, instant)  # Whoever asks will wait for it.
+            return 0
+        return queue.rows.ready(instant)
 
     def _instant(self) -> Instant:
         return Instant(self.now_ms, self._stopwatch())

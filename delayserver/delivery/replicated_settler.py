@@ -1,36 +1,44 @@
 """The settler of a shard whose logs are replicated: files of its own, and a log for all replicas.
 
-    rows ──▶ dispatch log, written ──▶ log of what is settled, at a quorum ──▶ answered
-                     └──▶ synced now and then: so far a checkpoint may say that it goes
+    rows ──▶ log of what is settled, at a quorum ──▶ dispatch log, written ──▶ answered
+                                                          └──▶ synced now and then: so far a
+                                                               checkpoint may say that it goes
 
 What others know is what the replicated log has, so the files need no sync before somebody is
 answered. They are synced about once a second: a replica that starts again reads the log from there.
 
+The files have nothing that the log has not, and nothing before it. Rejected: writing them at once,
+as a server on its own does. After a crash between the two this replica alone would take a row for
+settled, and say so; and the next owner would deliver it again, maybe hours later.
+
 Rows of other processes come in, too: an owner before this one may say late what it has delivered.
-An owner knows what it has appended, and reads the log only where there are offsets between that
-it knows nothing of: such rows, and the markers of transactions.
+An owner knows what it has appended, and reads the log only where offsets stand between that it
+knows nothing of: such rows, and the markers of transactions. It does not wait for them.
 
 What was delivered in a transaction stands in the log already (`write_recorded`). Only when it is in
 the files, too, may a checkpoint say that they go so far.
 
 Cost: an append of the engine for each sync; where there are transactions, a consumer that stays
-open, and a look at what it has, which waits for nothing. Threads: the settler thread.
+open, and a look at what it has. Threads: the settler thread.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from delayserver.delivery.settler import Settler
 from storage.frame import Rows
 from storage.hour_log import HourLog
-from storage.replicated.settled import SettledLog
+from storage.replicated.settled import Settled, SettledLog
 from storage.rows import HOUR_MS, select
 
 FILES_SYNC_MS: Final = 1000
 
 
 class ReplicatedSettler(Settler):
-    """Writes the dispatch logs, and appends the same rows to the replicated log."""
+    """Appends rows to the replicated log, and writes what that has to the dispatch logs."""
+
+    is_shared = True
 
     def __init__(
         self,
@@ -40,18 +48,24 @@ class ReplicatedSettler(Settler):
         stopwatch: Callable[[], int],
         told: Callable[[int], None] = lambda place: None,
     ) -> None:
-        """`open_settled`: the log of all replicas, opened anew. `place`: the offset up to which the
-        files on the disk have what the replicated log says; `told` hears of each other one."""
+        """`open_settled`: the replicated log, opened anew. `place`: the offset up to which the
+        files on the disk have what it says; `told` hears of each other one."""
         super().__init__(dispatch)
         self._told = told
         # One to append to and one to read, since a log that is appended to reads nothing ahead.
         self._appended, self._read = open_settled(), open_settled()
-        self._own_offsets: set[int] = set()
-        """Of records whose rows are in the files, behind what was read."""
         self._stopwatch = stopwatch
         self._read_offset = place
         self._synced_ms = stopwatch()
         self._unsent: list[bytes] = []
+        self._sent: deque[Settled] = deque()
+        """Own records that are not in the files."""
+        self._half_sent: dict[int, list[bytes]] = {}
+        """What is left of the first of them, by hour: there was no room for it."""
+        self._own_offsets: set[int] = set()
+        """Of own records that are in the files, behind what was read."""
+        self._half_written: dict[int, list[bytes]] = {}
+        """What is left of the record at `_read_offset`, likewise."""
         self._now_ms = 0
 
     @property
@@ -60,41 +74,27 @@ class ReplicatedSettler(Settler):
         return self._read_offset
 
     def write(self, rows_by_hour: dict[int, list[bytes]], now_ms: int) -> None:
+        """Keep rows for the next `sync`."""
         self._now_ms = now_ms
-        while rows_by_hour:
-            hour, rows = next(iter(rows_by_hour.items()))
-            super().write({hour: rows}, now_ms)
+        for rows in rows_by_hour.values():
             self._unsent += rows
-            del rows_by_hour[hour]
-
-    def write_recorded(
-        self, rows_by_hour: dict[int, list[bytes]], offset: int, now_ms: int
-    ) -> None:
-        if offset < self._read_offset:
-            return  # It was read, and so written, before the news of it came here.
-        super().write(rows_by_hour, now_ms)
-        self._own_offsets.add(offset)
+        rows_by_hour.clear()
+        self.unsynced |= bool(self._unsent)
 
     def sync(self) -> None:
-        """Have a quorum know all that was written. Raises FencedError, SyncError."""
+        """Have a quorum know all that was written, and write it to the files. Raises FencedError,
+        SyncError; ShortageError: a quorum knows it, and the next call goes on with the files."""
         if self._unsent:
-            offsets = self._appended.append(b"".join(self._unsent), self._now_ms)
+            self._sent += self._appended.append(b"".join(self._unsent), self._now_ms)
             self._unsent.clear()
-            self._own_offsets.update(offsets)
+        while self._sent:
+            self._write_sent(self._sent[0])
+            self._sent.popleft()
         self._go_on()
         if self._stopwatch() - self._synced_ms >= FILES_SYNC_MS:
             self.sync_files()
         else:
             self.unsynced = False
-
-    def _go_on(self) -> None:
-        """Behind what is in the files."""
-        while self._read_offset in self._own_offsets:
-            self._own_offsets.remove(self._read_offset)
-            self._read_offset += 1
-        if self._own_offsets:
-            # Something stands between. What comes of it later is taken in by a later sync.
-            self.take_in(0)
 
     def sync_files(self) -> None:
         """Sync the files. Raises SyncError."""
@@ -103,12 +103,40 @@ class ReplicatedSettler(Settler):
         super().sync()
         self._told(self._read_offset)
 
+    def _write_sent(self, record: Settled) -> None:
+        if self._read_offset < record.offset:
+            self._take_in(0, record.offset)  # What others have recorded before, if it is at hand.
+        if self._half_sent or self._read_offset != record.offset:
+            self._half_sent = self._half_sent or rows_by_hour((record.rows,))
+            super().write(self._half_sent, self._now_ms)
+            self._own_offsets.add(record.offset)
+        else:
+            self._take(record)
+
+    def write_recorded(
+        self, rows_by_hour: dict[int, list[bytes]], offset: int, now_ms: int
+    ) -> None:
+        if offset < self._read_offset:
+            rows_by_hour.clear()  # It was read, and so written, before the news of it came here.
+            return
+        super().write(rows_by_hour, now_ms)
+        self._own_offsets.add(offset)
+
+    def _go_on(self) -> None:
+        """Behind what is in the files."""
+        while self._read_offset in self._own_offsets:
+            self._own_offsets.remove(self._read_offset)
+            self._read_offset += 1
+        if self._own_offsets:
+            # Something stands between. What comes of it later is taken in by a later sync.
+            self._take_in(0, _NEVER)
+
     def prepare_append(self) -> None:
-        """Connect, behind the caller's back, so that the first append takes no longer."""
+        """Connect what appends. Does not wait."""
         self._appended.prepare_append()
 
     def end(self) -> int | None:
-        """Where the log of all replicas ends; None where that cannot be told now."""
+        """Where the replicated log ends; None where that cannot be told now."""
         return self._read.end()
 
     def close(self) -> None:
@@ -117,17 +145,33 @@ class ReplicatedSettler(Settler):
 
     def take_in(self, wait_s: float) -> bool:
         """Write what others have recorded; waits for the first record, at most `wait_s`. Whether
-        there was any. Raises ReplicatedLogError, ShortageError."""
+        there was any. Raises ReplicatedLogError; ShortageError: the next call goes on with what is
+        left."""
+        return self._take_in(wait_s, _NEVER)
+
+    def _take_in(self, wait_s: float, until: int) -> bool:
+        """The same, up to the offset `until`."""
         has_any = False
-        for offset, rows in self._read.read(self._read_offset, wait_s):
-            if offset in self._own_offsets:
-                self._own_offsets.remove(offset)
+        for found in self._read.read(self._read_offset, wait_s):
+            if found.offset >= until:
+                # What stands between is nothing that counts.
+                self._read_offset = until
+                return has_any
+            if found.offset in self._own_offsets:
+                self._own_offsets.remove(found.offset)
+                self._read_offset = found.offset + 1
             else:
-                super().write(rows_by_hour((rows,)), self._now_ms)
+                self._take(found)
                 has_any = True
-            self._read_offset = offset + 1
-        self._read_offset = max(self._read_offset, self._read.place)
+        self._read_offset = max(self._read_offset, min(self._read.place, until))
         return has_any
+
+    def _take(self, record: Settled) -> None:
+        """Write the record at `_read_offset`, or the first behind it, to the files. Raises
+        ShortageError."""
+        self._half_written = self._half_written or rows_by_hour((record.rows,))
+        super().write(self._half_written, self._now_ms)
+        self._read_offset = record.offset + 1
 
 
 def rows_by_hour(parts: Iterable[Rows]) -> dict[int, list[bytes]]:
@@ -138,3 +182,6 @@ def rows_by_hour(parts: Iterable[Rows]) -> dict[int, list[bytes]]:
         for hour in sorted(set(hours.tolist())):
             found.setdefault(hour, []).append(select(rows, hours == hour).tobytes())
     return found
+
+
+_NEVER = 1 << 62

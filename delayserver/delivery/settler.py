@@ -38,6 +38,10 @@ def pack_settled(delivery: DueDelivery, outcome: Outcome, settled_ms: int) -> by
 class Settler:
     """Writes the tails of the dispatch logs."""
 
+    is_shared = False
+    """Whether others have to know what is settled, whatever this disk is worth: nobody is answered
+    before `sync` then."""
+
     def __init__(self, dispatch: HourLog) -> None:
         self._dispatch = dispatch
         self._ends: dict[int, int] = {}
@@ -98,6 +102,9 @@ class Settler:
             if hour not in self._ends:
                 # An hour that recovery had no reason to look at: settled, or far in the future.
                 self._ends[hour] = self._cut_torn_tail(hour, [])
+                if self._ends[hour]:
+                    # What an earlier process wrote is written once more, and not synced yet.
+                    self._unsynced_hours.add(hour)
             data = bytearray().join(rows)
             if hour not in self._unsynced_hours:
                 data[DISPATCH_ROW.size - 1] |= FLAG_AFTER_SYNC

@@ -234,7 +234,7 @@ def _file(
     imported_bytes = 0
     for records in waiting:
         batch.append(records)
-        if len(records.rows) and records.rows["kind"][-1] == RecordKind.IMPORT:
+        if is_import(records):
             replay.file(batch, now_ms)
             batch = []
         while replay.is_importing:
@@ -248,6 +248,11 @@ def _file(
                 imported_bytes = 0
     if batch:
         replay.file(batch, now_ms)
+
+
+def is_import(records: Records) -> bool:
+    """Whether these records end with that of an import, which is filed slice by slice."""
+    return bool(len(records.rows)) and records.rows["kind"][-1] == RecordKind.IMPORT
 
 
 def _intact(frame: Frame, damage: list[Damage]) -> Records:

@@ -1,6 +1,6 @@
 """A standby: files what the owner of a shard has logged, and claims the office if it falls silent.
 
-    the shard's log ───────▶ LogReader ──▶ Replay.file ──▶ schedule log, catalog
+    the shard's log ───────▶ RecordReader ──▶ Replay.file ──▶ schedule log, catalog
     what is settled ───────▶ Settler.write ──▶ dispatch log
     nobody is heard of ────▶ CLAIM ──▶ it counts ──▶ all that is behind it is filed: the new owner
 
@@ -16,20 +16,24 @@ Cost: 0.3 to 0.5 µs per record, as filing; two reads of the engine for each ste
 questions a second. Threads: one, the caller's.
 """
 
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from delayserver.config import Settings
 from delayserver.delivery.replicated_settler import ReplicatedSettler
 from delayserver.records.subscriptions import Registry, decode_subscription
 from delayserver.records.tables import read_subjects
-from delayserver.recovery.recover import cut_to_checkpoint
+from delayserver.recovery.recover import cut_to_checkpoint, is_import
+from delayserver.recovery.scrub import Scrub
+from delayserver.recovery.snapshots import taken
 from delayserver.recovery.store import Store
 from delayserver.schedule.committed import Records
 from delayserver.schedule.replay import Snapshot
 from storage.buckets import is_day
 from storage.catalog import Table
-from storage.errors import FencedError
+from storage.errors import CopySourceError, FencedError, StorageError
 from storage.frame import Damage
 from storage.replicated import envelope
 from storage.replicated.engine import EngineLog
@@ -38,8 +42,8 @@ from storage.replicated.holder import Holder
 from storage.replicated.lease import Follower, Tenure
 from storage.replicated.log import FollowedLog
 from storage.replicated.office import OfficeState, RecordVerdict
-from storage.replicated.reader import LogReader
-from storage.rows import DISPATCH_DTYPE, HOUR_MS
+from storage.replicated.reader import RecordReader
+from storage.rows import DISPATCH_DTYPE, HOUR_MS, LogKind
 
 ASK_MS: Final = 200
 """Between two questions where the log ends."""
@@ -52,6 +56,11 @@ DONE_MS: Final = 60_000
 SLICES_MAX: Final = 20
 """Of housekeeping, in one step."""
 WAIT_S: Final = 0.5
+SCRUB_MS: Final = 1_000
+"""Between two looks whether what is filed is still intact."""
+
+Take = Callable[[Store], object]
+Taken = Callable[[object, StorageError | None], None]
 
 
 class Standby:
@@ -95,17 +104,23 @@ class Standby:
         damage = cut_to_checkpoint(store.message_log, store.schedule, store.replay)
         self.damage: list[Damage] = damage
         """What was found and has not been told to anybody."""
-        self._reader = LogReader(log, store.identity.stamp, self._followed.place)
+        self._reader = RecordReader(log, store.identity.stamp, self._followed.place)
         self.is_drained = False
         """This node is to own nothing; may be set by any thread."""
         self._waiting: list[Records] = []
         self._waiting_bytes = 0
+        self._imported_bytes = 0
+        """Of imports, since a checkpoint was made within one."""
         now_ms = stopwatch()
         self._filed_ms = self._checkpoint_ms = self._asked_ms = now_ms
         self._end: int | None = None
         """Where the log ended when it was asked last."""
         self._tried: dict[int, tuple[int, int]] = {}
         """Hours that were looked at and not done → the lengths of their files then."""
+        self._scrub = Scrub(store.hour_log(LogKind.SCHEDULE), store.replay.hours)
+        self._scrubbed_ms = now_ms
+        self._wanted: deque[tuple[Take, Taken]] = deque()
+        """Snapshots that somebody waits for."""
 
     # ── what others may know ───────────────────────────────────────────────────────────────────
 
@@ -157,10 +172,23 @@ class Standby:
         if present_ms - self._checkpoint_ms >= self._checkpoint_in_ms():
             self.checkpoint()
             self._keep_house()
+        if self._wanted:
+            self.checkpoint()
+            while self._wanted:
+                take, told = self._wanted.popleft()
+                told(*taken(partial(take, self._store)))
+        if present_ms - self._scrubbed_ms >= SCRUB_MS:
+            self._scrubbed_ms = present_ms
+            self.damage += self._scrub.step()
         if present_ms - self._asked_ms >= ASK_MS:
             self._ask()
         is_due = self._follower.is_due(self.state, self._stopwatch())
         return self._claim() if is_due and not self.is_drained else None
+
+    def want_snapshot(self, take: Take, told: Taken) -> None:
+        """Have the next step call `take` behind a checkpoint, and `told` with what it returns, or
+        what is wrong. Any thread may call this."""
+        self._wanted.append((take, told))
 
     def _read(self, wait_s: float) -> None:
         for found in self._reader.read(wait_s):
@@ -182,12 +210,36 @@ class Standby:
                 )
 
     def _file(self) -> None:
+        """File all that was read. Raises StorageError; ShortageError: the next call goes on with
+        what is left, and no place is behind that."""
         self._filed_ms = self._stopwatch()
-        if self._waiting:
-            filed = self._replay.file(self._waiting, self._clock())
-            self.damage += filed.damage
-            self._waiting, self._waiting_bytes = [], 0
+        now_ms = self._clock()
+        while self._waiting or self._replay.is_importing:
+            if self._replay.is_importing:
+                self._file_import(now_ms)
+            else:
+                self._file_some(now_ms)
+        self._waiting_bytes = 0
         self._followed.place = self._reader.office.checkpoint()
+
+    def _file_some(self, now_ms: int) -> None:
+        """File what stands before the next import, and the record of that one."""
+        imports = (number for number, one in enumerate(self._waiting, 1) if is_import(one))
+        count = next(imports, len(self._waiting))
+        batch = self._waiting[:count]
+        if is_import(batch[-1]):
+            self._replay.check_staged(batch[-1])
+        self.damage += self._replay.file(batch, now_ms).damage
+        del self._waiting[:count]
+
+    def _file_import(self, now_ms: int) -> None:
+        filed = self._replay.file_import(now_ms)
+        self.damage += filed.damage
+        self._imported_bytes += filed.total_bytes
+        if self._imported_bytes >= FILE_BYTES_MAX:
+            # What it holds in memory for the catalog is bounded by that.
+            self._imported_bytes = 0
+            self._replay.checkpoint()
 
     def _checkpoint_in_ms(self) -> int:
         is_new = bool(self._waiting) or self._replay.is_dirty
@@ -203,6 +255,9 @@ class Standby:
     def _ask(self) -> None:
         self._asked_ms = self._stopwatch()
         self._end = self._log.end()
+        if self._end is None:
+            # Else it would claim as soon as there is a leader again, before the owner is heard.
+            self._follower.could_not_ask(self._stopwatch())
 
     # ── housekeeping ───────────────────────────────────────────────────────────────────────────
 
@@ -213,9 +268,15 @@ class Standby:
             near_hour = replay.near_hour(now_ms)
             if replay.must_split(near_hour):
                 self.damage += replay.split(near_hour, now_ms).damage
-            elif not replay.purge(now_ms, self._settings.kept_ms) and not replay.tidy():
+            elif not self._purge(now_ms) and not replay.tidy():
                 break
         replay.purging.deleted_hours.clear()  # nobody here has them open
+
+    def _purge(self, now_ms: int) -> bool:
+        """Whether there is more to delete. Nobody tells a standby what is archived: it keeps what
+        must be archived first, until it owns the shard."""
+        settings = self._settings
+        return self._replay.purge(now_ms, settings.kept_ms, archive=settings.archive)
 
     def _retire_one(self, now_ms: int) -> None:
         """Look at an hour that may be done, and retire it if it is.
@@ -281,8 +342,16 @@ class Standby:
 
     def close(self) -> None:
         """Let go of the log, but for the writer of an office that was taken."""
+        while self._wanted:
+            _, told = self._wanted.popleft()
+            told(None, CopySourceError(self._address, "it follows no more"))
         self._log.close()
         self._store.close()
+
+    def abandon(self) -> None:
+        """Let go of all of it: the replica is opened anew."""
+        self._writer.close()
+        self.close()
 
     def finish(self) -> None:
         """File all that stood before the claim, and learn all that was settled by then; the store

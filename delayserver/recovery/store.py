@@ -82,6 +82,8 @@ class Surroundings:
     key_tiers: KeyTiers = KEY_TIERS
     message_log: Callable[[Files, Catalog, Identity, Settings], WriteAheadLog] = own_message_log
     settler: Callable[[HourLog, Catalog, Identity], Settler] = own_settler
+    commit_patience_ms: int | None = None
+    """A group that takes longer is a log that is away; None: the log is on the own disk."""
     may_deliver: Callable[[], bool] = lambda: True
     """Whether deliveries may leave now: where others could take over, only under a lease."""
     transactions: SettledTransactions | None = None

@@ -18,8 +18,8 @@ import numpy as np
 
 from delayserver.records.tables import ImportRecord
 from storage import staging
-from storage.errors import ShortageError
-from storage.files import Files
+from storage.errors import ShortageError, StagingError
+from storage.files import Files, size_of
 from storage.frame import Damage, Frame, Rows, damaged_payloads
 from storage.rows import select
 from storage.staging import Part, StagedRows
@@ -46,6 +46,13 @@ class Staging:
     def expansion(self, record: ImportRecord, first_seq: int) -> "Expansion":
         """The import that a record adopted, to be filed slice by slice."""
         return Expansion(self._files, record, first_seq, self._stamp, self._slice_bytes)
+
+    def check(self, record: ImportRecord) -> None:
+        """Raises StagingError where a file of the import is not there as a whole."""
+        for part in (Part(*part) for part in record.parts):
+            path = f"{staging.DIRECTORY}/{part.file}"
+            if size_of(self._files, path) < part.bytes:
+                raise StagingError(path, f"it is not there, and the import {record.id} is adopted")
 
     def ids(self) -> set[str]:
         """The imports of which there are any files."""

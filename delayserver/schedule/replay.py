@@ -170,6 +170,16 @@ class Replay:
         record = msgspec.msgpack.decode(payload, type=ImportRecord)
         return self._staging.expansion(record, int(row["seq"]))
 
+    def check_staged(self, records: Records) -> None:
+        """Whether the import that these end with can be filed here: another node has adopted it.
+
+        Raises StagingError where a staged file is not in this directory: its messages would be
+        missing in this copy of the shard alone (I16)."""
+        importing = self._expansion(records.rows[-1], records.payload)
+        assert importing is not None
+        if importing.last_seq > self.filed_seq:
+            self._staging.check(importing.record)
+
     @property
     def is_importing(self) -> bool:
         """Whether an import is being filed; nothing else can be until it is."""
@@ -324,7 +334,11 @@ class Replay:
     @property
     def is_dirty(self) -> bool:
         """Whether a checkpoint would record anything new."""
-        return self.filed_seq != self.checkpoint_seq or bool(self.effects.changed_hours)
+        return (
+            self.filed_seq != self.checkpoint_seq
+            or bool(self.effects.changed_hours)
+            or self._message_log.wants_checkpoint(self.filed_seq)
+        )
 
     # ── hours ──────────────────────────────────────────────────────────────────────────────────
 

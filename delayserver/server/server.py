@@ -155,6 +155,8 @@ class Server(Shard):
         self.calls = Calls(self, self.gauges, self.tokens, self.telemetry)
 
     def on_recovered(self, recovered: Recovered) -> None:
+        self.damage_count = len(recovered.damage)
+        """Damaged places that were found."""
         for damage in recovered.damage:
             log.error("damage found", **_named(damage))
         for torn in recovered.torn:
@@ -188,6 +190,10 @@ class Server(Shard):
     def begin_stop(self) -> None:
         """Accept nothing more, send nothing more, answer those who wait."""
         self.engine.groups.stopping = True
+        self.hold_back()
+
+    def hold_back(self) -> None:
+        """Send nothing more, answer those who wait for deliveries."""
         self.engine.dispatcher.drain()
 
     async def stop(
@@ -263,6 +269,7 @@ class Server(Shard):
         self._fatal(error)
 
     def on_damage(self, error: DamageError) -> None:
+        self.damage_count += 1
         log.error(
             "damage found",
             error=str(error),

@@ -12,6 +12,7 @@ Threads: everything belongs to the event loop but what the workers call through 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import structlog
@@ -46,10 +47,11 @@ from delayserver.server.threads import (
     RetireRequest,
     SettleRequest,
     SettlerThread,
+    SnapshotRequest,
     Worker,
 )
 from storage.catalog import Catalog
-from storage.errors import DamageError
+from storage.errors import DamageError, StorageError
 from storage.files import Files
 from storage.message_log import Durability
 from storage.rows import LogKind
@@ -78,6 +80,9 @@ class Shard(ABC):
         """Where a batch of deliveries and that it is settled may be one; None: nowhere."""
         self._settle = SettleRequest()
         self._settle_asked = False
+        self._patience_ms = surroundings.commit_patience_ms
+        self._committing_ms: int | None = None
+        """Since when the group under way is being committed, on the stopwatch."""
         store = self.store = Store(settings, files, open_catalog, surroundings)
         try:
             self._recover(store, surroundings)
@@ -121,6 +126,7 @@ class Shard(ABC):
             random=surroundings.random,
         )
         self.engine.dispatcher.may_deliver = surroundings.may_deliver
+        self.engine.groups.is_stalled = self._is_stalled
         self.engine.start(
             recovered.through_hour,
             recovered.loaded,
@@ -167,7 +173,7 @@ class Shard(ABC):
             post,
             fatal,
             sync_ms=settings.settle_sync_ms,
-            durable=settings.durability is Durability.FSYNC,
+            durable=settings.durability is Durability.FSYNC or self.settler.is_shared,
         )
         self.importing = ImporterThread(importer, post, self.engine.imports.on_verified, fatal)
         # In the order in which they may end: nobody hands anything to one before it.
@@ -230,13 +236,21 @@ class Shard(ABC):
     def is_quick(self) -> bool:
         return self.committer.is_quick
 
+    def _is_stalled(self) -> bool:
+        patience_ms, since_ms = self._patience_ms, self._committing_ms
+        if patience_ms is None or since_ms is None:
+            return False
+        return self.stopwatch() - since_ms > patience_ms
+
     def commit(self, group: Group, *, at_once: bool) -> None:
+        self._committing_ms = self.stopwatch()
         if at_once and self.committer.takes_at_once(group):
             self.committer.commit(group, lambda function, *arguments: function(*arguments))
         else:
             self.committer.put(group)
 
     def _on_committed(self) -> None:
+        self._committing_ms = None
         if self.engine.on_committed(self.clock()):
             self.tick_soon()
 
@@ -256,6 +270,14 @@ class Shard(ABC):
             self.on_damage(damage.error())
         self.engine.on_filed(filed)
         self.tick_soon()
+
+    def want_snapshot(
+        self,
+        take: Callable[[Store], object],
+        done: Callable[[object, StorageError | None], None],
+    ) -> None:
+        """Have the replay thread call `take` behind a checkpoint of all that has come so far."""
+        self.replayer.put(SnapshotRequest(partial(take, self.store), done), wake=True)
 
     def load(self, through_hour: int) -> None:
         self.replayer.put(LoadRequest(through_hour))

@@ -33,10 +33,11 @@ from delayserver.delivery.settler import Settler
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError
 from delayserver.records.subscriptions import Registry
 from delayserver.records.tables import Archived
+from delayserver.recovery.snapshots import taken
 from delayserver.schedule.committed import Records
 from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Filed, Replay, Snapshot
-from storage.errors import ShortageError, StagingError
+from storage.errors import ShortageError, StagingError, StorageError
 from storage.write_ahead_log import WriteAheadLog
 
 SHORTAGE_WAIT_S = 1.0
@@ -230,7 +231,18 @@ class ConfirmRequest:
     done: Callable[[Exception | None], None]
 
 
-ReplayItem = Group | LoadRequest | RetireRequest | CheckpointRequest | ConfirmRequest
+@dataclass(slots=True)
+class SnapshotRequest:
+    """File and make a checkpoint of everything before this, and take it down as it is, before
+    anything else is filed; then call back on the loop with what was taken, or what is wrong."""
+
+    take: Callable[[], object]
+    done: Callable[[object, StorageError | None], None]
+
+
+ReplayItem = (
+    Group | LoadRequest | RetireRequest | CheckpointRequest | ConfirmRequest | SnapshotRequest
+)
 
 
 class ReplayThread(Worker[ReplayItem]):
@@ -369,6 +381,9 @@ class ReplayThread(Worker[ReplayItem]):
                     self._post(done)
                 case ConfirmRequest(done=done):
                     self._post(done, self._confirm(item))
+                case SnapshotRequest(take=take, done=done):
+                    self._checkpoint()
+                    self._post(done, *taken(take))
             del items[0]
 
     def _confirm(self, request: ConfirmRequest) -> Exception | None:

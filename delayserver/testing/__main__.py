@@ -1,6 +1,7 @@
 """`python -m delayserver.testing --seed 7 --cycles 1000`: simulate, and print what was tried.
 
-With `--shards 3` each world is a server of so many shards; a cycle is a life of one of them.
+With `--shards 3` each world is a server of so many shards; a cycle is a life of one of them. With
+`--replicas` each world is a shard on two or three nodes; a cycle is a tenure of its owner.
 
 Every world has a seed of its own, counted from `--seed`; the table of a run that failed names the
 seeds, and `--seed N --cycles 1` repeats one of them. Exits with 1 on any violation."""
@@ -23,11 +24,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from delayserver.testing.replicas.world import LIVES as REPLICA_LIVES
+from delayserver.testing.replicas.world import run_replica_world
 from delayserver.testing.shards.world import LIVES as SHARD_LIVES
 from delayserver.testing.shards.world import run_shards_world
 from delayserver.testing.world import LIVES, run_world
 
 WORLDS_PER_TASK = 5
+REPLICAS = 0
+"""Shards of a world that is one shard with replicas."""
 
 
 class Result(NamedTuple):
@@ -40,8 +45,11 @@ class Result(NamedTuple):
 
 
 def simulate(seed: int, shards: int = 1) -> Result:
-    """One world."""
+    """One world; with `shards` REPLICAS of a shard that has replicas."""
     try:
+        if shards == REPLICAS:
+            replicated = run_replica_world(seed)
+            return Result(seed, replicated.counts + replicated.ledger.counts, "")
         if shards > 1:
             return Result(seed, run_shards_world(seed, count=shards).all_counts, "")
         world = run_world(seed)
@@ -89,9 +97,11 @@ def main() -> int:
     parser.add_argument("--cycles", type=int, default=1000, help="crash and recovery cycles")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--shards", type=int, default=1, help="of the server of each world")
+    parser.add_argument("--replicas", action="store_true", help="of one shard, in each world")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts to this file")
     options = parser.parse_args()
-    lives = LIVES + 1 if options.shards == 1 else SHARD_LIVES
+    shards = REPLICAS if options.replicas else options.shards
+    lives = {1: LIVES + 1, REPLICAS: REPLICA_LIVES + 1}.get(shards, SHARD_LIVES)
     worlds = -(-options.cycles // lives)
     console = Console()
     total: Counter[str] = Counter()
@@ -105,7 +115,7 @@ def main() -> int:
         console=console,
     ) as progress:
         bar = progress.add_task("cycles", total=worlds * lives)
-        for result in _results(options.seed, worlds, options.jobs, options.shards):
+        for result in _results(options.seed, worlds, options.jobs, shards):
             total += result.counts
             if result.failure:
                 failed.append(result)

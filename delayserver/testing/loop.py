@@ -102,6 +102,14 @@ class SimulatedLoop:
             assert isinstance(coroutine, Coroutine)
             coroutine.close()
 
+    def silence(self) -> None:
+        """Nothing is called any more that waits for it."""
+        self._post = lambda function, *arguments: None
+
+    def is_own(self, function: Callable[..., None]) -> bool:
+        """Whether a function in the queue of the server came from here."""
+        return function == self._run
+
     # ── what asyncio calls ─────────────────────────────────────────────────────────────────────
 
     def call_soon(

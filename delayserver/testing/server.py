@@ -236,6 +236,31 @@ def stage(
     return write_manifest(files, manifest)
 
 
+def simulated_surroundings(
+    observer: Observer, clock: SimulatedClock, rng: random.Random, *, shard: int = 0
+) -> Surroundings:
+    """Where a simulated server lives: everything small, so that much happens in a short life."""
+    return Surroundings(
+        clock=clock,
+        stopwatch=clock.stopwatch_ms,
+        monotonic=clock.monotonic_s,
+        random_bytes=rng.randbytes,
+        random=rng.random,
+        shard=shard,
+        message_log=partial(_observed_log, observer),
+        replay=partial(_ObservedReplay, observer),
+        settler=lambda dispatch, catalog, identity: _ObservedSettler(observer, dispatch),
+        # One frame per slice, so that much may happen between two.
+        staging=partial(Staging, slice_bytes=1),
+        # An hour of some rows in many parts and runs, most of them in files.
+        load_sizes=LoadSizes(part_rows=3, run_rows=4, memory_bytes=200, piece_bytes=100),
+        # A few keys go to runs already, in several slices.
+        key_tiers=KeyTiers(young_max=4, slice_rows=3),
+        # Written anew again and again.
+        definitions=partial(DefinitionsLog, slack_bytes=2000),
+    )
+
+
 class SimulatedServer(Shard):
     """A server that is moved by hand."""
 
@@ -263,25 +288,7 @@ class SimulatedServer(Shard):
         self.latest_ms = 0
         """The latest moment at which the engine saw the clock."""
         self._loop: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        surroundings = Surroundings(
-            clock=clock,
-            stopwatch=clock.stopwatch_ms,
-            monotonic=clock.monotonic_s,
-            random_bytes=rng.randbytes,
-            random=rng.random,
-            shard=shard,
-            message_log=partial(_observed_log, observer),
-            replay=partial(_ObservedReplay, observer),
-            settler=lambda dispatch, catalog, identity: _ObservedSettler(observer, dispatch),
-            # One frame per slice, so that much may happen between two.
-            staging=partial(Staging, slice_bytes=1),
-            # An hour of some rows in many parts and runs, most of them in files.
-            load_sizes=LoadSizes(part_rows=3, run_rows=4, memory_bytes=200, piece_bytes=100),
-            # A few keys go to runs already, in several slices.
-            key_tiers=KeyTiers(young_max=4, slice_rows=3),
-            # Written anew again and again.
-            definitions=partial(DefinitionsLog, slack_bytes=2000),
-        )
+        surroundings = simulated_surroundings(observer, clock, rng, shard=shard)
         super().__init__(settings, files, lambda: catalog, around(surroundings))
         self.event_loop = SimulatedLoop(self.post, clock.monotonic_s)
         gauges = Gauges(self.engine, settings, clock)
@@ -316,6 +323,13 @@ class SimulatedServer(Shard):
 
     def post(self, function: Callable[..., None], *arguments: Any) -> None:
         self._loop.append((function, arguments))
+
+    def hang_up(self) -> None:
+        """Whoever has called is gone, and nobody calls any more."""
+        loop = self.event_loop
+        loop.abandon()
+        loop.silence()
+        self._loop = deque(call for call in self._loop if not loop.is_own(call[0]))
 
     def call_soon(self, function: Callable[[], None]) -> None:
         self.post(function)

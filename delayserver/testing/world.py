@@ -64,6 +64,8 @@ def theme_of(seed: int) -> Theme | None:
 class World:
     """One seed: a machine, many lives of a server on it, and what everybody did."""
 
+    make_ledger: Callable[[], Ledger] = Ledger
+
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
         # Of its own, since it is asked now and then without anything coming of it.
@@ -76,7 +78,7 @@ class World:
         self._theme = theme_of(seed)
         self.seed = seed
         self.clock = SimulatedClock()
-        self.ledger = Ledger()
+        self.ledger = self.make_ledger()
         self.ledger.present = self.clock.stopwatch_ms
         self._held_up: dict[int, int] = {}
         """Queues whose rows may leave, and do not → since when, on the stopwatch."""
@@ -251,16 +253,7 @@ class World:
         return lambda: luck.random() < share
 
     def _start(self) -> None:
-        files = FaultyFiles(self.disk, self.faults)
-        self.server = SimulatedServer(
-            self.settings,
-            files,
-            self.catalog,
-            self.clock,
-            self.rng,
-            self.ledger,
-            quick=self._quick(),
-        )
+        self.server = self._open_server(FaultyFiles(self.disk, self.faults))
         purging = self.server.replay.purging
         purge = purging.step
 
@@ -280,6 +273,17 @@ class World:
                 registry.next_id()
                 self.operators.put(subscription)
         self.server.tick()
+
+    def _open_server(self, files: FaultyFiles) -> SimulatedServer:
+        return SimulatedServer(
+            self.settings,
+            files,
+            self.catalog,
+            self.clock,
+            self.rng,
+            self.ledger,
+            quick=self._quick(),
+        )
 
     # ── steps ──────────────────────────────────────────────────────────────────────────────────
 

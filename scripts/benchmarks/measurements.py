@@ -40,6 +40,7 @@ BENCHMARKS = (
     "lanes",
     "peers",
     "shards",
+    "cluster",
     "bulk",
     "pipeline",
     "spread",

@@ -57,6 +57,15 @@ class Holder:
         """What the log says, as far as this owner has written it."""
         return self._office.state
 
+    def resting_state(self) -> OfficeState | None:
+        """The same, between two frames; None: an append is under way."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._office.checkpoint()
+        finally:
+            self._lock.release()
+
     def alone(self) -> AbstractContextManager[object]:
         """Nobody else appends within."""
         return self._lock
@@ -82,9 +91,21 @@ class Holder:
         with self._lock:
             if self._stopwatch() < self._tenure.beat_due_ms:
                 return False
-            how_far = (self.filed_seq, self.settled_offset, self.live_through_hour)
-            self._append([Beat(self._node, self.state.epoch, self.clock(), *how_far)])
+            self._beat()
             return True
+
+    def tell_live(self, hour: int) -> None:
+        """Say that `hour` is in the wheel, before anything of it fires: whoever follows has to
+        know what may have fired, whatever its clock shows then. It counts on return. Raises
+        FencedError."""
+        with self._lock:
+            if hour > self.live_through_hour:
+                self.live_through_hour = hour
+                self._beat()
+
+    def _beat(self) -> None:
+        how_far = (self.filed_seq, self.settled_offset, self.live_through_hour)
+        self._append([Beat(self._node, self.state.epoch, self.clock(), *how_far)])
 
     def leave(self, successor: int = NOBODY) -> None:
         """Give the office away, in order: nothing is delivered, appended or settled any more.

@@ -18,7 +18,11 @@ log's own order fences as well (`storage.replicated.office`). Consumer groups fo
 know nothing of who has the data, and notice a death after 6 s at the soonest. One producer for all
 logs: an append that fails ends it, and with it the appends of others. Asking a log's consumer for
 the end: the broker answers the requests of a connection one after the other, so the question waits
-for the fetch before it (50 to 130 ms); the admin client has connections of its own.
+for the fetch before it (50 to 130 ms); the admin client has connections of its own. That client for
+the offsets of groups: when a group has moved to another broker, the answer kills the process
+(librdkafka 2.16.1: `rd_kafka_handle_OffsetFetch` looks for the group of a client that has none; and
+what a coordinator is told while its connection breaks uses what was freed, issue 5397). A consumer
+that never joins its group asks and says it instead, one for each node.
 """
 
 import logging
@@ -31,7 +35,6 @@ from typing import Any, Final, TypeVar
 
 from confluent_kafka import (
     Consumer,
-    ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
     Message,
@@ -275,6 +278,9 @@ class KafkaEngine:
         self._admin = _made(AdminClient, settings.of_admin(), settings.url)
         self._sleep = sleep
         self._created: set[str] = set()
+        self._asking: dict[str, Consumer] = {}
+        """Who asks for the progress of a node, and says it."""
+        self._log_partitions: tuple[int, ...] = ()
 
     @property
     def url(self) -> ClusterUrl:
@@ -402,11 +408,14 @@ class KafkaEngine:
         assert offset >= 0, offset
         place = TopicPartition(self._url.log_topic, shard, offset, metadata=note)
         group = self._url.progress_group(node)
-        asked = self._admin.alter_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group, [place])], request_timeout=CALL_TIMEOUT_S
-        )
-        answer = _answer("commit progress", group, asked[group])
-        for partition in answer.topic_partitions:
+        asking = self._of_group(node)
+        try:
+            answered = asking.commit(offsets=[place], asynchronous=False)
+        except KafkaException as error:
+            raise _refused("commit progress", group, error) from error
+        finally:
+            asking.poll(0)  # its log lines
+        for partition in answered or ():
             if partition.error is not None:
                 raise _refused("commit progress", group, partition.error)
 
@@ -423,22 +432,37 @@ class KafkaEngine:
         """The same, each with its note.
 
         A shard of which nothing is known is left out. Raises EngineError."""
-        found: dict[str, dict[int, tuple[int, str]]] = {}
-        # One by one: the client's call takes no more than one group.
-        asked = {}
-        for node in nodes:
-            group = self._url.progress_group(node)
-            asked[node] = self._admin.list_consumer_group_offsets(
-                [ConsumerGroupTopicPartitions(group)], request_timeout=CALL_TIMEOUT_S
-            )[group]
-        for node, future in asked.items():
-            answer = _answer("list progress", self._url.progress_group(node), future)
-            found[node] = {
-                place.partition: (place.offset, place.metadata or "")
-                for place in answer.topic_partitions
-                if place.topic == self._url.log_topic and place.error is None and place.offset >= 0
-            }
-        return found
+        return {node: self._progress_of(node) for node in nodes}
+
+    def _of_group(self, node: str) -> Consumer:
+        """Who asks and says how far a node is."""
+        asking = self._asking.get(node)
+        if asking is None:
+            group = {"group.id": self._url.progress_group(node)}
+            settings = self._settings.of_consumer() | group
+            asking = self._asking[node] = _made(Consumer, settings, self._url)
+        return asking
+
+    def _progress_of(self, node: str) -> dict[int, tuple[int, str]]:
+        group = self._url.progress_group(node)
+        asking = self._of_group(node)
+        topic = self._url.log_topic
+        if not self._log_partitions:
+            self._log_partitions = tuple(self._topic_partitions().get(topic, ()))
+        wanted = [TopicPartition(topic, partition) for partition in self._log_partitions]
+        if not wanted:
+            return {}
+        try:
+            places = asking.committed(wanted, CALL_TIMEOUT_S)
+        except KafkaException as error:
+            raise _refused("list progress", group, error) from error
+        finally:
+            asking.poll(0)  # its log lines
+        return {
+            place.partition: (place.offset, place.metadata or "")
+            for place in places
+            if place.error is None and place.offset >= 0
+        }
 
 
 def _report(

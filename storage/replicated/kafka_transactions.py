@@ -19,13 +19,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 
 from storage.errors import EngineError, FencedError
 from storage.replicated.kafka_settings import ClientSettings
-from storage.replicated.settled import settled_records
+from storage.replicated.settled import encode_settled
 from storage.replicated.transactions import SLOTS, Aborted, Committed, TopicRecord
+from storage.rows import DISPATCH_DTYPE
 
 CALL_TIMEOUT_S: Final = 3.0
 """After which the client is asked again for the same: the outcome has to be known."""
@@ -121,7 +123,7 @@ class KafkaTransactions:
     ) -> Committed | Aborted:
         """See `SettledTransactions`."""
         producer = self._producers[slot]
-        (settled,) = settled_records(rows, self._stamp, now_ms)
+        settled = encode_settled(np.frombuffer(rows, DISPATCH_DTYPE), self._stamp, now_ms)
         offsets: list[int] = []
         errors: dict[int, KafkaError] = {}
 

@@ -146,6 +146,11 @@ class Follower:
         now on came into the log later than that."""
         self._all_read_ms = asked_ms
 
+    def could_not_ask(self, now_ms: int) -> None:
+        """The log did not say where it ends. Whoever is in office could not be heard either: it
+        gets its whole time once more."""
+        self._heard_ms = now_ms
+
     def is_due(self, state: OfficeState, now_ms: int) -> bool:
         """Whether the silence has been long enough to ask where the log ends."""
         return now_ms - self._heard_ms >= self._silence_ms(state)
@@ -169,8 +174,7 @@ class Follower:
         read it, and `end` the offset behind the last record, as the log has just said (None: it
         could not)."""
         if end is None:
-            # Whoever is in office could not be heard either: it gets its whole time once more.
-            self._heard_ms = now_ms
+            self.could_not_ask(now_ms)
         return end == state.next_offset and self.is_due(state, now_ms) and not self.clock_differs
 
     def _silence_ms(self, state: OfficeState) -> int:

@@ -29,7 +29,7 @@ from storage.replicated.engine import EngineLog
 from storage.replicated.holder import Holder
 from storage.replicated.office import OfficeState
 from storage.replicated.own import OwnLog
-from storage.replicated.reader import LogReader
+from storage.replicated.reader import RecordReader
 from storage.rows import LogKind
 
 OFFICE_KEY: Final = b"office"
@@ -40,6 +40,8 @@ have it (SETTLED_VALUE)."""
 OWNER_KEY: Final = b"owner"
 """Of the catalog's META: where the owner is reached, as its claim says it (UTF-8)."""
 SETTLED_VALUE: Final = struct.Struct(">Q")
+BEATS_MAX: Final = 1000
+"""Records since the last checkpoint that are nothing but beats: some ten minutes of them."""
 _WAIT_S: Final = 1.0
 
 
@@ -83,8 +85,9 @@ class FollowedLog:
         return False
 
     def places(self, seq: int) -> list[tuple[bytes, bytes]]:
-        """What the catalog's META has to keep with a checkpoint at `seq`."""
-        assert seq == self.place.next_seq - 1, (seq, self.place)
+        """What the catalog's META has to keep with a checkpoint at `seq`. Within an import it is
+        still the place before that: what is filed already is not filed again."""
+        assert seq >= self.place.next_seq - 1, (seq, self.place)
         return self._packed(self.place)
 
     def _packed(self, place: OfficeState) -> list[tuple[bytes, bytes]]:
@@ -94,6 +97,10 @@ class FollowedLog:
             (SETTLED_KEY, SETTLED_VALUE.pack(self.settled_place)),
             (OWNER_KEY, self.owner_address.encode()),
         ]
+
+    def wants_checkpoint(self, seq: int) -> bool:
+        """Never: a standby decides by itself."""
+        return False
 
     def note_live(self, hour: int) -> None:
         """Nothing is live at a standby."""
@@ -130,6 +137,8 @@ class ReplicatedLog(FollowedLog):
         self._stamp = stamp
         self._own_log = own
         self._own: MessageLog | None = None
+        self._own_behind = 0
+        """The first seq that the own log does not have, as far as that was read."""
         self._places: deque[tuple[int, OfficeState]] = deque([(place.next_seq - 1, place)])
         """Seqs up to which frames are whole, and where the log stands behind them."""
 
@@ -139,22 +148,29 @@ class ReplicatedLog(FollowedLog):
 
         Raises ReplicatedLogError, FencedError."""
         self._resume_own()
-        reader = LogReader(self._log, self._stamp, self.place)
+        reader = RecordReader(self._log, self._stamp, self.place)
         while reader.office.state.next_offset < self._holder.state.next_offset:
             for found in reader.read(_WAIT_S):
                 if found.frame is None or found.frame.last_seq < from_seq:
                     continue
+                self._have_own(found.frame)
                 self._places.append((found.frame.last_seq, found.place))
                 yield found.frame
         self._log.close()
 
     def _resume_own(self) -> None:
-        """Append what the own log has and the log lacks, and begin the own log anew."""
-        if self._own_log is None:
+        """Append what the own log has and the log lacks, and let the own log go on."""
+        own = self._own_log
+        if own is None:
             return
         claimed = self._holder.claimed
-        frames = list(self._own_log.lacking(claimed.epoch, claimed.next_seq))
-        self._own_log.take_over(claimed.epoch)
+        frames: list[Frame] = []
+        if own.continues(claimed):
+            if (resumed := own.resume(claimed.next_seq)) is not None:
+                self._own, frames, self._own_behind = resumed
+            else:
+                frames = list(own.lacking(claimed.next_seq))
+        own.take_over(claimed.epoch)
         for frame in frames:
             assert frame.payload is not None
             self._holder.append_frame(
@@ -168,7 +184,23 @@ class ReplicatedLog(FollowedLog):
                     stamp=self._stamp,
                 )
             )
-        self._own = self._own_log.begin()
+        if self._own is None:
+            self._own = own.begin()
+
+    def _have_own(self, frame: Frame) -> None:
+        """Have a frame of the log in the own log, too, which lacks it: it was appended when the
+        process ended, or by another owner. Raises StorageError."""
+        if self._own is None or frame.first_seq < self._own_behind:
+            return
+        assert frame.payload is not None
+        self._own.append(
+            frame.rows.tobytes(),
+            frame.payload,
+            first_seq=frame.first_seq,
+            last_seq=frame.last_seq,
+            created_ms=frame.header.created_ms,
+        )
+        self._own_behind = frame.last_seq + 1
 
     def append(
         self, rows: bytes, payload: bytes, *, first_seq: int, last_seq: int, created_ms: int
@@ -211,9 +243,21 @@ class ReplicatedLog(FollowedLog):
         assert at <= seq, (at, seq)
         return self._packed(state)
 
+    def wants_checkpoint(self, seq: int) -> bool:
+        """Whether so many beats have come, and nothing else, that a reader had better not begin
+        before them."""
+        state = self._holder.resting_state()
+        if state is None or state.next_seq - 1 != seq:
+            return False
+        if state.next_offset - self.kept[0] < BEATS_MAX:
+            return False
+        self._places.append((seq, state))
+        return True
+
     def note_live(self, hour: int) -> None:
-        """`hour` is the newest one in the wheel."""
-        self._holder.live_through_hour = hour
+        """`hour` is about to be the newest one in the wheel: every replica knows it on return.
+        Raises FencedError."""
+        self._holder.tell_live(hour)
 
     def prepare_spare(self) -> None:
         """Fill the next segment of the own log."""

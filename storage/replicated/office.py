@@ -76,6 +76,9 @@ class OfficeState(NamedTuple):
     clock_ms: int = 0
     """The wall clock of the last record's writer that counts. A new owner's time begins there, if
     its own clock is behind (R7)."""
+    frame_epoch: int = 0
+    """In which the last complete frame was written; 0: there was none. Who was in office then or
+    later has decided all that there is."""
 
     def pack(self) -> bytes:
         """As bytes, for the catalog."""
@@ -87,7 +90,7 @@ class OfficeState(NamedTuple):
         return cls(*OFFICE.unpack(data)) if len(data) == OFFICE.size else None
 
 
-OFFICE: Final = struct.Struct(">qIHHQqqq")
+OFFICE: Final = struct.Struct(">qIHHQqqqI")
 """Of OfficeState; big-endian, as all in the catalog."""
 
 
@@ -162,7 +165,8 @@ class Office:
             if frame.length_bytes != frame.header.frame_bytes:
                 reason = f"its frame has {frame.length_bytes} bytes, and its header says otherwise"
                 raise RecordDamageError(self._log, offset, reason)
-            return RecordVerdict.COMPLETES, None, {"next_seq": frame.header.last_seq + 1}
+            changed = {"next_seq": frame.header.last_seq + 1, "frame_epoch": state.epoch}
+            return RecordVerdict.COMPLETES, None, changed
         elif isinstance(record, Release):
             changed = {"owner": NOBODY, "successor": record.successor}
         else:

@@ -9,10 +9,14 @@ the same seqs.
     DIR/OWN          says (JSON)
 
 What a group of an earlier epoch says may contradict what another owner has decided since, so it is
-thrown away. So is everything once it stands in the log under the new epoch.
+thrown away. What the node itself has written in the tenure before goes on: a quorum's memory may
+still be all that the log has of it.
+
+It goes back to the last checkpoint and no further. Where the log has lost more than that, the
+replica stands behind its end: it stops (OffsetRangeError), and what was answered is in its files.
 
 Cost: a durable write per group, beside the engine's; a file more at each claim.
-Threads: `resume` runs before the first append; then it is a `MessageLog`.
+Threads: all here runs before the first append; then it is a `MessageLog`.
 """
 
 import json
@@ -23,6 +27,7 @@ from storage.errors import DamageError
 from storage.files import Files, replace_file
 from storage.frame import Damage, Frame
 from storage.message_log import DIRECTORY, MessageLog, parse_segment_name
+from storage.replicated.office import OfficeState
 
 OWN_FILE: Final = "OWN"
 _FILE_MAX_BYTES: Final = 4096
@@ -36,18 +41,47 @@ class OwnLog:
         self._files = files
         self._make = make
 
-    def lacking(self, epoch: int, next_seq: int) -> Iterator[Frame]:
-        """The frames that continue the log, which goes up to `next_seq`, as it was before the claim
-        of `epoch`. Nothing where others were in office since. Raises StorageError.
+    def continues(self, claimed: OfficeState) -> bool:
+        """Whether what is there may continue the log, which is as at the claim: nobody else has
+        decided anything since. (Somebody else may have claimed, and this node, too, and ended
+        before a frame was written.) Raises StorageError."""
+        epoch = self._read_epoch()
+        return epoch is not None and epoch >= claimed.frame_epoch
+
+    def resume(self, next_seq: int) -> tuple[MessageLog, list[Frame], int] | None:
+        """Go on with what is there, where the log goes up to `next_seq`: the message log, the
+        frames that continue the log, and the first seq that is not there. None where that cannot
+        be, since something is damaged: it is to begin anew, and `lacking` says what can be saved.
+
+        Raises StorageError."""
+        own = self._make()
+        first_seq, behind = own.first_seq(), 0
+        frames: list[Frame] = []
+        is_whole = True
+        for found in own.read(next_seq if first_seq is None else first_seq):
+            if isinstance(found, Damage) or not found.payload_intact:
+                is_whole = False
+                continue
+            behind = found.last_seq + 1
+            if found.last_seq >= next_seq:
+                frames.append(found)
+        if not is_whole or (frames and frames[0].first_seq != next_seq):
+            return None
+        return own, frames, behind
+
+    def lacking(self, next_seq: int) -> Iterator[Frame]:
+        """The frames that continue the log, which goes up to `next_seq`. Raises StorageError.
 
         What is behind a damaged frame is not returned: it does not continue the log."""
-        if self._read_epoch() != epoch - 1:
-            return
+        is_whole = True
         for found in self._make().read(next_seq):
-            if isinstance(found, Damage) or found.first_seq != next_seq or not found.payload_intact:
-                return
-            yield found
-            next_seq = found.last_seq + 1
+            is_whole &= isinstance(found, Frame) and found.payload_intact
+            if is_whole and found.first_seq == next_seq:
+                assert isinstance(found, Frame)
+                yield found
+                next_seq = found.last_seq + 1
+            else:
+                is_whole = False
 
     def take_over(self, epoch: int) -> None:
         """What is there counts as that of `epoch` from now on: before any of it is appended, so

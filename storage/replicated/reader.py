@@ -12,7 +12,7 @@ Threads: belongs to the one who reads.
 from dataclasses import replace
 from typing import NamedTuple
 
-from storage.errors import RecordDamageError
+from storage.errors import LogReplacedError, OffsetRangeError, RecordDamageError
 from storage.frame import Frame, scan
 from storage.replicated import envelope
 from storage.replicated.engine import EngineLog
@@ -32,7 +32,7 @@ class Read(NamedTuple):
     """Where a reader goes on that needs nothing up to here."""
 
 
-class LogReader:
+class RecordReader:
     """Reads the log of one shard from a checkpoint on."""
 
     def __init__(self, log: EngineLog, stamp: int, state: OfficeState) -> None:
@@ -41,15 +41,42 @@ class LogReader:
         self._log = log
         self._stamp = stamp
         self._parts: list[FramePart] = []
+        self._is_known = state.last_offset < 0
+        """Whether it is the log that the checkpoint speaks of."""
 
     def read(self, wait_s: float) -> list[Read]:
         """The records that are at hand; if there are none, waits for the first, at most `wait_s`.
 
         Raises ReplicatedLogError, FormatVersionError: nobody can read on from here."""
+        if not self._is_known:
+            self._is_known = self._recognize(wait_s)
+            if not self._is_known:
+                return []
         return [
             self._take(offset, envelope.decode(data, self._log.name, offset))
             for offset, data in self._log.read(self.office.state.next_offset, wait_s)
         ]
+
+    def _recognize(self, wait_s: float) -> bool:
+        """Whether the last record that counts stands where it stood; False: it did not come yet.
+
+        A log whose servers have all lost power may have lost its end, and have grown again with
+        other records. Who went on from a place behind that would judge all of them by an office
+        that never was, and might take it while another holds it. Raises ReplicatedLogError."""
+        state = self.office.state
+        try:
+            found = self._log.read(state.last_offset, wait_s)
+        except OffsetRangeError as error:
+            if state.last_offset >= error.first:
+                raise
+            return True  # It was deleted long ago, so it was not lost.
+        if not found:
+            self._log.read(state.next_offset, 0)  # Raises where the log ends before.
+            return False
+        record = envelope.decode(found[0][1], self._log.name, state.last_offset)
+        if (record.epoch, record.clock_ms) != (state.epoch, state.clock_ms):
+            raise LogReplacedError(self._log.name, state.last_offset)
+        return True
 
     def _take(self, offset: int, record: LogRecord) -> Read:
         verdict = self.office.apply(offset, record)

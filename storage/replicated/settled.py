@@ -34,24 +34,18 @@ class Settled(NamedTuple):
     rows: Rows
 
 
-def settled_records(rows: bytes, stamp: int, now_ms: int) -> list[bytes]:
-    """The records that hold rows (DISPATCH_ROW), ROWS_MAX each at most."""
-    found = np.frombuffer(rows, DISPATCH_DTYPE)
-    records = []
-    for start in range(0, len(found), ROWS_MAX):
-        part = found[start : start + ROWS_MAX]
-        records.append(
-            encode(
-                LogKind.DISPATCH,
-                part.tobytes(),
-                b"",
-                first_seq=int(part["seq"].min()),
-                last_seq=int(part["seq"].max()),
-                created_ms=now_ms,
-                stamp=stamp,
-            )
-        )
-    return records
+def encode_settled(rows: Rows, stamp: int, now_ms: int) -> bytes:
+    """A record that holds these rows (DISPATCH_DTYPE), ROWS_MAX at most."""
+    assert 0 < len(rows) <= ROWS_MAX, len(rows)
+    return encode(
+        LogKind.DISPATCH,
+        rows.tobytes(),
+        b"",
+        first_seq=int(rows["seq"].min()),
+        last_seq=int(rows["seq"].max()),
+        created_ms=now_ms,
+        stamp=stamp,
+    )
 
 
 class SettledLog:
@@ -65,16 +59,22 @@ class SettledLog:
         """Connect what appends. Does not wait."""
         self._log.prepare_append()
 
-    def append(self, rows: bytes, now_ms: int) -> list[int]:
-        """Append rows; a quorum has them on return. Returns the offsets of the records.
+    def append(self, rows: bytes, now_ms: int) -> list[Settled]:
+        """Append rows; a quorum has them on return. Returns the records.
 
         Raises FencedError where that is not known: they are appended again by whoever delivers
         them again, and nobody may append with this process's connection any more."""
-        records = settled_records(rows, self._stamp, now_ms)
-        offsets = [offset for offset in self._log.append(records) if offset is not None]
-        if len(offsets) != len(records):
+        found = np.frombuffer(rows, DISPATCH_DTYPE)
+        parts = [found[start : start + ROWS_MAX] for start in range(0, len(found), ROWS_MAX)]
+        offsets = self._log.append([encode_settled(part, self._stamp, now_ms) for part in parts])
+        records = [
+            Settled(offset, part)
+            for offset, part in zip(offsets, parts, strict=True)
+            if offset is not None
+        ]
+        if len(records) != len(parts):
             raise FencedError(self._log.name, "it is not known whether what is settled is recorded")
-        return offsets
+        return records
 
     def read(self, offset: int, wait_s: float) -> Iterator[Settled]:
         """The records from `offset` on that are at hand; waits for the first, at most `wait_s`.

@@ -9,13 +9,19 @@ of a view sorts its table: the tables of a test are small. Threads: one at a tim
 Rejected: the real catalog on a directory in memory. No power loss and no fault can be played on it.
 """
 
+import contextlib
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+import google_crc32c
+import msgspec
 
 from storage.catalog import ManyWrites, Table, Writes
 from storage.catalog_columns import Columns
-from storage.errors import CatalogError, DiskError, DiskFullError
-from storage.frame import Damage
+from storage.catalog_file import DATA_FILE
+from storage.errors import CatalogError, DamageError, DiskError, DiskFullError
+from storage.files import Files
+from storage.frame import CRC_BYTES, Damage
 from storage.testing.faults import Faults, Moment
 
 CATALOG_KEY_BYTES_MAX = 511
@@ -97,6 +103,24 @@ class MemoryCatalog:
             raise CatalogError("commit", error.reason)
         raise error
 
+    def freeze(self) -> "MemoryFrozen":
+        self._check("freeze")
+        return MemoryFrozen(self._values)
+
+    @classmethod
+    def copied(cls, files: Files, directory: str) -> "MemoryCatalog":
+        """The catalog that `MemoryFrozen.copy` wrote. Raises DamageError."""
+        path = f"{directory}/{DATA_FILE}"
+        with contextlib.closing(files.open(path)) as file:
+            data = file.pread(file.size(), 0)
+        checksum, text = data[:CRC_BYTES], data[CRC_BYTES:]
+        if google_crc32c.value(text).to_bytes(CRC_BYTES, "little") != checksum:
+            raise DamageError(path, 0, "it does not match its checksum")
+        made = cls()
+        for name, pairs in msgspec.msgpack.decode(text, type=dict[str, dict[bytes, bytes]]).items():
+            made._values[Table(name)], made._keys[Table(name)] = pairs, sorted(pairs)
+        return made
+
     def verify(self) -> list[Damage]:
         return []
 
@@ -132,6 +156,22 @@ class MemoryCatalog:
         for key in keys:
             if not 0 < len(key) <= CATALOG_KEY_BYTES_MAX:
                 raise CatalogError(what, f"a key of {len(key)} bytes")
+
+
+class MemoryFrozen:
+    """A moment of a catalog in memory. See `storage.catalog.Frozen`."""
+
+    def __init__(self, values: Mapping[Table, Mapping[bytes, bytes]]) -> None:
+        self._values = values
+
+    def copy(self, files: Files, directory: str) -> None:
+        text = msgspec.msgpack.encode({str(table): self._values[table] for table in Table})
+        data = google_crc32c.value(text).to_bytes(CRC_BYTES, "little") + text
+        with contextlib.closing(files.open(f"{directory}/{DATA_FILE}", create=True)) as file:
+            file.pwrite([data], 0)
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class MemoryView:

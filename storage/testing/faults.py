@@ -50,7 +50,7 @@ class FaultKind(enum.Enum):
     """EIO. SyncError from the calls that sync, UnreadableError from `pread`, DiskError from all
     others."""
     NO_SPACE = "no space"
-    """ENOSPC: DiskFullError. Calls that take no space go through: all but the writes, rename,
+    """ENOSPC: DiskFullError. Calls that take no space go through: all but the writes, rename, link,
     make_directory, scratch, lock, and open where it creates."""
     NO_DESCRIPTOR = "no descriptor"
     """EMFILE: ExhaustedError. Calls that need no descriptor go through: all but open, list,
@@ -95,6 +95,7 @@ Call = Literal[
     "exists",
     "list",
     "rename",
+    "link",
     "unlink",
     "make_directory",
     "sync_directory",
@@ -311,6 +312,9 @@ class FaultyFiles:
         self._faults.run(
             "rename", source, lambda: self._inner.rename(source, target), takes_space=True
         )
+
+    def link(self, source: str, target: str) -> None:
+        self._faults.run("link", source, lambda: self._inner.link(source, target), takes_space=True)
 
     def unlink(self, path: str) -> None:
         self._faults.run("unlink", path, lambda: self._inner.unlink(path))

@@ -177,7 +177,8 @@ _Names = dict[str, dict[str, _Inode]]  # by directory, by name
 
 
 class _NameChange(NamedTuple):
-    """A create (no source), an unlink (no target) or a rename, and what it found at the target."""
+    """A create or a link (no source), an unlink (no target) or a rename, and what it found at the
+    target."""
 
     inode: _Inode
     source: _Slot | None
@@ -326,9 +327,17 @@ class SimulatedFiles:
         for change, survives in zip(self._unsynced_names, survivors, strict=True):
             if survives:
                 change.apply(names)
+        survivors_of: dict[_Inode, _Inode] = {}
+
+        def survivor(inode: _Inode) -> _Inode:
+            # A file with two names is one file afterwards, too.
+            if inode not in survivors_of:
+                survivors_of[inode] = inode.after_crash(self._rng)
+            return survivors_of[inode]
+
         machine = self._next_machine()
         machine._names = {
-            directory: {name: inode.after_crash(self._rng) for name, inode in entries.items()}
+            directory: {name: survivor(inode) for name, inode in entries.items()}
             for directory, entries in names.items()
         }
         machine._durable_names = {key: dict(entries) for key, entries in machine._names.items()}
@@ -397,9 +406,19 @@ class SimulatedFiles:
         if inode is None:
             raise _not_found(source)
         target_slot = self._slot("rename", target)
-        if source_slot != target_slot:
-            replaced = self._find(target)
+        replaced = self._find(target)
+        if replaced is not inode:  # Of two names of one file POSIX leaves both.
             self._change_name(_NameChange(inode, source_slot, target_slot, replaced))
+
+    def link(self, source: str, target: str) -> None:
+        self._slot("link", source)
+        inode = self._find(source)
+        if inode is None:
+            raise _not_found(source)
+        slot = self._slot("link", target)
+        if self._find(target) is not None:
+            raise DiskError("link", source, os.strerror(errno.EEXIST))
+        self._change_name(_NameChange(inode, None, slot))
 
     def unlink(self, path: str) -> None:
         slot = self._slot("unlink", path)

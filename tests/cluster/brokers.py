@@ -30,6 +30,10 @@ class Brokers:
 
     home: Path
     count: int = 3
+    hosts: tuple[str, ...] = ()
+    """Their addresses, if not the loopback's."""
+    within: str = ""
+    """What each is started through; scripts/kafka says how."""
     addresses: tuple[str, ...] = ()
     _names: "itertools.count[int]" = field(default_factory=itertools.count)
 
@@ -52,6 +56,9 @@ class Brokers:
     def resume(self, number: int) -> None:
         self._run("resume", str(number))
 
+    def pid(self, number: int) -> int:
+        return int((self.home / str(number) / "pid").read_text())
+
     def revive(self, number: int) -> None:
         self._run("revive", str(number))
 
@@ -60,6 +67,8 @@ class Brokers:
             "KAFKA_HERE": str(self.home),
             "KAFKA_BROKERS": str(self.count),
             "KAFKA_PORT": str(self._port),
+            "KAFKA_HOSTS": " ".join(self.hosts),
+            "KAFKA_WITHIN": self.within,
         }
         return subprocess.run(
             [SCRIPT, *words],

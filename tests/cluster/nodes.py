@@ -1,77 +1,136 @@
-"""Nodes of a cluster as processes on this machine, each of which has one process per shard."""
+"""Nodes of a cluster as real processes on the loopback, on real brokers."""
 
 import contextlib
+import json
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from delayserver.cli.demo.process import ServerProcess, free_port
 from storage.replicated.kafka_settings import ClusterUrl
-from tests.cluster.brokers import wait_until
+
+PATIENCE_S = 60.0
 
 
-class Node(httpx.Client):
-    """A node, and an HTTP client for it."""
+class NodeProcess(ServerProcess):
+    """`delayserver serve --cluster`: a supervisor, and a process for each shard."""
 
-    def __init__(self, name: str, directory: Path, url: ClusterUrl) -> None:
-        self.name = name
-        self.log_path = directory / f"{name}.log"
+    def __init__(self, name: str, url: ClusterUrl, directory: Path) -> None:
         port = free_port()
-        options = [f"--cluster={url}", f"--node={name}", f"--advertise=http://127.0.0.1:{port}"]
-        self.process = ServerProcess(
-            directory / name, port=port, log_path=self.log_path, options=options
+        self.name = name
+        super().__init__(
+            directory / name,
+            port=port,
+            log_path=directory / f"{name}.log",
+            options=[
+                *("--cluster", str(url), "--node", name),
+                *("--advertise", f"http://127.0.0.1:{port}"),
+                *("--disk-reserve-bytes", "1048576"),
+            ],
         )
-        super().__init__(base_url=self.process.url, timeout=30)
 
-    def shards(self) -> list[int]:
-        """The pids of its processes for shards."""
-        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [int(pid) for pid in path.read_text().split()]
+    def children(self) -> list[int]:
+        """The processes of its shards."""
+        path = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+        with contextlib.suppress(OSError):
+            return [int(pid) for pid in path.read_text().split()]
+        return []
 
-    def kill_shards(self) -> None:
-        """kill -9; the node starts them again."""
-        for pid in self.shards():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    def kill(self) -> None:
+        """End all of it at once."""
+        if self.is_running:
+            children = self.children()
+            super().kill()
+            for pid in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
-    def ask(self, method: str, path: str, **arguments: Any) -> Any:
-        """A call that is made again until it is answered with success; the key makes that safe."""
-        give_up_s = time.monotonic() + 60
+    def pause(self) -> None:
+        """Stop the processes of its shards, as a machine that hangs does."""
+        for pid in self.children():
+            os.kill(pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let them go on."""
+        for pid in self.children():
+            os.kill(pid, signal.SIGCONT)
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """Asked again where a shard is away for a moment. Raises HTTPError, OSError."""
+        give_up_s = time.monotonic() + PATIENCE_S
         while True:
-            with contextlib.suppress(httpx.HTTPError):
-                answer = self.request(method, path, **arguments)
-                if answer.status_code < 500 and answer.status_code != 421:
-                    assert answer.status_code < 400, answer.text
-                    return answer.json() if answer.content else None
-            assert time.monotonic() < give_up_s, self.log_path.read_text()[-3000:]
-            time.sleep(0.1)
+            try:
+                return self.call_once(method, path, body)
+            except urllib.error.HTTPError as error:
+                if error.code != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > give_up_s:
+                    raise
+                time.sleep(0.05)
 
-    def owner(self, shard: int = 0) -> str | None:
-        """The name of who owns a shard, as this node knows."""
-        with contextlib.suppress(httpx.HTTPError, KeyError, ValueError):
-            shards = self.get("/v1/cluster").json()["shards"]
-            owner: str | None = shards[shard]["owner"]
-            return owner
-        return None
+    def call_once(self, method: str, path: str, body: Any = None) -> Any:
+        """Raises urllib.error.HTTPError, OSError."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self.url + path, data, {"content-type": "application/json"}, method=method
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    def text(self, path: str) -> str:
+        """A page as it is."""
+        with urllib.request.urlopen(self.url + path, timeout=30) as answer:
+            found: str = answer.read().decode()
+            return found
+
+    def publish(self, key: str, *, delay: str = "1h", subject: str = "order.late") -> str:
+        """The id of the message."""
+        message = {"subject": subject, "key": key, "body": {"key": key}, "delay": delay}
+        answer: str = self.call_once("POST", "/v1/messages", message)["id"]
+        return answer
+
+    def owners(self) -> list[str | None]:
+        """Who owns which shard, as this node sees it."""
+        return [shard["owner"] for shard in self.call("GET", "/v1/cluster")["shards"]]
+
+
+def until(is_so: Any, what: str) -> float:
+    """Wait until a call of it returns something true; how long that took, in seconds. What it is
+    refused does not count."""
+    began_s = time.monotonic()
+    while True:
+        with contextlib.suppress(urllib.error.HTTPError, OSError):
+            if is_so():
+                return time.monotonic() - began_s
+        assert time.monotonic() - began_s < PATIENCE_S, f"not in time: {what}"
+        time.sleep(0.02)
+
+
+def delayserver(*words: str) -> str:
+    """Run the command; what it prints."""
+    return subprocess.run(
+        ["delayserver", *words], check=True, text=True, stdout=subprocess.PIPE, timeout=120
+    ).stdout
 
 
 @contextlib.contextmanager
-def nodes(directory: Path, url: ClusterUrl, count: int) -> Iterator[list[Node]]:
-    """Some nodes of a cluster that was made; they run, and one is in office."""
-    made = [Node(f"n{number}", directory, url) for number in range(1, count + 1)]
+def running(*nodes: NodeProcess) -> Iterator[Sequence[NodeProcess]]:
+    """They run inside of it, and all shards have owners; the log of each is shown if it fails."""
     try:
-        for node in made:
-            node.process.start()
-        wait_until(lambda: any(node.owner() for node in made))
-        yield made
+        for node in nodes:
+            node.start()
+        for node in nodes:
+            until(lambda node=node: all(node.owners()), f"{node.name} knows all owners")
+        yield nodes
+    except BaseException:
+        for node in nodes:
+            print(f"── {node.name} ──\n{node.log_path.read_text()[-4000:]}")
+        raise
     finally:
-        for node in made:
-            node.close()
-            if node.process.is_running:
-                node.kill_shards()
-            node.process.kill()
+        for node in nodes:
+            node.kill()

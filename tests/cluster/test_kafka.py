@@ -1,8 +1,11 @@
 """The engine on real brokers: its contract, its topics, its progress, and brokers that fail."""
 
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -21,6 +24,8 @@ from storage.replicated.kafka_settings import ClientSettings, ClusterUrl
 from storage.replicated.meta import MetaLog, make_identity
 from tests.cluster.brokers import Brokers, free_port, wait_until
 from tests.engine_contract import EngineContract, Opener, read_until
+
+ROOT = Path(__file__).parents[2]
 
 
 class TestContract(EngineContract):
@@ -187,6 +192,35 @@ def test_progress(brokers: Brokers) -> None:
     engine.commit_progress("n2", 1, 9)
     engine.commit_progress("n1", 0, 71)
     assert engine.progress(["n1", "n2", "n3"]) == {"n1": {0: 71, 2: 0}, "n2": {1: 9}, "n3": {}}
+
+
+_ASKS = """
+import contextlib, sys, time
+from storage.errors import EngineError
+from storage.replicated.kafka import KafkaEngine
+from storage.replicated.kafka_settings import ClientSettings, ClusterUrl
+
+engine = KafkaEngine(ClientSettings(ClusterUrl.parse(sys.argv[1]), {}))
+while True:
+    with contextlib.suppress(EngineError):
+        engine.noted_progress([f"n{number}" for number in range(12)])
+    time.sleep(0.02)
+"""
+
+
+def test_who_asks_for_progress_outlives_the_brokers_that_know_it(brokers: Brokers) -> None:
+    """Groups that move to another broker: the admin client's answer to that was a SIGSEGV."""
+    engine = brokers.engine()
+    command = [sys.executable, "-c", _ASKS, str(engine.url)]
+    with subprocess.Popen(command, cwd=ROOT) as asking:
+        try:
+            for number in range(1, brokers.count + 1):
+                brokers.kill(number)
+                brokers.revive(number)
+                brokers.wait_until_all_are_in_sync()
+                assert asking.poll() is None, f"it ended when broker {number} was killed"
+        finally:
+            asking.kill()
 
 
 # ---- brokers that fail -----------------------------------------------------------------------

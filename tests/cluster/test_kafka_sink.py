@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from delayserver.cli import make_app
 from storage.replicated.kafka_settings import ClusterUrl
 from tests.cluster.brokers import Brokers, wait_until
-from tests.cluster.nodes import Node, nodes
+from tests.cluster.nodes import NodeProcess, running, until
 from tests.cluster.topics import Reader, make_topic
 from tests.integration.api_support import ApiServer, time_ms
 
@@ -189,13 +189,25 @@ def url(brokers: Brokers) -> ClusterUrl:
     return made
 
 
-def publish(node: Node, count: int, first: int) -> list[str]:
-    """So many due within 2 s; their ids."""
+def ask(node: NodeProcess, method: str, path: str, document: Any = None) -> Any:
+    """Again and again until it is answered with success: keys make that safe."""
+    answers: list[Any] = []
+
+    def answered() -> bool:
+        answers.append(node.call(method, path, document))
+        return True
+
+    until(answered, f"{method} {path}")
+    return answers[-1]
+
+
+def publish(node: NodeProcess, count: int, first: int) -> list[str]:
+    """So many due within 1 s; their ids."""
     batch = [
         {"subject": "s", "body": n, "key": f"k{n}", "delay": 100 + 2 * (n - first)}
         for n in range(first, first + count)
     ]
-    ids: list[str] = node.ask("POST", "/v1/messages/batch", json=batch)["ids"]
+    ids: list[str] = ask(node, "POST", "/v1/messages/batch", batch)["ids"]
     return ids
 
 
@@ -204,18 +216,18 @@ def publish(node: Node, count: int, first: int) -> list[str]:
 def test_exactly_once_over_kills_of_owners_and_brokers(
     brokers: Brokers, topic: str, url: ClusterUrl, tmp_path: Path
 ) -> None:
-    with nodes(tmp_path, url, 2) as made:
+    made = [NodeProcess(f"n{number}", url, tmp_path) for number in (1, 2)]
+    with running(*made):
         document = kafka(brokers, topic, delivery="exactly_once")
-        view = made[0].ask("PUT", "/v1/subscriptions/out", json=document)
-        assert view["delivery"] == "exactly_once"
+        assert ask(made[0], "PUT", "/v1/subscriptions/out", document)["delivery"] == "exactly_once"
         reader = Reader(brokers, topic)
         ids = publish(made[0], 500, 0)
         for round_ in range(1, 5):
             time.sleep(0.4)
-            owner = wait_until_any(lambda: made[0].owner() or made[1].owner())
-            (node,) = [one for one in made if one.name == owner]
-            (other,) = [one for one in made if one is not node]
-            node.kill_shards()
+            owner = made[0].owners()[0]
+            node, other = made if made[0].name == owner else made[::-1]
+            for pid in node.children():
+                os.kill(pid, signal.SIGKILL)
             if round_ % 2:
                 brokers.kill(1 + round_ % 3)
             ids += publish(other, 500, 1000 * round_)

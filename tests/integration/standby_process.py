@@ -16,7 +16,7 @@ import uvloop
 
 from delayserver.api import process
 from delayserver.api.cluster.map import ClusterMap
-from delayserver.api.cluster.standby import Standby
+from delayserver.api.cluster.standby import StandbyFront
 from delayserver.config import Settings
 from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.server.server import Server
@@ -31,7 +31,7 @@ async def main(directory: Path, owner: str) -> None:
     settings = Settings(data_dir=directory, port=0)
     tokens = TokenTable(TokenFile(OsFiles(str(directory))), None, time.monotonic)
     tokens.refresh(now_ms())
-    standby = Standby(
+    standby = StandbyFront(
         settings,
         shard=0,
         owner=lambda: owner,

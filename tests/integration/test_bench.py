@@ -1,6 +1,7 @@
 """Every `scripts/bench NAME --quick` ends well, with all of its figures.
 
-bulk and pipeline need Spark: tests/pipeline/test_bench.py."""
+bulk and pipeline need Spark: tests/pipeline/test_bench.py; cluster needs brokers:
+tests/cluster/test_bench.py."""
 
 import json
 import math
@@ -20,11 +21,16 @@ ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "scripts" / "benchmarks"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{BENCHMARKS}"}
 
+OTHERS = ("pipeline", "cluster")
+"""Folders with the tests of other benchmarks."""
+
 # Of the machine's other users, which are none sometimes; and what is lost in the noise of a heap.
 MAY_BE_NOTHING = re.compile("processors, used by others|memory")
 
 
-def figures(name: str, directory: Path, *options: str) -> tuple[list[dict[str, Any]], str]:
+def figures(
+    name: str, directory: Path, *options: str, timeout_s: int = 100
+) -> tuple[list[dict[str, Any]], str]:
     """Figures and output of a benchmark that is run as scripts/bench does it."""
     path = directory / "figures.json"
     done = subprocess.run(
@@ -32,7 +38,7 @@ def figures(name: str, directory: Path, *options: str) -> tuple[list[dict[str, A
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=timeout_s,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -175,7 +181,8 @@ def test_every_benchmark_of_the_script_is_run_here() -> None:
 
     shown = re.findall(r"^  scripts/bench \[?(\w+)\]? \[options\]", bench("--help").stdout, re.M)
     assert sorted(shown) == sorted((*WRITTEN_DOWN, "client"))
-    here = Path(__file__).read_text() + (ROOT / "tests/pipeline/test_bench.py").read_text()
+    files = (Path(__file__), *(ROOT / "tests" / one / "test_bench.py" for one in OTHERS))
+    here = "".join(file.read_text() for file in files)
     for name in WRITTEN_DOWN:
         assert re.search(rf'figures\("{name}"|{name}\.main', here), name
 

@@ -20,7 +20,7 @@ Changed = Callable[[int], None]
 """Gets the number of a shard."""
 
 
-class Owner(msgspec.Struct, frozen=True, tag="owner"):
+class ShardOwner(msgspec.Struct, frozen=True, tag="owner"):
     """The process that owns a shard."""
 
     shard: int
@@ -43,7 +43,7 @@ class Vacancy(msgspec.Struct, frozen=True, tag="vacant"):
     epoch: int
 
 
-Entry = Owner | Vacancy
+Entry = ShardOwner | Vacancy
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Entry).decode
@@ -62,22 +62,22 @@ class OwnerBook:
         """What is known of each shard."""
         return tuple(self._entries)
 
-    def owner(self, shard: int) -> Owner | None:
+    def owner(self, shard: int) -> ShardOwner | None:
         """None: it is vacant."""
         entry = self._entries[shard]
-        return entry if isinstance(entry, Owner) else None
+        return entry if isinstance(entry, ShardOwner) else None
 
     def may_own(self, shard: int, epoch: int) -> bool:
         """Whether who has that epoch owns the shard, or may do so without it being known here."""
         entry = self._entries[shard]
-        return epoch > entry.epoch or (epoch == entry.epoch and isinstance(entry, Owner))
+        return epoch > entry.epoch or (epoch == entry.epoch and isinstance(entry, ShardOwner))
 
     def take(self, entry: Entry) -> bool:
         """Take down who owns a shard; False: that was known, or is over."""
         if not 0 <= entry.shard < len(self._entries):
             raise InputError(f"there is no shard {entry.shard} in this cluster")
         known = self._entries[entry.shard]
-        is_given_up = isinstance(known, Owner) and isinstance(entry, Vacancy)
+        is_given_up = isinstance(known, ShardOwner) and isinstance(entry, Vacancy)
         if entry.epoch < known.epoch + (not is_given_up):
             return False
         self._entries[entry.shard] = entry

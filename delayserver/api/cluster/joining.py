@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from delayserver.api.cluster.membership import Membership
-from delayserver.api.cluster.watch import Watch
+from delayserver.api.cluster.watch import ClusterWatch
 from delayserver.config import Settings
 from delayserver.errors import LibraryError
 from storage.errors import EngineError
@@ -48,10 +48,10 @@ def open_engine(settings: Settings) -> "KafkaEngine":
     )
 
 
-def open_watch(settings: Settings, shards: int) -> Watch:
+def open_watch(settings: Settings, shards: int) -> ClusterWatch:
     """What looks at the cluster from now on. Raises EngineSettingsError."""
     engine = open_engine(settings)
-    return Watch(engine, MetaLog(engine.meta()), shards, lambda: time.time_ns() // 1_000_000)
+    return ClusterWatch(engine, MetaLog(engine.meta()), shards, lambda: time.time_ns() // 1_000_000)
 
 
 def join(settings: Settings, sleep: Callable[[float], None]) -> Membership:

@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from delayserver.api.cluster.book import Owner, OwnerBook
+from delayserver.api.cluster.book import OwnerBook, ShardOwner
 from delayserver.api.cluster.link import Links
 from delayserver.api.documents import (
     ClusterDocument,
@@ -133,7 +133,7 @@ class ClusterMap:
 
 
 def _owned(
-    shard: int, owner: Owner | None, epoch: int, replicas: Sequence[ReplicaDocument]
+    shard: int, owner: ShardOwner | None, epoch: int, replicas: Sequence[ReplicaDocument]
 ) -> ShardDocument:
     if owner is None:
         return ShardDocument(shard, None, epoch, None, list(replicas), "away")

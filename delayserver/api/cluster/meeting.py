@@ -34,7 +34,7 @@ from delayserver.api.cluster.sealed import (
     SECRET_BYTES,
     Handshake,
     Party,
-    Session,
+    SealedSession,
 )
 from delayserver.errors import InputError, LinkError
 
@@ -122,6 +122,7 @@ class TcpMeeting:
         self._random_bytes = random_bytes
         self._own: Party
         self._server: asyncio.Server | None = None
+        self.is_closed = False
         self._strangers: dict[_Gate, None] = {}
         """Who has come and proved nothing, in the order of their coming."""
         self.refused = 0
@@ -154,6 +155,7 @@ class TcpMeeting:
 
     def close(self) -> None:
         """See Meeting."""
+        self.is_closed = True
         if self._server is None:
             self._listener.close()
         else:
@@ -203,7 +205,7 @@ class _Gate(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._too_late: asyncio.TimerHandle
-        self._session: Session | None = None
+        self._session: SealedSession | None = None
         self._link: asyncio.Protocol
         """From the session on."""
         self.passed: asyncio.Future[None] = self._loop.create_future()
@@ -229,6 +231,8 @@ class _Gate(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if self._meeting.is_closed and self._expected is None:
+            self._transport.abort()  # It was accepted just before.
         _notice_silence(transport.get_extra_info("socket"))
         error = LinkError(f"nothing was proved within {HANDSHAKE_S:g} s")
         self._too_late = self._loop.call_later(HANDSHAKE_S, self.refuse, error)
@@ -282,7 +286,7 @@ class _Gate(asyncio.Protocol):
 class _SealedTransport(asyncio.Transport):
     """As much of a transport as a link needs; what is written is sealed."""
 
-    def __init__(self, transport: asyncio.Transport, session: Session) -> None:
+    def __init__(self, transport: asyncio.Transport, session: SealedSession) -> None:
         super().__init__()
         self._transport = transport
         self._seal = session.sealer.seal

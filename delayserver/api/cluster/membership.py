@@ -1,7 +1,7 @@
 """What the processes of a node know of their cluster from the start, and tell each other later.
 
     supervisor ── Membership ──▶ process of a shard      once, before anything else
-    process ── Owner │ Vacancy ──▶ supervisor ──▶ all processes of the node
+    process ── ShardOwner │ Vacancy ──▶ supervisor ──▶ all processes of the node
     supervisor ── News ──▶ all processes of the node
 
 A line is JSON. Each process learns from its own shard's log who owns that shard; the supervisor
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from delayserver.api.cluster.book import Entry, Owner, OwnerBook, Vacancy
+from delayserver.api.cluster.book import Entry, OwnerBook, ShardOwner, Vacancy
 from delayserver.api.cluster.watch import News, in_order
 from storage.directory import Identity
 from storage.replicated.meta import ClusterIdentity
@@ -73,12 +73,12 @@ def entry_of(shard: int, epoch: int, address: str) -> Entry:
         return Vacancy(shard, epoch)
     try:
         found = msgspec.json.decode(address, type=Address)
-        return Owner(shard, epoch, found.node, found.url, found.link)
+        return ShardOwner(shard, epoch, found.node, found.url, found.link)
     except (msgspec.DecodeError, ValueError):
         return Vacancy(shard, epoch)  # somebody who cannot be reached
 
 
-Line = Owner | Vacancy | News
+Line = ShardOwner | Vacancy | News
 _decode = msgspec.json.Decoder(Line).decode
 _encode = msgspec.json.Encoder().encode
 

@@ -33,21 +33,36 @@ import msgspec
 import structlog
 
 from delayserver.api.cluster.book import Entry, OwnerBook, encode_line
+from delayserver.api.cluster.copying import HttpPeer
 from delayserver.api.cluster.joining import open_engine
 from delayserver.api.cluster.link import ShardPlace
 from delayserver.api.cluster.map import ClusterMap
 from delayserver.api.cluster.meeting import TcpMeeting
 from delayserver.api.cluster.membership import Address, Lines, Membership, entry_of
-from delayserver.api.cluster.standby import Standby as Front
+from delayserver.api.cluster.proofs import Proofs
+from delayserver.api.cluster.sharing import Sharing, Take, Taken
+from delayserver.api.cluster.standby import StandbyFront, make_owner_tls
 from delayserver.api.cluster.watch import News, ReplicaNote, choose, deletable, kept_by_two
+from delayserver.api.hot.asgi import Asgi
 from delayserver.config import Settings
 from delayserver.errors import AccessError
+from delayserver.recovery.incoming import Incoming, clear, finish_swap
 from delayserver.recovery.replica import Replica, ReplicaPlace
+from delayserver.recovery.snapshots import Snapshots
 from delayserver.recovery.standby import Standby
 from delayserver.recovery.store import Surroundings
 from delayserver.security.tokens import TokenFile, TokenTable
+from delayserver.server.metrics import Metrics
 from delayserver.server.server import open_catalog_in, stopwatch_ms, wall_clock_ms
-from storage.errors import EngineError, ShortageError
+from storage.catalog import LmdbCatalog
+from storage.directory import FORMAT_FILE, LOCK_FILE
+from storage.errors import (
+    DamageError,
+    EngineError,
+    NoPeerError,
+    OffsetRangeError,
+    ShortageError,
+)
 from storage.files import OsFiles
 from storage.replicated.envelope import NOBODY
 from storage.replicated.holder import Holder
@@ -64,6 +79,14 @@ CAUGHT_UP_RECORDS: Final = 10_000
 """A standby that is not further behind can take over soon."""
 TOKENS_S: Final = 1.0
 SHORTAGE_WAIT_S: Final = 1.0
+HEAL_S: Final = 600.0
+"""After a damaged replica was made anew, or could not be, it is not tried again for so long."""
+RENEW_S: Final = 2.0
+"""Between two rounds of asking who has a copy."""
+COPY_RECORDS: Final = 100_000
+"""A new replica reads as many records, and copies another one where there are more."""
+PEERS_S: Final = 10.0
+"""So long a replica that need not be made anew waits to hear of others."""
 REPORT_S: Final = 3.0
 DELETE_S: Final = 60.0
 KEPT_MS: Final = 3_600_000
@@ -101,25 +124,32 @@ class Beats(threading.Thread):
 
 
 class Follow(threading.Thread):
-    """Moves a standby until it holds the office, or is told to end."""
+    """Moves a standby until it holds the office, or is told to end; where the log or the disk does
+    not let it go on, the replica is made anew from another one."""
 
     def __init__(
         self,
-        standby: Standby,
-        on_owner: Callable[[], None],
+        standby: Standby | None,
+        renew: Callable[[bool], Standby | None],
+        on_owner: Callable[[Standby], None],
         on_claimed: Callable[[Holder], None],
         on_end: Callable[[], None],
         fatal: Fatal,
     ) -> None:
-        """All are called in this thread: `on_owner` when another owns the shard, `on_claimed` when
-        this node does, and `on_end` when the directory is closed, however that came."""
+        """`standby` None: there is nothing to go on with. `renew` makes the replica anew and opens
+        it, or opens it as it is if it need not be and nobody gives a copy; None: it is to end. All
+        are called in this thread: `on_owner` when another owns the shard, `on_claimed` when this
+        node does, and `on_end` when the directory is closed, however that came."""
         super().__init__(name="delayserver-follow", daemon=True)
-        self._standby = standby
+        self.standby = standby
+        self._renew = renew
         self._on_owner = on_owner
         self._on_claimed = on_claimed
         self._on_end = on_end
         self._fatal = fatal
         self._ending = threading.Event()
+        self._heal_s = -HEAL_S
+        """When it was tried last to replace what is damaged."""
 
     def run(self) -> None:
         try:
@@ -129,10 +159,24 @@ class Follow(threading.Thread):
             self._fatal(error)
 
     def _follow(self) -> None:
-        standby, known = self._standby, None
-        while not self._ending.is_set():
+        known, must_renew = None, False
+        while not self.is_ending:
+            standby = self.standby
+            if standby is None:
+                standby = self.standby = self._renew(must_renew)
+                known = None
+                continue
             try:
                 holder = standby.step(STEP_S)
+            except OffsetRangeError as error:
+                if error.offset >= error.first:
+                    # The log has lost its end: what this replica knows of it nobody else may know,
+                    # and a copy would overwrite it. People decide.
+                    raise
+                log.warning("the log does not reach back so far", error=str(error))
+                self._close()
+                must_renew = True
+                continue
             except ShortageError as error:
                 log.error("tried again soon", thread=self.name, error=str(error))
                 self._ending.wait(SHORTAGE_WAIT_S)
@@ -140,13 +184,40 @@ class Follow(threading.Thread):
             state = standby.state
             if (state.epoch, state.owner) != known:
                 known = state.epoch, state.owner
-                self._on_owner()
+                self._on_owner(standby)
             if holder is not None:
                 self._on_claimed(holder)
                 standby.finish()
                 return
-        standby.checkpoint()
-        standby.close()
+            if standby.damage:
+                must_renew = False
+                self._heal(standby)
+        if self.standby is not None:
+            self.standby.checkpoint()
+            self.standby.close()
+
+    def _heal(self, standby: Standby) -> None:
+        """Something was found damaged: another replica has it still."""
+        for damage in standby.damage:
+            log.error("damage found", error=str(damage.error()))
+        standby.damage.clear()
+        if time.monotonic() - self._heal_s >= HEAL_S:
+            self._heal_s = time.monotonic()
+            self._close()
+
+    def _close(self) -> None:
+        standby, self.standby = self.standby, None
+        assert standby is not None
+        standby.abandon()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it was told to end."""
+        return self._ending.is_set()
+
+    def wait(self, seconds: float) -> None:
+        """So long, or until it is told to end."""
+        self._ending.wait(seconds)
 
     def end(self) -> None:
         """Have it end soon."""
@@ -161,10 +232,12 @@ class Reports(threading.Thread):
     ) -> None:
         """`url`: where clients reach the node."""
         super().__init__(name="delayserver-reports", daemon=True)
-        self.how_far: HowFar = lambda: ((0, 0), 0)
+        self.how_far: HowFar = _nowhere
+        self.process_url = ""
+        """Where others get a copy of the replica; empty: there is none."""
         self.is_owner = False
-        self._engine = engine
-        self._shard = shard
+        self._brokers = engine
+        self._number = shard
         self._node = node
         self._url = url
         self._lines = lines
@@ -187,23 +260,23 @@ class Reports(threading.Thread):
 
     def _report(self) -> None:
         (kept, settled), read = self.how_far()
-        note = ReplicaNote(wall_clock_ms(), self._url, read, settled)
-        self._engine.commit_progress(self._node, self._shard, kept, note.pack())
+        note = ReplicaNote(wall_clock_ms(), self._url, read, settled, self.process_url)
+        self._brokers.commit_progress(self._node, self._number, kept, note.pack())
 
     def _delete(self) -> None:
         """R6: what two replicas have had behind a checkpoint for an hour is not needed."""
         news, now_ms = self._lines.news, stopwatch_ms()
         places = (
-            kept_by_two(news, self._shard, lambda one: one.checkpoint_offset),
-            kept_by_two(news, self._shard, lambda one: one.note.settled_offset),
+            kept_by_two(news, self._number, lambda one: one.checkpoint_offset),
+            kept_by_two(news, self._number, lambda one: one.note.settled_offset),
         )
-        opened = (self._engine.log, self._engine.settled)
+        opened = (self._brokers.log, self._brokers.settled)
         for place, samples, open_log in zip(places, self._samples, opened, strict=True):
             if place is not None:
                 samples.append((now_ms, place))
             offset = deletable(samples, now_ms, KEPT_MS)
             if self.is_owner and offset:
-                with contextlib.closing(open_log(self._shard)) as shard_log:
+                with contextlib.closing(open_log(self._number)) as shard_log:
                     shard_log.delete_before(offset)
                 samples[:] = [one for one in samples if one[1] > offset]
 
@@ -234,7 +307,7 @@ class NodeShard:
         self._membership = membership
         self._tell = tell
         self._fatal = fatal
-        self.engine = open_engine(settings)
+        self._brokers = open_engine(settings)
         self.book = OwnerBook(place.count)
         self.lines = Lines(0, rest, self.book)
         self.meeting: TcpMeeting
@@ -242,22 +315,30 @@ class NodeShard:
         self._beats: Beats
         self._address = ""
         self._replica: Replica
+        identity = membership.identity
+        self._proofs = Proofs(bytes.fromhex(identity.link_secret), identity.cluster)
+        self._files = OsFiles(str(settings.data_dir))
+        self._snapshots = Snapshots(self._files, membership.of_shard(place.shard))
+        self._tls = make_owner_tls(settings)
+        self._own_url = ""
+        self._is_damaged = False
+        """What was found in office; behind it the replica is made anew."""
         self._reports = Reports(
-            self.engine, place.shard, membership.node, settings.advertise, self.lines
+            self._brokers, place.shard, membership.node, settings.advertise, self.lines
         )
         self._reports.start()
 
     # ── on standby ─────────────────────────────────────────────────────────────────────────────
 
-    def _open(self, listeners: Sequence[socket.socket]) -> Standby:
-        settings, shard, engine = self._settings, self._place.shard, self.engine
-        url, host = self._own_urls(listeners)
+    def _prepare(self, listeners: Sequence[socket.socket]) -> None:
+        settings, shard, engine = self._settings, self._place.shard, self._brokers
+        self._own_url, host = self._own_urls(listeners)
         port = settings.link_port and settings.link_port + shard
         link = _bind(settings.host, port)
         identity = self._membership.identity
         secret = bytes.fromhex(identity.link_secret)
         self.meeting = TcpMeeting(link, self.book, secret, identity.cluster)
-        address = Address(self._membership.node, url, f"{host}:{link.getsockname()[1]}")
+        address = Address(self._membership.node, self._own_url, f"{host}:{link.getsockname()[1]}")
         self._address = address.pack()
         offset_ms = settings.clock_offset_ms
         place = ReplicaPlace(
@@ -279,8 +360,89 @@ class NodeShard:
             shard=shard,
         )
         self._replica = Replica(place, surroundings, settings)
-        files = OsFiles(str(settings.data_dir))
-        return self._replica.stand_by(files, lambda: open_catalog_in(files, settings))
+
+    def _open(self) -> Standby:
+        """The replica as it is in the directory. Raises StorageError."""
+        files, settings = self._files, self._settings
+        with files.lock(LOCK_FILE):
+            finish_swap(files)
+        standby = self._replica.stand_by(files, lambda: open_catalog_in(files, settings))
+        standby.is_drained = self._membership.node in self.lines.news.drained
+        self._reports.how_far = lambda: (standby.kept, standby.state.next_offset)
+        self._reports.process_url = self._own_url
+        return standby
+
+    def _open_sound(self) -> Standby | None:
+        """The same; None: it is damaged, or there is none, and a copy is quicker than the whole
+        log. Raises StorageError."""
+        if self._is_damaged:
+            self._is_damaged = False
+            return None
+        if not self._files.exists(FORMAT_FILE):
+            with contextlib.closing(self._brokers.log(self._place.shard)) as shard_log:
+                if (shard_log.end() or 0) > COPY_RECORDS:
+                    return None
+        try:
+            return self._open()
+        except DamageError as error:
+            log.error("damage found", error=str(error))
+            return None
+
+    def _renew(self, follow: Follow, must: bool) -> Standby | None:
+        """Make the replica anew from another one; unless it must be, go on as it is if nobody gives
+        a copy. None: it is to end. Raises StorageError."""
+        # It counts for nothing meanwhile: what it lacks is not deleted from the logs.
+        self._reports.process_url, self._reports.how_far = "", _nowhere
+        incoming = Incoming(
+            self._files,
+            self._membership.of_shard(self._place.shard),
+            self._open_copy,
+            progress=lambda what, done, total: log.info(what, done_bytes=done, total_bytes=total),
+            is_ending=lambda: follow.is_ending,
+            sleep=follow.wait,
+        )
+        began_s = time.monotonic()
+        while not follow.is_ending:
+            peers = self._peers()
+            try:
+                with self._files.lock(LOCK_FILE):
+                    manifest = incoming.fetch(peers)
+                    clear(self._files)
+            except NoPeerError as error:
+                has_waited = time.monotonic() - began_s >= PEERS_S
+                if not must and (peers or has_waited):
+                    log.error("it goes on with what is there", error=str(error))
+                    break
+                log.debug("nobody gives a copy", error=str(error))
+                follow.wait(RENEW_S)
+            else:
+                seconds = round(time.monotonic() - began_s, 1)
+                log.info("the replica was made anew", seconds=seconds, bytes=manifest.total_bytes)
+                break
+        return None if follow.is_ending else self._open()
+
+    def _open_copy(self, directory: str) -> LmdbCatalog:
+        path = str(self._settings.data_dir / directory)
+        max_bytes = self._settings.catalog_max_bytes
+        return LmdbCatalog(path, max_bytes=max_bytes, readonly=True, verify_all=True)
+
+    def _peers(self) -> list[HttpPeer]:
+        """Who may have a copy: the owner, then the others, who was heard of last first."""
+        news, shard, own = self.lines.news, self._place.shard, self._membership.node
+        others = [one for one in news.replicas.get(shard, ()) if one.node != own]
+        others.sort(key=lambda one: -one.note.at_ms)
+        owner = self._owner_url(self._own_url)
+        urls = [owner or "", *(one.note.process_url for one in others)]
+        return [
+            HttpPeer(url, shard, self._proofs, self._tls, wall_clock_ms)
+            for url in dict.fromkeys(filter(None, urls))
+        ]
+
+    def sharing(self, want: Callable[[Take, Taken], None]) -> Callable[[Asgi], Asgi]:
+        """What gives copies to other nodes, before an application. `want` has the thread that files
+        take a snapshot."""
+        shard, proofs = self._place.shard, self._proofs
+        return lambda app: Sharing(app, shard, proofs, self._snapshots, want, wall_clock_ms)
 
     async def stand_by(
         self,
@@ -296,14 +458,13 @@ class NodeShard:
         # What listened to the last one has ended.
         self.book = lines.book = self.book.renewed()
         tokens = self._open_tokens()
-        standby = await asyncio.to_thread(self._open, listeners)
-        for damage in standby.damage:
-            log.error("damage found", error=str(damage.error()))
+        self._prepare(listeners)
+        opened = await asyncio.to_thread(self._open_sound)
         on_open()
         claimed: asyncio.Future[Holder | None] = loop.create_future()
         ended = asyncio.Event()
 
-        def tell_owner() -> None:
+        def tell_owner(standby: Standby) -> None:
             entry = entry_of(self._place.shard, standby.state.epoch, standby.owner_address)
             loop.call_soon_threadsafe(self._on_owner, entry)
 
@@ -318,32 +479,46 @@ class NodeShard:
                 loop.call_soon_threadsafe(ended.set)
 
         def on_news() -> None:
-            standby.is_drained = self._membership.node in lines.news.drained
+            if follow.standby is not None:
+                follow.standby.is_drained = self._membership.node in lines.news.drained
             cluster_map.changed()
 
-        follow = Follow(standby, tell_owner, on_claimed, on_end, self._fatal)
+        def is_ready() -> bool:
+            standby = follow.standby
+            return standby is not None and (standby.lag_records or 0) <= CAUGHT_UP_RECORDS
+
+        def want(take: Take, told: Taken) -> None:
+            standby = follow.standby
+            if standby is None:
+                told(None, NoPeerError(self._place.shard, []))
+            else:
+                standby.want_snapshot(take, told)
+
+        def renew(must: bool) -> Standby | None:
+            return self._renew(follow, must)
+
+        follow = Follow(opened, renew, tell_owner, on_claimed, on_end, self._fatal)
         cluster_map = ClusterMap(
             None, settings, wall_clock_ms, lambda: lines.news.machines, self.book
         )
-        own_url, _ = self._own_urls(listeners)
         # A call that is passed on has a second descriptor, and the budget has one for each client.
         clients_max = max(1, settings.connections_max // 2)
-        front = Front(
+        front = StandbyFront(
             settings.model_copy(update={"connections_max": clients_max}),
             shard=self._place.shard,
-            owner=partial(self._owner_url, own_url),
-            is_ready=lambda: (standby.lag_records or 0) <= CAUGHT_UP_RECORDS,
+            owner=partial(self._owner_url, self._own_url),
+            is_ready=is_ready,
             shard_map=cluster_map,
-            metrics=partial(self._metrics, standby),
+            metrics=lambda: self._metrics(follow.standby),
             tokens=tokens,
             clock=wall_clock_ms,
+            before=self.sharing(want),
         )
         on_news()
         lines.begin(partial(_resolve, claimed, None), on_news)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, _resolve, claimed, None)
         refreshing = loop.create_task(_refresh(tokens))
-        self._reports.how_far = lambda: (standby.kept, standby.state.next_offset)
         follow.start()
         await front.begin(listeners, tls)
         self.book.on_change(lambda shard: front.owner_changed())
@@ -394,15 +569,17 @@ class NodeShard:
         if self.book.take(entry):
             self._tell(encode_line(entry))
 
-    def _metrics(self, standby: Standby) -> str:
-        lag, shard = standby.lag_records, self._place.shard
+    def _metrics(self, standby: Standby | None) -> str:
+        shard = self._place.shard
+        lag = None if standby is None else standby.lag_records
+        differs = standby is not None and standby.clock_differs
         return (
             "# HELP delayserver_standby_lag_records Records of the shard's log that were not read\n"
             "# TYPE delayserver_standby_lag_records gauge\n"
             f'delayserver_standby_lag_records{{shard="{shard}"}} {"NaN" if lag is None else lag}\n'
             "# HELP delayserver_standby_clock_differs Whether the owner's clock is another one\n"
             "# TYPE delayserver_standby_clock_differs gauge\n"
-            f'delayserver_standby_clock_differs{{shard="{shard}"}} {int(standby.clock_differs)}\n'
+            f'delayserver_standby_clock_differs{{shard="{shard}"}} {int(differs)}\n'
         )
 
     # ── in office ──────────────────────────────────────────────────────────────────────────────
@@ -425,21 +602,36 @@ class NodeShard:
             settler=owned.settler,
             may_deliver=owned.may_deliver,
             transactions=owned.transactions,
+            commit_patience_ms=owned.commit_patience_ms,
         )
 
-    def serving(self, message_log: WriteAheadLog) -> None:
-        """This process serves the shard from now on, with that log."""
+    def serving(self, message_log: WriteAheadLog, metrics: Metrics) -> None:
+        """This process serves the shard from now on, with that log; `metrics` are its own."""
         holder = self.holder
         assert holder is not None and isinstance(message_log, FollowedLog)
         self._taken_ms = stopwatch_ms()
         self._on_owner(entry_of(self._place.shard, self.epoch, self._address))
         self._reports.how_far = lambda: (message_log.kept, holder.state.next_offset)
         self._reports.is_owner = True
+        metrics.gauge(
+            "office_epoch", "Which owner of its shard this process is", lambda: self.epoch
+        )
+        metrics.gauge(
+            "office_lease", "Whether deliveries may leave", lambda: int(holder.may_deliver())
+        )
+        metrics.gauge(
+            "office_unread_records",
+            "Records of the log that a new owner would read, beats among them",
+            lambda: holder.state.next_offset - message_log.kept[0],
+        )
 
-    def successor(self) -> str | None:
-        """The node that is to have the shard now instead of this one, if any."""
+    def successor(self, *, is_damaged: bool = False) -> str | None:
+        """The node that is to have the shard now instead of this one, if any. `is_damaged`: here is
+        something that another replica has sound; this one is made anew behind the office."""
+        self._is_damaged |= is_damaged
+        news, own = self.lines.news, self._membership.node
         return choose(
-            self.lines.news,
+            replace_drained(news, own) if self._is_damaged else news,
             self._place.shard,
             self._membership.node,
             self.epoch,
@@ -466,6 +658,11 @@ class NodeShard:
     def close(self) -> None:
         """Let go of what is left."""
         self._reports.end()
+
+
+def _nowhere() -> tuple[tuple[int, int], int]:
+    """How far a replica is that is not there."""
+    return (0, 0), 0
 
 
 def replace_drained(news: News, node: str) -> News:

@@ -64,7 +64,7 @@ class _Role(Enum):
     ACCEPTOR = b"acceptor"
 
 
-class Session(NamedTuple):
+class SealedSession(NamedTuple):
     """What both ends have once each has believed the other."""
 
     other: Party
@@ -91,7 +91,7 @@ class Handshake:
         """All that was said by both, but for the proofs."""
         self._received = bytearray()
         self.first = _MAGIC + self._said if connects else b""
-        self.session: Session | None = None
+        self.session: SealedSession | None = None
 
     def take(self, data: bytes) -> tuple[bytes, bytes]:
         """What to send for what has come, and what of it is behind the handshake. Raises LinkError
@@ -147,9 +147,9 @@ class Handshake:
         keys = kdf.derive(self._secret)
         to_acceptor, to_connector = keys[:_KEY_BYTES], keys[_KEY_BYTES:]
         if self._is_connector:
-            self.session = Session(other, Sealer(to_acceptor), Opener(to_connector))
+            self.session = SealedSession(other, Sealer(to_acceptor), Opener(to_connector))
         else:
-            self.session = Session(other, Sealer(to_connector), Opener(to_acceptor))
+            self.session = SealedSession(other, Sealer(to_connector), Opener(to_acceptor))
 
 
 def _party(said: bytes) -> Party:

@@ -44,7 +44,7 @@ from delayserver.api.cluster.forwarding import Forwarder
 from delayserver.api.cluster.map_call import ShardMap, answer_map, read_query
 from delayserver.api.documents import HealthDocument, encode
 from delayserver.api.hot.answers import Always, Answer, header, problem_answer
-from delayserver.api.hot.asgi import Receive, Scope, Send, send_answer
+from delayserver.api.hot.asgi import Asgi, Receive, Scope, Send, send_answer
 from delayserver.api.hot.paths import ALIVE_PATH, CLUSTER_PATH, READY_PATH
 from delayserver.api.hot.protocol import make_passing_protocol
 from delayserver.api.scopes import RULES
@@ -61,7 +61,7 @@ FLUSH_S: Final = 0.25
 _DATE_S: Final = 1.0
 
 
-class Standby:
+class StandbyFront:
     """Answers at the addresses of a node, from `begin` to `close`, once."""
 
     def __init__(
@@ -75,20 +75,23 @@ class Standby:
         metrics: Callable[[], str],
         tokens: TokenTable,
         clock: Callable[[], int],
+        before: Callable[[Asgi], Asgi] = lambda app: app,
     ) -> None:
         """`owner`: URL of the shard's owner, None while nobody is known to be. `is_ready`: whether
         what is followed has been caught up with. `metrics`: all of them, as Prometheus reads them.
+        `before` puts something in front of all calls.
         `tokens`: those of the node, which somebody else refreshes. `clock`: milliseconds since the
         epoch."""
         self.answers: Counter[bytes] = Counter()
         """Calls that were answered, by status."""
         self._settings = settings
-        self._shard = shard
+        self._number = shard
         self._owner = owner
         self._is_ready = is_ready
         self._map = shard_map
         self._metrics = metrics
         self._clock = clock
+        self._before = before
         origins = settings.cors_origins
         self._access = Access(
             tokens,
@@ -116,14 +119,14 @@ class Standby:
         owners are verified, if not by what the settings say. Raises InputError."""
         settings = self._settings
         self._forwarder = Forwarder(
-            self._shard,
+            self._number,
             self._owner,
             settings,
             make_owner_tls(settings) if owner_tls is None else owner_tls,
             self.answers,
         )
         config = uvicorn.Config(
-            self,
+            self._before(self),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -219,7 +222,7 @@ class Standby:
     def _readiness(self) -> Answer:
         """Who can have calls answered accepts them, whoever does it."""
         owner = self._owner()
-        on_standby = f"on standby for shard {self._shard}"
+        on_standby = f"on standby for shard {self._number}"
         if owner is None:
             raise StandbyError(f"{on_standby}, which nobody is known to own")
         if not self._is_ready():

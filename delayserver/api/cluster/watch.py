@@ -8,7 +8,7 @@ A replica says every few seconds how far it is (`ReplicaNote`), and the brokers 
 says so makes its node one that is there.
 
 Cost: two questions to the brokers a second; every few seconds one for each node and each shard.
-Threads: `Watch` belongs to the one who moves it, `choose` is a function without state.
+Threads: `ClusterWatch` belongs to the one who moves it, `choose` is a function without state.
 """
 
 import zlib
@@ -50,13 +50,15 @@ class ReplicaNote(msgspec.Struct, frozen=True):
     """What stands before it in the shard's log was read."""
     settled_offset: int
     """What stands before it in the log of what is settled is in its files, on the disk."""
+    process_url: str = ""
+    """Where other nodes reach the very process that has the replica; empty: it has none to copy."""
 
     def pack(self) -> str:
         """As text."""
         return msgspec.json.encode(self).decode()
 
 
-class Replica(msgspec.Struct, frozen=True):
+class ReplicaState(msgspec.Struct, frozen=True):
     """How far the replica of a shard is."""
 
     node: str
@@ -76,7 +78,7 @@ class News(msgspec.Struct, frozen=True, tag="news"):
 
     at_ms: int = 0
     machines: Machines = Machines()
-    replicas: dict[int, list[Replica]] = {}
+    replicas: dict[int, list[ReplicaState]] = {}
     """Of each shard."""
     drained: list[str] = []
     forgotten: list[str] = []
@@ -85,7 +87,7 @@ class News(msgspec.Struct, frozen=True, tag="news"):
     moves: dict[int, MoveRecord] = {}
 
 
-class Watch:
+class ClusterWatch:
     """Looks, again and again."""
 
     def __init__(
@@ -95,11 +97,11 @@ class Watch:
         shards: int,
         clock: Callable[[], int],
     ) -> None:
-        self._engine = engine
+        self._brokers = engine
         self._meta = meta
         self._clock = clock
         self._logs: list[EngineLog] = [engine.log(shard) for shard in range(shards)]
-        self._replicas: dict[int, list[Replica]] = {}
+        self._replicas: dict[int, list[ReplicaState]] = {}
         self._looked_ms: int | None = None
 
     def look(self) -> News | None:
@@ -117,9 +119,9 @@ class Watch:
 
     def _look_at_replicas(self, meta: ClusterMeta) -> None:
         nodes = [node for node in meta.nodes if node not in meta.forgotten]
-        progress = self._engine.noted_progress(nodes)
+        progress = self._brokers.noted_progress(nodes)
         ends = [shard_log.end() for shard_log in self._logs]
-        found: dict[int, list[Replica]] = {}
+        found: dict[int, list[ReplicaState]] = {}
         for node, places in progress.items():
             for shard, (offset, text) in places.items():
                 try:
@@ -128,7 +130,7 @@ class Watch:
                     continue  # said by somebody else
                 end = ends[shard] if shard < len(ends) else None
                 lag_records = max(0, (end or 0) - note.read_offset)
-                found.setdefault(shard, []).append(Replica(node, offset, note, lag_records))
+                found.setdefault(shard, []).append(ReplicaState(node, offset, note, lag_records))
         self._replicas = found
 
     def close(self) -> None:
@@ -137,7 +139,7 @@ class Watch:
             shard_log.close()
 
 
-def news_of(meta: ClusterMeta, replicas: dict[int, list[Replica]], now_ms: int) -> News:
+def news_of(meta: ClusterMeta, replicas: dict[int, list[ReplicaState]], now_ms: int) -> News:
     """What is told to the processes of a node."""
     notes: dict[str, ReplicaNote] = {}
     for replica in (one for of_shard in replicas.values() for one in of_shard):
@@ -188,6 +190,8 @@ def choose(news: News, shard: int, own: str, epoch: int, *, may_balance: bool) -
         return move.to if move.to in in_step else None
     if own in news.drained:
         return others[0] if others else None
+    if move is not None and (move.to, move.epoch) == (own, epoch - 1):
+        return None  # It came here because somebody wanted it here.
     if may_balance and others and in_order(shard, [own, others[0]])[0] != own:
         return others[0]
     return None
@@ -200,7 +204,7 @@ def deletable(samples: Sequence[tuple[int, int]], now_ms: int, kept_ms: int) -> 
     return max(old, default=None)
 
 
-def kept_by_two(news: News, shard: int, place: Callable[[Replica], int]) -> int | None:
+def kept_by_two(news: News, shard: int, place: Callable[[ReplicaState], int]) -> int | None:
     """The offset that two replicas whose nodes are there have behind them; None: there is one at
     most. A disk that nobody has heard of for a while may be lost."""
     offsets = [

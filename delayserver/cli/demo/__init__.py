@@ -1,6 +1,7 @@
 """demo: a shop that lives for a few seconds, and a server that is killed in the middle of them.
 
     shop       what happens
+    servers    what it happens on, and how that is struck
     ledger     what was promised and what was received, and the judgement
     process    the server, as a process that can be killed
     sharded    one of several processes, which can be killed one by one
@@ -26,6 +27,7 @@ import typer
 
 from delayserver.cli.demo.ledger import VIOLATIONS, Verdict, judge
 from delayserver.cli.demo.process import ServerFailed
+from delayserver.cli.demo.servers import DemoServer, OwnServer, RunningServer
 from delayserver.cli.demo.shop import REFUND, UNPAID, DemoPhase, DemoPlan, DemoShop
 from delayserver.cli.output import help_text, print_json
 from delayserver.cli.session import CommandError, JsonOption, error_exit
@@ -34,17 +36,26 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 REFRESH_S = 0.1
-HELP = """Watch a server survive a crash: start one, run a small shop on it, kill it, count.
+HELP = """Watch a server survive a crash: run a small shop on it, kill it, count.
 
 A server is started on a free port with a directory of its own. The shop publishes notices about
 unpaid orders (webhook) and refunds of red envelopes (pull), and cancels those that get paid or
 opened. In the middle the server is killed with SIGKILL and started again. An independent ledger
-then says what was lost, early, or delivered although it was cancelled: nothing, or status 1."""
+then says what was lost, early, or delivered although it was cancelled: nothing, or status 1.
+
+With --url the shop runs on nodes of a cluster that run already, on this machine and without tokens.
+In the middle the owner of a shard is struck: by the command that --strike gives, with the node's
+name or address in place of {node} and {url}, or by you, when the demo says so."""
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    examples = ("demo", "demo --orders 1000 --seconds 20 --keep", "demo --shards 2")
+    examples = (
+        "demo",
+        "demo --orders 1000 --seconds 20 --keep",
+        "demo --shards 2",
+        "demo --url http://127.0.0.1:8081 --strike 'scripts/cluster kill {node}'",
+    )
     app.command("demo", help=help_text(HELP, *examples))(demo)
 
 
@@ -57,6 +68,16 @@ def demo(
     shards: Annotated[
         int, typer.Option(min=1, help="Processes of the server; all are killed.")
     ] = 1,
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="A node of a cluster that runs.", show_default=False),
+    ] = None,
+    strike: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND", help="Strikes the owner of a shard, with --url.", show_default=False
+        ),
+    ] = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the server's directory and the ledger.")
     ] = False,
@@ -64,12 +85,17 @@ def demo(
 ) -> None:
     """The command; see HELP."""
     seed = random.randrange(1_000_000) if seed is None else seed
-    plan = DemoPlan(orders, seconds, seed, shards)
+    plan = DemoPlan(orders, seconds, seed)
+    if url is None and strike is not None:
+        raise typer.BadParameter("goes together with --url", param_hint="--strike")
+    if url is not None and shards > 1:
+        raise typer.BadParameter("a cluster has as many as it has", param_hint="--shards")
     directory = Path(tempfile.mkdtemp(prefix="delayserver-demo-"))
     try:
         with error_exit(as_json=as_json):
             try:
-                shop = asyncio.run(_run(DemoShop(plan, directory), quiet=as_json))
+                server = _server(directory, shards, url, strike)
+                shop = asyncio.run(_run(DemoShop(plan, server), quiet=as_json))
             except* asyncio.CancelledError as group:
                 raise typer.Exit(128 + signal.SIGTERM) from group
             except* ServerFailed as group:
@@ -89,6 +115,12 @@ def demo(
             shutil.rmtree(directory, ignore_errors=True)
     if not verdict.is_clean or shop.ledger.strangers or shop.damage:
         raise typer.Exit(1)
+
+
+def _server(directory: Path, shards: int, url: str | None, strike: str | None) -> DemoServer:
+    if url is not None:
+        return RunningServer(url, strike)
+    return OwnServer(directory, shards)
 
 
 def _first(group: BaseExceptionGroup[ServerFailed]) -> BaseException:
@@ -118,6 +150,7 @@ async def _run(shop: DemoShop, *, quiet: bool) -> DemoShop:
 def _progress(shop: DemoShop) -> Iterator[Any]:
     """Bars on standard error: published, settled; and what is happening."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     progress = Progress(
@@ -135,7 +168,7 @@ def _progress(shop: DemoShop) -> Iterator[Any]:
         answered = sum(order.answered for order in orders)
         done = sum(order.cancelled_ms is not None or order.is_delivered for order in orders)
         total = len(orders) or None
-        phase = f"[yellow]{shop.phase}" if shop.phase is DemoPhase.DOWN else shop.phase
+        phase = f"[yellow]{escape(shop.doing)}" if shop.phase is DemoPhase.DOWN else shop.phase
         progress.update(published, completed=answered, total=total, phase=phase)
         progress.update(settled, completed=done, total=total)
 
@@ -178,7 +211,7 @@ def _rendered(
     ledger = shop.ledger
     parts = [
         judge(ledger, [order for order in ledger.orders if order.subject == subject])
-        for subject in (UNPAID, REFUND)
+        for subject in (shop.unpaid, shop.refund)
     ]
     table = Table(title="What became of it", title_justify="left", header_style="bold")
     table.add_column("")
@@ -203,12 +236,13 @@ def _rendered(
     counted("recorded, yet repeated", "repeated_recorded", bad=True)
     counted("under another id", "other_id", bad=True)
     counted("changed on the way", "garbled", bad=True)
-    row("damaged in the files", ["", "", str(len(shop.damage))], _style(bad=bool(shop.damage)))
+    if shop.damage is not None:
+        row("damaged in the files", ["", "", str(len(shop.damage))], _style(bad=bool(shop.damage)))
     counted("repeated ¹", "repeated")
     for percent in (50, 99):
         late = [part.lateness_percentile_ms(percent) for part in (*parts, verdict)]
         row(f"late, p{percent} ²", ["–" if one is None else f"{one} ms" for one in late])
-    row("restart after SIGKILL", ["", "", f"{shop.restart_s:.2f} s"])
+    row(shop.server.back, ["", "", f"{shop.restart_s:.2f} s"])
     yield table
     yield (
         "[dim]¹ on their way at the kill, delivered but not yet recorded: they come again with the "
@@ -221,7 +255,7 @@ def _rendered(
         yield f"[bold red]{name}[/bold red] {json.dumps(order.to_json())}"
     for stranger in ledger.strangers:
         yield f"[bold red]never published[/bold red] {stranger}"
-    for damage in shop.damage:
+    for damage in shop.damage or ():
         yield f"[bold red]{damage}[/bold red]"
     if directory is not None:
         yield f"data, log and ledger are in {directory}"

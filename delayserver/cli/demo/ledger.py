@@ -227,6 +227,19 @@ class DemoLedger:
         """When whoever delivers an order was killed."""
         return self.kills_ms
 
+    def was_in_flight(self, order: Order, receipt: Receipt, before_ms: int) -> bool:
+        """Whether something that happened before that may have kept the server from recording a
+        delivery that it made."""
+        if receipt.is_recorded:
+            return False
+        first_ms, last_ms = in_flight_ms(receipt, before_ms)
+        return any(first_ms <= kill_ms <= last_ms for kill_ms in self.kills_of(order))
+
+    def may_come_late(self, order: Order, at_ms: int) -> bool:
+        """Whether a delivery that came then may have been sent long before: never, where nobody
+        has cut a network."""
+        return False
+
     def outages_of(self, order: Order) -> Sequence[Outage]:
         """When nobody was there to deliver an order, one outage behind the other."""
         return self.outages
@@ -369,12 +382,11 @@ def _judge_order(order: Order, ledger: DemoLedger, verdict: Verdict) -> None:
         verdict.refused_came.append(order)
     if order.is_early:
         verdict.early.append(order)
-    kills_ms = ledger.kills_of(order)
     if order.cancelled_ms is not None and any(
-        _broke_cancel(receipt, order.cancelled_ms, kills_ms) for receipt in receipts
+        _broke_cancel(ledger, order, receipt, order.cancelled_ms) for receipt in receipts
     ):
         verdict.fired_cancelled.append(order)
-    if any(_broke_record(some, kills_ms) for some in order.receipts.values()):
+    if any(_broke_record(ledger, order, some) for some in order.receipts.values()):
         verdict.repeated_recorded.append(order)
     for some in order.receipts.values():
         verdict.repeated += len(some) - 1
@@ -383,29 +395,31 @@ def _judge_order(order: Order, ledger: DemoLedger, verdict: Verdict) -> None:
             verdict.lateness_ms.append(late_ms)
 
 
-def _in_flight_at_kill(receipt: Receipt, before_ms: int, kills_ms: Sequence[int]) -> bool:
-    """Whether a kill may have kept the server from recording a delivery that it made."""
-    if receipt.is_recorded:
-        return False
-    first_ms = receipt.at_ms - RECEIVE_MS
+def in_flight_ms(receipt: Receipt, before_ms: int) -> tuple[int, int]:
+    """From when to when a delivery was not recorded yet, at the longest."""
     # The receiver may have taken its time to answer, and the server cannot record it before.
     answered_ms = receipt.at_ms if receipt.settled_ms is None else receipt.settled_ms
-    last_ms = min(max(receipt.at_ms, answered_ms) + RECORD_MS, before_ms)
-    return any(first_ms <= kill_ms <= last_ms for kill_ms in kills_ms)
+    last_ms = max(receipt.at_ms, answered_ms) + RECORD_MS
+    return receipt.at_ms - RECEIVE_MS, min(last_ms, before_ms)
 
 
-def _broke_cancel(receipt: Receipt, cancelled_ms: int, kills_ms: Sequence[int]) -> bool:
+def _broke_cancel(ledger: DemoLedger, order: Order, receipt: Receipt, cancelled_ms: int) -> bool:
     if receipt.at_ms <= cancelled_ms and receipt.settled_ms is None:
         return False  # A delivery that failed may be cancelled before its next attempt.
-    return not _in_flight_at_kill(receipt, cancelled_ms, kills_ms)
+    if receipt.at_ms > cancelled_ms and ledger.may_come_late(order, receipt.at_ms):
+        return False
+    return not ledger.was_in_flight(order, receipt, cancelled_ms)
 
 
-def _broke_record(receipts: Sequence[Receipt], kills_ms: Sequence[int]) -> bool:
+def _broke_record(ledger: DemoLedger, order: Order, receipts: Sequence[Receipt]) -> bool:
     """Whether a delivery came again after it was recorded."""
     for index, first in enumerate(receipts):
         for again in receipts[index + 1 :]:
             if first.settled_ms is None or again.at_ms < first.settled_ms:
                 continue
-            if not _in_flight_at_kill(first, again.at_ms, kills_ms):
+            if not (
+                ledger.was_in_flight(order, first, again.at_ms)
+                or ledger.may_come_late(order, again.at_ms)
+            ):
                 return True
     return False

@@ -60,6 +60,10 @@ class ServerProcess:
     """Answered with 200 by a server that accepts messages."""
     fixed_options: tuple[str, ...] = ()
     """Beside `options`, at each start."""
+    host = "127.0.0.1"
+    """Where it listens."""
+    within: tuple[str, ...] = ()
+    """What it is started through, such as `nsenter`; its process becomes that of the server."""
 
     def __init__(
         self,
@@ -87,8 +91,8 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
-        return f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self.port}"
+        """Where clients reach it."""
+        return f"{'http' if self._tls is None else 'https'}://{self.host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -101,11 +105,17 @@ class ServerProcess:
         """Whether the process lives."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def status(self) -> int | None:
+        """What it has ended with; None: it runs, or was never started."""
+        return None if self._process is None else self._process.poll()
+
     def start(self) -> None:
         """Start the process; it is not ready yet."""
         assert not self.is_running, "the server runs already"
-        command = [sys.executable, *self.program, "serve", "--port", str(self.port)]
-        command += ["--host", "127.0.0.1", "--data-dir", str(self.data_dir)]
+        command = [*self.within, sys.executable, *self.program, "serve"]
+        command += ["--host", self.host, "--port", str(self.port)]
+        command += ["--data-dir", str(self.data_dir)]
         command += [*self.fixed_options, *self.options]
         # Settings of another server on this machine are not meant for this one.
         environment = {
@@ -126,13 +136,13 @@ class ServerProcess:
         deadline = time.monotonic() + timeout_s
         while not self._is_ready():
             if not self.is_running:
-                raise ServerFailed(f"the server ended with status {self._status()}\n{self._log()}")
+                raise ServerFailed(f"the server ended with status {self.status}\n{self._log()}")
             if time.monotonic() > deadline:
                 raise ServerFailed(f"the server was not ready in {timeout_s:g} s\n{self._log()}")
             time.sleep(POLL_S)
 
     def _is_ready(self) -> bool:
-        address = "127.0.0.1", self.port
+        address = self.host, self.port
         connection = (
             http.client.HTTPConnection(*address, timeout=1)
             if self._tls is None
@@ -163,9 +173,6 @@ class ServerProcess:
             raise ServerFailed(
                 f"the server did not stop within {STOP_TIMEOUT_S:g} s\n{self._log()}"
             ) from error
-
-    def _status(self) -> int | None:
-        return None if self._process is None else self._process.returncode
 
     def _log(self) -> str:
         lines = self.log_path.read_text(errors="replace").splitlines()

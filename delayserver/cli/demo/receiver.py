@@ -12,25 +12,29 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Self
 
 Handler = Callable[[Mapping[str, str], bytes], Awaitable[int]]
-"""Headers and body of a delivery to the status that is answered."""
+"""Headers and body of a delivery to the status that is answered. What no header can be called
+stands there besides: the address of the sender, as PEER."""
+
+PEER = ":peer"
 
 
 class Receiver:
-    """A webhook receiver on a free port of this machine."""
+    """A webhook receiver on a free port of this machine, at `host`."""
 
     port: int
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, host: str = "127.0.0.1") -> None:
         self._handler = handler
+        self._host = host
         self._connections: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
         """Where to deliver."""
-        return f"http://127.0.0.1:{self.port}/"
+        return f"http://{self._host}:{self.port}/"
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, self._host, 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -45,6 +49,7 @@ class Receiver:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
+        peer = writer.get_extra_info("peername")[0]
         try:
             # A connection that the server's death cut is no news.
             with contextlib.suppress(OSError, EOFError, asyncio.CancelledError):
@@ -52,6 +57,7 @@ class Receiver:
                     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
                     fields = (line.partition(":") for line in head[:-4].split("\r\n")[1:])
                     headers = {name.lower(): value.strip() for name, _, value in fields}
+                    headers[PEER] = peer
                     body = await reader.readexactly(int(headers.get("content-length", "0")))
                     status = await self._handler(headers, body)
                     answer = f"HTTP/1.1 {status} _\r\ncontent-length: 0\r\n\r\n"

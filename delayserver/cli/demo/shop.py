@@ -3,34 +3,33 @@
     order.unpaid      one notice per order, by webhook; most orders get paid, which cancels theirs
     envelope.refund   one refund per envelope, pulled and acknowledged; some are opened in time
 
-Seconds stand for minutes and hours. In the middle the server is killed with SIGKILL, while notices
-are being published, cancelled and delivered, and started again on the same directory. Whoever gets
-no answer asks again, with the same key, until there is one: that is all a client has to do.
+Seconds stand for minutes and hours. In the middle the server is struck (`servers`: killed with
+SIGKILL, and started again; of a cluster the owner of a shard, and another one takes over), while
+notices are being published, cancelled and delivered. Whoever gets no answer asks again, with the
+same key, until there is one: that is all a client has to do.
 
-Cost: as long as it was told to take, and the restart. Threads: belongs to the event loop; the
-server is a process of its own.
+Cost: as long as it was told to take, and the strike. Threads: belongs to the event loop; the
+server is another process.
 """
 
 import asyncio
 import json
 import random
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
 from itertools import chain, repeat
-from pathlib import Path
 from typing import Any
 
-from delayserver.cli.demo.ledger import DemoLedger, Order, Outage
-from delayserver.cli.demo.process import ServerFailed, ServerProcess, damage_in, free_port
+from delayserver.cli.demo.ledger import DemoLedger, Order
+from delayserver.cli.demo.process import ServerFailed
 from delayserver.cli.demo.receiver import Receiver
-from delayserver.cli.demo.sharded import ShardedServer
+from delayserver.cli.demo.servers import DemoServer
 from delayserver.cli.session import path
 from delayserver.client.errors import UnansweredError
-from delayserver.client.transport import HttpTransport, Transport
+from delayserver.client.transport import Transport
 from delayserver.errors import InputError
 from delayserver.times import parse_time_ms
 
@@ -63,8 +62,6 @@ class DemoPlan:
     orders: int = 200
     seconds: float = 8.0
     seed: int = 1
-    shards: int = 1
-    """Processes of the server."""
 
 
 class DemoPhase(StrEnum):
@@ -72,7 +69,7 @@ class DemoPhase(StrEnum):
 
     STARTING = "starting the server"
     OPEN = "the shop is open"
-    DOWN = "the server was killed with SIGKILL; clients keep asking"
+    DOWN = "the server is struck"
     REOPENED = "the server is back; the shop goes on"
     WAITING = "all is published; waiting for what is not due yet"
     DONE = "done"
@@ -81,73 +78,74 @@ class DemoPhase(StrEnum):
 class DemoShop:
     """One run of the demo."""
 
-    def __init__(self, plan: DemoPlan, directory: Path) -> None:
+    def __init__(self, plan: DemoPlan, server: DemoServer) -> None:
         self.plan = plan
+        self.server = server
         self.ledger = DemoLedger()
         self.phase = DemoPhase.STARTING
+        self.doing = ""
+        """What the server says that is happening, while it is struck."""
         self.start_s = 0.0
         self.restart_s = 0.0
         self.payments_too_late = 0
-        self.damage: list[str] = []
-        """What the check of the data directory found in the end."""
+        self.damage: list[str] | None = []
+        """What the check of the data directory found in the end; None: it is not ours to check."""
+        self.unpaid, self.refund, self._shop, self._wallet = (
+            name + server.suffix for name in (UNPAID, REFUND, SHOP, WALLET)
+        )
         self._random = random.Random(plan.seed)
-        self._directory = directory
         self._last_due_ms = 0
 
     async def run(self) -> None:
         """Open, live, die, come back, and wait until everything is delivered.
 
         Raises ServerFailed."""
-        data_dir = self._directory / "data"
+        server = self.server
         async with Receiver(self._on_notice) as receiver:
-            with self._server(data_dir) as server:
-                self._client = HttpTransport(server.url)
-                self.start_s = await self._start(server)
+            with server.running():
+                self.start_s = await server.start()
+                self._client = server.connect()
                 await self._subscribe(receiver.url)
                 self.phase = DemoPhase.OPEN
-                async with self._in_background(self._wallet()):
+                async with self._in_background(self._pull()):
                     async with asyncio.TaskGroup() as tasks:
                         for life in self._lives():
                             tasks.create_task(life)
-                        await self._crash(server)
+                        await self._strike()
                     self.phase = DemoPhase.WAITING
                     await self._wait_for_the_rest()
+                await self._unsubscribe()
                 await self._client.close()
-                await asyncio.to_thread(server.stop)
-        self.damage = await asyncio.to_thread(damage_in, data_dir)
+                self.damage = await server.end()
         self.phase = DemoPhase.DONE
 
     # ── the server ─────────────────────────────────────────────────────────────────────────────
 
-    def _server(self, data_dir: Path) -> ServerProcess:
-        port, log_path = free_port(), self._directory / "server.log"
-        count = self.plan.shards
-        if count == 1:
-            return ServerProcess(data_dir, port=port, log_path=log_path)
-        return ShardedServer(data_dir, count=count, port=port, log_path=log_path)
-
-    async def _start(self, server: ServerProcess) -> float:
-        began_s = time.monotonic()
-        server.start()
-        await asyncio.to_thread(server.wait_ready)
-        return time.monotonic() - began_s
-
-    async def _crash(self, server: ServerProcess) -> None:
-        """Kill the server in the middle, and start it again."""
+    async def _strike(self) -> None:
+        """Have the server struck in the middle."""
         await asyncio.sleep(self.plan.seconds * self._random.uniform(0.35, 0.5))
-        down_ms = self.ledger.now_ms()
-        server.kill()
-        self.ledger.kills_ms.append(self.ledger.now_ms())
-        self.phase = DemoPhase.DOWN
-        self.restart_s = await self._start(server)
-        self.ledger.outages.append(Outage(down_ms, self.ledger.now_ms()))
+        self.phase, self.doing = DemoPhase.DOWN, self.server.down
+        self.restart_s = await self.server.strike(self.ledger, self._tell)
         self.phase = DemoPhase.REOPENED
 
+    def _tell(self, doing: str) -> None:
+        self.doing = doing
+
     async def _subscribe(self, url: str) -> None:
-        webhook = {"subject": UNPAID, "type": "webhook", "url": url, "retry": {"backoff": ["1s"]}}
-        await self._ask("PUT", path("subscriptions", SHOP), webhook)
-        pull = {"subject": REFUND, "type": "pull", "lease": "10s"}
-        await self._ask("PUT", path("subscriptions", WALLET), pull)
+        webhook = {
+            "subject": self.unpaid,
+            "type": "webhook",
+            "url": url,
+            "retry": {"backoff": ["1s"]},
+        }
+        await self._ask("PUT", path("subscriptions", self._shop), webhook)
+        pull = {"subject": self.refund, "type": "pull", "lease": "10s"}
+        await self._ask("PUT", path("subscriptions", self._wallet), pull)
+
+    async def _unsubscribe(self) -> None:
+        """Nobody else is to find what only the shop needs."""
+        for name in (self._shop, self._wallet):
+            await self._ask("DELETE", path("subscriptions", name))
 
     async def _ask(
         self,
@@ -177,8 +175,8 @@ class DemoShop:
     def _lives(self) -> list[Coroutine[None, None, None]]:
         """The life of every order and envelope, planned with the seed before anything begins."""
         envelopes = round(self.plan.orders * ENVELOPES_SHARE)
-        lives = [self._life(UNPAID, SHOP, PAID_SHARE) for _ in range(self.plan.orders)]
-        lives += [self._life(REFUND, WALLET, OPENED_SHARE) for _ in range(envelopes)]
+        lives = [self._life(self.unpaid, self._shop, PAID_SHARE) for _ in range(self.plan.orders)]
+        lives += [self._life(self.refund, self._wallet, OPENED_SHARE) for _ in range(envelopes)]
         return lives
 
     def _life(
@@ -227,23 +225,23 @@ class DemoShop:
 
     async def _on_notice(self, headers: Mapping[str, str], body: bytes) -> int:
         message_id = headers.get("webhook-id", "")
-        self.ledger.receive(SHOP, message_id, parse_json(body), settled=True)
+        self.ledger.receive(self._shop, message_id, parse_json(body), settled=True)
         return HTTPStatus.OK
 
-    async def _wallet(self) -> None:
+    async def _pull(self) -> None:
         """Pull refunds and acknowledge them, for ever."""
         request = {"max": 100, "wait": PULL_WAIT_MS}
-        subscription = path("subscriptions", WALLET)
+        subscription = path("subscriptions", self._wallet)
         timeout_s = PULL_WAIT_MS / 1000 + 10
         while True:
             # The wallet is the only one that pulls; it is to be there as soon as the server is.
             _, answer = await self._ask(
                 *("POST", f"{subscription}/pull", request), timeout_s=timeout_s, waits_s=(POLL_S,)
             )
-            await take(self.ledger, WALLET, answer["messages"], self._ack)
+            await take(self.ledger, self._wallet, answer["messages"], self._ack)
 
     async def _ack(self, leases: list[str]) -> set[str]:
-        where = path("subscriptions", WALLET) + "/ack"
+        where = path("subscriptions", self._wallet) + "/ack"
         _, answer = await self._ask("POST", where, {"leases": leases})
         return set(answer["expired"])
 

@@ -6,11 +6,12 @@ from rich.console import Console
 
 from delayserver.cli.demo import _document, _rendered
 from delayserver.cli.demo.ledger import judge
+from delayserver.cli.demo.servers import OwnServer
 from delayserver.cli.demo.shop import REFUND, SHOP, UNPAID, WALLET, DemoPlan, DemoShop
 
 
 def make_shop(tmp_path):
-    shop = DemoShop(DemoPlan(seed=7), tmp_path)
+    shop = DemoShop(DemoPlan(seed=7), OwnServer(tmp_path, 1))
     for subject, subscription in ((UNPAID, SHOP), (UNPAID, SHOP), (REFUND, WALLET)):
         order = shop.ledger.order(subject, (subscription,))
         order.publish_asked(10, 1000)

@@ -17,7 +17,8 @@ from delayserver.client import (
     UnansweredError,
     UnreachableError,
 )
-from delayserver.client.owners import AGAIN, is_allowed
+from delayserver.client.cluster_map import is_allowed
+from delayserver.client.owners import AGAIN
 from delayserver.client.retries import NO_RETRIES
 from delayserver.client.transport import HttpAnswer
 from delayserver.records.sharding import shard_of
@@ -389,6 +390,15 @@ async def test_a_single_shard_on_several_nodes_is_followed_as_well():
         shards.unreachable.add(HOME)
         await producer.publish("s", key="k")
         assert shards.who() == [NODES[1]]
+
+
+@asynchronous
+async def test_the_owner_of_a_single_shard_is_asked_where_there_are_owners():
+    shards = FakeShards(1)
+    shards.epochs[0] = 3
+    async with await shards.producer() as producer:
+        await producer.publish("s", key="k")
+        assert shards.who() == [OWNERS[0]]
 
 
 # ── where a token goes ─────────────────────────────────────────────────────────────────────────

@@ -10,6 +10,7 @@ import pytest
 
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
+from delayserver.delivery.dispatcher import HELD_LOOK_MS
 from delayserver.delivery.settler import DISPATCH_ROW
 from delayserver.delivery.sink import Recorded
 from delayserver.records.horizon import Mark
@@ -725,6 +726,159 @@ def test_a_pull_may_want_fewer_bytes_than_others() -> None:
         request = PullRequest(100, 30_000, 0, lambda pulled: None, max_bytes=max_bytes)
         parts.dispatcher.request(parts.dispatcher.queue(mine), request)
         assert len(parts.handouts()[-1]) == count
+
+
+# ---- under a lease -------------------------------------------------------------------------------
+
+
+class Lease:
+    """Whether deliveries may leave."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.holds = True
+        parts.dispatcher.may_deliver = lambda: self.holds
+
+
+def test_nothing_leaves_without_a_lease_and_all_does_with_it_again() -> None:
+    hook, queue = webhook(1), subscription(2)
+    parts = Parts(hook, queue)
+    lease = Lease(parts)
+    lease.holds = False
+    parts.fire((5, START_MS), (6, START_MS))
+    parts.pull(queue, 10, wait_ms=60_000)
+    assert not parts.ports.handouts and not parts.answers
+    assert parts.dispatcher.ready(queue.id) == 0
+    lease.holds = True
+    parts.wait(HELD_LOOK_MS)
+    assert parts.dispatcher.wake(NOW_MS) is not None or parts.ports.handouts
+    assert sorted(parts.handouts()) == [[5, 6], [5, 6]]
+    assert parts.hours.unsettled() == 4
+
+
+def test_a_pull_that_comes_without_a_lease_is_answered_when_there_is_one() -> None:
+    """Nothing else happens to the queue: it was looked at before, and with a lease."""
+    subscribed = subscription(1)
+    parts = Parts(subscribed)
+    lease = Lease(parts)
+    parts.fire((5, START_MS))
+    lease.holds = False
+    parts.pull(subscribed, 10, wait_ms=60_000)
+    lease.holds = True
+    parts.wait(HELD_LOOK_MS)
+    parts.dispatcher.wake(NOW_MS)
+    assert parts.handouts() == [[5]]
+
+
+def test_a_pull_without_a_lease_is_answered_when_its_time_is_up() -> None:
+    queue = subscription(1)
+    parts = Parts(queue)
+    Lease(parts).holds = False
+    parts.fire((5, START_MS))
+    parts.pull(queue, 10, wait_ms=100)
+    parts.wait(100)
+    assert parts.answers == [[]]
+    assert parts.waiting(queue) == [5]
+
+
+@pytest.mark.parametrize("batch_max", [0, 2], ids=["one by one", "batch"])
+def test_webhooks_that_were_read_go_back_and_were_no_attempt(batch_max: int) -> None:
+    hook = webhook(1, batch_max=batch_max, max_in_flight=2)
+    parts = Parts(hook)
+    lease = Lease(parts)
+    parts.fire((5, START_MS), (6, START_MS + 1), (7, START_MS + 2))
+    lease.holds = False
+    while parts.ports.handouts:
+        parts.read()
+    queue = parts.dispatcher.queue(hook)
+    assert not parts.ports.posts
+    assert sorted(parts.waiting(hook)) == [5, 6, 7]
+    assert (queue.in_flight, queue.reserved, queue.posts, queue.is_reading) == (0, set(), set(), 0)
+    lease.holds = True
+    parts.wait(HELD_LOOK_MS)
+    parts.dispatcher.wake(NOW_MS)
+    sent = []
+    while parts.ports.handouts:
+        for one in parts.read():
+            sent.append((one.entry.seq, one.origin.attempt))
+            parts.dispatcher.end_request([one])
+            parts.dispatcher.settle_delivered(one, NOW_MS)
+        parts.dispatcher.pump(queue, NOW_MS)
+    assert sorted(sent) == [(5, 1), (6, 1), (7, 1)]
+    assert not queue.attempts
+    assert parts.hours.unsettled() == 0
+
+
+def test_what_was_read_for_a_pull_goes_back_and_was_no_attempt() -> None:
+    subscribed = subscription(1)
+    parts = Parts(subscribed)
+    lease = Lease(parts)
+    parts.fire((5, START_MS), (6, START_MS + 1))
+    parts.pull(subscribed, 10)
+    lease.holds = False
+    parts.read()
+    assert parts.answers == [[]]
+    assert not parts.ports.handed_out
+    assert parts.waiting(subscribed) == [5, 6]
+    assert parts.hours.unsettled() == 2
+    lease.holds = True
+    parts.pull(subscribed, 10)
+    read = parts.read_columns()
+    assert [(one.entry.seq, one.origin.attempt) for one in read] == [(5, 1), (6, 1)]
+    parts.dispatcher.settle_leased(read, np.arange(2), NOW_MS)
+    assert not parts.dispatcher.queue(subscribed).attempts
+    assert parts.hours.unsettled() == 0
+
+
+def test_a_second_attempt_that_goes_back_is_still_the_second() -> None:
+    subscribed = subscription(1)
+    parts = Parts(subscribed)
+    lease = Lease(parts)
+    parts.fire((5, START_MS))
+    parts.pull(subscribed, 10)
+    read = parts.read_columns()
+    parts.dispatcher.return_leased(read, np.arange(1))
+    parts.pull(subscribed, 10)
+    lease.holds = False
+    parts.read()
+    lease.holds = True
+    parts.pull(subscribed, 10)
+    (again,) = parts.read()
+    assert again.origin.attempt == 2
+
+
+def test_what_was_read_for_somebody_who_is_gone_goes_back() -> None:
+    subscribed = subscription(1)
+    parts = Parts(subscribed)
+    lease = Lease(parts)
+    parts.fire((5, START_MS))
+    fetch = parts.pull(subscribed, 10)
+    lease.holds = False
+    fetch.cancel()
+    parts.read()
+    assert not parts.answers
+    assert parts.waiting(subscribed) == [5]
+
+
+def test_what_is_unreadable_does_not_go_back() -> None:
+    hook = webhook(1)
+    parts = Parts(hook)
+    lease = Lease(parts)
+    parts.fire((5, START_MS), (6, START_MS))
+    lease.holds = False
+    parts.read(5)
+    assert parts.waiting(hook) == [6]
+    assert parts.dispatcher.queue(hook).in_flight == 0
+
+
+def test_what_is_too_old_is_given_up_without_a_lease() -> None:
+    """Nobody is asked to take it; whether it counts is decided by the log."""
+    hook = webhook(1, drop_older_than_ms=1)
+    parts = Parts(hook)
+    lease = Lease(parts)
+    parts.fire((5, START_MS))
+    lease.holds = False
+    parts.read()
+    assert [one.entry.seq for one, _ in parts.ports.dropped] == [5]
 
 
 # ---- sinks that take many ----------------------------------------------------------------------

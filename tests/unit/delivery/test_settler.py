@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
@@ -166,3 +168,18 @@ def test_an_hour_that_was_forgotten_may_be_deleted_and_begin_again() -> None:
     disk.replay.purging.delete_files(HOUR)
     disk.settle(HOUR, dispatch_row(2))
     assert recorded(disk) == [2]
+
+
+def test_a_hole_in_what_an_earlier_process_wrote_is_no_damage() -> None:
+    """Nobody has looked at the hour before more is written to it, so none of it is synced."""
+    for seed in range(200):
+        files = SimulatedFiles(rng=random.Random(seed))
+        disk = Disk(files)
+        disk.settler.write({HOUR: [dispatch_row(1)]}, START_MS)
+        disk.settler.write({HOUR: [dispatch_row(2)]}, START_MS)
+        files = files.kill()
+        disk = Disk(files)
+        disk.settler.write({HOUR: [dispatch_row(3)]}, START_MS)
+        again = Disk(files.crash())
+        assert again.settler.recover([HOUR]) == [], seed
+        assert recorded(again) in ([], [1], [1, 2], [1, 2, 3])

@@ -9,9 +9,11 @@ import pytest
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
+from delayserver.errors import OverloadedError
 from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
-from delayserver.recovery.replica import Replica, ReplicaPlace
+from delayserver.recovery.check import check
+from delayserver.recovery.replica import COMMIT_PATIENCE_MS, Replica, ReplicaPlace
 from delayserver.recovery.standby import Standby
 from delayserver.recovery.store import Surroundings
 from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
@@ -20,6 +22,7 @@ from storage.directory import Identity
 from storage.errors import FencedError, ForeignDirectoryError
 from storage.replicated.holder import Holder
 from storage.replicated.lease import LEASE_MS
+from storage.replicated.log import BEATS_MAX
 from storage.rows import HOUR_MS, LogKind
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.engine import AppendOutcome, MemoryLog
@@ -221,12 +224,52 @@ def test_replicas_have_the_same_rows(cluster: Cluster) -> None:
     assert first.rows()
 
 
+def test_an_own_log_of_another_epoch_says_nothing_of_the_replica(cluster: Cluster) -> None:
+    first, second = cluster.nodes
+    first.follow()
+    first.take_over()
+    second.follow()
+    assert first.publish(b"1", 60_000)
+    for _ in range(30):
+        first.holder.beat()
+        second.step()
+    first.crash()
+    second.take_over()
+    assert second.publish(b"2", 60_000)
+    first.follow()
+    for _ in range(20):
+        second.holder.beat()
+        assert first.step() is None
+    first.standby.checkpoint()
+    check(first.disk, first.catalog).assert_clean()
+
+
+def test_an_owner_that_only_beats_has_its_checkpoint_come_along(cluster: Cluster) -> None:
+    first, _ = cluster.nodes
+    first.follow()
+    first.take_over()
+    assert first.publish(b"1", HOUR_MS)
+    server = first.server
+    cluster.clock.move(6_000)
+    server.replayer.step(1)
+    before, _ = server.message_log.kept  # type: ignore[attr-defined]
+    for _ in range(BEATS_MAX):
+        cluster.clock.move(500)
+        first.holder.beat()
+    server.replayer.step(1)
+    after, _ = server.message_log.kept  # type: ignore[attr-defined]
+    assert after - before >= BEATS_MAX
+    first.crash()
+    first.follow()
+    assert first.standby.state.next_offset == after
+
+
 def test_an_owner_whose_record_did_not_get_its_place_answers_nobody(cluster: Cluster) -> None:
     first, second = cluster.nodes
     first.follow()
     first.take_over()
     cluster.log.append([b"\0" * 40])
-    with pytest.raises(FencedError, match="a record was expected at offset 1, and it is at 2"):
+    with pytest.raises(FencedError, match="a record was expected at offset 2, and it is at 3"):
         first.publish(b"1", 0)
     assert not first.holder.may_deliver()
     del second
@@ -310,3 +353,49 @@ def test_an_hour_is_retired_by_each_replica_for_itself(cluster: Cluster) -> None
         second.standby.checkpoint()
         second.standby._keep_house()
     assert all(state.retired_ms for state in second.standby._replay.hours.values())
+
+
+def test_who_publishes_is_told_when_the_log_is_away(cluster: Cluster) -> None:
+    first, _ = cluster.nodes
+    first.follow()
+    first.take_over()
+    groups = first.server.engine.groups
+    now_ms = cluster.clock()
+    message = NewMessage("orders", now_ms + HOUR_MS, Payload(b"1"))
+    first.server.engine.publishing.publish_one(message, now_ms)
+    while first.server.turn():
+        pass
+    assert first.server.committer.backlog == 1, "its group waits for the brokers"
+    cluster.clock.move(COMMIT_PATIENCE_MS)
+    groups.admit(0)
+    cluster.clock.move(1)
+    with pytest.raises(OverloadedError, match="does not answer"):
+        groups.admit(0)
+    first.server.rest()
+    groups.admit(0)
+    assert first.publish(b"2", HOUR_MS)
+
+
+def test_an_owner_that_could_not_be_heard_has_its_time_once_more(cluster: Cluster) -> None:
+    first, second = cluster.nodes
+    first.follow()
+    first.take_over()
+    second.follow()
+    for _ in range(10):
+        first.holder.beat()
+        assert second.step() is None
+    log = second.standby._log
+    assert isinstance(log, MemoryLog)
+    # No broker leads the log: neither the owner nor the standby gets through, and nobody is silent.
+    log.is_reachable = False
+    for _ in range(25):
+        assert second.step() is None
+    log.is_reachable = True
+    # There is a leader again. The owner needs a moment to get through.
+    for _ in range(20):
+        assert second.step() is None
+    first.holder.beat()
+    for _ in range(20):
+        assert second.step() is None
+    first.crash()
+    second.take_over()

@@ -256,6 +256,22 @@ def test_rename_to_itself_changes_nothing(files: Files) -> None:
     assert get(files, "a") == b"same"
 
 
+def test_link_gives_a_file_one_more_name(files: Files) -> None:
+    files.make_directory("d")
+    put(files, "a", b"bytes")
+    files.link("a", "d/b")
+    file = files.open("a")
+    file.pwrite([b"B"], 0)
+    file.close()
+    assert get(files, "d/b") == b"Bytes"
+    files.unlink("a")
+    assert get(files, "d/b") == b"Bytes"
+    put(files, "a", b"another")
+    assert get(files, "d/b") == b"Bytes"
+    with pytest.raises(DiskError):
+        files.link("a", "d/b")
+
+
 def test_unlink_removes_the_name_only(files: Files) -> None:
     put(files, "a", b"old")
     file = files.open("a")
@@ -276,6 +292,8 @@ def test_unlink_removes_the_name_only(files: Files) -> None:
         lambda files: files.unlink("nowhere/a"),
         lambda files: files.rename("a", "b"),
         lambda files: files.rename("here", "nowhere/a"),
+        lambda files: files.link("a", "b"),
+        lambda files: files.link("here", "nowhere/a"),
     ],
 )
 def test_what_is_not_there_is_a_file_not_found_error(
@@ -294,6 +312,8 @@ def test_what_is_not_there_is_a_file_not_found_error(
         lambda files: files.open("directory", create=True),
         lambda files: files.unlink("directory"),
         lambda files: files.rename("file", "directory"),
+        lambda files: files.link("directory", "a"),
+        lambda files: files.link("file", "directory"),
         lambda files: files.open("file/a", create=True),
         lambda files: files.unlink("file/a"),
         lambda files: files.rename("file", "file/a"),

@@ -28,6 +28,7 @@ from storage.frame import HEADER, HEADER_BYTES, MAGIC, VERSION, Header
 from storage.key_runs import RUNS_KEY
 from storage.replicated import envelope
 from storage.replicated.envelope import ENVELOPE, ENVELOPE_BYTES, Beat, Envelope, RecordType
+from storage.replicated.log import OFFICE_KEY, OWNER_KEY, SETTLED_KEY
 from storage.replicated.meta import (
     ID_SECRET_BYTES,
     LINK_SECRET_BYTES,
@@ -35,6 +36,8 @@ from storage.replicated.meta import (
     NodeRecord,
 )
 from storage.replicated.office import OFFICE, OfficeState
+from storage.replicated.own import OWN_FILE, OwnLog
+from storage.replicated.settled import ROWS_MAX
 from storage.rows import DTYPES, REMOVES, SCHEDULES, LogKind, Outcome, RecordKind
 from storage.staging import DIRECTORY, Manifest, Part, write_manifest
 from storage.testing.files import SimulatedFiles
@@ -175,7 +178,8 @@ def test_the_tables_of_the_definitions_log() -> None:
 def test_the_names_in_meta() -> None:
     (rows,) = tables("## The catalog")
     (cell,) = (row[1] for row in rows if row[0] == "`meta`")
-    names = (CHECKPOINT_KEY, DEFINITIONS_KEY, KEYS_AHEAD_KEY, LIVE_KEY, RUNS_KEY)
+    of_all = (CHECKPOINT_KEY, DEFINITIONS_KEY, KEYS_AHEAD_KEY, LIVE_KEY, RUNS_KEY)
+    names = (*of_all, OFFICE_KEY, SETTLED_KEY, OWNER_KEY)
     assert cell == ", ".join(f"`{name.decode()}`" for name in names)
 
 
@@ -238,3 +242,14 @@ def test_what_a_cluster_is() -> None:
     assert [field_name(row[0]) for row in rows] == fields
     assert f"{ID_SECRET_BYTES} bytes" in rows[5][2]
     assert f"{LINK_SECRET_BYTES} bytes" in rows[6][2]
+
+
+def test_what_is_settled_and_the_own_log() -> None:
+    _, _, below = DOCUMENT.partition("### Records of what is settled\n")
+    assert f"up to {ROWS_MAX:,} rows" in below
+    disk = SimulatedFiles()
+    own = OwnLog(disk, lambda: pytest.fail("nobody reads it"))
+    own.take_over(7)
+    (text,) = content(disk, OWN_FILE).decode().splitlines()
+    assert msgspec.json.decode(text) == {"epoch": 7}
+    assert f"The file {OWN_FILE} is JSON with one number, `epoch`" in below

@@ -6,8 +6,8 @@ import pytest
 
 from delayserver.api.cluster.book import (
     Entry,
-    Owner,
     OwnerBook,
+    ShardOwner,
     Vacancy,
     encode_line,
     split_address,
@@ -15,8 +15,8 @@ from delayserver.api.cluster.book import (
 from delayserver.errors import InputError
 
 
-def owner(epoch: int, shard: int = 1, node: str = "n1") -> Owner:
-    return Owner(shard, epoch, node, f"http://{node}:8081", f"{node}:7001")
+def owner(epoch: int, shard: int = 1, node: str = "n1") -> ShardOwner:
+    return ShardOwner(shard, epoch, node, f"http://{node}:8081", f"{node}:7001")
 
 
 def test_nobody_owns_a_shard_before_it_is_told() -> None:

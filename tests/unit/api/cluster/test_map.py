@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-from delayserver.api.cluster.book import Owner, OwnerBook, Vacancy
+from delayserver.api.cluster.book import OwnerBook, ShardOwner, Vacancy
 from delayserver.api.cluster.link import Links, ShardPlace
 from delayserver.api.cluster.map import ClusterMap, Machines
 from delayserver.api.cluster.meeting import UnixMeeting
@@ -147,8 +147,8 @@ def test_nobody_waits_for_longer_than_asked_or_when_the_server_stops() -> None:
 # ── in a cluster ───────────────────────────────────────────────────────────────────────────────
 
 
-def owner(shard: int, epoch: int, node: str) -> Owner:
-    return Owner(shard, epoch, node, f"http://{node}:{8000 + shard}", f"{node}:7000")
+def owner(shard: int, epoch: int, node: str) -> ShardOwner:
+    return ShardOwner(shard, epoch, node, f"http://{node}:{8000 + shard}", f"{node}:7000")
 
 
 def node(name: str, state: Any = "serving", seen_at: str = "") -> NodeDocument:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from delayserver.api.cluster import meeting as meeting_module
-from delayserver.api.cluster.book import Owner, OwnerBook, Vacancy
+from delayserver.api.cluster.book import OwnerBook, ShardOwner, Vacancy
 from delayserver.api.cluster.link import UNSENT_MAX_BYTES, Links, ShardPlace, _Link
 from delayserver.api.cluster.meeting import STRANGERS_MAX, TcpMeeting
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall
@@ -54,10 +54,10 @@ class Machine:
             await asyncio.Event().wait()
         return PeerAnswer(200, (), self.node.encode() + b":" + call.body)
 
-    def owner(self, epoch: int) -> Owner:
+    def owner(self, epoch: int) -> ShardOwner:
         """What is said of it once it owns its shard."""
         url = f"http://{self.node}:{self.port}"
-        return Owner(self.shard, epoch, self.node, url, f"127.0.0.1:{self.port}")
+        return ShardOwner(self.shard, epoch, self.node, url, f"127.0.0.1:{self.port}")
 
     async def begin(self, epoch: int = 1) -> None:
         await self.links.begin(self, 1, epoch)
@@ -83,7 +83,7 @@ class Eager(_Link):
         self.publish(b"of a zombie", None, lambda answer: None)
 
 
-def tell(entry: Owner | Vacancy, *machines: Machine) -> None:
+def tell(entry: ShardOwner | Vacancy, *machines: Machine) -> None:
     for machine in machines:
         machine.book.take(entry)
 
@@ -101,6 +101,8 @@ async def running(*machines: Machine, epoch: int = 1) -> AsyncIterator[None]:
     finally:
         for machine in machines:
             await machine.links.close()
+        for _ in range(5):
+            await asyncio.sleep(0)  # What was accepted in the last moment is closed, too.
 
 
 def run(test: Callable[[Machine, Machine, Machine], Awaitable[None]]) -> None:
@@ -227,7 +229,7 @@ def test_who_listens_has_to_be_the_shard_that_was_asked_for() -> None:
     async def main() -> None:
         zero, high = Machine(0, "n0"), Machine(2, "n2")
         async with running(zero, high):
-            wrong = Owner(1, 1, "n0", "http://n0", f"127.0.0.1:{zero.port}")
+            wrong = ShardOwner(1, 1, "n0", "http://n0", f"127.0.0.1:{zero.port}")
             tell(wrong, high)
             await until(lambda: high.meeting.refused > 0)
             assert not high.links.is_there(1)
@@ -279,7 +281,7 @@ def test_who_connects_does_not_wait_for_one_that_says_nothing(
         with socket.create_server(("127.0.0.1", 0)) as silent:
             machine = Machine(1, "n1")
             address = f"127.0.0.1:{silent.getsockname()[1]}"
-            tell(Owner(0, 1, "n0", "http://n0", address), machine)
+            tell(ShardOwner(0, 1, "n0", "http://n0", address), machine)
             monkeypatch.setattr(meeting_module, "HANDSHAKE_S", 0.001)
             async with running(machine):
                 await until(lambda: machine.meeting.refused > 1)

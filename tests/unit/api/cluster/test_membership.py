@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 
-from delayserver.api.cluster.book import Owner, OwnerBook, Vacancy, encode_line
+from delayserver.api.cluster.book import OwnerBook, ShardOwner, Vacancy, encode_line
 from delayserver.api.cluster.map import Machines
 from delayserver.api.cluster.membership import Address, Lines, Membership, entry_of, news_line
 from delayserver.api.cluster.watch import News, in_order
@@ -39,15 +39,15 @@ def test_a_membership_goes_through_a_document() -> None:
 
 def test_what_a_claim_says_is_an_owner_where_it_can_be_reached() -> None:
     address = Address("n1", "http://n1:8080", "n1:7000").pack()
-    assert entry_of(2, 5, address) == Owner(2, 5, "n1", "http://n1:8080", "n1:7000")
+    assert entry_of(2, 5, address) == ShardOwner(2, 5, "n1", "http://n1:8080", "n1:7000")
     assert entry_of(2, 5, "") == Vacancy(2, 5)
     for wrong in ("node-1", "{}", '{"node":"n1","url":"http://n1","link":"nowhere"}'):
         assert entry_of(2, 5, wrong) == Vacancy(2, 5)
 
 
 def test_lines_come_in_any_pieces_and_one_loop_after_the_other() -> None:
-    owner = Owner(0, 1, "n1", "http://n1:8080", "n1:7000")
-    later = Owner(1, 4, "n2", "http://n2:8080", "n2:7000")
+    owner = ShardOwner(0, 1, "n1", "http://n1:8080", "n1:7000")
+    later = ShardOwner(1, 4, "n2", "http://n2:8080", "n2:7000")
     news = News(at_ms=5, machines=Machines([]), drained=["n2"])
     text = encode_line(owner) + news_line(news) + encode_line(later)
     reading, writing = os.pipe()

@@ -9,8 +9,8 @@ from delayserver.api.cluster.sealed import (
     Handshake,
     Opener,
     Party,
+    SealedSession,
     Sealer,
-    Session,
 )
 from delayserver.errors import LinkError
 
@@ -27,7 +27,7 @@ def acceptor(secret: bytes = SECRET, cluster: str = "shop", own: Party = LOW) ->
     return Handshake(secret, cluster, own, next(_nonces), connects=False)
 
 
-def met() -> tuple[Session, Session]:
+def met() -> tuple[SealedSession, SealedSession]:
     """The sessions of a connector and an acceptor."""
     here, there = connector(), acceptor()
     answer, rest = there.take(here.first)

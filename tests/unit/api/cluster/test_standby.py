@@ -21,7 +21,7 @@ from delayserver.api.cluster import forwarding
 from delayserver.api.cluster import standby as module
 from delayserver.api.cluster.link import Links
 from delayserver.api.cluster.map import ClusterMap
-from delayserver.api.cluster.standby import Standby
+from delayserver.api.cluster.standby import StandbyFront
 from delayserver.config import Settings
 from delayserver.security.tokens import TokenFile, TokenTable
 from storage.testing.files import SimulatedFiles
@@ -155,7 +155,7 @@ class World:
         limits = Settings(**settings)
         tokens = TokenTable(TokenFile(SimulatedFiles("data")), token, lambda: 0.0)
         tokens.refresh(0)
-        self.standby = Standby(
+        self.standby = StandbyFront(
             limits,
             shard=3,
             owner=lambda: self.owner_url,

@@ -12,8 +12,8 @@ from delayserver.api.cluster.watch import (
     IN_STEP_RECORDS,
     SEEN_MS,
     News,
-    Replica,
     ReplicaNote,
+    ReplicaState,
     choose,
     deletable,
     in_order,
@@ -25,12 +25,12 @@ from storage.replicated.meta import ClusterMeta, MoveRecord
 NOW_MS = 1_800_000_000_000
 
 
-def replica(node: str, *, ago_ms: int = 0, lag: int = 0, kept: int = 100) -> Replica:
+def replica(node: str, *, ago_ms: int = 0, lag: int = 0, kept: int = 100) -> ReplicaState:
     note = ReplicaNote(NOW_MS - ago_ms, f"http://{node}:8080", 1000, kept // 10)
-    return Replica(node, kept, note, lag)
+    return ReplicaState(node, kept, note, lag)
 
 
-def news(*replicas: Replica, **more: object) -> News:
+def news(*replicas: ReplicaState, **more: object) -> News:
     return msgspec.structs.replace(
         News(at_ms=NOW_MS, replicas={0: list(replicas)}, nodes=["n1", "n2", "n3"]),
         **more,
@@ -89,8 +89,15 @@ def test_a_move_is_meant_for_the_owner_of_one_epoch(epoch: int) -> None:
     assert choose(late, 0, SECOND, 3, may_balance=True) is None
 
 
+def test_a_shard_that_was_moved_stays_there_though_another_goes_before() -> None:
+    moves = {0: MoveRecord(0, THIRD, 3)}
+    here = news(replica(FIRST), replica(THIRD), moves=moves)
+    assert choose(here, 0, THIRD, 4, may_balance=True) is None
+    assert choose(here, 0, THIRD, 6, may_balance=True) == FIRST, "it has moved since"
+
+
 def test_what_may_be_deleted_is_behind_two_that_are_there() -> None:
-    def kept(one: Replica) -> int:
+    def kept(one: ReplicaState) -> int:
         return one.checkpoint_offset
 
     assert kept_by_two(news(), 0, kept) is None

@@ -62,7 +62,7 @@ def test_an_owner_writes_and_leaves() -> None:
     assert verdicts == [COUNTS, COMPLETES, COUNTS, COMPLETES, COUNTS]
     assert office.state == OfficeState(
         next_offset=5, epoch=1, owner=0, successor=2, next_seq=5, last_offset=4, clock_ms=5,
-        claim_offset=0,
+        claim_offset=0, frame_epoch=1,
     )  # fmt: skip
 
 

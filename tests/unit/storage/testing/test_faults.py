@@ -193,6 +193,7 @@ def test_a_full_disk_still_reads_syncs_and_removes() -> None:
         lambda: file.pwrite_durable([b"x"], 0),
         lambda: files.open("b", create=True),
         lambda: files.rename("a", "b"),
+        lambda: files.link("a", "b"),
         lambda: files.make_directory("d"),
         lambda: files.lock("lock").__enter__(),
     ):

@@ -164,6 +164,20 @@ def test_an_unlink_is_lost_or_kept() -> None:
     assert trees(files) == {(("a", b"new"),)}
 
 
+def test_a_link_is_lost_or_kept_and_is_the_same_file() -> None:
+    files = SimulatedFiles()
+    file = durable_file(files, "a", b"1")
+    files.link("a", "b")
+    assert trees(files) == {(("a", b"1"),), (("a", b"1"), ("b", b"1"))}
+    files.sync_directory("")
+    file.pwrite([b"2"], 0)
+    assert trees(files) == {(("a", byte), ("b", byte)) for byte in (b"1", b"2")}
+    files.unlink("a")
+    files.sync_directory("")
+    file.fdatasync()
+    assert trees(files) == {(("b", b"2"),)}
+
+
 def test_names_are_reordered() -> None:
     files = SimulatedFiles()
     durable_file(files, "old")
@@ -213,6 +227,7 @@ def every_call(files: Files, file: File) -> list[Callable[[], object]]:
         lambda: files.exists("a"),
         lambda: files.list(""),
         lambda: files.rename("a", "b"),
+        lambda: files.link("b", "c"),
         lambda: files.unlink("b"),
         lambda: files.make_directory("d"),
         lambda: files.sync_directory(""),

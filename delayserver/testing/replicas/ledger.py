@@ -1,0 +1,141 @@
+"""The ledger where several nodes may serve one after the other.
+
+What one owner was promised to have answered, the next one has: so one ledger for all of them. Two
+things are different. Files belong to nodes, and each deletes hours at its own time. And a process
+that is not the owner any more, and does not know, goes on: it may say late what was delivered, and
+nothing else.
+
+Cost: that of the ledger. Threads: none.
+"""
+
+from delayserver.delivery.settler import DISPATCH_ROW
+from delayserver.records.message import DueDelivery, State
+from delayserver.records.subscriptions import Subscription
+from delayserver.schedule.committed import Records
+from delayserver.schedule.wheel_rows import FiredRows
+from delayserver.testing.durable import Violation
+from delayserver.testing.ledger import Ledger
+from delayserver.testing.server import Observer, SimulatedServer
+from storage.errors import DamageError
+from storage.rows import Outcome
+
+
+class ReplicaLedger(Ledger):
+    """What was promised by whoever was the owner."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames: list[tuple[int, bytes, bytes]] = []
+        """What was answered: first seq, rows, payload."""
+        self._late: set[tuple[int, int]] = set()
+        """Deliveries that a zombie has recorded."""
+        self.is_late = False
+        """A zombie has its turn."""
+
+    def committed(self, rows: bytes, payload: bytes) -> None:
+        before = self.durable_seq
+        super().committed(rows, payload)
+        self.frames.append((before + 1, rows, payload))
+
+    def acked(self, delivery: DueDelivery) -> None:
+        if (delivery.entry.seq, delivery.subscription_id) not in self._late:
+            super().acked(delivery)
+
+    def located(self, message_seq: int, state: State) -> None:
+        # A zombie says what it knows, which was true.
+        if not self.is_late:
+            super().located(message_seq, state)
+
+    def late(self, row: bytes) -> None:
+        """A zombie has been told that a delivery has ended, and will say so."""
+        self._settled.add(row)
+        if DISPATCH_ROW.unpack(row)[6] == Outcome.DROPPED:
+            self.dropped.add(DISPATCH_ROW.unpack(row)[1])
+
+    def seen_late(self, delivery: DueDelivery) -> None:
+        """A subscriber has had what a zombie sent before it became one."""
+        self.received.setdefault(delivery.origin.message_seq, set()).add(delivery.subscription_id)
+
+    def recorded_late(self, rows: list[bytes]) -> None:
+        """Rows of a zombie stand in the log of what is settled: the next owner knows them."""
+        for row in rows:
+            seq, _, _, _, subscription_id, *_ = DISPATCH_ROW.unpack(row)
+            self._late.add((seq, subscription_id))
+
+    def lost_power(self) -> None:
+        """The engine may have lost what nobody was told about."""
+        self._tentative.clear()
+
+    def _check_files(self, server: SimulatedServer) -> None:
+        # This node may have deleted what another one still has.
+        everything = {hour: list(rows) for hour, rows in self._filed.items()}
+        try:
+            super()._check_files(server)
+        finally:
+            self._filed = everything
+
+
+class ZombieObserver(Observer):
+    """What a process may still do when another one has taken over."""
+
+    def __init__(self, ledger: ReplicaLedger, node: int) -> None:
+        self._ledger = ledger
+        self._node = node
+
+    def committed(self, rows: bytes, payload: bytes) -> None:
+        raise Violation(f"node {self._node} answers, and another one has taken over (I17)")
+
+    def sent(self, subscription: Subscription, delivery: DueDelivery) -> None:
+        raise Violation(
+            f"node {self._node} sends row {delivery.entry.seq}, and another has taken over (I14)"
+        )
+
+    def settled(self, row: bytes) -> None:
+        self._ledger.late(row)
+
+    def recorded(self, rows: list[bytes]) -> None:
+        self._ledger.recorded_late(rows)
+
+
+class StandbyObserver(Observer):
+    """A standby files, and nothing else that concerns anybody."""
+
+    def __init__(self, ledger: ReplicaLedger) -> None:
+        self._ledger = ledger
+
+    def filing(self, batch: list[Records]) -> None:
+        self._ledger.filing(batch)
+
+
+class Turncoat(Observer):
+    """Tells whom it is told to tell: the server keeps its observer for good."""
+
+    def __init__(self, target: Observer) -> None:
+        self.target = target
+
+    def committed(self, rows: bytes, payload: bytes) -> None:
+        self.target.committed(rows, payload)
+
+    def filing(self, batch: list[Records]) -> None:
+        self.target.filing(batch)
+
+    def fired(self, batches: list[FiredRows], now_ms: int) -> None:
+        self.target.fired(batches, now_ms)
+
+    def sent(self, subscription: Subscription, delivery: DueDelivery) -> None:
+        self.target.sent(subscription, delivery)
+
+    def expired(self, deliveries: list[DueDelivery]) -> None:
+        self.target.expired(deliveries)
+
+    def settled(self, row: bytes) -> None:
+        self.target.settled(row)
+
+    def recorded(self, rows: list[bytes]) -> None:
+        self.target.recorded(rows)
+
+    def purging(self, hour: int, seqs: set[int], dispatch_bytes: int) -> None:
+        self.target.purging(hour, seqs, dispatch_bytes)
+
+    def damaged(self, error: DamageError) -> None:
+        self.target.damaged(error)

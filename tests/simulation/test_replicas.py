@@ -1,0 +1,258 @@
+"""Worlds of a shard with replicas, and bugs that are planted in what makes one shard of them.
+
+`python -m delayserver.testing --replicas --cycles 10000 --jobs 2` runs more of the same."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import structlog
+
+from delayserver.delivery.dispatcher import Dispatcher
+from delayserver.delivery.replicated_settler import ReplicatedSettler
+from delayserver.delivery.settler import Settler
+from delayserver.recovery.standby import Standby
+from delayserver.testing import Violation
+from delayserver.testing.replicas import ReplicaWorld, run_replica_world
+from storage.errors import FencedError
+from storage.replicated.envelope import FramePart
+from storage.replicated.lease import Follower, Tenure
+from storage.replicated.log import FollowedLog
+from storage.replicated.office import RecordVerdict
+from storage.replicated.own import OwnLog
+from storage.replicated.reader import RecordReader, frame_of
+from storage.rows import LogKind
+
+WORLDS = 30
+WORLDS_MAX = 150
+"""Within which a canary must be caught."""
+HAPPENS = (
+    "answered late",
+    "appends without an answer",
+    "crashes inside a call",
+    "disks lost",
+    "hung",
+    "kill",
+    "late reads",
+    "left",
+    "looks without a lease",
+    "lost the office",
+    "out of room at a standby",
+    "power loss",
+    "replicas compared",
+    "slow appends",
+    "standbys that ended",
+    "taken over",
+    "turns of zombies",
+    "zombies that ended",
+)
+
+Patch = pytest.MonkeyPatch
+Plant = Callable[[Patch], None]
+
+
+class Canary(NamedTuple):
+    """A deliberate bug, and how it may be noticed."""
+
+    plant: Plant
+    caught_by: tuple[type[Exception], ...]
+
+
+CANARIES: dict[str, Canary] = {}
+
+
+@pytest.fixture(autouse=True)
+def silent() -> Iterator[None]:
+    """Who comes and goes is logged some hundred times a second."""
+    before = structlog.get_config()["wrapper_class"]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.configure(wrapper_class=before)
+
+
+def canary(*caught_by: type[Exception]) -> Callable[[Plant], Plant]:
+    def add(plant: Plant) -> Plant:
+        CANARIES[plant.__name__] = Canary(plant, caught_by)
+        return plant
+
+    return add
+
+
+# ── no bug ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.timeout(600)
+def test_no_world_breaks_a_promise() -> None:
+    total: Counter[str] = Counter()
+    for seed in range(WORLDS):
+        try:
+            total += run_replica_world(seed).counts
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+    assert [what for what in HAPPENS if not total[what]] == [], total
+
+
+def test_a_seed_repeats_itself() -> None:
+    assert run_replica_world(7).counts == run_replica_world(7).counts
+
+
+# ── bugs ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@canary(Violation)
+def deliveries_leave_without_a_lease(patch: Patch) -> None:
+    """I14"""
+    original = Dispatcher.__setattr__
+
+    def setattr_(self: Any, name: str, value: Any) -> None:
+        original(self, name, (lambda: True) if name == "may_deliver" else value)
+
+    patch.setattr(Dispatcher, "__setattr__", setattr_)
+
+
+@canary(Violation)
+def the_lease_outlasts_the_silence_that_others_wait_for(patch: Patch) -> None:
+    """I14"""
+    patch.setattr(Tenure, "holds", lambda self, now_ms: not self.is_over)
+
+
+@canary(Violation, AssertionError)
+def a_claim_does_not_ask_where_the_log_ends(patch: Patch) -> None:
+    """R3: what the owner has said since was not read."""
+    original = Follower.may_claim
+
+    def may_claim(self: Any, state: Any, end: Any, now_ms: int) -> bool:
+        return original(self, state, state.next_offset, now_ms)
+
+    patch.setattr(Follower, "may_claim", may_claim)
+
+
+@canary(Violation)
+def the_offset_of_an_answer_is_not_compared(patch: Patch) -> None:
+    """I17"""
+    original = Tenure.appended
+
+    def appended(self: Any, record: Any, offset: Any, sent_ms: int) -> bool:
+        return original(self, record, offset, sent_ms) or offset is not None
+
+    patch.setattr(Tenure, "appended", appended)
+
+
+@canary(Violation, AssertionError)
+def a_standby_files_what_does_not_count(patch: Patch) -> None:
+    """I16"""
+    original = RecordReader._take
+
+    def take(self: Any, offset: int, record: Any) -> Any:
+        found = original(self, offset, record)
+        if isinstance(record, FramePart) and found.verdict is RecordVerdict.VOID:
+            frame = frame_of(record.data, LogKind.MESSAGE, self._stamp, self._log.name, offset)
+            return found._replace(frame=frame)
+        return found
+
+    patch.setattr(RecordReader, "_take", take)
+
+
+@canary(Violation)
+def who_takes_over_does_not_read_what_is_settled_to_its_end(patch: Patch) -> None:
+    """I4"""
+    original = Standby.finish
+
+    def finish(self: Any) -> None:
+        self._settled_end = lambda: 0
+        self._settler.take_in = lambda wait_s, until: False
+        original(self)
+
+    patch.setattr(Standby, "finish", finish)
+
+
+@canary(Violation)
+def a_place_is_ahead_of_what_is_filed(patch: Patch) -> None:
+    """I16"""
+
+    def checkpoint(self: Any) -> None:
+        self._checkpoint_ms = self._stopwatch()
+        self._followed.place = self._reader.office.checkpoint()
+        self._settler.sync_files()
+        self._replay.checkpoint()
+
+    patch.setattr(Standby, "checkpoint", checkpoint)
+    patch.setattr(FollowedLog, "places", lambda self, seq: self._packed(self.place))
+
+
+class Silent:
+    """In office, and nobody hears of it."""
+
+    def beat(self) -> bool:
+        return False
+
+
+@canary(Violation, FencedError)
+def an_owner_does_not_beat_while_it_recovers(patch: Patch) -> None:
+    """Others take over from it, again and again."""
+    original = ReplicaWorld._meanwhile
+
+    def meanwhile(self: Any, node: Any, holder: Any) -> Callable[[], None]:
+        return original(self, node, Silent())  # type: ignore[arg-type]
+
+    patch.setattr(ReplicaWorld, "_meanwhile", meanwhile)
+
+
+@canary(Violation)
+def rows_are_in_the_files_before_the_log_of_what_is_settled_has_them(patch: Patch) -> None:
+    """I4, I16: one replica says that a message is delivered, and the next delivers it."""
+    original = ReplicatedSettler.write
+
+    def write(self: Any, rows_by_hour: Any, now_ms: int) -> None:
+        Settler.write(self, dict(rows_by_hour), now_ms)
+        original(self, rows_by_hour, now_ms)
+
+    patch.setattr(ReplicatedSettler, "write", write)
+
+
+@canary(Violation)
+def what_is_settled_is_told_to_nobody(patch: Patch) -> None:
+    """I4"""
+    patch.setattr(ReplicatedSettler, "write", Settler.write)
+    patch.setattr(ReplicatedSettler, "sync", Settler.sync)
+
+
+@canary(Violation)
+def the_own_log_is_not_resumed(patch: Patch) -> None:
+    """R8"""
+    patch.setattr(OwnLog, "continues", lambda self, claimed: False)
+
+
+@canary(Violation)
+def a_second_claim_lets_the_own_log_go(patch: Patch) -> None:
+    """R8: the process ended between its claim and the first frame."""
+
+    def continues(self: Any, claimed: Any) -> bool:
+        return bool(self._read_epoch() == claimed.epoch - 1)
+
+    patch.setattr(OwnLog, "continues", continues)
+
+
+def first_catch(worlds: int, caught_by: tuple[type[Exception], ...]) -> str | None:
+    """The first world that ends by one of these; any other error is none of the canary's."""
+    for seed in range(worlds):
+        try:
+            run_replica_world(seed)
+        except caught_by as error:
+            return f"seed {seed}: {type(error).__name__}: {error}"
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: the canary may have died of itself") from error
+    return None
+
+
+@pytest.mark.unchecked
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", CANARIES)
+def test_the_simulation_finds(name: str, monkeypatch: Patch) -> None:
+    plant, caught_by = CANARIES[name]
+    plant(monkeypatch)
+    caught = first_catch(WORLDS_MAX, caught_by)
+    assert caught is not None, f"nobody noticed that {name.replace('_', ' ')}"
+    print(f"{name}: {caught}")

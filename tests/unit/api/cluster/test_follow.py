@@ -1,0 +1,155 @@
+"""A process on standby: when it makes its replica anew, and when it goes on with what it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from delayserver.api.cluster.node import Follow
+from storage.errors import OffsetRangeError
+from storage.frame import Damage
+
+DAMAGE = Damage("schedule/2030-01-01.schedule", 0, 100, "it does not match", torn=False)
+
+
+class FakeStandby:
+    """Does in each step what it was given."""
+
+    def __init__(self, *steps: Callable[[FakeStandby], Any]) -> None:
+        self.steps = list(steps)
+        self.damage: list[Damage] = []
+        self.state = SimpleNamespace(epoch=1, owner=2)
+        self.ended: list[str] = []
+
+    def step(self, wait_s: float) -> Any:
+        return self.steps.pop(0)(self)
+
+    def abandon(self) -> None:
+        self.ended.append("abandoned")
+
+    def checkpoint(self) -> None:
+        self.ended.append("checkpoint")
+
+    def close(self) -> None:
+        self.ended.append("closed")
+
+    def finish(self) -> None:
+        self.ended.append("finished")
+
+
+def nothing(standby: FakeStandby) -> None:
+    """Nothing has come."""
+
+
+def is_damaged(standby: FakeStandby) -> None:
+    standby.damage.append(DAMAGE)
+
+
+def is_deleted(standby: FakeStandby) -> None:
+    raise OffsetRangeError("ds.log/0", 5, 10, 20)
+
+
+def is_lost(standby: FakeStandby) -> None:
+    raise OffsetRangeError("ds.log/0", 30, 10, 20)
+
+
+def claims(standby: FakeStandby) -> str:
+    return "holder"
+
+
+class Run:
+    """A thread that is run as a call, to its end."""
+
+    def __init__(self, first: FakeStandby | None, *later: FakeStandby | None) -> None:
+        self.later = list(later)
+        self.renewed: list[bool] = []
+        self.owners: list[Any] = []
+        self.claimed: list[Any] = []
+        self.ends = 0
+        self.errors: list[BaseException] = []
+        self.follow = Follow(
+            first,  # type: ignore[arg-type]
+            self.renew,
+            self.owners.append,
+            self.claimed.append,
+            self.end,
+            self.errors.append,
+        )
+        self.follow.run()
+
+    def renew(self, must: bool) -> Any:
+        self.renewed.append(must)
+        standby = self.later.pop(0)
+        if standby is None:
+            self.follow.end()
+        return standby
+
+    def end(self) -> None:
+        self.ends += 1
+
+
+def test_it_follows_until_it_claims() -> None:
+    standby = FakeStandby(nothing, nothing, claims)
+    run = Run(standby)
+    assert (run.claimed, standby.ended, run.ends, run.renewed) == (["holder"], ["finished"], 1, [])
+    assert run.owners == [standby]
+
+
+def test_where_the_log_does_not_reach_back_the_replica_must_be_made_anew() -> None:
+    first, second = FakeStandby(nothing, is_deleted), FakeStandby(claims)
+    run = Run(first, second)
+    assert (first.ended, run.renewed, second.ended) == (["abandoned"], [True], ["finished"])
+    assert run.owners == [first, second], "what is known of the owner is told anew"
+
+
+def test_where_the_log_has_lost_its_end_nothing_is_overwritten() -> None:
+    """This replica may be the only one that knows what was lost."""
+    standby = FakeStandby(nothing, is_lost)
+    run = Run(standby)
+    assert (run.renewed, standby.ended, run.ends) == ([], [], 0)
+    (error,) = run.errors
+    assert isinstance(error, OffsetRangeError)
+
+
+def test_what_is_damaged_is_made_anew_if_somebody_gives_a_copy_and_once() -> None:
+    first = FakeStandby(is_damaged)
+    second = FakeStandby(nothing, is_damaged, nothing, claims)
+    run = Run(first, second)
+    assert (first.ended, run.renewed) == (["abandoned"], [False])
+    assert second.ended == ["finished"], "not again so soon"
+
+
+def test_there_may_be_nothing_to_begin_with() -> None:
+    standby = FakeStandby(claims)
+    run = Run(None, standby)
+    assert (run.renewed, standby.ended) == ([False], ["finished"])
+
+
+def test_it_may_be_told_to_end_while_it_is_made_anew() -> None:
+    run = Run(None, None)
+    assert (run.ends, run.errors) == (1, [])
+
+
+def test_an_end_in_order_is_a_checkpoint() -> None:
+    def stops(standby: FakeStandby) -> None:
+        run_of[0].follow.end()
+
+    run_of: list[Any] = []
+    standby = FakeStandby(nothing, stops)
+
+    class Stopping(Run):
+        def __init__(self) -> None:
+            run_of.append(self)
+            super().__init__(standby)
+
+    assert Stopping().ends == 1
+    assert standby.ended == ["checkpoint", "closed"]
+
+
+def test_what_fails_is_told() -> None:
+    def fails(standby: FakeStandby) -> None:
+        raise AssertionError("a mistake")
+
+    run = Run(FakeStandby(fails))
+    assert (run.ends, [str(error) for error in run.errors]) == (0, ["a mistake"])
