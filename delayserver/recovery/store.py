@@ -82,6 +82,8 @@ class Surroundings:
     key_tiers: KeyTiers = KEY_TIERS
     message_log: Callable[[Files, Catalog, Identity, Settings], WriteAheadLog] = own_message_log
     settler: Callable[[HourLog, Catalog, Identity], Settler] = own_settler
+    closes_catalog: bool = True
+    """Whether the catalog ends with the directory; one in memory has to outlive it."""
     commit_patience_ms: int | None = None
     """A group that takes longer is a log that is away; None: the log is on the own disk."""
     may_deliver: Callable[[], bool] = lambda: True
@@ -128,7 +130,8 @@ class Store:
         if identity.shard != surroundings.shard:
             raise ShardNumberError(files.root, identity.shard, surroundings.shard)
         catalog = open_catalog()
-        self._cleanup.callback(catalog.close)
+        if surroundings.closes_catalog:
+            self._cleanup.callback(catalog.close)
         self.catalog = TieredCatalog(
             catalog, files, stamp=identity.stamp, tiers=surroundings.key_tiers
         )

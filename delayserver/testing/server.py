@@ -247,6 +247,7 @@ def simulated_surroundings(
         random_bytes=rng.randbytes,
         random=rng.random,
         shard=shard,
+        closes_catalog=False,
         message_log=partial(_observed_log, observer),
         replay=partial(_ObservedReplay, observer),
         settler=lambda dispatch, catalog, identity: _ObservedSettler(observer, dispatch),

@@ -72,6 +72,10 @@ class NodeProcess(ServerProcess):
                 if error.code != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > give_up_s:
                     raise
                 time.sleep(0.05)
+            except ConnectionError:
+                if time.monotonic() > give_up_s:
+                    raise
+                time.sleep(0.05)
 
     def call_once(self, method: str, path: str, body: Any = None) -> Any:
         """Raises urllib.error.HTTPError, OSError."""

@@ -38,6 +38,7 @@ from delayserver.records.message import DueDelivery, State
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import Archived
 from delayserver.recovery import recover as recovery
+from delayserver.recovery import store
 from delayserver.schedule.archives import Archives, extent_of
 from delayserver.schedule.days import Days
 from delayserver.schedule.effects import Effects
@@ -184,7 +185,7 @@ def hours_are_loaded_before_the_replay_has_ended(patch: Patch) -> None:
         recovered.loaded = [loader.load(part, recovered.registry, names) for part in early]
         return recovered
 
-    patch.setattr(shard, "recover", recover)
+    patch.setattr(store, "recover", recover)
 
 
 @canary(Violation)
@@ -861,7 +862,7 @@ def test_without_a_canary_nothing_is_found() -> None:
 
 def test_the_readme_lists_them() -> None:
     text = (Path(__file__).parents[1] / "README.md").read_text()
-    table = text.partition("\n## Canaries\n")[2].partition("\n## ")[0]
+    table = text.partition("\n## Canaries\n")[2].partition("\n### Of a shard with replicas")[0]
     listed = dict(re.findall(r"^\| ([a-z ]+) \| .*\| (.+) \|$", table, re.MULTILINE))
     names: dict[Caught, str] = {Violation: "violation"}
     assert {name: by for name, by in listed.items() if by != "own check"} == {
