@@ -1,6 +1,9 @@
 """Subscriptions of type kafka on real brokers: what a record is, on time, at least once, exactly
 once."""
 
+import json
+import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -70,9 +73,7 @@ def test_a_record(brokers: Brokers, topic: str, server: ApiServer) -> None:
         ["k-ü".encode(), b"s", id_.encode(), b"fixed"]
     )
     for record in records:
-        assert (
-            record.message.value() == b'{"a": [1, 2]}' or record.message.value() == b'{"a":[1,2]}'
-        )
+        assert json.loads(record.message.value() or b"") == {"a": [1, 2]}
         assert list(record.headers.items()) == [
             ("delay-id", id_),
             ("delay-subject", "s"),
