@@ -93,8 +93,8 @@ class Settings(BaseSettings):
     )
     webhook_targets: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="hosts and networks that webhooks may go to, with commas between them "
-        "(default: loopback only)",
+        description="hosts and networks that webhooks, and messages to brokers, may go to, with "
+        "commas between them (default: loopback only)",
     )
     cors_origins: Annotated[tuple[Annotated[str, Field(pattern=ORIGIN_PATTERN)], ...], NoDecode] = (
         Field(

@@ -27,6 +27,7 @@ def read_until(log: EngineLog, offset: int, end: int) -> list[tuple[int, bytes]]
         records = log.read(offset, 0.5)
         found += records
         offset += len(records)
+        assert log.place == offset, "in a log without transactions"
     return found
 
 

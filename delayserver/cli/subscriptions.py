@@ -22,8 +22,34 @@ WebhookOption = Annotated[
     typer.Option(
         "--webhook",
         metavar="URL",
-        help="POST each message to this address. Without it, messages wait to be pulled.",
+        help="POST each message to this address. Without it and --kafka, messages wait to be "
+        "pulled.",
         show_default=False,
+    ),
+]
+KafkaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--kafka",
+        metavar="HOST:PORT[,HOST:PORT…]/TOPIC",
+        help="Write each message to this topic of Kafka.",
+        show_default=False,
+    ),
+]
+KeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        metavar="{key}|{subject}|{id}|TEXT",
+        help="Kafka: the key of each record; that of its message if nothing is said.",
+        show_default=False,
+    ),
+]
+ExactlyOnceOption = Annotated[
+    bool,
+    typer.Option(
+        "--exactly-once",
+        help="Kafka: in transactions; only from a cluster into the brokers it has its logs on.",
     ),
 ]
 SecretOption = Annotated[
@@ -41,24 +67,24 @@ TimeoutOption = Annotated[
     typer.Option(
         "--timeout",
         metavar="DURATION",
-        help="Webhook: the receiver answers within this time.",
+        help="Not pull: the receiver answers within this time.",
         show_default=False,
     ),
 ]
 MaxInFlightOption = Annotated[
     int | None,
-    typer.Option(help="Webhook: most requests at once.", show_default=False),
+    typer.Option(help="Webhook: most requests at once; Kafka: most messages.", show_default=False),
 ]
 MaxAttemptsOption = Annotated[
     int | None,
-    typer.Option(help="Webhook: attempts before it is a dead letter.", show_default=False),
+    typer.Option(help="Not pull: attempts before it is a dead letter.", show_default=False),
 ]
 BackoffOption = Annotated[
     list[str] | None,
     typer.Option(
         "--backoff",
         metavar="DURATION",
-        help="Webhook: wait before the next attempt; repeat for the ones after it.",
+        help="Not pull: wait before the next attempt; repeat for the ones after it.",
     ),
 ]
 PreviousSecretOption = Annotated[
@@ -72,11 +98,11 @@ PreviousSecretOption = Annotated[
 ]
 RateOption = Annotated[
     float | None,
-    typer.Option(help="Webhook: most messages a second.", show_default=False),
+    typer.Option(help="Not pull: most messages a second.", show_default=False),
 ]
 BurstOption = Annotated[
     int | None,
-    typer.Option(help="Webhook: most messages at once, with --rate.", show_default=False),
+    typer.Option(help="Not pull: most messages at once, with --rate.", show_default=False),
 ]
 BatchSizeOption = Annotated[
     int | None,
@@ -119,6 +145,7 @@ def register(app: typer.Typer) -> None:
         "subscribe",
         "subscribe shop order.unpaid --webhook http://127.0.0.1:9000/unpaid",
         "subscribe refunds 'envelope.*' --lease 30s",
+        "subscribe due 'order.*' --kafka broker1:9092,broker2:9092/orders.due --key '{id}'",
         "subscribe sms sms --webhook http://127.0.0.1:9000/sms --rate 100 --catch-up spread=10m",
     )(subscribe)
     group = typer.Typer()
@@ -149,6 +176,9 @@ def subscribe(
     linger: LingerOption = None,
     catch_up: CatchUpOption = None,
     lease: LeaseOption = None,
+    kafka: KafkaOption = None,
+    key: KeyOption = None,
+    exactly_once: ExactlyOnceOption = False,
 ) -> None:
     """Make a subscription, or change it.
 
@@ -159,8 +189,10 @@ def subscribe(
     }
     document: dict[str, Any] = {
         "subject": subject,
-        "type": "pull" if webhook is None else "webhook",
         "url": webhook,
+        **_type(webhook, kafka),
+        "key": key,
+        "delivery": "exactly_once" if exactly_once else None,
         "secret": None if previous_secret else secret,
         "secrets": _secrets(secret, previous_secret),
         "timeout": None if timeout is None else duration(timeout, "--timeout"),
@@ -176,6 +208,17 @@ def subscribe(
         "lease": None if lease is None else duration(lease, "--lease"),
     }
     session.show(session.call("PUT", path("subscriptions", name), _given(document)))
+
+
+def _type(webhook: str | None, kafka: str | None) -> dict[str, str]:
+    if kafka is None:
+        return {"type": "pull" if webhook is None else "webhook"}
+    if webhook is not None:
+        raise typer.BadParameter("give one of --webhook and --kafka", param_hint="--kafka")
+    bootstrap, slash, topic = kafka.partition("/")
+    if not slash:
+        raise typer.BadParameter("write HOST:PORT/TOPIC", param_hint="--kafka")
+    return {"type": "kafka", "bootstrap": bootstrap, "topic": topic}
 
 
 def _secrets(secret: str | None, previous: list[str] | None) -> list[str] | None:
@@ -208,7 +251,7 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
 def subscriptions(session: Session) -> None:
     """List all subscriptions, or look at one and change it."""
     answer = session.call("GET", path("subscriptions"))
-    columns = ("name", "subject", "type", "url", "lease", "paused", "queued", "in_flight")
+    columns = ("name", "subject", "type", "url", "topic", "lease", "paused", "queued", "in_flight")
     empty = "There are no subscriptions; make one with `delayserver subscribe`."
     session.show(answer, lambda: rows(answer["subscriptions"], columns, empty=empty))
 

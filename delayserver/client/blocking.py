@@ -277,6 +277,18 @@ class Subscriptions(Blocking[AsyncSubscriptions]):
     """Have the messages of a subject wait for consumers. `lease`: the time to acknowledge one,
     unless a consumer asks for another. The rest is as for `put_webhook`."""
 
+    put_kafka = _waiting(AsyncSubscriptions.put_kafka)
+    """Have the messages of a subject written to a topic of Kafka.
+
+    - `bootstrap`: brokers to begin with, `host:port` with commas between them.
+    - `key`: of each record: `{key}` (the default), `{subject}` or `{id}` of its message, or this
+      text.
+    - `delivery`: `exactly_once` only from a cluster into its own brokers.
+    - `timeout`: how long brokers may take to confirm a message; `max_in_flight`: messages that they
+      have not confirmed.
+
+    The rest is as for `put_webhook`."""
+
     get = _waiting(AsyncSubscriptions.get)
     """A subscription. Raises NotFoundError."""
 

@@ -9,7 +9,7 @@ Cost: one request per call. Threads: belongs to the event loop.
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlencode
 
 import msgspec
@@ -141,6 +141,48 @@ class AsyncSubscriptions(RetryingClient):
         document = {
             "lease": _duration(lease),
             **_common("pull", subject, max_attempts, backoff, spread, drop_older_than),
+        }
+        return await self._put(name, document, timeout_s)
+
+    async def put_kafka(
+        self,
+        name: str,
+        subject: str,
+        bootstrap: str,
+        topic: str,
+        *,
+        key: str | None = None,
+        delivery: Literal["at_least_once", "exactly_once"] | None = None,
+        timeout: Delay | None = None,
+        max_in_flight: int | None = None,
+        max_attempts: int | None = None,
+        backoff: Sequence[Delay] | None = None,
+        per_second: float | None = None,
+        burst: int | None = None,
+        spread: Delay | None = None,
+        drop_older_than: Delay | None = None,
+        timeout_s: float | None = None,
+    ) -> Subscription:
+        """Have the messages of a subject written to a topic of Kafka.
+
+        - `bootstrap`: brokers to begin with, `host:port` with commas between them.
+        - `key`: of each record: `{key}` (the default), `{subject}` or `{id}` of its message, or
+          this text.
+        - `delivery`: `exactly_once` only from a cluster into its own brokers.
+        - `timeout`: how long brokers may take to confirm a message; `max_in_flight`: messages that
+          they have not confirmed.
+
+        The rest is as for `put_webhook`."""
+        rate = {"per_second": per_second, "burst": burst}
+        document = {
+            "bootstrap": bootstrap,
+            "topic": topic,
+            "key": key,
+            "delivery": delivery,
+            "timeout": _duration(timeout),
+            "max_in_flight": max_in_flight,
+            "rate": _given(rate) or None,
+            **_common("kafka", subject, max_attempts, backoff, spread, drop_older_than),
         }
         return await self._put(name, document, timeout_s)
 

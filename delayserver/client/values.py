@@ -178,7 +178,7 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     subject: str
-    type: Literal["webhook", "pull"]
+    type: Literal["webhook", "pull", "kafka"]
     created_at: datetime
     paused: bool
     queued: int
@@ -187,6 +187,10 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     retry: dict[str, Any]
     catch_up: str | dict[str, str]
     url: str | None = None
+    bootstrap: str | None = None
+    topic: str | None = None
+    key: str | None = None
+    delivery: str | None = None
     signed: bool | None = None
     timeout: str | None = None
     max_in_flight: int | None = None

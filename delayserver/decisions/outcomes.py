@@ -2,9 +2,10 @@
 
     pull ──▶ lease ──▶ ack ─────────────▶ settled
                   ├──▶ nack, expired ──▶ first in its queue again, a RETRY later, or DEAD
-    webhook ──▶ 2xx ────────────────────▶ settled
-           ├──▶ 410 ────────────────────▶ subscription paused, first in its queue again
-           └──▶ anything else ──────────▶ a RETRY later, or DEAD after the last attempt
+    sink ──▶ taken ─────────────────────▶ settled
+        ├──▶ gone ──────────────────────▶ subscription paused, first in its queue again
+        ├──▶ untried ───────────────────▶ first in its queue again
+        └──▶ refused ───────────────────▶ a RETRY later, or DEAD after the last attempt
     too old ──▶ DEAD                    DEAD ──▶ redriven (REDRIVE) or discarded (DISCARD)
 
 What arrived is settled in the dispatch log alone, by the `Dispatcher`: most deliveries end so, and
@@ -40,12 +41,14 @@ from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.leases import Leases, Some
 from delayserver.delivery.queue import Handout
-from delayserver.delivery.webhook import (
+from delayserver.delivery.sink import (
+    Answer,
     Delivered,
     GiveUp,
     PauseSubscription,
+    Result,
     RetryLater,
-    WebhookResponse,
+    ReturnToQueue,
     outcome,
 )
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
@@ -58,8 +61,6 @@ from delayserver.timers.timeouts import Timeouts
 from storage.frame import seal
 from storage.rows import RecordKind
 
-Answer = tuple[list[DueDelivery], WebhookResponse]
-"""To a webhook, with all that it carried."""
 RECORDS_TURN_MAX = 500
 """Leased deliveries that are recorded in one turn of the event loop."""
 RETRY_COMMIT_MS = 1000
@@ -273,22 +274,22 @@ class Outcomes:
         if subscription is not None:
             self._dispatcher.pump(self._dispatcher.queue(subscription), now_ms)
 
-    # ── webhooks ───────────────────────────────────────────────────────────────────────────────
+    # ── sinks ──────────────────────────────────────────────────────────────────────────────────
 
     def on_sent(self, answers: Sequence[Answer], now_ms: int) -> None:
-        """Webhooks were answered, or were not; an answer counts for all that its request carried.
+        """What came of deliveries that were sent; a result counts for all that it stands with.
 
         Of those that come together, since the places that get free are filled in one step."""
         subscriptions: dict[int, Subscription] = {}
-        for deliveries, response in answers:
-            subscription = self._on_answer(deliveries, response, now_ms)
+        for deliveries, result in answers:
+            subscription = self._on_answer(deliveries, result, now_ms)
             if subscription is not None:
                 subscriptions[subscription.id] = subscription
         for subscription in subscriptions.values():
             self._dispatcher.pump(self._dispatcher.queue(subscription), now_ms)
 
     def _on_answer(
-        self, deliveries: list[DueDelivery], response: WebhookResponse, now_ms: int
+        self, deliveries: list[DueDelivery], result: Result, now_ms: int
     ) -> Subscription | None:
         """Returns the subscription, if it exists still."""
         self._dispatcher.end_request(deliveries)
@@ -296,20 +297,24 @@ class Outcomes:
         policy = RetrySchedule() if subscription is None else subscription.retry_schedule
         # One jitter for all of them, so that a batch that failed is a batch again.
         jitter = self._random()
-        gone: list[DueDelivery] = []
+        returned: list[DueDelivery] = []
+        is_gone = False
         for delivery in deliveries:
-            match outcome(response, delivery.attempt, policy, lambda: jitter):
-                case Delivered():
-                    self._dispatcher.settle_delivered(delivery, now_ms)
+            match outcome(result, delivery.attempt, policy, lambda: jitter):
+                case Delivered(recorded):
+                    self._dispatcher.settle_delivered(delivery, now_ms, recorded)
                 case RetryLater(delay_ms=delay_ms):
                     self._retry(delivery, delay_ms, now_ms)
                 case GiveUp(reason=reason):
                     self._bury(delivery, reason, now_ms, delivery.attempt)
                 case PauseSubscription():
-                    gone.append(delivery)
-        for delivery in reversed(gone):
+                    returned.append(delivery)
+                    is_gone = True
+                case ReturnToQueue():
+                    returned.append(delivery)
+        for delivery in reversed(returned):
             self._dispatcher.return_delivery(delivery, delivery.attempt)
-        if subscription is not None and gone:
+        if subscription is not None and is_gone:
             self._pause(subscription.id)
         return subscription
 

@@ -6,8 +6,7 @@
 
 Every subscription has its own queue, of row arrays, so a slow one delays nobody else (I2). What
 leaves a queue stays together, as columns (`Deliveries`): as many as a consumer asked for with pull;
-for a webhook up to `max_in_flight`, which become objects. When they may leave is decided by
-`Backlog`.
+for a sink up to `max_in_flight`, which become objects. When they may leave is decided by `Backlog`.
 
 Every delivery of a row counts in the hour the row belongs to, from the moment it fires until it is
 settled; an hour whose count is zero is done (`Hours`).
@@ -31,6 +30,7 @@ from delayserver.delivery.parked import Parked
 from delayserver.delivery.permits import Permit, Permits
 from delayserver.delivery.queue import READ_ROWS_MAX, Handout, Queue
 from delayserver.delivery.settler import pack_settled
+from delayserver.delivery.sink import Recorded
 from delayserver.records.message import DueDelivery, ScheduleEntry
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Change
@@ -59,7 +59,7 @@ class DispatcherPorts(Protocol):
         ...
 
     def send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
-        """POST a webhook, one message or a batch; answer with `Outcomes.on_sent`."""
+        """Have its sink deliver them; answer with `Outcomes.on_sent`."""
         ...
 
     def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
@@ -68,6 +68,10 @@ class DispatcherPorts(Protocol):
 
     def settle(self, hour: int, rows: bytes) -> None:
         """Append rows (DISPATCH_ROW) to the dispatch log of their hour."""
+        ...
+
+    def settle_recorded(self, hour: int, rows: bytes, offset: int) -> None:
+        """Likewise, rows that stand in the log of all replicas already, at `offset`."""
         ...
 
     def call_soon(self, function: Callable[[], None]) -> None:
@@ -162,7 +166,7 @@ class Dispatcher:
             return queue.used_places()
 
         permit: Permit | None = None
-        if self.permits is not None and subscription.type == "webhook":
+        if self.permits is not None and subscription.is_pushed:
             permit = self.permits.of(subscription, used_places)
         behind_ms = max(self._started_ms, subscription.created_ms)
         backlog = Backlog(subscription, behind_ms, permit)
@@ -359,9 +363,9 @@ class Dispatcher:
         self._wake_at(subscription_id, instant, leave_ms, outdated_ms)
 
     def _hand_out(self, queue: Queue, instant: Instant) -> bool:
-        """To the webhook, or to consumers that wait; False: to nobody."""
+        """To the sink, or to consumers that wait; False: to nobody."""
         subscription, before = queue.subscription, queue.count
-        if subscription.type == "webhook":
+        if subscription.is_pushed:
             queue.want(instant)
             while (free := queue.free_places()) > 0:
                 if not self._start(queue, min(free, READ_ROWS_MAX), None, instant):
@@ -400,7 +404,7 @@ class Dispatcher:
         if not slices:
             return False
         handout = Handout(queue.subscription, slices, queue.attempts, request)
-        if queue.subscription.type == "webhook":
+        if queue.subscription.is_pushed:
             if queue.subscription.batch_max:
                 handout.as_batch = True
                 queue.posts.add(handout.first_seq)
@@ -457,8 +461,12 @@ class Dispatcher:
         else:
             queue.posts.discard(handout.first_seq)
             queue.is_reading = False
-            for delivery in deliveries:
-                self._ports.send(queue.subscription, [delivery])
+            if queue.subscription.takes_many:
+                if deliveries:
+                    self._ports.send(queue.subscription, list(deliveries))
+            else:
+                for delivery in deliveries:
+                    self._ports.send(queue.subscription, [delivery])
             self.pump(queue, now_ms)
 
     def _take_back(
@@ -528,11 +536,20 @@ class Dispatcher:
 
     # ── what came of a delivery ────────────────────────────────────────────────────────────────
 
-    def settle_delivered(self, delivery: DueDelivery, now_ms: int) -> None:
-        """Record a delivery that has arrived, so that a restart does not repeat it (I4)."""
+    def settle_delivered(
+        self, delivery: DueDelivery, now_ms: int, recorded: Recorded | None = None
+    ) -> None:
+        """Record a delivery that has arrived, so that a restart does not repeat it (I4).
+
+        `recorded`: who delivered it has told all replicas; so this one writes the same row."""
         self.delivered_by_subject[delivery.origin.subject_id] += 1
         self.delivered_by_subscription[delivery.subscription_id] += 1
-        self._settle(delivery, Outcome.DELIVERED, now_ms)
+        if recorded is None:
+            self._settle(delivery, Outcome.DELIVERED, now_ms)
+        else:
+            row = pack_settled(delivery, Outcome.DELIVERED, recorded.settled_ms)
+            self._ports.settle_recorded(delivery.entry.hour, row, recorded.offset)
+            self._hours.add(delivery.entry.hour, -1)
         self.release_delivery(delivery)
 
     def settle_leased(self, deliveries: Deliveries, which: NDArray[np.intp], now_ms: int) -> None:

@@ -12,8 +12,14 @@ as a server on its own does. After a crash between the two this replica alone wo
 settled, and say so; and the next owner would deliver it again, maybe hours later.
 
 Rows of other processes come in, too: an owner before this one may say late what it has delivered.
+An owner knows what it has appended, and reads the log only where offsets stand between that it
+knows nothing of: such rows, and the markers of transactions. It does not wait for them.
 
-Cost: an append of the engine for each sync. Threads: the settler thread.
+What was delivered in a transaction stands in the log already (`write_recorded`). Only when it is in
+the files, too, may a checkpoint say that they go so far.
+
+Cost: an append of the engine for each sync; where there are transactions, a consumer that stays
+open, and a look at what it has. Threads: the settler thread.
 """
 
 from collections import deque
@@ -37,24 +43,29 @@ class ReplicatedSettler(Settler):
     def __init__(
         self,
         dispatch: HourLog,
-        settled: SettledLog,
+        open_settled: Callable[[], SettledLog],
         place: int,
         stopwatch: Callable[[], int],
         told: Callable[[int], None] = lambda place: None,
     ) -> None:
-        """`place`: the offset up to which the files on the disk have what the replicated log says;
-        `told` hears of each other one."""
+        """`open_settled`: the replicated log, opened anew. `place`: the offset up to which the
+        files on the disk have what it says; `told` hears of each other one."""
         super().__init__(dispatch)
         self._told = told
-        self._settled = settled
+        # One to append to and one to read, since a log that is appended to reads nothing ahead.
+        self._appended, self._read = open_settled(), open_settled()
         self._stopwatch = stopwatch
         self._read_offset = place
         self._synced_ms = stopwatch()
         self._unsent: list[bytes] = []
         self._sent: deque[Settled] = deque()
-        """Own records that are not in the files; before them others may have written."""
+        """Own records that are not in the files."""
+        self._half_sent: dict[int, list[bytes]] = {}
+        """What is left of the first of them, by hour: there was no room for it."""
+        self._own_offsets: set[int] = set()
+        """Of own records that are in the files, behind what was read."""
         self._half_written: dict[int, list[bytes]] = {}
-        """What is left of the record at `_read_offset`, by hour: there was no room for it."""
+        """What is left of the record at `_read_offset`, likewise."""
         self._now_ms = 0
 
     @property
@@ -74,13 +85,12 @@ class ReplicatedSettler(Settler):
         """Have a quorum know all that was written, and write it to the files. Raises FencedError,
         SyncError; ShortageError: a quorum knows it, and the next call goes on with the files."""
         if self._unsent:
-            self._sent += self._settled.append(b"".join(self._unsent), self._now_ms)
+            self._sent += self._appended.append(b"".join(self._unsent), self._now_ms)
             self._unsent.clear()
         while self._sent:
-            while self._read_offset < self._sent[0].offset:
-                self.take_in(_WAIT_S, self._sent[0].offset)
-            self._take(self._sent[0])
+            self._write_sent(self._sent[0])
             self._sent.popleft()
+        self._go_on()
         if self._stopwatch() - self._synced_ms >= FILES_SYNC_MS:
             self.sync_files()
         else:
@@ -93,23 +103,72 @@ class ReplicatedSettler(Settler):
         super().sync()
         self._told(self._read_offset)
 
-    def close(self) -> None:
-        self._settled.close()
+    def _write_sent(self, record: Settled) -> None:
+        if self._read_offset < record.offset:
+            self._take_in(0, record.offset)  # What others have recorded before, if it is at hand.
+        if self._half_sent or self._read_offset != record.offset:
+            self._half_sent = self._half_sent or rows_by_hour((record.rows,))
+            super().write(self._half_sent, self._now_ms)
+            self._own_offsets.add(record.offset)
+        else:
+            self._take(record)
 
-    def take_in(self, wait_s: float, until: int) -> bool:
-        """Write what others have recorded, up to the offset `until`; waits for the first record, at
-        most `wait_s`. Whether there was any. Raises ReplicatedLogError; ShortageError: the next
-        call goes on with what is left."""
+    def write_recorded(
+        self, rows_by_hour: dict[int, list[bytes]], offset: int, now_ms: int
+    ) -> None:
+        if offset < self._read_offset:
+            rows_by_hour.clear()  # It was read, and so written, before the news of it came here.
+            return
+        super().write(rows_by_hour, now_ms)
+        self._own_offsets.add(offset)
+
+    def _go_on(self) -> None:
+        """Behind what is in the files."""
+        while self._read_offset in self._own_offsets:
+            self._own_offsets.remove(self._read_offset)
+            self._read_offset += 1
+        if self._own_offsets:
+            # Something stands between. What comes of it later is taken in by a later sync.
+            self._take_in(0, _NEVER)
+
+    def prepare_append(self) -> None:
+        """Connect what appends. Does not wait."""
+        self._appended.prepare_append()
+
+    def end(self) -> int | None:
+        """Where the replicated log ends; None where that cannot be told now."""
+        return self._read.end()
+
+    def close(self) -> None:
+        self._appended.close()
+        self._read.close()
+
+    def take_in(self, wait_s: float) -> bool:
+        """Write what others have recorded; waits for the first record, at most `wait_s`. Whether
+        there was any. Raises ReplicatedLogError; ShortageError: the next call goes on with what is
+        left."""
+        return self._take_in(wait_s, _NEVER)
+
+    def _take_in(self, wait_s: float, until: int) -> bool:
+        """The same, up to the offset `until`."""
         has_any = False
-        for found in self._settled.read(self._read_offset, wait_s):
+        for found in self._read.read(self._read_offset, wait_s):
             if found.offset >= until:
-                break
-            self._take(found)
-            has_any = True
+                # What stands between is nothing that counts.
+                self._read_offset = until
+                return has_any
+            if found.offset in self._own_offsets:
+                self._own_offsets.remove(found.offset)
+                self._read_offset = found.offset + 1
+            else:
+                self._take(found)
+                has_any = True
+        self._read_offset = max(self._read_offset, min(self._read.place, until))
         return has_any
 
     def _take(self, record: Settled) -> None:
-        """Write the record at `_read_offset` to the files. Raises ShortageError."""
+        """Write the record at `_read_offset`, or the first behind it, to the files. Raises
+        ShortageError."""
         self._half_written = self._half_written or rows_by_hour((record.rows,))
         super().write(self._half_written, self._now_ms)
         self._read_offset = record.offset + 1
@@ -125,4 +184,4 @@ def rows_by_hour(parts: Iterable[Rows]) -> dict[int, list[bytes]]:
     return found
 
 
-_WAIT_S = 1.0
+_NEVER = 1 << 62

@@ -122,6 +122,12 @@ class Settler:
             self._unsynced_hours.add(hour)
             del rows_by_hour[hour]
 
+    def write_recorded(
+        self, rows_by_hour: dict[int, list[bytes]], offset: int, now_ms: int
+    ) -> None:
+        """Likewise, rows that other replicas learn from the record at `offset` of their log."""
+        raise AssertionError("there are no other replicas")
+
     def sync(self) -> None:
         """Make all that was written durable. Raises SyncError."""
         if self.unsynced:

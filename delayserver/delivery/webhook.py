@@ -1,14 +1,14 @@
 """Webhooks: what is sent, and what an answer means.
 
-    WebhookRequest ── request_headers, sign ──► WebhookSender.send ──► WebhookResponse
-                                                                          │ outcome (pure)
-                      Delivered │ RetryLater │ PauseSubscription │ GiveUp
+    WebhookRequest ── request_headers, sign ──► WebhookSender.send ──► WebhookResponse.result
+                                                                          │ (pure)
+                                                           Taken │ Refused │ Gone
 
 Cost: 10 µs to make the headers and sign them. Threads: pure functions and values; the sender that
 carries them is in `delayserver.delivery.sender`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -16,8 +16,9 @@ from typing import Protocol
 from urllib.parse import quote
 
 from delayserver.delivery.batch import batch_body, batch_id
+from delayserver.delivery.sink import Gone, Refused, Result, Taken
 from delayserver.records.message import Content, DueDelivery
-from delayserver.records.subscriptions import RETRY_DELAY_MS_MAX, RetrySchedule, Subscription
+from delayserver.records.subscriptions import Subscription
 from delayserver.security.signing import WebhookSecret, sign
 from delayserver.times import format_time
 
@@ -83,8 +84,6 @@ def request_headers(request: WebhookRequest) -> dict[str, str]:
 
 # ---- what an answer means ----------------------------------------------------------------------
 
-RETRY_JITTER = 0.2
-
 
 @dataclass(frozen=True, slots=True)
 class WebhookResponse:
@@ -94,65 +93,20 @@ class WebhookResponse:
     retry_after_ms: int | None = None
     error: str | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """The receiver has taken it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RetryLater:
-    """The next attempt comes after `delay_ms`."""
-
-    delay_ms: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class PauseSubscription:
-    """The receiver wants nothing any more. The message stays pending; the attempt does not count
-    against it."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """No attempt is left: the message becomes a dead letter."""
-
-    reason: str
-
-
-WebhookOutcome = Delivered | RetryLater | PauseSubscription | GiveUp
-
-
-def outcome(
-    response: WebhookResponse, attempt: int, retry: RetrySchedule, random: Callable[[], float]
-) -> WebhookOutcome:
-    """What follows from an answer to attempt number `attempt` (from 1). Pure: `random` returns
-    [0, 1).
-
-    2xx is delivered, 410 pauses; everything else, redirects and missing answers included, is
-    retried. A retry waits for the backoff, or for the `Retry-After` of a 429 or 503 when that is
-    longer, and up to RETRY_JITTER of it on top: so receivers never see a retry sooner than they
-    asked or the subscription says, and messages that failed together do not return together."""
-    status = response.status
-    if status is None:
-        reason = response.error or "no answer"
-    elif 200 <= status < 300:
-        return Delivered()
-    elif status == 410:
-        return PauseSubscription("HTTP 410: the receiver is gone")
-    elif 300 <= status < 400:
-        reason = f"HTTP {status}: redirects are not followed"
-    else:
-        reason = f"HTTP {status}"
-    if attempt >= retry.max_attempts:
-        return GiveUp(f"{reason} (attempt {attempt} of {retry.max_attempts})")
-    delay_ms = retry.delay_ms(attempt)
-    if status in (429, 503) and response.retry_after_ms is not None:
-        delay_ms = max(delay_ms, min(response.retry_after_ms, RETRY_DELAY_MS_MAX))
-    return RetryLater(int(delay_ms * (1 + RETRY_JITTER * random())), reason)
+    @property
+    def result(self) -> Result:
+        """2xx is taken, 410 ends it; everything else, redirects and missing answers included, is
+        refused, and 429 and 503 may say for how long."""
+        status = self.status
+        if status is None:
+            return Refused(self.error or "no answer")
+        if 200 <= status < 300:
+            return Taken()
+        if status == 410:
+            return Gone("HTTP 410: the receiver is gone")
+        if 300 <= status < 400:
+            return Refused(f"HTTP {status}: redirects are not followed")
+        return Refused(f"HTTP {status}", self.retry_after_ms if status in (429, 503) else None)
 
 
 def parse_retry_after_ms(value: str, now_s: int) -> int | None:

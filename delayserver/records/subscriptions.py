@@ -54,15 +54,29 @@ class RetrySchedule:
         return min(self.backoff_ms[-1] << min(beyond, 27), RETRY_DELAY_MS_MAX)
 
 
+class KafkaTarget(msgspec.Struct, frozen=True, omit_defaults=True, tag="kafka"):
+    """A topic that messages go to. Another kind of sink is another struct with a tag of its own,
+    and `Subscription.target` a union of them."""
+
+    bootstrap: str
+    """Brokers to begin with, `host:port` with commas between them."""
+    topic: str
+    key: str = "{key}"
+    """What the key of a record is: that of the message, its `{subject}` or `{id}`, or this text."""
+    exactly_once: bool = False
+    """Whether a record and that it is settled are one transaction."""
+
+
 class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     """A definition as it stands in the log and in the catalog (MessagePack)."""
 
     id: int
     name: str
     subject: str
-    type: Literal["webhook", "pull"]
+    type: Literal["webhook", "pull", "kafka"]
     created_ms: int
     url: str = ""
+    """Webhook: where to POST."""
     secrets: tuple[str, ...] = ()
     timeout_ms: int = 15_000
     max_in_flight: int = 64
@@ -71,7 +85,7 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     """Empty: the default delays of RetrySchedule."""
     lease_ms: int = 30_000
     rate_per_s: float = 0.0
-    """Webhook: messages a second, with `rate_burst` at once; 0: no limit."""
+    """Not pull: messages a second, with `rate_burst` at once; 0: no limit."""
     rate_burst: int = 0
     batch_max: int = 0
     """Webhook: messages in one request, as an array; 0: one each, as it was published."""
@@ -87,6 +101,24 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     """When its subject was changed, and nothing due since had fallen due; 0: never."""
     horizon: tuple[Mark, ...] = ()
     """What had fallen due when it was made; empty: all that was due before `created_ms`."""
+    target: KafkaTarget | None = None
+    """Where messages go, for types that are named like its tag."""
+
+    @property
+    def is_pushed(self) -> bool:
+        """Whether a sink delivers its messages, and no consumer asks for them."""
+        return self.type != "pull"
+
+    @property
+    def takes_many(self) -> bool:
+        """Whether what leaves its queue together goes to its sink together, and yet each message
+        has a result of its own."""
+        return self.target is not None
+
+    @property
+    def is_exactly_once(self) -> bool:
+        """Whether what it is delivered is settled in the same transaction."""
+        return self.target is not None and self.target.exactly_once
 
     @property
     def _marks(self) -> tuple[Mark, ...]:

@@ -26,6 +26,7 @@ from storage.replicated.lease import Follower
 from storage.replicated.log import FollowedLog, ReplicatedLog
 from storage.replicated.own import OwnLog
 from storage.replicated.settled import SettledLog
+from storage.replicated.transactions import SettledTransactions
 
 COMMIT_PATIENCE_MS: Final = 2000
 """Who publishes is told that the log is away when it has not answered for so long."""
@@ -49,6 +50,8 @@ class ReplicaPlace:
     """The shard's log, opened anew."""
     open_settled: Callable[[], EngineLog]
     """The log of what is settled of the shard, likewise."""
+    open_transactions: Callable[[int], SettledTransactions] | None = None
+    """Makes the transactions of the shard, which has that stamp; None: the engine has none."""
 
 
 class Replica:
@@ -58,7 +61,9 @@ class Replica:
         self._place = place
         self._surroundings = surroundings
         self._settings = settings
-        self._settled: SettledLog
+        self._transactions: SettledTransactions | None = None
+        if place.open_transactions is not None:
+            self._transactions = place.open_transactions(place.identity.stamp)
 
     def stand_by(self, files: Files, open_catalog: Callable[[], Catalog]) -> Standby:
         """Who files into the directory, which is open. Raises StorageError."""
@@ -86,7 +91,7 @@ class Replica:
                 settler,
                 place.open_log(),
                 place.open_log(),
-                self._settled.end,
+                self._fence,
                 self._settings,
                 node=place.node,
                 follower=follower,
@@ -130,8 +135,13 @@ class Replica:
             around,
             clock=holder.clock,
             may_deliver=holder.may_deliver,
+            transactions=self._transactions,
             commit_patience_ms=COMMIT_PATIENCE_MS,
         )
+
+    def _fence(self) -> None:
+        if self._transactions is not None:
+            self._transactions.open()
 
     def _with(
         self,
@@ -157,16 +167,16 @@ class Replica:
             told(offset)
 
         def settler(dispatch: HourLog, catalog: Catalog, identity: Identity) -> ReplicatedSettler:
-            self._settled = SettledLog(self._place.open_settled(), identity.stamp)
-            if is_owner:
-                self._settled.prepare_append()
-            return ReplicatedSettler(
+            made = ReplicatedSettler(
                 dispatch,
-                self._settled,
+                lambda: SettledLog(self._place.open_settled(), identity.stamp),
                 read_settled_place(catalog),
                 self._surroundings.stopwatch,
                 place_told,
             )
+            if is_owner:
+                made.prepare_append()
+            return made
 
         return replace(
             self._surroundings,

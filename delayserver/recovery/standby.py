@@ -72,7 +72,7 @@ class Standby:
         settler: ReplicatedSettler,
         log: EngineLog,
         writer: EngineLog,
-        settled_end: Callable[[], int | None],
+        fence: Callable[[], None],
         settings: Settings,
         *,
         node: int,
@@ -82,8 +82,8 @@ class Standby:
         stopwatch: Callable[[], int],
     ) -> None:
         """`store` was opened with a `FollowedLog` and with `settler`. `log` and `writer` are the
-        shard's log, opened twice: to be read, and for whoever holds the office. `settled_end` says
-        where the log of what is settled ends (None: it cannot be told). `address`: where the others
+        shard's log, opened twice: to be read, and for whoever holds the office. `fence` ends
+        the transactions of other owners, and waits for brokers. `address`: where the others
         find this node as the owner. Raises StorageError."""
         assert isinstance(store.message_log, FollowedLog)
         self._store = store
@@ -94,7 +94,7 @@ class Standby:
         self._writer = writer
         # A claim that is long under way meets that of another.
         writer.prepare_append()
-        self._settled_end = settled_end
+        self._fence = fence
         self._settings = settings
         self._node = node
         self._follower = follower
@@ -163,7 +163,7 @@ class Standby:
             # What comes now came into the log behind the question.
             self._follower.read_all(self._asked_ms)
         self._read(wait_s)
-        self._settler.take_in(0, _NEVER)
+        self._settler.take_in(0)
         present_ms = self._stopwatch()
         if self._waiting_bytes >= FILE_BYTES_MAX or (
             self._waiting and present_ms - self._filed_ms >= self._settings.file_ms
@@ -335,6 +335,11 @@ class Standby:
             stopwatch=self._stopwatch,
         )
 
+    def _has_transactions(self) -> bool:
+        """Whether a subscription has, or had before it was deleted."""
+        definitions = self._store.catalog.scan(Table.SUBSCRIPTIONS)
+        return any(decode_subscription(value).is_exactly_once for _, value in definitions)
+
     def close(self) -> None:
         """Let go of the log, but for the writer of an office that was taken."""
         while self._wanted:
@@ -353,13 +358,16 @@ class Standby:
         is closed behind that. The office is held by beats meanwhile.
 
         Raises StorageError."""
+        self.checkpoint()  # Then the catalog has all definitions.
+        if self._has_transactions():
+            # What another owner has left open would hide what stands behind it.
+            self._fence()
         end: int | None = None
         while end is None:
-            end = self._settled_end()
+            end = self._settler.end()
+        # Nothing is read behind a transaction that is open, so this waits for the end of all that
+        # began before.
         while self._settler.offset < end:
-            self._settler.take_in(WAIT_S, _NEVER)
+            self._settler.take_in(WAIT_S)
         self.checkpoint()
         self.close()
-
-
-_NEVER = 1 << 62

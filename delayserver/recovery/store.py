@@ -28,6 +28,7 @@ from storage.errors import ShardNumberError
 from storage.files import Files
 from storage.hour_log import HourLog
 from storage.message_log import MessageLog
+from storage.replicated.transactions import SettledTransactions
 from storage.rows import LogKind
 from storage.tiered_catalog import KEY_TIERS, KeyTiers, TieredCatalog
 from storage.write_ahead_log import WriteAheadLog
@@ -87,6 +88,8 @@ class Surroundings:
     """A group that takes longer is a log that is away; None: the log is on the own disk."""
     may_deliver: Callable[[], bool] = lambda: True
     """Whether deliveries may leave now: where others could take over, only under a lease."""
+    transactions: SettledTransactions | None = None
+    """Where a batch of deliveries and that it is settled may be one; None: nowhere."""
     replay: type[Replay] | Callable[..., Replay] = Replay
     staging: type[Staging] | Callable[..., Staging] = Staging
     definitions: type[DefinitionsLog] | Callable[..., DefinitionsLog] = DefinitionsLog

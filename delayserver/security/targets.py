@@ -1,4 +1,4 @@
-"""Where webhooks may go: an allow list that is checked twice, by name and by address.
+"""Where webhooks and messages to brokers may go: an allow list, checked by name and by address.
 
 A publisher must not be able to make the server call arbitrary hosts (server-side request forgery).
 So a request passes two gates:
@@ -30,7 +30,7 @@ Cost: 3 µs for a URL, 2–10 µs for an address. Threads: immutable. Resolution
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import (
     IPv4Address,
     IPv4Network,
@@ -95,7 +95,7 @@ class Target:
     """The parts of a URL that a connection needs. Equal targets may share connections."""
 
     scheme: str
-    """`http` or `https`."""
+    """`http` or `https`; `kafka` for a broker."""
     host: str
     """A name in lower case, or an address as `ipaddress` writes it, without brackets."""
     port: int
@@ -137,6 +137,27 @@ def split_url(url: str) -> tuple[Target, str]:
     if path is None or path[0] == "?":
         path = f"/{path or ''}"
     return Target(scheme, host, port, is_address), path
+
+
+def split_bootstrap(bootstrap: str) -> tuple[Target, ...]:
+    """The brokers of `host:port[,host:port…]`. Raises InputError at `/bootstrap`."""
+    if len(bootstrap) > URL_CHARACTERS_MAX:
+        raise InputError(f"bootstrap has at most {URL_CHARACTERS_MAX} characters", "/bootstrap")
+    return tuple(map(split_broker, bootstrap.split(",")))
+
+
+def split_broker(address: str) -> Target:
+    """One broker, `host:port`. Raises InputError at `/bootstrap`."""
+    try:
+        target, path = split_url(f"http://{address}")
+    except InputError:
+        target, path = None, ""
+    if target is None or path != "/" or not address.rpartition(":")[2].isdigit():
+        raise InputError(
+            f"{address!r} is not a broker: write host:port, with commas between several",
+            "/bootstrap",
+        )
+    return replace(target, scheme="kafka")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +210,17 @@ class TargetPolicy:
                 "the host to webhook_targets",
                 "/url",
             )
+
+    def check_broker(self, broker: Target) -> None:
+        """The name gate for a broker. Raises InputError at `/bootstrap`."""
+        try:
+            self.check_target(broker)
+        except InputError:
+            raise InputError(
+                f"messages to the broker {broker.host}:{broker.port} are not allowed; the operator "
+                "may add the host to webhook_targets",
+                "/bootstrap",
+            ) from None
 
     def check_address(self, host: str, port: int, ip: str) -> None:
         """The address gate: `ip` is what `host` (as in Target) was resolved to, and what the caller

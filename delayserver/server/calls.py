@@ -29,7 +29,7 @@ from delayserver.decisions.watches import Watcher
 from delayserver.delivery.delayed_fetch import DelayedFetch, PullRequest
 from delayserver.delivery.permits import Permits
 from delayserver.delivery.reader import Found, Reader
-from delayserver.errors import ConflictError, NotFoundError, StoppingError
+from delayserver.errors import ConflictError, InputError, NotFoundError, StoppingError
 from delayserver.records.message import Payload, ScheduleEntry, decode_payload
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import (
@@ -150,6 +150,18 @@ class Calls:
         """How many messages are due and wait for a subscriber, and how many it holds."""
         queue = self._engine.dispatcher.queue(subscription)
         return queue.count, queue.in_flight
+
+    async def check_exactly_once(self, bootstrap: str) -> None:
+        """Whether these brokers are those that have the logs of this cluster. Raises InputError."""
+        transactions = self._shard.transactions
+        if transactions is None:
+            raise InputError(
+                "exactly_once is for a node of a cluster (serve --cluster), and only into the "
+                "brokers that have the cluster's own logs; elsewhere it is at_least_once",
+                "/delivery",
+            )
+        if (problem := await asyncio.to_thread(transactions.differs, bootstrap)) is not None:
+            raise InputError(problem, "/delivery")
 
     def share_limits(self, permits: Permits) -> None:
         """Have the limits of webhooks counted for several shards together; before anything

@@ -126,6 +126,9 @@ class Metrics(Collector):
         self.webhook_seconds = Histograms(self._subscriptions, WEBHOOK_SECONDS)
         self.webhook_answers: Counter[tuple[int, str]] = Counter()
         """By subscription id and class of the status (`2xx`; `none`: there was no answer)."""
+        self.sink_seconds = Histograms(self._subscriptions, WEBHOOK_SECONDS)
+        self.sink_results: Counter[tuple[int, str]] = Counter()
+        """Of messages to brokers, by subscription id and result (`taken`, `refused`, …)."""
         self.answers: Counter[bytes] = Counter()
         """Requests that were answered, by status as it stands on the wire."""
         self._values: list[tuple[_Kind, str, str, Value]] = []
@@ -156,7 +159,22 @@ class Metrics(Collector):
         for kind, name, text, values in self._by_subscription:
             one = kind(f"delayserver_subscription_{name}", text, labels=["subscription"])
             yield _labelled(one, self._subscriptions, values())
-        yield self._webhook_answers()
+        yield self._by_kind(
+            self.webhook_answers,
+            CounterMetricFamily(
+                "delayserver_webhook_answers",
+                "Requests to webhooks, by what was answered (none: nothing)",
+                labels=["subscription", "status"],
+            ),
+        )
+        yield self._by_kind(
+            self.sink_results,
+            CounterMetricFamily(
+                "delayserver_sink_results",
+                "Messages that were sent to brokers, by what came of it",
+                labels=["subscription", "result"],
+            ),
+        )
         answers = CounterMetricFamily(
             "delayserver_requests", "Requests that were answered", labels=["status"]
         )
@@ -169,15 +187,13 @@ class Metrics(Collector):
             yield single
         yield from self._histograms()
 
-    def _webhook_answers(self) -> Metric:
+    def _by_kind(
+        self, counts: Counter[tuple[int, str]], family: CounterMetricFamily
+    ) -> CounterMetricFamily:
+        """Counts by subscription id and something else."""
         totals: Counter[tuple[str, str]] = Counter()
-        for (subscription_id, status), count in self.webhook_answers.items():
-            totals[self._subscriptions[subscription_id], status] += count
-        family = CounterMetricFamily(
-            "delayserver_webhook_answers",
-            "Requests to webhooks, by what was answered (none: nothing)",
-            labels=["subscription", "status"],
-        )
+        for (subscription_id, kind), count in counts.items():
+            totals[self._subscriptions[subscription_id], kind] += count
         for labels, total in totals.items():
             family.add_metric(labels, total)
         return family
@@ -202,6 +218,13 @@ class Metrics(Collector):
                 labels=["subscription"],
             )
         )
+        yield self.sink_seconds.add_to(
+            HistogramMetricFamily(
+                "delayserver_sink_seconds",
+                "From handing a message to a broker's client to what came of it",
+                labels=["subscription"],
+            )
+        )
         yield self.commit_seconds.add_to(
             HistogramMetricFamily(
                 "delayserver_commit_seconds",
@@ -223,6 +246,11 @@ class Metrics(Collector):
         kind = "none" if status is None else f"{status // 100}xx"
         self.webhook_answers[subscription_id, kind] += 1
         self.webhook_seconds[subscription_id].observe(seconds)
+
+    def on_sink(self, subscription_id: int, kind: str, count: int, seconds: float) -> None:
+        """So many messages that went to brokers together have come to that."""
+        self.sink_results[subscription_id, kind] += count
+        self.sink_seconds[subscription_id].observe(seconds, count)
 
     def on_sync(self, path: str, seconds: float) -> None:
         """A file was synced. From any thread: many files of a log are synced at once."""

@@ -16,7 +16,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,21 +24,16 @@ import structlog
 
 from delayserver.config import Settings
 from delayserver.decisions.group import Group
-from delayserver.decisions.outcomes import Answer
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import NEVER_MS
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.sender import HttpWebhookSender
+from delayserver.delivery.sink import Answer, Gone, Refused, Result, Sink
 from delayserver.delivery.turns import Turns
-from delayserver.delivery.webhook import (
-    WebhookResponse,
-    WebhookSender,
-    webhook_request,
-)
+from delayserver.delivery.webhook import WebhookSender
 from delayserver.errors import AccessError
-from delayserver.records.message import HEADERS_BYTES_MAX, DueDelivery
+from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import Subscription
-from delayserver.records.tracecontext import in_trace
 from delayserver.recovery.recover import Progress, Recovered
 from delayserver.recovery.store import WRITTEN_HOURS_MIN, Surroundings
 from delayserver.security.targets import TargetPolicy
@@ -49,6 +43,7 @@ from delayserver.server.calls import Calls
 from delayserver.server.gauges import Gauges
 from delayserver.server.metrics import TimedFiles
 from delayserver.server.shard import Shard
+from delayserver.server.webhook_sink import WebhookSink
 from storage.catalog import Catalog, LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY
 from storage.errors import DamageError, StorageError
@@ -116,6 +111,9 @@ class Server(Shard):
         offset_ms = settings.clock_offset_ms
         self._fatal = fatal
         self._sender = sender
+        self._targets = TargetPolicy(settings.webhook_targets)
+        self._sinks: dict[str, Sink] = {}
+        """By type of subscription; made at first use."""
         files = TimedFiles(str(settings.data_dir))
         tokens_dir = settings.data_dir if tokens_directory is None else tokens_directory
         token_files = files if tokens_directory is None else OsFiles(str(tokens_directory))
@@ -184,11 +182,6 @@ class Server(Shard):
         self._clock_offset_ms = self.clock() - self.stopwatch()
         self._sending: set[asyncio.Task[None]] = set()
         self._answers: list[Answer] = []
-        if self._sender is None:
-            self._sender = HttpWebhookSender(
-                TargetPolicy(self.settings.webhook_targets),
-                connections_max=self.settings.webhook_connections_max,
-            )
         for thread in self.workers:
             thread.start()
         self._check_disk()
@@ -219,6 +212,10 @@ class Server(Shard):
             self._on_answers()
         for task in self._sending:
             task.cancel()
+        # Behind this nothing leaves any more, whoever owns the shard then.
+        await asyncio.gather(*self._sending, return_exceptions=True)
+        for sink in self._sinks.values():
+            await sink.close()
         while not engine.groups.is_idle and self._loop.time() < deadline + 10:
             self._flush()
             await asyncio.sleep(0.002)
@@ -230,8 +227,6 @@ class Server(Shard):
             await asyncio.to_thread(thread.join)
             if thread is self.settling:
                 await asyncio.to_thread(on_recorded)
-        assert self._sender is not None
-        await self._sender.close()
         if self.telemetry is not None:
             await asyncio.to_thread(self.telemetry.close)
         self.close()
@@ -337,47 +332,48 @@ class Server(Shard):
         self._sending.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            # The sender answers for what goes wrong on the network; this is a mistake of ours, and
-            # the deliveries would stay on their way for good.
+            # The sink answers for what goes wrong on the network; this is a mistake of ours (or it
+            # was fenced), and the deliveries would stay on their way for good.
             self.on_fatal(error)
 
     async def _send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
-        # To wait is no attempt: its time and its signature begin with the turn.
-        await self._turns.take(subscription.id)
-        try:
-            await self._attempt(subscription, deliveries)
-        finally:
-            self._turns.give_back(subscription.id)
+        told = partial(self._on_result, subscription, time.perf_counter())
+        await self._sink(subscription.type).deliver(subscription, deliveries, told)
 
-    async def _attempt(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
-        assert self._sender is not None
-        request = webhook_request(subscription, deliveries, self.clock() // 1000)
-        spans = []
-        if self.telemetry is not None:
-            begin = self.telemetry.delivery
-            spans = [begin("deliver", subscription.name, delivery) for delivery in deliveries]
-            if not subscription.batch_max:
-                # The receiver belongs to this delivery, which links to the publish.
-                headers = in_trace(request.headers, spans[0].trace, max_bytes=HEADERS_BYTES_MAX)
-                request = replace(request, headers=headers)
-        began_at = time.perf_counter()
-        response: WebhookResponse = await self._sender.send(request)
-        self.metrics.on_webhook(subscription.id, response.status, time.perf_counter() - began_at)
-        is_taken = response.status is not None and 200 <= response.status < 300
-        failure = None if is_taken else response.error or f"HTTP {response.status}"
-        for span in spans:
-            span.end({"http.response.status_code": response.status or 0}, failure)
-        if not is_taken:
+    def _sink(self, kind: str) -> Sink:
+        sink = self._sinks.get(kind)
+        if sink is None:
+            sink = self._sinks[kind] = self._make_sink(kind)
+        return sink
+
+    def _make_sink(self, kind: str) -> Sink:
+        if kind == "webhook":
+            sender = self._sender or HttpWebhookSender(
+                self._targets, connections_max=self.settings.webhook_connections_max
+            )
+            return WebhookSink(sender, self._turns, self.clock, self.metrics, self.telemetry)
+        assert kind == "kafka", kind
+        # Its client is an extra, and takes 0.1 s to import.
+        from delayserver.delivery.kafka_sink import make_kafka_sink
+
+        return make_kafka_sink(self._targets, self.transactions, self.clock)
+
+    def _on_result(
+        self,
+        subscription: Subscription,
+        began_at: float,
+        deliveries: list[DueDelivery],
+        result: Result,
+    ) -> None:
+        if subscription.takes_many:
+            kind, seconds = type(result).__name__.lower(), time.perf_counter() - began_at
+            self.metrics.on_sink(subscription.id, kind, len(deliveries), seconds)
+        if isinstance(result, Refused | Gone):
             for delivery in deliveries:
-                log.debug(
-                    "webhook failed",
-                    status=response.status,
-                    error=response.error,
-                    **self._about(delivery),
-                )
+                log.debug("a delivery failed", error=result.reason, **self._about(delivery))
         if not self._answers:
             self.call_soon(self._on_answers)
-        self._answers.append((deliveries, response))
+        self._answers.append((deliveries, result))
 
     def _on_answers(self) -> None:
         """All that came in this turn of the loop."""

@@ -76,6 +76,8 @@ class Shard(ABC):
         self.clock = surroundings.clock
         self.stopwatch = surroundings.stopwatch
         self.files = files
+        self.transactions = surroundings.transactions
+        """Where a batch of deliveries and that it is settled may be one; None: nowhere."""
         self._settle = SettleRequest()
         self._settle_asked = False
         self._patience_ms = surroundings.commit_patience_ms
@@ -200,7 +202,7 @@ class Shard(ABC):
 
     @abstractmethod
     def send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
-        """POST a webhook, one message or a batch; answer with `Outcomes.on_sent`."""
+        """Have its sink deliver them; answer with `Outcomes.on_sent`."""
 
     @abstractmethod
     def on_fatal(self, error: BaseException) -> None:
@@ -340,6 +342,11 @@ class Shard(ABC):
         self._settle.rows_by_hour.setdefault(hour, []).append(rows)
         self._settle_soon()
 
+    def settle_recorded(self, hour: int, rows: bytes, offset: int) -> None:
+        at_offset = self._settle.recorded.setdefault(offset, {})
+        at_offset.setdefault(hour, []).append(rows)
+        self._settle_soon()
+
     def when_settled(self, done: Callable[[], None]) -> None:
         """Call back once everything that was settled so far is durable."""
         self._settle.done.append(done)
@@ -353,7 +360,7 @@ class Shard(ABC):
     def _flush_settle(self) -> None:
         self._settle_asked = False
         request, self._settle = self._settle, SettleRequest()
-        if request.rows_by_hour or request.done:
+        if request.rows_by_hour or request.recorded or request.done:
             self.settling.put(request)
 
     # ── rows of messages ───────────────────────────────────────────────────────────────────────

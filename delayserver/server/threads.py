@@ -545,6 +545,8 @@ class SettleRequest:
 
     rows_by_hour: dict[int, list[bytes]] = field(default_factory=dict)
     """Each of the bytes is one row or more (DISPATCH_ROW)."""
+    recorded: dict[int, dict[int, list[bytes]]] = field(default_factory=dict)
+    """By offset in the log of all replicas, where they stand already: all rows of that record."""
     done: list[Callable[[], None]] = field(default_factory=list)
     settled_hours: list[int] = field(default_factory=list)
     """Hours whose files the settler may close: no row of them comes any more."""
@@ -584,11 +586,16 @@ class SettlerThread(Worker[SettleRequest]):
         for item in items:
             for hour, rows in item.rows_by_hour.items():
                 pending.rows_by_hour.setdefault(hour, []).extend(rows)
+            pending.recorded |= item.recorded
             pending.done += item.done
             pending.settled_hours += item.settled_hours
         items.clear()
         # If it fails for a time, what is not written is still there when this is called again.
         self._settler.write(pending.rows_by_hour, self._clock())
+        while pending.recorded:
+            offset, rows_by_hour = next(iter(pending.recorded.items()))
+            self._settler.write_recorded(rows_by_hour, offset, self._clock())
+            del pending.recorded[offset]
         waited_for = bool(pending.done or pending.settled_hours)
         is_time = self._monotonic() - self._synced_at >= self._sync_s
         if self._durable and (waited_for or is_time):

@@ -469,7 +469,7 @@ class SimulatedServer(Shard):
     def answer(self, deliveries: list[DueDelivery], response: WebhookResponse) -> None:
         """A webhook is answered, or was not."""
         self.sending.remove(deliveries)
-        self.engine.outcomes.on_sent([(deliveries, response)], self.clock())
+        self.engine.outcomes.on_sent([(deliveries, response.result)], self.clock())
 
     def ack(self, tokens: list[str], answer: Callable[[list[str]], None]) -> None:
         """A subscriber acknowledges. `answer` is called with the tokens whose leases were over,

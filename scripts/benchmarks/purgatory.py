@@ -135,6 +135,10 @@ class Consumers:
     def orphaned(self, delivery: DueDelivery, left_by: int) -> None:
         raise AssertionError("no subscription is deleted here")
 
+    def settle_recorded(self, hour: int, rows: bytes, offset: int) -> None:
+        """Nothing is delivered in transactions here."""
+        raise AssertionError
+
     def settle(self, hour: int, rows: bytes) -> None:
         raise AssertionError("nothing is acknowledged here")
 

@@ -1,7 +1,8 @@
 """What a shard's replicated log needs of the engine that keeps it: five calls.
 
 The engine keeps totally ordered logs to which several processes may append. An append is answered
-with the record's offset once a quorum has it; offsets follow one another without gaps. All that
+with the record's offset once a quorum has it; offsets follow one another without gaps, but in the
+log of what is settled, where transactions leave marks that are no records. All that
 makes several processes agree is in the records (`storage.replicated.office`), so the engine may be
 any that can do this: `storage.replicated.kafka` is one, `storage.testing.engine` another.
 
@@ -18,6 +19,10 @@ class EngineLog(Protocol):
 
     name: str
     """For people: topic and partition."""
+    place: int
+    """The offset up to which the last `read` has looked: what stands before it was returned, or is
+    no record that counts. In a log with transactions it may be behind the last record, once a read
+    has come to the end."""
 
     def prepare_append(self) -> None:
         """Connect what appends, so that the first append does not wait for it. Does not wait."""

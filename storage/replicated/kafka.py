@@ -46,6 +46,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetS
 from storage.errors import EngineError, OffsetRangeError
 from storage.replicated.kafka_settings import ClientSettings, ClusterUrl
 from storage.replicated.kafka_topics import TopicFound, TopicPlan, differences, plans
+from storage.replicated.kafka_transactions import KafkaTransactions
 
 BATCH_RECORDS: Final = 512
 """Of one read at most: 17 MB of groups of 128 messages."""
@@ -83,8 +84,17 @@ class KafkaLog:
     """One partition, as an `EngineLog`."""
 
     def __init__(
-        self, settings: ClientSettings, admin: AdminClient, topic: str, partition: int
+        self,
+        settings: ClientSettings,
+        admin: AdminClient,
+        topic: str,
+        partition: int,
+        *,
+        is_transactional: bool = False,
     ) -> None:
+        """`is_transactional`: some of it was written in transactions."""
+        self.place = 0
+        self._is_transactional = is_transactional
         self.name = f"{topic}/{partition}"
         self._settings = settings
         self._admin = admin
@@ -169,8 +179,14 @@ class KafkaLog:
         except KafkaException as error:
             raise _refused("read", self.name, error) from error
         records: list[tuple[int, bytes]] = []
+        self.place = offset
         for message in found:
             problem = message.error()
+            if problem is not None and problem.code() == KafkaError._PARTITION_EOF:
+                end = message.offset()
+                assert end is not None
+                self.place = self._position = end
+                continue
             if problem is not None:
                 # The next read begins anew at this place, and is told again.
                 self._position = _NOWHERE
@@ -180,8 +196,7 @@ class KafkaLog:
             place = message.offset()
             assert place is not None
             records.append((place, message.value() or b""))
-        if records:
-            self._position = records[-1][0] + 1
+            self.place = self._position = place + 1
         return records
 
     def _judge(self, offset: int, error: KafkaError) -> None:
@@ -243,7 +258,11 @@ class KafkaLog:
         return self._producer
 
     def _make_consumer(self) -> Consumer:
-        self._consumer = _made(Consumer, self._settings.of_consumer(), self._settings.url)
+        self._consumer = _made(
+            Consumer,
+            self._settings.of_consumer(is_transactional=self._is_transactional),
+            self._settings.url,
+        )
         return self._consumer
 
 
@@ -274,7 +293,12 @@ class KafkaEngine:
 
     def settled(self, shard: int) -> KafkaLog:
         """What is settled of a shard, opened anew."""
-        return KafkaLog(self._settings, self._admin, self._url.settled_topic, shard)
+        topic = self._url.settled_topic
+        return KafkaLog(self._settings, self._admin, topic, shard, is_transactional=True)
+
+    def transactions(self, shard: int, stamp: int) -> KafkaTransactions:
+        """Those of a shard with that stamp; nothing is opened yet."""
+        return KafkaTransactions(self._settings, shard, stamp)
 
     def meta(self) -> KafkaLog:
         """What the cluster is (`storage.replicated.meta`), opened anew."""

@@ -18,7 +18,7 @@ so an URL can be checked where none is.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
@@ -81,6 +81,28 @@ _OF_PRODUCERS: Final[dict[str, str | int | bool]] = {
     "request.timeout.ms": 2500,
     "message.max.bytes": MESSAGE_MAX_BYTES,
 }
+_OF_SINKS: Final[dict[str, str | int | bool]] = {
+    # A message counts as delivered when a quorum has it, and what the client sends again is there
+    # once. Up to five requests under way keep the order of a partition.
+    "acks": "all",
+    "enable.idempotence": True,
+    "max.in.flight.requests.per.connection": 5,
+    # What falls due in one millisecond shares a request, and nothing is late by more than that.
+    "linger.ms": 1,
+    "request.timeout.ms": 2500,
+    # What is too long is for the topic to say, so that its setting alone counts. It says it of a
+    # whole batch, so batches are shorter than what any sensible topic takes.
+    "message.max.bytes": 1_000_000_000,
+    "batch.size": 128 << 10,
+    # What waits in the client: the rest waits in the queue of its subscription.
+    "queue.buffering.max.messages": 20_000,
+    "queue.buffering.max.kbytes": 64 << 10,
+    # A topic that is not there is named as such. 30 s otherwise, and by then the message's own time
+    # is up, which tells nobody anything.
+    "topic.metadata.propagation.max.ms": 3000,
+    # The same key goes to the same partition as from a Java client.
+    "partitioner": "murmur2_random",
+}
 _OF_CONSUMERS: Final[dict[str, str | int | bool]] = {
     # There is no group: partitions are assigned, and progress is committed elsewhere. A consumer
     # needs a name for it nevertheless.
@@ -88,8 +110,8 @@ _OF_CONSUMERS: Final[dict[str, str | int | bool]] = {
     "enable.auto.offset.store": False,
     # An offset that the log does not hold is an error, and never another offset.
     "auto.offset.reset": "error",
-    # There are no transactions in these logs. With `read_committed` one that somebody has opened
-    # all the same would hide what follows.
+    # There are no transactions in these logs, but in that of what is settled. With `read_committed`
+    # one that somebody has opened all the same would hide what follows.
     "isolation.level": "read_uncommitted",
     # A record is sent as soon as a quorum has it. The broker keeps a request for so long if there
     # is none; a consumer that goes to another offset waits for the end of that request.
@@ -105,6 +127,23 @@ _OF_CONSUMERS: Final[dict[str, str | int | bool]] = {
     "fetch.queue.backoff.ms": 5,
     # After an error of a fetch, such as of a leader that has moved: 500 ms otherwise.
     "fetch.error.backoff.ms": 20,
+}
+
+_OF_TRANSACTIONAL_LOGS: Final[dict[str, str | int | bool]] = {
+    # What a transaction has written counts when it is committed, and never if it is not. What
+    # stands behind one that is open is not given out before that one has ended.
+    "isolation.level": "read_committed",
+    # The markers of transactions are no records. That a log was read to its end is told by this.
+    "enable.partition.eof": True,
+}
+_OF_TRANSACTIONS: Final[dict[str, str | int | bool]] = {
+    # An owner that was killed leaves one open. The next owner ends it; if there is none, the
+    # brokers do after this time, and readers of the topics wait until then.
+    "transaction.timeout.ms": 30_000,
+    # Has to be shorter.
+    "message.timeout.ms": 20_000,
+    # The batch is complete when it is written.
+    "linger.ms": 0,
 }
 
 _PROMISED = "it is set by the cluster, which counts on it"
@@ -221,6 +260,20 @@ def read_properties(path: Path) -> dict[str, str]:
     return settings
 
 
+def sink_settings(
+    bootstrap: str, timeout_ms: int, properties: Mapping[str, str] | None = None
+) -> dict[str, str | int | bool]:
+    """What a producer of messages to somebody's topics is made with.
+
+    `timeout_ms`: when it gives a message up. `properties`: from `read_properties`, only for the
+    brokers that they are meant for: they hold secrets."""
+    own: dict[str, str | int | bool] = {
+        "bootstrap.servers": bootstrap,
+        "message.timeout.ms": timeout_ms,
+    }
+    return {**_OF_ALL, **_OF_SINKS, **own, **(properties or {})}
+
+
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
     """What each kind of client is made with. A file's lines go before ours where they may."""
@@ -243,9 +296,18 @@ class ClientSettings:
         """For appends to a log."""
         return self._merged(_OF_PRODUCERS | {"message.timeout.ms": self.message_timeout_ms})
 
-    def of_consumer(self) -> dict[str, str | int | bool]:
-        """For reading a log."""
-        return self._merged(_OF_CONSUMERS | {"group.id": self.url.name})
+    def of_consumer(self, *, is_transactional: bool = False) -> dict[str, str | int | bool]:
+        """For reading a log; `is_transactional`: some of it was written in transactions."""
+        more = _OF_TRANSACTIONAL_LOGS if is_transactional else {}
+        return self._merged(_OF_CONSUMERS | more | {"group.id": self.url.name})
+
+    def of_transactions(self, name: str) -> dict[str, str | int | bool]:
+        """For writing in transactions under that name, one after the other."""
+        return self._merged(_OF_SINKS | _OF_TRANSACTIONS | {"transactional.id": name})
+
+    def without_properties(self) -> Self:
+        """For brokers that are not those of the cluster, perhaps."""
+        return replace(self, properties={})
 
     def _merged(self, own: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
         brokers = {"bootstrap.servers": ",".join(self.url.brokers)}

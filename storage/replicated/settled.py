@@ -5,6 +5,9 @@ to. The same row may stand there several times, from any owner, in any order: it
 so nobody has to be in office to append it. That a process was stopped before it could say what it
 had delivered, and says so hours later, saves a repeat.
 
+Some records are parts of transactions (`storage.replicated.transactions`): those count that were
+committed. The markers of transactions take offsets and are no records, so offsets have gaps.
+
 Cost: one crc32c pass, each way. Threads: belongs to one thread at a time.
 """
 
@@ -31,6 +34,20 @@ class Settled(NamedTuple):
     rows: Rows
 
 
+def encode_settled(rows: Rows, stamp: int, now_ms: int) -> bytes:
+    """A record that holds these rows (DISPATCH_DTYPE), ROWS_MAX at most."""
+    assert 0 < len(rows) <= ROWS_MAX, len(rows)
+    return encode(
+        LogKind.DISPATCH,
+        rows.tobytes(),
+        b"",
+        first_seq=int(rows["seq"].min()),
+        last_seq=int(rows["seq"].max()),
+        created_ms=now_ms,
+        stamp=stamp,
+    )
+
+
 class SettledLog:
     """Appends rows, and reads them back."""
 
@@ -49,7 +66,7 @@ class SettledLog:
         them again, and nobody may append with this process's connection any more."""
         found = np.frombuffer(rows, DISPATCH_DTYPE)
         parts = [found[start : start + ROWS_MAX] for start in range(0, len(found), ROWS_MAX)]
-        offsets = self._log.append([self._encode(part, now_ms) for part in parts])
+        offsets = self._log.append([encode_settled(part, self._stamp, now_ms) for part in parts])
         records = [
             Settled(offset, part)
             for offset, part in zip(offsets, parts, strict=True)
@@ -59,17 +76,6 @@ class SettledLog:
             raise FencedError(self._log.name, "it is not known whether what is settled is recorded")
         return records
 
-    def _encode(self, rows: Rows, now_ms: int) -> bytes:
-        return encode(
-            LogKind.DISPATCH,
-            rows.tobytes(),
-            b"",
-            first_seq=int(rows["seq"].min()),
-            last_seq=int(rows["seq"].max()),
-            created_ms=now_ms,
-            stamp=self._stamp,
-        )
-
     def read(self, offset: int, wait_s: float) -> Iterator[Settled]:
         """The records from `offset` on that are at hand; waits for the first, at most `wait_s`.
 
@@ -78,8 +84,15 @@ class SettledLog:
             frame = frame_of(data, LogKind.DISPATCH, self._stamp, self._log.name, at)
             yield Settled(at, frame.rows)
 
+    @property
+    def place(self) -> int:
+        """What stands before it was read, or is nothing that counts; of the last `read`, once that
+        was taken to its end."""
+        return self._log.place
+
     def end(self) -> int | None:
-        """The offset behind the last record; None where that cannot be told now."""
+        """The offset behind the last record, whether it counts or not; None where that cannot be
+        told now."""
         return self._log.end()
 
     def close(self) -> None:

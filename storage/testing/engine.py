@@ -40,7 +40,8 @@ class _Records:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.first = 0
-        self.kept: list[bytes] = []
+        self.kept: list[bytes | None] = []
+        """None: an offset that no record has."""
 
     @property
     def end(self) -> int:
@@ -54,6 +55,7 @@ class MemoryLog:
         self.name = name
         self.outcome = AppendOutcome.ANSWERED
         self.is_reachable = True
+        self.place = 0
         self._records = _Records() if records is None else records
         self._has_failed = False
 
@@ -86,13 +88,21 @@ class MemoryLog:
         with shared.changed:
             if not shared.first <= offset <= shared.end:
                 raise OffsetRangeError(self.name, offset, shared.first, shared.end)
+            self.place = offset
             if not self.is_reachable:
                 return []
             if offset == shared.end:
                 shared.changed.wait_for(lambda: offset < shared.end, wait_s)
             begin = offset - shared.first
             found = shared.kept[begin : begin + READ_RECORDS_MAX]
-        return list(enumerate(found, offset))
+        self.place = offset + len(found)
+        return [(at, data) for at, data in enumerate(found, offset) if data is not None]
+
+    def mark(self) -> None:
+        """A transaction ends: an offset that no record has."""
+        with self._records.changed:
+            self._records.kept.append(None)
+            self._records.changed.notify_all()
 
     def end(self) -> int | None:
         """See `EngineLog`."""

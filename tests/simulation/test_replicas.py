@@ -161,8 +161,8 @@ def who_takes_over_does_not_read_what_is_settled_to_its_end(patch: Patch) -> Non
     original = Standby.finish
 
     def finish(self: Any) -> None:
-        self._settled_end = lambda: 0
-        self._settler.take_in = lambda wait_s, until: False
+        self._settler.end = lambda: 0
+        self._settler.take_in = lambda wait_s: False
         original(self)
 
     patch.setattr(Standby, "finish", finish)

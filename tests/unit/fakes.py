@@ -167,6 +167,7 @@ class NotingPorts:
         self.turns: list[Callable[[], None]] = []
         self.handed_out: list[tuple[Handout, Deliveries]] = []
         self.settled: list[tuple[int, bytes]] = []
+        self.recorded: list[tuple[int, bytes, int]] = []
 
     def wake(self) -> None:
         self.wakes += 1
@@ -205,6 +206,9 @@ class NotingPorts:
     def settle(self, hour: int, rows: bytes) -> None:
         size = DISPATCH_ROW.size
         self.settled += [(hour, rows[at : at + size]) for at in range(0, len(rows), size)]
+
+    def settle_recorded(self, hour: int, rows: bytes, offset: int) -> None:
+        self.recorded.append((hour, rows, offset))
 
 
 class Stopwatch:

@@ -373,6 +373,7 @@ class NodeShard:
             self._address,
             partial(engine.log, shard),
             partial(engine.settled, shard),
+            partial(engine.transactions, shard),
         )
         surroundings = Surroundings(
             clock=lambda: wall_clock_ms() + offset_ms,
@@ -628,6 +629,7 @@ class NodeShard:
             message_log=owned.message_log,
             settler=owned.settler,
             may_deliver=owned.may_deliver,
+            transactions=owned.transactions,
             commit_patience_ms=owned.commit_patience_ms,
         )
 

@@ -159,7 +159,7 @@ class MovedModel(BaseModel):
 
 
 class RetryModel(Strict):
-    """When a failed webhook is tried again."""
+    """When what failed is tried again."""
 
     max_attempts: int = Field(10, strict=True, ge=1, le=100)
     backoff: list[DurationMs] = Field(
@@ -197,6 +197,10 @@ class DropModel(Strict):
     drop_older_than: DurationMs = Field(ge=1, le=YEAR_MS)
 
 
+RECORD_KEY_PATTERN = r"^(\{key\}|\{subject\}|\{id\}|[^{}]*)$"
+BOOTSTRAP_PATTERN = r"^[^\s,]+:[0-9]{1,5}(,[^\s,]+:[0-9]{1,5})*$"
+
+
 class SubscriptionModel(Strict):
     """Who gets the messages of a subject."""
 
@@ -217,13 +221,40 @@ class SubscriptionModel(Strict):
                     "batch": {"max": 100, "linger": "20ms"},
                     "catch_up": {"spread": "10m"},
                 },
+                {
+                    "subject": "order.*",
+                    "type": "kafka",
+                    "bootstrap": "127.0.0.1:9092",
+                    "topic": "orders.due",
+                },
             ]
         },
     )
 
     subject: Pattern = Field(description="exact, or a prefix that ends in .*, or *")
-    type: Literal["webhook", "pull"]
+    type: Literal["webhook", "pull", "kafka"]
     url: str | None = Field(None, max_length=2048, description="webhook: where to POST")
+    bootstrap: str | None = Field(
+        None,
+        max_length=2048,
+        pattern=BOOTSTRAP_PATTERN,
+        description="kafka: brokers to begin with, host:port with commas between them",
+    )
+    topic: str | None = Field(
+        None, pattern=r"^[A-Za-z0-9._-]{1,249}$", description="kafka: where records go"
+    )
+    key: str | None = Field(
+        None,
+        max_length=256,
+        pattern=RECORD_KEY_PATTERN,
+        description="kafka: the key of each record: {key} (the default), {subject} or {id} of its "
+        "message, or this text",
+    )
+    delivery: Literal["at_least_once", "exactly_once"] | None = Field(
+        None,
+        description="kafka: at_least_once (the default), or exactly_once, which is a transaction "
+        "for each batch: only into the brokers that a cluster has its own logs on",
+    )
     secret: str | None = Field(None, description="webhook: whsec_…, signs every request")
     secrets: list[str] | None = Field(
         None,
@@ -231,10 +262,18 @@ class SubscriptionModel(Strict):
         max_length=4,
         description="webhook: instead of secret, newest first; each signs, to change them over",
     )
-    timeout: DurationMs = Field(15_000, ge=1, le=HOUR_MS, description="webhook: time for an answer")
-    max_in_flight: int | None = Field(None, strict=True, ge=1, le=10_000)
+    timeout: DurationMs = Field(
+        15_000, ge=1, le=HOUR_MS, description="webhook, kafka: time for an answer"
+    )
+    max_in_flight: int | None = Field(
+        None,
+        strict=True,
+        ge=1,
+        le=10_000,
+        description="webhook: requests at once; kafka: messages (1,000)",
+    )
     retry: RetryModel = RetryModel()
-    rate: RateModel | None = Field(None, description="webhook: at most so many messages")
+    rate: RateModel | None = Field(None, description="not pull: at most so many messages")
     batch: BatchingModel | None = Field(None, description="webhook: several in one request")
     catch_up: Literal["all"] | SpreadModel | DropModel = Field(
         "all", description="what happens to messages that fell due during downtime or a pause"
@@ -243,7 +282,7 @@ class SubscriptionModel(Strict):
 
 
 class RetryViewModel(BaseModel):
-    """When a failed webhook is tried again."""
+    """When what failed is tried again."""
 
     max_attempts: int
     backoff: list[str]
@@ -274,6 +313,10 @@ class SubscriptionViewModel(BaseModel):
     queued: int = Field(description="due, and waiting for the subscriber")
     in_flight: int
     url: str | None = None
+    bootstrap: str | None = None
+    topic: str | None = None
+    key: str | None = None
+    delivery: str | None = None
     signed: bool | None = None
     timeout: str | None = None
     max_in_flight: int | None = None

@@ -7,7 +7,8 @@ Cost: about 100 µs per call; a change waits for the disk, and dead letters for 
 Threads: belongs to the event loop.
 """
 
-from typing import Annotated
+from importlib.util import find_spec
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Body, Query, Request, Response
 
@@ -42,13 +43,15 @@ from delayserver.api.rest.common import (
 )
 from delayserver.api.rest.openapi import answer, json_body
 from delayserver.errors import ConflictError, InputError
-from delayserver.records.subscriptions import Registry, RetrySchedule, Subscription
+from delayserver.records.subscriptions import KafkaTarget, Registry, RetrySchedule, Subscription
 from delayserver.security.signing import WebhookSecret
-from delayserver.security.targets import TargetPolicy
+from delayserver.security.targets import TargetPolicy, split_bootstrap
 from delayserver.security.tokens import Action, Caller
 from delayserver.server.calls import Calls
 from delayserver.times import format_duration, format_time
 
+SINK_IN_FLIGHT: Final = 1000
+"""Default of `max_in_flight` where messages go to a broker. They wait there for milliseconds."""
 _REDRIVE_ALL = models.RedriveModel()
 
 router = APIRouter()
@@ -72,6 +75,9 @@ async def put_subscription(
     parts: PartsOf,
 ) -> models.SubscriptionViewModel:
     """Create or change a subscription."""
+    check_fields(wanted)
+    if wanted.bootstrap is not None and wanted.delivery == "exactly_once":
+        await parts.calls.check_exactly_once(wanted.bootstrap)
 
     def define(existing: Subscription | None, known: Registry) -> Subscription:
         for subject in {wanted.subject, existing.subject if existing else wanted.subject}:
@@ -266,14 +272,9 @@ def _subscription(
         raise ConflictError(f"there are {len(known)} subscriptions, the limit")
     if existing is not None and existing.type != wanted.type:
         raise ConflictError(f"the subscription is of type {existing.type}; delete it first")
-    webhook = wanted.type == "webhook"
-    if webhook != (wanted.url is not None):
-        raise InputError("a webhook needs a url, and only a webhook has one", "/url")
     if wanted.url is not None:
         targets.check_url(wanted.url)
-    if not webhook and (wanted.rate or wanted.batch):
-        pointer = "/rate" if wanted.rate else "/batch"
-        raise InputError("only a webhook has it; who pulls says how many, and when", pointer)
+    target = _target(wanted, targets)
     secrets = _secrets(wanted)
     rate, catch_up = wanted.rate, wanted.catch_up
     backoff_ms = tuple(wanted.retry.backoff)
@@ -290,7 +291,8 @@ def _subscription(
         url=wanted.url or "",
         secrets=secrets,
         timeout_ms=wanted.timeout,
-        max_in_flight=wanted.max_in_flight or settings.in_flight_max,
+        max_in_flight=wanted.max_in_flight
+        or (settings.in_flight_max if target is None else SINK_IN_FLIGHT),
         max_attempts=wanted.retry.max_attempts,
         backoff_ms=backoff_ms,
         lease_ms=wanted.lease,
@@ -303,6 +305,52 @@ def _subscription(
             catch_up.drop_older_than if isinstance(catch_up, models.DropModel) else 0
         ),
         paused=existing.paused if existing else False,
+        target=target,
+    )
+
+
+def check_fields(wanted: models.SubscriptionModel) -> None:
+    """Whether a subscription of its type has these fields. Raises InputError."""
+    for field, types in _ONLY_OF.items():
+        if wanted.type not in types and getattr(wanted, field) is not None:
+            raise InputError(f"a {wanted.type} subscription has none", f"/{field}")
+    for field in _NEEDED_BY.get(wanted.type, ()):
+        if getattr(wanted, field) is None:
+            raise InputError(f"a {wanted.type} subscription needs it", f"/{field}")
+
+
+_ONLY_OF: Final = {
+    "url": ("webhook",),
+    "secret": ("webhook",),
+    "secrets": ("webhook",),
+    "rate": ("webhook", "kafka"),
+    "batch": ("webhook",),
+    "bootstrap": ("kafka",),
+    "topic": ("kafka",),
+    "key": ("kafka",),
+    "delivery": ("kafka",),
+}
+_NEEDED_BY: Final = {"webhook": ("url",), "kafka": ("bootstrap", "topic")}
+
+
+def _target(wanted: models.SubscriptionModel, targets: TargetPolicy) -> KafkaTarget | None:
+    """Raises InputError."""
+    if wanted.bootstrap is None or wanted.topic is None:
+        return None
+    if find_spec("confluent_kafka") is None:
+        raise InputError(
+            "this server has no client of Kafka: install it with pip install 'delayserver[kafka]'",
+            "/type",
+        )
+    for broker in split_bootstrap(wanted.bootstrap):
+        targets.check_broker(broker)
+    if wanted.topic in (".", ".."):
+        raise InputError("no topic may have that name", "/topic")
+    return KafkaTarget(
+        bootstrap=wanted.bootstrap,
+        topic=wanted.topic,
+        key="{key}" if wanted.key is None else wanted.key,
+        exactly_once=wanted.delivery == "exactly_once",
     )
 
 
@@ -329,7 +377,9 @@ def _catch_up(subscription: Subscription) -> str | dict[str, str]:
 def _view(calls: Calls, subscription: Subscription) -> models.SubscriptionViewModel:
     queued, in_flight = calls.waiting(subscription)
     policy = subscription.retry_schedule
-    webhook = subscription.type == "webhook"
+    webhook, target = subscription.type == "webhook", subscription.target
+    is_pushed = subscription.is_pushed
+    delivery = "exactly_once" if subscription.is_exactly_once else "at_least_once"
     return models.SubscriptionViewModel(
         name=subscription.name,
         subject=subscription.subject,
@@ -339,9 +389,13 @@ def _view(calls: Calls, subscription: Subscription) -> models.SubscriptionViewMo
         queued=queued,
         in_flight=in_flight,
         url=subscription.url or None,
+        bootstrap=target and target.bootstrap,
+        topic=target and target.topic,
+        key=target and target.key,
+        delivery=target and delivery,
         signed=bool(subscription.secrets) if webhook else None,
-        timeout=format_duration(subscription.timeout_ms) if webhook else None,
-        max_in_flight=subscription.max_in_flight if webhook else None,
+        timeout=format_duration(subscription.timeout_ms) if is_pushed else None,
+        max_in_flight=subscription.max_in_flight if is_pushed else None,
         retry=models.RetryViewModel(
             max_attempts=policy.max_attempts,
             backoff=[format_duration(wait_ms) for wait_ms in policy.backoff_ms],
@@ -355,5 +409,5 @@ def _view(calls: Calls, subscription: Subscription) -> models.SubscriptionViewMo
         if subscription.batch_max
         else None,
         catch_up=_catch_up(subscription),
-        lease=None if webhook else format_duration(subscription.lease_ms),
+        lease=None if is_pushed else format_duration(subscription.lease_ms),
     )

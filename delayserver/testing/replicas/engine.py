@@ -65,7 +65,10 @@ class ChancyLog(MemoryLog):
 
     def read(self, offset: int, wait_s: float) -> list[tuple[int, bytes]]:
         found = super().read(offset, 0)
-        return found[: self._chance.visible(len(found))]
+        visible = self._chance.visible(len(found))
+        if visible < len(found):
+            self.place = found[visible][0]
+        return found[:visible]
 
     def end(self) -> int | None:
         return None if self._chance.happens(0.03) else super().end()

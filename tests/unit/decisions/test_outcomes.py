@@ -70,7 +70,7 @@ def test_answers_that_come_together_make_place_in_one_step(
 ) -> None:
     assert bodies(server) == [b"0", b"1"]
     answers = [
-        (deliveries, WebhookResponse(status))
+        (deliveries, WebhookResponse(status).result)
         for deliveries, status in zip(server.sending, statuses, strict=True)
     ]
     server.sending.clear()
@@ -144,7 +144,7 @@ class Parts(MessageParts):
         return delivery(self.seq, attempt=attempt)
 
     def answered(self, status: int, attempt: int = 1) -> None:
-        self.outcomes.on_sent([([self.sent(attempt)], WebhookResponse(status))], START_MS)
+        self.outcomes.on_sent([([self.sent(attempt)], WebhookResponse(status).result)], START_MS)
 
     def nack(self, tokens: list[str], delay_ms: int) -> list[str]:
         """Give leases back; returns those that were over."""

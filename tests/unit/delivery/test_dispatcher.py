@@ -12,9 +12,10 @@ from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import HELD_LOOK_MS
 from delayserver.delivery.settler import DISPATCH_ROW
+from delayserver.delivery.sink import Recorded
 from delayserver.records.horizon import Mark
 from delayserver.records.message import ScheduleEntry
-from delayserver.records.subscriptions import Subscription
+from delayserver.records.subscriptions import KafkaTarget, Subscription
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, FiredRows
 from storage.rows import HOUR_MS, Outcome
 from tests.unit.delivery.parts import NOW_MS, Parts, webhook
@@ -878,3 +879,36 @@ def test_what_is_too_old_is_given_up_without_a_lease() -> None:
     lease.holds = False
     parts.read()
     assert [one.entry.seq for one, _ in parts.ports.dropped] == [5]
+
+
+# ---- sinks that take many ----------------------------------------------------------------------
+
+
+def to_topic(**more: Any) -> Subscription:
+    target = KafkaTarget(bootstrap="b:1", topic="t")
+    return subscription(type="kafka", target=target, **{"max_in_flight": 3, **more})
+
+
+def test_what_leaves_together_goes_to_a_topic_together() -> None:
+    parts = Parts(to_topic())
+    parts.fire((1, START_MS), (2, START_MS), (3, START_MS), (4, START_MS))
+    assert parts.handouts() == [[1, 2, 3]]
+    read = parts.read()
+    assert [[one.entry.seq for one in post] for post in parts.ports.posts] == [[1, 2, 3]]
+    # Each has a result of its own, and its place is free then.
+    parts.dispatcher.settle_delivered(read[1], NOW_MS)
+    parts.dispatcher.pump(parts.dispatcher.queue(to_topic()), NOW_MS)
+    assert parts.handouts() == [[4]]
+
+
+def test_what_is_recorded_already_is_not_recorded_again() -> None:
+    parts = Parts(to_topic())
+    parts.fire((1, START_MS))
+    (one,) = parts.read()
+    parts.dispatcher.settle_delivered(one, NOW_MS, Recorded(NOW_MS - 50, 9))
+    assert parts.ports.settled == []
+    ((hour, row, offset),) = parts.ports.recorded
+    assert (hour, offset) == (HOUR, 9)
+    seq, _, _, settled_ms, *_ = DISPATCH_ROW.unpack(row)
+    assert (seq, settled_ms) == (1, NOW_MS - 50)
+    assert parts.hours.unsettled_by_hour().get(HOUR, 0) == 0

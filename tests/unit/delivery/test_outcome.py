@@ -4,14 +4,20 @@ from typing import Any
 
 import pytest
 
-from delayserver.delivery.webhook import (
+from delayserver.delivery.sink import (
     Delivered,
     GiveUp,
     PauseSubscription,
+    Recorded,
     RetryLater,
+    ReturnToQueue,
+    Taken,
+    Untried,
+    outcome,
+)
+from delayserver.delivery.webhook import (
     WebhookRequest,
     WebhookResponse,
-    outcome,
     parse_retry_after_ms,
     request_headers,
 )
@@ -29,13 +35,24 @@ def no_jitter():
 
 
 def decide(status=None, *, attempt=1, retry_after_ms=None, error=None, random=no_jitter):
-    return outcome(WebhookResponse(status, retry_after_ms, error), attempt, POLICY, random)
+    response = WebhookResponse(status, retry_after_ms, error)
+    return outcome(response.result, attempt, POLICY, random)
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
 @pytest.mark.parametrize("attempt", [1, 4, 5])
 def test_2xx_is_delivered(status, attempt):
     assert decide(status, attempt=attempt) == Delivered()
+
+
+@pytest.mark.parametrize("attempt", [1, 4, 5])
+def test_what_was_not_tried_is_no_attempt(attempt):
+    assert outcome(Untried(), attempt, POLICY, no_jitter) == ReturnToQueue()
+
+
+def test_what_is_recorded_already_is_said_to_be():
+    recorded = Recorded(1, 2)
+    assert outcome(Taken(recorded), 1, POLICY, no_jitter) == Delivered(recorded)
 
 
 @pytest.mark.parametrize("attempt", [1, 4, 5])

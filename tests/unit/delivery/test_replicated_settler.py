@@ -9,14 +9,12 @@ from delayserver.delivery.replicated_settler import FILES_SYNC_MS, ReplicatedSet
 from storage.errors import DiskFullError, FencedError
 from storage.frame import Frame
 from storage.hour_log import HourLog
-from storage.replicated.settled import ROWS_MAX, SettledLog
+from storage.replicated.settled import ROWS_MAX, SettledLog, encode_settled
 from storage.rows import DISPATCH_DTYPE, HOUR_MS, LogKind
 from storage.testing.engine import AppendOutcome, MemoryLog
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles
 from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import HOUR, STAMP, START_MS, Stopwatch, dispatch_row
-
-NEVER = 1 << 62
 
 
 class Replica:
@@ -28,13 +26,19 @@ class Replica:
         self.log = log.another()
         self.stopwatch = Stopwatch()
         self.told: list[int] = []
+        self.opened: list[MemoryLog] = []
         self.settler = ReplicatedSettler(
             HourLog(FaultyFiles(self.files, self.faults), LogKind.DISPATCH, stamp=STAMP),
-            SettledLog(self.log, STAMP),
+            self._open,
             place,
             self.stopwatch,
             self.told.append,
         )
+
+    def _open(self) -> SettledLog:
+        """The first is the one that is appended to."""
+        self.opened.append(self.log if not self.opened else self.log.another())
+        return SettledLog(self.opened[-1], STAMP)
 
     def settle(self, *seqs: int) -> None:
         self.settler.write({HOUR: [dispatch_row(seq) for seq in seqs]}, START_MS)
@@ -77,7 +81,7 @@ def test_what_nobody_may_know_is_not_in_the_files(outcome: AppendOutcome) -> Non
         replica.settler.sync()
     assert replica.recorded() == []
     again = Replica(log, files=replica.files.kill())
-    again.settler.take_in(0, NEVER)
+    again.settler.take_in(0)
     assert again.recorded() == all_of(log)
 
 
@@ -92,8 +96,8 @@ def test_rows_of_others_between_own_ones() -> None:
     one.settler.sync()
     assert one.recorded() == all_of(log) == [1, 2, 3]
     assert other.recorded() == [1, 2]
-    assert other.settler.take_in(0, NEVER)
-    assert not other.settler.take_in(0, NEVER)
+    assert other.settler.take_in(0)
+    assert not other.settler.take_in(0)
     assert other.recorded() == [1, 2, 3]
 
 
@@ -108,7 +112,7 @@ def test_a_place_is_told_behind_a_sync_of_the_files() -> None:
     assert replica.told == [2]
     for _ in range(10):
         again = Replica(replica.log, replica.told[-1], replica.files.crash())
-        again.settler.take_in(0, NEVER)
+        again.settler.take_in(0)
         assert again.recorded() == [1, 2]
 
 
@@ -118,7 +122,7 @@ def test_what_was_not_synced_is_read_again_and_may_stand_there_twice() -> None:
     replica.settle(1)
     replica.settler.sync()
     again = Replica(log, 0, replica.files.kill())
-    again.settler.take_in(0, NEVER)
+    again.settler.take_in(0)
     assert set(again.recorded()) == {1}
 
 
@@ -148,10 +152,10 @@ def test_a_full_disk_in_the_middle_of_a_record_doubles_no_row_of_others() -> Non
         one = Replica(log)
         one.no_room(at)
         try:
-            one.settler.take_in(0, NEVER)
+            one.settler.take_in(0)
         except DiskFullError:
             one.faults.faults.clear()
-            one.settler.take_in(0, NEVER)
+            one.settler.take_in(0)
             assert (one.recorded(), one.recorded(HOUR + 1)) == ([1], [2]), at
         else:
             return
@@ -168,3 +172,91 @@ def test_more_than_a_record_holds() -> None:
     assert log.end() == 2
     assert len(replica.recorded()) == ROWS_MAX + 1
     assert replica.settler.offset == 2
+
+
+# ---- transactions ------------------------------------------------------------------------------
+
+
+def transaction(log: MemoryLog, *seqs: int) -> int:
+    """Its offset; a marker stands behind it."""
+    rows = np.frombuffer(b"".join(map(dispatch_row, seqs)), DISPATCH_DTYPE)
+    (offset,) = log.another().append([encode_settled(rows, STAMP, START_MS)])
+    assert offset is not None
+    log.mark()
+    return offset
+
+
+def told_of(replica: Replica, offset: int, *seqs: int) -> None:
+    rows = {HOUR: [dispatch_row(seq) for seq in seqs]}
+    replica.settler.write_recorded(rows, offset, START_MS)
+
+
+def test_markers_are_passed() -> None:
+    log = MemoryLog()
+    owner = Replica(log)
+    told_of(owner, transaction(log, 1, 2), 1, 2)
+    owner.settle(3)
+    owner.settler.sync()
+    assert (owner.settler.offset, owner.recorded()) == (3, [1, 2, 3])
+    # Whoever reads all of it has the same, and knows that it has all.
+    replica = Replica(log)
+    log.mark()
+    while replica.settler.offset < 4:
+        replica.settler.take_in(0)
+    assert replica.recorded() == [1, 2, 3]
+
+
+def test_a_record_that_is_read_before_its_news_comes_is_written_once() -> None:
+    log = MemoryLog()
+    owner = Replica(log)
+    offset = transaction(log, 1)
+    owner.settle(2)
+    owner.settler.sync()
+    assert (owner.settler.offset, owner.recorded()) == (3, [1, 2])
+    told_of(owner, offset, 1)
+    owner.settler.sync()
+    assert (owner.settler.offset, owner.recorded()) == (3, [1, 2])
+
+
+def test_an_owner_does_not_wait_for_what_it_cannot_read_yet() -> None:
+    """A transaction is open: what stands behind it comes later, and so does the place."""
+    log = MemoryLog()
+    owner = Replica(log)
+    log.mark()
+    reader = owner.opened[1]
+    reader.is_reachable = False
+    owner.settle(1)
+    owner.settler.sync()
+    assert (owner.settler.offset, owner.recorded()) == (0, [1])
+    owner.stopwatch.shows_ms += FILES_SYNC_MS
+    owner.settle(2)
+    owner.settler.sync()
+    assert owner.told == [0]
+    reader.is_reachable = True
+    owner.settle(3)
+    owner.settler.sync()
+    assert (owner.settler.offset, owner.recorded()) == (4, [1, 2, 3])
+
+
+def test_a_full_disk_while_something_cannot_be_read() -> None:
+    log = MemoryLog()
+    log.mark()
+    for at in range(1, 40):
+        owner = Replica(log)
+        owner.opened[1].is_reachable = False
+        owner.settler.write(
+            {HOUR: [dispatch_row(1)], HOUR + 1: [dispatch_row(2, due_ms=START_MS + HOUR_MS)]},
+            START_MS,
+        )
+        owner.no_room(at)
+        try:
+            owner.settler.sync()
+        except DiskFullError:
+            owner.faults.faults.clear()
+            owner.opened[1].is_reachable = at % 2 == 0
+            owner.settler.sync()
+            assert (owner.recorded(), owner.recorded(HOUR + 1))[0][-1:] == [1], at
+            assert owner.recorded(HOUR + 1)[-1:] == [2], at
+        else:
+            return
+    raise AssertionError("the disk is always full")

@@ -283,7 +283,7 @@ def test_what_is_settled_may_come_before_its_message() -> None:
     cluster.publish(0)
     cluster.deliver()
     standby = cluster.follow()
-    standby._settler.take_in(0, 1 << 62)  # before any record of the log
+    standby._settler.take_in(0)  # before any record of the log
     assert not standby._replay.hours
     standby.step(0)
     standby.checkpoint()

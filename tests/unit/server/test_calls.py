@@ -226,7 +226,7 @@ def test_a_redrive_ends_though_what_it_redrives_dies_again(
     server = machine.server
 
     def refuse(_: object, deliveries: list[DueDelivery]) -> None:
-        answers = [(deliveries, WebhookResponse(None, None, "refused"))]
+        answers = [(deliveries, WebhookResponse(None, None, "refused").result)]
         server.post(server.engine.outcomes.on_sent, answers, machine.clock())
 
     monkeypatch.setattr(server, "send", refuse)

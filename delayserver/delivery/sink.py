@@ -1,0 +1,159 @@
+"""Sinks: who brings deliveries to receivers of one kind, and what comes of each attempt.
+
+    queue ──▶ Sink.deliver(subscription, deliveries) ──▶ told(some of them, a result)
+                                                              │ outcome (pure)
+       Delivered │ RetryLater │ GiveUp │ PauseSubscription │ ReturnToQueue
+
+A kind of receiver is a module with a `Sink`: webhooks (`delayserver.server.webhook_sink`), topics
+of Kafka (`delayserver.delivery.kafka_sink`). Everything before and behind it is the same for all:
+the queue with its rates and its pause, retries, dead letters, metrics. How many deliveries are out
+at once is the caller's business (`max_in_flight`); a sink that cannot take more lets its caller
+wait.
+
+Rejected: an answer for all of a batch at once. Of five hundred messages to a topic one partition
+may hang for seconds, and the others would not be settled that long.
+
+Cost: none. Threads: values and pure functions; a `Sink` belongs to the event loop, whatever it has
+besides.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from delayserver.records.message import DueDelivery
+from delayserver.records.subscriptions import RETRY_DELAY_MS_MAX, RetrySchedule, Subscription
+
+RETRY_JITTER = 0.2
+
+
+# ---- what came of an attempt -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """That it is settled is recorded already, in the log of all replicas."""
+
+    settled_ms: int
+    """What the record says."""
+    offset: int
+    """Where it stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The receiver has it, for good."""
+
+    recorded: Recorded | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It was not taken, or nobody knows whether it was: another attempt follows, unless it was the
+    last one."""
+
+    reason: str
+    retry_after_ms: int | None = None
+    """What the receiver asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The receiver wants nothing any more."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Untried:
+    """Nothing has reached the receiver, and nothing will: it was no attempt."""
+
+
+Result = Taken | Refused | Gone | Untried
+Answer = tuple[list[DueDelivery], Result]
+"""What came of all that went together."""
+Told = Callable[[list[DueDelivery], Result], None]
+
+
+class Sink(Protocol):
+    """Brings deliveries to receivers of one kind. A test may have one that answers by itself."""
+
+    async def deliver(
+        self, subscription: Subscription, deliveries: list[DueDelivery], told: Told
+    ) -> None:
+        """One attempt of each. `told` is called on the event loop with what came of them, in any
+        order and in any parts; all have been told of on return.
+
+        Whatever the receiver or the network does is a result, never an exception. Whoever is
+        cancelled tells no more."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of what is open. Deliveries are to be finished or cancelled before."""
+        ...
+
+
+# ---- what follows from it --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The receiver has taken it."""
+
+    recorded: Recorded | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RetryLater:
+    """The next attempt comes after `delay_ms`."""
+
+    delay_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PauseSubscription:
+    """The receiver wants nothing any more. The message stays pending; the attempt does not count
+    against it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """No attempt is left: the message becomes a dead letter."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnToQueue:
+    """It is the next to leave again; the attempt does not count."""
+
+
+Outcome = Delivered | RetryLater | PauseSubscription | GiveUp | ReturnToQueue
+
+
+def outcome(
+    result: Result, attempt: int, retry: RetrySchedule, random: Callable[[], float]
+) -> Outcome:
+    """What follows from what came of attempt number `attempt` (from 1). Pure: `random` returns
+    [0, 1).
+
+    A retry waits for the backoff, or for what the receiver asks for when that is longer, and up to
+    RETRY_JITTER of it on top: so receivers never see a retry sooner than they asked or the
+    subscription says, and messages that failed together do not return together."""
+    match result:
+        case Taken(recorded):
+            return Delivered(recorded)
+        case Gone(reason):
+            return PauseSubscription(reason)
+        case Untried():
+            return ReturnToQueue()
+        case Refused(reason, retry_after_ms):
+            if attempt >= retry.max_attempts:
+                return GiveUp(f"{reason} (attempt {attempt} of {retry.max_attempts})")
+            delay_ms = retry.delay_ms(attempt)
+            if retry_after_ms is not None:
+                delay_ms = max(delay_ms, min(retry_after_ms, RETRY_DELAY_MS_MAX))
+            return RetryLater(int(delay_ms * (1 + RETRY_JITTER * random())), reason)

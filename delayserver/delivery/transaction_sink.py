@@ -1,0 +1,200 @@
+"""Exactly once: messages and that they are settled, in one transaction.
+
+    deliver ──▶ what waits, by subscription ── a turn: one of a few slots ──▶ transaction
+                                                                │
+      committed: taken, and recorded already  ◀─────────────────┤
+      aborted: refused for the records' own sake, else untried ◀┘
+
+A message is in its topic for whoever reads what is committed if and only if the log of what is
+settled says that it was delivered. So an owner that starts behind a crash, or another in its stead,
+delivers what is not settled, and repeats nothing.
+
+A transaction is of one subscription, so that a topic that is not there holds up no other. What
+comes while all slots are busy goes together in the next one.
+
+Cost: some 60 ms for each message, and 20 transactions a second of each slot, whatever they hold (up
+to BATCH_MAX messages). Threads: belongs to the event loop; a thread of a pool waits for each
+transaction.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from delayserver.delivery.settler import pack_settled
+from delayserver.delivery.sink import Recorded, Refused, Result, Taken, Told, Untried
+from delayserver.delivery.turns import Turns
+from delayserver.records.message import DueDelivery
+from delayserver.records.subscriptions import Subscription
+from storage.errors import EngineError
+from storage.replicated.transactions import (
+    SLOTS,
+    Aborted,
+    Committed,
+    SettledTransactions,
+    TopicRecord,
+)
+from storage.rows import Outcome
+
+BATCH_MAX: Final = 1000
+"""Messages in a transaction, and …"""
+BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
+"""… their bodies, unless one alone has more."""
+ABORTED_PAUSE_S: Final = 0.2
+"""What was nobody's fault passes, but not at once."""
+
+log = structlog.get_logger()
+
+
+@dataclass(eq=False, slots=True)
+class _Handed:
+    """What was given to `deliver` together."""
+
+    left: int
+    told: Told
+    done: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    def tell(self, deliveries: list[DueDelivery], result: Result) -> None:
+        if self.done.done():
+            return  # Cancelled.
+        self.told(deliveries, result)
+        self.left -= len(deliveries)
+        if not self.left:
+            self.done.set_result(None)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    delivery: DueDelivery
+    record: TopicRecord
+    handed: _Handed
+
+
+class TransactionSink:
+    """Delivers in transactions, and tells like a `Sink`."""
+
+    def __init__(
+        self,
+        transactions: SettledTransactions,
+        clock: Callable[[], int],
+        make_record: Callable[[Subscription, DueDelivery], TopicRecord],
+    ) -> None:
+        self._transactions = transactions
+        self._clock = clock
+        self._make_record = make_record
+        self._turns = Turns(SLOTS)
+        self._free_slots = list(range(SLOTS))
+        self._waiting: dict[int, deque[_Waiting]] = {}
+        """By subscription."""
+        self._opening: asyncio.Future[None] | None = None
+        self._threads = ThreadPoolExecutor(SLOTS, "delayserver-transactions")
+
+    async def deliver(
+        self, subscription: Subscription, deliveries: list[DueDelivery], told: Told
+    ) -> None:
+        """See `Sink`. Raises FencedError: the process has to end."""
+        handed = _Handed(len(deliveries), told)
+        try:
+            await self._open()
+        except EngineError as error:
+            log.warning("no transactions", error=str(error))
+            await asyncio.sleep(ABORTED_PAUSE_S)
+            handed.tell(deliveries, Untried())
+            return
+        waiting = self._waiting.setdefault(subscription.id, deque())
+        waiting.extend(
+            _Waiting(delivery, self._make_record(subscription, delivery), handed)
+            for delivery in deliveries
+        )
+        try:
+            # Whoever has a turn takes what waits longest: when nothing waits any more, ours is
+            # under way, in a transaction of somebody else.
+            while waiting:
+                await self._turns.take(subscription.id)
+                try:
+                    await self._transact(_take(waiting))
+                finally:
+                    self._turns.give_back(subscription.id)
+            if self._waiting.get(subscription.id) is waiting:
+                del self._waiting[subscription.id]
+            await handed.done
+        except asyncio.CancelledError:
+            handed.done.cancel()
+            raise
+
+    async def _open(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._opening is None:
+            self._opening = loop.run_in_executor(self._threads, self._transactions.open)
+        try:
+            await asyncio.shield(self._opening)
+        except EngineError:
+            self._opening = None
+            raise
+
+    async def _transact(self, batch: list[_Waiting]) -> None:
+        if not batch:
+            return
+        settled_ms = self._clock()
+        rows = b"".join(pack_settled(one.delivery, Outcome.DELIVERED, settled_ms) for one in batch)
+        records = [one.record for one in batch]
+        slot = self._free_slots.pop()
+        under_way = asyncio.get_running_loop().run_in_executor(
+            self._threads, self._transactions.commit, slot, records, rows, settled_ms
+        )
+        # It goes on though nobody waits for it: its slot is free when it has ended.
+        under_way.add_done_callback(lambda ended: self._free_slots.append(slot))
+        match await asyncio.shield(under_way):
+            case Committed(offset):
+                taken = Taken(Recorded(settled_ms, offset))
+                _tell(batch, lambda index: taken)
+            case Aborted(reason, refused):
+                log.warning("a transaction was aborted", error=reason, messages=len(batch))
+                if not refused:
+                    await asyncio.sleep(ABORTED_PAUSE_S)
+                _tell(
+                    batch,
+                    lambda index: (
+                        Refused(f"Kafka: {refused[index]}") if index in refused else Untried()
+                    ),
+                )
+
+    async def close(self) -> None:
+        """See `Sink`. What is under way comes to its end, unless brokers are away."""
+        self._transactions.give_up()
+        await asyncio.to_thread(self._threads.shutdown)
+        await asyncio.to_thread(self._transactions.close)
+
+
+def _take(waiting: deque[_Waiting]) -> list[_Waiting]:
+    """What goes together in a transaction."""
+    batch: list[_Waiting] = []
+    size = 0
+    while waiting and len(batch) < BATCH_MAX:
+        if waiting[0].handed.done.done():
+            waiting.popleft()  # Cancelled.
+            continue
+        size += len(waiting[0].record.value)
+        if batch and size > BATCH_BYTES_MAX:
+            break
+        batch.append(waiting.popleft())
+    return batch
+
+
+def _tell(batch: list[_Waiting], result_of: Callable[[int], Result]) -> None:
+    """In parts of equal results and of one `deliver`, in their order."""
+    parts: list[tuple[_Handed, Result, list[DueDelivery]]] = []
+    for index, one in enumerate(batch):
+        result = result_of(index)
+        if not parts or parts[-1][0] is not one.handed or parts[-1][1] != result:
+            parts.append((one.handed, result, []))
+        parts[-1][2].append(one.delivery)
+    for handed, result, deliveries in parts:
+        handed.tell(deliveries, result)

@@ -1,0 +1,79 @@
+"""The sink of webhooks: each request waits for its turn, is traced, sent and counted.
+
+Cost: a task of asyncio and what the sender costs, for each request. Threads: belongs to the event
+loop.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from delayserver.delivery.sink import Told
+from delayserver.delivery.turns import Turns
+from delayserver.delivery.webhook import WebhookSender, webhook_request
+from delayserver.records.message import HEADERS_BYTES_MAX, DueDelivery
+from delayserver.records.subscriptions import Subscription
+from delayserver.records.tracecontext import in_trace
+from delayserver.server.metrics import Metrics
+
+if TYPE_CHECKING:
+    from delayserver.server.telemetry import Telemetry
+
+log = structlog.get_logger()
+
+
+class WebhookSink:
+    """A `Sink`: what it gets together is one request, and has one answer."""
+
+    def __init__(
+        self,
+        sender: WebhookSender,
+        turns: Turns,
+        clock: Callable[[], int],
+        metrics: Metrics,
+        telemetry: "Telemetry | None",
+    ) -> None:
+        self._sender = sender
+        self._turns = turns
+        self._clock = clock
+        self._metrics = metrics
+        self._telemetry = telemetry
+
+    async def deliver(
+        self, subscription: Subscription, deliveries: list[DueDelivery], told: Told
+    ) -> None:
+        """See `Sink`."""
+        # To wait is no attempt: its time and its signature begin with the turn.
+        await self._turns.take(subscription.id)
+        try:
+            await self._attempt(subscription, deliveries, told)
+        finally:
+            self._turns.give_back(subscription.id)
+
+    async def _attempt(
+        self, subscription: Subscription, deliveries: list[DueDelivery], told: Told
+    ) -> None:
+        request = webhook_request(subscription, deliveries, self._clock() // 1000)
+        spans = []
+        if self._telemetry is not None:
+            begin = self._telemetry.delivery
+            spans = [begin("deliver", subscription.name, delivery) for delivery in deliveries]
+            if not subscription.batch_max:
+                # The receiver belongs to this delivery, which links to the publish.
+                headers = in_trace(request.headers, spans[0].trace, max_bytes=HEADERS_BYTES_MAX)
+                request = replace(request, headers=headers)
+        began_at = time.perf_counter()
+        response = await self._sender.send(request)
+        self._metrics.on_webhook(subscription.id, response.status, time.perf_counter() - began_at)
+        is_taken = response.status is not None and 200 <= response.status < 300
+        failure = None if is_taken else response.error or f"HTTP {response.status}"
+        for span in spans:
+            span.end({"http.response.status_code": response.status or 0}, failure)
+        told(deliveries, response.result)
+
+    async def close(self) -> None:
+        """See `Sink`."""
+        await self._sender.close()

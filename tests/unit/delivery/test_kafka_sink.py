@@ -1,0 +1,198 @@
+"""Messages to a topic, on brokers that librdkafka makes up: no Java, and no disk."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from confluent_kafka import Consumer, Producer
+
+from delayserver.delivery.kafka_sink import KafkaSink, record_headers, record_key
+from delayserver.delivery.sink import Refused, Result, Taken
+from delayserver.errors import InputError
+from delayserver.records.message import DueDelivery, Payload
+from delayserver.records.subscriptions import (
+    KafkaTarget,
+    Subscription,
+    decode_subscription,
+    encode_subscription,
+)
+from delayserver.security.targets import TargetPolicy, split_bootstrap
+from storage.replicated.kafka_settings import sink_settings
+from tests.unit.fakes import delivery, subscription
+
+
+@pytest.fixture(scope="module")
+def bootstrap() -> Iterator[str]:
+    mock = Producer({"test.mock.num.brokers": 3})
+    brokers = mock.list_topics(timeout=10).brokers.values()
+    yield ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
+
+
+def kafka(bootstrap: str, topic: str = "t", timeout_ms: int = 5000, **more: Any) -> Subscription:
+    target = KafkaTarget(bootstrap=bootstrap, topic=topic, **more)
+    return subscription(type="kafka", target=target, timeout_ms=timeout_ms)
+
+
+def with_payload(seq: int, **payload: Any) -> DueDelivery:
+    one = delivery(seq)
+    return msgspec.structs.replace(one, payload=Payload(**{"body": b"%d" % seq, **payload}))
+
+
+class Machine:
+    def __init__(self, policy: TargetPolicy, **more: Any) -> None:
+        self.sink = KafkaSink(policy, **more)
+        self.told: list[tuple[int, Result]] = []
+
+    async def deliver(self, subscription: Subscription, *deliveries: DueDelivery) -> None:
+        def told(some: list[DueDelivery], result: Result) -> None:
+            self.told += [(one.entry.seq, result) for one in some]
+
+        await self.sink.deliver(subscription, list(deliveries), told)
+
+
+def run(
+    main: Callable[[Machine], Coroutine[Any, Any, None]],
+    policy: TargetPolicy | None = None,
+    **more: Any,
+) -> Machine:
+    async def whole() -> Machine:
+        machine = Machine(policy or TargetPolicy(()), **more)
+        try:
+            await main(machine)
+        finally:
+            await machine.sink.close()
+        return machine
+
+    return asyncio.run(whole())
+
+
+def test_messages_arrive(bootstrap: str) -> None:
+    ones = [with_payload(seq, key=f"k{seq}") for seq in range(1, 301)]
+    machine = run(lambda m: m.deliver(kafka(bootstrap), *ones))
+    assert sorted(machine.told) == [(seq, Taken()) for seq in range(1, 301)]
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "g", "auto.offset.reset": "earliest"}
+    )
+    consumer.subscribe(["t"])
+    found: dict[bytes, Any] = {}
+    give_up_s = time.monotonic() + 20
+    while len(found) < 300 and time.monotonic() < give_up_s:
+        for message in consumer.consume(500, 0.2):
+            if message.error() is None:
+                found[message.value() or b""] = message
+    consumer.close()
+    assert found.keys() == {b"%d" % seq for seq in range(1, 301)}
+    assert found[b"7"].key() == b"k7"
+    assert ("delay-id", b"m7") in found[b"7"].headers()
+
+
+def test_what_a_record_says() -> None:
+    one = with_payload(3, key="a ü", headers={"x-shop": "7", "Y": ""})
+    names = [name for name, _ in record_headers(one)]
+    assert names == [
+        *("delay-id", "delay-subject", "delay-key", "delay-due", "delay-attempt"),
+        *("x-shop", "Y"),
+    ]
+    values = dict(record_headers(one))
+    assert values["delay-key"] == "a ü".encode()
+    assert values["delay-attempt"] == b"1"
+    assert "delay-key" not in dict(record_headers(with_payload(3)))
+    keys = {text: record_key(KafkaTarget("b:1", "t", text), one) for text in _KEYS}
+    assert keys == dict(
+        zip(_KEYS, ["a ü".encode(), b"order.unpaid", b"m3", b"x", b""], strict=True)
+    )
+    assert record_key(KafkaTarget("b:1", "t"), with_payload(3)) is None
+
+
+_KEYS = ("{key}", "{subject}", "{id}", "x", "")
+
+
+def test_brokers_that_are_away_are_a_reason() -> None:
+    machine = run(lambda m: m.deliver(kafka("127.0.0.1:1", timeout_ms=100), delivery(1)))
+    ((seq, result),) = machine.told
+    assert seq == 1
+    assert isinstance(result, Refused) and result.reason.startswith("Kafka: ")
+
+
+@pytest.mark.parametrize("allowed", ["10.0.0.0/8", "broker.example"])
+def test_brokers_that_are_not_allowed(bootstrap: str, allowed: str) -> None:
+    policy = TargetPolicy((allowed,))
+    machine = run(lambda m: m.deliver(kafka(bootstrap), delivery(1)), policy)
+    ((_, result),) = machine.told
+    assert isinstance(result, Refused) and "not allowed" in result.reason
+
+
+def test_brokers_that_name_others_that_are_not_allowed(bootstrap: str) -> None:
+    first, *_ = split_bootstrap(bootstrap)
+    policy = TargetPolicy((f"127.0.0.1:{first.port}",))
+    subscription = kafka(f"127.0.0.1:{first.port}")
+    machine = run(lambda m: m.deliver(subscription, delivery(1)), policy)
+    ((_, result),) = machine.told
+    assert isinstance(result, Refused) and "not allowed" in result.reason
+
+
+def test_a_client_that_is_full_lets_its_caller_wait(bootstrap: str) -> None:
+    def small(bootstrap: str, timeout_ms: int) -> Mapping[str, Any]:
+        return sink_settings(bootstrap, timeout_ms) | {"queue.buffering.max.messages": 3}
+
+    ones = [delivery(seq) for seq in range(1, 101)]
+    machine = run(lambda m: m.deliver(kafka(bootstrap), *ones), make_settings=small)
+    assert sorted(machine.told) == [(seq, Taken()) for seq in range(1, 101)]
+
+
+def test_a_message_that_is_too_long_is_refused_alone(bootstrap: str) -> None:
+    def short(bootstrap: str, timeout_ms: int) -> Mapping[str, Any]:
+        return sink_settings(bootstrap, timeout_ms) | {"message.max.bytes": 2000}
+
+    ones = [with_payload(1), with_payload(2, body=b"x" * 3000), with_payload(3)]
+    machine = run(lambda m: m.deliver(kafka(bootstrap), *ones), make_settings=short)
+    told = dict(machine.told)
+    assert (told[1], told[3]) == (Taken(), Taken())
+    assert isinstance(told[2], Refused) and "MSG_SIZE_TOO_LARGE" in told[2].reason
+
+
+def test_who_is_cancelled_is_told_nothing(bootstrap: str) -> None:
+    async def main(m: Machine) -> None:
+        task = asyncio.create_task(m.deliver(kafka("127.0.0.1:1"), delivery(1)))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    assert run(main).told == []
+
+
+def test_exactly_once_without_a_cluster_is_refused(bootstrap: str) -> None:
+    machine = run(lambda m: m.deliver(kafka(bootstrap, exactly_once=True), delivery(1)))
+    ((_, result),) = machine.told
+    assert isinstance(result, Refused) and "no node of a cluster" in result.reason
+
+
+def test_a_definition_as_bytes(bootstrap: str) -> None:
+    one = kafka(bootstrap, key="{id}")
+    assert decode_subscription(encode_subscription(one)) == one
+    assert one.is_pushed and one.takes_many and not one.is_exactly_once
+    assert kafka(bootstrap, exactly_once=True).is_exactly_once
+    plain = subscription(type="webhook")
+    assert b"target" not in encode_subscription(plain)
+    assert plain.is_pushed and not plain.takes_many
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "a:", "a:0", "a:70000", "a:1,", "http://a:1", "a:1/b", "u@a:1", "a b:1"]
+)
+def test_what_is_no_broker(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        split_bootstrap(text)
+    assert caught.value.pointer == "/bootstrap"
+
+
+def test_brokers() -> None:
+    found = split_bootstrap("Broker1:9092,10.0.0.1:1,[::1]:65535")
+    assert [(one.host, one.port, one.is_address) for one in found] == [
+        ("broker1", 9092, False),
+        ("10.0.0.1", 1, True),
+        ("::1", 65535, True),
+    ]
