@@ -11,7 +11,7 @@ from delayserver.delivery.sink import (
     Recorded,
     RetryLater,
     ReturnToQueue,
-    Taken,
+    Confirmed,
     Untried,
     outcome,
 )
@@ -52,7 +52,7 @@ def test_what_was_not_tried_is_no_attempt(attempt):
 
 def test_what_is_recorded_already_is_said_to_be():
     recorded = Recorded(1, 2)
-    assert outcome(Taken(recorded), 1, POLICY, no_jitter) == Delivered(recorded)
+    assert outcome(Confirmed(recorded), 1, POLICY, no_jitter) == Delivered(recorded)
 
 
 @pytest.mark.parametrize("attempt", [1, 4, 5])
