@@ -37,7 +37,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from delayserver.delivery.sink import Failed, Result, Sink, Confirmed, Told
+from delayserver.delivery.sink import Confirmed, Failed, Result, Sink, Told
 from delayserver.delivery.transaction_sink import TransactionSink
 from delayserver.errors import InputError
 from delayserver.records.message import DueDelivery

@@ -2,8 +2,8 @@
 
     deliver ──▶ what waits, by subscription ── a turn: one of a few slots ──▶ transaction
                                                                 │
-      committed: confirmed, recorded already  ◀─────────────────┤
-      aborted: failed for the records' own sake, else untried ◀┘
+      committed: confirmed, and recorded already ◀──────────────┤
+      aborted: failed where a record is to blame, else untried ◀┘
 
 A message is in its topic for whoever reads what is committed if and only if the log of what is
 settled says that it was delivered. So an owner that starts behind a crash, or another in its stead,
@@ -27,7 +27,7 @@ from typing import Final
 import structlog
 
 from delayserver.delivery.settler import pack_settled
-from delayserver.delivery.sink import Recorded, Failed, Result, Confirmed, Told, Untried
+from delayserver.delivery.sink import Confirmed, Failed, Recorded, Result, Told, Untried
 from delayserver.delivery.turns import Turns
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import Subscription

@@ -16,7 +16,7 @@ from typing import Protocol
 from urllib.parse import quote
 
 from delayserver.delivery.batch import batch_body, batch_id
-from delayserver.delivery.sink import Gone, Failed, Result, Confirmed
+from delayserver.delivery.sink import Confirmed, Failed, Gone, Result
 from delayserver.records.message import Content, DueDelivery
 from delayserver.records.subscriptions import Subscription
 from delayserver.security.signing import WebhookSecret, sign

@@ -28,7 +28,7 @@ from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import NEVER_MS
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.sender import HttpWebhookSender
-from delayserver.delivery.sink import Answer, Gone, Failed, Result, Sink
+from delayserver.delivery.sink import Answer, Failed, Gone, Result, Sink
 from delayserver.delivery.turns import Turns
 from delayserver.delivery.webhook import WebhookSender
 from delayserver.errors import AccessError

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from delayserver.delivery.kafka_sink import KafkaSink, record_headers, record_key
-from delayserver.delivery.sink import Failed, Result, Confirmed
+from delayserver.delivery.sink import Confirmed, Failed, Result
 from delayserver.errors import InputError
 from delayserver.records.message import DueDelivery, Payload
 from delayserver.records.subscriptions import (

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from delayserver.delivery.sink import (
+    Confirmed,
     Delivered,
     GiveUp,
     PauseSubscription,
     Recorded,
     RetryLater,
     ReturnToQueue,
-    Confirmed,
     Untried,
     outcome,
 )

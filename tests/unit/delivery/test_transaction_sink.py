@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from delayserver.delivery import transaction_sink
-from delayserver.delivery.sink import Recorded, Failed, Result, Confirmed, Untried
+from delayserver.delivery.sink import Confirmed, Failed, Recorded, Result, Untried
 from delayserver.delivery.transaction_sink import TransactionSink
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import KafkaTarget, Subscription
