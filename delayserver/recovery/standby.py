@@ -185,6 +185,10 @@ class Standby:
         is_due = self._follower.is_due(self.state, self._stopwatch())
         return self._claim() if is_due and not self.is_drained else None
 
+    def set_rank(self, rank: int) -> None:
+        """So many replicas go before this one from now on. Any thread may call this."""
+        self._follower.rank = rank
+
     def want_snapshot(self, take: Take, told: Taken) -> None:
         """Have the next step call `take` behind a checkpoint, and `told` with what it returns, or
         what is wrong. Any thread may call this."""

@@ -127,7 +127,8 @@ class Follower:
         that this node has never heard gets OWNER_MS to come back."""
         assert node != NOBODY
         self._node = node
-        self._rank = rank
+        self.rank = rank
+        """May be set by any thread."""
         self._heard_ms = now_ms
         self._waits_for_owner = waits_for_owner
         self._all_read_ms = now_ms - BEAT_MS - 1
@@ -188,7 +189,7 @@ class Follower:
         if state.owner != NOBODY:
             if self._waits_for_owner and state.owner != self._node:
                 return OWNER_MS
-            return LEASE_MS + RANK_MS * self._rank
+            return LEASE_MS + RANK_MS * self.rank
         if state.successor == NOBODY:
-            return RANK_MS * self._rank
-        return 0 if state.successor == self._node else RANK_MS * (self._rank + 1)
+            return RANK_MS * self.rank
+        return 0 if state.successor == self._node else RANK_MS * (self.rank + 1)
