@@ -22,7 +22,9 @@ PATIENCE_S = 60.0
 class NodeProcess(ServerProcess):
     """`delayserver serve --cluster`: a supervisor, and a process for each shard."""
 
-    def __init__(self, name: str, url: ClusterUrl, directory: Path) -> None:
+    def __init__(
+        self, name: str, url: ClusterUrl, directory: Path, *, zone: str | None = None
+    ) -> None:
         port = free_port()
         self.name = name
         super().__init__(
@@ -33,6 +35,7 @@ class NodeProcess(ServerProcess):
                 *("--cluster", str(url), "--node", name),
                 *("--advertise", f"http://127.0.0.1:{port}"),
                 *("--disk-reserve-bytes", "1048576"),
+                *(() if zone is None else ("--zone", zone)),
             ],
         )
 
