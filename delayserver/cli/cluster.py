@@ -76,7 +76,7 @@ ReplicasOption = Annotated[
     typer.Option(
         metavar="NUMBER",
         min=2,
-        max=65535,
+        max=1000,
         help="How many nodes have a replica of each shard, in different zones as far as there are "
         "zones. It never changes.",
     ),
@@ -205,7 +205,7 @@ def status(
         with contextlib.closing(engine.meta()) as log:
             meta = MetaLog(log)
             identity, nodes = meta.read_cluster()
-            placement = Placement.of(meta.read())
+            placement, zones = Placement.of(meta.read()), meta.read().zones
         with progress_bar("", quiet=as_json) as progress:
             progress("asking the brokers", 0, 0)
             problems = engine.check(identity.shards, flushes=identity.flushes)
@@ -225,7 +225,7 @@ def status(
         "replicas": _limit(identity),
         "shards": shards,
         "nodes": [
-            {**_node(name, number, shards), "zone": meta.read().zones[name] or None}
+            {**_node(name, number, shards), "zone": zones[name] or None}
             for name, number in nodes.items()
         ],
         "problems": problems,

@@ -73,7 +73,7 @@ def test_replicas_follow_the_nodes_that_there_are(
         ids = [node.publish(f"{number}-{node.name}") for number in range(10) for node in nodes]
         for node in nodes:
             assert states(node, ids) == {"scheduled"}
-        assert on_disk(*nodes) == placed(ZONES)
+        until(lambda: on_disk(*nodes) == placed(ZONES), "who is to have files has some")
         until(lambda: in_the_map(nodes[0]) == placed(ZONES), "who has what is in the map")
         for node in nodes:
             says = node.log_path.read_text().count("has no replica, and passes calls on")
@@ -115,6 +115,7 @@ def test_replicas_follow_the_nodes_that_there_are(
             print(f"all have what they are to after {time.monotonic() - began_s:.2f} s")
             for node in (first, second, fourth):
                 assert states(node, ids) == {"scheduled"}
+            until(lambda: in_the_map(second) == wanted, "all say so")
             status = json.loads(delayserver("cluster", "status", "--cluster", str(url), "--json"))
             assert [set(one["placed"]) for one in status["shards"]] == wanted
             assert [set(one["lag"]) - {lost.name} for one in status["shards"]] == wanted
