@@ -104,6 +104,15 @@ def test_the_life_of_a_cluster(broker: Brokers) -> None:
     assert "n2.example:8080" in shown
     assert "1970-01-01T00:00:01.000Z" in shown
 
+    # A third node: of each shard there is one that is to have no replica.
+    assert MetaLog(engine.meta()).register("n3", "rack-7") == 3
+    placed = json.loads(run("status", *where, "--json").stdout)["shards"][1]["placed"]
+    (without,) = {"n1", "n2", "n3"}.difference(placed)
+    refused = run("move", "1", without, *where)
+    assert refused.exit_code == 1
+    assert f"{without} is to have no replica of shard 1" in refused.stderr
+    assert f"{', '.join(placed)} can." in refused.stderr
+
     # What is not needed any more was deleted, and the CLAIM with it.
     engine.log(1).delete_before(2)
     (_, shard) = json.loads(run("status", *where, "--json", "--whole").stdout)["shards"]
