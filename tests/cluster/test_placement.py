@@ -17,7 +17,7 @@ from storage.shards import shard_directory
 from tests.cluster.brokers import Brokers
 from tests.cluster.nodes import NodeProcess, delayserver, running, until
 
-SHARDS = 3
+SHARDS = 2
 REPLICAS = 2
 ZONES = {"n1": "a", "n2": "b", "n3": "c"}
 
