@@ -130,6 +130,8 @@ class Follower:
         assert node != NOBODY
         self._node = node
         self._rank = rank
+        self.places_back = 0
+        """How many more go before this one, for now; may be set by any thread."""
         self._heard_ms = now_ms
         self._waits_for_owner = waits_for_owner
         self._all_read_ms = now_ms - BEAT_MS - 1
@@ -187,10 +189,11 @@ class Follower:
 
         In a vacant office nobody has a lease. The one who is wanted there comes first, then all
         others by rank; if it does not come, the office is theirs."""
+        rank = self._rank + self.places_back
         if state.owner != NOBODY:
             if self._waits_for_owner and state.owner != self._node:
                 return OWNER_MS
-            return LEASE_MS + RANK_MS * self._rank
+            return LEASE_MS + RANK_MS * rank
         if state.successor == NOBODY:
-            return RANK_MS * self._rank
-        return 0 if state.successor == self._node else RANK_MS * (self._rank + 1)
+            return RANK_MS * rank
+        return 0 if state.successor == self._node else RANK_MS * (rank + 1)
