@@ -22,7 +22,10 @@ PATIENCE_S = 60.0
 class NodeProcess(ServerProcess):
     """`delayserver serve --cluster`: a supervisor, and a process for each shard."""
 
-    def __init__(self, name: str, url: ClusterUrl, directory: Path) -> None:
+    def __init__(
+        self, name: str, url: ClusterUrl, directory: Path, *, advertise: str | None = None
+    ) -> None:
+        """`advertise`: where the others find it, if not at its port."""
         port = free_port()
         self.name = name
         super().__init__(
@@ -31,7 +34,7 @@ class NodeProcess(ServerProcess):
             log_path=directory / f"{name}.log",
             options=[
                 *("--cluster", str(url), "--node", name),
-                *("--advertise", f"http://127.0.0.1:{port}"),
+                *("--advertise", advertise or f"http://127.0.0.1:{port}"),
                 *("--disk-reserve-bytes", "1048576"),
             ],
         )
