@@ -1,4 +1,4 @@
-"""What a replica says of itself, and what an owner has deleted from the logs."""
+"""What a replica says of itself, and what an owner does about its logs and its office."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from delayserver.api.cluster.node import KEPT_MS, UNSEEN_MAX, HowFar, Reports
+from delayserver.api.cluster.node import KEPT_MS, UNSEEN_MAX, HowFar, NodeShard, Reports
 from delayserver.api.cluster.watch import News, ReplicaNote, ReplicaState
 from delayserver.recovery.standby import LAG_MAX_MS
 
@@ -109,3 +109,27 @@ def test_an_owner_deletes_what_two_have_had_for_an_hour(
     now_ms = 3 * KEPT_MS
     parts.reports._delete()
     assert all(offset <= 800 for _, offset in parts.brokers.deleted)
+
+
+def test_an_owner_whose_disk_is_slow_gives_its_shard_to_a_replica_in_step_and_keeps_its_own() -> (
+    None
+):
+    def successor(*replicas: ReplicaState, **what: bool) -> str | None:
+        news = News(at_ms=0, replicas={3: list(replicas)}, nodes=["n1", "n2"])
+        owner = SimpleNamespace(
+            lines=SimpleNamespace(news=news),
+            epoch=4,
+            _is_damaged=False,
+            _membership=SimpleNamespace(node="n1"),
+            _place=SimpleNamespace(shard=3),
+            _taken_ms=1 << 62,
+        )
+        found = NodeShard.successor(cast("NodeShard", owner), **what)
+        assert not owner._is_damaged, "nothing is wrong with what it has"
+        return found
+
+    own, other = (ReplicaState(node, 0, ReplicaNote(0, "", 0, 0), 0) for node in ("n1", "n2"))
+    assert successor(own, other, is_slow=True) == "n2"
+    assert successor(own, other) is None
+    behind = ReplicaState("n2", 0, ReplicaNote(0, "", 0, 0, lag_ms=LAG_MAX_MS), 0)
+    assert successor(own, behind, is_slow=True) is None
