@@ -2,10 +2,10 @@
 
     pull ──▶ lease ──▶ ack ─────────────▶ settled
                   ├──▶ nack, expired ──▶ first in its queue again, a RETRY later, or DEAD
-    sink ──▶ taken ─────────────────────▶ settled
+    sink ──▶ confirmed ─────────────────▶ settled
         ├──▶ gone ──────────────────────▶ subscription paused, first in its queue again
         ├──▶ untried ───────────────────▶ first in its queue again
-        └──▶ refused ───────────────────▶ a RETRY later, or DEAD after the last attempt
+        └──▶ failed ────────────────────▶ a RETRY later, or DEAD after the last attempt
     too old ──▶ DEAD                    DEAD ──▶ redriven (REDRIVE) or discarded (DISCARD)
 
 What arrived is settled in the dispatch log alone, by the `Dispatcher`: most deliveries end so, and

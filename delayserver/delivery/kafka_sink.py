@@ -37,7 +37,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from delayserver.delivery.sink import Refused, Result, Sink, Taken, Told
+from delayserver.delivery.sink import Confirmed, Failed, Result, Sink, Told
 from delayserver.delivery.transaction_sink import TransactionSink
 from delayserver.errors import InputError
 from delayserver.records.message import DueDelivery
@@ -239,10 +239,10 @@ class _Handed:
         waiting, self._waiting = self._waiting, []
         taken = [delivery for delivery, error in waiting if error is None]
         if taken:
-            self.tell(taken, Taken())
+            self.tell(taken, Confirmed())
         for delivery, error in waiting:
             if error is not None:
-                self.tell([delivery], Refused(reason_of(error)))
+                self.tell([delivery], Failed(reason_of(error)))
 
 
 class KafkaSink:
@@ -274,15 +274,15 @@ class KafkaSink:
             if self._in_transactions is not None:
                 await self._in_transactions.deliver(subscription, deliveries, told)
             else:
-                handed.tell(deliveries, Refused("exactly_once: this is no node of a cluster"))
+                handed.tell(deliveries, Failed("exactly_once: this is no node of a cluster"))
             return
         try:
             outlet = await self._outlet(target, subscription.timeout_ms)
         except InputError as error:
-            handed.tell(deliveries, Refused(error.detail))
+            handed.tell(deliveries, Failed(error.detail))
             return
         except (KafkaException, OSError) as error:
-            handed.tell(deliveries, Refused(_text(error)))
+            handed.tell(deliveries, Failed(_text(error)))
             return
         outlet.users += 1
         try:

@@ -41,14 +41,14 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class Confirmed:
     """The receiver has it, for good."""
 
     recorded: Recorded | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Failed:
     """It was not taken, or nobody knows whether it was: another attempt follows, unless it was the
     last one."""
 
@@ -69,7 +69,7 @@ class Untried:
     """Nothing has reached the receiver, and nothing will: it was no attempt."""
 
 
-Result = Taken | Refused | Gone | Untried
+Result = Confirmed | Failed | Gone | Untried
 Answer = tuple[list[DueDelivery], Result]
 """What came of all that went together."""
 Told = Callable[[list[DueDelivery], Result], None]
@@ -144,13 +144,13 @@ def outcome(
     RETRY_JITTER of it on top: so receivers never see a retry sooner than they asked or the
     subscription says, and messages that failed together do not return together."""
     match result:
-        case Taken(recorded):
+        case Confirmed(recorded):
             return Delivered(recorded)
         case Gone(reason):
             return PauseSubscription(reason)
         case Untried():
             return ReturnToQueue()
-        case Refused(reason, retry_after_ms):
+        case Failed(reason, retry_after_ms):
             if attempt >= retry.max_attempts:
                 return GiveUp(f"{reason} (attempt {attempt} of {retry.max_attempts})")
             delay_ms = retry.delay_ms(attempt)

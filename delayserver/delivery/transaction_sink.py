@@ -2,8 +2,8 @@
 
     deliver ──▶ what waits, by subscription ── a turn: one of a few slots ──▶ transaction
                                                                 │
-      committed: taken, and recorded already  ◀─────────────────┤
-      aborted: refused for the records' own sake, else untried ◀┘
+      committed: confirmed, and recorded already ◀──────────────┤
+      aborted: failed where a record is to blame, else untried ◀┘
 
 A message is in its topic for whoever reads what is committed if and only if the log of what is
 settled says that it was delivered. So an owner that starts behind a crash, or another in its stead,
@@ -27,7 +27,7 @@ from typing import Final
 import structlog
 
 from delayserver.delivery.settler import pack_settled
-from delayserver.delivery.sink import Recorded, Refused, Result, Taken, Told, Untried
+from delayserver.delivery.sink import Confirmed, Failed, Recorded, Result, Told, Untried
 from delayserver.delivery.turns import Turns
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import Subscription
@@ -153,7 +153,7 @@ class TransactionSink:
         under_way.add_done_callback(lambda ended: self._free_slots.append(slot))
         match await asyncio.shield(under_way):
             case Committed(offset):
-                taken = Taken(Recorded(settled_ms, offset))
+                taken = Confirmed(Recorded(settled_ms, offset))
                 _tell(batch, lambda index: taken)
             case Aborted(reason, refused):
                 log.warning("a transaction was aborted", error=reason, messages=len(batch))
@@ -162,7 +162,7 @@ class TransactionSink:
                 _tell(
                     batch,
                     lambda index: (
-                        Refused(f"Kafka: {refused[index]}") if index in refused else Untried()
+                        Failed(f"Kafka: {refused[index]}") if index in refused else Untried()
                     ),
                 )
 

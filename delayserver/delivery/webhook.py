@@ -2,7 +2,7 @@
 
     WebhookRequest ── request_headers, sign ──► WebhookSender.send ──► WebhookResponse.result
                                                                           │ (pure)
-                                                           Taken │ Refused │ Gone
+                                                           Confirmed │ Failed │ Gone
 
 Cost: 10 µs to make the headers and sign them. Threads: pure functions and values; the sender that
 carries them is in `delayserver.delivery.sender`.
@@ -16,7 +16,7 @@ from typing import Protocol
 from urllib.parse import quote
 
 from delayserver.delivery.batch import batch_body, batch_id
-from delayserver.delivery.sink import Gone, Refused, Result, Taken
+from delayserver.delivery.sink import Confirmed, Failed, Gone, Result
 from delayserver.records.message import Content, DueDelivery
 from delayserver.records.subscriptions import Subscription
 from delayserver.security.signing import WebhookSecret, sign
@@ -95,18 +95,18 @@ class WebhookResponse:
 
     @property
     def result(self) -> Result:
-        """2xx is taken, 410 ends it; everything else, redirects and missing answers included, is
-        refused, and 429 and 503 may say for how long."""
+        """2xx confirms it, 410 ends it; all else, redirects and missing answers included, has
+        failed, and 429 and 503 may say for how long."""
         status = self.status
         if status is None:
-            return Refused(self.error or "no answer")
+            return Failed(self.error or "no answer")
         if 200 <= status < 300:
-            return Taken()
+            return Confirmed()
         if status == 410:
             return Gone("HTTP 410: the receiver is gone")
         if 300 <= status < 400:
-            return Refused(f"HTTP {status}: redirects are not followed")
-        return Refused(f"HTTP {status}", self.retry_after_ms if status in (429, 503) else None)
+            return Failed(f"HTTP {status}: redirects are not followed")
+        return Failed(f"HTTP {status}", self.retry_after_ms if status in (429, 503) else None)
 
 
 def parse_retry_after_ms(value: str, now_s: int) -> int | None:

@@ -128,7 +128,7 @@ class Metrics(Collector):
         """By subscription id and class of the status (`2xx`; `none`: there was no answer)."""
         self.sink_seconds = Histograms(self._subscriptions, WEBHOOK_SECONDS)
         self.sink_results: Counter[tuple[int, str]] = Counter()
-        """Of messages to brokers, by subscription id and result (`taken`, `refused`, …)."""
+        """Of messages to brokers, by subscription id and result (`confirmed`, `failed`, …)."""
         self.answers: Counter[bytes] = Counter()
         """Requests that were answered, by status as it stands on the wire."""
         self._values: list[tuple[_Kind, str, str, Value]] = []

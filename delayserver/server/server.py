@@ -28,7 +28,7 @@ from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import NEVER_MS
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.sender import HttpWebhookSender
-from delayserver.delivery.sink import Answer, Gone, Refused, Result, Sink
+from delayserver.delivery.sink import Answer, Failed, Gone, Result, Sink
 from delayserver.delivery.turns import Turns
 from delayserver.delivery.webhook import WebhookSender
 from delayserver.errors import AccessError
@@ -368,7 +368,7 @@ class Server(Shard):
         if subscription.takes_many:
             kind, seconds = type(result).__name__.lower(), time.perf_counter() - began_at
             self.metrics.on_sink(subscription.id, kind, len(deliveries), seconds)
-        if isinstance(result, Refused | Gone):
+        if isinstance(result, Failed | Gone):
             for delivery in deliveries:
                 log.debug("a delivery failed", error=result.reason, **self._about(delivery))
         if not self._answers:

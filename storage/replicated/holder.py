@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
 
-from storage.errors import FencedError
+from storage.errors import FencedError, StorageError
 from storage.replicated import envelope
 from storage.replicated.engine import EngineLog
 from storage.replicated.envelope import NOBODY, Beat, LogRecord, Release
@@ -135,20 +135,26 @@ class Holder:
         sent_ms = self._stopwatch()
         offsets = self.log.append([envelope.encode(record) for record in records], meanwhile)
         for record, offset in zip(records, offsets, strict=True):
-            if offset is not None:
-                self._take_in(offset)
+            unread = None if offset is None else self._take_in(offset)
             if not self._tenure.appended(record, offset, sent_ms):
+                assert offset != expected, (record, offset, self.state)
                 got = "no answer came" if offset is None else f"it is at {offset}"
                 reason = f"a record was expected at offset {expected}, and {got}"
-                raise FencedError(self.log.name, reason)
-            expected += 1
+                raise FencedError(self.log.name, reason) from unread
+            expected = self.state.next_offset
 
-    def _take_in(self, end: int) -> None:
-        """Judge what others have written before `end`, as far as it can be read in time."""
+    def _take_in(self, end: int) -> StorageError | None:
+        """Judge what others have written before `end`, as far as it can be read in time; why it
+        cannot be read."""
         give_up_ms = self._stopwatch() + READ_MS
-        while self.state.next_offset < end and not self._tenure.is_over:
-            if self._stopwatch() >= give_up_ms:
-                return
-            for offset, data in self.log.read(self.state.next_offset, READ_MS / 1000):
-                if offset < end:
-                    self._office.apply(offset, envelope.decode(data, self.log.name, offset))
+        try:
+            while self.state.next_offset < end and not self._tenure.is_over:
+                if self._stopwatch() >= give_up_ms:
+                    return None
+                for offset, data in self.log.read(self.state.next_offset, READ_MS / 1000):
+                    if offset < end:
+                        self._office.apply(offset, envelope.decode(data, self.log.name, offset))
+        except StorageError as error:
+            # The outcome of the append is as unknown as without an answer.
+            return error
+        return None

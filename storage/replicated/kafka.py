@@ -129,13 +129,16 @@ class KafkaLog:
         producer = self._producer or self._make_producer()
         for index, record in enumerate(records):
             self._produce(producer, record, _report(self.name, index, offsets, waiting))
-        producer.poll(0)
+        self._poll(producer, 0)
         meanwhile()
         # Each record is reported, at the latest when its time is over. That somebody waits for ever
         # who holds an office is not left to that promise of another's code.
         patience_s = self._settings.message_timeout_ms / 1000 + REPORTS_GRACE_S
         while waiting and patience_s > 0:
-            if not producer.poll(REPORTS_POLL_S):
+            found = self._poll(producer, REPORTS_POLL_S)
+            if found is None:
+                break
+            if not found:
                 patience_s -= REPORTS_POLL_S
         self._has_failed = None in offsets
         return offsets
@@ -152,12 +155,24 @@ class KafkaLog:
                 return
             except BufferError:
                 # Its queue is full (100,000 records, 1 GiB): some have to be answered first.
-                producer.poll(REPORTS_POLL_S)
+                if self._poll(producer, REPORTS_POLL_S) is None:
+                    return  # Nobody reports it: it is not known whether it is there.
             except KafkaException as error:
                 # Too large a record is ours to know: `envelope` cuts frames.
                 assert error.args[0].code() != KafkaError.MSG_SIZE_TOO_LARGE, len(record)
                 report(error.args[0], None)
                 return
+
+    def _poll(self, producer: Producer, wait_s: float) -> int | None:
+        """How many reports it has made; None: it can do nothing any more.
+
+        The client says so by an exception; and where it calls back nevertheless, Python says that
+        something was returned though there is one."""
+        try:
+            return producer.poll(wait_s)
+        except (KafkaException, SystemError) as error:
+            log.error("%s: its producer can do nothing any more: %s", self.name, error)
+            return None
 
     def read(self, offset: int, wait_s: float) -> list[tuple[int, bytes]]:
         """See `EngineLog`. Raises EngineError where reading is refused.

@@ -1,9 +1,9 @@
 """Who may answer, deliver and claim now: rules R1, R2, R3 and R7 of a shard's replicated log.
 
     R1  An owner answers for a record only if the log gave it the offset that follows the last one
-        the owner knows. Then nothing stands between, no claim either, and it counts. All else is
-        unknown: nobody is answered, and the owner's time is over. (It may read what others have
-        written between, and know it: `storage.replicated.holder`.)
+        the owner knows: by having written it, or by having read what others have written between
+        (`storage.replicated.holder`). Then no claim that it does not know stands between, and it
+        counts. All else is unknown: nobody is answered, and the owner's time is over.
     R2  An owner delivers only within LEASE_MS - MARGIN_MS after it *sent* its last record that
         counts.
     R3  Others claim when they have *read* nothing that counts for LEASE_MS, and RANK_MS more for
@@ -18,7 +18,7 @@ stopwatch runs 6/5 as fast as the other. Clocks need not agree, only run at abou
 Where an owner has left of its own accord its lease had ended before it said so.
 
 That the log ends where the claimant stands is not needed for that. But a claim that is bound to be
-void takes an offset which the owner does not expect, and so costs it the office by R1.
+void takes an offset which the owner does not expect: it has to read, and answers later.
 
 All times are arguments. `now_ms` is a stopwatch that nobody sets and that goes on while the machine
 sleeps (CLOCK_BOOTTIME); `wall_ms` is the clock, in ms since 1970.
@@ -33,7 +33,7 @@ record in the log instead of an answer of a server.
 from collections import deque
 from typing import Final, Self
 
-from storage.replicated.envelope import NOBODY, FramePart, LogRecord
+from storage.replicated.envelope import NOBODY, LogRecord
 from storage.replicated.office import Office, OfficeState, RecordVerdict
 
 LEASE_MS: Final = 3000
@@ -104,9 +104,7 @@ class Tenure:
             self._has_ended = True
             return False
         if self._office.apply(offset, record) is RecordVerdict.VOID:
-            # What others have written stands between this part of a frame and the one before.
-            is_behind = isinstance(record, FramePart) and record.part > 0
-            assert is_behind, (offset, record, self._office.state)
+            # What was read between has cut its frame in two, or was the same record, sent twice.
             self._has_ended = True
             return False
         assert sent_ms >= self._sent_ms, (sent_ms, self._sent_ms)

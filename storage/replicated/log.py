@@ -7,8 +7,8 @@ It is a `WriteAheadLog`, so whoever writes groups, files them and recovers does 
 stand. What differs from a message log on files:
 
 - `append` is answered by a quorum, and by the owner's own disk where there is an own log (R8). It
-  raises FencedError as soon as anything but the next offset comes back (R1): the process has to
-  end then, and starts again as a standby.
+  raises FencedError as soon as it is not known whether a record counts (R1): the process has to end
+  then, and starts again as a standby.
 - A checkpoint keeps where it stands in the log (`places`), since a seq does not tell that.
 
 `FollowedLog` is the same log for a standby, which files what it reads and appends nothing.

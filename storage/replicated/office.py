@@ -22,7 +22,7 @@ A part of a frame counts by itself as a sign of life: it stands in the log, so i
 office there. The *frame* takes its seqs only with its last part, and only if all of them stand
 together: any other record between two, even a void one, ends it, and nothing of it is filed. So a
 part that a producer has sent twice ends its frame. Such an owner has seen an offset that it did not
-expect, and has answered nobody (R1 in `storage.replicated.lease`).
+expect, has read what stands between, and has answered nobody (R1 in `storage.replicated.lease`).
 
 Whatever follows, a frame that was completed counts: a later CLAIM stands behind it (I17).
 

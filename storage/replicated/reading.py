@@ -13,6 +13,8 @@ READ_WAIT_S: Final = 1.0
 TRIES: Final = 15
 """Reads in a row without a record, though the engine says that there are some: longer than the
 brokers of a partition need to elect another leader."""
+END_TRIES: Final = 5
+"""Questions in a row where the log ends; an engine on a busy machine may not answer the first."""
 
 
 def read_to_end(log: EngineLog, offset: int, end: int | None = None) -> Iterator[tuple[int, bytes]]:
@@ -21,7 +23,8 @@ def read_to_end(log: EngineLog, offset: int, end: int | None = None) -> Iterator
     Raises EngineError where the engine does not say where that is, or does not give them, and
     OffsetRangeError where the log does not hold `offset`."""
     if end is None:
-        end = log.end()
+        asked = (log.end() for _ in range(END_TRIES))
+        end = next((found for found in asked if found is not None), None)
     if end is None:
         raise _unreadable(log, "the engine does not say where the log ends")
     tries = 0

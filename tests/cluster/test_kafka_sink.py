@@ -85,7 +85,7 @@ def test_a_record(brokers: Brokers, topic: str, server: ApiServer) -> None:
         assert record.message.timestamp()[1] >= due_ms
     assert len(server.recorded(id_, 4)) == 4
     metrics = server.get("/metrics").text
-    assert 'delayserver_sink_results_total{result="taken",subscription="out"} 2.0' in metrics
+    assert 'delayserver_sink_results_total{result="confirmed",subscription="out"} 2.0' in metrics
 
 
 def test_a_topic_that_is_not_there(brokers: Brokers, server: ApiServer) -> None:
@@ -148,7 +148,7 @@ def test_brokers_that_hang_and_come_back(brokers: Brokers, topic: str, server: A
         brokers.pause(number)
     try:
         ids += [server.publish("s", body=n)["id"] for n in range(1, 30)]
-        wait_until(lambda: 'result="refused"' in server.get("/metrics").text)
+        wait_until(lambda: 'result="failed"' in server.get("/metrics").text)
     finally:
         for number in (1, 2, 3):
             brokers.resume(number)

@@ -167,8 +167,8 @@ def test_a_line_of_the_log_about_a_message_names_it(make_api, receiver, subject)
     }
     assert line.items() >= {**about, "attempt": 2, "level": "warning"}.items()
     assert "502" in line["reason"]
-    failures = log_lines(api, "webhook failed")
-    assert [one["status"] for one in failures] == [500, 502]
+    failures = log_lines(api, "a delivery failed")
+    assert [one["error"] for one in failures] == ["HTTP 500", "HTTP 502"]
     assert all(one.items() >= about.items() for one in failures)
 
 

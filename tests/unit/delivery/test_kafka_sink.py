@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from delayserver.delivery.kafka_sink import KafkaSink, record_headers, record_key
-from delayserver.delivery.sink import Refused, Result, Taken
+from delayserver.delivery.sink import Confirmed, Failed, Result
 from delayserver.errors import InputError
 from delayserver.records.message import DueDelivery, Payload
 from delayserver.records.subscriptions import (
@@ -72,7 +72,7 @@ def run(
 def test_messages_arrive(bootstrap: str) -> None:
     ones = [with_payload(seq, key=f"k{seq}") for seq in range(1, 301)]
     machine = run(lambda m: m.deliver(kafka(bootstrap), *ones))
-    assert sorted(machine.told) == [(seq, Taken()) for seq in range(1, 301)]
+    assert sorted(machine.told) == [(seq, Confirmed()) for seq in range(1, 301)]
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "g", "auto.offset.reset": "earliest"}
     )
@@ -114,7 +114,7 @@ def test_brokers_that_are_away_are_a_reason() -> None:
     machine = run(lambda m: m.deliver(kafka("127.0.0.1:1", timeout_ms=100), delivery(1)))
     ((seq, result),) = machine.told
     assert seq == 1
-    assert isinstance(result, Refused) and result.reason.startswith("Kafka: ")
+    assert isinstance(result, Failed) and result.reason.startswith("Kafka: ")
 
 
 @pytest.mark.parametrize("allowed", ["10.0.0.0/8", "broker.example"])
@@ -122,7 +122,7 @@ def test_brokers_that_are_not_allowed(bootstrap: str, allowed: str) -> None:
     policy = TargetPolicy((allowed,))
     machine = run(lambda m: m.deliver(kafka(bootstrap), delivery(1)), policy)
     ((_, result),) = machine.told
-    assert isinstance(result, Refused) and "not allowed" in result.reason
+    assert isinstance(result, Failed) and "not allowed" in result.reason
 
 
 def test_brokers_that_name_others_that_are_not_allowed(bootstrap: str) -> None:
@@ -131,7 +131,7 @@ def test_brokers_that_name_others_that_are_not_allowed(bootstrap: str) -> None:
     subscription = kafka(f"127.0.0.1:{first.port}")
     machine = run(lambda m: m.deliver(subscription, delivery(1)), policy)
     ((_, result),) = machine.told
-    assert isinstance(result, Refused) and "not allowed" in result.reason
+    assert isinstance(result, Failed) and "not allowed" in result.reason
 
 
 def test_a_client_that_is_full_lets_its_caller_wait(bootstrap: str) -> None:
@@ -140,7 +140,7 @@ def test_a_client_that_is_full_lets_its_caller_wait(bootstrap: str) -> None:
 
     ones = [delivery(seq) for seq in range(1, 101)]
     machine = run(lambda m: m.deliver(kafka(bootstrap), *ones), make_settings=small)
-    assert sorted(machine.told) == [(seq, Taken()) for seq in range(1, 101)]
+    assert sorted(machine.told) == [(seq, Confirmed()) for seq in range(1, 101)]
 
 
 def test_a_message_that_is_too_long_is_refused_alone(bootstrap: str) -> None:
@@ -150,8 +150,8 @@ def test_a_message_that_is_too_long_is_refused_alone(bootstrap: str) -> None:
     ones = [with_payload(1), with_payload(2, body=b"x" * 3000), with_payload(3)]
     machine = run(lambda m: m.deliver(kafka(bootstrap), *ones), make_settings=short)
     told = dict(machine.told)
-    assert (told[1], told[3]) == (Taken(), Taken())
-    assert isinstance(told[2], Refused) and "MSG_SIZE_TOO_LARGE" in told[2].reason
+    assert (told[1], told[3]) == (Confirmed(), Confirmed())
+    assert isinstance(told[2], Failed) and "MSG_SIZE_TOO_LARGE" in told[2].reason
 
 
 def test_who_is_cancelled_is_told_nothing(bootstrap: str) -> None:
@@ -167,7 +167,7 @@ def test_who_is_cancelled_is_told_nothing(bootstrap: str) -> None:
 def test_exactly_once_without_a_cluster_is_refused(bootstrap: str) -> None:
     machine = run(lambda m: m.deliver(kafka(bootstrap, exactly_once=True), delivery(1)))
     ((_, result),) = machine.told
-    assert isinstance(result, Refused) and "no node of a cluster" in result.reason
+    assert isinstance(result, Failed) and "no node of a cluster" in result.reason
 
 
 def test_a_definition_as_bytes(bootstrap: str) -> None:

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from delayserver.delivery.sink import (
+    Confirmed,
     Delivered,
     GiveUp,
     PauseSubscription,
     Recorded,
     RetryLater,
     ReturnToQueue,
-    Taken,
     Untried,
     outcome,
 )
@@ -52,7 +52,7 @@ def test_what_was_not_tried_is_no_attempt(attempt):
 
 def test_what_is_recorded_already_is_said_to_be():
     recorded = Recorded(1, 2)
-    assert outcome(Taken(recorded), 1, POLICY, no_jitter) == Delivered(recorded)
+    assert outcome(Confirmed(recorded), 1, POLICY, no_jitter) == Delivered(recorded)
 
 
 @pytest.mark.parametrize("attempt", [1, 4, 5])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from delayserver.delivery import transaction_sink
-from delayserver.delivery.sink import Recorded, Refused, Result, Taken, Untried
+from delayserver.delivery.sink import Confirmed, Failed, Recorded, Result, Untried
 from delayserver.delivery.transaction_sink import TransactionSink
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import KafkaTarget, Subscription
@@ -113,7 +113,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_batch_is_a_transaction() -> None:
     machine = run(lambda m: m.deliver(1, 2, 3))
     assert machine.fake.batches == [[1, 2, 3]]
-    taken = Taken(Recorded(START_MS, 101))
+    taken = Confirmed(Recorded(START_MS, 101))
     assert machine.told == {1: taken, 2: taken, 3: taken}
     assert (machine.fake.opened, machine.fake.calls) == (1, ["give up", "close"])
 
@@ -131,7 +131,7 @@ def test_what_comes_while_all_slots_are_busy_goes_together() -> None:
     assert len(machine.fake.batches) == SLOTS + 1
     assert sorted(machine.fake.batches)[-1] == [5, 6, 7]
     assert len(machine.told) == 3 + SLOTS
-    assert all(isinstance(result, Taken) for result in machine.told.values())
+    assert all(isinstance(result, Confirmed) for result in machine.told.values())
 
 
 def test_a_long_queue_goes_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_an_aborted_transaction_was_no_attempt_but_for_what_is_at_fault() -> Non
         await m.deliver(4)
 
     machine = run(main)
-    refused = Refused("Kafka: no such topic")
+    refused = Failed("Kafka: no such topic")
     assert machine.told == {1: Untried(), 2: refused, 3: Untried(), 4: Untried()}
 
 
@@ -180,7 +180,7 @@ def test_slots_that_cannot_be_opened_yet() -> None:
 
     machine = run(main)
     assert machine.told[1] == Untried()
-    assert isinstance(machine.told[2], Taken)
+    assert isinstance(machine.told[2], Confirmed)
     assert machine.fake.opened == 2
 
 

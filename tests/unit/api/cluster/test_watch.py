@@ -113,8 +113,8 @@ def test_a_shard_that_was_moved_stays_there_though_another_goes_before() -> None
 def machines(*nodes: str, away: tuple[str, ...] = ()) -> Machines:
     return Machines(
         [
-            *(NodeDocument(node, f"http://{node}", "serving", None) for node in nodes),
-            *(NodeDocument(node, f"http://{node}", "away", None) for node in away),
+            *(NodeDocument(node, f"http://{node}", "serving", "") for node in nodes),
+            *(NodeDocument(node, f"http://{node}", "away", "") for node in away),
         ]
     )
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from storage.errors import FencedError
+from storage.errors import EngineError, FencedError
 from storage.frame import encode as encode_frame
 from storage.replicated import envelope
 from storage.replicated.envelope import PART_MAX_BYTES, Beat, Claim, LogRecord
@@ -101,6 +101,19 @@ def test_what_cannot_be_read_is_unknown(cluster: Cluster) -> None:
         cluster.append(1)
 
 
+def test_nor_is_what_the_engine_refuses_to_give(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(offset: int, wait_s: float) -> list[tuple[int, bytes]]:
+        raise EngineError("read", cluster.log.name, "not now", "ask again")
+
+    cluster.write(late_record())
+    monkeypatch.setattr(cluster.log, "read", read)
+    with pytest.raises(FencedError, match="expected at offset 1, and it is at 2"):
+        cluster.append(1)
+    assert not cluster.holder.may_deliver()
+
+
 def test_the_lease_begins_where_the_record_was_sent(cluster: Cluster) -> None:
     cluster.write(late_record())
     cluster.now_ms = 1000
@@ -109,6 +122,22 @@ def test_the_lease_begins_where_the_record_was_sent(cluster: Cluster) -> None:
     assert cluster.holder.may_deliver()
     cluster.now_ms += 1
     assert not cluster.holder.may_deliver()
+
+
+def test_a_frame_that_stands_there_twice_is_not_answered(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = cluster.log.append
+
+    def twice(records, meanwhile=lambda: None):
+        append(records)
+        return append(records, meanwhile)
+
+    monkeypatch.setattr(cluster.log, "append", twice)
+    with pytest.raises(FencedError, match="expected at offset 1, and it is at 2"):
+        cluster.append(1)
+    # It counts nevertheless, as all others see.
+    assert cluster.holder.state.next_seq == 2
 
 
 def test_a_frame_that_was_cut_in_two_is_not_answered(

@@ -3,7 +3,7 @@
 import pytest
 
 from storage.errors import EngineError, OffsetRangeError
-from storage.replicated.reading import TRIES, read_to_end
+from storage.replicated.reading import END_TRIES, TRIES, read_to_end
 from storage.testing.engine import READ_RECORDS_MAX, MemoryLog
 
 
@@ -38,6 +38,14 @@ def test_an_engine_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EngineError, match="there is no record 0"):
         list(read_to_end(log, 0, 1))
     assert len(waits) == TRIES
+
+
+def test_an_engine_that_does_not_answer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MemoryLog()
+    log.append([b"a"])
+    answers = iter([None] * (END_TRIES - 1) + [1])
+    monkeypatch.setattr(log, "end", lambda: next(answers))
+    assert list(read_to_end(log, 0)) == [(0, b"a")]
 
 
 def test_what_was_deleted() -> None:
