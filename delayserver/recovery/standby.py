@@ -145,6 +145,11 @@ class Standby:
         return self._lag.ms(self._stopwatch())
 
     @property
+    def stuck_ms(self) -> int:
+        """For how long it has not kept up with a log that answers. Only for who steps."""
+        return self._lag.stuck_ms(self._stopwatch())
+
+    @property
     def owner_address(self) -> str:
         """What the claim of the current owner says; empty: there is none, or it is not known."""
         return self._followed.owner_address
@@ -281,6 +286,7 @@ class Standby:
         if self._end is not None:
             self._lag.asked(self._asked_ms, self._end)
         else:
+            self._lag.could_not_ask()
             # Else it would claim as soon as there is a leader again, before the owner is heard.
             self._follower.could_not_ask(self._stopwatch())
 

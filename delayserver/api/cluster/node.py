@@ -89,7 +89,8 @@ SHORTAGE_WAIT_S: Final = 1.0
 HEAL_S: Final = 600.0
 """After a damaged replica was made anew, or could not be, it is not tried again for so long."""
 REPLACE_MS: Final = 3_600_000
-"""A replica that is so far behind is made anew: a copy is written in order, and is not behind."""
+"""A replica that has not kept up for so long is made anew: a copy is written in order, and is as
+far as its source."""
 RENEW_S: Final = 2.0
 """Between two rounds of asking who has a copy."""
 COPY_RECORDS: Final = 100_000
@@ -211,7 +212,7 @@ class Follow(threading.Thread):
             if standby.damage:
                 must_renew = False
                 self._heal(standby)
-            elif standby.lag_ms >= REPLACE_MS:
+            elif standby.stuck_ms >= REPLACE_MS:
                 log.error("the replica stays behind, and is made anew", lag_ms=standby.lag_ms)
                 must_renew = False
                 self._close()

@@ -7,6 +7,9 @@ The question is whether a connection can be made to the address that clients and
 That costs the other side an accept, needs no token and no certificate, and is answered by the
 system of a machine whose process hangs: whether the process is there, its notes tell.
 
+Rejected: to say how many are seen. Whoever can reach the others, and cannot be reached, would not
+learn that it is apart. And those that are seen, by name: in a large cluster that is a long note.
+
 Rounds are counted, and not seconds: whoever was stopped for a while has asked nobody meanwhile, so
 it has lost nobody. A round takes a second.
 

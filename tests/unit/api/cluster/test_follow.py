@@ -23,7 +23,7 @@ class FakeStandby:
     def __init__(self, *steps: Callable[[FakeStandby], Any]) -> None:
         self.steps = list(steps)
         self.damage: list[Damage] = []
-        self.lag_ms = 0
+        self.lag_ms = self.stuck_ms = 0
         self.state = SimpleNamespace(epoch=1, owner=2)
         self.ended: list[str] = []
 
@@ -60,11 +60,11 @@ def is_lost(standby: FakeStandby) -> None:
 
 
 def is_far_behind(standby: FakeStandby) -> None:
-    standby.lag_ms = REPLACE_MS
+    standby.stuck_ms = REPLACE_MS
 
 
 def is_behind(standby: FakeStandby) -> None:
-    standby.lag_ms = REPLACE_MS - 1
+    standby.stuck_ms = REPLACE_MS - 1
 
 
 def claims(standby: FakeStandby) -> str:

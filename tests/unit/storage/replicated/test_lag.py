@@ -56,3 +56,25 @@ def test_what_is_kept_is_bounded_and_never_says_too_little() -> None:
     assert lag.ms(end_ms) == end_ms, "those were forgotten"
     lag.filed(ASKED_MAX)
     assert lag.ms(end_ms) == end_ms - ASKED_MAX * SAMPLE_MS
+
+
+def test_who_does_not_keep_up_is_stuck_while_the_log_answers() -> None:
+    lag = Lag(0)
+    assert lag.stuck_ms(9000) == 0
+    for now_ms in range(1000, 61_000, 200):
+        lag.asked(now_ms, 10)
+        lag.filed(9)
+    assert lag.stuck_ms(61_000) == 60_000
+    lag.filed(10)
+    assert lag.stuck_ms(61_000) == 0
+
+
+def test_a_log_that_was_away_for_long_makes_nobody_stuck() -> None:
+    lag = Lag(0)
+    lag.asked(1000, 10)
+    lag.could_not_ask()
+    assert (lag.stuck_ms(4_000_000), lag.ms(4_000_000)) == (0, 4_000_000)
+    lag.asked(4_000_000, 20)
+    assert lag.stuck_ms(4_001_000) == 1000
+    lag.filed(20)
+    assert (lag.stuck_ms(4_001_000), lag.ms(4_001_000)) == (0, 1000)
