@@ -132,7 +132,8 @@ async def _tell_news(shards: "list[_Shard]", watch: ClusterWatch, node: str) -> 
         before = sight.unseen
         sight.take(others, answered)
         if sight.unseen != before:
-            log.warning("other nodes that cannot be reached", nodes=sight.unseen)
+            tell = log.warning if sight.unseen else log.info
+            tell("other nodes that cannot be reached", nodes=sight.unseen)
         if news is not None:
             news = seen_from(news, node, sight.unseen)
             line = news_line(news)

@@ -204,8 +204,7 @@ class Standby:
             self.damage += self._scrub.step()
         self._lag.filed(self._filed_offset())
         is_due = self._follower.is_due(self.state, self._stopwatch())
-        may_claim = not self.is_drained and self.lag_ms <= LAG_MAX_MS
-        return self._claim() if is_due and may_claim else None
+        return self._claim() if is_due and not self.is_drained else None
 
     def _filed_offset(self) -> int:
         """All that stands before it in the log is filed."""
@@ -345,8 +344,10 @@ class Standby:
         shard."""
         if self._waiting:
             self._file()
+        self._lag.filed(self._filed_offset())
         self._ask()
-        if not self._follower.may_claim(self.state, self._end, self._asked_ms):
+        knows_all = self._follower.may_claim(self.state, self._end, self._asked_ms)
+        if not knows_all or self.lag_ms > LAG_MAX_MS:
             return None
         state = self.state
         claim = Claim(self._node, state.epoch + 1, self._clock(), state.last_offset, self._address)
