@@ -24,8 +24,9 @@ import random
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from shutil import copyfile
 from typing import Any, Final, Literal
 
 import msgspec
@@ -210,6 +211,10 @@ class ChaosRun(Load[ChaosLedger]):
         finally:
             # One that is stopped would be waited for.
             self._thaw()
+            for number in range(1, BROKERS + 1):
+                # All else of a broker goes with it.
+                with suppress(OSError):
+                    copyfile(brokers.log_path(number), self._directory / f"broker-{number}.log")
             await asyncio.to_thread(running.__exit__, None, None, None)
 
     def _create(self, url: ClusterUrl) -> None:
@@ -357,6 +362,11 @@ class ChaosRun(Load[ChaosLedger]):
                         f"shard {shard} lost its owner of epoch {tenure.epoch} before round "
                         f"{self.rounds_done}, though nothing had been struck"
                     )
+
+    def _fail(self, what: str) -> None:
+        if what not in self.failures:
+            self._note(f"failure: {what}")
+        super()._fail(what)
 
     def _note(self, what: str) -> None:
         now_ms = self.ledger.now_ms()

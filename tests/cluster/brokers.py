@@ -60,6 +60,10 @@ class Brokers:
     def pid(self, number: int) -> int:
         return int((self.home / str(number) / "pid").read_text())
 
+    def log_path(self, number: int) -> Path:
+        """What a broker says."""
+        return self.home / str(number) / "log"
+
     def revive(self, number: int) -> None:
         self._run("revive", str(number))
 
