@@ -40,7 +40,6 @@ def test_two_of_three_brokers_are_lost(brokers: Brokers, url: ClusterUrl, tmp_pa
     lost = (1, 2)
     with running(node):
         kept = [node.publish(f"{number}") for number in range(10)]
-        epoch = node.call("GET", "/v1/cluster")["shards"][0]["epoch"]
         waiting: list[object] = []
 
         def publish() -> None:
@@ -68,4 +67,3 @@ def test_two_of_three_brokers_are_lost(brokers: Brokers, url: ClusterUrl, tmp_pa
             one.join()
         assert len(waiting) == 1
         assert [node.call("GET", f"/v1/messages/{one}")["id"] for one in kept] == kept
-        assert node.call("GET", "/v1/cluster")["shards"][0]["epoch"] >= epoch
