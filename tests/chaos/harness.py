@@ -25,6 +25,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from http import HTTPStatus
 from pathlib import Path
 from shutil import copyfile
 from typing import Any, Final, Literal
@@ -362,6 +363,11 @@ class ChaosRun(Load[ChaosLedger]):
                         f"shard {shard} lost its owner of epoch {tenure.epoch} before round "
                         f"{self.rounds_done}, though nothing had been struck"
                     )
+
+    def _is_refusal(self, status: int, answer: Any) -> bool:
+        is_full = status == HTTPStatus.INSUFFICIENT_STORAGE
+        may_be_full = self.striking == str(Strike.DISK_FULL)
+        return (is_full and may_be_full) or super()._is_refusal(status, answer)
 
     def _fail(self, what: str) -> None:
         if what not in self.failures:

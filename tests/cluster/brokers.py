@@ -21,7 +21,7 @@ from storage.replicated.kafka import KafkaEngine
 from storage.replicated.kafka_settings import ClientSettings, ClusterUrl
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "kafka"
-START_TIMEOUT_S = 100
+START_TIMEOUT_S = 250
 PATIENCE_S = 30.0
 
 
