@@ -223,6 +223,11 @@ class _Uvicorn(uvicorn.Server):
         """Whether something was found damaged."""
         return self._server.damage_count > 0
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether the disk does not keep up with what is accepted."""
+        return self._server.engine.groups.files_slowly(self._server.clock())
+
     def give_away(self) -> None:
         """End in order: another is to have the shard, and this process goes on."""
         self.gives_away = self.should_exit = True
@@ -307,9 +312,10 @@ def _on_news(node: "NodeShard | None", uvicorn_server: _Uvicorn) -> None:
     """Something else is known of the cluster."""
     uvicorn_server.on_news()
     if node is not None and not uvicorn_server.should_exit:
-        successor = node.successor(is_damaged=uvicorn_server.is_damaged)
+        is_slow = uvicorn_server.is_slow
+        successor = node.successor(is_damaged=uvicorn_server.is_damaged, is_slow=is_slow)
         if successor is not None:
-            log.info("gives its shard away", to=successor)
+            log.info("gives its shard away", to=successor, disk_is_slow=is_slow)
             uvicorn_server.give_away()
 
 

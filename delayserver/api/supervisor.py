@@ -28,7 +28,8 @@ import structlog
 
 from delayserver.api.cluster.link import ShardPlace
 from delayserver.api.cluster.membership import Membership, news_line
-from delayserver.api.cluster.watch import LOOK_S, ClusterWatch
+from delayserver.api.cluster.sight import Sight, answering, connect
+from delayserver.api.cluster.watch import LOOK_S, ClusterWatch, seen_from, there
 from delayserver.api.process import (
     EXIT_FENCED,
     EXIT_REFUSED,
@@ -86,24 +87,27 @@ def supervise(settings: Settings) -> int:
             for shard in shards:
                 shard.others = shards
             url = url_of(held, settings.tls_cert is not None)
-            watch = None
+            watch = node = None
             if membership is not None:
                 watch = open_watch(settings, membership.identity.shards)
-            return asyncio.run(_supervise(shards, url, watch))
+                node = membership.node
+            return asyncio.run(_supervise(shards, url, watch, node))
     except (StorageError, DelayServerError, OSError) as error:
         log.critical("cannot start", error=str(error))
         return EXIT_REFUSED
 
 
-async def _supervise(shards: "list[_Shard]", url: str, watch: ClusterWatch | None) -> int:
+async def _supervise(
+    shards: "list[_Shard]", url: str, watch: ClusterWatch | None, node: str | None
+) -> int:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
     running = [asyncio.create_task(shard.keep_running(stopping)) for shard in shards]
     others = [asyncio.create_task(_tell_ready(shards, url))]
-    if watch is not None:
-        others.append(asyncio.create_task(_tell_news(shards, watch)))
+    if watch is not None and node is not None:
+        others.append(asyncio.create_task(_tell_news(shards, watch, node)))
     statuses = await asyncio.gather(*running)
     for task in others:
         task.cancel()
@@ -116,15 +120,27 @@ async def _tell_ready(shards: "list[_Shard]", url: str) -> None:
     log.info("all shards are there", url=url, shards=len(shards), pid=os.getpid())
 
 
-async def _tell_news(shards: "list[_Shard]", watch: ClusterWatch) -> None:
-    """Tell all processes of the node what is known of the cluster."""
+async def _tell_news(shards: "list[_Shard]", watch: ClusterWatch, node: str) -> None:
+    """Tell all processes of the node what is known of the cluster, and whom it can reach."""
+    sight = Sight()
+    others: dict[str, str] = {}
     while True:
-        news = await asyncio.to_thread(watch.look)
+        pause = asyncio.create_task(asyncio.sleep(LOOK_S))
+        news, answered = await asyncio.gather(
+            asyncio.to_thread(watch.look), answering(others, connect)
+        )
+        before = sight.unseen
+        sight.take(others, answered)
+        if sight.unseen != before:
+            tell = log.warning if sight.unseen else log.info
+            tell("other nodes that cannot be reached", nodes=sight.unseen)
         if news is not None:
+            news = seen_from(news, node, sight.unseen)
             line = news_line(news)
             for shard in shards:
                 shard.tell_news(line)
-        await asyncio.sleep(LOOK_S)
+            others = {other: url for other, url in there(news).items() if other != node}
+        await pause
 
 
 class _Shard:

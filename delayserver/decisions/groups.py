@@ -19,12 +19,15 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Protocol
+from typing import Final, Protocol
 
 from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.errors import OverloadedError, StoppingError
+
+SLOW_MS: Final = 10_000
+"""What has not been filed for so long, and is much, shows that the disk does not keep up."""
 
 
 class GroupPorts(Protocol):
@@ -243,6 +246,13 @@ class Groups:
     def oldest_unfiled_ms(self) -> int | None:
         """When the oldest group that is not filed was closed; None if all is filed."""
         return self._unfiled[0].created_ms if self._unfiled else None
+
+    def files_slowly(self, now_ms: int) -> bool:
+        """Whether the disk does not keep up with filing: what it has not filed is half of what may
+        be, and has waited for SLOW_MS."""
+        oldest_ms, max_bytes = self.oldest_unfiled_ms, self._settings.unfiled_max_bytes
+        is_old = oldest_ms is not None and now_ms - oldest_ms >= SLOW_MS
+        return is_old and self.unfiled_bytes >= max_bytes // 2
 
     @property
     def is_idle(self) -> bool:

@@ -39,6 +39,7 @@ from storage.replicated import envelope
 from storage.replicated.engine import EngineLog
 from storage.replicated.envelope import Beat, Claim, Release
 from storage.replicated.holder import Holder
+from storage.replicated.lag import Lag
 from storage.replicated.lease import Follower, Tenure
 from storage.replicated.log import FollowedLog
 from storage.replicated.office import OfficeState, RecordVerdict
@@ -58,6 +59,8 @@ SLICES_MAX: Final = 20
 WAIT_S: Final = 0.5
 SCRUB_MS: Final = 1_000
 """Between two looks whether what is filed is still intact."""
+LAG_MAX_MS: Final = 60_000
+"""A replica that is further behind does not claim."""
 
 Take = Callable[[Store], object]
 Taken = Callable[[object, StorageError | None], None]
@@ -115,6 +118,7 @@ class Standby:
         self._filed_ms = self._checkpoint_ms = self._asked_ms = now_ms
         self._end: int | None = None
         """Where the log ended when it was asked last."""
+        self._lag = Lag(now_ms)
         self._tried: dict[int, tuple[int, int]] = {}
         """Hours that were looked at and not done → the lengths of their files then."""
         self._scrub = Scrub(store.hour_log(LogKind.SCHEDULE), store.replay.hours)
@@ -136,6 +140,16 @@ class Standby:
         return None if self._end is None else max(0, self._end - self.state.next_offset)
 
     @property
+    def lag_ms(self) -> int:
+        """All that stood in the log so long ago is filed."""
+        return self._lag.ms(self._stopwatch())
+
+    @property
+    def stuck_ms(self) -> int:
+        """For how long it has not kept up with a log that answers. Only for who steps."""
+        return self._lag.stuck_ms(self._stopwatch())
+
+    @property
     def owner_address(self) -> str:
         """What the claim of the current owner says; empty: there is none, or it is not known."""
         return self._followed.owner_address
@@ -151,6 +165,11 @@ class Standby:
         """R7: it does not claim, since its clock is not that of the owner."""
         return self._follower.clock_differs
 
+    def go_back(self, places: int) -> None:
+        """Let so many more nodes go before this one when the shard is to be claimed. Any thread may
+        call this."""
+        self._follower.places_back = places
+
     # ── one step after the other ───────────────────────────────────────────────────────────────
 
     def step(self, wait_s: float) -> Holder | None:
@@ -159,10 +178,13 @@ class Standby:
         Returns the office once this node holds it: all that the log had is filed and behind a
         checkpoint then, and the caller has to beat from now on and to close the store.
         Raises StorageError: the process has to end."""
+        if self._stopwatch() - self._asked_ms >= ASK_MS:
+            self._ask()
         if self._end is not None and self._end <= self.state.next_offset:
             # What comes now came into the log behind the question.
             self._follower.read_all(self._asked_ms)
-        self._read(wait_s)
+        if self._waiting_bytes < FILE_BYTES_MAX:  # Else the disk takes nothing, for now.
+            self._read(wait_s)
         self._settler.take_in(0)
         present_ms = self._stopwatch()
         if self._waiting_bytes >= FILE_BYTES_MAX or (
@@ -180,14 +202,19 @@ class Standby:
         if present_ms - self._scrubbed_ms >= SCRUB_MS:
             self._scrubbed_ms = present_ms
             self.damage += self._scrub.step()
-        if present_ms - self._asked_ms >= ASK_MS:
-            self._ask()
+        self._lag.filed(self._filed_offset())
         is_due = self._follower.is_due(self.state, self._stopwatch())
         return self._claim() if is_due and not self.is_drained else None
 
     def set_rank(self, rank: int) -> None:
         """So many replicas go before this one from now on. Any thread may call this."""
         self._follower.rank = rank
+
+    def _filed_offset(self) -> int:
+        """All that stands before it in the log is filed."""
+        if self._waiting or self._replay.is_importing:
+            return self._followed.place.next_offset
+        return self._reader.office.checkpoint().next_offset
 
     def want_snapshot(self, take: Take, told: Taken) -> None:
         """Have the next step call `take` behind a checkpoint, and `told` with what it returns, or
@@ -259,7 +286,10 @@ class Standby:
     def _ask(self) -> None:
         self._asked_ms = self._stopwatch()
         self._end = self._log.end()
-        if self._end is None:
+        if self._end is not None:
+            self._lag.asked(self._asked_ms, self._end)
+        else:
+            self._lag.could_not_ask()
             # Else it would claim as soon as there is a leader again, before the owner is heard.
             self._follower.could_not_ask(self._stopwatch())
 
@@ -313,9 +343,15 @@ class Standby:
     # ── taking over ────────────────────────────────────────────────────────────────────────────
 
     def _claim(self) -> Holder | None:
-        """Claim the office if nobody is heard of, and this node knows all that there is."""
+        """Claim the office if nobody is heard of, and this node knows all that there is. Raises
+        StorageError; ShortageError: what was read finds no room, so another node had better own the
+        shard."""
+        if self._waiting:
+            self._file()
+        self._lag.filed(self._filed_offset())
         self._ask()
-        if not self._follower.may_claim(self.state, self._end, self._asked_ms):
+        knows_all = self._follower.may_claim(self.state, self._end, self._asked_ms)
+        if not knows_all or self.lag_ms > LAG_MAX_MS:
             return None
         state = self.state
         claim = Claim(self._node, state.epoch + 1, self._clock(), state.last_offset, self._address)

@@ -128,7 +128,9 @@ class Follower:
         assert node != NOBODY
         self._node = node
         self.rank = rank
-        """May be set by any thread."""
+        """May be set by any thread, as the next."""
+        self.places_back = 0
+        """How many more go before this one, for now."""
         self._heard_ms = now_ms
         self._waits_for_owner = waits_for_owner
         self._all_read_ms = now_ms - BEAT_MS - 1
@@ -186,10 +188,11 @@ class Follower:
 
         In a vacant office nobody has a lease. The one who is wanted there comes first, then all
         others by rank; if it does not come, the office is theirs."""
+        rank = self.rank + self.places_back
         if state.owner != NOBODY:
             if self._waits_for_owner and state.owner != self._node:
                 return OWNER_MS
-            return LEASE_MS + RANK_MS * self.rank
+            return LEASE_MS + RANK_MS * rank
         if state.successor == NOBODY:
-            return RANK_MS * self.rank
-        return 0 if state.successor == self._node else RANK_MS * (self.rank + 1)
+            return RANK_MS * rank
+        return 0 if state.successor == self._node else RANK_MS * (rank + 1)

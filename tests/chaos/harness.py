@@ -70,6 +70,8 @@ FIRST_S: Final = 120.0
 GRACE_S: Final = 45.0
 QUIET_S: Final = 2.0
 LOOK_S: Final = 0.1
+APART_S: Final = 30.0
+"""Within which a node that is cut off from the others gives its shards away."""
 HEARD_MS: Final = 2000
 """An owner of which nothing was read for so long may be none any more."""
 DISK_BYTES: Final = 512 << 20
@@ -543,6 +545,8 @@ class ChaosRun(Load[ChaosLedger]):
         await asyncio.to_thread(self._stage.cut, pairs)
         try:
             await asyncio.sleep(plan.hold_s)
+            if plan.strike is Strike.CUT_OWNER_NODES:
+                await self._until_given_away(plan.shard, owner)
         finally:
             # The kernel sends again what was lost, after twice the time of the time before: so the
             # first that gets through may come as long behind the cut as the cut was.
@@ -555,6 +559,17 @@ class ChaosRun(Load[ChaosLedger]):
                     self.ledger.cut_off[shard].append(
                         Span(began_ms, self.ledger.now_ms() + late_ms)
                     )
+
+    async def _until_given_away(self, shard: int, owner: ClusterNode) -> None:
+        """The other two see each other, and it sees nobody."""
+        until_s = time.monotonic() + APART_S
+        while True:
+            if self._owner(shard) is not owner:
+                return
+            if time.monotonic() > until_s:
+                self._fail(f"{owner.name} keeps shard {shard}, and reaches no other node")
+                return
+            await asyncio.sleep(LOOK_S)
 
     # ── all is well ────────────────────────────────────────────────────────────────────────────
 

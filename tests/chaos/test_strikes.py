@@ -1,5 +1,8 @@
 """How rounds are drawn, and what is measured."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tests.chaos.strikes import HOLD_S, LOAD_S, Strike, plan_round
@@ -27,6 +30,14 @@ def test_a_seed_does_the_same_again():
     one, again = plan_round(7, 5, 2, KINDS), plan_round(7, 5, 2, KINDS)
     assert one[:4] == again[:4]
     assert one.chance.random() == again.chance.random()
+
+
+def test_the_table_of_what_may_fail_names_each_strike():
+    text = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    section = text.partition("## What may fail in a cluster\n")[2].partition("\n## ")[0]
+    rows = [row.split(" | ") for row in section.splitlines() if row.startswith("| ")]
+    named = [strike for row in rows for strike in re.findall("`(.+?)`", row[-1])]
+    assert sorted(named) == sorted(KINDS)
 
 
 @pytest.fixture

@@ -23,8 +23,15 @@ class NodeProcess(ServerProcess):
     """`delayserver serve --cluster`: a supervisor, and a process for each shard."""
 
     def __init__(
-        self, name: str, url: ClusterUrl, directory: Path, *, zone: str | None = None
+        self,
+        name: str,
+        url: ClusterUrl,
+        directory: Path,
+        *,
+        advertise: str | None = None,
+        zone: str | None = None,
     ) -> None:
+        """`advertise`: where the others find it, if not at its port."""
         port = free_port()
         self.name = name
         super().__init__(
@@ -33,7 +40,7 @@ class NodeProcess(ServerProcess):
             log_path=directory / f"{name}.log",
             options=[
                 *("--cluster", str(url), "--node", name),
-                *("--advertise", f"http://127.0.0.1:{port}"),
+                *("--advertise", advertise or f"http://127.0.0.1:{port}"),
                 *("--disk-reserve-bytes", "1048576"),
                 *(() if zone is None else ("--zone", zone)),
             ],

@@ -183,6 +183,21 @@ def a_place_is_ahead_of_what_is_filed(patch: Patch) -> None:
     patch.setattr(FollowedLog, "places", lambda self, seq: self._packed(self.place))
 
 
+@canary(Violation)
+def a_standby_takes_over_with_what_it_has_not_filed(patch: Patch) -> None:
+    """Its disk may be full: then it would end as soon as it is the owner."""
+    original = Standby._claim
+
+    def claim(self: Any) -> Any:
+        waiting, self._waiting = self._waiting, []
+        try:
+            return original(self)
+        finally:
+            self._waiting = waiting + self._waiting
+
+    patch.setattr(Standby, "_claim", claim)
+
+
 class Silent:
     """In office, and nobody hears of it."""
 

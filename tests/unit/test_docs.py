@@ -35,7 +35,7 @@ PATH = re.compile(
     r"(?<![\w/.-])(?:(?:delayserver|storage|tests|scripts|docs)(?:/[\w-]+)*/[\w.-]*\w)"
 )
 MODULE = re.compile(r"\bdelayserver(?:\.[a-z_]+)+(?=[\s`]|$)")
-DEFINED = re.compile(r"`((?:delayserver|storage)/[\w/]+\.py)`\s\(((?:`[\w.]+`(?:,\s)?)+)\)")
+DEFINED = re.compile(r"`((?:delayserver|storage|tests)/[\w/]+\.py)`\s\(((?:`[\w.]+`(?:,\s)?)+)\)")
 """A file, and in brackets what is defined in it."""
 
 

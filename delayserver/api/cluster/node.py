@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 import structlog
@@ -55,6 +55,7 @@ from delayserver.api.cluster.watch import (
     choose,
     deletable,
     kept_by_two,
+    places_back,
 )
 from delayserver.api.hot.asgi import Asgi
 from delayserver.config import Settings
@@ -63,7 +64,7 @@ from delayserver.recovery.dropping import drop, make_room
 from delayserver.recovery.incoming import Incoming, clear, finish_swap
 from delayserver.recovery.replica import Replica, ReplicaPlace
 from delayserver.recovery.snapshots import Snapshots
-from delayserver.recovery.standby import Standby
+from delayserver.recovery.standby import LAG_MAX_MS, Standby
 from delayserver.recovery.store import Surroundings
 from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.server.metrics import Metrics
@@ -96,6 +97,9 @@ TOKENS_S: Final = 1.0
 SHORTAGE_WAIT_S: Final = 1.0
 HEAL_S: Final = 600.0
 """After a damaged replica was made anew, or could not be, it is not tried again for so long."""
+REPLACE_MS: Final = 3_600_000
+"""A replica that has not kept up for so long is made anew: a copy is written in order, and is as
+far as its source."""
 RENEW_S: Final = 2.0
 """Between two rounds of asking who has a copy."""
 COPY_RECORDS: Final = 100_000
@@ -103,6 +107,8 @@ COPY_RECORDS: Final = 100_000
 PEERS_S: Final = 10.0
 """So long a replica that need not be made anew waits to hear of others."""
 REPORT_S: Final = 3.0
+UNSEEN_MAX: Final = 30
+"""Nodes that a note names at most: the brokers keep 4 KiB of it."""
 DELETE_S: Final = 60.0
 KEPT_MS: Final = 3_600_000
 """What two replicas have behind them stays in the logs for so long."""
@@ -111,9 +117,17 @@ STEADY_MS: Final = 60_000
 
 log = structlog.get_logger()
 Fatal = Callable[[BaseException], None]
-HowFar = Callable[[], tuple[tuple[int, int], int]]
-"""Where the last checkpoint stands, in the shard's log and in that of what is settled; and what was
-read of the shard's log."""
+
+
+class HowFar(NamedTuple):
+    """How far a replica is."""
+
+    kept: tuple[int, int] = (0, 0)
+    """Where the last checkpoint stands, in the shard's log and in that of what is settled."""
+    read: int = 0
+    """What stands before it in the shard's log was read."""
+    lag_ms: int = 0
+    """All that stood in the shard's log so long ago is filed."""
 
 
 class Beats(threading.Thread):
@@ -220,6 +234,10 @@ class Follow(threading.Thread):
             if standby.damage:
                 must_renew = False
                 self._heal(standby)
+            elif standby.stuck_ms >= REPLACE_MS:
+                log.error("the replica stays behind, and is made anew", lag_ms=standby.lag_ms)
+                must_renew = False
+                self._close()
         if self.standby is not None:
             self.standby.checkpoint()
             self.standby.close()
@@ -271,7 +289,7 @@ class Reports(threading.Thread):
     ) -> None:
         """`url`: where clients reach the node."""
         super().__init__(name="delayserver-reports", daemon=True)
-        self.how_far: HowFar = _nowhere
+        self.how_far: Callable[[], HowFar] = HowFar
         self.process_url = ""
         """Where others get a copy of the replica; empty: there is none."""
         self.stage: Stage = "copying"
@@ -283,6 +301,7 @@ class Reports(threading.Thread):
         self._url = url
         self._lines = lines
         self._ending = threading.Event()
+        self._is_behind = False
         self._samples: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
         self._deleted_s = time.monotonic()
 
@@ -300,12 +319,31 @@ class Reports(threading.Thread):
                 log.error("a report failed", error=str(error), exc_info=error)
 
     def _report(self) -> None:
-        (kept, settled), read = self.how_far()
-        stage, office = self.stage, self.office
+        (kept, settled), read, lag_ms = self.how_far()
+        stage, (epoch, address) = self.stage, self.office
+        self._tell_lag(lag_ms)
         note = ReplicaNote(
-            wall_clock_ms(), self._url, read, settled, self.process_url, stage, *office
+            wall_clock_ms(),
+            self._url,
+            read,
+            settled,
+            self.process_url,
+            lag_ms=lag_ms,
+            unseen=self._lines.news.unseen.get(self._node, [])[:UNSEEN_MAX],
+            stage=stage,
+            epoch=epoch,
+            address=address,
         )
         self._brokers.commit_progress(self._node, self._number, kept, note.pack())
+
+    def _tell_lag(self, lag_ms: int) -> None:
+        """Tell people, once, that the replica is behind, and that it is not any more."""
+        is_behind = lag_ms > LAG_MAX_MS
+        if is_behind and not self._is_behind:
+            log.warning("the replica is behind, and does not take over", lag_ms=lag_ms)
+        elif self._is_behind and not is_behind:
+            log.info("the replica has caught up")
+        self._is_behind = is_behind
 
     def _delete(self) -> None:
         """R6: what two replicas have had behind a checkpoint for an hour is not needed."""
@@ -443,12 +481,21 @@ class NodeShard:
         with files.lock(LOCK_FILE):
             finish_swap(files)
         standby = self._replica.stand_by(files, lambda: open_catalog_in(files, settings))
-        standby.is_drained = self._membership.node in self.lines.news.drained
-        self._reports.how_far = lambda: (standby.kept, standby.state.next_offset)
+        self._instruct(standby)
+        self._reports.how_far = lambda: HowFar(
+            standby.kept, standby.state.next_offset, standby.lag_ms
+        )
         is_placed = self._parting.is_placed(self._placement)
         self._reports.process_url = self._own_url
         self._reports.stage = "replica" if is_placed else "leaving"
         return standby
+
+    def _instruct(self, standby: Standby) -> None:
+        """Tell who follows what the news mean for it."""
+        news, own = self.lines.news, self._membership.node
+        standby.is_drained = own in news.drained
+        standby.set_rank(self._placement.rank(self._place.shard, own))
+        standby.go_back(places_back(news, self._place.shard, own))
 
     def _open_sound(self) -> Standby | None:
         """The same; None: it is damaged, or there is none, and a copy is quicker than the whole
@@ -511,7 +558,7 @@ class NodeShard:
     def _have_none(self, stage: Stage) -> None:
         """There is no replica that counts."""
         reports = self._reports
-        reports.process_url, reports.how_far, reports.stage = "", _nowhere, stage
+        reports.process_url, reports.how_far, reports.stage = "", HowFar, stage
 
     def _is_needed(self) -> bool:
         """Whether the node is to have a replica, or has to keep the one that it has."""
@@ -591,19 +638,19 @@ class NodeShard:
                 loop.call_soon_threadsafe(ended.set)
 
         def on_news() -> None:
-            news, shard, own = lines.news, self._place.shard, self._membership.node
             if (standby := follow.standby) is not None:
-                standby.is_drained = own in news.drained
-                standby.set_rank(self._placement.rank(shard, own))
-            if shard in news.owners:
-                self._on_owner(entry_of(shard, *news.owners[shard]))
+                self._instruct(standby)
+            if (owner := lines.news.owners.get(self._place.shard)) is not None:
+                self._on_owner(entry_of(self._place.shard, *owner))
             cluster_map.changed()
 
         def is_ready() -> bool:
             if (onlooker := follow.onlooker) is not None:
                 return onlooker.is_there
             standby = follow.standby
-            return standby is not None and (standby.lag_records or 0) <= CAUGHT_UP_RECORDS
+            if standby is None or standby.lag_ms > LAG_MAX_MS:
+                return False
+            return (standby.lag_records or 0) <= CAUGHT_UP_RECORDS
 
         def want(take: Take, told: Taken) -> None:
             standby = follow.standby
@@ -706,11 +753,19 @@ class NodeShard:
         shard, standby = self._place.shard, follow.standby
         has_replica = int(follow.onlooker is None)
         lag = None if standby is None else standby.lag_records
+        lag_s = None if standby is None else standby.lag_ms / 1000
         differs = standby is not None and standby.clock_differs
         return (
             "# HELP delayserver_standby_lag_records Records of the shard's log that were not read\n"
             "# TYPE delayserver_standby_lag_records gauge\n"
             f'delayserver_standby_lag_records{{shard="{shard}"}} {"NaN" if lag is None else lag}\n'
+            "# HELP delayserver_standby_lag_seconds How long ago all of the shard's log was filed\n"
+            "# TYPE delayserver_standby_lag_seconds gauge\n"
+            f'delayserver_standby_lag_seconds{{shard="{shard}"}} '
+            f"{'NaN' if lag_s is None else lag_s}\n"
+            "# HELP delayserver_unseen_nodes Other nodes that cannot be reached from this one\n"
+            "# TYPE delayserver_unseen_nodes gauge\n"
+            f'delayserver_unseen_nodes{{shard="{shard}"}} {self._unseen_nodes()}\n'
             "# HELP delayserver_standby_clock_differs Whether the owner's clock is another one\n"
             "# TYPE delayserver_standby_clock_differs gauge\n"
             f'delayserver_standby_clock_differs{{shard="{shard}"}} {int(differs)}\n'
@@ -718,6 +773,9 @@ class NodeShard:
             "# TYPE delayserver_standby_has_replica gauge\n"
             f'delayserver_standby_has_replica{{shard="{shard}"}} {has_replica}\n'
         )
+
+    def _unseen_nodes(self) -> int:
+        return len(self.lines.news.unseen.get(self._membership.node, ()))
 
     # ── in office ──────────────────────────────────────────────────────────────────────────────
 
@@ -748,7 +806,7 @@ class NodeShard:
         assert holder is not None and isinstance(message_log, FollowedLog)
         self._taken_ms = stopwatch_ms()
         self._on_owner(entry_of(self._place.shard, self.epoch, self._address))
-        self._reports.how_far = lambda: (message_log.kept, holder.state.next_offset)
+        self._reports.how_far = lambda: HowFar(message_log.kept, holder.state.next_offset)
         self._reports.office, self._reports.stage = (self.epoch, self._address), "replica"
         metrics.gauge(
             "office_epoch", "Which owner of its shard this process is", lambda: self.epoch
@@ -761,14 +819,18 @@ class NodeShard:
             "Records of the log that a new owner would read, beats among them",
             lambda: holder.state.next_offset - message_log.kept[0],
         )
+        metrics.gauge(
+            "unseen_nodes", "Other nodes that cannot be reached from this one", self._unseen_nodes
+        )
 
-    def successor(self, *, is_damaged: bool = False) -> str | None:
+    def successor(self, *, is_damaged: bool = False, is_slow: bool = False) -> str | None:
         """The node that is to have the shard now instead of this one, if any. `is_damaged`: here is
-        something that another replica has sound; this one is made anew behind the office."""
+        something that another replica has sound; this one is made anew behind the office.
+        `is_slow`: the disk here does not keep up."""
         self._is_damaged |= is_damaged
         news, own = self.lines.news, self._membership.node
         return choose(
-            replace_drained(news, own) if self._is_damaged else news,
+            replace_drained(news, own) if self._is_damaged or is_slow else news,
             self._place.shard,
             self._membership.node,
             self.epoch,
@@ -795,11 +857,6 @@ class NodeShard:
     def close(self) -> None:
         """Let go of what is left."""
         self._reports.end()
-
-
-def _nowhere() -> tuple[tuple[int, int], int]:
-    """How far a replica is that is not there."""
-    return (0, 0), 0
 
 
 def replace_drained(news: News, node: str) -> News:

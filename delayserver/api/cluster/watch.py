@@ -5,7 +5,8 @@ and what people want; and what follows from that for one of its shards.
     progress of replicas, each with a note ──▶ who is there ───┴─▶ News ──▶ processes of the node
 
 A replica says every few seconds how far it is (`ReplicaNote`), and the brokers keep that. That it
-says so makes its node one that is there; so a process that has no replica says that.
+says so makes its node one that is there; so a process that has no replica says that. Which of these
+its node can reach (`sight`) stands there, too, so that all see alike who is apart.
 
 **A replica that is not placed any more** (`placement`) is kept until all that are to have one are
 in step, and at least LEAVE_MS after it has begun to say that it leaves (`Parting`). Nodes may see
@@ -40,7 +41,7 @@ PROGRESS_S: Final = 3.0
 SEEN_MS: Final = 15_000
 """A node that has said nothing for so long is away."""
 IN_STEP_MS: Final = 8_000
-"""A replica that has said nothing for so long may not be in step."""
+"""A replica that has said nothing, or filed nothing, for so long may not be in step."""
 IN_STEP_RECORDS: Final = 2_000
 LEAVE_MS: Final = 20_000
 """A replica that is not placed any more says so for so long before it goes. Others may count on it
@@ -67,6 +68,10 @@ class ReplicaNote(msgspec.Struct, frozen=True):
     """What stands before it in the log of what is settled is in its files, on the disk."""
     process_url: str = ""
     """Where other nodes reach the very process that has the replica; empty: it has none to copy."""
+    lag_ms: int = 0
+    """All that was in the shard's log so long before `at_ms` is filed."""
+    unseen: list[str] = []
+    """Nodes that are there by what they say, and cannot be reached from this one."""
     stage: Stage = "replica"
     epoch: int = 0
     """In which it owns the shard; 0: it does not."""
@@ -100,7 +105,8 @@ class ReplicaState(msgspec.Struct, frozen=True):
         if self.note.stage not in ("replica", "leaving"):
             return False
         is_fresh = abs(now_ms - self.note.at_ms) <= IN_STEP_MS
-        return is_fresh and self.lag_records <= IN_STEP_RECORDS
+        is_filed = self.note.lag_ms <= IN_STEP_MS
+        return is_fresh and is_filed and self.lag_records <= IN_STEP_RECORDS
 
 
 class News(msgspec.Struct, frozen=True, tag="news"):
@@ -118,6 +124,8 @@ class News(msgspec.Struct, frozen=True, tag="news"):
     placement: Placement = Placement()
     owners: dict[int, tuple[int, str]] = {}
     """Of each shard that somebody says that he owns: the latest epoch, and its owner's address."""
+    unseen: dict[str, list[str]] = {}
+    """Of nodes: which others that are there each of them cannot reach."""
 
 
 class ClusterWatch:
@@ -206,33 +214,81 @@ def news_of(meta: ClusterMeta, replicas: dict[int, list[ReplicaState]], now_ms: 
         sorted(meta.forgotten),
         list(meta.nodes),
         meta.moves,
-        Placement.of(meta),
-        {shard: owner for shard, owner in owners.items() if owner[0]},
+        placement=Placement.of(meta),
+        owners={shard: owner for shard, owner in owners.items() if owner[0]},
+        unseen={node: note.unseen for node, note in notes.items() if note.unseen},
     )
+
+
+def there(news: News) -> dict[str, str]:
+    """The nodes that are there by what they say, and the URL of each."""
+    return {one.node: one.url for one in news.machines.nodes if one.state == "serving"}
+
+
+def seen_from(news: News, own: str, unseen: list[str]) -> News:
+    """The same, with what node `own` sees just now; its notes say it later."""
+    return msgspec.structs.replace(news, unseen={**news.unseen, own: unseen})
+
+
+def apart(news: News) -> set[str]:
+    """The nodes that are there and reach fewer than half of the others that are there.
+
+    So a node is apart unless it makes a majority with those that it reaches: of all parts of a
+    network that has come apart one at most is not, and of two nodes, or of four in two halves,
+    none. A way counts if neither end says that it is closed: who can reach others, but cannot be
+    reached, gets no calls passed on."""
+    nodes = there(news).keys()
+
+    def reaches(one: str, other: str) -> bool:
+        return other not in news.unseen.get(one, ()) and one not in news.unseen.get(other, ())
+
+    return {
+        node
+        for node in nodes
+        if 2 * sum(reaches(node, other) for other in nodes - {node}) < len(nodes) - 1
+    }
 
 
 def choose(news: News, shard: int, own: str, epoch: int, *, may_balance: bool) -> str | None:
     """To whom the owner of a shard, `own` in `epoch`, is to give it; None: it keeps it.
 
-    People come first: a move of this epoch, then that the node is to own nothing. Whoever is not
-    placed for the shard gives it to a node that is. `may_balance`: else a node that goes before it
-    and is in step gets it."""
-    in_step = {one.node for one in news.replicas.get(shard, ()) if one.is_in_step(news.at_ms)}
+    People come first: a move of this epoch, then that the node is to own nothing. A node that is
+    apart gives it to one that is not, and one that is not placed for the shard to one that is.
+    `may_balance`: else a node that goes before it, is in step and not apart gets it."""
+    in_step = _in_step(news, shard)
     placed = news.placement.nodes(shard)
     order = news.placement.order(shard, {*in_step, own})
     able = in_step - {own} - set(news.drained)
     others = [node for node in order if node in able]
+    parted = apart(news)
+    near = [node for node in others if node not in parted]
     move = news.moves.get(shard)
-    if move is not None and move.to in placed:
-        if move.epoch == epoch and move.to != own:
-            return move.to if move.to in in_step else None
-        if (move.to, move.epoch) == (own, epoch - 1) and own not in news.drained:
-            return None  # It came here because somebody wanted it here.
+    if move is not None and move.to not in placed:
+        move = None  # It was asked for while the node was to have a replica.
+    if move is not None and move.epoch == epoch and move.to != own:
+        return move.to if move.to in in_step else None
     if own in news.drained:
-        return others[0] if others else None
-    if not others or others[0] not in placed or order.index(others[0]) > order.index(own):
+        return next(iter(near or others), None)
+    if own in parted and near:
+        return near[0]
+    if move is not None and (move.to, move.epoch) == (own, epoch - 1):
+        return None  # It came here because somebody wanted it here.
+    if not near or near[0] not in placed or order.index(near[0]) > order.index(own):
         return None
-    return others[0] if may_balance or own not in placed else None
+    return near[0] if may_balance or own not in placed else None
+
+
+def places_back(news: News, shard: int, own: str) -> int:
+    """How many places behind its own a node goes when the shard is to be claimed: behind all, if
+    it is apart and another one that is in step is not. It is a delay and no more, since that other
+    one may be the owner that was lost."""
+    parted = apart(news)
+    others = _in_step(news, shard) - parted - {own}
+    return len(news.nodes) if own in parted and others else 0
+
+
+def _in_step(news: News, shard: int) -> set[str]:
+    return {one.node for one in news.replicas.get(shard, ()) if one.is_in_step(news.at_ms)}
 
 
 class Parting:

@@ -46,6 +46,7 @@ from storage.testing.files import SimulatedFiles
 IDENTITY = Identity(stamp=77, shard=0, id_secret=bytes(range(16)))
 SKEW_MS = 300
 RATE_MAX = 1.15
+PLACES_BACK = (0, 0, 0, 3)
 
 
 class NodeClock:
@@ -170,6 +171,8 @@ class Node:
         base = simulated_surroundings(self.observer, cluster.clock, cluster.rng)
         replica = Replica(self._place(), self._around(base), cluster.settings)
         self.standby = replica.stand_by(FaultyFiles(self.disk, self.faults), lambda: self.catalog)
+        # As one that is apart, by turns.
+        self.standby.go_back(cluster.rng.choice(PLACES_BACK))
         self._watch(self.standby)
 
     def _watch(self, standby: Standby) -> None:
@@ -187,6 +190,8 @@ class Node:
         def claimed() -> Holder | None:
             before = standby.state, self.cluster.log.length
             holder = claim()
+            if holder is not None and standby._waiting:
+                raise Violation(f"{self} owns the shard, and has not filed what it has read")
             if self.cluster.log.length > before[1] != before[0].next_offset:
                 raise Violation(f"{self} claims, has read up to {before} (R3)")
             return holder

@@ -1,10 +1,18 @@
 """What the process does besides serving."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
 import pytest
 import structlog
 
-from delayserver.api.process import escape_controls, set_up_logging
+from delayserver.api.process import _on_news, escape_controls, set_up_logging
 from delayserver.config import Settings
+
+if TYPE_CHECKING:
+    from delayserver.api.cluster.node import NodeShard
+    from delayserver.api.process import _Uvicorn
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +41,32 @@ def test_lines_for_programs_are_escaped_as_json_is(capsys) -> None:
     set_up_logging(Settings(log_json=True))
     structlog.get_logger().warning("a dead letter", key="\x1b[2J")
     assert r'"key": "\u001b[2J"' in capsys.readouterr().err
+
+
+class FakeNode:
+    """Gives its shard away if the disk is slow."""
+
+    def successor(self, *, is_damaged: bool, is_slow: bool) -> str | None:
+        return "n2" if is_damaged or is_slow else None
+
+
+class FakeServing:
+    def __init__(self, *, is_damaged: bool = False, is_slow: bool = False) -> None:
+        self.is_damaged = is_damaged
+        self.is_slow = is_slow
+        self.should_exit = False
+        self.heard = 0
+
+    def on_news(self) -> None:
+        self.heard += 1
+
+    def give_away(self) -> None:
+        self.should_exit = True
+
+
+@pytest.mark.parametrize("what", ["is_damaged", "is_slow", None])
+def test_an_owner_whose_disk_is_of_no_use_gives_its_shard_away(what: str | None) -> None:
+    serving = FakeServing(**({} if what is None else {what: True}))
+    for _ in range(2):
+        _on_news(cast("NodeShard", FakeNode()), cast("_Uvicorn", serving))
+    assert (serving.heard, serving.should_exit) == (2, what is not None)

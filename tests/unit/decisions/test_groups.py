@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from delayserver.config import Settings
-from delayserver.decisions.groups import Groups
+from delayserver.decisions.groups import SLOW_MS, Groups
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.errors import OverloadedError, StoppingError
 from storage.errors import DiskFullError
@@ -290,6 +290,21 @@ def test_a_group_takes_no_more_than_its_bound_but_one_request_always_fits() -> N
     assert caught.value.retry_after_ms > 0
     parts.groups.flush(0)
     parts.groups.admit(1000)
+
+
+def test_a_disk_is_slow_where_much_has_waited_for_long() -> None:
+    parts = Parts(group_max_bytes=1000, unfiled_max_bytes=2000, checkpoint_bytes=1)
+    assert not parts.groups.files_slowly(10**12)
+    for number in range(3):
+        parts.append(bytes(300))
+        parts.groups.flush(number)
+        parts.groups.on_committed()
+    assert not parts.groups.files_slowly(SLOW_MS - 1), "much, and not for long"
+    assert parts.groups.files_slowly(SLOW_MS)
+    parts.groups.on_filed(1)
+    assert not parts.groups.files_slowly(10**12), "for long, and not much"
+    parts.groups.on_filed(3)
+    assert not parts.groups.files_slowly(10**12)
 
 
 def test_what_is_too_much_for_one_group_goes_on_in_the_next() -> None:

@@ -13,7 +13,7 @@ from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.recovery.check import check
 from delayserver.recovery.replica import Replica, ReplicaPlace
-from delayserver.recovery.standby import Standby
+from delayserver.recovery.standby import LAG_MAX_MS, Standby
 from delayserver.testing.server import (
     Observer,
     SimulatedClock,
@@ -381,3 +381,91 @@ def test_an_error_of_the_disk_ends_it() -> None:
     with pytest.raises(StorageError):
         standby.step(0)
         standby.checkpoint()
+
+
+# ── how far it is behind ───────────────────────────────────────────────────────────────────────
+
+
+def full(faults: Faults) -> None:
+    """The disk takes nothing from now on."""
+    faults.faults.append(Fault(faults.call_count + 1, FaultKind.NO_SPACE, for_good=True))
+
+
+def step(cluster: Cluster, standby: Standby, by_ms: int) -> Holder | None:
+    """As the thread does it: where there is no room it is tried again."""
+    cluster.clock.move(by_ms)
+    try:
+        return standby.step(0)
+    except ShortageError:
+        return None
+
+
+def test_a_standby_that_files_is_not_behind() -> None:
+    cluster = Cluster(file_ms=1000)
+    standby = cluster.follow()
+    for _ in range(100):
+        cluster.publish(HOUR_MS)
+        step(cluster, standby, 100)
+        assert standby.lag_ms <= 2500
+
+
+def test_a_standby_whose_disk_is_full_is_behind_though_it_has_read_all() -> None:
+    cluster = Cluster(file_ms=100)
+    faults = Faults()
+    standby = cluster.follow(faults)
+    step(cluster, standby, 500)
+    cluster.publish(HOUR_MS)
+    full(faults)
+    for _ in range(100):
+        cluster.holder.beat()
+        step(cluster, standby, 500)
+    assert (cluster.log.end() or 0) - standby.state.next_offset <= 1
+    assert standby.lag_ms >= 49_000
+    faults.faults.clear()
+    for _ in range(3):
+        cluster.holder.beat()
+        step(cluster, standby, 500)
+    assert standby.lag_ms <= 1000
+
+
+def test_a_standby_whose_disk_is_full_does_not_take_over() -> None:
+    cluster = Cluster(file_ms=60_000)
+    faults = Faults()
+    standby = cluster.follow(faults)
+    step(cluster, standby, 500)
+    cluster.publish(HOUR_MS)
+    step(cluster, standby, 100)
+    full(faults)
+    # The owner is silent, and the time to file by itself has not come.
+    length = cluster.log.end()
+    for _ in range(100):
+        assert step(cluster, standby, 200) is None
+    assert cluster.log.end() == length, "it has not claimed"
+    faults.faults.clear()
+    _until_it_holds(cluster, standby)
+
+
+def test_a_standby_that_is_a_minute_behind_does_not_take_over() -> None:
+    cluster = Cluster()
+    standby = cluster.follow()
+    step(cluster, standby, 500)
+    length = cluster.log.end()
+    # What it knows of the end is a minute old, as of one that has been busy with its disk.
+    standby._asked_ms = cluster.clock.stopwatch_ms() + LAG_MAX_MS + 2000
+    standby._end = None
+    assert step(cluster, standby, LAG_MAX_MS + 1000) is None
+    assert cluster.log.end() == length
+    _until_it_holds(cluster, standby)  # It has asked, and has all.
+
+
+def test_no_more_is_read_than_the_disk_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayserver.recovery.standby.FILE_BYTES_MAX", 2000)
+    cluster = Cluster(file_ms=100)
+    faults = Faults()
+    standby = cluster.follow(faults)
+    full(faults)
+    for _ in range(50):
+        cluster.publish(HOUR_MS, bytes(1000))
+        step(cluster, standby, 200)
+    assert standby._waiting_bytes <= 5000
+    assert standby.lag_records and standby.lag_records > 40

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from delayserver.api.cluster.node import Awaited, Follow
+from delayserver.api.cluster.node import REPLACE_MS, Awaited, Follow
 from storage.errors import OffsetRangeError
 from storage.frame import Damage
 
@@ -23,6 +23,7 @@ class FakeStandby:
     def __init__(self, *steps: Callable[[FakeStandby], Any]) -> None:
         self.steps = list(steps)
         self.damage: list[Damage] = []
+        self.lag_ms = self.stuck_ms = 0
         self.state = SimpleNamespace(epoch=1, owner=2)
         self.owner_address = "address"
         self.ended: list[str] = []
@@ -57,6 +58,14 @@ def is_deleted(standby: FakeStandby) -> None:
 
 def is_lost(standby: FakeStandby) -> None:
     raise OffsetRangeError("ds.log/0", 30, 10, 20)
+
+
+def is_far_behind(standby: FakeStandby) -> None:
+    standby.stuck_ms = REPLACE_MS
+
+
+def is_behind(standby: FakeStandby) -> None:
+    standby.stuck_ms = REPLACE_MS - 1
 
 
 def claims(standby: FakeStandby) -> str:
@@ -163,6 +172,13 @@ def test_what_is_damaged_is_made_anew_if_somebody_gives_a_copy_and_once() -> Non
     run = Run(first, second)
     assert (first.ended, run.renewed) == (["abandoned"], [False])
     assert second.ended == ["finished"], "not again so soon"
+
+
+def test_a_replica_that_stays_behind_is_made_anew_if_somebody_gives_a_copy() -> None:
+    first, second = FakeStandby(is_behind, is_far_behind), FakeStandby(nothing, claims)
+    run = Run(first, second)
+    assert (first.ended, first.steps, run.renewed) == (["abandoned"], [], [False])
+    assert second.ended == ["finished"]
 
 
 def test_there_may_be_nothing_to_begin_with() -> None:

@@ -110,6 +110,19 @@ def test_a_follower_waits_for_silence_and_its_rank(rank: int) -> None:
     assert not follower.is_due(OCCUPIED, due_ms), "another goes before it now"
 
 
+def test_who_is_to_go_behind_others_waits_for_them_too() -> None:
+    follower = Follower(2, 1, 0)
+    follower.places_back = 3
+    assert not follower.may_claim(OCCUPIED, 5, LEASE_MS + 4 * RANK_MS - 1)
+    assert follower.may_claim(OCCUPIED, 5, LEASE_MS + 4 * RANK_MS)
+    vacant = OfficeState(next_offset=5, epoch=1)
+    assert not follower.may_claim(vacant, 5, 4 * RANK_MS - 1)
+    wanted = OfficeState(next_offset=5, epoch=1, successor=2)
+    assert follower.may_claim(wanted, 5, 0), "who is wanted comes first all the same"
+    follower.places_back = 0
+    assert follower.may_claim(OCCUPIED, 5, LEASE_MS + RANK_MS)
+
+
 def test_who_has_just_started_waits_as_well() -> None:
     follower = Follower(2, 0, 7000)
     assert not follower.may_claim(OCCUPIED, 5, 7000 + LEASE_MS - 1)

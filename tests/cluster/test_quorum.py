@@ -1,0 +1,69 @@
+"""Two of three brokers are lost: nobody is answered before what was said is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import urllib.error
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+
+from storage.replicated.kafka_settings import ClusterUrl
+from tests.cluster.brokers import Brokers
+from tests.cluster.nodes import NodeProcess, delayserver, running, until
+
+MESSAGE = {"subject": "order.late", "body": 1, "delay": "1h"}
+
+
+@pytest.fixture
+def url(brokers: Brokers) -> ClusterUrl:
+    made = brokers.new_url()
+    delayserver("cluster", "create", "--cluster", str(made), "--shards", "1")
+    return made
+
+
+def refusal(node: NodeProcess, method: str, path: str, body: object = None) -> str | None:
+    """The Retry-After of a 503; None: it was answered."""
+    try:
+        node.call_once(method, path, body)
+    except urllib.error.HTTPError as error:
+        with error:
+            assert error.code == HTTPStatus.SERVICE_UNAVAILABLE
+            return error.headers["retry-after"]
+    return None
+
+
+def test_two_of_three_brokers_are_lost(brokers: Brokers, url: ClusterUrl, tmp_path: Path) -> None:
+    node = NodeProcess("n1", url, tmp_path)
+    lost = (1, 2)
+    with running(node):
+        kept = [node.publish(f"{number}") for number in range(10)]
+        waiting: list[object] = []
+
+        def publish() -> None:
+            while not waiting:
+                with contextlib.suppress(TimeoutError):
+                    waiting.append(node.call("POST", "/v1/messages", MESSAGE | {"key": "waits"}))
+
+        for number in lost:
+            brokers.kill(number)
+        # What is under way waits, and what comes two seconds behind it is refused.
+        first = threading.Thread(target=publish, daemon=True)
+        first.start()
+        until(lambda: refusal(node, "GET", "/readyz"), "not ready")
+        assert refusal(node, "POST", "/v1/messages", MESSAGE)
+        assert not waiting, "nobody was answered"
+        until(lambda: "delayserver_office_lease 0" in node.text("/metrics"), "the lease is over")
+        # What is there can be asked for all the time.
+        assert node.call("GET", f"/v1/messages/{kept[0]}")["state"] == "scheduled"
+
+        back = [threading.Thread(target=brokers.revive, args=(number,)) for number in lost]
+        for one in back:
+            one.start()
+        until(lambda: refusal(node, "GET", "/readyz") is None, "ready again")
+        for one in (*back, first):
+            one.join()
+        assert len(waiting) == 1
+        assert [node.call("GET", f"/v1/messages/{one}")["id"] for one in kept] == kept
