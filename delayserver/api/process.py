@@ -226,7 +226,7 @@ class _Uvicorn(uvicorn.Server):
     @property
     def is_slow(self) -> bool:
         """Whether the disk does not keep up with what is accepted."""
-        return self._server.engine.groups.files_slowly(self._server.clock())
+        return self._server.is_slow
 
     def give_away(self) -> None:
         """End in order: another is to have the shard, and this process goes on."""

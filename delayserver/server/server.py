@@ -268,6 +268,11 @@ class Server(Shard):
         log.critical("the server must stop", error=str(error), exc_info=error)
         self._fatal(error)
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether the disk does not keep up with what is accepted."""
+        return self.engine.groups.files_slowly(self.clock())
+
     def on_damage(self, error: DamageError) -> None:
         self.damage_count += 1
         log.error(

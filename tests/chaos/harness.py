@@ -32,6 +32,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from delayserver.api.cluster.watch import ReplicaNote
 from delayserver.cli.demo.ledger import Outage, Receipt, judge
 from delayserver.cli.demo.process import ServerFailed, damage_in, free_port
 from delayserver.cli.demo.receiver import PEER, Receiver
@@ -44,6 +45,7 @@ from delayserver.client.transport import (
     HttpTransport,
     Transport,
 )
+from delayserver.server.server import wall_clock_ms
 from storage.replicated.kafka import KafkaEngine
 from storage.replicated.kafka_settings import ClientSettings, ClusterUrl
 from storage.replicated.meta import MetaLog, make_identity
@@ -313,6 +315,8 @@ class ChaosRun(Load[ChaosLedger]):
         self.striking = str(plan.strike)
         self._report(self)
         await asyncio.sleep(plan.load_s)
+        if self._owner(plan.shard) is None:  # It is given to another node just now, in order.
+            await self._until_well("a round begins", WELL_S)
         self._look_for_idle_changes()
         epochs = [self._epoch(shard) for shard in range(self._shards)]
         owner = self._owner(plan.shard)
@@ -518,9 +522,24 @@ class ChaosRun(Load[ChaosLedger]):
 
     async def _fill_disk(self, plan: RoundPlan) -> None:
         node = self._nodes[self._names[-1]]
+        await self._until_open(node)
         self._note(f"the disk of {node.name} is full")
         with full_disk(node.data_dir, DISK_LEFT_BYTES):
             await asyncio.sleep(plan.hold_s)
+
+    async def _until_open(self, node: ClusterNode) -> None:
+        """What is still to be opened could not be on a full disk, and would end the node."""
+        since_ms, until_s = wall_clock_ms(), time.monotonic() + WELL_S
+        while True:
+            found = await asyncio.to_thread(self._engine.noted_progress, [node.name])
+            texts = [text for _, text in found[node.name].values()]
+            notes = [msgspec.json.decode(text, type=ReplicaNote) for text in texts]
+            opened = [one for one in notes if one.process_url and one.at_ms >= since_ms]
+            if len(opened) == self._shards:
+                return
+            if time.monotonic() > until_s:
+                raise ServerFailed(f"{node.name} has opened {len(opened)} of its shards")
+            await asyncio.sleep(LOOK_S)
 
     async def _cut(
         self, plan: RoundPlan, owner: ClusterNode, leader: int, owned: list[int]
