@@ -74,9 +74,10 @@ class Cancels:
         self.columns_min = COLUMNS_MIN
 
     def by_ids(self, texts: Sequence[str]) -> FoundMessages:
-        """The messages that ids name."""
+        """The messages that ids name. Raises OverloadedError."""
         if not texts:
             return _nothing()
+        self._groups.check_office()
         seqs, dues_ms = self._ids.decode_many(texts)
         seqs[seqs >= self._sequencer.next_seq] = 0
         refusals: dict[int, Refusal] = {
@@ -86,9 +87,10 @@ class Cancels:
         return FoundMessages(seqs, dues_ms, refusals)
 
     def by_keys(self, subjects: Sequence[str], keys: Sequence[str]) -> FoundMessages:
-        """The messages that keys of subjects stand for."""
+        """The messages that keys of subjects stand for. Raises OverloadedError."""
         if not keys:
             return _nothing()
+        self._groups.check_office()
         numbers = self._sequencer.subjects
         # No message has subject 0, so nothing is found under its keys.
         subject_ids = [numbers.get(subject, 0) for subject in subjects]

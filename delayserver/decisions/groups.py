@@ -74,9 +74,9 @@ class Groups:
         self._imports: deque[Callable[[], None]] = deque()
         self._import_seq = 0
         self.stopping = False
-        self.is_stalled: Callable[[], bool] = lambda: False
-        """Whether the group that is being committed has been so for too long: the log is away, and
-        who comes now is told so instead of having to wait."""
+        self.may_answer: Callable[[], bool] = lambda: True
+        """Whether nobody else can own the shard by now. If its log has not answered for a while
+        another process may have accepted, moved or cancelled what this one does not know of."""
         self.committed_total = 0
 
     # ── the door ───────────────────────────────────────────────────────────────────────────────
@@ -87,12 +87,18 @@ class Groups:
         Raises OverloadedError, StoppingError."""
         if self.stopping:
             raise StoppingError("the server is stopping")
-        if self._committing is not None and self.is_stalled():
-            raise OverloadedError("the log of the shard does not answer", 1000)
+        self.check_office()
         open_bytes = self._sequencer.group.total_bytes
         if open_bytes and open_bytes + total_bytes > self._settings.group_max_bytes:
             raise OverloadedError("the disk does not keep up with what is published", 1000)
         self.admit_retries()
+
+    def check_office(self) -> None:
+        """Whoever answers what is, or is not, asks this first: it could be otherwise by now.
+
+        Raises OverloadedError."""
+        if not self.may_answer():
+            raise OverloadedError("the log of the shard does not answer", 1000)
 
     def admit_retries(self) -> None:
         """Refuse to record deliveries again, of any length, as long as too much is not filed yet.

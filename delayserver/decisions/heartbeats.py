@@ -135,17 +135,20 @@ class Heartbeats:
         return before is None, now_ms + timeout_ms, self._sequencer.group
 
     def get(self, key: str) -> tuple[Heartbeat, int]:
-        """A heartbeat, and how long it has left, in ms. Raises NotFoundError."""
+        """A heartbeat, and how long it has left, in ms. Raises NotFoundError,
+        OverloadedError."""
+        self._groups.check_office()
         beat = self._beats.get(key)
         if beat is None:
             raise NotFoundError(f"there is no heartbeat {key!r}")
         return self._definition(key), max(0, beat.expires_ms - self._timeouts.stopwatch())
 
     def delete(self, key: str) -> Group:
-        """End a heartbeat: once the group is durable it never fires. Raises NotFoundError."""
+        """End a heartbeat: once the group is durable it never fires. Raises NotFoundError,
+        OverloadedError, StoppingError."""
+        self._groups.admit(0)
         if key not in self._beats:
             raise NotFoundError(f"there is no heartbeat {key!r}")
-        self._groups.admit(0)
         self._end(key, message_seq=0)
         self._groups.wake()
         return self._sequencer.group

@@ -8,7 +8,6 @@ Cost: none. Threads: one, the caller's; what is made here belongs to whom its mo
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
 
 from delayserver.config import Settings
 from delayserver.delivery.replicated_settler import ReplicatedSettler
@@ -27,9 +26,6 @@ from storage.replicated.log import FollowedLog, ReplicatedLog
 from storage.replicated.own import OwnLog
 from storage.replicated.settled import SettledLog
 from storage.replicated.transactions import SettledTransactions
-
-COMMIT_PATIENCE_MS: Final = 2000
-"""Who publishes is told that the log is away when it has not answered for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +132,6 @@ class Replica:
             clock=holder.clock,
             may_deliver=holder.may_deliver,
             transactions=self._transactions,
-            commit_patience_ms=COMMIT_PATIENCE_MS,
         )
 
     def _fence(self) -> None:

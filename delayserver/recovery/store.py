@@ -84,10 +84,9 @@ class Surroundings:
     settler: Callable[[HourLog, Catalog, Identity], Settler] = own_settler
     closes_catalog: bool = True
     """Whether the catalog ends with the directory; one in memory has to outlive it."""
-    commit_patience_ms: int | None = None
-    """A group that takes longer is a log that is away; None: the log is on the own disk."""
     may_deliver: Callable[[], bool] = lambda: True
-    """Whether deliveries may leave now: where others could take over, only under a lease."""
+    """Whether deliveries may leave now, and questions be answered: where others could take over,
+    only under a lease."""
     transactions: SettledTransactions | None = None
     """Where a batch of deliveries and that it is settled may be one; None: nowhere."""
     replay: type[Replay] | Callable[..., Replay] = Replay

@@ -80,8 +80,6 @@ class Shard(ABC):
         """Where a batch of deliveries and that it is settled may be one; None: nowhere."""
         self._settle = SettleRequest()
         self._settle_asked = False
-        self._patience_ms = surroundings.commit_patience_ms
-        self._committing_ms: int | None = None
         """Since when the group under way is being committed, on the stopwatch."""
         store = self.store = Store(settings, files, open_catalog, surroundings)
         try:
@@ -126,7 +124,7 @@ class Shard(ABC):
             random=surroundings.random,
         )
         self.engine.dispatcher.may_deliver = surroundings.may_deliver
-        self.engine.groups.is_stalled = self._is_stalled
+        self.engine.groups.may_answer = surroundings.may_deliver
         self.engine.start(
             recovered.through_hour,
             recovered.loaded,
@@ -236,21 +234,13 @@ class Shard(ABC):
     def is_quick(self) -> bool:
         return self.committer.is_quick
 
-    def _is_stalled(self) -> bool:
-        patience_ms, since_ms = self._patience_ms, self._committing_ms
-        if patience_ms is None or since_ms is None:
-            return False
-        return self.stopwatch() - since_ms > patience_ms
-
     def commit(self, group: Group, *, at_once: bool) -> None:
-        self._committing_ms = self.stopwatch()
         if at_once and self.committer.takes_at_once(group):
             self.committer.commit(group, lambda function, *arguments: function(*arguments))
         else:
             self.committer.put(group)
 
     def _on_committed(self) -> None:
-        self._committing_ms = None
         if self.engine.on_committed(self.clock()):
             self.tick_soon()
 

@@ -797,7 +797,6 @@ class NodeShard:
             settler=owned.settler,
             may_deliver=owned.may_deliver,
             transactions=owned.transactions,
-            commit_patience_ms=owned.commit_patience_ms,
         )
 
     def serving(self, message_log: WriteAheadLog, metrics: Metrics) -> None:

@@ -9,11 +9,11 @@ import pytest
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.errors import OverloadedError
+from delayserver.errors import NotFoundError, OverloadedError
 from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.recovery.check import check
-from delayserver.recovery.replica import COMMIT_PATIENCE_MS, Replica, ReplicaPlace
+from delayserver.recovery.replica import Replica, ReplicaPlace
 from delayserver.recovery.standby import Standby
 from delayserver.recovery.store import Surroundings
 from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
@@ -22,7 +22,7 @@ from storage.directory import Identity
 from storage.errors import FencedError, ForeignDirectoryError
 from storage.replicated.envelope import Claim, encode
 from storage.replicated.holder import Holder
-from storage.replicated.lease import LEASE_MS
+from storage.replicated.lease import LEASE_MS, MARGIN_MS
 from storage.replicated.log import BEATS_MAX
 from storage.rows import HOUR_MS, LogKind
 from storage.testing.catalog import MemoryCatalog
@@ -31,6 +31,7 @@ from storage.testing.files import SimulatedFiles
 
 IDENTITY = Identity(stamp=77, shard=0, id_secret=bytes(range(16)))
 OK = WebhookResponse(200)
+NOBODY = "0" * 32
 
 
 class Cluster:
@@ -357,24 +358,36 @@ def test_an_hour_is_retired_by_each_replica_for_itself(cluster: Cluster) -> None
     assert all(state.retired_ms for state in second.standby._replay.hours.values())
 
 
-def test_who_publishes_is_told_when_the_log_is_away(cluster: Cluster) -> None:
+def test_nobody_is_answered_when_the_log_is_away(cluster: Cluster) -> None:
+    """Another one may own the shard by then, and have accepted what this one does not know."""
     first, _ = cluster.nodes
     first.follow()
     first.take_over()
-    groups = first.server.engine.groups
+    engine, groups = first.server.engine, first.server.engine.groups
     now_ms = cluster.clock()
     message = NewMessage("orders", now_ms + HOUR_MS, Payload(b"1"))
-    first.server.engine.publishing.publish_one(message, now_ms)
+    engine.publishing.publish_one(message, now_ms)
     while first.server.turn():
         pass
     assert first.server.committer.backlog == 1, "its group waits for the brokers"
-    cluster.clock.move(COMMIT_PATIENCE_MS)
+    cluster.clock.move(LEASE_MS - MARGIN_MS - 1)
     groups.admit(0)
     cluster.clock.move(1)
-    with pytest.raises(OverloadedError, match="does not answer"):
-        groups.admit(0)
+    for ask in (
+        lambda: groups.admit(0),
+        lambda: engine.messages.message_id(NOBODY),
+        lambda: engine.messages.by_key("orders", "k"),
+        lambda: engine.cancels.by_ids([NOBODY]),
+        lambda: engine.cancels.by_keys(["orders"], ["k"]),
+        lambda: engine.heartbeats.get("k"),
+        lambda: engine.heartbeats.delete("k"),
+    ):
+        with pytest.raises(OverloadedError, match="does not answer"):
+            ask()
     first.server.rest()
     groups.admit(0)
+    with pytest.raises(NotFoundError):
+        engine.messages.message_id(NOBODY)
     assert first.publish(b"2", HOUR_MS)
 
 
