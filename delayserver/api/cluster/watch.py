@@ -57,6 +57,16 @@ class ReplicaNote(msgspec.Struct, frozen=True):
     """All that was in the shard's log so long before `at_ms` is filed."""
     unseen: list[str] = []
     """Nodes that are there by what they say, and cannot be reached from this one."""
+    stopped_epoch: int = 0
+    """The last one that it has read, where it has stopped: the log has lost its end, and what this
+    replica has goes further; people decide. 0: it has not."""
+    stopped_seq: int = 0
+    """Then: the last seq that its node has on its disk."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it waits for people to decide."""
+        return self.stopped_epoch > 0
 
     def pack(self) -> str:
         """As text."""
@@ -75,7 +85,7 @@ class ReplicaState(msgspec.Struct, frozen=True):
     def is_in_step(self, now_ms: int) -> bool:
         """Whether it can take over at once."""
         is_fresh = abs(now_ms - self.note.at_ms) <= IN_STEP_MS
-        is_filed = self.note.lag_ms <= IN_STEP_MS
+        is_filed = self.note.lag_ms <= IN_STEP_MS and not self.note.is_stopped
         return is_fresh and is_filed and self.lag_records <= IN_STEP_RECORDS
 
 
@@ -238,6 +248,17 @@ def choose(news: News, shard: int, own: str, epoch: int, *, may_balance: bool) -
     if may_balance and near and in_order(shard, [own, near[0]])[0] != own:
         return near[0]
     return None
+
+
+def waits_for_people(news: News, shard: int, own: str, epoch: int) -> bool:
+    """Whether the replica of another node has more than the log, in which `epoch` was read last:
+    whoever claims the shard now goes on without that."""
+    return any(
+        one.note.stopped_epoch >= max(epoch, 1)
+        and one.node != own
+        and abs(news.at_ms - one.note.at_ms) <= SEEN_MS
+        for one in news.replicas.get(shard, ())
+    )
 
 
 def places_back(news: News, shard: int, own: str) -> int:
