@@ -63,6 +63,11 @@ class Settings(BaseSettings):
         "the cluster says how many shards there are",
     )
     node: str | None = Field(None, description="name of this node in the cluster, for good")
+    zone: str | None = Field(
+        None,
+        description="what this node may be lost with, such as a rack: the replicas of a shard are "
+        "in different zones (default: a zone of its own)",
+    )
     advertise: str | None = Field(
         None,
         pattern=r"^https?://[^/?#@\s]+$",
@@ -272,8 +277,8 @@ class Settings(BaseSettings):
                 raise ValueError("archive needs a server on its own: nodes delete each for itself")
             if self.advertise.startswith("https:") != (self.tls_cert is not None):
                 raise ValueError("advertise begins with https: if there is a tls_cert, else http:")
-        elif self.node is not None or self.advertise is not None:
-            raise ValueError("node and advertise go together with cluster")
+        elif {self.node, self.zone, self.advertise} != {None}:
+            raise ValueError("node, zone and advertise go together with cluster")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key go together")
         if self.tls_client_ca is not None and self.tls_cert is None:
@@ -362,7 +367,7 @@ _OF_ALL: Final = (
 """Limits that the shards of a server keep together."""
 GROUPS: Final = {
     "Where": ("host", "port", "data_dir", "shards"),
-    "Cluster": ("cluster", "node", "advertise", "link_port", "kafka_config"),
+    "Cluster": ("cluster", "node", "zone", "advertise", "link_port", "kafka_config"),
     "Access": (
         "token",
         "tls_cert",

@@ -11,6 +11,7 @@
     DIR/repair/           what repairs replaced
     DIR/snapshots/        what another node copies just now
     DIR/incoming/         what comes from another node
+    DIR/DROPPED           a node is to have no replica of the shard: instead of FORMAT
 
 Cost: a few system calls at start. Threads: used before any thread starts.
 """
@@ -33,6 +34,7 @@ DEFINITIONS_VERSION = 2
 FORMAT_FILE = "FORMAT"
 LOCK_FILE = "LOCK"
 REPAIR_FILE = "REPAIR"
+DROPPED_FILE = "DROPPED"
 REPAIR_DIRECTORY = "repair"
 ID_SECRET_BYTES = 16
 CATALOG_DIRECTORY = "catalog"

@@ -138,7 +138,7 @@ async def _tell_news(shards: "list[_Shard]", watch: ClusterWatch, node: str) -> 
             news = seen_from(news, node, sight.unseen)
             line = news_line(news)
             for shard in shards:
-                shard.tell(line)
+                shard.tell_news(line)
             others = {other: url for other, url in there(news).items() if other != node}
         await pause
 
@@ -157,6 +157,8 @@ class _Shard:
         """All of the node, this one too."""
         self._said = b""
         """What its process, or one before it, has said last of the owner of the shard."""
+        self._news = b""
+        """What was known of the cluster last."""
         self._process: asyncio.subprocess.Process | None = None
         self.ready = asyncio.Event()
         self._can_start = False
@@ -212,6 +214,7 @@ class _Shard:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(self._document + b"\n")
         process.stdin.writelines(other._said for other in self.others)
+        process.stdin.write(self._news)
         self._process = process
         ended = asyncio.create_task(process.wait())
         told = asyncio.create_task(self._hear(process.stdout))
@@ -238,6 +241,11 @@ class _Shard:
                 for other in self.others:
                     if other is not self:
                         other.tell(line)
+
+    def tell_news(self, line: bytes) -> None:
+        """Give its process, and those that come behind it, what is known of the cluster."""
+        self._news = line
+        self.tell(line)
 
     def tell(self, line: bytes) -> None:
         """Give its process a line, if there is one."""

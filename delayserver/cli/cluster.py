@@ -38,11 +38,9 @@ WRONG_STATUS: Final = 1
 LOOK_S: Final = 0.5
 REST_S: Final = 2.0
 """Whoever owns a shard writes more often."""
-TAIL_RECORDS: Final = 500
-"""Of a shard's log, to see its owner: it writes at least two a second."""
-SHARD_COLUMNS: Final = ("shard", "owner", "epoch", "address", "heard", "end", "lag")
 REACH_COLUMNS: Final = ("node", "has all up to seq", "state", "heard")
-NODE_COLUMNS: Final = ("node", "number", "owns", "replicas", "lag")
+SHARD_COLUMNS: Final = ("shard", "owner", "epoch", "address", "heard", "end", "placed", "lag")
+NODE_COLUMNS: Final = ("node", "number", "zone", "owns", "replicas", "lag")
 HELP = """A cluster of servers whose logs stand on Kafka brokers.
 
 A cluster is made once, with a number of shards that does not change. It needs the extra `kafka` of
@@ -76,6 +74,16 @@ ShardsOption = Annotated[
         max=256,
         help="How many shards. It never changes: one or two for each core that will ever be there.",
         show_default=False,
+    ),
+]
+ReplicasOption = Annotated[
+    int,
+    typer.Option(
+        metavar="NUMBER",
+        min=2,
+        max=1000,
+        help="How many nodes have a replica of each shard, in different zones as far as there are "
+        "zones. It never changes.",
     ),
 ]
 ReplicationOption = Annotated[
@@ -121,6 +129,7 @@ def _root() -> None:
 def create(
     cluster: ClusterOption,
     shards: ShardsOption,
+    replicas: ReplicasOption = 3,
     replication: ReplicationOption = 3,
     durability: DurabilityOption = "fsync",
     kafka_config: KafkaConfigOption = None,
@@ -129,7 +138,7 @@ def create(
     """Make the topics of a cluster, and write down what it is.
 
     What is there already stays as it is: run it again after it was interrupted. A cluster that was
-    made with another number of shards is refused.
+    made with another number of shards or of replicas is refused.
 
     Status 0: it is there. 1: it is there, and is another one, or its topics are not as they have to
     be. 2: it could not be made."""
@@ -139,7 +148,7 @@ def create(
     with _cluster_errors(as_json), _engine(cluster, kafka_config) as engine:
         from storage.replicated.meta import MetaLog, make_identity
 
-        identity = make_identity(engine.url.name, shards, chosen, os.urandom)
+        identity = make_identity(engine.url.name, shards, chosen, os.urandom, replicas)
         with contextlib.closing(engine.meta()) as log:
             if engine.has_topics():
                 # Before topics are made for it.
@@ -156,6 +165,7 @@ def create(
     answer = {
         "cluster": found.cluster,
         "shards": found.shards,
+        "replicas": _limit(found),
         "durability": found.durability,
         "is_new": is_new,
         "topics_made": made,
@@ -166,8 +176,8 @@ def create(
     topics = f"Topics made: {', '.join(made)}." if made else "Its topics were there."
     state = "was made" if is_new else "was there already"
     typer.echo(
-        f"The cluster {found.cluster} {state}: {found.shards} shards, durability "
-        f"{found.durability}. {topics}"
+        f"The cluster {found.cluster} {state}: {found.shards} shards on "
+        f"{answer['replicas'] or 'all'} nodes each, durability {found.durability}. {topics}"
     )
 
 
@@ -187,30 +197,43 @@ def status(
     """Show the shards of a cluster with their owners, its nodes, and what is wrong with its topics.
 
     Of each shard: who wrote to its log last as its owner, where that node is reached (if it took
-    the shard a short time ago, else see --whole), where the log ends, and by how many records the
-    checkpoint of each node's replica is behind.
+    the shard a short time ago, else see --whole), where the log ends, which nodes are to have it,
+    and by how many records the checkpoint of each node's replica is behind. A replica on a node
+    that is not to have it goes when those that are have come so far.
 
     Status 0: all is well. 1: the topics are not as they have to be. 2: it could not be read."""
     with _cluster_errors(as_json), _engine(cluster, kafka_config) as engine:
+        from delayserver.api.cluster.placement import Placement
         from storage.replicated.meta import MetaLog
 
         if not engine.has_topics():
             raise ClusterMissingError(engine.meta().name)
         with contextlib.closing(engine.meta()) as log:
-            identity, nodes = MetaLog(log).read_cluster()
+            meta = MetaLog(log)
+            identity, nodes = meta.read_cluster()
+            placement, zones = Placement.of(meta.read()), meta.read().zones
         with progress_bar("", quiet=as_json) as progress:
             progress("asking the brokers", 0, 0)
             problems = engine.check(identity.shards, flushes=identity.flushes)
-            committed = engine.progress(nodes)
+            committed = _replicas(engine, nodes)
             shards = [
-                _shard(engine, shard, nodes, committed, _Bar(progress, shard, identity), whole)
+                {
+                    **_shard(
+                        engine, shard, nodes, committed, _Bar(progress, shard, identity), whole
+                    ),
+                    "placed": placement.nodes(shard),
+                }
                 for shard in range(identity.shards)
             ]
     answer: dict[str, Any] = {
         "cluster": identity.cluster,
         "durability": identity.durability,
+        "replicas": _limit(identity),
         "shards": shards,
-        "nodes": [_node(name, number, shards) for name, number in nodes.items()],
+        "nodes": [
+            {**_node(name, number, shards), "zone": zones[name] or None}
+            for name, number in nodes.items()
+        ],
         "problems": problems,
     }
     if as_json:
@@ -241,8 +264,11 @@ def move(
     It does so as soon as the replica of that node is in step: calls that come meanwhile wait for
     about a second. Whoever takes it over while this waits is asked too, and nobody later.
 
+    A node that has no replica of the shard cannot own it: `cluster status` shows which are to.
+
     Status 0: the node owns it. 1: not within the time, but it may come. 2: it could not be asked.
     """
+    from delayserver.api.cluster.placement import Placement
     from storage.replicated.meta import MoveRecord
 
     with (
@@ -250,10 +276,17 @@ def move(
         _engine(cluster, kafka_config) as engine,
         contextlib.closing(engine.meta()) as log,
     ):
-        identity, nodes = _meta(log).read_cluster()
+        meta = _meta(log)
+        identity, nodes = meta.read_cluster()
         if not shard < identity.shards:
             raise CommandError(f"There are {identity.shards} shards, from 0.")
         _must_be_node(node, nodes)
+        placed = Placement.of(meta.read()).nodes(shard)
+        if node not in placed:
+            raise CommandError(
+                f"{node} is to have no replica of shard {shard}, so it cannot own it: "
+                f"{', '.join(placed)} can."
+            )
         if _owner_of(engine, shard, nodes)[0] is None:
             raise CommandError(f"Nobody owns shard {shard} now: who is in step claims it.")
         asked_epoch: int | None = None
@@ -308,8 +341,8 @@ def forget(
 ) -> None:
     """Say that a node does not come back: its disk is lost, or it is needed no more.
 
-    Nobody counts on its replicas any more. A node of that name that is started nevertheless is one
-    again.
+    Nobody counts on its replicas any more; other nodes get them, if not all have one already. A
+    node of that name that is started nevertheless is one again.
 
     Status 0: it is said. 2: it could not be said."""
     from storage.replicated.meta import ForgetRecord
@@ -481,6 +514,8 @@ def _resting_end(engine: "KafkaEngine", shard: int) -> tuple[int, int]:
     """Where the log of a shard ends, and the last epoch in it. Raises CannotRun."""
     import time
 
+    from storage.replicated.onlooker import TAIL_RECORDS
+
     seen = _Epochs()
     with contextlib.closing(engine.log(shard)) as log:
         end = log.end()
@@ -509,6 +544,7 @@ def _must_be_node(node: str, nodes: dict[str, int]) -> None:
 
 def _owner_of(engine: "KafkaEngine", shard: int, nodes: dict[str, int]) -> tuple[str | None, int]:
     """Who owns a shard, and in which epoch, by the last records of its log."""
+    from storage.replicated.onlooker import TAIL_RECORDS
     from storage.replicated.sighting import Sighting
 
     seen = Sighting()
@@ -573,6 +609,7 @@ def _shard(
     whole: bool,
 ) -> dict[str, Any]:
     """What is to be said of a shard."""
+    from storage.replicated.onlooker import TAIL_RECORDS
     from storage.replicated.sighting import Sighting
 
     seen = Sighting()
@@ -623,6 +660,27 @@ def _see(log: "EngineLog", seen: Any, begin: int, end: int, bar: "_Bar | _NoBar"
         _see(log, seen, error.first, end, bar)
 
 
+def _limit(identity: "ClusterIdentity") -> int | None:
+    """How many nodes have each shard; None: all, however many there are."""
+    from storage.replicated.meta import NODES_MAX
+
+    return identity.replicas if identity.replicas < NODES_MAX else None
+
+
+def _replicas(engine: "KafkaEngine", nodes: dict[str, int]) -> dict[str, dict[int, int]]:
+    """Of each node, how far the checkpoint of each of its replicas is."""
+    from delayserver.api.cluster.watch import unpack_note
+
+    def is_replica(text: str) -> bool:
+        note = unpack_note(text)
+        return note is None or note.stage != "passing"
+
+    return {
+        node: {shard: offset for shard, (offset, text) in places.items() if is_replica(text)}
+        for node, places in engine.noted_progress(nodes).items()
+    }
+
+
 def _node(name: str, number: int, shards: list[dict[str, Any]]) -> dict[str, Any]:
     lags = [shard["lag"][name] for shard in shards if name in shard["lag"]]
     return {
@@ -640,13 +698,14 @@ def _rendered(answer: dict[str, Any]) -> "Iterator[RenderableType]":
     from delayserver.times import format_time
 
     yield (
-        f"[bold]{escape(answer['cluster'])}[/bold]: {len(answer['shards'])} shards, durability "
-        f"{answer['durability']}"
+        f"[bold]{escape(answer['cluster'])}[/bold]: {len(answer['shards'])} shards on "
+        f"{answer['replicas'] or 'all'} nodes each, durability {answer['durability']}"
     )
     shards = [
         {
             **shard,
             "heard": None if shard["clock_ms"] is None else format_time(shard["clock_ms"]),
+            "placed": ", ".join(shard["placed"]) or None,
             "lag": ", ".join(f"{name} {lag:,}" for name, lag in shard["lag"].items()) or None,
         }
         for shard in answer["shards"]

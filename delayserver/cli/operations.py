@@ -205,6 +205,8 @@ def _of_each(
         yield f"[bold]{shard_directory(shard)}[/bold]"
         if shard in found.errors:
             yield f"[bold red]error:[/bold red] {escape(str(found.errors[shard]))}"
+        elif shard in found.dropped:
+            yield "This node of a cluster is not to have it."
         else:
             yield from rendered(found.reports[shard])
 

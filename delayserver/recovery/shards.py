@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from delayserver.recovery.check import check_path
 from delayserver.recovery.repair import RepairReport, repair_path
 from storage.check import Progress, Report
-from storage.directory import FORMAT_FILE, LOCK_FILE, open_identity
+from storage.directory import DROPPED_FILE, FORMAT_FILE, LOCK_FILE, open_identity
 from storage.errors import StorageError
 from storage.files import OsFiles
 from storage.shards import read_shard_count, refuse_another, shard_directory
@@ -34,14 +34,19 @@ class ShardReports(Generic[Found]):
     """How many shards there are."""
     reports: dict[int, Found] = field(default_factory=dict)
     errors: dict[int, Exception] = field(default_factory=dict)
-    """Why a shard could not be looked at: each shard is here, or among the reports."""
+    """Why a shard could not be looked at: each shard is here, or among the reports, or …"""
+    dropped: list[int] = field(default_factory=list)
+    """… the node of a cluster is not to have it."""
 
     def to_json(self) -> str:
-        """As a JSON document: a member for each shard, with its report, or the error."""
+        """As a JSON document: a member for each shard, with its report, or the error, or that it is
+        dropped."""
         shards: list[dict[str, Any]] = []
         for shard in range(self.count):
             if shard in self.errors:
                 shards.append({"shard": shard, "error": str(self.errors[shard])})
+            elif shard in self.dropped:
+                shards.append({"shard": shard, "dropped": True})
             else:
                 shards.append({"shard": shard, **json.loads(self.reports[shard].to_json())})
         return json.dumps({"root": self.root, "shards": shards}, indent=1)
@@ -99,6 +104,9 @@ def _each(
 ) -> None:
     for shard in range(found.count):
         path = data_dir / shard_directory(shard)
+        if (path / DROPPED_FILE).is_file():
+            found.dropped.append(shard)
+            continue
         try:
             if (path / FORMAT_FILE).is_file():
                 made = open_identity(OsFiles(str(path), readonly=True), random_bytes=None)

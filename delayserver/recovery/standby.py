@@ -227,6 +227,10 @@ class Standby:
         may_claim = self._reader.is_known and not self.is_drained
         return self._claim() if is_due and may_claim else None
 
+    def set_rank(self, rank: int) -> None:
+        """So many replicas go before this one from now on. Any thread may call this."""
+        self._follower.rank = rank
+
     def _filed_offset(self) -> int:
         """All that stands before it in the log is filed."""
         if self._waiting or self._replay.is_importing:

@@ -127,9 +127,10 @@ class Follower:
         that this node has never heard gets OWNER_MS to come back."""
         assert node != NOBODY
         self._node = node
-        self._rank = rank
+        self.rank = rank
+        """May be set by any thread, as the next."""
         self.places_back = 0
-        """How many more go before this one, for now; may be set by any thread."""
+        """How many more go before this one, for now."""
         self._heard_ms = now_ms
         self._owner_has_more = self._waits_for_owner = waits_for_owner
         self._all_read_ms = now_ms - BEAT_MS - 1
@@ -190,7 +191,7 @@ class Follower:
 
         In a vacant office nobody has a lease. The one who is wanted there comes first, then all
         others by rank; if it does not come, the office is theirs."""
-        rank = self._rank + self.places_back
+        rank = self.rank + self.places_back
         if state.owner != NOBODY:
             if self._waits_for_owner and state.owner != self._node:
                 return OWNER_MS

@@ -1,9 +1,10 @@
 """What a cluster is, and which nodes it has: a fold over one log that all nodes read.
 
     {"format": 1, "cluster": …, …}    what the cluster was made as. The first one counts, for good
-    {"node": "n1"}                    a node. Its number is the place of its name among all names in
-                                      the order of their first records, from 1. A node that was
-                                      drained or forgotten is none of it any more
+    {"node": "n1", "zone": "a"}       a node, and where it stands. Its number is the place of its
+                                      name among all names in the order of their first records,
+                                      from 1. A node that was drained or forgotten is none of it
+                                      any more. Without a zone it has one of its own
     {"drain": "n1"}                   the node is to own nothing
     {"forget": "n1"}                  the node does not come back: nobody waits for its replicas
     {"move": 3, "to": "n2", "epoch": 7}   the owner of that epoch is to give a shard to a node
@@ -26,6 +27,7 @@ Rejected: numbers that nodes choose for themselves (two may choose the same), an
 """
 
 import json
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -48,11 +50,13 @@ META_FORMAT: Final = 1
 NODES_MAX: Final = (1 << 16) - 1
 """A record of a shard's log has 16 bits for the number of its node."""
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
-"""Of clusters and of nodes: both become parts of names of topics and groups."""
+"""Of clusters and of nodes: both become parts of names of topics and groups. And of zones."""
+REPLICAS_MIN: Final = 2
 ID_SECRET_BYTES: Final = 16
 LINK_SECRET_BYTES: Final = 32
 
 NodeName = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
+Zone = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 Stamp = Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
 
 
@@ -74,6 +78,8 @@ class ClusterIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """What message ids are made with."""
     link_secret: Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * LINK_SECRET_BYTES}}}\\Z")]
     """What nodes show one another."""
+    replicas: Annotated[int, msgspec.Meta(ge=REPLICAS_MIN, le=NODES_MAX)] = NODES_MAX
+    """How many nodes have each shard; where nothing is said of it, all of them."""
 
     def __post_init__(self) -> None:
         if len(self.stamps) != self.shards:
@@ -115,10 +121,12 @@ class AdoptRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epoch: Annotated[int, msgspec.Meta(ge=1)]
 
 
-class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A node of the cluster."""
 
     node: NodeName
+    zone: Zone | None = None
+    """What may be lost as a whole, as others of the same zone are lost; None: the node alone."""
 
 
 def make_identity(
@@ -126,6 +134,7 @@ def make_identity(
     shards: int,
     durability: Literal["os", "fsync", "fsync-all"],
     random_bytes: Callable[[int], bytes],
+    replicas: int = NODES_MAX,
 ) -> ClusterIdentity:
     """A new cluster. Stamps differ, so that a frame is never taken for one of another shard."""
     stamps: dict[int, None] = {}
@@ -139,6 +148,7 @@ def make_identity(
         stamps=tuple(stamps),
         id_secret=random_bytes(ID_SECRET_BYTES).hex(),
         link_secret=random_bytes(LINK_SECRET_BYTES).hex(),
+        replicas=replicas,
     )
 
 
@@ -150,6 +160,8 @@ class ClusterMeta:
         self.identity: ClusterIdentity | None = None
         self.nodes: dict[str, int] = {}
         """The number of each node, in the order of the numbers."""
+        self.zones: dict[str, str] = {}
+        """The zone of each node; empty: it has one of its own."""
         self.drained: set[str] = set()
         self.forgotten: set[str] = set()
         self.moves: dict[int, MoveRecord] = {}
@@ -174,10 +186,12 @@ class ClusterMeta:
             if self.identity is None:
                 self.identity = self._identity(offset, document)
         elif "node" in document:
-            name = self._converted(offset, document, NodeRecord).node
+            node = self._converted(offset, document, NodeRecord)
+            name = node.node
             if name not in self.nodes and len(self.nodes) == NODES_MAX:
                 raise RecordDamageError(self._log, offset, f"there are {NODES_MAX} nodes already")
             self.nodes.setdefault(name, len(self.nodes) + 1)
+            self.zones[name] = node.zone or ""
             self.drained.discard(name)
             self.forgotten.discard(name)
         elif "drain" in document:
@@ -237,17 +251,19 @@ class MetaLog:
 
     def refuse_another(self, identity: ClusterIdentity) -> None:
         """Raise ClusterDiffersError if the cluster was made already, with another number of shards
-        or another durability."""
+        or of replicas, or another durability."""
         made = self.read().identity
         if made is None:
             return
-        for what in ("shards", "durability"):
+        for what in ("shards", "durability", "replicas"):
             was, asked = getattr(made, what), getattr(identity, what)
-            if was != asked:
+            # Whoever made it before there was a choice runs the same command again.
+            if was != asked and (what, was) != ("replicas", NODES_MAX):
                 raise ClusterDiffersError(made.cluster, what, was, asked)
 
     def create(self, identity: ClusterIdentity) -> tuple[ClusterIdentity, bool]:
         """Make the cluster, unless it was made already: what it is now, and whether by this call.
+        One of which nothing says how many replicas there are to be stays so.
 
         Raises what `refuse_another` does."""
         if self.read().identity is None:
@@ -257,22 +273,25 @@ class MetaLog:
         assert made is not None
         return made, made == identity
 
-    def register(self, name: str) -> int:
-        """The number of the node of that name, which is a new one if nobody had the name.
+    def register(self, name: str, zone: str | None = None) -> int:
+        """The number of the node of that name, which is a new one if nobody had the name, and which
+        stands in that zone from now on.
 
-        Raises ClusterMissingError; EngineSettingsError where that is no name; and EngineError where
-        the log's answer did not come: the node may be registered then, and asks again with a log
-        that it opens anew."""
-        try:
-            record = msgspec.convert({"node": name}, NodeRecord)
-        except msgspec.ValidationError as error:
-            reason = (
-                "it is not up to 64 letters, digits, '.', '_' and '-', a letter or a digit first"
-            )
-            raise EngineSettingsError(f"the node {name!r}", reason, "rename it") from error
+        Raises ClusterMissingError; EngineSettingsError where one of them is no name; and
+        EngineError where the log's answer did not come: the node may be registered then, and asks
+        again with a log that it opens anew."""
+        for what, word in (("node", name), ("zone", zone)):
+            if word is not None and not re.match(NAME_PATTERN, word):
+                reason = (
+                    "it is not up to 64 letters, digits, '.', '_' and '-', a letter or a digit "
+                    "first"
+                )
+                raise EngineSettingsError(f"the {what} {word!r}", reason, "rename it")
         _, nodes = self.read_cluster()
-        if name not in nodes or name in self._meta.drained | self._meta.forgotten:
-            self._append(msgspec.json.encode(record))
+        meta = self._meta
+        is_known = name in nodes and meta.zones[name] == (zone or "")
+        if not is_known or name in meta.drained | meta.forgotten:
+            self._append(msgspec.json.encode(NodeRecord(name, zone)))
             _, nodes = self.read_cluster()
         return nodes[name]
 

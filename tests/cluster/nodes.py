@@ -23,7 +23,13 @@ class NodeProcess(ServerProcess):
     """`delayserver serve --cluster`: a supervisor, and a process for each shard."""
 
     def __init__(
-        self, name: str, url: ClusterUrl, directory: Path, *, advertise: str | None = None
+        self,
+        name: str,
+        url: ClusterUrl,
+        directory: Path,
+        *,
+        advertise: str | None = None,
+        zone: str | None = None,
     ) -> None:
         """`advertise`: where the others find it, if not at its port."""
         port = free_port()
@@ -36,6 +42,7 @@ class NodeProcess(ServerProcess):
                 *("--cluster", str(url), "--node", name),
                 *("--advertise", advertise or f"http://127.0.0.1:{port}"),
                 *("--disk-reserve-bytes", "1048576"),
+                *(() if zone is None else ("--zone", zone)),
             ],
         )
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 import pytest
 from typer.testing import CliRunner, Result
 
+from delayserver.api.cluster.placement import in_order
+from delayserver.api.cluster.watch import ReplicaNote
 from delayserver.cli import make_app
 from storage.replicated.envelope import Beat, Claim, LogRecord, encode
 from storage.replicated.kafka import KafkaEngine
@@ -29,7 +31,7 @@ def run(*words: str) -> Result:
 def test_the_life_of_a_cluster(broker: Brokers) -> None:
     url = broker.new_url()
     where = ("--cluster", str(url))
-    make = ("create", *where, "--replication", "1", "--shards")
+    make = ("create", *where, "--replication", "1", "--replicas", "2", "--shards")
 
     nothing = run("status", *where)
     assert nothing.exit_code == 2
@@ -39,22 +41,26 @@ def test_the_life_of_a_cluster(broker: Brokers) -> None:
     assert json.loads(made.stdout) == {
         "cluster": url.name,
         "shards": 2,
+        "replicas": 2,
         "durability": "fsync",
         "is_new": True,
         "topics_made": [url.log_topic, url.settled_topic, url.meta_topic],
     }
     again = run(*make, "2")
     assert again.stdout == (
-        f"The cluster {url.name} was there already: 2 shards, durability fsync. Its topics were "
-        "there.\n"
+        f"The cluster {url.name} was there already: 2 shards on 2 nodes each, durability fsync. "
+        "Its topics were there.\n"
     )
+    fewer = run("create", *where, "--shards", "2", "--replicas", "3", "--replication", "1")
+    assert fewer.exit_code == 1
+    assert "was made with replicas 2, which cannot be changed" in fewer.stderr
     another = run(*make, "3")
     assert another.exit_code == 1
     assert "was made with shards 2, which cannot be changed" in another.stderr
     assert "No node has registered yet." in run("status", *where).stdout
 
     engine = KafkaEngine(ClientSettings(url, {}))
-    assert MetaLog(engine.meta()).register("n1") == 1
+    assert MetaLog(engine.meta()).register("n1", "rack-7") == 1
     assert MetaLog(engine.meta()).register("n2") == 2
     records: list[LogRecord] = [
         Claim(2, 1, 900, -1, "n2.example:8080"),
@@ -62,6 +68,7 @@ def test_the_life_of_a_cluster(broker: Brokers) -> None:
     ]
     engine.log(1).append([*map(encode, records)])
     engine.commit_progress("n2", 1, 3)
+    engine.commit_progress("n1", 1, 0, ReplicaNote(0, "http://n1", 0, 0, stage="passing").pack())
 
     found = json.loads(run("status", *where, "--json").stdout)
     assert found["problems"] == []
@@ -74,6 +81,7 @@ def test_the_life_of_a_cluster(broker: Brokers) -> None:
             "clock_ms": None,
             "end": 0,
             "lag": {},
+            "placed": in_order(0, ["n1", "n2"]),
         },
         {
             "shard": 1,
@@ -83,15 +91,27 @@ def test_the_life_of_a_cluster(broker: Brokers) -> None:
             "clock_ms": 1000,
             "end": 4,
             "lag": {"n2": 1},
+            "placed": in_order(1, ["n1", "n2"]),
         },
     ]
     assert found["nodes"] == [
-        {"node": "n1", "number": 1, "owns": 0, "replicas": 0, "lag": None},
-        {"node": "n2", "number": 2, "owns": 1, "replicas": 1, "lag": 1},
+        {"node": "n1", "number": 1, "zone": "rack-7", "owns": 0, "replicas": 0, "lag": None},
+        {"node": "n2", "number": 2, "zone": None, "owns": 1, "replicas": 1, "lag": 1},
     ]
+    assert found["replicas"] == 2
     shown = run("status", *where).stdout
+    assert "2 shards on 2 nodes each" in shown
     assert "n2.example:8080" in shown
     assert "1970-01-01T00:00:01.000Z" in shown
+
+    # A third node: of each shard there is one that is to have no replica.
+    assert MetaLog(engine.meta()).register("n3", "rack-7") == 3
+    placed = json.loads(run("status", *where, "--json").stdout)["shards"][1]["placed"]
+    (without,) = {"n1", "n2", "n3"}.difference(placed)
+    refused = run("move", "1", without, *where)
+    assert refused.exit_code == 1
+    assert f"{without} is to have no replica of shard 1" in refused.stderr
+    assert f"{', '.join(placed)} can." in refused.stderr
 
     # What is not needed any more was deleted, and the CLAIM with it.
     engine.log(1).delete_before(2)

@@ -84,6 +84,16 @@ def test_what_cannot_work_is_refused_by_name(values: dict[str, object], named: s
         Settings(**values)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["node", "zone", "advertise"])
+def test_what_a_node_is_means_nothing_without_a_cluster(name: str) -> None:
+    value = "http://n1:8080" if name == "advertise" else "n1"
+    with pytest.raises(ValidationError, match="node, zone and advertise go together with cluster"):
+        Settings(**{name: value})  # type: ignore[arg-type]
+    where = {"cluster": "kafka://b1:9092/c", "node": "n1", "advertise": "http://n1:8080"}
+    assert Settings(**where).zone is None  # type: ignore[arg-type]
+    assert Settings(**where, zone="a").zone == "a"  # type: ignore[arg-type]
+
+
 def test_the_longest_groups_and_batches_fit_into_a_frame() -> None:
     def longest(name: str) -> int:
         [limit] = [rule.le for rule in Settings.model_fields[name].metadata if hasattr(rule, "le")]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from delayserver.api.cluster.membership import Membership
+from delayserver.api.cluster.placement import Placement
 from delayserver.api.cluster.watch import ClusterWatch
 from delayserver.config import Settings
 from delayserver.errors import LibraryError
@@ -61,9 +62,10 @@ def join(settings: Settings, sleep: Callable[[float], None]) -> Membership:
     while True:
         meta = engine.meta()
         try:
-            number = MetaLog(meta).register(settings.node)
-            identity, nodes = MetaLog(meta).read_cluster()
-            return Membership(settings.node, number, identity, list(nodes))
+            cluster = MetaLog(meta)
+            number = cluster.register(settings.node, settings.zone)
+            identity, _ = cluster.read_cluster()
+            return Membership(settings.node, number, identity, Placement.of(cluster.read()))
         except EngineError as error:
             log.warning("waiting for the brokers of the cluster", error=str(error))
         finally:

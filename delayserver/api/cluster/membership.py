@@ -18,7 +18,8 @@ from typing import Any, Final
 import msgspec
 
 from delayserver.api.cluster.book import Entry, OwnerBook, ShardOwner, Vacancy
-from delayserver.api.cluster.watch import News, in_order
+from delayserver.api.cluster.placement import Placement
+from delayserver.api.cluster.watch import News
 from storage.directory import Identity
 from storage.replicated.meta import ClusterIdentity
 
@@ -32,17 +33,12 @@ class Membership(msgspec.Struct, frozen=True):
     number: int
     """From 1; others have others."""
     identity: ClusterIdentity
-    nodes: list[str] = []
-    """All that there were when this one came."""
+    placement: Placement = Placement()
+    """As it was when this node came."""
 
     def of_shard(self, shard: int) -> Identity:
         """What the directory of a shard is."""
         return Identity(self.identity.stamps[shard], shard, bytes.fromhex(self.identity.id_secret))
-
-    def rank(self, shard: int) -> int:
-        """How many go before this node when a shard is to be claimed: each node is first for some,
-        so that the shards of one that is lost go to several."""
-        return in_order(shard, {*self.nodes, self.node}).index(self.node)
 
     def to_document(self) -> Any:
         """As JSON values."""
@@ -87,7 +83,7 @@ class Lines:
     """What the supervisor says, line by line, and that it has ended."""
 
     def __init__(self, fd: int, rest: bytes, book: OwnerBook) -> None:
-        """`rest`: what was read already."""
+        """`rest`: what was read already, of which the whole lines count at once."""
         self.news = News()
         """What the supervisor has seen of the cluster last."""
         self._fd = fd
@@ -96,6 +92,7 @@ class Lines:
         """That the lines go into; the caller may put another one in its place."""
         self._on_gone: Callable[[], None] = lambda: None
         self._on_news: Callable[[], None] = lambda: None
+        self._take()
 
     def begin(
         self, on_gone: Callable[[], None], on_news: Callable[[], None] = lambda: None

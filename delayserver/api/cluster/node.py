@@ -16,6 +16,10 @@ same, or another: then what is here is set aside, and copied from there.
 All the time a thread reports how far the replica is, and, of an owner, has the logs deleted that
 two replicas have behind them (R6).
 
+Where the node is not placed for the shard (`placement`) there is no replica: the process looks on
+who owns the shard (`storage.replicated.onlooker`), and passes calls on to it, until it is. A
+replica that it still has it keeps until it is not needed (`watch.Parting`).
+
 Cost: that of its parts. Threads: the event loop, and the three above.
 """
 
@@ -43,12 +47,15 @@ from delayserver.api.cluster.link import ShardPlace
 from delayserver.api.cluster.map import ClusterMap
 from delayserver.api.cluster.meeting import TcpMeeting
 from delayserver.api.cluster.membership import Address, Lines, Membership, entry_of
+from delayserver.api.cluster.placement import Placement
 from delayserver.api.cluster.proofs import Proofs
 from delayserver.api.cluster.sharing import Sharing, Take, Taken
 from delayserver.api.cluster.standby import StandbyFront, make_owner_tls
 from delayserver.api.cluster.watch import (
     News,
+    Parting,
     ReplicaNote,
+    Stage,
     choose,
     deletable,
     kept_by_two,
@@ -58,6 +65,7 @@ from delayserver.api.cluster.watch import (
 from delayserver.api.hot.asgi import Asgi
 from delayserver.config import Settings
 from delayserver.errors import AccessError
+from delayserver.recovery.dropping import drop, make_room
 from delayserver.recovery.incoming import Incoming, clear, finish_swap, set_aside
 from delayserver.recovery.replica import Replica, ReplicaPlace
 from delayserver.recovery.snapshots import Snapshots
@@ -85,6 +93,7 @@ from storage.replicated.holder import Holder
 from storage.replicated.log import FollowedLog
 from storage.replicated.meta import AdoptRecord, MetaLog
 from storage.replicated.office import OfficeState
+from storage.replicated.onlooker import Onlooker
 from storage.write_ahead_log import WriteAheadLog
 
 if TYPE_CHECKING:
@@ -158,7 +167,8 @@ class Beats(threading.Thread):
 
 class Follow(threading.Thread):
     """Moves a standby until it holds the office, or is told to end; where the log or the disk does
-    not let it go on, the replica is made anew from another one, or people decide."""
+    not let it go on, the replica is made anew from another one, or people decide. As long as no
+    replica is needed here it looks on."""
 
     def __init__(
         self,
@@ -166,23 +176,30 @@ class Follow(threading.Thread):
         renew: Callable[[bool], Standby | None],
         ask_people: Callable[[Standby, ReplicatedLogError], Standby | None],
         set_aside: Callable[[int], None],
-        on_owner: Callable[[Standby], None],
+        is_needed: Callable[[], bool],
+        look_on: Callable[[], Onlooker],
+        on_owner: Callable[[int, str], None],
         on_claimed: Callable[[Holder], None],
         on_end: Callable[[], None],
         fatal: Fatal,
     ) -> None:
         """`standby` None: there is nothing to go on with. `renew` makes the replica anew and opens
-        it, or opens it as it is if it need not be and nobody gives a copy; None: it is to end.
-        `ask_people` is called where the log has lost its end, with a replica behind a checkpoint;
-        it returns it opened anew when people have decided, or None likewise. `set_aside` is called
-        with the last seq of one that is not gone on with, closed. All are called in this thread:
-        `on_owner` when another owns the shard, `on_claimed` when this node does, and `on_end` when
-        the directory is closed, however that came."""
+        it, or opens it as it is if it need not be and nobody gives a copy; None: it is to end, or
+        no replica is needed any more, which `is_needed` tells. `ask_people` is called where the log
+        has lost its end, with a replica behind a checkpoint; it returns it opened anew when people
+        have decided; None: it is to end. `set_aside` is called with the last seq of one that is not
+        gone on with, closed. `look_on` deletes what there is of one. All are called in this thread:
+        `on_owner` when another owns the shard, with the epoch and what the claim says, `on_claimed`
+        when this node does, and `on_end` when the directory is closed, however that came."""
         super().__init__(name="delayserver-follow", daemon=True)
         self.standby = standby
+        self.onlooker: Onlooker | None = None
+        """As long as there is no replica, and none is needed."""
         self._renew = renew
         self._ask_people = ask_people
         self._set_aside = set_aside
+        self._is_needed = is_needed
+        self._look_on = look_on
         self._on_owner = on_owner
         self._on_claimed = on_claimed
         self._on_end = on_end
@@ -201,6 +218,10 @@ class Follow(threading.Thread):
     def _follow(self) -> None:
         known, must_renew = None, False
         while not self.is_ending:
+            if not self._is_needed():
+                self._pass_on()
+                must_renew = False
+                continue
             standby = self.standby
             if standby is None:
                 standby = self.standby = self._renew(must_renew)
@@ -235,7 +256,7 @@ class Follow(threading.Thread):
             state = standby.state
             if (state.epoch, state.owner) != known:
                 known = state.epoch, state.owner
-                self._on_owner(standby)
+                self._on_owner(state.epoch, standby.owner_address)
             if holder is not None:
                 self._on_claimed(holder)
                 standby.finish()
@@ -262,6 +283,17 @@ class Follow(threading.Thread):
             return
         self.standby = None
         self.standby = self._ask_people(standby, error)
+
+    def _pass_on(self) -> None:
+        """There is to be no replica here, for as long as none is needed."""
+        if self.standby is not None:
+            self._close()
+        with contextlib.closing(self._look_on()) as onlooker:
+            self.onlooker = onlooker
+            while not self.is_ending and not self._is_needed():
+                if onlooker.step(STEP_S) and onlooker.address is not None:
+                    self._on_owner(onlooker.epoch, onlooker.address)
+        self.onlooker = None
 
     def _heal(self, standby: Standby) -> None:
         """Something was found damaged: another replica has it still."""
@@ -302,9 +334,11 @@ class Reports(threading.Thread):
         self.how_far: Callable[[], HowFar] = HowFar
         self.process_url = ""
         """Where others get a copy of the replica; empty: there is none."""
-        self.is_owner = False
         self.stopped: tuple[int, int] = (0, 0)
         """The epoch and the last seq of a replica that waits for people; (0, 0): it does not."""
+        self.stage: Stage = "copying"
+        self.office = (0, "")
+        """The epoch in which this process owns the shard, and where it is found; 0: it does not."""
         self._brokers = engine
         self._number = shard
         self._node = node
@@ -335,17 +369,21 @@ class Reports(threading.Thread):
 
     def _report(self) -> None:
         (kept, settled), read, lag_ms = self.how_far()
+        stage, (epoch, address) = self.stage, self.office
         self._tell_lag(lag_ms)
-        unseen = self._lines.news.unseen.get(self._node, [])[:UNSEEN_MAX]
         note = ReplicaNote(
             wall_clock_ms(),
             self._url,
             read,
             settled,
             self.process_url,
-            lag_ms,
-            unseen,
-            *self.stopped,
+            lag_ms=lag_ms,
+            unseen=self._lines.news.unseen.get(self._node, [])[:UNSEEN_MAX],
+            stage=stage,
+            epoch=epoch,
+            address=address,
+            stopped_epoch=self.stopped[0],
+            stopped_seq=self.stopped[1],
         )
         self._brokers.commit_progress(self._node, self._number, kept, note.pack())
 
@@ -370,7 +408,7 @@ class Reports(threading.Thread):
             if place is not None:
                 samples.append((now_ms, place))
             offset = deletable(samples, now_ms, KEPT_MS)
-            if self.is_owner and offset:
+            if self.office[0] and offset:
                 with contextlib.closing(open_log(self._number)) as shard_log:
                     shard_log.delete_before(offset)
                 samples[:] = [one for one in samples if one[1] > offset]
@@ -451,12 +489,19 @@ class NodeShard:
         """What was found in office; behind it the replica is made anew."""
         self._obeyed: AdoptRecord | None = None
         """The last decision of people by which it was looked how the log goes on."""
+        self._parting: Parting
         self._reports = Reports(
             self._brokers, place.shard, membership.node, settings.advertise, self.lines
         )
         self._reports.start()
 
     # ── on standby ─────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _placement(self) -> Placement:
+        """As it was heard of last."""
+        news = self.lines.news
+        return news.placement if news.at_ms else self._membership.placement
 
     def _prepare(self, listeners: Sequence[socket.socket]) -> None:
         settings, shard, engine = self._settings, self._place.shard, self._brokers
@@ -471,7 +516,7 @@ class NodeShard:
         offset_ms = settings.clock_offset_ms
         place = ReplicaPlace(
             self._membership.number,
-            self._membership.rank(shard),
+            self._placement.rank(shard, self._membership.node),
             self._membership.of_shard(shard),
             identity.durability == "fsync",
             self._address,
@@ -489,6 +534,7 @@ class NodeShard:
             shard=shard,
         )
         self._replica = Replica(place, surroundings, settings)
+        self._parting = Parting(shard, self._membership.node)
 
     def _open(self) -> Standby:
         """The replica as it is in the directory. Raises StorageError."""
@@ -503,7 +549,9 @@ class NodeShard:
             if standby.is_known
             else HowFar()
         )
+        is_placed = self._parting.is_placed(self._placement)
         self._reports.process_url = self._own_url
+        self._reports.stage = "replica" if is_placed else "leaving"
         return standby
 
     def _instruct(self, standby: Standby) -> None:
@@ -511,6 +559,7 @@ class NodeShard:
         news, shard, own = self.lines.news, self._place.shard, self._membership.node
         must_wait = waits_for_people(news, shard, own, standby.state.epoch)
         standby.is_drained = own in news.drained or must_wait
+        standby.set_rank(self._placement.rank(shard, own))
         standby.go_back(places_back(news, shard, own))
 
     def _adoptions(self) -> list[AdoptRecord]:
@@ -573,7 +622,11 @@ class NodeShard:
 
     def _open_sound(self) -> Standby | None:
         """The same; None: it is damaged, or there is none, and a copy is quicker than the whole
-        log. Raises StorageError."""
+        log, or none is needed. Raises StorageError."""
+        if not self._files.exists(FORMAT_FILE) and not self._parting.is_placed(self._placement):
+            return None
+        with self._files.lock(LOCK_FILE):
+            make_room(self._files)
         if self._is_damaged:
             self._is_damaged = False
             return None
@@ -592,22 +645,27 @@ class NodeShard:
 
     def _renew(self, follow: Follow, must: bool) -> Standby | None:
         """Make the replica anew from another one; unless it must be, go on as it is if nobody gives
-        a copy. None: it is to end. Raises StorageError."""
+        a copy. None: it is to end, or none is needed any more. Raises StorageError."""
         # It counts for nothing meanwhile: what it lacks is not deleted from the logs.
-        self._reports.process_url, self._reports.how_far = "", HowFar
+        self._have_none("copying")
+
+        def is_ending() -> bool:
+            return follow.is_ending or not self._is_needed()
+
         incoming = Incoming(
             self._files,
             self._membership.of_shard(self._place.shard),
             self._open_copy,
             progress=lambda what, done, total: log.info(what, done_bytes=done, total_bytes=total),
-            is_ending=lambda: follow.is_ending,
+            is_ending=is_ending,
             sleep=follow.wait,
         )
         began_s = time.monotonic()
-        while not follow.is_ending:
+        while not is_ending():
             peers = self._peers()
             try:
                 with self._files.lock(LOCK_FILE):
+                    make_room(self._files)
                     manifest = incoming.fetch(peers)
                     clear(self._files)
             except NoPeerError as error:
@@ -621,7 +679,32 @@ class NodeShard:
                 seconds = round(time.monotonic() - began_s, 1)
                 log.info("the replica was made anew", seconds=seconds, bytes=manifest.total_bytes)
                 break
-        return None if follow.is_ending else self._open()
+        return None if is_ending() else self._open()
+
+    def _have_none(self, stage: Stage) -> None:
+        """There is no replica that counts."""
+        reports = self._reports
+        reports.process_url, reports.how_far, reports.stage = "", HowFar, stage
+
+    def _is_needed(self) -> bool:
+        """Whether the node is to have a replica, or has to keep the one that it has."""
+        stage = self._parting.judge(
+            self._placement, self.lines.news, wall_clock_ms(), stopwatch_ms()
+        )
+        if self._reports.stage in ("replica", "leaving") and stage != "passing":
+            self._reports.stage = stage
+        return stage == "replica" or (stage == "leaving" and self._files.exists(FORMAT_FILE))
+
+    def _look_on(self) -> Onlooker:
+        """Let there be no replica. Raises StorageError."""
+        shard = self._place.shard
+        self._have_none("passing")
+        self._snapshots.release_all()
+        with self._files.lock(LOCK_FILE):
+            drop(self._files)
+        nodes = self._placement.nodes(shard)
+        log.info("has no replica, and passes calls on", shard=shard, replicas=", ".join(nodes))
+        return Onlooker(self._brokers.log(shard))
 
     def _open_copy(self, directory: str) -> LmdbCatalog:
         path = str(self._settings.data_dir / directory)
@@ -666,8 +749,8 @@ class NodeShard:
         office = Awaited()
         ended = asyncio.Event()
 
-        def tell_owner(standby: Standby) -> None:
-            entry = entry_of(self._place.shard, standby.state.epoch, standby.owner_address)
+        def tell_owner(epoch: int, address: str) -> None:
+            entry = entry_of(self._place.shard, epoch, address)
             loop.call_soon_threadsafe(self._on_owner, entry)
 
         def on_claimed(holder: Holder) -> None:
@@ -681,11 +764,15 @@ class NodeShard:
                 loop.call_soon_threadsafe(ended.set)
 
         def on_news() -> None:
-            if follow.standby is not None:
-                self._instruct(follow.standby)
+            if (standby := follow.standby) is not None:
+                self._instruct(standby)
+            if (owner := lines.news.owners.get(self._place.shard)) is not None:
+                self._on_owner(entry_of(self._place.shard, *owner))
             cluster_map.changed()
 
         def is_ready() -> bool:
+            if (onlooker := follow.onlooker) is not None:
+                return onlooker.is_there
             standby = follow.standby
             if standby is None or standby.lag_ms > LAG_MAX_MS:
                 return False
@@ -707,7 +794,16 @@ class NodeShard:
             return self._ask_people(follow, standby, error)
 
         follow = Follow(
-            opened, renew, ask_people, self._set_aside, tell_owner, on_claimed, on_end, self._fatal
+            opened,
+            renew,
+            ask_people,
+            self._set_aside,
+            self._is_needed,
+            self._look_on,
+            tell_owner,
+            on_claimed,
+            on_end,
+            self._fatal,
         )
         cluster_map = ClusterMap(
             None, settings, wall_clock_ms, lambda: lines.news.machines, self.book
@@ -718,9 +814,10 @@ class NodeShard:
             settings.model_copy(update={"connections_max": clients_max}),
             shard=self._place.shard,
             owner=partial(self._owner_url, self._own_url),
+            has_replica=lambda: follow.onlooker is None,
             is_ready=is_ready,
             shard_map=cluster_map,
-            metrics=lambda: self._metrics(follow.standby),
+            metrics=lambda: self._metrics(follow),
             tokens=tokens,
             clock=wall_clock_ms,
             before=self.sharing(want),
@@ -733,7 +830,8 @@ class NodeShard:
         follow.start()
         await front.begin(listeners, tls)
         self.book.on_change(lambda shard: front.owner_changed())
-        log.info("on standby", shard=self._place.shard, node=self._membership.node)
+        if opened is not None or self._parting.is_placed(self._placement):
+            log.info("on standby", shard=self._place.shard, node=self._membership.node)
         try:
             await office.wait()
             if office.is_stopping:
@@ -784,8 +882,9 @@ class NodeShard:
         if self.book.take(entry):
             self._tell(encode_line(entry))
 
-    def _metrics(self, standby: Standby | None) -> str:
-        shard = self._place.shard
+    def _metrics(self, follow: Follow) -> str:
+        shard, standby = self._place.shard, follow.standby
+        has_replica = int(follow.onlooker is None)
         lag = None if standby is None else standby.lag_records
         lag_s = None if standby is None else standby.lag_ms / 1000
         differs = standby is not None and standby.clock_differs
@@ -803,6 +902,9 @@ class NodeShard:
             "# HELP delayserver_standby_clock_differs Whether the owner's clock is another one\n"
             "# TYPE delayserver_standby_clock_differs gauge\n"
             f'delayserver_standby_clock_differs{{shard="{shard}"}} {int(differs)}\n'
+            "# HELP delayserver_standby_has_replica Whether this node is to have the shard\n"
+            "# TYPE delayserver_standby_has_replica gauge\n"
+            f'delayserver_standby_has_replica{{shard="{shard}"}} {has_replica}\n'
         )
 
     def _unseen_nodes(self) -> int:
@@ -838,7 +940,7 @@ class NodeShard:
         self._taken_ms = stopwatch_ms()
         self._on_owner(entry_of(self._place.shard, self.epoch, self._address))
         self._reports.how_far = lambda: HowFar(message_log.kept, holder.state.next_offset)
-        self._reports.is_owner = True
+        self._reports.office, self._reports.stage = (self.epoch, self._address), "replica"
         metrics.gauge(
             "office_epoch", "Which owner of its shard this process is", lambda: self.epoch
         )
@@ -880,7 +982,7 @@ class NodeShard:
         number = NOBODY if successor not in news.nodes else news.nodes.index(successor) + 1
         self.holder.leave(number)
         self.holder.log.close()
-        self._reports.is_owner = False
+        self._reports.office = (0, "")
         entry = entry_of(shard, self.epoch, "")
         self.holder = None
         self._on_owner(entry)

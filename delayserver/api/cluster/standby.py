@@ -1,4 +1,5 @@
 """A process on standby, as clients see it: it has no server, and answers all calls nevertheless.
+So is one of a node that has no replica of the shard.
 
     connections ──▶ Acceptor ──▶ uvicorn's protocol with our limits
                                    ├─▶ /healthz, /readyz, /v1/cluster, /metrics ──▶ answered here
@@ -71,6 +72,7 @@ class StandbyFront:
         shard: int,
         owner: Callable[[], str | None],
         is_ready: Callable[[], bool],
+        has_replica: Callable[[], bool] = lambda: True,
         shard_map: ShardMap,
         metrics: Callable[[], str],
         tokens: TokenTable,
@@ -78,7 +80,8 @@ class StandbyFront:
         before: Callable[[Asgi], Asgi] = lambda app: app,
     ) -> None:
         """`owner`: URL of the shard's owner, None while nobody is known to be. `is_ready`: whether
-        what is followed has been caught up with. `metrics`: all of them, as Prometheus reads them.
+        what is followed has been caught up with. `has_replica`: whether it is one that can own the
+        shard; else it only passes calls on. `metrics`: all of them, as Prometheus reads them.
         `before` puts something in front of all calls.
         `tokens`: those of the node, which somebody else refreshes. `clock`: milliseconds since the
         epoch."""
@@ -88,6 +91,7 @@ class StandbyFront:
         self._number = shard
         self._owner = owner
         self._is_ready = is_ready
+        self._has_replica = has_replica
         self._map = shard_map
         self._metrics = metrics
         self._clock = clock
@@ -222,12 +226,14 @@ class StandbyFront:
     def _readiness(self) -> Answer:
         """Who can have calls answered accepts them, whoever does it."""
         owner = self._owner()
-        on_standby = f"on standby for shard {self._number}"
+        has_replica = self._has_replica()
+        what = "on standby for" if has_replica else "passing on calls to"
+        on_standby = f"{what} shard {self._number}"
         if owner is None:
             raise StandbyError(f"{on_standby}, which nobody is known to own")
         if not self._is_ready():
             raise StandbyError(f"{on_standby}, which {owner} owns, and has not caught up with it")
-        return Answer(200, encode(HealthDocument("standby")))
+        return Answer(200, encode(HealthDocument("standby" if has_replica else "passing on")))
 
     async def _map_answer(self, scope: Scope) -> Answer:
         headers = scope["headers"]

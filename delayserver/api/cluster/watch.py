@@ -1,25 +1,32 @@
 """What a node sees of its cluster while it runs: which nodes there are, how far their replicas are,
-and what people want.
+and what people want; and what follows from that for one of its shards.
 
     the cluster's log ──▶ who is drained, what is to be moved ─┐
     progress of replicas, each with a note ──▶ who is there ───┴─▶ News ──▶ processes of the node
 
 A replica says every few seconds how far it is (`ReplicaNote`), and the brokers keep that. That it
-says so makes its node one that is there. Which of these its node can reach (`sight`) stands there,
-too, so that all see alike who is apart.
+says so makes its node one that is there; so a process that has no replica says that. Which of these
+its node can reach (`sight`) stands there, too, so that all see alike who is apart.
+
+**A replica that is not placed any more** (`placement`) is kept until all that are to have one are
+in step, and at least LEAVE_MS after it has begun to say that it leaves (`Parting`). Nodes may see
+different placements for some seconds. But none counts on one that says that it leaves, and what is
+said is heard, or is too old to count, within 2 × IN_STEP_MS: so two replicas never leave because
+each of them counts on the other.
 
 Cost: two questions to the brokers a second; every few seconds one for each node and each shard.
-Threads: `ClusterWatch` belongs to the one who moves it, `choose` is a function without state.
+Threads: `ClusterWatch` and `Parting` belong to the one who moves them, the rest are functions
+without state.
 """
 
-import zlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 import structlog
 
 from delayserver.api.cluster.map import Machines
+from delayserver.api.cluster.placement import Placement
 from delayserver.api.documents import NodeDocument, ReplicaDocument
 from delayserver.times import format_time
 from storage.errors import EngineError
@@ -36,12 +43,20 @@ SEEN_MS: Final = 15_000
 IN_STEP_MS: Final = 8_000
 """A replica that has said nothing, or filed nothing, for so long may not be in step."""
 IN_STEP_RECORDS: Final = 2_000
+LEAVE_MS: Final = 20_000
+"""A replica that is not placed any more says so for so long before it goes. Others may count on it
+for as long as a note counts, and the news that have it."""
+assert LEAVE_MS > 2 * IN_STEP_MS
+
+Stage = Literal["replica", "copying", "leaving", "passing"]
+"""What a process of a node has of its shard: a replica; none yet; one that it need not have any
+more; none, since it only passes calls on."""
 
 log = structlog.get_logger()
 
 
 class ReplicaNote(msgspec.Struct, frozen=True):
-    """What a replica says of itself."""
+    """What the process of a node says of its replica of a shard."""
 
     at_ms: int
     """When, by its node's clock."""
@@ -57,6 +72,11 @@ class ReplicaNote(msgspec.Struct, frozen=True):
     """All that was in the shard's log so long before `at_ms` is filed."""
     unseen: list[str] = []
     """Nodes that are there by what they say, and cannot be reached from this one."""
+    stage: Stage = "replica"
+    epoch: int = 0
+    """In which it owns the shard; 0: it does not."""
+    address: str = ""
+    """Where it is found as the owner, as its claim says it."""
     stopped_epoch: int = 0
     """The last one that it has read, where it has stopped: the log has lost its end, and what this
     replica has goes further; people decide. 0: it has not."""
@@ -73,6 +93,14 @@ class ReplicaNote(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self).decode()
 
 
+def unpack_note(text: str) -> ReplicaNote | None:
+    """What `pack` made; None: it is none."""
+    try:
+        return msgspec.json.decode(text, type=ReplicaNote)
+    except msgspec.DecodeError:
+        return None
+
+
 class ReplicaState(msgspec.Struct, frozen=True):
     """How far the replica of a shard is."""
 
@@ -84,6 +112,8 @@ class ReplicaState(msgspec.Struct, frozen=True):
 
     def is_in_step(self, now_ms: int) -> bool:
         """Whether it can take over at once."""
+        if self.note.stage not in ("replica", "leaving"):
+            return False
         is_fresh = abs(now_ms - self.note.at_ms) <= IN_STEP_MS
         is_filed = self.note.lag_ms <= IN_STEP_MS and not self.note.is_stopped
         return is_fresh and is_filed and self.lag_records <= IN_STEP_RECORDS
@@ -101,6 +131,9 @@ class News(msgspec.Struct, frozen=True, tag="news"):
     nodes: list[str] = []
     """All that were ever there, in the order of their numbers."""
     moves: dict[int, MoveRecord] = {}
+    placement: Placement = Placement()
+    owners: dict[int, tuple[int, str]] = {}
+    """Of each shard that somebody says that he owns: the latest epoch, and its owner's address."""
     unseen: dict[str, list[str]] = {}
     """Of nodes: which others that are there each of them cannot reach."""
 
@@ -142,9 +175,7 @@ class ClusterWatch:
         found: dict[int, list[ReplicaState]] = {}
         for node, places in progress.items():
             for shard, (offset, text) in places.items():
-                try:
-                    note = msgspec.json.decode(text, type=ReplicaNote)
-                except msgspec.DecodeError:
+                if (note := unpack_note(text)) is None:
                     continue  # said by somebody else
                 end = ends[shard] if shard < len(ends) else None
                 lag_records = max(0, (end or 0) - note.read_offset)
@@ -158,7 +189,7 @@ class ClusterWatch:
 
 
 def news_of(meta: ClusterMeta, replicas: dict[int, list[ReplicaState]], now_ms: int) -> News:
-    """What is told to the processes of a node."""
+    """What is told to the processes of a node. `replicas`: what was said of each shard."""
     notes: dict[str, ReplicaNote] = {}
     for replica in (one for of_shard in replicas.values() for one in of_shard):
         known = notes.get(replica.node)
@@ -173,6 +204,14 @@ def news_of(meta: ClusterMeta, replicas: dict[int, list[ReplicaState]], now_ms: 
         )
         for node, note in sorted(notes.items())
     ]
+    owners = {
+        shard: max(((one.note.epoch, one.note.address) for one in of_shard), default=(0, ""))
+        for shard, of_shard in replicas.items()
+    }
+    replicas = {
+        shard: [one for one in of_shard if one.note.stage != "passing"]
+        for shard, of_shard in replicas.items()
+    }
     documents = {
         shard: [ReplicaDocument(one.node, one.lag_records) for one in of_shard]
         for shard, of_shard in replicas.items()
@@ -185,7 +224,9 @@ def news_of(meta: ClusterMeta, replicas: dict[int, list[ReplicaState]], now_ms: 
         sorted(meta.forgotten),
         list(meta.nodes),
         meta.moves,
-        {node: note.unseen for node, note in notes.items() if note.unseen},
+        placement=Placement.of(meta),
+        owners={shard: owner for shard, owner in owners.items() if owner[0]},
+        unseen={node: note.unseen for node, note in notes.items() if note.unseen},
     )
 
 
@@ -218,25 +259,22 @@ def apart(news: News) -> set[str]:
     }
 
 
-def in_order(shard: int, nodes: Iterable[str]) -> list[str]:
-    """The nodes in the order in which they are to own a shard, each first for some.
-
-    Rendezvous hashing (Thaler and Ravishankar, 1998): a node that goes moves no shard but its own.
-    """
-    return sorted(nodes, key=lambda node: (zlib.crc32(f"{shard} {node}".encode()), node))
-
-
 def choose(news: News, shard: int, own: str, epoch: int, *, may_balance: bool) -> str | None:
     """To whom the owner of a shard, `own` in `epoch`, is to give it; None: it keeps it.
 
     People come first: a move of this epoch, then that the node is to own nothing. A node that is
-    apart gives it to one that is not. `may_balance`: else a node that goes before it, is in step
-    and not apart gets it."""
+    apart gives it to one that is not, and one that is not placed for the shard to one that is.
+    `may_balance`: else a node that goes before it, is in step and not apart gets it."""
     in_step = _in_step(news, shard)
-    others = in_order(shard, in_step - {own} - set(news.drained))
+    placed = news.placement.nodes(shard)
+    order = news.placement.order(shard, {*in_step, own})
+    able = in_step - {own} - set(news.drained)
+    others = [node for node in order if node in able]
     parted = apart(news)
     near = [node for node in others if node not in parted]
     move = news.moves.get(shard)
+    if move is not None and move.to not in placed:
+        move = None  # It was asked for while the node was to have a replica.
     if move is not None and move.epoch == epoch and move.to != own:
         return move.to if move.to in in_step else None
     if own in news.drained:
@@ -245,9 +283,9 @@ def choose(news: News, shard: int, own: str, epoch: int, *, may_balance: bool) -
         return near[0]
     if move is not None and (move.to, move.epoch) == (own, epoch - 1):
         return None  # It came here because somebody wanted it here.
-    if may_balance and near and in_order(shard, [own, near[0]])[0] != own:
-        return near[0]
-    return None
+    if not near or near[0] not in placed or order.index(near[0]) > order.index(own):
+        return None
+    return near[0] if may_balance or own not in placed else None
 
 
 def waits_for_people(news: News, shard: int, own: str, epoch: int) -> bool:
@@ -272,6 +310,42 @@ def places_back(news: News, shard: int, own: str) -> int:
 
 def _in_step(news: News, shard: int) -> set[str]:
     return {one.node for one in news.replicas.get(shard, ()) if one.is_in_step(news.at_ms)}
+
+
+class Parting:
+    """What a node is to have of a shard, and when it may do without a replica that it has."""
+
+    def __init__(self, shard: int, own: str) -> None:
+        self._shard = shard
+        self._own = own
+        self._since_ms: int | None = None
+        """Since when the replica is to go."""
+
+    def is_placed(self, placement: Placement) -> bool:
+        """Whether the node is to have a replica."""
+        # One that is forgotten, and runs, keeps what it has where there are not enough others.
+        return placement.has(self._shard, self._own) or not placement.is_whole
+
+    def judge(self, placement: Placement, news: News, now_ms: int, present_ms: int) -> Stage:
+        """What it is to have now: a replica; one that is to be kept for a while, and says that it
+        leaves; none.
+
+        `now_ms`: the clock of the node, as that of `news`; `present_ms`: milliseconds that pass.
+        Whoever has a replica asks again and again, and says what came of it."""
+        if self.is_placed(placement):
+            self._since_ms = None
+            return "replica"
+        if self._since_ms is None:
+            self._since_ms = present_ms
+        is_fresh = abs(now_ms - news.at_ms) <= IN_STEP_MS
+        if not is_fresh or present_ms - self._since_ms < LEAVE_MS:
+            return "leaving"
+        staying = {
+            one.node
+            for one in news.replicas.get(self._shard, ())
+            if one.is_in_step(news.at_ms) and one.note.stage == "replica"
+        }
+        return "passing" if staying.issuperset(placement.nodes(self._shard)) else "leaving"
 
 
 def deletable(samples: Sequence[tuple[int, int]], now_ms: int, kept_ms: int) -> int | None:

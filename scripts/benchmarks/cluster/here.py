@@ -18,7 +18,7 @@ from typing import Any
 from levels.bench import Bench
 from servers import ROOT, BenchmarkError, free_port
 
-from delayserver.api.cluster.watch import in_order
+from delayserver.api.cluster.placement import in_order
 
 NODES = ("n1", "n2")
 COMMAND_MAX_S = 250

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from delayserver.cli import make_app
+from delayserver.recovery.dropping import drop
 from delayserver.recovery.shards import count_shards
 from storage.directory import FORMAT_FILE, LOCK_FILE
 from storage.files import OsFiles
@@ -93,6 +94,17 @@ def test_a_missing_shard_is_said_and_the_others_are_checked(root: Path) -> None:
     assert shards[0]["is_clean"] and not shards[2]["is_clean"]
     status, text = delayserver("check", "--data-dir", str(root))
     assert status == 2 and "error:" in text and "Damaged in" in text
+
+
+@pytest.mark.unchecked
+def test_a_shard_that_a_node_is_not_to_have_is_not_missing(root: Path) -> None:
+    drop(OsFiles(str(root / shard_directory(1))))
+    for command in ("check", "repair"):
+        status, shards = report(root, command)
+        assert status == 0
+        assert shards[1] == {"shard": 1, "dropped": True}
+    status, text = delayserver("check", "--data-dir", str(root))
+    assert status == 0 and "is not to have it" in text and text.count("Sound:") == 2
 
 
 def test_a_shard_under_the_name_of_another_is_refused(root: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,6 +31,7 @@ class FakeStandby:
         self.lag_ms = self.stuck_ms = 0
         self.state = SimpleNamespace(epoch=1, owner=2)
         self.place = SimpleNamespace(next_seq=42)
+        self.owner_address = "address"
         self.ended: list[str] = []
 
     def step(self, wait_s: float) -> Any:
@@ -84,11 +85,42 @@ def claims(standby: FakeStandby) -> str:
     return "holder"
 
 
+class FakeOnlooker:
+    """Sees the owners of some epochs, the first one without knowing where it is."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.epoch = 0
+        self.steps = 0
+        self.is_closed = False
+
+    @property
+    def address(self) -> str | None:
+        return f"owner {self.epoch}" if self.epoch > 1 else None
+
+    def step(self, wait_s: float) -> bool:
+        assert cast("object", self.run.follow.onlooker) is self
+        assert self.run.follow.standby is None
+        self.steps += 1
+        self.epoch = (self.steps + 1) // 2
+        return self.steps % 2 == 1
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
 class Run:
     """A thread that is run as a call, to its end."""
 
-    def __init__(self, first: FakeStandby | None, *later: FakeStandby | None) -> None:
+    def __init__(
+        self,
+        first: FakeStandby | None,
+        *later: FakeStandby | None,
+        needed: Sequence[bool] = (True,),
+    ) -> None:
         self.later = list(later)
+        self.needed = list(needed)
+        self.onlooker: FakeOnlooker | None = None
         self.renewed: list[bool] = []
         self.asked: list[BaseException] = []
         self.aside: list[int] = []
@@ -101,12 +133,21 @@ class Run:
             self.renew,
             self.ask_people,
             self.aside.append,
-            self.owners.append,
+            self.is_needed,
+            self.look_on,
+            lambda epoch, address: self.owners.append((epoch, address)),
             self.claimed.append,
             self.end,
             self.errors.append,
         )
         self.follow.run()
+
+    def is_needed(self) -> bool:
+        return self.needed.pop(0) if len(self.needed) > 1 else self.needed[0]
+
+    def look_on(self) -> Any:
+        self.onlooker = FakeOnlooker(self)
+        return self.onlooker
 
     def renew(self, must: bool) -> Any:
         self.renewed.append(must)
@@ -131,14 +172,14 @@ def test_it_follows_until_it_claims() -> None:
     standby = FakeStandby(nothing, nothing, claims)
     run = Run(standby)
     assert (run.claimed, standby.ended, run.ends, run.renewed) == (["holder"], ["finished"], 1, [])
-    assert run.owners == [standby]
+    assert run.owners == [(1, "address")]
 
 
 def test_where_the_log_does_not_reach_back_the_replica_must_be_made_anew() -> None:
     first, second = FakeStandby(nothing, is_deleted), FakeStandby(claims)
     run = Run(first, second)
     assert (first.ended, run.renewed, second.ended) == (["abandoned"], [True], ["finished"])
-    assert run.owners == [first, second], "what is known of the owner is told anew"
+    assert run.owners == [(1, "address")] * 2, "what is known of the owner is told anew"
 
 
 def test_where_the_log_has_lost_its_end_nothing_is_overwritten() -> None:
@@ -153,7 +194,7 @@ def test_where_the_log_has_lost_its_end_nothing_is_overwritten() -> None:
 def test_when_people_have_decided_the_same_replica_goes_on() -> None:
     first, second = FakeStandby(is_lost), FakeStandby(nothing, claims)
     run = Run(first, second)
-    assert (run.renewed, run.owners, run.claimed) == ([], [second], ["holder"])
+    assert (run.renewed, run.owners, run.claimed) == ([], [(1, "address")], ["holder"])
 
 
 def test_where_the_log_goes_on_behind_another_replica_this_one_is_set_aside() -> None:
@@ -203,6 +244,36 @@ def test_an_end_in_order_is_a_checkpoint() -> None:
 
     assert Stopping().ends == 1
     assert standby.ended == ["checkpoint", "closed"]
+
+
+def test_without_a_replica_it_looks_on_until_one_is_needed() -> None:
+    standby = FakeStandby(claims)
+    run = Run(None, standby, needed=[False] * 5 + [True])
+    onlooker = run.onlooker
+    assert onlooker is not None
+    assert onlooker.is_closed
+    assert run.owners == [(2, "owner 2"), (1, "address")], "who cannot be found is not told of"
+    assert (run.renewed, standby.ended, run.follow.onlooker) == ([False], ["finished"], None)
+
+
+def test_a_replica_that_is_needed_no_more_is_let_go() -> None:
+    first, second = FakeStandby(nothing, nothing), FakeStandby(claims)
+    Run(first, second, needed=[True, True, False, False, True])
+    assert first.ended == ["abandoned"]
+    assert first.steps == []
+    assert second.ended == ["finished"]
+
+
+def test_it_may_be_told_to_end_while_it_looks_on() -> None:
+    class Stopping(Run):
+        def is_needed(self) -> bool:
+            if self.onlooker is not None and self.onlooker.steps:
+                self.follow.end()
+            return False
+
+    run = Stopping(None)
+    assert run.onlooker is not None
+    assert (run.ends, run.errors, run.onlooker.is_closed) == (1, [], True)
 
 
 def test_what_fails_is_told() -> None:

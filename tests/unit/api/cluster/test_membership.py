@@ -9,31 +9,23 @@ import random
 from delayserver.api.cluster.book import OwnerBook, ShardOwner, Vacancy, encode_line
 from delayserver.api.cluster.map import Machines
 from delayserver.api.cluster.membership import Address, Lines, Membership, entry_of, news_line
-from delayserver.api.cluster.watch import News, in_order
+from delayserver.api.cluster.placement import Placement
+from delayserver.api.cluster.watch import News
 from storage.replicated.meta import make_identity
 
 IDENTITY = make_identity("demo", 3, "fsync", random.Random(1).randbytes)
+PLACEMENT = Placement(2, {"n1": "", "n2": "a", "n3": "a"})
 
 
 def test_all_nodes_have_the_same_identity_of_a_shard() -> None:
-    one, other = (Membership(f"n{n}", n, IDENTITY, ["n1", "n2"]) for n in (1, 2))
+    one, other = (Membership(f"n{n}", n, IDENTITY, PLACEMENT) for n in (1, 2))
     assert one.of_shard(2) == other.of_shard(2)
     assert len({one.of_shard(shard).stamp for shard in range(3)}) == 3
     assert one.of_shard(2).shard == 2
 
 
-def test_ranks_are_those_of_the_order_of_all_nodes() -> None:
-    nodes = ["n1", "n2", "n3"]
-    members = {name: Membership(name, number, IDENTITY, nodes) for number, name in enumerate(nodes)}
-    for shard in range(20):
-        ranks = {name: member.rank(shard) for name, member in members.items()}
-        assert sorted(nodes, key=lambda name: ranks[name]) == in_order(shard, nodes)
-    # One that was not there when the others came is among them for itself.
-    assert 0 <= Membership("n4", 4, IDENTITY, nodes).rank(0) <= 3
-
-
 def test_a_membership_goes_through_a_document() -> None:
-    member = Membership("n1", 7, IDENTITY, ["n1", "n2"])
+    member = Membership("n1", 7, IDENTITY, PLACEMENT)
     assert Membership.from_document(member.to_document()) == member
 
 
@@ -78,3 +70,11 @@ def test_lines_come_in_any_pieces_and_one_loop_after_the_other() -> None:
     assert lines.news == news
     assert lines.book.entries == (owner, later)
     assert book.owner(1) is None, "nobody looks into the old one any more"
+
+
+def test_whole_lines_that_were_read_already_count_at_once() -> None:
+    owner = ShardOwner(0, 1, "n1", "http://n1:8080", "n1:7000")
+    news = News(5, Machines([]), placement=PLACEMENT, owners={1: (3, "somewhere")})
+    lines = Lines(0, encode_line(owner) + news_line(news) + b'{"type"', OwnerBook(2))
+    assert lines.news == news
+    assert lines.book.owner(0) == owner

@@ -88,7 +88,7 @@ def test_an_owner_deletes_what_two_have_had_for_an_hour(
     now_ms = 0
     monkeypatch.setattr("delayserver.api.cluster.node.stopwatch_ms", lambda: now_ms)
     parts = Parts()
-    parts.reports.is_owner = is_owner
+    parts.reports.office = (3, "here") if is_owner else (0, "")
 
     def has(node: str, kept: int) -> ReplicaState:
         return ReplicaState(node, kept, ReplicaNote(0, "", kept, kept // 10), 0)

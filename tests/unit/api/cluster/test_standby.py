@@ -150,7 +150,7 @@ class World:
     def __init__(self, token: str | None = None, **settings: Any) -> None:
         self.owner = Owner()
         self.owner_url: str | None = None
-        self.is_ready = True
+        self.is_ready = self.has_replica = True
         self.links: Links = links_of(0, {0: 4000, 1: 4001})
         limits = Settings(**settings)
         tokens = TokenTable(TokenFile(SimulatedFiles("data")), token, lambda: 0.0)
@@ -160,6 +160,7 @@ class World:
             shard=3,
             owner=lambda: self.owner_url,
             is_ready=lambda: self.is_ready,
+            has_replica=lambda: self.has_replica,
             shard_map=ClusterMap(self.links, limits, lambda: NOW_MS),
             metrics=lambda: "delayserver_lag 7\n",
             tokens=tokens,
@@ -610,6 +611,20 @@ def test_it_says_whether_it_can_have_calls_answered() -> None:
         assert (status, "nobody" in problem["detail"]) == (503, True)
         assert (await client.ask("GET", "/healthz"))[0] == 200
         assert world.owner.connections == 0
+
+    run(test)
+
+
+def test_without_a_replica_it_says_that_it_passes_on() -> None:
+    async def test(world: World) -> None:
+        world.has_replica = False
+        client = await world.connect()
+        status, _, body = await client.ask("GET", "/readyz")
+        assert (status, json.loads(body)) == (200, {"status": "passing on"})
+        world.owner_url = None
+        client.send("GET", "/readyz")
+        status, _, problem = await client.problem()
+        assert (status, "passing on calls to shard 3" in problem["detail"]) == (503, True)
 
     run(test)
 

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
-
 import msgspec
 import pytest
 
 from delayserver.api.cluster.map import Machines
+from delayserver.api.cluster.placement import Placement, in_order
 from delayserver.api.cluster.watch import (
     IN_STEP_MS,
     IN_STEP_RECORDS,
+    LEAVE_MS,
     SEEN_MS,
     News,
+    Parting,
     ReplicaNote,
     ReplicaState,
+    Stage,
     apart,
     choose,
     deletable,
-    in_order,
     kept_by_two,
     news_of,
     places_back,
     seen_from,
     there,
+    unpack_note,
     waits_for_people,
 )
 from delayserver.api.documents import NodeDocument
@@ -33,32 +35,32 @@ NOW_MS = 1_800_000_000_000
 
 
 def replica(
-    node: str, *, ago_ms: int = 0, lag: int = 0, lag_ms: int = 0, kept: int = 100
+    node: str,
+    *,
+    ago_ms: int = 0,
+    lag: int = 0,
+    lag_ms: int = 0,
+    kept: int = 100,
+    stage: Stage = "replica",
 ) -> ReplicaState:
     at_ms, url = NOW_MS - ago_ms, f"http://{node}:8080"
-    note = ReplicaNote(at_ms, url, 1000, kept // 10, lag_ms=lag_ms)
+    note = ReplicaNote(at_ms, url, 1000, kept // 10, lag_ms=lag_ms, stage=stage)
     return ReplicaState(node, kept, note, lag)
 
 
 def news(*replicas: ReplicaState, **more: object) -> News:
     return msgspec.structs.replace(
-        News(at_ms=NOW_MS, replicas={0: list(replicas)}, nodes=["n1", "n2", "n3"]),
+        News(
+            at_ms=NOW_MS,
+            replicas={0: list(replicas)},
+            nodes=["n1", "n2", "n3"],
+            placement=Placement(zones=dict.fromkeys(("n1", "n2", "n3"), "")),
+        ),
         **more,
     )
 
 
 FIRST, SECOND, THIRD = in_order(0, ["n1", "n2", "n3"])
-
-
-def test_each_node_goes_first_for_some_shards_and_none_moves_but_those_of_a_lost_one() -> None:
-    nodes = ["n1", "n2", "n3"]
-    orders = [in_order(shard, nodes) for shard in range(300)]
-    firsts = [order[0] for order in orders]
-    assert min(firsts.count(node) for node in nodes) > 60
-    without = [in_order(shard, ["n1", "n3"]) for shard in range(300)]
-    assert without == [[node for node in order if node != "n2"] for order in orders]
-    for some in itertools.permutations(nodes):
-        assert in_order(7, some) == in_order(7, nodes)
 
 
 def test_an_owner_keeps_its_shard_where_nobody_wants_otherwise() -> None:
@@ -106,6 +108,92 @@ def test_a_shard_that_was_moved_stays_there_though_another_goes_before() -> None
     here = news(replica(FIRST), replica(THIRD), moves=moves)
     assert choose(here, 0, THIRD, 4, may_balance=True) is None
     assert choose(here, 0, THIRD, 6, may_balance=True) == FIRST, "it has moved since"
+
+
+TWO_OF_THREE = Placement(2, dict.fromkeys(("n1", "n2", "n3"), ""))
+
+
+def test_one_that_is_copied_is_not_in_step_however_short_the_log_is() -> None:
+    stages: dict[Stage, bool] = {
+        "copying": False,
+        "passing": False,
+        "replica": True,
+        "leaving": True,
+    }
+    for stage, is_in_step in stages.items():
+        assert replica("n1", stage=stage).is_in_step(NOW_MS) == is_in_step
+
+
+def test_who_is_to_have_no_replica_gives_the_shard_to_one_that_is() -> None:
+    here = news(replica(SECOND), replica(THIRD, stage="leaving"), placement=TWO_OF_THREE)
+    assert choose(here, 0, THIRD, 3, may_balance=False) == SECOND
+    assert choose(here, 0, SECOND, 3, may_balance=True) is None
+    alone = news(replica(THIRD, stage="leaving"), replica("n9"), placement=TWO_OF_THREE)
+    assert choose(alone, 0, THIRD, 3, may_balance=False) is None
+    # If nobody else is in step it is better than nothing: for an owner that is drained …
+    drained = msgspec.structs.replace(here, drained=[SECOND])
+    assert choose(drained, 0, SECOND, 3, may_balance=False) == THIRD
+    # … and nobody moves a shard there, though somebody asked for it before the node lost its place.
+    moved = msgspec.structs.replace(here, moves={0: MoveRecord(0, THIRD, 3)})
+    assert choose(moved, 0, SECOND, 3, may_balance=True) is None
+    assert choose(moved, 0, THIRD, 4, may_balance=True) == SECOND
+
+
+def test_an_owner_that_is_forgotten_and_runs_gives_its_shard_away() -> None:
+    placement = Placement(2, {SECOND: "", THIRD: ""})
+    here = news(replica(SECOND), replica(THIRD), placement=placement, forgotten=[FIRST])
+    assert choose(here, 0, FIRST, 3, may_balance=True) == SECOND
+
+
+def judged(news: News, *times_ms: int, now_ms: int = NOW_MS) -> list[Stage]:
+    """What becomes of the replica of THIRD, which asks at these times."""
+    parting = Parting(0, THIRD)
+    return [parting.judge(news.placement, news, now_ms, present_ms) for present_ms in times_ms]
+
+
+def test_a_replica_goes_when_all_that_are_placed_are_in_step_and_it_has_said_so() -> None:
+    here = news(replica(FIRST), replica(SECOND), replica(THIRD), placement=TWO_OF_THREE)
+    found = judged(here, 5, 5 + LEAVE_MS - 1, 5 + LEAVE_MS)
+    assert found == ["leaving", "leaving", "passing"]
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        None,
+        replica(SECOND, lag=IN_STEP_RECORDS + 1),
+        replica(SECOND, ago_ms=IN_STEP_MS + 1),
+        replica(SECOND, stage="copying"),
+        replica(SECOND, stage="leaving"),
+    ],
+)
+def test_a_replica_stays_while_another_is_not_in_step(second: ReplicaState | None) -> None:
+    others = [replica(FIRST)] if second is None else [replica(FIRST), second]
+    here = news(*others, replica(THIRD), placement=TWO_OF_THREE)
+    assert judged(here, 0, 10 * LEAVE_MS) == ["leaving"] * 2
+
+
+def test_a_replica_stays_while_nothing_new_is_heard() -> None:
+    old = news(replica(FIRST), replica(SECOND), placement=TWO_OF_THREE)
+    assert judged(old, 0, LEAVE_MS, now_ms=NOW_MS + IN_STEP_MS)[1] == "passing"
+    assert judged(old, 0, LEAVE_MS, now_ms=NOW_MS + IN_STEP_MS + 1)[1] == "leaving"
+
+
+def test_a_replica_that_is_placed_again_has_to_say_anew_that_it_leaves() -> None:
+    here = news(replica(FIRST), replica(SECOND), placement=TWO_OF_THREE)
+    parting = Parting(0, THIRD)
+    asked = [(here, 0), (news(), LEAVE_MS), (here, LEAVE_MS + 1), (here, 2 * LEAVE_MS + 1)]
+    found = [parting.judge(one.placement, one, NOW_MS, present_ms) for one, present_ms in asked]
+    assert found == ["leaving", "replica", "leaving", "passing"]
+
+
+def test_with_as_many_replicas_as_nodes_nobody_leaves() -> None:
+    for replicas in (3, 4, 1000):
+        everywhere = Placement(replicas, TWO_OF_THREE.zones)
+        assert all(Parting(0, node).is_placed(everywhere) for node in (FIRST, SECOND, THIRD))
+    # Nor does one that is forgotten and runs, where there are not enough others.
+    assert Parting(0, "n9").is_placed(Placement(4, TWO_OF_THREE.zones))
+    assert not Parting(0, "n9").is_placed(TWO_OF_THREE)
 
 
 # ── a network that has come apart ──────────────────────────────────────────────────────────────
@@ -264,6 +352,7 @@ def test_the_news_name_each_node_once_with_what_it_said_last() -> None:
     ]
     assert found.machines.nodes[0].last_seen_at == "2027-01-15T07:59:59.000Z"
     assert [one.lag_records for one in found.machines.replicas[0]] == [3, 0]
+    assert found.placement == Placement(zones={"n1": "", "n2": ""})
     assert found.unseen == {}
     assert (found.drained, found.forgotten, found.nodes) == (["n2"], ["n3"], ["n1", "n2"])
     line = msgspec.json.encode(found)
@@ -290,6 +379,30 @@ def test_while_another_replica_has_more_than_the_log_nobody_goes_on_without_it()
 def test_a_replica_that_waits_for_people_is_in_step_with_nobody() -> None:
     assert replica("n2").is_in_step(NOW_MS)
     assert not stopped("n2", 4).is_in_step(NOW_MS)
+
+
+def test_a_process_that_passes_on_makes_its_node_one_that_is_there_and_is_no_replica() -> None:
+    meta = ClusterMeta("c.meta/0")
+    meta.apply(0, b'{"node": "n1"}')
+    found = news_of(meta, {0: [replica("n1", stage="passing")]}, NOW_MS)
+    assert [one.node for one in found.machines.nodes] == ["n1"]
+    assert (found.replicas, found.machines.replicas) == ({0: []}, {0: []})
+
+
+def test_the_news_say_who_owns_a_shard_by_its_latest_owner() -> None:
+    meta = ClusterMeta("c.meta/0")
+    told = [
+        ReplicaState("n", 0, ReplicaNote(NOW_MS, "http://n", 0, 0, epoch=epoch, address=address), 0)
+        for epoch, address in ((3, "former"), (7, "owner"), (0, ""))
+    ]
+    assert news_of(meta, {0: told, 1: told[2:]}, NOW_MS).owners == {0: (7, "owner")}
+
+
+def test_a_note_goes_through_text_and_what_others_have_said_is_none() -> None:
+    note = replica("n1", stage="leaving").note
+    assert unpack_note(note.pack()) == note
+    assert unpack_note("") is None
+    assert unpack_note("{}") is None
 
 
 def test_the_news_say_what_each_node_has_said_last_of_whom_it_sees() -> None:

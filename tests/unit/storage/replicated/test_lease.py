@@ -107,6 +107,8 @@ def test_a_follower_waits_for_silence_and_its_rank(rank: int) -> None:
     assert not follower.may_claim(OCCUPIED, 5, due_ms - 1)
     assert follower.is_due(OCCUPIED, due_ms)
     assert follower.may_claim(OCCUPIED, 5, due_ms)
+    follower.rank += 1
+    assert not follower.is_due(OCCUPIED, due_ms), "another goes before it now"
 
 
 def test_who_is_to_go_behind_others_waits_for_them_too() -> None:

@@ -16,11 +16,11 @@ from storage.errors import (
     NewerRecordError,
     RecordDamageError,
 )
-from storage.replicated.meta import AdoptRecord, ClusterMeta, MetaLog, make_identity
+from storage.replicated.meta import NODES_MAX, AdoptRecord, ClusterMeta, MetaLog, make_identity
 from storage.testing.engine import AppendOutcome, MemoryLog
 
-IDENTITY = make_identity("c", 3, "fsync", random.Random(1).randbytes)
-OTHER = make_identity("c", 3, "fsync", random.Random(2).randbytes)
+IDENTITY = make_identity("c", 3, "fsync", random.Random(1).randbytes, 3)
+OTHER = make_identity("c", 3, "fsync", random.Random(2).randbytes, 3)
 DOCUMENT: dict[str, Any] = msgspec.to_builtins(IDENTITY)
 
 
@@ -40,6 +40,7 @@ def test_a_new_cluster() -> None:
         "stamps",
         "id_secret",
         "link_secret",
+        "replicas",
     }
     assert len(set(IDENTITY.stamps)) == 3
     assert all(0 < stamp < 1 << 32 for stamp in IDENTITY.stamps)
@@ -76,7 +77,11 @@ def test_numbers_of_nodes() -> None:
     [
         ({"paint": "n1"}, NewerRecordError),
         ({}, NewerRecordError),
-        ({"node": "n1", "zone": "a"}, NewerRecordError),
+        ({"node": "n1", "rack": "a"}, NewerRecordError),
+        ({"node": "n1", "zone": ""}, RecordDamageError),
+        ({"node": "n1", "zone": "a b"}, RecordDamageError),
+        ({**DOCUMENT, "replicas": 1}, RecordDamageError),
+        ({**DOCUMENT, "replicas": "3"}, RecordDamageError),
         ({**DOCUMENT, "zones": 3}, NewerRecordError),
         ({**DOCUMENT, "format": 2}, FormatVersionError),
         ({**DOCUMENT, "format": "1"}, RecordDamageError),
@@ -131,8 +136,8 @@ def test_two_who_make_it_at_once() -> None:
 def test_it_cannot_be_made_otherwise() -> None:
     log = MemoryLog()
     MetaLog(log).create(IDENTITY)
-    for shards, durability in ((4, "fsync"), (3, "os")):
-        another = make_identity("c", shards, durability, random.Random(4).randbytes)  # type: ignore[arg-type]
+    for shards, durability, replicas in ((4, "fsync", 3), (3, "os", 3), (3, "fsync", 2)):
+        another = make_identity("c", shards, durability, random.Random(4).randbytes, replicas)  # type: ignore[arg-type]
         with pytest.raises(ClusterDiffersError, match="cannot be changed"):
             MetaLog(log.another()).create(another)
         with pytest.raises(ClusterDiffersError):
@@ -146,6 +151,31 @@ def test_nodes_register() -> None:
     MetaLog(log).create(IDENTITY)
     assert [MetaLog(log.another()).register(name) for name in ("b", "a", "b")] == [1, 2, 1]
     assert log.end() == 3
+
+
+def test_a_node_says_where_it_stands_and_may_be_moved() -> None:
+    log = MemoryLog()
+    MetaLog(log).create(IDENTITY)
+    zones = []
+    for zone in ("a", "a", None, "b"):
+        assert MetaLog(log.another()).register("n", zone) == 1
+        zones.append(MetaLog(log.another()).read().zones["n"])
+    assert zones == ["a", "a", "", "b"]
+    assert log.end() == 4, "what is known is not said again"
+    assert log.read(2, 0)[0][1] == b'{"node":"n"}'
+    with pytest.raises(EngineSettingsError, match="the zone 'a b'"):
+        MetaLog(log).register("n", "a b")
+
+
+def test_where_nothing_is_said_of_replicas_all_nodes_have_one() -> None:
+    old = {name: value for name, value in DOCUMENT.items() if name != "replicas"}
+    made = meta_of(old, {"node": "n1"})
+    assert made.identity is not None
+    assert made.identity.replicas == NODES_MAX
+    assert made.zones == {"n1": ""}
+    log = MemoryLog()
+    log.append([json.dumps(old).encode()])
+    assert MetaLog(log).create(IDENTITY) == (made.identity, False), "it is as it was, and no error"
 
 
 def test_two_nodes_of_one_name_have_one_number() -> None:
