@@ -21,7 +21,8 @@ StorageError
 │   ├── NewerRecordError    a record of a type, or with a flag, that this version does not know
 │   ├── OffsetGapError      a record does not stand at the offset that follows the one before it
 │   ├── OffsetRangeError    the log does not hold an offset any more, or ends before it
-│   └── LogReplacedError    what stands at an offset is not what this replica has read there
+│   ├── LogReplacedError    what stands at an offset is not what this replica has read there
+│   └── OtherHistoryError   the log goes on behind a replica that has something else
 ├── CopySourceError         a replica cannot be copied from this node now
 ├── NoPeerError             … nor from any other
 ├── EngineError             what keeps the replicated logs refused a call, or cannot be reached
@@ -265,6 +266,16 @@ class LogReplacedError(ReplicatedLogError):
     def __init__(self, log: str, offset: int) -> None:
         advice = "copy the shard from a replica that has read this log"
         super().__init__(log, offset, "this replica has read another record there", advice)
+
+
+class OtherHistoryError(ReplicatedLogError):
+    """The log had lost its end, and goes on behind the replica of a node that people have named:
+    this one has something else, or it is not known whether it has the same."""
+
+    def __init__(self, log: str, offset: int) -> None:
+        advice = "what this replica has is set aside, and the shard is copied from another one"
+        reason = "the log goes on there behind another replica than this one"
+        super().__init__(log, offset, reason, advice)
 
 
 class CopySourceError(StorageError):

@@ -1,7 +1,7 @@
-"""cluster create, status, move, drain, forget: a cluster whose logs stand on brokers.
+"""cluster create, status, move, drain, forget, adopt: a cluster whose logs stand on brokers.
 
-What nodes are to do is said in a log of the cluster, which all of them read every second; `move`
-and `drain` wait until it is done, and see that in the logs of the shards.
+What nodes are to do is said in a log of the cluster, which all of them read every second; `move`,
+`drain` and `adopt` wait until it is done, and see that in the logs of the shards.
 
 They talk to the brokers, and to no server: a cluster is made before there is one, and can be looked
 at when none runs. confluent-kafka, an extra, is imported when a command needs it.
@@ -14,7 +14,8 @@ half a second a shard. Threads: those of the client.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -29,11 +30,15 @@ if TYPE_CHECKING:
 
     from storage.check import Progress
     from storage.replicated.engine import EngineLog
+    from storage.replicated.envelope import LogRecord
     from storage.replicated.kafka import KafkaEngine
     from storage.replicated.meta import ClusterIdentity, MetaLog
 
 WRONG_STATUS: Final = 1
 LOOK_S: Final = 0.5
+REST_S: Final = 2.0
+"""Whoever owns a shard writes more often."""
+REACH_COLUMNS: Final = ("node", "has all up to seq", "state", "heard")
 SHARD_COLUMNS: Final = ("shard", "owner", "epoch", "address", "heard", "end", "placed", "lag")
 NODE_COLUMNS: Final = ("node", "number", "zone", "owns", "replicas", "lag")
 HELP = """A cluster of servers whose logs stand on Kafka brokers.
@@ -112,6 +117,7 @@ def register(app: typer.Typer) -> None:
         (move, f"cluster move 3 n2 --cluster {url}"),
         (drain, f"cluster drain n1 --cluster {url}"),
         (forget, f"cluster forget n1 --cluster {url}"),
+        (adopt, f"cluster adopt 3 --from n1 --cluster {url}"),
     ):
         group.command(command.__name__, help=help_text(command.__doc__, example))(command)
 
@@ -350,6 +356,179 @@ def forget(
         _must_be_node(node, nodes)
         _meta(log).say(ForgetRecord(node))
     _tell(as_json, True, f"{node} is forgotten", {"node": node})
+
+
+def adopt(
+    shard: Annotated[int, typer.Argument(metavar="SHARD", min=0, show_default=False)],
+    node: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="NODE",
+            help="Whose replica the log goes on behind.",
+            show_default=False,
+        ),
+    ],
+    cluster: ClusterOption,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", help="Do not ask, and go on where another replica has more, too."),
+    ] = False,
+    wait: WaitOption = 60.0,
+    kafka_config: KafkaConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let the log of a shard that has lost its end go on behind what one node has.
+
+    When all brokers have lost power, a log may end before what the replicas have filed. They stop
+    then, and say so. Start all nodes that can be started, then name the one whose replica reaches
+    furthest: the shard goes on with all that it has. A replica that has something else is set aside
+    on its disk, and copied anew.
+
+    It is refused where the node has lost nothing or is not there, and, without --yes, where another
+    replica reaches further. Without --yes it shows what every node has, and asks.
+
+    Status 0: the node owns the shard. 1: not within the time, but it may come. 2: it could not be
+    asked, or was refused."""
+    from storage.replicated.meta import AdoptRecord
+
+    with (
+        _cluster_errors(as_json),
+        _engine(cluster, kafka_config) as engine,
+        contextlib.closing(engine.meta()) as log,
+    ):
+        identity, nodes = _meta(log).read_cluster()
+        if not shard < identity.shards:
+            raise CannotRun(f"There are {identity.shards} shards, from 0.")
+        _must_be_node(node, nodes)
+        known = _meta(log).read()
+        end, epoch = _resting_end(engine, shard)
+        reaches = _reaches(engine, shard, nodes.keys() - known.forgotten)
+        decided = known.adoptions.get(shard, [])
+        epochs = [*(one.stopped_epoch for one in reaches), *(one.epoch for one in decided)]
+        check_adoption(reaches, node, end, may_lose=yes)
+        if not yes:
+            if as_json:
+                raise CannotRun("Nobody can be asked with --json: say --yes.")
+            make_console().print(rows([one.as_row() for one in reaches], REACH_COLUMNS, empty=""))
+            typer.confirm(
+                f"Shard {shard} goes on behind what {node} has, at offset {end} of its log?",
+                abort=True,
+            )
+        record = AdoptRecord(shard, node, end, max([epoch, *epochs]) + 1)
+        _meta(log).say(record)
+
+        def owns_it() -> bool:
+            owner, found = _owner_of(engine, shard, nodes)
+            return owner is not None and found > record.epoch
+
+        done = _wait_until(wait, as_json, f"shard {shard}", owns_it)
+    answer = {"shard": shard, "node": node, "end": record.end, "epoch": record.epoch}
+    _tell(as_json, done, f"shard {shard} goes on behind what {node} has", answer)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What the replica of a node says of itself."""
+
+    node: str
+    at_ms: int
+    is_there: bool
+    read_offset: int
+    """What it had read of the log, if it did not stop."""
+    stopped_epoch: int
+    stopped_seq: int
+
+    def as_row(self) -> dict[str, Any]:
+        """For a table."""
+        from delayserver.times import format_time
+
+        return {
+            "node": self.node,
+            "has all up to seq": self.stopped_seq if self.stopped_epoch else None,
+            "state": ("waits" if self.stopped_epoch else "follows") if self.is_there else "away",
+            "heard": format_time(self.at_ms),
+        }
+
+
+def _reaches(engine: "KafkaEngine", shard: int, nodes: Iterable[str]) -> list[Reach]:
+    import time
+
+    import msgspec
+
+    from delayserver.api.cluster.watch import SEEN_MS, ReplicaNote
+
+    now_ms = time.time_ns() // 1_000_000
+    found = []
+    for node, places in engine.noted_progress(sorted(nodes)).items():
+        _, text = places.get(shard, (0, ""))
+        with contextlib.suppress(msgspec.DecodeError):
+            note = msgspec.json.decode(text, type=ReplicaNote)
+            is_there = abs(now_ms - note.at_ms) <= SEEN_MS
+            stopped = (note.stopped_epoch, note.stopped_seq)
+            found.append(Reach(node, note.at_ms, is_there, note.read_offset, *stopped))
+    return found
+
+
+def check_adoption(reaches: list[Reach], node: str, end: int, *, may_lose: bool) -> None:
+    """Whether the log of a shard, which ends at the offset `end`, can go on behind the replica of a
+    node; `may_lose`: also where another may have more. Raises CannotRun."""
+    own = next((one for one in reaches if one.node == node), None)
+    if own is None or not own.is_there:
+        raise CannotRun(f"{node} is not there: start it, and wait until it says what it has.")
+    if not own.stopped_epoch:
+        raise CannotRun(f"The log has lost nothing that {node} has: it follows.")
+    if may_lose:
+        return
+    further = [one for one in reaches if one.stopped_epoch and one.stopped_seq > own.stopped_seq]
+    if further:
+        listed = ", ".join(f"{one.node} up to seq {one.stopped_seq:,}" for one in further)
+        raise CannotRun(
+            f"{node} has all up to seq {own.stopped_seq:,}, and another replica more: {listed}. "
+            "Name that one, or say --yes if it cannot be had."
+        )
+    unheard = [
+        one.node
+        for one in reaches
+        if not one.is_there and not one.stopped_epoch and one.read_offset > end
+    ]
+    if unheard:
+        raise CannotRun(
+            f"{', '.join(unheard)} had read more than the log has now, and may have it still: "
+            "start it first, or say --yes if it cannot be had."
+        )
+
+
+class _Epochs:
+    """The last epoch that somebody has claimed, whether it counts or not."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def see(self, record: "LogRecord") -> None:
+        """Take in the next record."""
+        self.last = max(self.last, record.epoch)
+
+
+def _resting_end(engine: "KafkaEngine", shard: int) -> tuple[int, int]:
+    """Where the log of a shard ends, and the last epoch in it. Raises CannotRun."""
+    import time
+
+    from storage.replicated.onlooker import TAIL_RECORDS
+
+    seen = _Epochs()
+    with contextlib.closing(engine.log(shard)) as log:
+        end = log.end()
+        if end is None:
+            raise CannotRun("The brokers do not say where the log ends.")
+        _see(log, seen, max(0, end - TAIL_RECORDS), end, _NO_BAR)
+        time.sleep(REST_S)
+        if log.end() != end:
+            raise CannotRun(
+                f"Somebody writes to the log of shard {shard}: it goes on already, or its owner "
+                "has to be stopped first (see `cluster status`)."
+            )
+    return end, seen.last
 
 
 def _meta(log: "EngineLog") -> "MetaLog":

@@ -131,6 +131,12 @@ class ReplicatedSettler(Settler):
             # Something stands between. What comes of it later is taken in by a later sync.
             self._take_in(0, _NEVER)
 
+    def go_back(self, offset: int) -> None:
+        """The log has lost what stood from `offset` on, and goes on there. What the files have of
+        it is settled nevertheless. Nothing was appended by this process."""
+        self._read_offset = min(self._read_offset, offset)
+        self._half_written.clear()
+
     def prepare_append(self) -> None:
         """Connect what appends. Does not wait."""
         self._appended.prepare_append()

@@ -14,6 +14,9 @@ checksum tells). With the swap the new files count, whichever of them have their
 (`storage.swap`). The message log of the own disk (R8) is left as it is: it says itself whether it
 continues the shard's.
 
+A replica that has something else than what the shard goes on with, since people have decided so
+where its log had lost its end, is set aside first, and stays.
+
 Also how a replica is repaired in which something was found damaged (I8): see
 docs/decisions/0037-a-damaged-replica-is-made-anew.md.
 
@@ -23,6 +26,7 @@ owns the directory and has nothing of it open.
 """
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -51,10 +55,14 @@ from storage.errors import CatalogError, CopySourceError, DamageError, NoPeerErr
 from storage.files import File, Files
 from storage.frame import Damage, Frame, damaged_payloads, scan
 from storage.key_runs import RUNS_KEY, KeyRun, RunState, run_path, unpack_runs
+from storage.message_log import DIRECTORY as MESSAGES
+from storage.replicated.own import OWN_FILE
 from storage.rows import LogKind
 from storage.swap import Swap, finish, is_unfinished, unfinished_backup
 
 DIRECTORY: Final = "incoming"
+ASIDE: Final = "aside"
+"""Where a replica goes that has something else than the shard goes on with."""
 TRIES: Final = 3
 """Of one peer, whose connection breaks, before another is asked."""
 PAUSE_S: Final = 1.0
@@ -309,8 +317,30 @@ class Incoming:
 def finish_swap(files: Files) -> None:
     """Carry out a swap that was decided, now or before a crash. That of a repair is left alone: who
     opens the directory says so. Raises StorageError."""
-    if is_unfinished(files) and unfinished_backup(files) == DIRECTORY:
+    if is_unfinished(files) and unfinished_backup(files).partition("/")[0] in (DIRECTORY, ASIDE):
         finish(files, _no_catalog)
+
+
+def set_aside(files: Files, seq: int) -> str:
+    """Put the replica, which goes up to `seq`, into a directory of its own below that of the shard,
+    as one step: nothing of it is deleted. Returns that directory. Its own log goes with it.
+
+    Nothing of it is open. Raises StorageError."""
+    for number in itertools.count(1):
+        kept = f"{ASIDE}/seq-{seq}" + (f"-{number}" if number > 1 else "")
+        if not files.exists(kept):
+            break
+    swap = Swap(files, kept)
+    for directory in (*COPIED, MESSAGES):
+        for name in files.list(directory):
+            swap.remove(f"{directory}/{name}")
+    for name in (FORMAT_FILE, OWN_FILE):
+        if files.exists(name):
+            swap.remove(name)
+    files.make_directory(kept)
+    swap.commit()
+    finish_swap(files)
+    return kept
 
 
 def clear(files: Files) -> None:

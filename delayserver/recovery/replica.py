@@ -19,10 +19,12 @@ from storage.directory import Identity
 from storage.files import Files
 from storage.hour_log import HourLog
 from storage.message_log import Durability, MessageLog
+from storage.replicated.adoption import Adoptions, nothing_decided
 from storage.replicated.engine import EngineLog
 from storage.replicated.holder import Holder
 from storage.replicated.lease import Follower
 from storage.replicated.log import FollowedLog, ReplicatedLog
+from storage.replicated.office import OfficeState
 from storage.replicated.own import OwnLog
 from storage.replicated.settled import SettledLog
 from storage.replicated.transactions import SettledTransactions
@@ -48,6 +50,8 @@ class ReplicaPlace:
     """The log of what is settled of the shard, likewise."""
     open_transactions: Callable[[int], SettledTransactions] | None = None
     """Makes the transactions of the shard, which has that stamp; None: the engine has none."""
+    adoptions: Adoptions = nothing_decided
+    """What people have decided where the shard's log has lost its end."""
 
 
 class Replica:
@@ -92,6 +96,7 @@ class Replica:
                 node=place.node,
                 follower=follower,
                 address=place.address,
+                adoptions=place.adoptions,
                 clock=around.clock,
                 stopwatch=around.stopwatch,
             )
@@ -100,6 +105,23 @@ class Replica:
             raise
         return standby
 
+    def reach(self, files: Files, place: OfficeState) -> int:
+        """The last seq that this node has on its disk, whose checkpoint stands at `place`: in its
+        files, or in its own log. The directory is not open. Raises StorageError."""
+        own = self._own_log(files, self._place.identity.stamp)
+        return place.next_seq - 1 if own is None else own.reach(place)
+
+    def _own_log(self, files: Files, stamp: int) -> OwnLog | None:
+        def make_own() -> MessageLog:
+            return MessageLog(
+                files,
+                stamp=stamp,
+                segment_bytes=self._settings.segment_bytes,
+                durability=Durability.FSYNC,
+            )
+
+        return OwnLog(files, make_own) if self._place.has_own_log else None
+
     def owned_by(self, holder: Holder) -> Surroundings:
         """What a server is opened with whose node holds the office."""
         place = self._place
@@ -107,20 +129,12 @@ class Replica:
         def replicated_log(
             files: Files, catalog: Catalog, identity: Identity, settings: Settings
         ) -> ReplicatedLog:
-            def make_own() -> MessageLog:
-                return MessageLog(
-                    files,
-                    stamp=identity.stamp,
-                    segment_bytes=settings.segment_bytes,
-                    durability=Durability.FSYNC,
-                )
-
             return ReplicatedLog(
                 holder,
                 place.open_log(),
                 stamp=identity.stamp,
                 place=read_office(catalog),
-                own=OwnLog(files, make_own) if place.has_own_log else None,
+                own=self._own_log(files, identity.stamp),
             )
 
         def told(offset: int) -> None:

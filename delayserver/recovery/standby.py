@@ -12,6 +12,10 @@ done it sees by itself, by loading it once when it is over.
 Taking over is what a start after a crash is: the directory is closed at a checkpoint, and opened
 by a server, which finds nothing left to file. From the claim on the office is held by beats.
 
+Where the log has lost its end, `step` raises LogReplacedError or OffsetRangeError, and nothing more
+can be read until people have named the replica behind which it goes on. If this one has just what
+that one has, the same call goes on then; else it raises OtherHistoryError: it is to be made anew.
+
 Cost: 0.3 to 0.5 µs per record, as filing; two reads of the engine for each step, and two
 questions a second. Threads: one, the caller's.
 """
@@ -33,15 +37,23 @@ from delayserver.schedule.committed import Records
 from delayserver.schedule.replay import Snapshot
 from storage.buckets import is_day
 from storage.catalog import Table
-from storage.errors import CopySourceError, FencedError, StorageError
+from storage.errors import (
+    CopySourceError,
+    FencedError,
+    OffsetRangeError,
+    OtherHistoryError,
+    StorageError,
+)
 from storage.frame import Damage
 from storage.replicated import envelope
+from storage.replicated.adoption import Adoptions, append_adopt, knows_settled
 from storage.replicated.engine import EngineLog
-from storage.replicated.envelope import Beat, Claim, Release
+from storage.replicated.envelope import Adopt, Beat, Claim, Release
 from storage.replicated.holder import Holder
 from storage.replicated.lag import Lag
 from storage.replicated.lease import Follower, Tenure
 from storage.replicated.log import FollowedLog
+from storage.replicated.meta import AdoptRecord
 from storage.replicated.office import OfficeState, RecordVerdict
 from storage.replicated.reader import RecordReader
 from storage.rows import DISPATCH_DTYPE, HOUR_MS, LogKind
@@ -81,13 +93,15 @@ class Standby:
         node: int,
         follower: Follower,
         address: str,
+        adoptions: Adoptions,
         clock: Callable[[], int],
         stopwatch: Callable[[], int],
     ) -> None:
         """`store` was opened with a `FollowedLog` and with `settler`. `log` and `writer` are the
         shard's log, opened twice: to be read, and for whoever holds the office. `fence` ends
         the transactions of other owners, and waits for brokers. `address`: where the others
-        find this node as the owner. Raises StorageError."""
+        find this node as the owner. `adoptions`: what people have decided about a log that has
+        lost its end. Raises StorageError."""
         assert isinstance(store.message_log, FollowedLog)
         self._store = store
         self._followed = store.message_log
@@ -107,7 +121,7 @@ class Standby:
         damage = cut_to_checkpoint(store.message_log, store.schedule, store.replay)
         self.damage: list[Damage] = damage
         """What was found and has not been told to anybody."""
-        self._reader = RecordReader(log, store.identity.stamp, self._followed.place)
+        self._reader = RecordReader(log, store.identity.stamp, self._followed.place, adoptions)
         self.is_drained = False
         """This node is to own nothing; may be set by any thread."""
         self._waiting: list[Records] = []
@@ -132,6 +146,11 @@ class Standby:
     def state(self) -> OfficeState:
         """What the log says, as far as it was read."""
         return self._reader.office.state
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is sure that the log goes on where this replica is."""
+        return self._reader.is_known
 
     @property
     def lag_records(self) -> int | None:
@@ -185,7 +204,8 @@ class Standby:
             self._follower.read_all(self._asked_ms)
         if self._waiting_bytes < FILE_BYTES_MAX:  # Else the disk takes nothing, for now.
             self._read(wait_s)
-        self._settler.take_in(0)
+        if self._reader.is_known:
+            self._take_in_settled(0)
         present_ms = self._stopwatch()
         if self._waiting_bytes >= FILE_BYTES_MAX or (
             self._waiting and present_ms - self._filed_ms >= self._settings.file_ms
@@ -204,7 +224,8 @@ class Standby:
             self.damage += self._scrub.step()
         self._lag.filed(self._filed_offset())
         is_due = self._follower.is_due(self.state, self._stopwatch())
-        return self._claim() if is_due and not self.is_drained else None
+        may_claim = self._reader.is_known and not self.is_drained
+        return self._claim() if is_due and may_claim else None
 
     def set_rank(self, rank: int) -> None:
         """So many replicas go before this one from now on. Any thread may call this."""
@@ -230,7 +251,9 @@ class Standby:
                 self._waiting_bytes += found.frame.header.frame_bytes
             if found.verdict is RecordVerdict.VOID:
                 continue
-            if isinstance(found.record, Claim):
+            if isinstance(found.record, Adopt):
+                self._pass(found.record, is_other=found.is_other_history)
+            elif isinstance(found.record, Claim):
                 self._followed.owner_address = found.record.address
             elif isinstance(found.record, Release):
                 self._followed.owner_address = ""
@@ -239,6 +262,24 @@ class Standby:
                 self._replay.live_once_through_hour = max(
                     self._replay.live_once_through_hour, found.record.live_through_hour
                 )
+
+    def _pass(self, record: Adopt, *, is_other: bool) -> None:
+        """The log has lost its end there, and goes on. Raises OtherHistoryError: not with this
+        replica."""
+        if is_other or not knows_settled(record, self._settler.offset):
+            raise OtherHistoryError(self._log.name, record.end)
+        self._settler.go_back(record.settled_end)
+        self._followed.owner_address = ""
+
+    def _take_in_settled(self, wait_s: float) -> None:
+        """Raises StorageError."""
+        try:
+            self._settler.take_in(wait_s)
+        except OffsetRangeError as error:
+            if error.offset < error.first:
+                raise
+            # It has lost its end. What the files have of that is settled; others may repeat it.
+            self._settler.go_back(error.end)
 
     def _file(self) -> None:
         """File all that was read. Raises StorageError; ShortageError: the next call goes on with
@@ -340,6 +381,29 @@ class Standby:
                 del self._tried[hour]
             return
 
+    # ── a log that has lost its end ────────────────────────────────────────────────────────────
+
+    @property
+    def place(self) -> OfficeState:
+        """Where the last checkpoint stands in the log."""
+        return self._followed.place
+
+    def adopt(self, decision: AdoptRecord, writer: EngineLog, settled: EngineLog) -> bool:
+        """Say in the log that it goes on behind this replica, as people have decided, if it ends
+        where they have seen that; whether it was said. Both logs are opened for it alone. What was
+        read is behind a checkpoint."""
+        place = self.place
+        assert self._replay.filed_seq == place.next_seq - 1, (self._replay.filed_seq, place)
+        return append_adopt(
+            writer,
+            settled,
+            decision,
+            place,
+            self._settler.offset,
+            node=self._node,
+            now_ms=self._clock(),
+        )
+
     # ── taking over ────────────────────────────────────────────────────────────────────────────
 
     def _claim(self) -> Holder | None:
@@ -408,6 +472,6 @@ class Standby:
         # Nothing is read behind a transaction that is open, so this waits for the end of all that
         # began before.
         while self._settler.offset < end:
-            self._settler.take_in(WAIT_S)
+            self._take_in_settled(WAIT_S)
         self.checkpoint()
         self.close()

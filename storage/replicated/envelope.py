@@ -4,6 +4,7 @@
     FRAME     a frame of the message log, byte for byte, or one part of it
     BEAT      "I am still here": how far the owner has come
     RELEASE   "I leave the office", and who is wanted there next
+    ADOPT     "the log has lost its end here, and goes on behind what I have", as people decided
 
 The envelope's checksum (crc32c) covers both, with itself as zero, so nothing is trusted before it:
 not the type, not the epoch. The log's engine takes records up to a limit (1 MiB by default), and a
@@ -35,6 +36,7 @@ CLAIM_BODY: Final = struct.Struct("<q")
 """What stands before the address."""
 BEAT_BODY: Final = struct.Struct("<QqI")
 RELEASE_BODY: Final = struct.Struct("<H")
+ADOPT_BODY: Final = struct.Struct("<qQIIqq")
 PART_MAX_BYTES: Final = 900 * 1024
 """Of a frame in one record. With the envelope it stays below what an engine takes by default."""
 PARTS_MAX: Final = (1 << 16) - 1
@@ -55,6 +57,7 @@ class RecordType(IntEnum):
     FRAME = 2
     BEAT = 3
     RELEASE = 4
+    ADOPT = 5
 
 
 class Envelope(NamedTuple):
@@ -127,7 +130,23 @@ class Release(_Record):
     successor: int
 
 
-LogRecord = Claim | FramePart | Beat | Release
+@dataclass(frozen=True, slots=True)
+class Adopt(_Record):
+    """The log has lost what stood from the offset `end` on. It goes on there behind the replica of
+    `node`, whatever the log itself says up to here.
+
+    `next_seq`, `frame_epoch` and `chain` are those of that replica (`OfficeState`). It knows what
+    is settled up to `settled_place` in the log of that, which ended at `settled_end` then."""
+
+    end: int
+    next_seq: int
+    frame_epoch: int
+    chain: int
+    settled_place: int
+    settled_end: int
+
+
+LogRecord = Claim | FramePart | Beat | Release | Adopt
 
 
 def encode(record: LogRecord) -> bytes:
@@ -145,6 +164,16 @@ def encode(record: LogRecord) -> bytes:
             body = BEAT_BODY.pack(record.filed_seq, record.settled_offset, record.live_through_hour)
         case Release():
             kind, body = RecordType.RELEASE, RELEASE_BODY.pack(record.successor)
+        case Adopt():
+            kind = RecordType.ADOPT
+            body = ADOPT_BODY.pack(
+                record.end,
+                record.next_seq,
+                record.frame_epoch,
+                record.chain,
+                record.settled_place,
+                record.settled_end,
+            )
     assert record.node != NOBODY and record.epoch > 0, record
     assert part < parts, (part, parts)
     head = ENVELOPE.pack(
@@ -194,8 +223,10 @@ def _parse(envelope: Envelope, body: bytes) -> LogRecord:
             return Claim(*said, after, body[CLAIM_BODY.size :].decode())
         case RecordType.BEAT:
             return Beat(*said, *BEAT_BODY.unpack(body))
-        case _:
+        case RecordType.RELEASE:
             return Release(*said, *RELEASE_BODY.unpack(body))
+        case _:
+            return Adopt(*said, *ADOPT_BODY.unpack(body))
 
 
 def split(

@@ -33,7 +33,7 @@ record in the log instead of an answer of a server.
 from collections import deque
 from typing import Final, Self
 
-from storage.replicated.envelope import NOBODY, LogRecord
+from storage.replicated.envelope import NOBODY, Adopt, LogRecord
 from storage.replicated.office import Office, OfficeState, RecordVerdict
 
 LEASE_MS: Final = 3000
@@ -132,7 +132,7 @@ class Follower:
         self.places_back = 0
         """How many more go before this one, for now."""
         self._heard_ms = now_ms
-        self._waits_for_owner = waits_for_owner
+        self._owner_has_more = self._waits_for_owner = waits_for_owner
         self._all_read_ms = now_ms - BEAT_MS - 1
         self._compared_ms = now_ms - BEAT_MS
         self._aheads_ms: deque[int] = deque(maxlen=_COMPARISONS_MAX)
@@ -143,6 +143,9 @@ class Follower:
             self._heard_ms = now_ms
             is_fresh = now_ms - self._all_read_ms <= BEAT_MS
             self._waits_for_owner &= not is_fresh
+            if isinstance(record, Adopt):
+                # Its disk has what it has answered behind its last checkpoint.
+                self._waits_for_owner = self._owner_has_more
             if is_fresh and now_ms - self._compared_ms >= BEAT_MS:
                 self._compared_ms = now_ms
                 self._aheads_ms.append(wall_ms - record.clock_ms)

@@ -151,6 +151,7 @@ class ReplicatedLog(FollowedLog):
         reader = RecordReader(self._log, self._stamp, self.place)
         while reader.office.state.next_offset < self._holder.state.next_offset:
             for found in reader.read(_WAIT_S):
+                assert not found.is_other_history  # The standby has passed that before it claimed.
                 if found.frame is None or found.frame.last_seq < from_seq:
                     continue
                 self._have_own(found.frame)

@@ -8,6 +8,9 @@
     {"drain": "n1"}                   the node is to own nothing
     {"forget": "n1"}                  the node does not come back: nobody waits for its replicas
     {"move": 3, "to": "n2", "epoch": 7}   the owner of that epoch is to give a shard to a node
+    {"adopt": 3, "of": "n1", "end": 900, "epoch": 8}
+                                      the log of a shard has lost what stood from that offset on: it
+                                      is to go on in that epoch behind what the node's replica has
 
 The records are JSON, so that people can read them with the engine's own tools. Nobody locks
 anything: two who make the cluster at once, or register at once, append both, read the log to its
@@ -108,6 +111,16 @@ class MoveRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epoch: Annotated[int, msgspec.Meta(ge=1)]
 
 
+class AdoptRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A shard whose log has lost its end, and is to go on behind the replica of a node: what that
+    appends for it is an ADOPT of `epoch` at the offset `end`."""
+
+    adopt: Annotated[int, msgspec.Meta(ge=0, lt=SHARDS_MAX)]
+    of: NodeName
+    end: Annotated[int, msgspec.Meta(ge=0)]
+    epoch: Annotated[int, msgspec.Meta(ge=1)]
+
+
 class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A node of the cluster."""
 
@@ -153,6 +166,8 @@ class ClusterMeta:
         self.forgotten: set[str] = set()
         self.moves: dict[int, MoveRecord] = {}
         """The last one of each shard."""
+        self.adoptions: dict[int, list[AdoptRecord]] = {}
+        """All of each shard, also those that came to nothing."""
         self.next_offset = 0
         self._log = log
 
@@ -186,6 +201,9 @@ class ClusterMeta:
         elif "move" in document:
             move = self._converted(offset, document, MoveRecord)
             self.moves[move.move] = move
+        elif "adopt" in document:
+            adoption = self._converted(offset, document, AdoptRecord)
+            self.adoptions.setdefault(adoption.adopt, []).append(adoption)
         else:
             what = f"the fields {', '.join(sorted(document)) or 'of nothing'}"
             raise NewerRecordError(self._log, offset, what)
@@ -277,7 +295,7 @@ class MetaLog:
             _, nodes = self.read_cluster()
         return nodes[name]
 
-    def say(self, record: DrainRecord | ForgetRecord | MoveRecord) -> None:
+    def say(self, record: DrainRecord | ForgetRecord | MoveRecord | AdoptRecord) -> None:
         """Append what the nodes are to do. Raises EngineError."""
         self._append(msgspec.json.encode(record))
 

@@ -6,6 +6,7 @@
                behind the part before it
     BEAT       its writer is in office
     RELEASE    its writer is in office; behind it the office is vacant
+    ADOPT      it stands where it says that it does
 
 A node is in office with the CLAIM that counts, until the next one, or its own RELEASE. A record
 that does not count is void: everybody skips it. No clock is looked at, so everybody who reads the
@@ -26,6 +27,13 @@ expect, has read what stands between, and has answered nobody (R1 in `storage.re
 
 Whatever follows, a frame that was completed counts: a later CLAIM stands behind it (I17).
 
+An ADOPT is the decision of people about a log that has lost its end: the node that they have named
+owns it from there on, with the seqs that it has. It is a compare-and-set on the end of the log, so
+it comes once at the most, and not at all where anybody has written meanwhile. Its epoch is later
+than all that was seen in the log, and than those of all replicas that are known. What a reader
+knows of the log before it matters neither for the verdict nor for the state behind it. Whether it
+may go on there with what it has filed is another question, which `chain` answers.
+
 Cost: 2 µs for a record. The state is a few numbers, however long log and frames are: parts are not
 kept here.
 Threads: none of its own; an office belongs to the one who reads the log.
@@ -40,9 +48,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
+import google_crc32c
+
 from storage.errors import OffsetGapError, RecordDamageError
 from storage.frame import Header, decode_header
-from storage.replicated.envelope import NOBODY, Beat, Claim, FramePart, LogRecord, Release
+from storage.replicated.envelope import NOBODY, Adopt, Beat, Claim, FramePart, LogRecord, Release
 from storage.rows import LogKind
 
 
@@ -62,7 +72,7 @@ class OfficeState(NamedTuple):
     next_offset: int = 0
     """Of the record that is to be applied next: where a reader goes on."""
     epoch: int = 0
-    """Of the last CLAIM that counts; 0: there was none."""
+    """Of the last CLAIM or ADOPT that counts; 0: there was none."""
     owner: int = NOBODY
     """The node in office; NOBODY: it is vacant."""
     successor: int = NOBODY
@@ -72,13 +82,16 @@ class OfficeState(NamedTuple):
     last_offset: int = -1
     """The last record that counts; -1: there was none."""
     claim_offset: int = -1
-    """The last CLAIM that counts; -1: there was none."""
+    """The last CLAIM or ADOPT that counts; -1: there was none."""
     clock_ms: int = 0
     """The wall clock of the last record's writer that counts. A new owner's time begins there, if
     its own clock is behind (R7)."""
     frame_epoch: int = 0
     """In which the last complete frame was written; 0: there was none. Who was in office then or
     later has decided all that there is."""
+    chain: int = 0
+    """A checksum (crc32c) over those of the headers of all complete frames, in order: whoever has
+    the same has the same frames, however the log went."""
 
     def pack(self) -> bytes:
         """As bytes, for the catalog."""
@@ -90,8 +103,11 @@ class OfficeState(NamedTuple):
         return cls(*OFFICE.unpack(data)) if len(data) == OFFICE.size else None
 
 
-OFFICE: Final = struct.Struct(">qIHHQqqqI")
+OFFICE: Final = struct.Struct(">qIHHQqqqII")
 """Of OfficeState; big-endian, as all in the catalog."""
+
+
+_CHECKSUM = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +170,18 @@ class Office:
                 "successor": NOBODY,
                 "claim_offset": offset,
             }
+        elif isinstance(record, Adopt):
+            if record.end != offset:
+                return RecordVerdict.VOID, None, changed
+            changed = {
+                "epoch": record.epoch,
+                "owner": record.node,
+                "successor": NOBODY,
+                "claim_offset": offset,
+                "next_seq": record.next_seq,
+                "frame_epoch": record.frame_epoch,
+                "chain": record.chain,
+            }
         elif record.epoch != state.epoch or record.node != state.owner:
             return RecordVerdict.VOID, None, changed
         elif isinstance(record, FramePart):
@@ -165,7 +193,12 @@ class Office:
             if frame.length_bytes != frame.header.frame_bytes:
                 reason = f"its frame has {frame.length_bytes} bytes, and its header says otherwise"
                 raise RecordDamageError(self._log, offset, reason)
-            changed = {"next_seq": frame.header.last_seq + 1, "frame_epoch": state.epoch}
+            checksum = _CHECKSUM.pack(frame.header.header_crc)
+            changed = {
+                "next_seq": frame.header.last_seq + 1,
+                "frame_epoch": state.epoch,
+                "chain": google_crc32c.extend(state.chain, checksum),
+            }
             return RecordVerdict.COMPLETES, None, changed
         elif isinstance(record, Release):
             changed = {"owner": NOBODY, "successor": record.successor}

@@ -13,7 +13,9 @@ thrown away. What the node itself has written in the tenure before goes on: a qu
 still be all that the log has of it.
 
 It goes back to the last checkpoint and no further. Where the log has lost more than that, the
-replica stands behind its end: it stops (OffsetRangeError), and what was answered is in its files.
+replica stands behind its end, and stops (OffsetRangeError). What was answered before is in its
+files then, and when people have named it the log goes on behind that
+(`storage.replicated.adoption`): the own log is appended there as ever.
 
 Cost: a durable write per group, beside the engine's; a file more at each claim.
 Threads: all here runs before the first append; then it is a `MessageLog`.
@@ -68,6 +70,16 @@ class OwnLog:
         if not is_whole or (frames and frames[0].first_seq != next_seq):
             return None
         return own, frames, behind
+
+    def reach(self, place: OfficeState) -> int:
+        """The last seq that this node can bring back, whose files have what stands before `place`.
+
+        Raises StorageError."""
+        reached = place.next_seq - 1
+        if self.continues(place):
+            for frame in self.lacking(place.next_seq):
+                reached = frame.last_seq
+        return reached
 
     def lacking(self, next_seq: int) -> Iterator[Frame]:
         """The frames that continue the log, which goes up to `next_seq`. Raises StorageError.

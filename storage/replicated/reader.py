@@ -5,6 +5,9 @@
 Whoever starts from a checkpoint gets from there on the same verdicts, and the same frames, as one
 who has read from the beginning (I15).
 
+Where the log has lost its end, and goes on behind a replica that people have named, it is read on
+from there (`storage.replicated.adoption`).
+
 Cost: one crc32c pass over envelope and frame each, and one copy where a frame has several parts.
 Threads: belongs to the one who reads.
 """
@@ -12,11 +15,17 @@ Threads: belongs to the one who reads.
 from dataclasses import replace
 from typing import NamedTuple
 
-from storage.errors import LogReplacedError, OffsetRangeError, RecordDamageError
+from storage.errors import (
+    EngineError,
+    LogReplacedError,
+    OffsetRangeError,
+    RecordDamageError,
+)
 from storage.frame import Frame, scan
-from storage.replicated import envelope
+from storage.replicated import adoption, envelope
+from storage.replicated.adoption import Adoptions, nothing_decided
 from storage.replicated.engine import EngineLog
-from storage.replicated.envelope import FramePart, LogRecord
+from storage.replicated.envelope import Adopt, FramePart, LogRecord
 from storage.replicated.office import Office, OfficeState, RecordVerdict
 from storage.rows import LogKind
 
@@ -30,32 +39,64 @@ class Read(NamedTuple):
     """The frame that it completes. Its `offset` is that of the record."""
     place: OfficeState
     """Where a reader goes on that needs nothing up to here."""
+    is_other_history: bool = False
+    """The log goes on behind other frames than those that were read up to here."""
 
 
 class RecordReader:
     """Reads the log of one shard from a checkpoint on."""
 
-    def __init__(self, log: EngineLog, stamp: int, state: OfficeState) -> None:
-        """`stamp`: that of the shard's frames; `state`: of the checkpoint."""
+    def __init__(
+        self,
+        log: EngineLog,
+        stamp: int,
+        state: OfficeState,
+        adoptions: Adoptions = nothing_decided,
+    ) -> None:
+        """`stamp`: that of the shard's frames; `state`: of the checkpoint; `adoptions` is asked
+        once, before anything is read behind a checkpoint."""
         self.office = Office(log.name, stamp, state)
         self._log = log
         self._stamp = stamp
+        self._adoptions = adoptions
         self._parts: list[FramePart] = []
         self._is_known = state.last_offset < 0
         """Whether it is the log that the checkpoint speaks of."""
+        self._has_gone_back = False
+        """It reads an ADOPT next, from which on it is."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is sure that the log goes on behind the checkpoint."""
+        return self._is_known and not self._has_gone_back
 
     def read(self, wait_s: float) -> list[Read]:
         """The records that are at hand; if there are none, waits for the first, at most `wait_s`.
 
         Raises ReplicatedLogError, FormatVersionError: nobody can read on from here."""
         if not self._is_known:
-            self._is_known = self._recognize(wait_s)
-            if not self._is_known:
+            self._is_known = self._find_place(wait_s)
+            if not self.is_known:
                 return []
         return [
             self._take(offset, envelope.decode(data, self._log.name, offset))
             for offset, data in self._log.read(self.office.state.next_offset, wait_s)
         ]
+
+    def _find_place(self, wait_s: float) -> bool:
+        """Whether it is known where to read: at the checkpoint, or before that, where the log goes
+        on behind a replica that people have named. False: it cannot be told yet. Raises
+        ReplicatedLogError."""
+        state = self.office.state
+        try:
+            offset = adoption.find_adopt(self._log, state, self._adoptions())
+        except EngineError:
+            return False
+        if offset is None:
+            return self._recognize(wait_s)
+        self.office.state = state._replace(next_offset=offset)
+        self._has_gone_back = True
+        return True
 
     def _recognize(self, wait_s: float) -> bool:
         """Whether the last record that counts stands where it stood; False: it did not come yet.
@@ -79,7 +120,13 @@ class RecordReader:
         return True
 
     def _take(self, offset: int, record: LogRecord) -> Read:
+        before = self.office.state
+        self._has_gone_back = False
         verdict = self.office.apply(offset, record)
+        if isinstance(record, Adopt) and verdict is not RecordVerdict.VOID:
+            self._parts.clear()
+            is_other = not adoption.continues(record, before)
+            return Read(record, verdict, None, self.office.checkpoint(), is_other)
         if not isinstance(record, FramePart) or verdict is RecordVerdict.VOID:
             self._parts.clear()
             return Read(record, verdict, None, self.office.checkpoint())

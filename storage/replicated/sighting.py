@@ -7,6 +7,7 @@ gigabytes. Here the last few hundred records are enough, since
     whoever writes anything but a CLAIM has read that its own CLAIM of this epoch counts
 
 so such a record of the highest epoch names the owner. A CLAIM alone names nobody: it may be void.
+An ADOPT neither: its node claims behind it.
 Records of lower epochs are those of owners who do not know yet that they are none.
 
 What cannot be told is where the owner is found, unless its CLAIM is in the piece.
@@ -17,7 +18,7 @@ Rejected: an Office that believes the first record it sees. Where that is a late
 owner, all that follow would be void.
 """
 
-from storage.replicated.envelope import NOBODY, Claim, LogRecord, Release
+from storage.replicated.envelope import NOBODY, Adopt, Claim, LogRecord, Release
 
 
 class Sighting:
@@ -43,6 +44,8 @@ class Sighting:
         if record.epoch < self.epoch:
             return
         place = (record.epoch, record.node)
+        if isinstance(record, Adopt):
+            return
         if isinstance(record, Claim):
             # The first one counts, if one of this node does. A process that died may have written
             # it, but only the one whose CLAIM counts goes on in its epoch.

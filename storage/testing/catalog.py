@@ -130,6 +130,10 @@ class MemoryCatalog:
     def crash(self) -> "MemoryCatalog":
         """The catalog as the next process finds it. This one is closed from now on."""
         self._closed = True
+        return self.duplicate()
+
+    def duplicate(self) -> "MemoryCatalog":
+        """Another one with the same in it."""
         heir = MemoryCatalog()
         heir._values = {table: dict(values) for table, values in self._values.items()}
         heir._keys = {table: list(keys) for table, keys in self._keys.items()}

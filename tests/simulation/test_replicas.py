@@ -17,10 +17,11 @@ from delayserver.recovery.standby import Standby
 from delayserver.testing import Violation
 from delayserver.testing.replicas import ReplicaWorld, run_replica_world
 from storage.errors import DamageError, FencedError
-from storage.replicated.envelope import FramePart
+from storage.replicated import adoption
+from storage.replicated.envelope import Adopt, FramePart
 from storage.replicated.lease import Follower, Tenure
 from storage.replicated.log import FollowedLog
-from storage.replicated.office import RecordVerdict
+from storage.replicated.office import Office, RecordVerdict
 from storage.replicated.own import OwnLog
 from storage.replicated.reader import RecordReader, frame_of
 from storage.rows import LogKind
@@ -33,6 +34,7 @@ HAPPENS = (
     "appends without an answer",
     "crashes inside a call",
     "disks lost",
+    "ends of the log that were lost",
     "hung",
     "kill",
     "late reads",
@@ -42,10 +44,12 @@ HAPPENS = (
     "out of room at a standby",
     "power loss",
     "replicas compared",
+    "replicas that were set aside",
     "slow appends",
     "standbys that ended",
     "taken over",
     "turns of zombies",
+    "went on with what they had",
     "zombies that ended",
 )
 
@@ -249,6 +253,26 @@ def a_second_claim_lets_the_own_log_go(patch: Patch) -> None:
         return bool(self._read_epoch() == claimed.epoch - 1)
 
     patch.setattr(OwnLog, "continues", continues)
+
+
+@canary(Violation, AssertionError)
+def a_follower_keeps_its_own_longer_history(patch: Patch) -> None:
+    """I16: the log goes on behind another replica, and this one has more, or less."""
+    patch.setattr(adoption, "continues", lambda record, before: True)
+
+
+@canary(Violation, AssertionError)
+def a_node_goes_on_behind_what_is_left_of_the_log(patch: Patch) -> None:
+    """I17: what its files have, and the log has lost, has no seq there any more."""
+    original = Office._judge
+
+    def judge(self: Any, offset: int, record: Any) -> Any:
+        verdict, unfinished, changed = original(self, offset, record)
+        if isinstance(record, Adopt):
+            changed.pop("next_seq", None)
+        return verdict, unfinished, changed
+
+    patch.setattr(Office, "_judge", judge)
 
 
 def first_catch(worlds: int, caught_by: tuple[type[Exception], ...]) -> str | None:

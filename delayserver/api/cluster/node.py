@@ -9,6 +9,10 @@ Whoever gives the office away in order is on standby again, in the same process:
 stops listening. Whoever may have lost it ends at once, with a status that says "start me again"
 (75): a new process follows the log, whoever owns it then.
 
+Where the log has lost its end, and this replica has more, the thread that follows stops: people
+decide (`cluster adopt`) behind which replica the log goes on. It is this one, or one that has the
+same, or another: then what is here is set aside, and copied from there.
+
 All the time a thread reports how far the replica is, and, of an owner, has the logs deleted that
 two replicas have behind them (R6).
 
@@ -56,12 +60,13 @@ from delayserver.api.cluster.watch import (
     deletable,
     kept_by_two,
     places_back,
+    waits_for_people,
 )
 from delayserver.api.hot.asgi import Asgi
 from delayserver.config import Settings
 from delayserver.errors import AccessError
 from delayserver.recovery.dropping import drop, make_room
-from delayserver.recovery.incoming import Incoming, clear, finish_swap
+from delayserver.recovery.incoming import Incoming, clear, finish_swap, set_aside
 from delayserver.recovery.replica import Replica, ReplicaPlace
 from delayserver.recovery.snapshots import Snapshots
 from delayserver.recovery.standby import LAG_MAX_MS, Standby
@@ -74,14 +79,20 @@ from storage.directory import FORMAT_FILE, LOCK_FILE
 from storage.errors import (
     DamageError,
     EngineError,
+    LogReplacedError,
     NoPeerError,
     OffsetRangeError,
+    OtherHistoryError,
+    ReplicatedLogError,
     ShortageError,
 )
 from storage.files import OsFiles
+from storage.replicated.adoption import concerns, is_reached
 from storage.replicated.envelope import NOBODY
 from storage.replicated.holder import Holder
 from storage.replicated.log import FollowedLog
+from storage.replicated.meta import AdoptRecord, MetaLog
+from storage.replicated.office import OfficeState
 from storage.replicated.onlooker import Onlooker
 from storage.write_ahead_log import WriteAheadLog
 
@@ -104,6 +115,8 @@ RENEW_S: Final = 2.0
 """Between two rounds of asking who has a copy."""
 COPY_RECORDS: Final = 100_000
 """A new replica reads as many records, and copies another one where there are more."""
+DECISION_S: Final = 1.0
+"""Between two looks whether people have decided how a log goes on that has lost its end."""
 PEERS_S: Final = 10.0
 """So long a replica that need not be made anew waits to hear of others."""
 REPORT_S: Final = 3.0
@@ -154,13 +167,15 @@ class Beats(threading.Thread):
 
 class Follow(threading.Thread):
     """Moves a standby until it holds the office, or is told to end; where the log or the disk does
-    not let it go on, the replica is made anew from another one. As long as no replica is needed
-    here it looks on."""
+    not let it go on, the replica is made anew from another one, or people decide. As long as no
+    replica is needed here it looks on."""
 
     def __init__(
         self,
         standby: Standby | None,
         renew: Callable[[bool], Standby | None],
+        ask_people: Callable[[Standby, ReplicatedLogError], Standby | None],
+        set_aside: Callable[[int], None],
         is_needed: Callable[[], bool],
         look_on: Callable[[], Onlooker],
         on_owner: Callable[[int, str], None],
@@ -170,15 +185,19 @@ class Follow(threading.Thread):
     ) -> None:
         """`standby` None: there is nothing to go on with. `renew` makes the replica anew and opens
         it, or opens it as it is if it need not be and nobody gives a copy; None: it is to end, or
-        no replica is needed any more, which `is_needed` tells. `look_on` deletes what there is of
-        one. All are called in this thread: `on_owner` when another owns the shard, with the epoch
-        and what the claim says, `on_claimed` when this node does, and `on_end` when the directory
-        is closed, however that came."""
+        no replica is needed any more, which `is_needed` tells. `ask_people` is called where the log
+        has lost its end, with a replica behind a checkpoint; it returns it opened anew when people
+        have decided; None: it is to end. `set_aside` is called with the last seq of one that is not
+        gone on with, closed. `look_on` deletes what there is of one. All are called in this thread:
+        `on_owner` when another owns the shard, with the epoch and what the claim says, `on_claimed`
+        when this node does, and `on_end` when the directory is closed, however that came."""
         super().__init__(name="delayserver-follow", daemon=True)
         self.standby = standby
         self.onlooker: Onlooker | None = None
         """As long as there is no replica, and none is needed."""
         self._renew = renew
+        self._ask_people = ask_people
+        self._set_aside = set_aside
         self._is_needed = is_needed
         self._look_on = look_on
         self._on_owner = on_owner
@@ -212,11 +231,22 @@ class Follow(threading.Thread):
                 holder = standby.step(STEP_S)
             except OffsetRangeError as error:
                 if error.offset >= error.first:
-                    # The log has lost its end: what this replica knows of it nobody else may know,
-                    # and a copy would overwrite it. People decide.
-                    raise
-                log.warning("the log does not reach back so far", error=str(error))
+                    self._await_people(standby, error)
+                    known = None
+                else:
+                    log.warning("the log does not reach back so far", error=str(error))
+                    self._close()
+                    must_renew = True
+                continue
+            except LogReplacedError as error:
+                self._await_people(standby, error)
+                known = None
+                continue
+            except OtherHistoryError as error:
+                log.warning("the log goes on behind another replica", error=str(error))
+                seq = standby.place.next_seq - 1
                 self._close()
+                self._set_aside(seq)
                 must_renew = True
                 continue
             except ShortageError as error:
@@ -241,6 +271,18 @@ class Follow(threading.Thread):
         if self.standby is not None:
             self.standby.checkpoint()
             self.standby.close()
+
+    def _await_people(self, standby: Standby, error: ReplicatedLogError) -> None:
+        """The log has lost its end: what this replica knows of it nobody else may know, and a copy
+        would overwrite it. Nobody is known to own the shard behind that."""
+        try:
+            standby.checkpoint()  # What was read and not filed may be nowhere else.
+        except ShortageError as shortage:
+            log.error("tried again soon", thread=self.name, error=str(shortage))
+            self._ending.wait(SHORTAGE_WAIT_S)
+            return
+        self.standby = None
+        self.standby = self._ask_people(standby, error)
 
     def _pass_on(self) -> None:
         """There is to be no replica here, for as long as none is needed."""
@@ -292,6 +334,8 @@ class Reports(threading.Thread):
         self.how_far: Callable[[], HowFar] = HowFar
         self.process_url = ""
         """Where others get a copy of the replica; empty: there is none."""
+        self.stopped: tuple[int, int] = (0, 0)
+        """The epoch and the last seq of a replica that waits for people; (0, 0): it does not."""
         self.stage: Stage = "copying"
         self.office = (0, "")
         """The epoch in which this process owns the shard, and where it is found; 0: it does not."""
@@ -301,12 +345,17 @@ class Reports(threading.Thread):
         self._url = url
         self._lines = lines
         self._ending = threading.Event()
+        self._asked = threading.Event()
         self._is_behind = False
         self._samples: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
         self._deleted_s = time.monotonic()
 
     def run(self) -> None:
-        while not self._ending.wait(REPORT_S):
+        while not self._ending.is_set():
+            self._asked.wait(REPORT_S)
+            self._asked.clear()
+            if self._ending.is_set():
+                return
             try:
                 self._report()
                 if time.monotonic() - self._deleted_s >= DELETE_S:
@@ -333,6 +382,8 @@ class Reports(threading.Thread):
             stage=stage,
             epoch=epoch,
             address=address,
+            stopped_epoch=self.stopped[0],
+            stopped_seq=self.stopped[1],
         )
         self._brokers.commit_progress(self._node, self._number, kept, note.pack())
 
@@ -362,9 +413,16 @@ class Reports(threading.Thread):
                     shard_log.delete_before(offset)
                 samples[:] = [one for one in samples if one[1] > offset]
 
+    def stop(self, epoch: int, seq: int) -> None:
+        """Say at once that the replica waits for people: see `stopped`."""
+        self.process_url, self.how_far = "", HowFar
+        self.stopped = (epoch, seq)
+        self._asked.set()
+
     def end(self) -> None:
         """Say nothing more."""
         self._ending.set()
+        self._asked.set()
 
 
 class Awaited:
@@ -429,6 +487,8 @@ class NodeShard:
         self._own_url = ""
         self._is_damaged = False
         """What was found in office; behind it the replica is made anew."""
+        self._obeyed: AdoptRecord | None = None
+        """The last decision of people by which it was looked how the log goes on."""
         self._parting: Parting
         self._reports = Reports(
             self._brokers, place.shard, membership.node, settings.advertise, self.lines
@@ -463,6 +523,7 @@ class NodeShard:
             partial(engine.log, shard),
             partial(engine.settled, shard),
             partial(engine.transactions, shard),
+            self._adoptions,
         )
         surroundings = Surroundings(
             clock=lambda: wall_clock_ms() + offset_ms,
@@ -482,8 +543,11 @@ class NodeShard:
             finish_swap(files)
         standby = self._replica.stand_by(files, lambda: open_catalog_in(files, settings))
         self._instruct(standby)
-        self._reports.how_far = lambda: HowFar(
-            standby.kept, standby.state.next_offset, standby.lag_ms
+        self._reports.stopped = (0, 0)
+        self._reports.how_far = lambda: (
+            HowFar(standby.kept, standby.state.next_offset, standby.lag_ms)
+            if standby.is_known
+            else HowFar()
         )
         is_placed = self._parting.is_placed(self._placement)
         self._reports.process_url = self._own_url
@@ -492,10 +556,69 @@ class NodeShard:
 
     def _instruct(self, standby: Standby) -> None:
         """Tell who follows what the news mean for it."""
-        news, own = self.lines.news, self._membership.node
-        standby.is_drained = own in news.drained
-        standby.set_rank(self._placement.rank(self._place.shard, own))
-        standby.go_back(places_back(news, self._place.shard, own))
+        news, shard, own = self.lines.news, self._place.shard, self._membership.node
+        must_wait = waits_for_people(news, shard, own, standby.state.epoch)
+        standby.is_drained = own in news.drained or must_wait
+        standby.set_rank(self._placement.rank(shard, own))
+        standby.go_back(places_back(news, shard, own))
+
+    def _adoptions(self) -> list[AdoptRecord]:
+        """What people have decided about the log of the shard. Raises EngineError."""
+        with contextlib.closing(self._brokers.meta()) as meta:
+            return MetaLog(meta).read().adoptions.get(self._place.shard, [])
+
+    def _ask_people(
+        self, follow: Follow, standby: Standby, error: ReplicatedLogError
+    ) -> Standby | None:
+        """Wait until people have decided how the log goes on, and do it if it is with this node's
+        replica, which is opened anew then; None: it is to end. Raises StorageError."""
+        shard, place = self._place.shard, standby.place
+        reach = self._replica.reach(self._files, place)
+        log.error(
+            "the log has lost its end, and this replica has more: people decide",
+            error=str(error),
+            shard=shard,
+            seq=reach,
+            decide=f"delayserver cluster adopt {shard} --from NODE",
+        )
+        self._reports.stop(place.epoch, reach)
+        try:
+            while not follow.is_ending:
+                with contextlib.suppress(EngineError):
+                    if self._is_decided(standby, place):
+                        break
+                follow.wait(DECISION_S)
+        finally:
+            standby.abandon()
+        return None if follow.is_ending else self._open()
+
+    def _is_decided(self, standby: Standby, place: OfficeState) -> bool:
+        """Whether the replica may find in the log how it goes on. Raises StorageError."""
+        engine, shard = self._brokers, self._place.shard
+        decisions = [one for one in self._adoptions() if concerns(one, place)]
+        if not decisions or decisions[-1] == self._obeyed:
+            return False
+        decision = decisions[-1]
+        with contextlib.closing(engine.log(shard)) as shard_log:
+            if decision.of == self._membership.node and not is_reached(shard_log, decision):
+                with contextlib.closing(engine.settled(shard)) as settled:
+                    standby.adopt(decision, shard_log, settled)
+            if not is_reached(shard_log, decision):
+                return False
+        self._obeyed = decision
+        return True
+
+    def _set_aside(self, seq: int) -> None:
+        """What this replica has is not what the log goes on with. Raises StorageError."""
+        self._reports.process_url, self._reports.how_far = "", HowFar
+        with self._files.lock(LOCK_FILE):
+            kept = set_aside(self._files, seq)
+        log.warning(
+            "this replica is kept beside the one that is copied now; delete it when nobody misses "
+            "anything",
+            directory=str(self._settings.data_dir / kept),
+            seq=seq,
+        )
 
     def _open_sound(self) -> Standby | None:
         """The same; None: it is damaged, or there is none, and a copy is quicker than the whole
@@ -508,6 +631,9 @@ class NodeShard:
             self._is_damaged = False
             return None
         if not self._files.exists(FORMAT_FILE):
+            with contextlib.suppress(EngineError):
+                if self._adoptions():
+                    return None  # What the log has lost is in other replicas alone.
             with contextlib.closing(self._brokers.log(self._place.shard)) as shard_log:
                 if (shard_log.end() or 0) > COPY_RECORDS:
                     return None
@@ -662,9 +788,16 @@ class NodeShard:
         def renew(must: bool) -> Standby | None:
             return self._renew(follow, must)
 
+        def ask_people(standby: Standby, error: ReplicatedLogError) -> Standby | None:
+            vacant = entry_of(self._place.shard, standby.state.epoch, "")
+            loop.call_soon_threadsafe(self._on_owner, vacant)
+            return self._ask_people(follow, standby, error)
+
         follow = Follow(
             opened,
             renew,
+            ask_people,
+            self._set_aside,
             self._is_needed,
             self._look_on,
             tell_owner,

@@ -77,6 +77,16 @@ class ReplicaNote(msgspec.Struct, frozen=True):
     """In which it owns the shard; 0: it does not."""
     address: str = ""
     """Where it is found as the owner, as its claim says it."""
+    stopped_epoch: int = 0
+    """The last one that it has read, where it has stopped: the log has lost its end, and what this
+    replica has goes further; people decide. 0: it has not."""
+    stopped_seq: int = 0
+    """Then: the last seq that its node has on its disk."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it waits for people to decide."""
+        return self.stopped_epoch > 0
 
     def pack(self) -> str:
         """As text."""
@@ -105,7 +115,7 @@ class ReplicaState(msgspec.Struct, frozen=True):
         if self.note.stage not in ("replica", "leaving"):
             return False
         is_fresh = abs(now_ms - self.note.at_ms) <= IN_STEP_MS
-        is_filed = self.note.lag_ms <= IN_STEP_MS
+        is_filed = self.note.lag_ms <= IN_STEP_MS and not self.note.is_stopped
         return is_fresh and is_filed and self.lag_records <= IN_STEP_RECORDS
 
 
@@ -276,6 +286,17 @@ def choose(news: News, shard: int, own: str, epoch: int, *, may_balance: bool) -
     if not near or near[0] not in placed or order.index(near[0]) > order.index(own):
         return None
     return near[0] if may_balance or own not in placed else None
+
+
+def waits_for_people(news: News, shard: int, own: str, epoch: int) -> bool:
+    """Whether the replica of another node has more than the log, in which `epoch` was read last:
+    whoever claims the shard now goes on without that."""
+    return any(
+        one.note.stopped_epoch >= max(epoch, 1)
+        and one.node != own
+        and abs(news.at_ms - one.note.at_ms) <= SEEN_MS
+        for one in news.replicas.get(shard, ())
+    )
 
 
 def places_back(news: News, shard: int, own: str) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 from delayserver.config import Settings
 from delayserver.delivery.settler import DISPATCH_ROW
 from delayserver.recovery.replica import Replica, ReplicaPlace
+from delayserver.recovery.snapshots import COPIED
 from delayserver.recovery.standby import Standby
 from delayserver.recovery.store import Surroundings
 from delayserver.testing.durable import Violation
@@ -32,10 +33,12 @@ from delayserver.testing.server import (
     simulated_surroundings,
 )
 from storage.catalog import Table
-from storage.directory import Identity
+from storage.directory import FORMAT_FILE, Identity
 from storage.files import Files
+from storage.replicated.envelope import Adopt
 from storage.replicated.holder import Holder
 from storage.replicated.log import OFFICE_KEY, office_of
+from storage.replicated.meta import AdoptRecord
 from storage.replicated.office import OfficeState, RecordVerdict
 from storage.replicated.reader import Read
 from storage.staging import DIRECTORY as IMPORTS
@@ -100,6 +103,11 @@ class Cluster:
     settled: ChancyLog
     verdicts: dict[int, RecordVerdict] = field(default_factory=dict)
     """What was made of each record by whoever read it first."""
+    adoptions: list[AdoptRecord] = field(default_factory=list)
+    """What people have decided where the log had lost its end."""
+    adopted_seq: int = 1
+    """What stands before it need not be in the log any more: it was lost there once, and a replica
+    had it."""
     staged: dict[str, bytes] = field(default_factory=dict)
     """What imports were staged on all nodes, by path."""
 
@@ -151,6 +159,33 @@ class Node:
         self.disk.sync_directory(IMPORTS)
         self.disk.sync_directory("")
 
+    @property
+    def has_adopted(self) -> bool:
+        """Whether its checkpoint stands behind all that people have decided."""
+        adoptions = self.cluster.adoptions
+        return not adoptions or self.place().epoch >= adoptions[-1].epoch
+
+    def copy(self, source: "Node") -> None:
+        """A replica like that of another node, as its files are now; what was here is set aside. No
+        process runs here."""
+        self.lose_disk()
+        for directory in COPIED:
+            self.disk.make_directory(directory)
+            paths = [f"{directory}/{name}" for name in source.disk.list(directory)]
+            for path in paths:
+                self._copy_file(source, path)
+            self.disk.sync_directory(directory)
+        self._copy_file(source, FORMAT_FILE)
+        self.disk.sync_directory("")
+        self.catalog = source.catalog.duplicate()
+
+    def _copy_file(self, source: "Node", path: str) -> None:
+        read, written = source.disk.open(path), self.disk.open(path, create=True)
+        written.pwrite([read.pread(read.size(), 0)], 0)
+        written.fdatasync()
+        written.close()
+        read.close()
+
     def end(self, *, power_loss: bool) -> None:
         """The process is gone."""
         if self.server is not None:
@@ -185,6 +220,8 @@ class Node:
                 known = verdicts.setdefault(offset, one.verdict)
                 if known is not one.verdict:
                     raise Violation(f"{one.verdict!r} at {offset}, not {known!r} as before (I15)")
+                if isinstance(one.record, Adopt) and not one.is_other_history:
+                    self.cluster.counts["went on with what they had"] += 1
             return found
 
         def claimed() -> Holder | None:
@@ -213,6 +250,7 @@ class Node:
             f"node-{self.number}",
             cluster.log.another,
             cluster.settled.another,
+            adoptions=lambda: cluster.adoptions,
         )
 
     def finish(self) -> None:

@@ -3,8 +3,9 @@
 A node follows, falls silent, is killed, loses power or its disk, and starts again. Whoever holds
 the office serves, with the clients, subscribers and operators of the world around one server, until
 it crashes, leaves, loses the office, or hangs: then another takes over, and the old one goes on as
-a zombie for a time. Then the engine is calm, all replicas are compared, and one of them brings to
-an end what is left, as in the world around one server.
+a zombie for a time. Now and then the engine loses the end of the log, more than it may, and people
+name the replica behind which it goes on. At last the engine is calm, all replicas are compared, and
+one of them brings to an end what is left, as in the world around one server.
 
 Cost: some 15 ms per life. Threads: none.
 """
@@ -14,6 +15,7 @@ import random
 from collections.abc import Callable
 
 from delayserver.delivery.webhook import WebhookResponse
+from delayserver.records.tables import read_checkpoint, read_settled_place
 from delayserver.testing.durable import Violation
 from delayserver.testing.replicas.engine import Chance, ChancyLog
 from delayserver.testing.replicas.ledger import ReplicaLedger
@@ -21,8 +23,17 @@ from delayserver.testing.replicas.node import IDENTITY, Cluster, Node, each_row
 from delayserver.testing.replicas.promises import check_log, check_replicas
 from delayserver.testing.server import SimulatedServer
 from delayserver.testing.world import Step, World
-from storage.errors import FencedError, ShortageError, StorageError
+from storage.errors import (
+    FencedError,
+    LogReplacedError,
+    OffsetRangeError,
+    OtherHistoryError,
+    ShortageError,
+    StorageError,
+    UnreadableError,
+)
 from storage.replicated.holder import Holder
+from storage.replicated.meta import AdoptRecord
 from storage.replicated.settled import SettledLog
 from storage.staging import DIRECTORY as IMPORTS
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
@@ -59,12 +70,16 @@ class ReplicaWorld(World):
             ChancyLog("ds.log/0", self._chance),
             ChancyLog("ds.settled/0", self._chance),
         )
+        # Of its own, so that what else happens in a world does not depend on it.
+        self._loss_luck = random.Random(f"lost ends {seed}")
         self.nodes = [Node(self.cluster, number) for number in range(1, luck.choice((3, 4)))]
         self._owner: Node | None = None
         self._next: tuple[Node, Holder] | None = None
         """Who has taken over, and does not serve yet."""
         self._first: Node | None = None
         """Who alone has what the engine has lost, and serves before all others."""
+        self._adopting: Node | None = None
+        """Whom people name, if the log loses its end."""
         stage = self.clients._stage
 
         def staged_everywhere() -> str | None:
@@ -105,7 +120,7 @@ class ReplicaWorld(World):
             for _ in range(steps):
                 self._step()
             dice = luck.random()
-            if self.cluster.has_own_log and dice > 0.8:
+            if (self.cluster.has_own_log and dice > 0.8) or (dice > 0.8 and self._is_in_step()):
                 ending = "power loss of all"
             elif dice < 0.15:
                 self._leave()
@@ -157,12 +172,17 @@ class ReplicaWorld(World):
     def _lose_all_power(self, owner: Node) -> None:
         """All nodes, and all servers of the engine, which have not written their last records.
 
-        No more is lost here than what no checkpoint has: behind one the replica could not go on.
-        The owner comes back before others may claim."""
+        Either no more is lost than what no checkpoint has; then the owner comes back before others
+        may claim. Or more is lost, and people name the replica behind which the log goes on."""
         for node in self.nodes:
             node.end(power_loss=True)
         self._next = None
         log = self.cluster.log
+        adopting = self._adopting or owner
+        if self._adopting is not None or self._loss_luck.random() < 0.5:
+            self._adopting = None
+            if self._lose_end(adopting) or not self.cluster.has_own_log:
+                return
         kept = max(node.place().next_offset for node in self.nodes)
         end = self._luck.randrange(kept, log.length + 1)
         self.counts["records that the engine lost"] += log.lose_tail(end)
@@ -170,6 +190,72 @@ class ReplicaWorld(World):
             del self.cluster.verdicts[offset]
         self.ledger.lost_power()
         self._first = owner
+
+    def _is_in_step(self) -> bool:
+        """Whether there is a replica on standby that has filed all that was answered: without own
+        logs nothing else may be all that is left."""
+        if self.cluster.has_own_log or self._loss_luck.random() < 0.5:
+            return False
+        node = self._loss_luck.choice(self.nodes)
+        if node is self._owner or node.holder is not None:
+            return False
+        end = self.cluster.log.length, self.cluster.settled.length
+        for _ in range(200):
+            node.faults.faults.clear()
+            self._step_node(node)
+            self._see_who_is_in_office()
+            standby = node.standby
+            if standby is None or not standby.is_known or standby.state.next_offset < end[0]:
+                continue
+            if standby._settler.offset >= end[1]:
+                standby.checkpoint()
+                self._adopting = node
+                return True
+        return False
+
+    def _lose_end(self, node: Node) -> bool:
+        """The engine loses what replicas have filed, and people name this one; all are down.
+        Whether that can be: the end of an import that is half filed is nowhere else."""
+        log, settled, place = self.cluster.log, self.cluster.settled, node.place()
+        if place.next_offset == 0 or read_checkpoint(node.catalog) != place.next_seq - 1:
+            return False
+        end = self._loss_luck.randrange(place.next_offset)
+        self.counts["records that the engine lost"] += log.lose_tail(end)
+        if read_settled_place(node.catalog) == settled.length:
+            # What its files have is settled, whatever the log says.
+            self.ledger.recorded(self._settled_rows())
+            settled.lose_tail(self._loss_luck.randrange(settled.length + 1))
+        for offset in [offset for offset in self.cluster.verdicts if offset >= end]:
+            del self.cluster.verdicts[offset]
+        epoch = max(node.place().epoch for node in self.nodes) + 1
+        decision = AdoptRecord(0, f"node-{node.number}", end, epoch)
+        self.cluster.adoptions.append(decision)
+        self.cluster.adopted_seq = place.next_seq
+        self._adopt(node, decision)
+        self.counts["ends of the log that were lost"] += 1
+        self.ledger.lost_power()
+        self._first = node
+        return True
+
+    def _adopt(self, node: Node, decision: AdoptRecord) -> None:
+        """The node finds that the log has lost its end, and goes on as people have decided."""
+        cluster = self.cluster
+        node.faults = Faults()
+        node.start()
+        assert node.standby is not None
+        for _ in range(200):
+            try:
+                node.standby.step(0)
+            except (OffsetRangeError, LogReplacedError):
+                break
+        else:
+            raise Violation(f"{node} does not find that the log has lost its end")
+        node.standby.checkpoint()
+        for _ in range(200):
+            if cluster.log.length > decision.end:
+                break
+            node.standby.adopt(decision, cluster.log.another(), cluster.settled.another())
+        node.end(power_loss=self._loss_luck.random() < 0.5)
 
     def _start(self) -> None:
         self.server = None
@@ -375,11 +461,29 @@ class ReplicaWorld(World):
         except (SimulatedCrash, FencedError):
             self.counts["standbys that ended"] += 1
             node.end(power_loss=self._luck.random() < 0.5)
+        except OtherHistoryError:
+            node.end(power_loss=False)
+            self._copy(node)
         else:
             if holder is not None:
                 self._took_over(node, holder)
             elif node.standby is not None and node.standby.clock_differs:
                 node.end(power_loss=False)  # Its clock is set, and it starts anew.
+
+    def _copy(self, node: Node) -> None:
+        """The replica is set aside, and made anew from another one that has gone on."""
+        for source in self.nodes:
+            if source is node or not source.has_adopted:
+                continue
+            try:
+                node.copy(source)
+            except UnreadableError:
+                node.lose_disk()
+                continue  # It has a bad sector. It is tried again when this one has started.
+            self.counts["replicas that were set aside"] += 1
+            node.faults = Faults()
+            node.start()
+            return
 
     def _node_faults(self) -> Faults:
         luck = self._luck
@@ -433,7 +537,8 @@ class ReplicaWorld(World):
             return
         node.end(power_loss=luck.random() < 0.5)
         self.counts["standbys that were struck"] += 1
-        if luck.random() < 0.15:
+        is_elsewhere = any(one.has_adopted for one in self.nodes if one is not node)
+        if luck.random() < 0.15 and is_elsewhere:
             node.lose_disk()
             self.counts["disks lost"] += 1
 
@@ -455,7 +560,9 @@ class ReplicaWorld(World):
                 node.end(power_loss=False)
                 node.faults = Faults()
                 node.start()
-            while node.standby is not None and node.standby.state.next_offset < end:
+            while (standby := node.standby) is not None and (
+                not standby.is_known or standby.state.next_offset < end
+            ):
                 self._step_node(node)
                 if node.holder is not None:
                     break

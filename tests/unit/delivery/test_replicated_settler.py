@@ -260,3 +260,22 @@ def test_a_full_disk_while_something_cannot_be_read() -> None:
         else:
             return
     raise AssertionError("the disk is always full")
+
+
+def test_a_log_that_has_lost_its_end_is_read_on_from_there() -> None:
+    log = MemoryLog()
+    first, second = Replica(log), Replica(log)
+    first.settle(1)
+    first.settler.sync()
+    first.settle(2)
+    first.settler.sync()
+    second.settler.take_in(0)
+    del log._records.kept[1:]
+    second.settler.go_back(1)
+    third = Replica(log)
+    third.settle(3)
+    third.settler.sync()
+    second.settler.take_in(0)
+    assert second.recorded() == [1, 2, 3], "what the files have of it is settled nevertheless"
+    second.settler.go_back(9)
+    assert second.settler.offset == 2

@@ -14,7 +14,7 @@ import pytest
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.records.message import Payload
-from delayserver.recovery.incoming import Incoming, clear, finish_swap
+from delayserver.recovery.incoming import ASIDE, Incoming, clear, finish_swap, set_aside
 from delayserver.recovery.snapshots import (
     HeldSnapshot,
     SnapshotFile,
@@ -356,6 +356,68 @@ def test_a_crash_at_any_call_leaves_the_old_or_the_new(moment: Moment) -> None:
             incoming(disk).fetch([source.peer()])
             assert found_in(disk) == new
     assert all(seen.values()), seen
+
+
+# ── a replica that is set aside ────────────────────────────────────────────────────────────────
+
+
+def with_own_log() -> SimulatedFiles:
+    disk = old_replica()
+    own = disk.open(OWN_FILE, create=True)
+    own.pwrite([b'{"epoch": 3}'], 0)
+    own.fdatasync()
+    disk.sync_directory("")
+    return disk
+
+
+def test_a_replica_is_set_aside_with_all_that_it_has(source: Source) -> None:
+    disk = with_own_log()
+    before, segments = found_in(disk), disk.list("messages")
+    assert segments
+    kept = set_aside(disk, 41)
+    assert kept == f"{ASIDE}/seq-41"
+    assert not disk.exists("FORMAT") and not disk.list("schedule") and not disk.list("messages")
+    assert disk.list(f"{kept}/messages") == segments
+    assert disk.exists(f"{kept}/{OWN_FILE}")
+    incoming(disk).fetch([source.peer()])
+    clear(disk)
+    assert found_in(disk) == source.content()
+    assert found_in(_below(disk, kept)) == before
+    assert set_aside(disk, 41) == f"{ASIDE}/seq-41-2", "the first one stays"
+    assert found_in(_below(disk, kept)) == before
+
+
+@pytest.mark.parametrize("moment", [Moment.BEFORE, Moment.AFTER])
+def test_a_crash_at_any_call_leaves_it_where_it_was_or_aside(moment: Moment) -> None:
+    replica = with_own_log()
+    before, seen = found_in(replica), {"here": 0, "aside": 0}
+    for at in itertools.count(1):
+        disk = _copy_of(replica)
+        try:
+            set_aside(FaultyFiles(disk, Faults(Fault(at, FaultKind.CRASH, moment))), 41)
+        except SimulatedCrash:
+            pass
+        else:
+            break
+        disk = disk.crash()
+        finish_swap(disk)
+        is_here = disk.exists("FORMAT")
+        seen["here" if is_here else "aside"] += 1
+        assert found_in(disk if is_here else _below(disk, f"{ASIDE}/seq-41")) == before
+    assert all(seen.values()), seen
+
+
+def _below(disk: SimulatedFiles, path: str) -> SimulatedFiles:
+    """A directory as a machine of its own."""
+    made, whole = SimulatedFiles(rng=random.Random(1)), _copy_of(disk)
+    for directory, names in whole._names.items():
+        if not f"{directory}/".startswith(f"{path}/"):
+            continue
+        parent = directory.removeprefix(path).lstrip("/")
+        made.make_directory(parent)
+        for name, inode in names.items():
+            made.open(f"{parent}/{name}".lstrip("/"), create=True).pwrite([inode.content], 0)
+    return made
 
 
 def _copy_of(disk: SimulatedFiles) -> SimulatedFiles:

@@ -32,7 +32,11 @@ from storage.replicated.log import OFFICE_KEY, OWNER_KEY, SETTLED_KEY
 from storage.replicated.meta import (
     ID_SECRET_BYTES,
     LINK_SECRET_BYTES,
+    AdoptRecord,
     ClusterIdentity,
+    DrainRecord,
+    ForgetRecord,
+    MoveRecord,
     NodeRecord,
 )
 from storage.replicated.office import OFFICE, OfficeState
@@ -220,6 +224,7 @@ def test_the_records_of_a_replicated_log() -> None:
         RecordType.CLAIM: envelope.CLAIM_BODY,
         RecordType.BEAT: envelope.BEAT_BODY,
         RecordType.RELEASE: envelope.RELEASE_BODY,
+        RecordType.ADOPT: envelope.ADOPT_BODY,
     }
     for row in rows:
         types = re.findall(r"`\w+` ([ui]\d+)", row[2])
@@ -238,7 +243,8 @@ def test_the_state_of_an_office() -> None:
 
 def test_what_a_cluster_is() -> None:
     (rows,) = tables("### What a cluster is")
-    fields = [*ClusterIdentity.__struct_fields__, *NodeRecord.__struct_fields__]
+    kinds = (ClusterIdentity, NodeRecord, DrainRecord, ForgetRecord, MoveRecord, AdoptRecord)
+    fields = [field for kind in kinds for field in kind.__struct_fields__]
     assert [field_name(row[0]) for row in rows] == fields
     assert f"{ID_SECRET_BYTES} bytes" in rows[5][2]
     assert f"{LINK_SECRET_BYTES} bytes" in rows[6][2]

@@ -8,7 +8,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from delayserver.api.cluster.node import REPLACE_MS, Awaited, Follow
-from storage.errors import OffsetRangeError
+from storage.errors import (
+    LogReplacedError,
+    OffsetRangeError,
+    OtherHistoryError,
+    ReplicatedLogError,
+)
 from storage.frame import Damage
 
 if TYPE_CHECKING:
@@ -25,6 +30,7 @@ class FakeStandby:
         self.damage: list[Damage] = []
         self.lag_ms = self.stuck_ms = 0
         self.state = SimpleNamespace(epoch=1, owner=2)
+        self.place = SimpleNamespace(next_seq=42)
         self.owner_address = "address"
         self.ended: list[str] = []
 
@@ -58,6 +64,13 @@ def is_deleted(standby: FakeStandby) -> None:
 
 def is_lost(standby: FakeStandby) -> None:
     raise OffsetRangeError("ds.log/0", 30, 10, 20)
+
+
+def raises(error: BaseException) -> Callable[[FakeStandby], None]:
+    def step(standby: FakeStandby) -> None:
+        raise error
+
+    return step
 
 
 def is_far_behind(standby: FakeStandby) -> None:
@@ -109,6 +122,8 @@ class Run:
         self.needed = list(needed)
         self.onlooker: FakeOnlooker | None = None
         self.renewed: list[bool] = []
+        self.asked: list[BaseException] = []
+        self.aside: list[int] = []
         self.owners: list[Any] = []
         self.claimed: list[Any] = []
         self.ends = 0
@@ -116,6 +131,8 @@ class Run:
         self.follow = Follow(
             first,  # type: ignore[arg-type]
             self.renew,
+            self.ask_people,
+            self.aside.append,
             self.is_needed,
             self.look_on,
             lambda epoch, address: self.owners.append((epoch, address)),
@@ -139,6 +156,14 @@ class Run:
             self.follow.end()
         return standby
 
+    def ask_people(self, standby: Any, error: ReplicatedLogError) -> Any:
+        self.asked.append(error)
+        standby.ended.append("asked")
+        opened = self.later.pop(0)
+        if opened is None:
+            self.follow.end()
+        return opened
+
     def end(self) -> None:
         self.ends += 1
 
@@ -159,11 +184,24 @@ def test_where_the_log_does_not_reach_back_the_replica_must_be_made_anew() -> No
 
 def test_where_the_log_has_lost_its_end_nothing_is_overwritten() -> None:
     """This replica may be the only one that knows what was lost."""
-    standby = FakeStandby(nothing, is_lost)
-    run = Run(standby)
-    assert (run.renewed, standby.ended, run.ends) == ([], [], 0)
-    (error,) = run.errors
-    assert isinstance(error, OffsetRangeError)
+    for error in (OffsetRangeError("ds.log/0", 30, 10, 20), LogReplacedError("ds.log/0", 15)):
+        standby = FakeStandby(nothing, raises(error))
+        run = Run(standby, None)
+        assert (run.renewed, run.aside, run.asked, run.ends) == ([], [], [error], 1)
+        assert standby.ended == ["checkpoint", "asked"], "what was read is filed before"
+
+
+def test_when_people_have_decided_the_same_replica_goes_on() -> None:
+    first, second = FakeStandby(is_lost), FakeStandby(nothing, claims)
+    run = Run(first, second)
+    assert (run.renewed, run.owners, run.claimed) == ([], [(1, "address")], ["holder"])
+
+
+def test_where_the_log_goes_on_behind_another_replica_this_one_is_set_aside() -> None:
+    first, second = FakeStandby(raises(OtherHistoryError("ds.log/0", 20))), FakeStandby(claims)
+    run = Run(first, second)
+    assert (first.ended, run.aside, run.renewed) == (["abandoned"], [41], [True])
+    assert run.claimed == ["holder"]
 
 
 def test_what_is_damaged_is_made_anew_if_somebody_gives_a_copy_and_once() -> None:

@@ -26,6 +26,7 @@ from delayserver.api.cluster.watch import (
     seen_from,
     there,
     unpack_note,
+    waits_for_people,
 )
 from delayserver.api.documents import NodeDocument
 from storage.replicated.meta import ClusterMeta, MoveRecord
@@ -356,6 +357,28 @@ def test_the_news_name_each_node_once_with_what_it_said_last() -> None:
     assert (found.drained, found.forgotten, found.nodes) == (["n2"], ["n3"], ["n1", "n2"])
     line = msgspec.json.encode(found)
     assert msgspec.json.decode(line, type=News) == found
+
+
+def stopped(node: str, epoch: int, *, ago_ms: int = 0) -> ReplicaState:
+    one = replica(node, ago_ms=ago_ms)
+    note = msgspec.structs.replace(one.note, stopped_epoch=epoch, stopped_seq=70)
+    return msgspec.structs.replace(one, note=note)
+
+
+def test_while_another_replica_has_more_than_the_log_nobody_goes_on_without_it() -> None:
+    here = news(replica("n1"), stopped("n2", 4))
+    assert waits_for_people(here, 0, "n1", 4)
+    assert waits_for_people(here, 0, "n1", 0), "a node that has read nothing yet"
+    assert not waits_for_people(here, 0, "n1", 5), "the log goes on behind a replica"
+    assert not waits_for_people(here, 0, "n2", 4), "its own"
+    assert not waits_for_people(here, 1, "n1", 4), "another shard"
+    assert not waits_for_people(news(stopped("n2", 4, ago_ms=SEEN_MS + 1)), 0, "n1", 4)
+    assert not waits_for_people(news(replica("n2")), 0, "n1", 0)
+
+
+def test_a_replica_that_waits_for_people_is_in_step_with_nobody() -> None:
+    assert replica("n2").is_in_step(NOW_MS)
+    assert not stopped("n2", 4).is_in_step(NOW_MS)
 
 
 def test_a_process_that_passes_on_makes_its_node_one_that_is_there_and_is_no_replica() -> None:

@@ -10,6 +10,7 @@ from storage.frame import HEADER_BYTES
 from storage.replicated.envelope import (
     ENVELOPE_BYTES,
     PART_MAX_BYTES,
+    Adopt,
     Beat,
     Claim,
     FramePart,
@@ -30,6 +31,7 @@ RECORDS: list[LogRecord] = [
     Beat(1, 2, 3, (1 << 64) - 1, 7, 490_000),
     Release(1, 2, 3, 0),
     Release(1, 2, 3, 9),
+    Adopt(1, 2, 3, 900, 70, 4, 0xFFFFFFFF, 500, 400),
 ]
 
 
@@ -88,6 +90,7 @@ def test_what_a_newer_version_wrote_is_named() -> None:
         (RECORDS[2], 4, b"\x01"),  # a claim, shorter than one
         (RECORDS[4], 4, b"\x04"),  # a release, longer than one
         (RECORDS[5], 4, b"\x03"),  # a beat, shorter than one
+        (RECORDS[5], 4, b"\x05"),  # an adopt, shorter than one
     ],
 )
 def test_what_verifies_and_is_no_record_is_damage(record: LogRecord, at: int, by: bytes) -> None:

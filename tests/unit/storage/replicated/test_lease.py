@@ -2,12 +2,13 @@
 
 import pytest
 
-from storage.replicated.envelope import Beat, Claim, Release
+from storage.replicated.envelope import Adopt, Beat, Claim, Release
 from storage.replicated.lease import (
     BEAT_MS,
     CLOCKS_MS,
     LEASE_MS,
     MARGIN_MS,
+    OWNER_MS,
     RANK_MS,
     Follower,
     Tenure,
@@ -198,3 +199,14 @@ def test_a_clock_that_was_set_right_is_seen() -> None:
     follower = after_reading([-5000] * 4 + [5] * 15)
     assert follower.clock_differs
     assert not after_reading([-5000] * 4 + [5] * 16).clock_differs
+
+
+def test_who_adopts_a_log_is_waited_for_since_its_disk_has_more() -> None:
+    adopted = OCCUPIED._replace(epoch=5)
+    for node, waits_ms in ((1, LEASE_MS), (2, OWNER_MS)):
+        follower = Follower(node, 0, 0, waits_for_owner=True)
+        follower.read_all(0)
+        follower.read(BEAT, COUNTS, 1, 0)
+        follower.read(Adopt(1, 5, 0, 4, 9, 1, 0, 0, 0), COUNTS, 100, 0)
+        assert not follower.is_due(adopted, 100 + waits_ms - 1)
+        assert follower.is_due(adopted, 100 + waits_ms)

@@ -16,7 +16,7 @@ from storage.errors import (
     NewerRecordError,
     RecordDamageError,
 )
-from storage.replicated.meta import NODES_MAX, ClusterMeta, MetaLog, make_identity
+from storage.replicated.meta import NODES_MAX, AdoptRecord, ClusterMeta, MetaLog, make_identity
 from storage.testing.engine import AppendOutcome, MemoryLog
 
 IDENTITY = make_identity("c", 3, "fsync", random.Random(1).randbytes, 3)
@@ -212,3 +212,17 @@ def test_a_name_that_is_none() -> None:
     with pytest.raises(EngineSettingsError, match="the node 'a b'"):
         MetaLog(log).register("a b")
     assert log.end() == 1
+
+
+def test_what_people_decide_about_logs_that_have_lost_their_ends() -> None:
+    first = {"adopt": 2, "of": "n1", "end": 900, "epoch": 8}
+    second = {"adopt": 2, "of": "n2", "end": 950, "epoch": 11}
+    meta = meta_of(DOCUMENT, first, {"adopt": 0, "of": "n1", "end": 0, "epoch": 1}, second)
+    assert meta.adoptions[2] == [AdoptRecord(2, "n1", 900, 8), AdoptRecord(2, "n2", 950, 11)]
+    assert meta.adoptions.keys() == {0, 2}
+    log = MemoryLog("c.meta/0")
+    MetaLog(log).say(AdoptRecord(2, "n1", 900, 8))
+    assert MetaLog(log.another()).read().adoptions == {2: [AdoptRecord(2, "n1", 900, 8)]}
+    for wrong in ({"end": -1}, {"epoch": 0}, {"of": "no name"}):
+        with pytest.raises(RecordDamageError):
+            meta_of(first | wrong)

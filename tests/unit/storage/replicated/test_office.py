@@ -5,7 +5,7 @@ import pytest
 
 from storage.errors import FormatVersionError, OffsetGapError, RecordDamageError
 from storage.frame import HEADER_BYTES, crc32c, encode
-from storage.replicated.envelope import Beat, Claim, FramePart, LogRecord, Release, split
+from storage.replicated.envelope import Adopt, Beat, Claim, FramePart, LogRecord, Release, split
 from storage.replicated.office import Office, OfficeState, RecordVerdict
 from storage.rows import DTYPES, LogKind
 
@@ -62,8 +62,9 @@ def test_an_owner_writes_and_leaves() -> None:
     assert verdicts == [COUNTS, COMPLETES, COUNTS, COMPLETES, COUNTS]
     assert office.state == OfficeState(
         next_offset=5, epoch=1, owner=0, successor=2, next_seq=5, last_offset=4, clock_ms=5,
-        claim_offset=0, frame_epoch=1,
+        claim_offset=0, frame_epoch=1, chain=office.state.chain,
     )  # fmt: skip
+    assert office.state.chain
 
 
 def test_nobody_writes_before_a_claim_or_in_a_vacant_office() -> None:
@@ -221,3 +222,51 @@ def test_a_state_comes_back() -> None:
     assert OfficeState.unpack(state.pack()) == state
     assert OfficeState.unpack(state.pack()[:-1]) is None
     assert OfficeState.unpack(b"") is None
+
+
+# ── a log that has lost its end ────────────────────────────────────────────────────────────────
+
+
+def adopt(node: int, epoch: int, end: int, next_seq: int = 9) -> Adopt:
+    return Adopt(node, epoch, 70, end, next_seq, 4, 77, 0, 0)
+
+
+def test_the_log_goes_on_behind_a_replica_that_people_have_named() -> None:
+    office, verdicts = judged(
+        claim(1, 1, -1), whole(1, 1, 1), adopt(2, 7, 2), beat(1, 1), claim(2, 8, 2),
+        whole(2, 8, 2), whole(2, 8, 9),
+    )  # fmt: skip
+    assert verdicts == [COUNTS, COMPLETES, COUNTS, VOID, COUNTS, VOID, COMPLETES]
+    assert (office.state.next_seq, office.state.epoch, office.state.owner) == (10, 8, 2)
+
+
+def test_whatever_was_read_before_it_the_state_behind_it_is_the_same() -> None:
+    short, _ = judged(claim(1, 1, -1), whole(1, 1, 1), adopt(2, 7, 2))
+    other, _ = judged(claim(3, 1, -1), claim(4, 2, 0), adopt(2, 7, 2))
+    assert short.state == other.state
+    assert short.state == OfficeState(
+        next_offset=3, epoch=7, owner=2, next_seq=9, last_offset=2, claim_offset=2, clock_ms=70,
+        frame_epoch=4, chain=77,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("end", [0, 1, 3])
+def test_it_counts_at_the_end_that_people_have_seen_and_nowhere_else(end: int) -> None:
+    office, verdicts = judged(claim(1, 1, -1), whole(1, 1, 1), adopt(2, 7, end), beat(1, 1))
+    assert verdicts == [COUNTS, COMPLETES, VOID, COUNTS]
+    assert (office.state.owner, office.state.next_seq) == (1, 2)
+
+
+def test_it_ends_a_frame_that_was_not_complete() -> None:
+    first, second = parts_of(1, 1, frame_of(1, 40), 2)
+    office, verdicts = judged(claim(1, 1, -1), first, adopt(1, 7, 2), second)
+    assert verdicts == [COUNTS, COUNTS, COUNTS, VOID]
+    assert office.checkpoint() == office.state
+
+
+def test_the_same_frames_have_the_same_chain_and_others_another() -> None:
+    one, _ = judged(claim(1, 1, -1), whole(1, 1, 1), whole(1, 1, 2))
+    two, _ = judged(claim(1, 1, -1), whole(1, 1, 1), claim(2, 2, 1), beat(1, 1), whole(2, 2, 2))
+    longer, _ = judged(claim(1, 1, -1), whole(1, 1, 1, 2))
+    assert one.state.next_seq == longer.state.next_seq
+    assert one.state.chain == two.state.chain != longer.state.chain

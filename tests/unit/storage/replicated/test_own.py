@@ -119,3 +119,11 @@ def test_between_taking_over_and_beginning_anew_nothing_is_lost() -> None:
     own = own_log(files.crash())
     assert own.continues(claimed(frame_epoch=3, epoch=5))
     assert [frame.first_seq for frame in own.lacking(1)] == [1, 2]
+
+
+def test_how_far_it_reaches_behind_a_checkpoint() -> None:
+    files = kept(5, 3, 4, 5)
+    assert own_log(files).reach(claimed(frame_epoch=5)._replace(next_seq=4)) == 5
+    assert own_log(files).reach(claimed(frame_epoch=5)._replace(next_seq=7)) == 6
+    assert own_log(files).reach(claimed(frame_epoch=6)._replace(next_seq=4)) == 3
+    assert own_log(SimulatedFiles()).reach(claimed(frame_epoch=5)._replace(next_seq=4)) == 3

@@ -1,6 +1,6 @@
 """Who seems to own a shard, from a piece of its log."""
 
-from storage.replicated.envelope import NOBODY, Beat, Claim, FramePart, LogRecord, Release
+from storage.replicated.envelope import NOBODY, Adopt, Beat, Claim, FramePart, LogRecord, Release
 from storage.replicated.sighting import Sighting
 
 
@@ -52,3 +52,9 @@ def test_the_clock_is_that_of_the_owner() -> None:
     for record in (beat(2, 2, 50), claim(3, 3), beat(1, 1, 70)):
         sighting.see(record)
     assert sighting.clock_ms == 50
+
+
+def test_an_adopt_names_nobody_before_its_node_has_claimed() -> None:
+    adopt = Adopt(2, 5, 5, 1, 9, 1, 0, 0, 0)
+    assert seen(beat(1, 1), adopt) == (1, 1, None)
+    assert seen(beat(1, 1), adopt, claim(2, 6), beat(2, 6)) == (2, 6, "n2:6")

@@ -1,0 +1,116 @@
+"""A log that has lost its end goes on behind the replica that people have named.
+
+    `cluster adopt` ── AdoptRecord ──▶ the cluster's log ──▶ the node that it names
+                                                                 │ ADOPT, if the log ends there
+    the shard's log   … 898 899 ┊ 900: ADOPT  901: CLAIM  …    ◀─┘
+                                ┊ (what stood here was lost)
+
+All servers of the engine have lost power, and the log ends before what replicas have filed. They
+stand behind its end and stop. The one that goes on says in the log where it is: which seq comes
+next, and a checksum over all frames before (`OfficeState.chain`). Nothing is written anew: what the
+log had is in that replica's files, and whoever lacks it copies them.
+
+A replica that has stopped knows by the decisions where to look for such a record, since it cannot
+read what stands before its own place. There it reads on, if what it has filed is the same.
+
+Cost: of a replica that is opened one look at the cluster's log. Threads: none of its own.
+
+Rejected: frames made again from the rows of the files. Their checksums, and where one ended, are
+not known any more; and what is not in the log need not be there: no replica reads it that is new.
+"""
+
+from collections.abc import Callable, Sequence
+
+from storage.errors import EngineError, OffsetRangeError, OtherHistoryError
+from storage.replicated import envelope
+from storage.replicated.engine import EngineLog
+from storage.replicated.envelope import Adopt
+from storage.replicated.meta import AdoptRecord
+from storage.replicated.office import OfficeState
+from storage.replicated.reading import read_to_end
+
+Adoptions = Callable[[], Sequence[AdoptRecord]]
+"""What people have decided about a shard, in order. Raises EngineError."""
+
+
+def nothing_decided() -> Sequence[AdoptRecord]:
+    """Of a log that never lost anything."""
+    return ()
+
+
+def concerns(decision: AdoptRecord, place: OfficeState) -> bool:
+    """Whether it is about what the replica at this place has read, and is later than that."""
+    reached = max(place.next_offset, place.last_offset + 1)
+    return decision.epoch > place.epoch and decision.end < reached
+
+
+def find_adopt(log: EngineLog, place: OfficeState, adoptions: Sequence[AdoptRecord]) -> int | None:
+    """The offset of the ADOPT behind which a replica at this place may go on; None: there is none.
+
+    Raises OtherHistoryError where there may have been one, long ago, and what stood there was
+    deleted; EngineError: it cannot be told now."""
+    for decision in adoptions:
+        if not concerns(decision, place) or not is_reached(log, decision):
+            continue
+        try:
+            offset, data = next(read_to_end(log, decision.end, decision.end + 1))
+        except OffsetRangeError as error:
+            if decision.end < error.first:
+                raise OtherHistoryError(log.name, decision.end) from error
+            continue
+        record = envelope.decode(data, log.name, offset)
+        if isinstance(record, Adopt) and (record.end, record.epoch) == (offset, decision.epoch):
+            return offset
+    return None
+
+
+def is_reached(log: EngineLog, decision: AdoptRecord) -> bool:
+    """Whether something stands in the log where it is to go on. Raises EngineError."""
+    end = log.end()
+    if end is None:
+        raise EngineError("read", log.name, "it does not say where it ends", "see the brokers")
+    return end > decision.end
+
+
+def append_adopt(
+    log: EngineLog,
+    settled: EngineLog,
+    decision: AdoptRecord,
+    place: OfficeState,
+    settled_place: int,
+    *,
+    node: int,
+    now_ms: int,
+) -> bool:
+    """Say in the log that it goes on behind this node's replica, whose checkpoint stands at
+    `place`, if the log ends where people have seen it end; whether it was said. It counts if it
+    came to stand there, which whoever reads it sees.
+
+    The clocks of before are not gone behind (R7)."""
+    end, settled_end = log.end(), settled.end()
+    if end != decision.end or settled_end is None:
+        return False
+    record = Adopt(
+        node,
+        decision.epoch,
+        max(now_ms, place.clock_ms),
+        decision.end,
+        place.next_seq,
+        place.frame_epoch,
+        place.chain,
+        settled_place,
+        settled_end,
+    )
+    log.append([envelope.encode(record)])
+    return True
+
+
+def continues(record: Adopt, before: OfficeState) -> bool:
+    """Whether whoever has read up to `before` has the frames behind which the log goes on."""
+    return (record.next_seq, record.chain) == (before.next_seq, before.chain)
+
+
+def knows_settled(record: Adopt, settled_place: int) -> bool:
+    """Whether whoever has what is settled up to that offset can learn from the log what the
+    adopting replica knows of it."""
+    return max(settled_place, record.settled_end) >= record.settled_place
