@@ -124,6 +124,8 @@ class Clients(Actor):
             before = messages.by_key(subject, key).seq
         except NotFoundError:
             before = 0
+        except OverloadedError:
+            return
         try:
             published, replaced = publishing.replace(message, self._clock.now_ms)
         except DelayServerError:
