@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import structlog
 
+from delayserver.decisions.groups import Groups
 from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.replicated_settler import ReplicatedSettler
 from delayserver.delivery.settler import Settler
@@ -230,6 +231,11 @@ def rows_are_in_the_files_before_the_log_of_what_is_settled_has_them(patch: Patc
         original(self, rows_by_hour, now_ms)
 
     patch.setattr(ReplicatedSettler, "write", write)
+
+
+@canary(Violation)
+def who_may_have_lost_its_office_answers(patch: Patch) -> None:
+    patch.setattr(Groups, "check_office", lambda self: None)
 
 
 @canary(Violation)

@@ -15,6 +15,7 @@ import random
 from collections.abc import Callable
 
 from delayserver.delivery.webhook import WebhookResponse
+from delayserver.errors import NotFoundError, OverloadedError
 from delayserver.records.tables import read_checkpoint, read_settled_place
 from delayserver.testing.durable import Violation
 from delayserver.testing.replicas.engine import Chance, ChancyLog
@@ -41,6 +42,7 @@ from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
 SET_BACK_MAX_MS = 400
 """Those whose clocks differ by a second do not take over: no node is set back for long here."""
 OK = WebhookResponse(200)
+NO_MESSAGE = "0" * 32
 
 
 class TakenOver(Exception):
@@ -499,6 +501,7 @@ class ReplicaWorld(World):
         self.counts["turns of zombies"] += 1
         dice = luck.random()
         self.ledger.is_late = True
+        self._must_not_know(node)
         try:
             if dice < 0.1:
                 node.holder.beat()
@@ -519,6 +522,18 @@ class ReplicaWorld(World):
             node.end(power_loss=False)
         finally:
             self.ledger.is_late = False
+
+    def _must_not_know(self, node: Node) -> None:
+        """A client asks a zombie for a message: it may be one that the owner has accepted."""
+        assert node.server is not None
+        try:
+            node.server.engine.messages.message_id(NO_MESSAGE)
+        except OverloadedError:
+            return
+        except NotFoundError:
+            raise Violation(
+                f"{node} says what there is not, though another owns the shard"
+            ) from None
 
     def _answer_late(self, node: Node) -> None:
         """A receiver answers what the zombie has sent when it was the owner."""
