@@ -79,9 +79,12 @@ def supervise(settings: Settings) -> int:
             bind(settings).close()
             held = cleanup.enter_context(bind(settings, shares=True))
             settings = settings.model_copy(update={"port": held.getsockname()[1]})
-            sockets = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="delayserver-"))
+            sockets = Path()  # Those of a cluster meet over TCP.
+            if membership is None:
+                made = tempfile.TemporaryDirectory(prefix="delayserver-")
+                sockets = Path(cleanup.enter_context(made))
             shards = [
-                _Shard(settings, ShardPlace(k, count, settings.data_dir, Path(sockets)), membership)
+                _Shard(settings, ShardPlace(k, count, settings.data_dir, sockets), membership)
                 for k in range(count)
             ]
             for shard in shards:
