@@ -49,7 +49,9 @@ class Stores:
             self._real.add(Path(files.root).resolve())
             return
         # Of servers that were started one after the other on a disk the last one knows its catalog.
-        others = [one for one in self._simulated if one[0] is not files]
+        # Those that are off have an heir; else they would push out one that is in use, and may have
+        # a bad sector just then.
+        others = [one for one in self._simulated if one[0] is not files and not one[0].is_off]
         self._simulated = deque([*others, (files, catalog)])
         if len(self._simulated) > SIMULATED_MAX:
             self._check_simulated(*self._simulated.popleft())

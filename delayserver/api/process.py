@@ -19,6 +19,7 @@ import ssl
 import sys
 from collections.abc import Iterator
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -180,7 +181,8 @@ class _Uvicorn(uvicorn.Server):
         self._app = app
         self._tls = tls
         self.gives_away = False
-        """The process goes on, and another one owns the shard."""
+        """Another one is to own the shard."""
+        self._is_told_to_stop = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Instead of uvicorn's: connections are accepted by our own acceptor."""
@@ -231,6 +233,16 @@ class _Uvicorn(uvicorn.Server):
     def give_away(self) -> None:
         """End in order: another is to have the shard, and this process goes on."""
         self.gives_away = self.should_exit = True
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the process follows the shard from now on."""
+        return self.gives_away and not self._is_told_to_stop
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # It may come while the shard is given away, when it is on the way to its end already.
+        self._is_told_to_stop = True
+        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.gives_away:
@@ -305,7 +317,7 @@ async def _serve(
             successor = node.successor() if uvicorn_server.gives_away else None
             drain_ms = GIVE_AWAY_MS if uvicorn_server.gives_away else settings.drain_ms
             await server.stop(partial(node.leave, successor), drain_ms=drain_ms)
-    return uvicorn_server.gives_away
+    return uvicorn_server.goes_on
 
 
 def _on_news(node: "NodeShard | None", uvicorn_server: _Uvicorn) -> None:

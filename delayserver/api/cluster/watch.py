@@ -316,7 +316,7 @@ class Parting:
     """What a node is to have of a shard, and when it may do without a replica that it has."""
 
     def __init__(self, shard: int, own: str) -> None:
-        self._shard = shard
+        self._number = shard
         self._own = own
         self._since_ms: int | None = None
         """Since when the replica is to go."""
@@ -324,7 +324,7 @@ class Parting:
     def is_placed(self, placement: Placement) -> bool:
         """Whether the node is to have a replica."""
         # One that is forgotten, and runs, keeps what it has where there are not enough others.
-        return placement.has(self._shard, self._own) or not placement.is_whole
+        return placement.has(self._number, self._own) or not placement.is_whole
 
     def judge(self, placement: Placement, news: News, now_ms: int, present_ms: int) -> Stage:
         """What it is to have now: a replica; one that is to be kept for a while, and says that it
@@ -342,10 +342,10 @@ class Parting:
             return "leaving"
         staying = {
             one.node
-            for one in news.replicas.get(self._shard, ())
+            for one in news.replicas.get(self._number, ())
             if one.is_in_step(news.at_ms) and one.note.stage == "replica"
         }
-        return "passing" if staying.issuperset(placement.nodes(self._shard)) else "leaving"
+        return "passing" if staying.issuperset(placement.nodes(self._number)) else "leaving"
 
 
 def deletable(samples: Sequence[tuple[int, int]], now_ms: int, kept_ms: int) -> int | None:

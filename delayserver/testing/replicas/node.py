@@ -192,6 +192,7 @@ class Node:
             self.server.event_loop.abandon()
         self.standby = self.server = self.holder = None
         self.disk.on_sync = lambda: None
+        self.disk.mend_reads()  # A bad sector is one for the rest of a life.
         self.disk = self.disk.crash() if power_loss else self.disk.kill()
         self.catalog = self.catalog.crash()
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import pytest
 import structlog
 
-from delayserver.api.process import _on_news, escape_controls, set_up_logging
+from delayserver.api.process import _on_news, _Uvicorn, escape_controls, set_up_logging
 from delayserver.config import Settings
 
 if TYPE_CHECKING:
     from delayserver.api.cluster.node import NodeShard
-    from delayserver.api.process import _Uvicorn
 
 
 @pytest.fixture(autouse=True)
@@ -70,3 +72,21 @@ def test_an_owner_whose_disk_is_of_no_use_gives_its_shard_away(what: str | None)
     for _ in range(2):
         _on_news(cast("NodeShard", FakeNode()), cast("_Uvicorn", serving))
     assert (serving.heard, serving.should_exit) == (2, what is not None)
+
+
+@pytest.mark.parametrize("told", ["to give away", "to stop", "both", "both, the other way round"])
+def test_who_is_told_to_stop_while_it_gives_its_shard_away_does_not_go_on(told: str) -> None:
+    serving = object.__new__(_Uvicorn)
+    serving.gives_away = serving.should_exit = serving.force_exit = False
+    serving._is_told_to_stop = False
+    serving._captured_signals = []
+    orders: dict[str, list[Callable[[], None]]] = {
+        "to give away": [serving.give_away],
+        "to stop": [partial(serving.handle_exit, signal.SIGTERM, None)],
+        "both": [serving.give_away, partial(serving.handle_exit, signal.SIGTERM, None)],
+        "both, the other way round": [serving.on_parent_gone, serving.give_away],
+    }
+    for order in orders[told]:
+        order()
+    assert serving.should_exit
+    assert serving.goes_on == (told == "to give away")
