@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from delayserver.errors import DelayServerError, NotFoundError
+from delayserver.errors import DelayServerError, NotFoundError, OverloadedError
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Archived
 from delayserver.schedule.archives import retired_hours
@@ -137,6 +137,9 @@ class Operators(Actor):
     def _define(self, name: str, existing: Subscription | None, decided: Registry) -> Subscription:
         if existing is not None:
             return msgspec.structs.replace(existing, timeout_ms=existing.timeout_ms + 1)
+        if any(decided.by_id(one.id) is None for one in self.faithful):
+            # They were refused when the server started, and their numbers are free.
+            raise OverloadedError("first those that are there all the time")
         rng = self._rng
         made = Subscription(
             id=decided.next_id(),

@@ -185,7 +185,8 @@ class ReplicaWorld(World):
             self._adopting = None
             if self._lose_end(adopting) or not self.cluster.has_own_log:
                 return
-        kept = max(node.place().next_offset for node in self.nodes)
+        # One that is not copied yet, since the end was lost before, counts offsets of another log.
+        kept = max(node.place().next_offset for node in self.nodes if node.has_adopted)
         end = self._luck.randrange(kept, log.length + 1)
         self.counts["records that the engine lost"] += log.lose_tail(end)
         for offset in [offset for offset in self.cluster.verdicts if offset >= end]:
