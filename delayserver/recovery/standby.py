@@ -184,10 +184,10 @@ class Standby:
         """R7: it does not claim, since its clock is not that of the owner."""
         return self._follower.clock_differs
 
-    def go_back(self, places: int) -> None:
-        """Let so many more nodes go before this one when the shard is to be claimed. Any thread may
-        call this."""
-        self._follower.places_back = places
+    def set_rank(self, rank: int) -> None:
+        """So many nodes go before this one from now on when the shard is to be claimed. Any thread
+        may call this."""
+        self._follower.rank = rank
 
     # ── one step after the other ───────────────────────────────────────────────────────────────
 
@@ -226,10 +226,6 @@ class Standby:
         is_due = self._follower.is_due(self.state, self._stopwatch())
         may_claim = self._reader.is_known and not self.is_drained
         return self._claim() if is_due and may_claim else None
-
-    def set_rank(self, rank: int) -> None:
-        """So many replicas go before this one from now on. Any thread may call this."""
-        self._follower.rank = rank
 
     def _filed_offset(self) -> int:
         """All that stands before it in the log is filed."""

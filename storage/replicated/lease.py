@@ -128,9 +128,7 @@ class Follower:
         assert node != NOBODY
         self._node = node
         self.rank = rank
-        """May be set by any thread, as the next."""
-        self.places_back = 0
-        """How many more go before this one, for now."""
+        """May be set by any thread."""
         self._heard_ms = now_ms
         self._owner_has_more = self._waits_for_owner = waits_for_owner
         self._all_read_ms = now_ms - BEAT_MS - 1
@@ -191,7 +189,7 @@ class Follower:
 
         In a vacant office nobody has a lease. The one who is wanted there comes first, then all
         others by rank; if it does not come, the office is theirs."""
-        rank = self.rank + self.places_back
+        rank = self.rank
         if state.owner != NOBODY:
             if self._waits_for_owner and state.owner != self._node:
                 return OWNER_MS

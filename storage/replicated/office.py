@@ -100,13 +100,16 @@ class OfficeState(NamedTuple):
     @classmethod
     def unpack(cls, data: bytes) -> "OfficeState | None":
         """What `pack` made these bytes of; None if it did not."""
+        if len(data) == _OFFICE_BEFORE.size:
+            return cls(*_OFFICE_BEFORE.unpack(data))
         return cls(*OFFICE.unpack(data)) if len(data) == OFFICE.size else None
 
 
 OFFICE: Final = struct.Struct(">qIHHQqqqII")
 """Of OfficeState; big-endian, as all in the catalog."""
-
-
+_OFFICE_BEFORE: Final = struct.Struct(">qIHHQqqqI")
+"""Without `chain`, as in catalogs of clusters that were made before there was one. It begins at 0
+there: such a replica is not taken for the same as any other, and that is the worst of it."""
 _CHECKSUM = struct.Struct("<I")
 
 

@@ -208,7 +208,7 @@ class Node:
         replica = Replica(self._place(), self._around(base), cluster.settings)
         self.standby = replica.stand_by(FaultyFiles(self.disk, self.faults), lambda: self.catalog)
         # As one that is apart, by turns.
-        self.standby.go_back(cluster.rng.choice(PLACES_BACK))
+        self.standby.set_rank(self.number - 1 + cluster.rng.choice(PLACES_BACK))
         self._watch(self.standby)
 
     def _watch(self, standby: Standby) -> None:

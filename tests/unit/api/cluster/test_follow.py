@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from delayserver.api.cluster.node import REPLACE_MS, Awaited, Follow
+from delayserver.api.cluster.follow import REPLACE_MS, Ending, Follow
 from storage.errors import (
     LogReplacedError,
     OffsetRangeError,
@@ -17,7 +16,7 @@ from storage.errors import (
 from storage.frame import Damage
 
 if TYPE_CHECKING:
-    from storage.replicated.holder import Holder
+    pass
 
 DAMAGE = Damage("schedule/2030-01-01.schedule", 0, 100, "it does not match", torn=False)
 
@@ -130,11 +129,7 @@ class Run:
         self.errors: list[BaseException] = []
         self.follow = Follow(
             first,  # type: ignore[arg-type]
-            self.renew,
-            self.ask_people,
-            self.aside.append,
-            self.is_needed,
-            self.look_on,
+            self,
             lambda epoch, address: self.owners.append((epoch, address)),
             self.claimed.append,
             self.end,
@@ -149,20 +144,23 @@ class Run:
         self.onlooker = FakeOnlooker(self)
         return self.onlooker
 
-    def renew(self, must: bool) -> Any:
+    def renew(self, ending: Ending, must: bool) -> Any:
         self.renewed.append(must)
         standby = self.later.pop(0)
         if standby is None:
             self.follow.end()
         return standby
 
-    def ask_people(self, standby: Any, error: ReplicatedLogError) -> Any:
+    def ask_people(self, ending: Ending, standby: Any, error: ReplicatedLogError) -> Any:
         self.asked.append(error)
         standby.ended.append("asked")
         opened = self.later.pop(0)
         if opened is None:
             self.follow.end()
         return opened
+
+    def set_aside(self, seq: int) -> None:
+        self.aside.append(seq)
 
     def end(self) -> None:
         self.ends += 1
@@ -194,7 +192,8 @@ def test_where_the_log_has_lost_its_end_nothing_is_overwritten() -> None:
 def test_when_people_have_decided_the_same_replica_goes_on() -> None:
     first, second = FakeStandby(is_lost), FakeStandby(nothing, claims)
     run = Run(first, second)
-    assert (run.renewed, run.owners, run.claimed) == ([], [(1, "address")], ["holder"])
+    assert (run.renewed, run.claimed) == ([], ["holder"])
+    assert run.owners == [(1, ""), (1, "address")], "nobody is known to own it meanwhile"
 
 
 def test_where_the_log_goes_on_behind_another_replica_this_one_is_set_aside() -> None:
@@ -282,27 +281,3 @@ def test_what_fails_is_told() -> None:
 
     run = Run(FakeStandby(fails))
     assert (run.ends, [str(error) for error in run.errors]) == (0, ["a mistake"])
-
-
-def test_who_is_told_to_stop_behind_its_claim_has_heard_it() -> None:
-    async def run() -> None:
-        office, holder = Awaited(), cast("Holder", object())
-        office.came(holder)
-        office.stop()
-        await office.wait()
-        assert office.holder is holder
-        assert office.is_stopping
-
-    asyncio.run(run())
-
-
-def test_who_claims_though_it_was_told_to_stop_has_an_office_to_leave() -> None:
-    async def run() -> None:
-        office, holder = Awaited(), cast("Holder", object())
-        office.stop()
-        await office.wait()
-        office.came(holder)
-        assert office.holder is holder
-        assert office.is_stopping
-
-    asyncio.run(run())

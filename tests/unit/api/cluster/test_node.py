@@ -1,114 +1,41 @@
-"""What a replica says of itself, and what an owner does about its logs and its office."""
+"""A process of a node: what it waits for on standby, and to whom it gives its office."""
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-import msgspec
-import pytest
-from structlog.testing import capture_logs
-
-from delayserver.api.cluster.node import KEPT_MS, UNSEEN_MAX, HowFar, NodeShard, Reports
+from delayserver.api.cluster.node import Awaited, NodeShard
 from delayserver.api.cluster.watch import News, ReplicaNote, ReplicaState
 from delayserver.recovery.standby import LAG_MAX_MS
 
 if TYPE_CHECKING:
-    from delayserver.api.cluster.membership import Lines
-    from storage.replicated.kafka import KafkaEngine
+    from storage.replicated.holder import Holder
 
 
-class FakeBrokers:
-    """Note what they are told."""
+def test_who_is_told_to_stop_behind_its_claim_has_heard_it() -> None:
+    async def run() -> None:
+        office, holder = Awaited(), cast("Holder", object())
+        office.came(holder)
+        office.stop()
+        await office.wait()
+        assert office.holder is holder
+        assert office.is_stopping
 
-    def __init__(self) -> None:
-        self.notes: list[ReplicaNote] = []
-        self.deleted: list[tuple[str, int]] = []
-
-    def commit_progress(self, node: str, shard: int, offset: int, note: str) -> None:
-        assert len(note) < 4096
-        self.notes.append(msgspec.json.decode(note, type=ReplicaNote))
-
-    def log(self, shard: int) -> Any:
-        return self._log("log")
-
-    def settled(self, shard: int) -> Any:
-        return self._log("settled")
-
-    def _log(self, name: str) -> Any:
-        return SimpleNamespace(
-            delete_before=lambda offset: self.deleted.append((name, offset)), close=lambda: None
-        )
+    asyncio.run(run())
 
 
-class Parts:
-    def __init__(self) -> None:
-        self.brokers = FakeBrokers()
-        self.lines = SimpleNamespace(news=News())
-        self.reports = Reports(
-            cast("KafkaEngine", self.brokers), 3, "n1", "http://n1", cast("Lines", self.lines)
-        )
+def test_who_claims_though_it_was_told_to_stop_has_an_office_to_leave() -> None:
+    async def run() -> None:
+        office, holder = Awaited(), cast("Holder", object())
+        office.stop()
+        await office.wait()
+        office.came(holder)
+        assert office.holder is holder
+        assert office.is_stopping
 
-
-def test_a_note_says_how_far_the_replica_is_and_whom_the_node_does_not_see() -> None:
-    parts = Parts()
-    parts.lines.news = News(unseen={"n1": ["n2"], "n2": ["n3"]})
-    parts.reports.how_far = lambda: HowFar((10, 20), 30, 400)
-    parts.reports.process_url = "http://n1:1"
-    parts.reports._report()
-    (note,) = parts.brokers.notes
-    assert (note.read_offset, note.settled_offset, note.lag_ms) == (30, 20, 400)
-    assert (note.url, note.process_url, note.unseen) == ("http://n1", "http://n1:1", ["n2"])
-
-
-def test_a_note_is_short_however_many_are_not_seen() -> None:
-    parts = Parts()
-    parts.lines.news = News(
-        unseen={"n1": [f"a-node-of-a-large-cluster-{n:040}" for n in range(99)]}
-    )
-    parts.reports._report()
-    assert len(parts.brokers.notes[0].unseen) == UNSEEN_MAX
-
-
-def test_a_replica_that_is_behind_is_told_of_once() -> None:
-    parts = Parts()
-    told = []
-    for lag_ms in (0, LAG_MAX_MS, LAG_MAX_MS + 1, 2 * LAG_MAX_MS, 0, 0, LAG_MAX_MS + 1):
-        parts.reports.how_far = lambda lag_ms=lag_ms: HowFar(lag_ms=lag_ms)  # type: ignore[misc]
-        with capture_logs() as lines:
-            parts.reports._report()
-        told.append([line["log_level"] for line in lines])
-    assert told == [[], [], ["warning"], [], ["info"], [], ["warning"]]
-
-
-@pytest.mark.parametrize("is_owner", [True, False])
-def test_an_owner_deletes_what_two_have_had_for_an_hour(
-    monkeypatch: pytest.MonkeyPatch, is_owner: bool
-) -> None:
-    now_ms = 0
-    monkeypatch.setattr("delayserver.api.cluster.node.stopwatch_ms", lambda: now_ms)
-    parts = Parts()
-    parts.reports.office = (3, "here") if is_owner else (0, "")
-
-    def has(node: str, kept: int) -> ReplicaState:
-        return ReplicaState(node, kept, ReplicaNote(0, "", kept, kept // 10), 0)
-
-    # The third one is far behind: it holds nothing back.
-    behind = has("n3", 10)
-    parts.lines.news = News(replicas={3: [has("n1", 900), has("n2", 800), behind]})
-    parts.reports._delete()
-    now_ms = KEPT_MS - 1
-    parts.reports._delete()
-    assert parts.brokers.deleted == []
-    now_ms = KEPT_MS
-    # Two are left: what the one lacks is kept.
-    parts.lines.news = News(replicas={3: [has("n1", 2000), behind]})
-    parts.reports._delete()
-    assert parts.brokers.deleted == ([("log", 800), ("settled", 80)] if is_owner else [])
-    parts.brokers.deleted.clear()
-    now_ms = 3 * KEPT_MS
-    parts.reports._delete()
-    assert all(offset <= 800 for _, offset in parts.brokers.deleted)
+    asyncio.run(run())
 
 
 def test_an_owner_whose_disk_is_slow_gives_its_shard_to_a_replica_in_step_and_keeps_its_own() -> (
@@ -116,16 +43,17 @@ def test_an_owner_whose_disk_is_slow_gives_its_shard_to_a_replica_in_step_and_ke
 ):
     def successor(*replicas: ReplicaState, **what: bool) -> str | None:
         news = News(at_ms=0, replicas={3: list(replicas)}, nodes=["n1", "n2"])
+        keeper = SimpleNamespace(is_damaged=False)
         owner = SimpleNamespace(
             lines=SimpleNamespace(news=news),
             epoch=4,
-            _is_damaged=False,
+            _keeper=keeper,
             _membership=SimpleNamespace(node="n1"),
             _place=SimpleNamespace(shard=3),
             _taken_ms=1 << 62,
         )
         found = NodeShard.successor(cast("NodeShard", owner), **what)
-        assert not owner._is_damaged, "nothing is wrong with what it has"
+        assert not keeper.is_damaged, "nothing is wrong with what it has"
         return found
 
     own, other = (ReplicaState(node, 0, ReplicaNote(0, "", 0, 0), 0) for node in ("n1", "n2"))

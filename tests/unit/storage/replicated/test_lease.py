@@ -113,14 +113,14 @@ def test_a_follower_waits_for_silence_and_its_rank(rank: int) -> None:
 
 def test_who_is_to_go_behind_others_waits_for_them_too() -> None:
     follower = Follower(2, 1, 0)
-    follower.places_back = 3
+    follower.rank = 4
     assert not follower.may_claim(OCCUPIED, 5, LEASE_MS + 4 * RANK_MS - 1)
     assert follower.may_claim(OCCUPIED, 5, LEASE_MS + 4 * RANK_MS)
     vacant = OfficeState(next_offset=5, epoch=1)
     assert not follower.may_claim(vacant, 5, 4 * RANK_MS - 1)
     wanted = OfficeState(next_offset=5, epoch=1, successor=2)
     assert follower.may_claim(wanted, 5, 0), "who is wanted comes first all the same"
-    follower.places_back = 0
+    follower.rank = 1
     assert follower.may_claim(OCCUPIED, 5, LEASE_MS + RANK_MS)
 
 

@@ -218,10 +218,12 @@ def test_a_checkpoint_within_a_frame_stands_before_it() -> None:
 
 
 def test_a_state_comes_back() -> None:
-    state = OfficeState(1 << 40, 0xFFFFFFFF, 65535, 65534, 1 << 63, -1, 5, -6)
+    state = OfficeState(1 << 40, 0xFFFFFFFF, 65535, 65534, 1 << 63, -1, 5, -6, 7, 8)
     assert OfficeState.unpack(state.pack()) == state
     assert OfficeState.unpack(state.pack()[:-1]) is None
     assert OfficeState.unpack(b"") is None
+    # As clusters have it that were made before there was a chain.
+    assert OfficeState.unpack(state.pack()[:-4]) == state._replace(chain=0)
 
 
 # ── a log that has lost its end ────────────────────────────────────────────────────────────────

@@ -1,0 +1,114 @@
+"""What a replica says of itself, and what an owner does about its logs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from delayserver.api.cluster.reports import KEPT_MS, UNSEEN_MAX, HowFar, Reports
+from delayserver.api.cluster.watch import News, ReplicaNote, ReplicaState
+from delayserver.recovery.standby import LAG_MAX_MS
+
+if TYPE_CHECKING:
+    from delayserver.api.cluster.membership import Lines
+    from storage.replicated.kafka import KafkaEngine
+
+
+class FakeBrokers:
+    """Note what they are told."""
+
+    def __init__(self) -> None:
+        self.notes: list[ReplicaNote] = []
+        self.deleted: list[tuple[str, int]] = []
+
+    def commit_progress(self, node: str, shard: int, offset: int, note: str) -> None:
+        assert len(note) < 4096
+        self.notes.append(msgspec.json.decode(note, type=ReplicaNote))
+
+    def log(self, shard: int) -> Any:
+        return self._log("log")
+
+    def settled(self, shard: int) -> Any:
+        return self._log("settled")
+
+    def _log(self, name: str) -> Any:
+        return SimpleNamespace(
+            delete_before=lambda offset: self.deleted.append((name, offset)), close=lambda: None
+        )
+
+
+class Parts:
+    def __init__(self) -> None:
+        self.brokers = FakeBrokers()
+        self.lines = SimpleNamespace(news=News())
+        self.now_ms = 0
+        self.reports = Reports(
+            cast("KafkaEngine", self.brokers),
+            3,
+            "n1",
+            "http://n1",
+            cast("Lines", self.lines),
+            clock=lambda: 0,
+            stopwatch=lambda: self.now_ms,
+        )
+
+
+def test_a_note_says_how_far_the_replica_is_and_whom_the_node_does_not_see() -> None:
+    parts = Parts()
+    parts.lines.news = News(unseen={"n1": ["n2"], "n2": ["n3"]})
+    parts.reports.how_far = lambda: HowFar((10, 20), 30, 400)
+    parts.reports.process_url = "http://n1:1"
+    parts.reports._report()
+    (note,) = parts.brokers.notes
+    assert (note.read_offset, note.settled_offset, note.lag_ms) == (30, 20, 400)
+    assert (note.url, note.process_url, note.unseen) == ("http://n1", "http://n1:1", ["n2"])
+
+
+def test_a_note_is_short_however_many_are_not_seen() -> None:
+    parts = Parts()
+    parts.lines.news = News(
+        unseen={"n1": [f"a-node-of-a-large-cluster-{n:040}" for n in range(99)]}
+    )
+    parts.reports._report()
+    assert len(parts.brokers.notes[0].unseen) == UNSEEN_MAX
+
+
+def test_a_replica_that_is_behind_is_told_of_once() -> None:
+    parts = Parts()
+    told = []
+    for lag_ms in (0, LAG_MAX_MS, LAG_MAX_MS + 1, 2 * LAG_MAX_MS, 0, 0, LAG_MAX_MS + 1):
+        parts.reports.how_far = lambda lag_ms=lag_ms: HowFar(lag_ms=lag_ms)  # type: ignore[misc]
+        with capture_logs() as lines:
+            parts.reports._report()
+        told.append([line["log_level"] for line in lines])
+    assert told == [[], [], ["warning"], [], ["info"], [], ["warning"]]
+
+
+@pytest.mark.parametrize("is_owner", [True, False])
+def test_an_owner_deletes_what_two_have_had_for_an_hour(is_owner: bool) -> None:
+    parts = Parts()
+    parts.reports.office = (3, "here") if is_owner else (0, "")
+
+    def has(node: str, kept: int) -> ReplicaState:
+        return ReplicaState(node, kept, ReplicaNote(0, "", kept, kept // 10), 0)
+
+    # The third one is far behind: it holds nothing back.
+    behind = has("n3", 10)
+    parts.lines.news = News(replicas={3: [has("n1", 900), has("n2", 800), behind]})
+    parts.reports._delete()
+    parts.now_ms = KEPT_MS - 1
+    parts.reports._delete()
+    assert parts.brokers.deleted == []
+    parts.now_ms = KEPT_MS
+    # Two are left: what the one lacks is kept.
+    parts.lines.news = News(replicas={3: [has("n1", 2000), behind]})
+    parts.reports._delete()
+    assert parts.brokers.deleted == ([("log", 800), ("settled", 80)] if is_owner else [])
+    parts.brokers.deleted.clear()
+    parts.now_ms = 3 * KEPT_MS
+    parts.reports._delete()
+    assert all(offset <= 800 for _, offset in parts.brokers.deleted)
