@@ -11,7 +11,7 @@
     timers         heartbeat put, heartbeat get, heartbeat delete, event
     operations     stats, forecast, shards, ready, check, repair
     tokens         token create, token list, token revoke
-    cluster        cluster create, cluster status
+    cluster        cluster create, status, move, drain, forget, adopt
     pipeline       jobs on Apache Spark: pipeline audit, pipeline forecast
     pipeline_load  pipeline load
     pipeline_archive  pipeline archive

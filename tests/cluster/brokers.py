@@ -42,6 +42,8 @@ class Brokers:
     def running(self) -> Iterator[Self]:
         """They run inside of it, and are gone with their data behind it."""
         self._port = free_port(10 * self.count)
+        # Of the ids that the script makes up one in 64 begins like an option.
+        (self.home / "cluster").write_text("-Zb3PVYrQpiNEZ9dYQWbkA\n")
         try:
             self.addresses = tuple(self._run("start").split(","))
             yield self

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from storage.replicated.kafka_settings import ClusterUrl
 from tests.cluster.brokers import Brokers
+from tests.cluster.nodes import new_cluster
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,3 +25,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     with Brokers(tmp_path_factory.mktemp("brokers")).running() as started:
         yield started
+
+
+@pytest.fixture
+def url(brokers: Brokers) -> ClusterUrl:
+    """A cluster of one shard."""
+    return new_cluster(brokers)

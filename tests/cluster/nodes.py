@@ -15,6 +15,7 @@ from typing import Any
 
 from delayserver.cli.demo.process import ServerProcess, free_port
 from storage.replicated.kafka_settings import ClusterUrl
+from tests.cluster.brokers import Brokers
 
 PATIENCE_S = 60.0
 
@@ -130,6 +131,13 @@ def delayserver(*words: str) -> str:
     return subprocess.run(
         ["delayserver", *words], check=True, text=True, stdout=subprocess.PIPE, timeout=120
     ).stdout
+
+
+def new_cluster(brokers: Brokers, shards: int = 1, *words: str) -> ClusterUrl:
+    """One that was made by the command, with these `words` besides."""
+    made = brokers.new_url()
+    delayserver("cluster", "create", "--cluster", str(made), "--shards", str(shards), *words)
+    return made
 
 
 @contextlib.contextmanager

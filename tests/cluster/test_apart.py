@@ -14,14 +14,7 @@ from delayserver.cli.demo.process import free_port
 from storage.replicated.kafka_settings import ClusterUrl
 from tests.cluster.brokers import Brokers
 from tests.cluster.doors import doors
-from tests.cluster.nodes import NodeProcess, delayserver, running, until
-
-
-@pytest.fixture
-def url(brokers: Brokers) -> ClusterUrl:
-    made = brokers.new_url()
-    delayserver("cluster", "create", "--cluster", str(made), "--shards", "1")
-    return made
+from tests.cluster.nodes import NodeProcess, running, until
 
 
 def unseen(node: NodeProcess) -> float:

@@ -13,17 +13,10 @@ import pytest
 from delayserver.recovery.check import check_path
 from storage.replicated.kafka_settings import ClusterUrl
 from tests.cluster.brokers import Brokers
-from tests.cluster.nodes import NodeProcess, delayserver, running, until
+from tests.cluster.nodes import NodeProcess, running, until
 
 CATALOG_MAX_BYTES = 1 << 34
 MADE_ANEW = "the replica was made anew"
-
-
-@pytest.fixture
-def url(brokers: Brokers) -> ClusterUrl:
-    made = brokers.new_url()
-    delayserver("cluster", "create", "--cluster", str(made), "--shards", "1")
-    return made
 
 
 def says(node: NodeProcess, what: str) -> bool:

@@ -12,16 +12,14 @@ import pytest
 from delayserver.api.process import EXIT_FENCED
 from storage.replicated.kafka_settings import ClusterUrl
 from tests.cluster.brokers import Brokers
-from tests.cluster.nodes import NodeProcess, delayserver, running, until
+from tests.cluster.nodes import NodeProcess, delayserver, new_cluster, running, until
 
 SHARDS = 2
 
 
 @pytest.fixture
 def url(brokers: Brokers) -> ClusterUrl:
-    made = brokers.new_url()
-    delayserver("cluster", "create", "--cluster", str(made), "--shards", str(SHARDS))
-    return made
+    return new_cluster(brokers, SHARDS)
 
 
 def test_owners_come_and_go(brokers: Brokers, url: ClusterUrl, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from storage.replicated.kafka_settings import ClusterUrl
 from storage.replicated.meta import MetaLog
 from storage.shards import shard_directory
 from tests.cluster.brokers import Brokers
-from tests.cluster.nodes import NodeProcess, delayserver, running, until
+from tests.cluster.nodes import NodeProcess, delayserver, new_cluster, running, until
 
 SHARDS = 2
 REPLICAS = 2
@@ -24,9 +24,7 @@ ZONES = {"n1": "a", "n2": "b", "n3": "c"}
 
 @pytest.fixture
 def url(brokers: Brokers) -> ClusterUrl:
-    made = brokers.new_url()
-    words = ("--cluster", str(made), "--shards", str(SHARDS), "--replicas", str(REPLICAS))
-    delayserver("cluster", "create", *words)
+    made = new_cluster(brokers, SHARDS, "--replicas", str(REPLICAS))
     # All are known before the first one starts, so nobody begins with what it has to give away.
     with contextlib.closing(brokers.engine(made).meta()) as meta:
         for name, zone in ZONES.items():

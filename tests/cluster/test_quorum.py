@@ -13,17 +13,10 @@ import pytest
 
 from storage.replicated.kafka_settings import ClusterUrl
 from tests.cluster.brokers import Brokers
-from tests.cluster.nodes import NodeProcess, delayserver, running, until
+from tests.cluster.nodes import NodeProcess, running, until
 
 LOST = (1, 2)
 MESSAGE = {"subject": "order.late", "body": 1, "delay": "1h"}
-
-
-@pytest.fixture
-def url(brokers: Brokers) -> ClusterUrl:
-    made = brokers.new_url()
-    delayserver("cluster", "create", "--cluster", str(made), "--shards", "1")
-    return made
 
 
 def refusal(node: NodeProcess, method: str, path: str, body: object = None) -> str | None:

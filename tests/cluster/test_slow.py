@@ -5,22 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import pytest
-
 from delayserver.decisions.groups import SLOW_MS
 from storage.replicated.kafka_settings import ClusterUrl
 from tests.cluster.brokers import Brokers
-from tests.cluster.nodes import NodeProcess, delayserver, running, until
+from tests.cluster.nodes import NodeProcess, running, until
 
 UNFILED_MAX_BYTES = 1 << 20
 A_MINUTE = "60000"
-
-
-@pytest.fixture
-def url(brokers: Brokers) -> ClusterUrl:
-    made = brokers.new_url()
-    delayserver("cluster", "create", "--cluster", str(made), "--shards", "1")
-    return made
 
 
 def test_an_owner_that_files_too_slowly(brokers: Brokers, url: ClusterUrl, tmp_path: Path) -> None:

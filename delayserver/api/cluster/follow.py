@@ -43,8 +43,8 @@ far as its source."""
 log = structlog.get_logger()
 
 
-class Ending(Protocol):
-    """Whether somebody was told to end."""
+class Lifetime(Protocol):
+    """That of whoever may be told to end."""
 
     @property
     def is_ending(self) -> bool:
@@ -63,13 +63,13 @@ class Keeper(Protocol):
         """Whether the node is to have a replica, or has to keep the one that it has."""
         ...
 
-    def renew(self, ending: Ending, must: bool) -> Standby | None:
+    def renew(self, ending: Lifetime, must: bool) -> Standby | None:
         """Make the replica anew from another one, and open it; unless it `must` be, open it as it
         is if nobody gives a copy. None: it is to end, or none is needed any more."""
         ...
 
     def ask_people(
-        self, ending: Ending, standby: Standby, error: ReplicatedLogError
+        self, ending: Lifetime, standby: Standby, error: ReplicatedLogError
     ) -> Standby | None:
         """Wait until people have decided how a log goes on that has lost its end, and do it if it
         is with this replica, which is behind a checkpoint; opened anew. None: it is to end."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from delayserver.api.cluster.copying import HttpPeer
-from delayserver.api.cluster.follow import Ending
+from delayserver.api.cluster.follow import Lifetime
 from delayserver.api.cluster.membership import Lines, Membership
 from delayserver.api.cluster.placement import Placement
 from delayserver.api.cluster.reports import HowFar, Reports
@@ -140,7 +140,7 @@ class ReplicaKeeper:
             return MetaLog(meta).read().adoptions.get(self._number, [])
 
     def ask_people(
-        self, ending: Ending, standby: Standby, error: ReplicatedLogError
+        self, ending: Lifetime, standby: Standby, error: ReplicatedLogError
     ) -> Standby | None:
         """See `Keeper`."""
         shard, place = self._number, standby.place
@@ -214,7 +214,7 @@ class ReplicaKeeper:
             log.error("damage found", error=str(error))
             return None
 
-    def renew(self, ending: Ending, must: bool) -> Standby | None:
+    def renew(self, ending: Lifetime, must: bool) -> Standby | None:
         """See `Keeper`."""
         # It counts for nothing meanwhile: what it lacks is not deleted from the logs.
         self._reports.have_none("copying")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from delayserver.cli.cluster import Reach, check_adoption
+from delayserver.cli.cluster.adopt import Reach, check_adoption
 from delayserver.cli.session import CannotRun
 
 URL = "kafka://127.0.0.1:1/c"

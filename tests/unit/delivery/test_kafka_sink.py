@@ -1,6 +1,7 @@
 """Messages to a topic, on brokers that librdkafka makes up: no Java, and no disk."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
@@ -155,13 +156,19 @@ def test_a_message_that_is_too_long_is_refused_alone(bootstrap: str) -> None:
 
 
 def test_who_is_cancelled_is_told_nothing(bootstrap: str) -> None:
+    is_opened = threading.Event()
+
+    def noted(bootstrap: str, timeout_ms: int) -> Mapping[str, Any]:
+        is_opened.set()
+        return sink_settings(bootstrap, timeout_ms)
+
     async def main(m: Machine) -> None:
         task = asyncio.create_task(m.deliver(kafka("127.0.0.1:1"), delivery(1)))
-        await asyncio.sleep(0.05)
+        await asyncio.to_thread(is_opened.wait)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    assert run(main).told == []
+    assert run(main, make_settings=noted).told == []
 
 
 def test_exactly_once_without_a_cluster_is_refused(bootstrap: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from delayserver.api.cluster.follow import REPLACE_MS, Ending, Follow
+from delayserver.api.cluster.follow import REPLACE_MS, Follow, Lifetime
 from storage.errors import (
     LogReplacedError,
     OffsetRangeError,
@@ -144,14 +144,14 @@ class Run:
         self.onlooker = FakeOnlooker(self)
         return self.onlooker
 
-    def renew(self, ending: Ending, must: bool) -> Any:
+    def renew(self, ending: Lifetime, must: bool) -> Any:
         self.renewed.append(must)
         standby = self.later.pop(0)
         if standby is None:
             self.follow.end()
         return standby
 
-    def ask_people(self, ending: Ending, standby: Any, error: ReplicatedLogError) -> Any:
+    def ask_people(self, ending: Lifetime, standby: Any, error: ReplicatedLogError) -> Any:
         self.asked.append(error)
         standby.ended.append("asked")
         opened = self.later.pop(0)
