@@ -46,6 +46,7 @@ from delayserver.client.transport import (
     Transport,
 )
 from delayserver.server.server import wall_clock_ms
+from storage.errors import EngineError
 from storage.replicated.kafka import KafkaEngine
 from storage.replicated.kafka_settings import ClientSettings, ClusterUrl
 from storage.replicated.meta import MetaLog, make_identity
@@ -531,10 +532,13 @@ class ChaosRun(Load[ChaosLedger]):
         """What is still to be opened could not be on a full disk, and would end the node."""
         since_ms, until_s = wall_clock_ms(), time.monotonic() + WELL_S
         while True:
-            found = await asyncio.to_thread(self._engine.noted_progress, [node.name])
-            texts = [text for _, text in found[node.name].values()]
-            notes = [msgspec.json.decode(text, type=ReplicaNote) for text in texts]
-            opened = [one for one in notes if one.process_url and one.at_ms >= since_ms]
+            opened: list[ReplicaNote] = []
+            # Brokers that were struck in the last round may still be choosing who knows of it.
+            with suppress(EngineError):
+                found = await asyncio.to_thread(self._engine.noted_progress, [node.name])
+                texts = [text for _, text in found[node.name].values()]
+                notes = [msgspec.json.decode(text, type=ReplicaNote) for text in texts]
+                opened = [one for one in notes if one.process_url and one.at_ms >= since_ms]
             if len(opened) == self._shards:
                 return
             if time.monotonic() > until_s:

@@ -35,6 +35,8 @@ class Brokers:
     """Their addresses, if not the loopback's."""
     within: str = ""
     """What each is started through; scripts/kafka says how."""
+    settings: tuple[str, ...] = ()
+    """NAME=VALUE besides."""
     addresses: tuple[str, ...] = ()
     _names: "itertools.count[int]" = field(default_factory=itertools.count)
 
@@ -45,7 +47,7 @@ class Brokers:
         # Of the ids that the script makes up one in 64 begins like an option.
         (self.home / "cluster").write_text("-Zb3PVYrQpiNEZ9dYQWbkA\n")
         try:
-            self.addresses = tuple(self._run("start").split(","))
+            self.addresses = tuple(self._run("start", *self.settings).split(","))
             yield self
         finally:
             self._run("wipe")
