@@ -281,6 +281,10 @@ class KafkaLog:
         return self._consumer
 
 
+_TELLING: Final = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE)
+"""Errors that say why a broker cannot be reached. Of a call all that is known is that none was."""
+
+
 class KafkaEngine:
     """The logs of one cluster, and its progress."""
 
@@ -290,7 +294,10 @@ class KafkaEngine:
         """Waits for no broker. Raises EngineError where the client does not know a setting."""
         self._settings = settings
         self._url = settings.url
-        self._admin = _made(AdminClient, settings.of_admin(), settings.url)
+        self._trouble: KafkaError | None = None
+        """Why the admin client could not connect when it was last told."""
+        admin = settings.of_admin() | {"error_cb": self._note_trouble}
+        self._admin = _made(AdminClient, admin, settings.url)
         self._sleep = sleep
         self._created: set[str] = set()
         self._asking: dict[str, Consumer] = {}
@@ -335,6 +342,10 @@ class KafkaEngine:
         for plan in missing:
             self._wait_for_leaders(plan)
         return made
+
+    def _note_trouble(self, error: KafkaError) -> None:
+        if error.code() in _TELLING:
+            self._trouble = error
 
     def _wait_for_leaders(self, plan: TopicPlan) -> None:
         waiting = {
@@ -403,9 +414,10 @@ class KafkaEngine:
             try:
                 topics = self._admin.list_topics(timeout=CALL_TIMEOUT_S).topics
             except KafkaException as error:
-                raise _refused("list topics", str(self._url), error) from error
-            finally:
                 self._admin.poll(0)
+                # That no broker answered says less than why none did.
+                raise _refused("list topics", str(self._url), self._trouble or error) from error
+            self._admin.poll(0)
             known = {name: one.partitions for name, one in topics.items() if one.error is None}
             if self._created <= known.keys():
                 return known

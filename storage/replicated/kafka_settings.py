@@ -299,7 +299,9 @@ class ClientSettings:
     def of_consumer(self, *, is_transactional: bool = False) -> dict[str, str | int | bool]:
         """For reading a log; `is_transactional`: some of it was written in transactions."""
         more = _OF_TRANSACTIONAL_LOGS if is_transactional else {}
-        return self._merged(_OF_CONSUMERS | more | {"group.id": self.url.name})
+        # Nothing is committed there. Its name begins as those of the others do, so that brokers
+        # allow all of them by one rule.
+        return self._merged(_OF_CONSUMERS | more | {"group.id": f"{self.url.name}.readers"})
 
     def of_transactions(self, name: str) -> dict[str, str | int | bool]:
         """For writing in transactions under that name, one after the other."""

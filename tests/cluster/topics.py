@@ -1,6 +1,7 @@
 """Topics of somebody, and who reads them."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from confluent_kafka import Consumer, Message
@@ -42,7 +43,10 @@ class Received:
 class Reader:
     """Reads a topic from its beginning, what is committed."""
 
-    def __init__(self, brokers: Brokers, topic: str) -> None:
+    def __init__(
+        self, brokers: Brokers, topic: str, login: Mapping[str, str] | None = None
+    ) -> None:
+        """`login`: settings of a client whom the brokers let in."""
         self.received: list[Received] = []
         self._consumer = Consumer(
             {
@@ -52,6 +56,7 @@ class Reader:
                 "isolation.level": "read_committed",
                 "topic.metadata.refresh.interval.ms": 1000,
                 "enable.auto.commit": False,
+                **(login or {}),
             }
         )
         self._consumer.subscribe([topic])

@@ -121,7 +121,7 @@ def test_settings_of_the_clients() -> None:
         assert kind["api.version.request.timeout.ms"] == 1500
     assert kinds[1]["acks"] == "all"
     assert kinds[1]["message.timeout.ms"] == 7
-    assert kinds[2]["group.id"] == "delays"
+    assert kinds[2]["group.id"] == "delays.readers"
 
 
 def test_all_that_is_promised_is_refused_in_a_file() -> None:
