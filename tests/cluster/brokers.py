@@ -45,6 +45,7 @@ class Brokers:
         """They run inside of it, and are gone with their data behind it."""
         self._port = free_port(10 * self.count)
         # Of the ids that the script makes up one in 64 begins like an option.
+        self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "cluster").write_text("-Zb3PVYrQpiNEZ9dYQWbkA\n")
         try:
             self.addresses = tuple(self._run("start", *self.settings).split(","))

@@ -60,11 +60,9 @@ class Secured:
         certificates = b"".join(one.bytes() for one in issued.cert_chain_pems)
         keys.write_bytes(key.private_bytes(*form) + certificates)
         authority.cert_pem.write_to_path(str(self.authority))
-        home = directory / "brokers"
-        home.mkdir()
         login = f'{MODULE} required username="admin" password="a" user_admin="a" user_node="n";'
         self.brokers = Brokers(
-            home,
+            directory / "brokers",
             count=1,
             settings=(
                 "listener.security.protocol.map=BROKER:SASL_SSL,CONTROLLER:PLAINTEXT",
