@@ -55,7 +55,7 @@ from storage.replicated.lease import Follower, Tenure
 from storage.replicated.log import FollowedLog
 from storage.replicated.meta import AdoptRecord
 from storage.replicated.office import OfficeState, RecordVerdict
-from storage.replicated.reader import RecordReader
+from storage.replicated.reader import Read, RecordReader
 from storage.rows import DISPATCH_DTYPE, HOUR_MS, LogKind
 
 ASK_MS: Final = 200
@@ -248,7 +248,7 @@ class Standby:
             if found.verdict is RecordVerdict.VOID:
                 continue
             if isinstance(found.record, Adopt):
-                self._pass(found.record, is_other=found.is_other_history)
+                self._pass(found.record, found)
             elif isinstance(found.record, Claim):
                 self._followed.owner_address = found.record.address
             elif isinstance(found.record, Release):
@@ -259,10 +259,12 @@ class Standby:
                     self._replay.live_once_through_hour, found.record.live_through_hour
                 )
 
-    def _pass(self, record: Adopt, *, is_other: bool) -> None:
+    def _pass(self, record: Adopt, found: Read) -> None:
         """The log has lost its end there, and goes on. Raises OtherHistoryError: not with this
         replica."""
-        if is_other or not knows_settled(record, self._settler.offset):
+        is_own = record.node == self._node
+        knows_all = not found.has_missed_one and knows_settled(record, self._settler.offset)
+        if found.is_other_history or not (is_own or knows_all):
             raise OtherHistoryError(self._log.name, record.end)
         self._settler.go_back(record.settled_end)
         self._followed.owner_address = ""

@@ -11,7 +11,9 @@ next, and a checksum over all frames before (`OfficeState.chain`). Nothing is wr
 log had is in that replica's files, and whoever lacks it copies them.
 
 A replica that has stopped knows by the decisions where to look for such a record, since it cannot
-read what stands before its own place. There it reads on, if what it has filed is the same.
+read what stands before its own place. There it reads on, if what it has filed is the same, and if
+it has not missed an earlier decision: what came of that may be lost, too, and what is settled be
+counted otherwise since.
 
 Cost: of a replica that is opened one look at the cluster's log. Threads: none of its own.
 

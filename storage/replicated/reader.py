@@ -41,6 +41,9 @@ class Read(NamedTuple):
     """Where a reader goes on that needs nothing up to here."""
     is_other_history: bool = False
     """The log goes on behind other frames than those that were read up to here."""
+    has_missed_one: bool = False
+    """People had decided before, too, and what came of that was lost again, unread. Since then the
+    log of what is settled may have other offsets, which cannot be compared."""
 
 
 class RecordReader:
@@ -73,7 +76,8 @@ class RecordReader:
     def read(self, wait_s: float) -> list[Read]:
         """The records that are at hand; if there are none, waits for the first, at most `wait_s`.
 
-        Raises ReplicatedLogError, FormatVersionError: nobody can read on from here."""
+        Raises ReplicatedLogError, FormatVersionError: nobody can read on from here; EngineError
+        where it has to be known what people have decided, and nobody says it."""
         if not self._is_known:
             self._is_known = self._find_place(wait_s)
             if not self.is_known:
@@ -126,7 +130,10 @@ class RecordReader:
         if isinstance(record, Adopt) and verdict is not RecordVerdict.VOID:
             self._parts.clear()
             is_other = not adoption.continues(record, before)
-            return Read(record, verdict, None, self.office.checkpoint(), is_other)
+            epochs = [one.epoch for one in self._adoptions()]
+            has_missed_one = any(before.epoch < epoch < record.epoch for epoch in epochs)
+            place = self.office.checkpoint()
+            return Read(record, verdict, None, place, is_other, has_missed_one)
         if not isinstance(record, FramePart) or verdict is RecordVerdict.VOID:
             self._parts.clear()
             return Read(record, verdict, None, self.office.checkpoint())

@@ -88,6 +88,19 @@ def test_a_replica_with_the_same_frames_goes_on_whatever_else_it_has_read() -> N
     assert not found.is_other_history
 
 
+@pytest.mark.parametrize(("missed_end", "has_missed"), [(4, True), (2, True), (None, False)])
+def test_who_has_missed_an_earlier_one_is_told(missed_end: int | None, has_missed: bool) -> None:
+    log, place = lost()
+    missed = [] if missed_end is None else [AdoptRecord(0, "n2", missed_end, 4)]
+    adopted(log, place)
+    for behind in (place, place._replace(next_offset=3, last_offset=2)):
+        (found,) = read_all(reader_of(log, behind, *missed, DECISION))
+        assert found.has_missed_one is has_missed
+    # Whoever has read of that one has not.
+    (found,) = read_all(reader_of(log, place._replace(epoch=4), *missed, DECISION))
+    assert not found.has_missed_one
+
+
 @pytest.mark.parametrize(
     "other", [{"chain": 1}, {"next_seq": 3}, {"next_seq": 5}], ids=["others", "less", "more"]
 )
