@@ -72,8 +72,17 @@ class SkewedOrder(Order):
     """A publish of it got no answer in time."""
     answered_ids: set[str] = field(default_factory=set)
 
-    def is_too_early(self, at_ms: int) -> bool:
-        return at_ms < self.earliest_ms - self.skew_ms
+    def is_too_early(self, message_id: str, at_ms: int) -> bool:
+        earliest_ms = self.earliest_ms
+        if self.is_stray(message_id):
+            # Nobody has moved that one: it is due as its id says.
+            earliest_ms = read_id(message_id).due_ms
+        return at_ms < earliest_ms - self.skew_ms
+
+    def is_stray(self, message_id: str) -> bool:
+        """Whether it is not the message that was answered, and a request had been given up that may
+        have been served."""
+        return self.is_abandoned and message_id not in (self.answered_ids or {message_id})
 
     def publish_answered(self, message_id: str, due_ms: int, now_ms: int) -> None:
         self.answered_ids.add(message_id)
@@ -160,9 +169,7 @@ class ChaosLedger(DemoLedger):
 
     def is_stray(self, order: Order, receipt: Receipt) -> bool:
         assert isinstance(order, SkewedOrder)
-        return order.is_abandoned and receipt.message_id not in (
-            order.answered_ids or {receipt.message_id}
-        )
+        return order.is_stray(receipt.message_id)
 
     def may_come_late(self, order: Order, at_ms: int) -> bool:
         shard = shard_of_order(order)

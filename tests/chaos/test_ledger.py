@@ -114,6 +114,22 @@ def test_a_request_that_was_given_up_may_be_served_behind_the_cancel(ledger):
     assert judge(ledger).fired_cancelled == [order]
 
 
+@pytest.mark.parametrize(("early_ms", "is_early"), [(0, False), (1, True)])
+def test_what_is_served_late_is_due_as_its_id_says(ledger, early_ms, is_early):
+    """The message that was answered was moved; this one was not."""
+    order = published(ledger, 0)
+    order.move_answered(2 * DUE, 10)
+    ledger.abandoned({"body": order.body})
+    due_ms = DUE + 500
+    ledger.at_ms = due_ms - early_ms
+    stray = f"0000{due_ms:012x}" + 20 * "1"
+    ledger.receive("hook", stray, order.body, settled=True)
+    assert bool(judge(ledger).early) == is_early
+    ledger.at_ms = 2 * DUE - 1
+    deliver_as(ledger, order, IDS[0])
+    assert judge(ledger).early == [order]
+
+
 @pytest.mark.parametrize(("early_ms", "is_early"), [(900, False), (901, True)])
 def test_clocks_that_differ_may_be_early_by_as_much(ledger, early_ms, is_early):
     order = published(ledger, 0)

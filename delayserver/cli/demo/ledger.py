@@ -119,12 +119,12 @@ class Order:
     def received(self, subscription: str, message_id: str, at_ms: int, *, settled: bool) -> Receipt:
         """It has come."""
         receipt = Receipt(at_ms, message_id, at_ms if settled else None)
-        self.is_early |= self.is_too_early(at_ms)
+        self.is_early |= self.is_too_early(message_id, at_ms)
         self.receipts[subscription].append(receipt)
         self.message_ids.add(message_id)
         return receipt
 
-    def is_too_early(self, at_ms: int) -> bool:
+    def is_too_early(self, message_id: str, at_ms: int) -> bool:
         """Whether it must not have come at that time, by what is known now."""
         return at_ms < self.earliest_ms
 
