@@ -57,7 +57,7 @@ from tests.chaos.stage import CLIENTS, Stage, both_ways, make_stage
 from tests.chaos.strikes import NEEDS_STAGE, RoundPlan, Strike, plan_round
 from tests.chaos.times import ShardTimes, Struck, measure, table_of
 from tests.cluster.brokers import Brokers
-from tests.load import CONSUMED, RETRY_S, LaterError, Load
+from tests.load import CONSUMED, RETRY_S, Load, RefusedError
 from tests.long_run import Outcome
 
 NODES: Final = 3
@@ -656,9 +656,10 @@ class ChaosRun(Load[ChaosLedger]):
         asked_s = time.monotonic()
         try:
             status, answer = await super()._ask_once(method, where, document)
-        except LaterError:
+        except RefusedError:
             raise
         except UnansweredError:
+            # Also where a node says that it does not know: whoever it has asked may be frozen.
             if method == "POST" and where in PUBLISHES:
                 self.ledger.abandoned(document)
             raise

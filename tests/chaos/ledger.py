@@ -69,7 +69,7 @@ class SkewedOrder(Order):
     """By how much they differed, at most, while it was asked for or delivered."""
 
     is_abandoned: bool = False
-    """A publish of it got no answer in time."""
+    """A publish of it got no answer in time, or one that says that it is not known."""
     answered_ids: set[str] = field(default_factory=set)
 
     def is_too_early(self, message_id: str, at_ms: int) -> bool:
@@ -161,7 +161,7 @@ class ChaosLedger(DemoLedger):
         return any(span.from_ms <= last_ms and first_ms <= span.to_ms for span in spans)
 
     def abandoned(self, document: Any) -> None:
-        """A publish got no answer in time, and may be served later."""
+        """Nobody knows of a publish, which may be served later."""
         for message in document if isinstance(document, list) else [document]:
             order = self.orders[message["body"]["order"]]
             assert isinstance(order, SkewedOrder)
