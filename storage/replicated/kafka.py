@@ -347,6 +347,10 @@ class KafkaEngine:
         if error.code() in _TELLING:
             self._trouble = error
 
+    def _why(self, error: KafkaException) -> KafkaException | KafkaError:
+        """That no broker answered says less than why none did."""
+        return self._trouble or error
+
     def _wait_for_leaders(self, plan: TopicPlan) -> None:
         waiting = {
             KafkaLog(self._settings, self._admin, plan.name, partition)
@@ -411,12 +415,12 @@ class KafkaEngine:
     def _topic_partitions(self) -> dict[str, dict[int, Any]]:
         """The partitions of each topic that there is."""
         for _ in range(CREATE_TRIES):
+            self._trouble = None  # What is over is no reason.
             try:
                 topics = self._admin.list_topics(timeout=CALL_TIMEOUT_S).topics
             except KafkaException as error:
                 self._admin.poll(0)
-                # That no broker answered says less than why none did.
-                raise _refused("list topics", str(self._url), self._trouble or error) from error
+                raise _refused("list topics", str(self._url), self._why(error)) from error
             self._admin.poll(0)
             known = {name: one.partitions for name, one in topics.items() if one.error is None}
             if self._created <= known.keys():

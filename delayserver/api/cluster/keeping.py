@@ -11,7 +11,6 @@ Cost: that of its parts. Threads: the one that follows, but for what says otherw
 """
 
 import contextlib
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -47,7 +46,7 @@ COPY_RECORDS: Final = 100_000
 """A new replica reads as many records, and copies another one where there are more."""
 DECISION_S: Final = 1.0
 """Between two looks whether people have decided how a log goes on that has lost its end."""
-PEERS_S: Final = 10.0
+PEERS_MS: Final = 10_000
 """So long a replica that need not be made anew waits to hear of others."""
 
 log = structlog.get_logger()
@@ -230,7 +229,7 @@ class ReplicaKeeper:
             is_ending=is_ending,
             sleep=ending.wait,
         )
-        began_s = time.monotonic()
+        began_ms = self._stopwatch()
         while not is_ending():
             peers = self._peers()
             try:
@@ -239,14 +238,14 @@ class ReplicaKeeper:
                     manifest = incoming.fetch(peers)
                     clear(self._files)
             except NoPeerError as error:
-                has_waited = time.monotonic() - began_s >= PEERS_S
+                has_waited = self._stopwatch() - began_ms >= PEERS_MS
                 if not must and (peers or has_waited):
                     log.error("it goes on with what is there", error=str(error))
                     break
                 log.debug("nobody gives a copy", error=str(error))
                 ending.wait(RENEW_S)
             else:
-                seconds = round(time.monotonic() - began_s, 1)
+                seconds = round((self._stopwatch() - began_ms) / 1000, 1)
                 log.info("the replica was made anew", seconds=seconds, bytes=manifest.total_bytes)
                 break
         return None if is_ending() else self._open()

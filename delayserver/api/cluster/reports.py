@@ -9,7 +9,6 @@ set are read as they are just then.
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 REPORT_S: Final = 3.0
 UNSEEN_MAX: Final = 30
 """Nodes that a note names at most: the brokers keep 4 KiB of it."""
-DELETE_S: Final = 60.0
+DELETE_MS: Final = 60_000
 KEPT_MS: Final = 3_600_000
 """What two replicas have behind them stays in the logs for so long."""
 
@@ -80,7 +79,7 @@ class Reports(threading.Thread):
         self._asked = threading.Event()
         self._is_behind = False
         self._samples: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
-        self._deleted_s = time.monotonic()
+        self._deleted_ms = stopwatch()
 
     def run(self) -> None:
         while not self._ending.is_set():
@@ -90,8 +89,8 @@ class Reports(threading.Thread):
                 return
             try:
                 self._report()
-                if time.monotonic() - self._deleted_s >= DELETE_S:
-                    self._deleted_s = time.monotonic()
+                if self._stopwatch() - self._deleted_ms >= DELETE_MS:
+                    self._deleted_ms = self._stopwatch()
                     self._delete()
             except EngineError as error:
                 log.debug("the brokers do not answer", error=str(error))

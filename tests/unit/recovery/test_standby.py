@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -22,9 +24,12 @@ from delayserver.testing.server import (
     stage,
 )
 from storage.directory import Identity
-from storage.errors import ShortageError, StagingError, StorageError
+from storage.errors import OtherHistoryError, ShortageError, StagingError, StorageError
 from storage.frame import Frame
+from storage.replicated.envelope import Adopt
 from storage.replicated.holder import Holder
+from storage.replicated.office import OfficeState, RecordVerdict
+from storage.replicated.reader import Read
 from storage.rows import HOUR_MS, LogKind
 from storage.staging import DIRECTORY as IMPORTS
 from storage.staging import manifest_path
@@ -398,6 +403,38 @@ def step(cluster: Cluster, standby: Standby, by_ms: int) -> Holder | None:
         return standby.step(0)
     except ShortageError:
         return None
+
+
+@pytest.mark.parametrize(
+    ("node", "is_other", "has_missed", "offset", "goes_on"),
+    [
+        (1, False, False, 9, True),
+        (1, False, False, 8, False),
+        (1, False, True, 9, False),
+        (1, True, False, 9, False),
+        # It has named itself: nobody knows more.
+        (2, False, True, 9, True),
+        (2, True, False, 9, False),
+    ],
+)
+def test_behind_which_adopt_it_goes_on(
+    node: int, is_other: bool, has_missed: bool, offset: int, goes_on: bool
+) -> None:
+    record = Adopt(node, 5, 1, 3, 4, 1, 7, settled_place=9, settled_end=2)
+    found = Read(record, RecordVerdict.COUNTS, None, OfficeState(), is_other, has_missed)
+    went_back: list[int] = []
+    standby = SimpleNamespace(
+        _node=2,
+        _log=SimpleNamespace(name="ds.log/0"),
+        _settler=SimpleNamespace(offset=offset, go_back=went_back.append),
+        _followed=SimpleNamespace(owner_address="n1"),
+    )
+    try:
+        Standby._pass(cast("Standby", standby), record, found)
+    except OtherHistoryError:
+        assert (went_back, goes_on) == ([], False)
+    else:
+        assert (went_back, goes_on) == ([2], True)
 
 
 def test_a_standby_that_files_is_not_behind() -> None:
