@@ -58,6 +58,11 @@ def test_the_demo_while_its_owner_is_killed(here: Here) -> None:
         timeout=120,
         check=False,
     )
+    (lost,) = (node for node in ("n1", "n2") if "does not run" in state_of(here, node))
+    owned_by = owner(here, 0)[0]
+    here.run("revive", lost)
+    assert "pid" in state_of(here, lost)
+    assert owned_by != lost
     assert result.returncode == 0, result.stdout + result.stderr
     found = json.loads(result.stdout)
     assert found["published"] == 90
@@ -65,10 +70,6 @@ def test_the_demo_while_its_owner_is_killed(here: Here) -> None:
     assert found["violations"] == []
     assert found["damage"] is None
     assert 1 < found["restart_s"] < 60
-    (lost,) = (node for node in ("n1", "n2") if "does not run" in state_of(here, node))
-    assert owner(here, 0)[0] != lost
-    here.run("revive", lost)
-    assert "pid" in state_of(here, lost)
 
 
 def state_of(here: Here, node: str) -> str:

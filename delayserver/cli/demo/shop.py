@@ -158,17 +158,25 @@ class DemoShop:
     ) -> tuple[int, Any]:
         """Ask until there is an answer ("later" is none), less and less often."""
         for wait_s in chain(waits_s, repeat(waits_s[-1])):
-            try:
-                status, answer = await call(self._client, method, where, document, timeout_s)
-            except UnansweredError:
-                status, answer = HTTPStatus.SERVICE_UNAVAILABLE, None
-            if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
-                await asyncio.sleep(wait_s * random.uniform(0.5, 1))
-            elif status < HTTPStatus.BAD_REQUEST or status == HTTPStatus.CONFLICT:
-                return status, answer
-            else:
-                raise ServerFailed(f"{method} {where} was answered with {status}: {answer}")
+            answered = await self._ask_once(method, where, document, timeout_s)
+            if answered is not None:
+                return answered
+            await asyncio.sleep(wait_s * random.uniform(0.5, 1))
         raise AssertionError("there is always another attempt")
+
+    async def _ask_once(
+        self, method: str, where: str, document: object, timeout_s: float = ASK_S
+    ) -> tuple[int, Any] | None:
+        """None without an answer, or with "later": it may have been done all the same."""
+        try:
+            status, answer = await call(self._client, method, where, document, timeout_s)
+        except UnansweredError:
+            return None
+        if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+            return None
+        if status >= HTTPStatus.BAD_REQUEST and status != HTTPStatus.CONFLICT:
+            raise ServerFailed(f"{method} {where} was answered with {status}: {answer}")
+        return status, answer
 
     # ── orders and envelopes ───────────────────────────────────────────────────────────────────
 
@@ -240,10 +248,14 @@ class DemoShop:
             )
             await take(self.ledger, self._wallet, answer["messages"], self._ack)
 
-    async def _ack(self, leases: list[str]) -> set[str]:
+    async def _ack(self, leases: list[str]) -> dict[str, bool | None]:
         where = path("subscriptions", self._wallet) + "/ack"
-        _, answer = await self._ask("POST", where, {"leases": leases})
-        return set(answer["expired"])
+        document = {"leases": leases}
+        answered = await self._ask_once("POST", where, document)
+        # Whoever died may have recorded it before: "expired" says nothing more then.
+        refused = None if answered is None else False
+        _, answer = answered or await self._ask("POST", where, document)
+        return {lease: refused if lease in answer["expired"] else True for lease in leases}
 
     async def _wait_for_the_rest(self) -> None:
         last_ms = max([self._last_due_ms, *(outage.up_ms for outage in self.ledger.outages)])
@@ -301,9 +313,10 @@ async def take(
     ledger: DemoLedger,
     subscription: str,
     messages: list[dict[str, Any]],
-    ack: Callable[[list[str]], Awaitable[set[str]]],
+    ack: Callable[[list[str]], Awaitable[Mapping[str, bool | None]]],
 ) -> None:
-    """Write pulled messages down, acknowledge them, and write down what was answered."""
+    """Write pulled messages down, acknowledge them, and write down what was answered: of each lease
+    whether that was recorded, None where it may have been."""
     receipts = {
         message["lease"]: ledger.receive(
             subscription, message["id"], message.get("body"), settled=False
@@ -314,8 +327,7 @@ async def take(
         return
     for receipt in receipts.values():
         receipt.ack_asked = True
-    expired = await ack(list(receipts))
-    for lease, receipt in receipts.items():
-        receipt.ack_asked = False
-        if lease not in expired:
-            receipt.acknowledged(ledger.now_ms())
+    for lease, is_recorded in (await ack(list(receipts))).items():
+        receipts[lease].ack_asked = is_recorded is None
+        if is_recorded:
+            receipts[lease].acknowledged(ledger.now_ms())

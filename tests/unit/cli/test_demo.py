@@ -2,12 +2,14 @@
 
 import json
 
+import pytest
 from rich.console import Console
 
 from delayserver.cli.demo import _document, _rendered
 from delayserver.cli.demo.ledger import judge
 from delayserver.cli.demo.servers import OwnServer
 from delayserver.cli.demo.shop import REFUND, SHOP, UNPAID, WALLET, DemoPlan, DemoShop
+from tests.unit.client.fake_server import LOST, FakeTransport, answer, asynchronous, problem
 
 
 def make_shop(tmp_path):
@@ -58,3 +60,29 @@ def test_the_ledger_is_written(tmp_path):
     assert first == {"outages_ms": [], "kills_ms": []}
     assert [order["ids"] for order in orders] == [["id-0"], ["id-1"], ["id-2"]]
     assert orders[2]["received"][WALLET][0]["at_ms"] == 1014
+
+
+@pytest.mark.parametrize(
+    ("before", "expired", "is_settled", "is_recorded"),
+    [
+        ([], [], True, True),
+        ([], ["a"], False, False),
+        # The first attempt may have been recorded by whoever died before the answer was out.
+        ([LOST], ["a"], True, False),
+        ([problem(503)], ["a"], True, False),
+        ([LOST, problem(503)], [], True, True),
+    ],
+)
+@asynchronous
+async def test_what_an_answer_says_of_an_ack(tmp_path, before, expired, is_settled, is_recorded):
+    shop = make_shop(tmp_path)
+    refund = shop.ledger.order(REFUND, (WALLET,))
+    pulled = {"id": "id-3", "lease": "a", "body": refund.body}
+    shop._client = FakeTransport(
+        answer(200, {"messages": [pulled]}), *before, answer(200, {"expired": expired}), EOFError()
+    )
+    with pytest.raises(EOFError):
+        await shop._pull()
+    (receipt,) = refund.receipts[WALLET]
+    assert refund.is_settled(WALLET) is is_settled
+    assert receipt.is_recorded is is_recorded
