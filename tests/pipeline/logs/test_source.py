@@ -218,7 +218,7 @@ def test_what_is_far_is_read_from_its_day_and_comes_into_a_stream_once(
 ) -> None:
     store = Store(tmp_path / "data")
     store.subscribe("all", "*")
-    near_ms, far_ms = 2 * HOUR_MS, 5 * DAY_MS
+    near_ms, far_ms = 2 * HOUR_MS, 2 * DAY_MS
 
     def scheduled() -> list[int]:
         rows = spark.read.format("delaylog").option("log", "schedule").schema("due_ms long")
