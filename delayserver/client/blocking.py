@@ -270,6 +270,9 @@ class Subscriptions(Blocking[AsyncSubscriptions]):
       request, and how long one waits for others.
     - `spread` or `drop_older_than`: what fell due during downtime or a pause is handed out over
       this time, or becomes a dead letter when it is older.
+    - `headers`: sent along with each request, such as `authorization`; never shown again.
+      `method`: `PUT` instead of POST.
+    - `disable_after`: after so long of nothing but failures the server pauses it.
 
     Raises InvalidError, ConflictError (it is a pull subscription), NotAllowedError."""
 

@@ -192,6 +192,12 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     delivery: str | None = None
     signed: bool | None = None
+    headers: dict[str, str] | None = None
+    """Their names; each value is masked."""
+    method: str | None = None
+    disable_after: str | None = None
+    pause_reason: str | None = None
+    """asked, gone (its receiver answered 410) or failures (nothing else for `disable_after`)"""
     timeout: str | None = None
     max_in_flight: int | None = None
     rate: dict[str, Any] | None = None

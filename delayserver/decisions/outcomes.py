@@ -6,6 +6,7 @@
         ├──▶ gone ──────────────────────▶ subscription paused, first in its queue again
         ├──▶ untried ───────────────────▶ first in its queue again
         └──▶ failed ────────────────────▶ a RETRY later, or DEAD after the last attempt
+                                          (subscription paused, if it says: after so long of that)
     too old ──▶ DEAD                    DEAD ──▶ redriven (REDRIVE) or discarded (DISCARD)
 
 What arrived is settled in the dispatch log alone, by the `Dispatcher`: most deliveries end so, and
@@ -43,7 +44,9 @@ from delayserver.delivery.leases import Leases, Some
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.sink import (
     Answer,
+    Confirmed,
     Delivered,
+    Failed,
     GiveUp,
     PauseSubscription,
     Result,
@@ -53,7 +56,13 @@ from delayserver.delivery.sink import (
 )
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
 from delayserver.records.message import DueDelivery, Origin, Payload, encode_payload, row_flags
-from delayserver.records.subscriptions import Registry, RetrySchedule, Subscription
+from delayserver.records.subscriptions import (
+    FAILURES,
+    GONE,
+    Registry,
+    RetrySchedule,
+    Subscription,
+)
 from delayserver.records.tables import Change, ChangeState, DeadLetter
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
@@ -314,9 +323,19 @@ class Outcomes:
                     returned.append(delivery)
         for delivery in reversed(returned):
             self._dispatcher.return_delivery(delivery, delivery.attempt)
-        if subscription is not None and is_gone:
-            self._pause(subscription.id)
+        if subscription is not None:
+            if is_gone:
+                self._pause(subscription.id, GONE)
+            elif subscription.disable_after_ms:
+                self._on_result(subscription, result, now_ms)
         return subscription
+
+    def _on_result(self, subscription: Subscription, result: Result, now_ms: int) -> None:
+        """A subscription wants to be paused when it has had nothing but failures for long."""
+        if isinstance(result, Confirmed):
+            self._subscribing.on_arrived(subscription)
+        elif isinstance(result, Failed) and self._subscribing.fails_for_long(subscription, now_ms):
+            self._pause(subscription.id, FAILURES)
 
     def on_outdated(self, delivery: DueDelivery, reason: str, now_ms: int) -> None:
         """A delivery is too old to be attempted: it is a dead letter."""
@@ -332,15 +351,16 @@ class Outcomes:
 
     # ── records ────────────────────────────────────────────────────────────────────────────────
 
-    def _pause(self, subscription_id: int) -> None:
-        """The receiver is gone: send it nothing more, and record it; later if that is refused."""
+    def _pause(self, subscription_id: int, reason: str) -> None:
+        """The receiver is gone, or fails: send it nothing more, and record it; later if that is
+        refused."""
 
         def unless_written(error: Exception | None) -> None:
             if error is not None:
-                self._timeouts.add(partial(self._pause, subscription_id), RETRY_COMMIT_MS)
+                self._timeouts.add(partial(self._pause, subscription_id, reason), RETRY_COMMIT_MS)
 
         try:
-            group = self._subscribing.pause(subscription_id)
+            group = self._subscribing.pause(subscription_id, reason)
         except StoppingError:
             return  # The next process hears of it when it sends.
         except OverloadedError as error:

@@ -333,7 +333,7 @@ def _request_head(request: WebhookRequest, target: Target, path: str) -> bytes:
     # Headers were checked when they were published, yet a bulk load may have written them.
     check_headers(request.headers)
     lines = [
-        f"POST {path} HTTP/1.1",
+        f"{request.method} {path} HTTP/1.1",
         f"host: {target.authority}",
         f"content-length: {len(request.body)}",
         *(f"{name}: {value}" for name, value in request_headers(request).items()),

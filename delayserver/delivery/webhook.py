@@ -9,7 +9,7 @@ carries them is in `delayserver.delivery.sender`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Protocol
@@ -53,10 +53,14 @@ class WebhookRequest:
     """When the attempt is made, s since the epoch. `Retry-After` dates are relative to it."""
     count: int = 0
     """Messages in a batch, which says the rest of each in its body; 0: one message, by itself."""
+    method: str = "POST"
+    subscription_headers: Mapping[str, str] = field(default_factory=dict)
+    """Those of the subscription, names in lower case: no publisher changes them."""
 
 
 def request_headers(request: WebhookRequest) -> dict[str, str]:
-    """All headers but those of the connection, names in lower case; the message's own come last.
+    """All headers but those of the connection, names in lower case; the message's own come last,
+    and before them those of the subscription, which stand for theirs of the same name.
 
     `delay-key` is the key in UTF-8 with every byte but visible ASCII, and `%`, percent-encoded:
     usual keys stand there as they are, and any library's percent-decoding returns all of them."""
@@ -72,13 +76,17 @@ def request_headers(request: WebhookRequest) -> dict[str, str]:
         )
     if request.count:
         headers["delay-count"] = str(request.count)
+        headers.update(request.subscription_headers)
         return headers
     headers["delay-subject"] = request.subject
     if request.key is not None:
         headers["delay-key"] = quote(request.key, _KEY_SAFE)
     headers["delay-due"] = format_time(request.due_ms)
     headers["delay-attempt"] = str(request.attempt)
-    headers.update((name.lower(), value) for name, value in request.headers.items())
+    own = request.subscription_headers
+    headers.update(own)
+    lowered = ((name.lower(), value) for name, value in request.headers.items())
+    headers.update((name, value) for name, value in lowered if name not in own)
     return headers
 
 
@@ -161,4 +169,6 @@ def webhook_request(
         timeout_ms=subscription.timeout_ms,
         timestamp_s=timestamp_s,
         count=len(deliveries) if as_batch else 0,
+        method=subscription.method,
+        subscription_headers=subscription.headers,
     )

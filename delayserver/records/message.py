@@ -212,6 +212,11 @@ _RESERVED = frozenset(
 )
 
 
+def header_pointer(name: str) -> str:
+    """Where an error about a header stands."""
+    return "/headers/" + name.replace("~", "~0").replace("/", "~1")
+
+
 def check_headers(headers: Mapping[str, str]) -> None:
     """Check a message's own headers. Raises InputError at `/headers` or `/headers/<name>`.
 
@@ -221,7 +226,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
     size_bytes = 0
     seen: set[str] = set()
     for name, value in headers.items():
-        pointer = "/headers/" + name.replace("~", "~0").replace("/", "~1")
+        pointer = header_pointer(name)
         lower = name.lower()
         if not _HEADER_NAME.fullmatch(name):
             raise InputError("a header name is letters, digits and !#$%&'*+-.^_`|~", pointer)

@@ -405,7 +405,7 @@ class Calls:
             await self.spreading.spread(subscription)
         return subscription
 
-    async def change_subscription(self, name: str, **changes: bool) -> Subscription:
+    async def change_subscription(self, name: str, **changes: bool | str) -> Subscription:
         """Change a part of a subscription; durable and in force on return.
 
         Raises NotFoundError, OverloadedError, StoppingError, ShardAwayError."""
@@ -432,7 +432,7 @@ class Calls:
 
     def when_paused(self, paused: Callable[[int], None]) -> None:
         """Have `paused` called with the id of a subscription that is recorded as paused, since its
-        receiver said that it is gone."""
+        receiver said that it is gone, or has failed for long."""
         self._engine.subscribing.on_paused = paused
 
     async def all_durable(self) -> None:

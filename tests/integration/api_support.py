@@ -190,6 +190,7 @@ class Received:
     headers: dict[str, str]
     body: bytes
     at_ms: int
+    method: str
 
 
 @dataclass
@@ -218,7 +219,7 @@ class Receiver:
                 with hook.lock:
                     hook.busy += 1
                     hook.most_busy = max(hook.most_busy, hook.busy)
-                hook.received.put(Received(self.path, headers, body, now_ms()))
+                hook.received.put(Received(self.path, headers, body, now_ms(), self.command))
                 hook.gate.wait(DEADLINE_S)
                 time.sleep(hook.takes_s)
                 with hook.lock:
@@ -229,6 +230,8 @@ class Receiver:
                 for name, value in {**extra, "content-length": "0"}.items():
                     self.send_header(name, value)
                 self.end_headers()
+
+            do_PUT = do_POST
 
             def log_message(self, format: str, *arguments: object) -> None:
                 pass
