@@ -199,6 +199,9 @@ class Producer(Blocking[AsyncProducer]):
     get = _waiting(AsyncProducer.get)
     """Look a message up, by its id or by subject and key. Raises NotFoundError."""
 
+    attempts = _waiting(AsyncProducer.attempts)
+    """How each attempt to deliver a message went. Raises NotFoundError."""
+
     move = _waiting(AsyncProducer.move)
     """Give a message a new due time; `delay` and `deliver_at` as for `publish`. Raises as `cancel`,
     and InvalidError."""

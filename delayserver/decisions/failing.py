@@ -17,7 +17,7 @@ _RECORD_PART = 10
 """The begin is recorded once failing has lasted this part of `disable_after`."""
 
 
-class Verdict(Enum):
+class Consequence(Enum):
     """What is to be done after an attempt."""
 
     NOTHING = auto()
@@ -32,23 +32,23 @@ class Failing:
     def __init__(self) -> None:
         self._since_ms: dict[int, int] = {}
 
-    def failed(self, subscription: Subscription, now_ms: int) -> Verdict:
+    def failed(self, subscription: Subscription, now_ms: int) -> Consequence:
         """An attempt has failed."""
         limit_ms = subscription.disable_after_ms
         if not limit_ms:
-            return Verdict.NOTHING
+            return Consequence.NOTHING
         recorded_ms = subscription.failing_since_ms
         lasted_ms = now_ms - self._since_ms.setdefault(subscription.id, recorded_ms or now_ms)
         if lasted_ms >= limit_ms:
-            return Verdict.PAUSE
+            return Consequence.PAUSE
         if not recorded_ms and lasted_ms * _RECORD_PART >= limit_ms:
-            return Verdict.RECORD
-        return Verdict.NOTHING
+            return Consequence.RECORD
+        return Consequence.NOTHING
 
-    def arrived(self, subscription: Subscription) -> Verdict:
+    def arrived(self, subscription: Subscription) -> Consequence:
         """An attempt has not failed."""
         self.forget(subscription.id)
-        return Verdict.RECORD if subscription.failing_since_ms else Verdict.NOTHING
+        return Consequence.RECORD if subscription.failing_since_ms else Consequence.NOTHING
 
     def since_ms(self, subscription_id: int) -> int:
         """Since when it fails; 0: it does not."""

@@ -21,7 +21,7 @@ from functools import partial
 
 import msgspec
 
-from delayserver.decisions.failing import Failing, Verdict
+from delayserver.decisions.failing import Consequence, Failing
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.sequencer import Sequencer
@@ -136,14 +136,14 @@ class Subscribing:
 
     def fails_for_long(self, subscription: Subscription, now_ms: int) -> bool:
         """An attempt has failed: is the subscription to be paused for that?"""
-        verdict = self._failing.failed(subscription, now_ms)
-        if verdict is Verdict.RECORD:
+        consequence = self._failing.failed(subscription, now_ms)
+        if consequence is Consequence.RECORD:
             self._record_failing(subscription.id)
-        return verdict is Verdict.PAUSE
+        return consequence is Consequence.PAUSE
 
     def on_arrived(self, subscription: Subscription) -> None:
         """An attempt has arrived."""
-        if self._failing.arrived(subscription) is Verdict.RECORD:
+        if self._failing.arrived(subscription) is Consequence.RECORD:
             self._record_failing(subscription.id)
 
     def _record_failing(self, subscription_id: int) -> None:

@@ -16,7 +16,7 @@ from typing import Protocol
 from urllib.parse import quote
 
 from delayserver.delivery.batch import batch_body, batch_id
-from delayserver.delivery.sink import Confirmed, Failed, Gone, Result
+from delayserver.delivery.sink import Confirmed, Failed, Gone, Result, Tried
 from delayserver.records.message import Content, DueDelivery
 from delayserver.records.subscriptions import Subscription
 from delayserver.security.signing import WebhookSecret, sign
@@ -100,21 +100,24 @@ class WebhookResponse:
     status: int | None
     retry_after_ms: int | None = None
     error: str | None = None
+    body: bytes = b""
+    """The beginning of what was answered, as far as the sender keeps it."""
 
-    @property
-    def result(self) -> Result:
+    def result(self, began_ms: int, duration_ms: int) -> Result:
         """2xx confirms it, 410 ends it; all else, redirects and missing answers included, has
         failed, and 429 and 503 may say for how long."""
         status = self.status
+        tried = Tried(began_ms, duration_ms, status or 0, self.body.decode(errors="replace"))
         if status is None:
-            return Failed(self.error or "no answer")
+            return Failed(self.error or "no answer", tried=tried)
         if 200 <= status < 300:
-            return Confirmed()
+            return Confirmed(tried=tried)
         if status == 410:
             return Gone("HTTP 410: the receiver is gone")
         if 300 <= status < 400:
-            return Failed(f"HTTP {status}: redirects are not followed")
-        return Failed(f"HTTP {status}", self.retry_after_ms if status in (429, 503) else None)
+            return Failed(f"HTTP {status}: redirects are not followed", tried=tried)
+        retry_after_ms = self.retry_after_ms if status in (429, 503) else None
+        return Failed(f"HTTP {status}", retry_after_ms, tried)
 
 
 def parse_retry_after_ms(value: str, now_s: int) -> int | None:
