@@ -205,6 +205,12 @@ class Settings(BaseSettings):
         " counted together",
     )
     in_flight_max: int = Field(64, gt=0, description="default of a webhook's max_in_flight")
+    answer_kept_max_bytes: int = Field(
+        1024,
+        ge=0,
+        le=1024,
+        description="of what a webhook answers so much is kept with the attempt; 0: nothing",
+    )
     webhook_connections_max: int = Field(
         1024, gt=0, description="most webhooks on their way at once, each on a connection"
     )
@@ -410,6 +416,7 @@ GROUPS: Final = {
     "Delivery": (
         "in_flight_max",
         "webhook_connections_max",
+        "answer_kept_max_bytes",
         "answer_max_bytes",
         "lead_ms",
         "drain_ms",

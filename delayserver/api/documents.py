@@ -17,6 +17,7 @@ from msgspec import Meta
 from delayserver.api.fields import MessageState, OnEventName, PendingState, Time
 from delayserver.delivery.batch import body_fields
 from delayserver.delivery.delayed_fetch import Pulled
+from delayserver.queries.attempts import AttemptsView
 from delayserver.queries.dead_letters import DeadLetterView
 from delayserver.queries.listing import PendingView
 from delayserver.queries.look_up import MessageView
@@ -159,6 +160,28 @@ class DeliveryDocument(msgspec.Struct):
     state: str
     attempt: int
     at: Time
+
+
+class AttemptDocument(msgspec.Struct):
+    """One try to deliver a message."""
+
+    subscription: Annotated[str, Meta(description="its name; empty if it was deleted")]
+    attempt: Annotated[int, Meta(description="from 1; anew from 1 after a redrive or a replay")]
+    at: Annotated[Time, Meta(description="when it began; when it ended where duration is null")]
+    duration: Annotated[str | None, Meta(description="of a message that was pulled: of its lease")]
+    outcome: Literal["delivered", "failed"]
+    status: Annotated[int | None, Meta(description="of HTTP")]
+    answer: Annotated[str | None, Meta(description="the beginning of what was answered")]
+    error: Annotated[str | None, Meta(description="why it failed")]
+
+
+class AttemptsDocument(msgspec.Struct):
+    """How each attempt to deliver a message went, in order."""
+
+    attempts: list[AttemptDocument]
+    dropped: Annotated[
+        int, Meta(description="how many more failed, behind the first three of a subscription")
+    ]
 
 
 class MessageDocument(msgspec.Struct):
@@ -318,6 +341,28 @@ class DeadLettersDocument(msgspec.Struct):
 
     dead_letters: list[DeadLetterDocument]
     cursor: str | None
+
+
+def attempts_document(view: AttemptsView) -> AttemptsDocument:
+    """The attempts of a message."""
+    return AttemptsDocument(
+        [
+            AttemptDocument(
+                subscription=one.subscription,
+                attempt=one.attempt.number,
+                at=format_time(one.attempt.began_ms),
+                duration=None
+                if one.attempt.duration_ms is None
+                else format_duration(one.attempt.duration_ms),
+                outcome="failed" if one.attempt.error else "delivered",
+                status=one.attempt.status or None,
+                answer=one.attempt.answer or None,
+                error=one.attempt.error or None,
+            )
+            for one in view.attempts
+        ],
+        view.dropped,
+    )
 
 
 def message_document(view: MessageView) -> MessageDocument:

@@ -18,6 +18,7 @@ from delayserver.errors import InputError
 from delayserver.times import parse_duration_ms, parse_time_ms
 
 IdArgument = Annotated[str | None, typer.Argument(metavar="[ID]", help="Id of the message.")]
+MessageIdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the message.")]
 SubjectOption = Annotated[
     str | None, typer.Option("--subject", metavar="SUBJECT", help="Subject of the key.")
 ]

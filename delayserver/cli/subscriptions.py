@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from delayserver.cli.options import NameArgument, duration
+from delayserver.cli.options import NameArgument, duration, header_fields
 from delayserver.cli.output import rows
 from delayserver.cli.session import Session, path, server_command
 
@@ -127,6 +127,32 @@ CatchUpOption = Annotated[
         show_default=False,
     ),
 ]
+OwnHeaderOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--header",
+        metavar="NAME=VALUE",
+        help="Webhook: sent along with each request, and never shown again; may be repeated.",
+    ),
+]
+MethodOption = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        metavar="POST|PUT",
+        help="Webhook: how requests are made; POST if nothing is said.",
+        show_default=False,
+    ),
+]
+DisableAfterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--disable-after",
+        metavar="DURATION",
+        help="Webhook: pause it after so long of nothing but failures.",
+        show_default=False,
+    ),
+]
 LeaseOption = Annotated[
     str | None,
     typer.Option(
@@ -147,6 +173,7 @@ def register(app: typer.Typer) -> None:
         "subscribe refunds 'envelope.*' --lease 30s",
         "subscribe due 'order.*' --kafka broker1:9092,broker2:9092/orders.due --key '{id}'",
         "subscribe sms sms --webhook http://127.0.0.1:9000/sms --rate 100 --catch-up spread=10m",
+        "subscribe crm 'order.*' --webhook http://127.0.0.1:9000/ --header authorization=…",
     )(subscribe)
     group = typer.Typer()
     app.add_typer(group, name="subscriptions")
@@ -179,6 +206,9 @@ def subscribe(
     kafka: KafkaOption = None,
     key: KeyOption = None,
     exactly_once: ExactlyOnceOption = False,
+    header: OwnHeaderOption = None,
+    method: MethodOption = None,
+    disable_after: DisableAfterOption = None,
 ) -> None:
     """Make a subscription, or change it.
 
@@ -195,6 +225,11 @@ def subscribe(
         "delivery": "exactly_once" if exactly_once else None,
         "secret": None if previous_secret else secret,
         "secrets": _secrets(secret, previous_secret),
+        "headers": header_fields(header) if header else None,
+        "method": method,
+        "disable_after": (
+            None if disable_after is None else duration(disable_after, "--disable-after")
+        ),
         "timeout": None if timeout is None else duration(timeout, "--timeout"),
         "max_in_flight": max_in_flight,
         "retry": _given(retry) or None,
@@ -251,7 +286,10 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
 def subscriptions(session: Session) -> None:
     """List all subscriptions, or look at one and change it."""
     answer = session.call("GET", path("subscriptions"))
-    columns = ("name", "subject", "type", "url", "topic", "lease", "paused", "queued", "in_flight")
+    columns = (
+        *("name", "subject", "type", "url", "topic", "lease", "paused", "pause_reason"),
+        *("queued", "in_flight"),
+    )
     empty = "There are no subscriptions; make one with `delayserver subscribe`."
     session.show(answer, lambda: rows(answer["subscriptions"], columns, empty=empty))
 

@@ -55,8 +55,10 @@ from delayserver.client.producer import AsyncProducer
 from delayserver.client.retries import NO_RETRIES, RetryPolicy
 from delayserver.client.subscriptions import AsyncSubscriptions
 from delayserver.client.values import (
+    Attempts,
     DeadLetter,
     Delivery,
+    DeliveryAttempt,
     Draft,
     EventResult,
     Heartbeat,
@@ -73,6 +75,7 @@ __all__ = [
     "AsyncConsumer",
     "AsyncProducer",
     "AsyncSubscriptions",
+    "Attempts",
     "ChangedError",
     "ClientError",
     "ClosedError",
@@ -80,6 +83,7 @@ __all__ = [
     "Consumer",
     "DeadLetter",
     "Delivery",
+    "DeliveryAttempt",
     "DiskFullError",
     "Draft",
     "EventResult",

@@ -199,6 +199,9 @@ class Producer(Blocking[AsyncProducer]):
     get = _waiting(AsyncProducer.get)
     """Look a message up, by its id or by subject and key. Raises NotFoundError."""
 
+    attempts = _waiting(AsyncProducer.attempts)
+    """How each attempt to deliver a message went. Raises NotFoundError."""
+
     move = _waiting(AsyncProducer.move)
     """Give a message a new due time; `delay` and `deliver_at` as for `publish`. Raises as `cancel`,
     and InvalidError."""
@@ -270,6 +273,9 @@ class Subscriptions(Blocking[AsyncSubscriptions]):
       request, and how long one waits for others.
     - `spread` or `drop_older_than`: what fell due during downtime or a pause is handed out over
       this time, or becomes a dead letter when it is older.
+    - `headers`: sent along with each request, such as `authorization`; never shown again.
+      `method`: `PUT` instead of POST.
+    - `disable_after`: after so long of nothing but failures the server pauses it.
 
     Raises InvalidError, ConflictError (it is a pull subscription), NotAllowedError."""
 

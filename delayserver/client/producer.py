@@ -62,6 +62,7 @@ from delayserver.client.transport import (
     path_of,
 )
 from delayserver.client.values import (
+    Attempts,
     Delay,
     DeliverAt,
     Draft,
@@ -410,6 +411,13 @@ class AsyncProducer(RetryingClient):
         return msgspec.structs.replace(
             decoded_message(answer.body, Stored), version=_version(answer)
         )
+
+    async def attempts(self, message_id: str, *, timeout_s: float | None = None) -> Attempts:
+        """How each attempt to deliver a message went. Raises NotFoundError."""
+        path = path_of("messages", message_id, "attempts")
+        shard = self._shard_of(message_id)
+        answer = await self._call("GET", path, shard=shard, timeout_s=timeout_s)
+        return decoded(answer.body, Attempts)
 
     async def pending(
         self,

@@ -7,7 +7,7 @@ Cost: one request per call. Threads: belongs to the event loop.
 """
 
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 from urllib.parse import urlencode
@@ -95,6 +95,9 @@ class AsyncSubscriptions(RetryingClient):
         batch_linger: Delay | None = None,
         spread: Delay | None = None,
         drop_older_than: Delay | None = None,
+        headers: Mapping[str, str] | None = None,
+        method: Literal["POST", "PUT"] | None = None,
+        disable_after: Delay | None = None,
         timeout_s: float | None = None,
     ) -> Subscription:
         """Have the messages of a subject POSTed to `url`. What is not given has the default of the
@@ -108,6 +111,9 @@ class AsyncSubscriptions(RetryingClient):
           one request, and how long one waits for others.
         - `spread` or `drop_older_than`: what fell due during downtime or a pause is handed out over
           this time, or becomes a dead letter when it is older.
+        - `headers`: sent along with each request, such as `authorization`; never shown again.
+          `method`: `PUT` instead of POST.
+        - `disable_after`: after so long of nothing but failures the server pauses it.
 
         Raises InvalidError, ConflictError (it is a pull subscription), NotAllowedError."""
         rate = {"per_second": per_second, "burst": burst}
@@ -116,6 +122,9 @@ class AsyncSubscriptions(RetryingClient):
             "url": url,
             "secret": secret,
             "secrets": secrets,
+            "headers": None if headers is None else dict(headers),
+            "method": method,
+            "disable_after": _duration(disable_after),
             "timeout": _duration(timeout),
             "max_in_flight": max_in_flight,
             "rate": _given(rate) or None,

@@ -76,6 +76,34 @@ class Delivery(msgspec.Struct, frozen=True):
     at: datetime
 
 
+class DeliveryAttempt(msgspec.Struct, frozen=True):
+    """One try to deliver a message."""
+
+    subscription: str
+    """Its name; empty if it was deleted."""
+    attempt: int
+    """From 1; anew from 1 after a redrive."""
+    at: datetime
+    """When it began."""
+    outcome: Literal["delivered", "failed"]
+    duration: str | None = None
+    """Such as `120ms`."""
+    status: int | None = None
+    """Of HTTP."""
+    answer: str | None = None
+    """The beginning of what was answered."""
+    error: str | None = None
+    """Why it failed."""
+
+
+class Attempts(msgspec.Struct, frozen=True):
+    """How each attempt to deliver a message went, in order."""
+
+    attempts: tuple[DeliveryAttempt, ...]
+    dropped: int = 0
+    """How many more failed, behind the first three of a subscription."""
+
+
 class Body(msgspec.Struct, frozen=True, kw_only=True):
     """A body: JSON as it was published, or bytes."""
 
@@ -192,6 +220,12 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     delivery: str | None = None
     signed: bool | None = None
+    headers: dict[str, str] | None = None
+    """Their names; each value is masked."""
+    method: str | None = None
+    disable_after: str | None = None
+    pause_reason: str | None = None
+    """asked, gone (its receiver answered 410) or failures (nothing else for `disable_after`)"""
     timeout: str | None = None
     max_in_flight: int | None = None
     rate: dict[str, Any] | None = None

@@ -6,6 +6,7 @@
         ├──▶ gone ──────────────────────▶ subscription paused, first in its queue again
         ├──▶ untried ───────────────────▶ first in its queue again
         └──▶ failed ────────────────────▶ a RETRY later, or DEAD after the last attempt
+                                          (subscription paused, if it says: after so long of that)
     too old ──▶ DEAD                    DEAD ──▶ redriven (REDRIVE) or discarded (DISCARD)
 
 What arrived is settled in the dispatch log alone, by the `Dispatcher`: most deliveries end so, and
@@ -43,17 +44,27 @@ from delayserver.delivery.leases import Leases, Some
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.sink import (
     Answer,
+    Confirmed,
     Delivered,
+    Failed,
     GiveUp,
     PauseSubscription,
     Result,
     RetryLater,
     ReturnToQueue,
+    Tried,
     outcome,
 )
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
+from delayserver.records.attempts import TEXT_CHARS_MAX, Attempt, with_attempt
 from delayserver.records.message import DueDelivery, Origin, Payload, encode_payload, row_flags
-from delayserver.records.subscriptions import Registry, RetrySchedule, Subscription
+from delayserver.records.subscriptions import (
+    FAILURES,
+    GONE,
+    Registry,
+    RetrySchedule,
+    Subscription,
+)
 from delayserver.records.tables import Change, ChangeState, DeadLetter
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
@@ -73,6 +84,10 @@ class _Recording:
 
     left: deque[Some]
     record: Callable[[DueDelivery, int], None]
+    reason: str
+    """Why the attempts have failed, and …"""
+    ended_ms: int
+    """… when."""
     done: Callable[[Exception | None], None]
     """Called once, when all records are durable, or with what kept one from being so."""
     not_durable: int = 1
@@ -85,6 +100,24 @@ class _Recording:
         self.not_durable -= 1
         if not self.not_durable:
             self.done(self.error)
+
+
+def _failed(delivery: DueDelivery, result: Result, now_ms: int) -> DueDelivery:
+    """A delivery whose attempt has failed: the records that follow tell of it."""
+    assert isinstance(result, Failed)
+    tried = result.tried
+    attempt = Attempt(
+        delivery.attempt,
+        delivery.subscription_id,
+        now_ms if tried is None else tried.began_ms,
+        None if tried is None else tried.duration_ms,
+        0 if tried is None else tried.status,
+        "" if tried is None else tried.answer[:TEXT_CHARS_MAX],
+        result.reason[:TEXT_CHARS_MAX],
+    )
+    history = with_attempt(delivery.payload.history, attempt)
+    payload = msgspec.structs.replace(delivery.payload, history=history)
+    return msgspec.structs.replace(delivery, payload=payload)
 
 
 def _nobody(expired: list[str], error: Exception | None) -> None:
@@ -189,10 +222,10 @@ class Outcomes:
         ended, over = self.leases.end(tokens, subscription_id)
         if delay_ms:
             retry = partial(self._retry_leased, delay_ms)
-            self._record_each(ended, retry, now_ms, partial(done, over))
+            self._record_each(ended, retry, "given back (nack)", now_ms, partial(done, over))
             return
         for some in ended:
-            self._return_leased(some, now_ms)
+            self._return_leased(some, "given back (nack)", now_ms)
         done(over, None)
 
     def extend(
@@ -205,17 +238,19 @@ class Outcomes:
         return self.leases.extend(tokens, lease_ms, subscription_id)
 
     def _on_expired(self, some: Some) -> None:
-        self._return_leased(some, self._dispatcher.now_ms)
+        self._return_leased(some, "the lease ran out", self._dispatcher.now_ms)
 
     def _record_each(
         self,
         some: Iterable[Some],
         record: Callable[[DueDelivery, int], None],
+        reason: str,
         now_ms: int,
         done: Callable[[Exception | None], None] = lambda error: None,
     ) -> None:
-        """Call `record` for each delivery; for the first ones now."""
-        self._recordings.append(_Recording(deque(some), record, done))
+        """Call `record` for each delivery, whose attempt has failed, and why; for the first ones
+        now."""
+        self._recordings.append(_Recording(deque(some), record, reason, now_ms, done))
         if len(self._recordings) == 1:
             self._record_some(now_ms)
 
@@ -229,8 +264,11 @@ class Outcomes:
                     recording.left.appendleft(Some(deliveries, which[free:]))
                     which = which[:free]
                 free -= len(which)
+                began_ms, ended_ms = deliveries.leased_ms or recording.ended_ms, recording.ended_ms
+                tried = Tried(began_ms, max(0, ended_ms - began_ms))
+                failed = Failed(recording.reason, tried=tried)
                 for delivery in Some(deliveries, which).each():
-                    recording.record(delivery, now_ms)
+                    recording.record(_failed(delivery, failed, now_ms), now_ms)
             group = self._groups.not_durable()
             if group is not None:
                 recording.not_durable += 1
@@ -248,7 +286,7 @@ class Outcomes:
         else:
             self._retry(delivery, delay_ms, now_ms)
 
-    def _return_leased(self, some: Some, now_ms: int) -> None:
+    def _return_leased(self, some: Some, reason: str, now_ms: int) -> None:
         """Leased deliveries were not taken: they are available again, or dead after their last
         attempt."""
         deliveries, which = some
@@ -257,7 +295,7 @@ class Outcomes:
             is_last = deliveries.settled["attempt"][which] >= subscription.max_attempts
             if is_last.any():
                 last = Some(deliveries, which[is_last])
-                self._record_each([last], self._return_one, now_ms)
+                self._record_each([last], self._return_one, reason, now_ms)
                 which = which[~is_last]
         if len(which):
             self._dispatcher.return_leased(deliveries, which)
@@ -301,12 +339,13 @@ class Outcomes:
         is_gone = False
         for delivery in deliveries:
             match outcome(result, delivery.attempt, policy, lambda: jitter):
-                case Delivered(recorded):
-                    self._dispatcher.settle_delivered(delivery, now_ms, recorded)
+                case Delivered(recorded, tried):
+                    self._dispatcher.settle_delivered(delivery, now_ms, recorded, tried)
                 case RetryLater(delay_ms=delay_ms):
-                    self._retry(delivery, delay_ms, now_ms)
+                    self._retry(_failed(delivery, result, now_ms), delay_ms, now_ms)
                 case GiveUp(reason=reason):
-                    self._bury(delivery, reason, now_ms, delivery.attempt)
+                    failed = _failed(delivery, result, now_ms)
+                    self._bury(failed, reason, now_ms, delivery.attempt)
                 case PauseSubscription():
                     returned.append(delivery)
                     is_gone = True
@@ -314,9 +353,19 @@ class Outcomes:
                     returned.append(delivery)
         for delivery in reversed(returned):
             self._dispatcher.return_delivery(delivery, delivery.attempt)
-        if subscription is not None and is_gone:
-            self._pause(subscription.id)
+        if subscription is not None:
+            if is_gone:
+                self._pause(subscription.id, GONE)
+            elif subscription.disable_after_ms:
+                self._on_result(subscription, result, now_ms)
         return subscription
+
+    def _on_result(self, subscription: Subscription, result: Result, now_ms: int) -> None:
+        """A subscription wants to be paused when it has had nothing but failures for long."""
+        if isinstance(result, Confirmed):
+            self._subscribing.on_arrived(subscription)
+        elif isinstance(result, Failed) and self._subscribing.fails_for_long(subscription, now_ms):
+            self._pause(subscription.id, FAILURES)
 
     def on_outdated(self, delivery: DueDelivery, reason: str, now_ms: int) -> None:
         """A delivery is too old to be attempted: it is a dead letter."""
@@ -332,15 +381,16 @@ class Outcomes:
 
     # ── records ────────────────────────────────────────────────────────────────────────────────
 
-    def _pause(self, subscription_id: int) -> None:
-        """The receiver is gone: send it nothing more, and record it; later if that is refused."""
+    def _pause(self, subscription_id: int, reason: str) -> None:
+        """The receiver is gone, or fails: send it nothing more, and record it; later if that is
+        refused."""
 
         def unless_written(error: Exception | None) -> None:
             if error is not None:
-                self._timeouts.add(partial(self._pause, subscription_id), RETRY_COMMIT_MS)
+                self._timeouts.add(partial(self._pause, subscription_id, reason), RETRY_COMMIT_MS)
 
         try:
-            group = self._subscribing.pause(subscription_id)
+            group = self._subscribing.pause(subscription_id, reason)
         except StoppingError:
             return  # The next process hears of it when it sends.
         except OverloadedError as error:

@@ -10,6 +10,9 @@ A new subscription gets what falls due from now on. What has fallen due already 
 if the clock was set back since: the record says so in marks (`Horizon`), so that a restart sends
 the same messages to the same subscriptions as the process before it.
 
+The server pauses a subscription by itself if its receiver is gone, or has failed for long
+(`Failing`). That ends as any pause does; and one for failures with any new definition.
+
 Cost: one record for each call, O(1) for each tick. Threads: belongs to the event loop.
 """
 
@@ -18,13 +21,19 @@ from functools import partial
 
 import msgspec
 
+from delayserver.decisions.failing import Consequence, Failing
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.delivery.dispatcher import Dispatcher
-from delayserver.errors import NotFoundError
+from delayserver.errors import NotFoundError, OverloadedError, StoppingError
 from delayserver.records.horizon import Horizon, Mark
-from delayserver.records.subscriptions import Registry, Subscription, encode_subscription
+from delayserver.records.subscriptions import (
+    GONE,
+    Registry,
+    Subscription,
+    encode_subscription,
+)
 from storage.frame import seal
 from storage.rows import RecordKind
 
@@ -42,8 +51,9 @@ class Subscribing:
         self._horizon = Horizon()
         self.decided = registry.snapshot()
         """Subscriptions as they are once everything that was decided is durable."""
+        self._failing = Failing()
         self.on_paused: Callable[[int], None] = lambda subscription_id: None
-        """Told of a subscription whose receiver is gone, when that is decided."""
+        """Told of a subscription that the server pauses by itself, when that is decided."""
 
     def start(self, fired: Iterable[Mark]) -> None:
         """Take over what has fired though it is not due yet, in the process before."""
@@ -67,13 +77,27 @@ class Subscribing:
             # What has fallen due is for others.
             self._horizon.advance(self._sequencer.next_seq - 1, subscription.created_ms)
             horizon, since_ms = self._horizon.marks, 0
+            failing_ms = 0
         else:
             horizon, since_ms = known.horizon, known.subject_since_ms
             if known.subject != subscription.subject:
                 since_ms = self._horizon.before_ms
-        subscription = msgspec.structs.replace(
-            subscription, horizon=horizon, subject_since_ms=since_ms
+            failing_ms = known.failing_since_ms
+            if known.url != subscription.url or (known.paused and not subscription.paused):
+                self._failing.forget(known.id)
+                failing_ms = 0
+        return self._record(
+            msgspec.structs.replace(
+                subscription,
+                horizon=horizon,
+                subject_since_ms=since_ms,
+                pause_reason=subscription.pause_reason if subscription.paused else "",
+                failing_since_ms=failing_ms,
+            )
         )
+
+    def _record(self, subscription: Subscription) -> Group:
+        known = self.decided.by_id(subscription.id)
         self._sequencer.append(
             RecordKind.SUBSCRIPTION,
             subscription_id=subscription.id,
@@ -87,13 +111,14 @@ class Subscribing:
         self._groups.wake()
         return group
 
-    def change(self, name: str, **changes: bool) -> tuple[Subscription, Group]:
+    def change(self, name: str, **changes: bool | str) -> tuple[Subscription, Group]:
         """Change a part of a subscription, and see `put_subscription`. Raises NotFoundError."""
         changed = msgspec.structs.replace(_found(self.decided, name), **changes)
         return changed, self.put_subscription(changed)
 
-    def pause(self, subscription_id: int) -> Group | None:
-        """The receiver of a subscription is gone: send it nothing more, at once, and record it.
+    def pause(self, subscription_id: int, reason: str = GONE) -> Group | None:
+        """The receiver of a subscription is gone, or fails (`reason`): send it nothing more, at
+        once, and record it.
 
         None: nothing is to be recorded. Raises OverloadedError, StoppingError."""
         in_force = self._registry.by_id(subscription_id)
@@ -104,15 +129,40 @@ class Subscribing:
         decided = self.decided.by_id(subscription_id)
         if decided is None or decided.paused:
             return None
-        group = self.put_subscription(msgspec.structs.replace(decided, paused=True))
+        paused = msgspec.structs.replace(decided, paused=True, pause_reason=reason)
+        group = self.put_subscription(paused)
         self.on_paused(subscription_id)
         return group
+
+    def fails_for_long(self, subscription: Subscription, now_ms: int) -> bool:
+        """An attempt has failed: is the subscription to be paused for that?"""
+        consequence = self._failing.failed(subscription, now_ms)
+        if consequence is Consequence.RECORD:
+            self._record_failing(subscription.id)
+        return consequence is Consequence.PAUSE
+
+    def on_arrived(self, subscription: Subscription) -> None:
+        """An attempt has arrived."""
+        if self._failing.arrived(subscription) is Consequence.RECORD:
+            self._record_failing(subscription.id)
+
+    def _record_failing(self, subscription_id: int) -> None:
+        decided = self.decided.by_id(subscription_id)
+        since_ms = self._failing.since_ms(subscription_id)
+        if decided is None or decided.failing_since_ms == since_ms:
+            return
+        try:
+            self._groups.admit(0)
+        except (OverloadedError, StoppingError):
+            return  # The next attempt comes to the same.
+        self._record(msgspec.structs.replace(decided, failing_since_ms=since_ms))
 
     def differing(self, wanted: Iterable[Subscription], *, are_all: bool) -> Iterator[Subscription]:
         """What has to be put so that definitions are as another shard has them, what is deleted
         first. `are_all`: what is not among `wanted` is deleted.
 
-        What had fallen due is of each shard (`Horizon`), and no difference."""
+        What had fallen due is of each shard (`Horizon`), and since when it fails; neither is a
+        difference."""
         wanted = list(wanted)
         if are_all:
             ids = {one.id for one in wanted}
@@ -124,7 +174,10 @@ class Subscribing:
                 if not one.deleted:
                     yield one
             elif known != msgspec.structs.replace(
-                one, horizon=known.horizon, subject_since_ms=known.subject_since_ms
+                one,
+                horizon=known.horizon,
+                subject_since_ms=known.subject_since_ms,
+                failing_since_ms=known.failing_since_ms,
             ):
                 yield one
 

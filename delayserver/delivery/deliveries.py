@@ -32,6 +32,7 @@ class Deliveries(Sequence[DueDelivery]):
         "_published_due_ms",
         "_subject_names",
         "first_due_ms",
+        "leased_ms",
         "payloads",
         "rows",
         "settled",
@@ -53,6 +54,8 @@ class Deliveries(Sequence[DueDelivery]):
         subject that is their route."""
         assert len(rows) == len(due_ms) == len(payloads)
         self.subscription_id = subscription_id
+        self.leased_ms = 0
+        """When a consumer was given them; 0: none was."""
         self.rows = rows
         """The rows as they waited in the wheel. They wait again if nobody takes the messages."""
         self.payloads = payloads

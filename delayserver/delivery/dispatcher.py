@@ -30,7 +30,7 @@ from delayserver.delivery.parked import Parked
 from delayserver.delivery.permits import Permit, Permits
 from delayserver.delivery.queue import READ_ROWS_MAX, Handout, Queue
 from delayserver.delivery.settler import pack_settled
-from delayserver.delivery.sink import Recorded
+from delayserver.delivery.sink import Recorded, Tried
 from delayserver.records.message import DueDelivery, ScheduleEntry
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Change
@@ -39,6 +39,7 @@ from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, Fir
 from delayserver.timers.timeouts import Timeouts
 from delayserver.times import format_duration
 from storage.frame import Rows
+from storage.notes import Note, NoteBytes, encode_note
 from storage.rows import HOUR_MS, Outcome, concatenate, select
 
 BATCH_BYTES_MAX = 4 * 1024 * 1024
@@ -66,8 +67,8 @@ class DispatcherPorts(Protocol):
         """Lease deliveries to the consumer that asked."""
         ...
 
-    def settle(self, hour: int, rows: bytes) -> None:
-        """Append rows (DISPATCH_ROW) to the dispatch log of their hour."""
+    def settle(self, hour: int, rows: bytes, note: NoteBytes | None) -> None:
+        """Append rows (DISPATCH_ROW) to the dispatch log of their hour, and a note about them."""
         ...
 
     def settle_recorded(self, hour: int, rows: bytes, offset: int) -> None:
@@ -537,15 +538,20 @@ class Dispatcher:
     # ── what came of a delivery ────────────────────────────────────────────────────────────────
 
     def settle_delivered(
-        self, delivery: DueDelivery, now_ms: int, recorded: Recorded | None = None
+        self,
+        delivery: DueDelivery,
+        now_ms: int,
+        recorded: Recorded | None = None,
+        tried: Tried | None = None,
     ) -> None:
         """Record a delivery that has arrived, so that a restart does not repeat it (I4).
 
-        `recorded`: who delivered it has told all replicas; so this one writes the same row."""
+        `recorded`: who delivered it has told all replicas; so this one writes the same row.
+        `tried`: what is told of the attempt."""
         self.delivered_by_subject[delivery.origin.subject_id] += 1
         self.delivered_by_subscription[delivery.subscription_id] += 1
         if recorded is None:
-            self._settle(delivery, Outcome.DELIVERED, now_ms)
+            self._settle(delivery, Outcome.DELIVERED, now_ms, tried)
         else:
             row = pack_settled(delivery, Outcome.DELIVERED, recorded.settled_ms)
             self._ports.settle_recorded(delivery.entry.hour, row, recorded.offset)
@@ -559,7 +565,7 @@ class Dispatcher:
         hours = rows["due_ms"] // HOUR_MS
         for hour, count in Counter(hours.tolist()).items():
             of_hour = rows if count == len(rows) else select(rows, hours == hour)
-            self._ports.settle(hour, of_hour.tobytes())
+            self._ports.settle(hour, of_hour.tobytes(), _note_leased(deliveries, of_hour, now_ms))
             self._hours.add(hour, -count)
         subject_ids = deliveries.subject_ids
         self.delivered_by_subject.update([subject_ids[index] for index in which.tolist()])
@@ -621,9 +627,33 @@ class Dispatcher:
             else:
                 queue.rows.push_front(fired)
 
-    def _settle(self, delivery: DueDelivery, outcome: Outcome, now_ms: int) -> None:
-        self._ports.settle(delivery.entry.hour, pack_settled(delivery, outcome, now_ms))
+    def _settle(
+        self, delivery: DueDelivery, outcome: Outcome, now_ms: int, tried: Tried | None = None
+    ) -> None:
+        note = None if tried is None else _note(delivery, tried)
+        self._ports.settle(delivery.entry.hour, pack_settled(delivery, outcome, now_ms), note)
         self._hours.add(delivery.entry.hour, -1)
+
+
+def _note(delivery: DueDelivery, tried: Tried) -> NoteBytes:
+    entry = delivery.entry
+    return encode_note(
+        Note(
+            *(entry.hour, entry.seq, delivery.subscription_id, 1),
+            *(tried.began_ms, tried.duration_ms, tried.status, tried.answer),
+        )
+    )
+
+
+def _note_leased(deliveries: Deliveries, rows: Rows, now_ms: int) -> NoteBytes | None:
+    """One for all rows of an hour that are acknowledged together."""
+    began_ms = deliveries.leased_ms
+    if not began_ms:
+        return None
+    first = rows[0]
+    hour, seq = int(first["due_ms"]) // HOUR_MS, int(first["seq"])
+    subscription_id, took_ms = deliveries.subscription_id, max(0, now_ms - began_ms)
+    return encode_note(Note(hour, seq, subscription_id, len(rows), began_ms, took_ms))
 
 
 def _by_route(rows: Rows) -> Iterator[tuple[int, Rows]]:

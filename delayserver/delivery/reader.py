@@ -16,6 +16,7 @@ Threads: each belongs to one, with log instances of its own; `open` and `decode`
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,9 +36,10 @@ from delayserver.schedule.wheel_rows import (
 )
 from storage.buckets import is_day, places_of
 from storage.errors import DamageError, UnreadableError
-from storage.frame import Rows
+from storage.frame import HEADER_BYTES, Rows, crc32c
 from storage.frame_runs import FrameRun
 from storage.hour_log import HourLog
+from storage.notes import Note, note_of, unpack_notes
 from storage.rows import DISPATCH_DTYPE, concatenate, select
 
 _SPAN_BYTES_MAX = 1 << 20
@@ -52,6 +54,13 @@ class Found(NamedTuple):
     payload: Payload
     subject_id: int
     subscription_id: int
+
+
+class EndedRow(NamedTuple):
+    """A row of the dispatch log, and what is told of it."""
+
+    row: np.void
+    note: Note | None
 
 
 class Fetched(NamedTuple):
@@ -275,6 +284,39 @@ class Reader:
         for damage in page.damage:
             self._on_damage(damage.error())
         return page
+
+    def ended(self, hour: int, entry_seq: int) -> list[EndedRow]:
+        """Rows of the dispatch log for one schedule row, with what is told of each. A row counts
+        whether or not its note can be read; one that cannot is named."""
+        found: list[EndedRow] = []
+        for run in self._dispatch.scan_runs(hour):
+            if not isinstance(run, FrameRun):
+                continue
+            starts = run.row_starts()
+            for at in np.flatnonzero(run.rows["seq"] == entry_seq).tolist():
+                frame = int(np.searchsorted(starts, at, "right")) - 1
+                start = int(starts[frame])
+                end = start + int(run.heads.headers["count"][frame])
+                notes = self._notes(hour, run, frame, entry_seq)
+                note = note_of(notes, hour, run.rows[start:end], at - start)
+                found.append(EndedRow(run.rows[at], note))
+        return found
+
+    def _notes(self, hour: int, run: FrameRun, frame: int, seq: int) -> list[Note]:
+        header, offset = run.heads.headers[frame], int(run.heads.offsets[frame])
+        length = int(header["payload_bytes"])
+        offset += HEADER_BYTES + int(header["rows_bytes"])
+        try:
+            payload = self._dispatch.read(hour, offset, length) if length else b""
+            if crc32c(payload) == header["payload_crc"]:
+                return unpack_notes(payload)
+            reason = "what is told of its rows does not match its checksum"
+        except UnreadableError as error:
+            reason = error.reason
+        except msgspec.DecodeError as error:
+            reason = f"what is told of its rows cannot be read ({error})"
+        self._on_damage(DamageError(self._dispatch.path(hour), offset, reason, seq, seq))
+        return []
 
     def settled(self, hour: int, entry_seq: int) -> Rows:
         """Rows of the dispatch log for one schedule row (DISPATCH_DTYPE)."""

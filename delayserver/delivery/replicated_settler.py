@@ -26,9 +26,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
+import msgspec
+
 from delayserver.delivery.settler import Settler
 from storage.frame import Rows
 from storage.hour_log import HourLog
+from storage.notes import encode_note, unpack_notes
 from storage.replicated.settled import Settled, SettledLog
 from storage.rows import HOUR_MS, select
 
@@ -85,7 +88,7 @@ class ReplicatedSettler(Settler):
         """Have a quorum know all that was written, and write it to the files. Raises FencedError,
         SyncError; ShortageError: a quorum knows it, and the next call goes on with the files."""
         if self._unsent:
-            self._sent += self._appended.append(b"".join(self._unsent), self._now_ms)
+            self._sent += self._appended.append(self._unsent, self._now_ms)
             self._unsent.clear()
         while self._sent:
             self._write_sent(self._sent[0])
@@ -107,7 +110,7 @@ class ReplicatedSettler(Settler):
         if self._read_offset < record.offset:
             self._take_in(0, record.offset)  # What others have recorded before, if it is at hand.
         if self._half_sent or self._read_offset != record.offset:
-            self._half_sent = self._half_sent or rows_by_hour((record.rows,))
+            self._half_sent = self._half_sent or items_by_hour(record)
             super().write(self._half_sent, self._now_ms)
             self._own_offsets.add(record.offset)
         else:
@@ -175,9 +178,22 @@ class ReplicatedSettler(Settler):
     def _take(self, record: Settled) -> None:
         """Write the record at `_read_offset`, or the first behind it, to the files. Raises
         ShortageError."""
-        self._half_written = self._half_written or rows_by_hour((record.rows,))
+        self._half_written = self._half_written or items_by_hour(record)
         super().write(self._half_written, self._now_ms)
         self._read_offset = record.offset + 1
+
+
+def items_by_hour(record: Settled) -> dict[int, list[bytes]]:
+    """Rows and notes of a record as `Settler.write` takes them."""
+    found = rows_by_hour((record.rows,))
+    try:
+        notes = unpack_notes(record.notes)
+    except msgspec.DecodeError:
+        notes = []  # A newer version has written them: what is settled counts.
+    for note in notes:
+        if (items := found.get(note.hour)) is not None:
+            items.append(encode_note(note))
+    return found
 
 
 def rows_by_hour(parts: Iterable[Rows]) -> dict[int, list[bytes]]:

@@ -1,8 +1,9 @@
 """The sender of webhooks: one POST, to an address that was checked, within a deadline.
 
-The status line decides. The rest of an answer is read only so that the connection can be used
-again, up to RESPONSE_BYTES_MAX and the request's deadline; a receiver that answers 200 and then
-stalls, resets or streams without end has received the message, and loses its connection.
+The status line decides. The rest of an answer is read only for its beginning, which people look up,
+and so that the connection can be used again, up to RESPONSE_BYTES_MAX and the request's deadline; a
+receiver that answers 200 and then stalls, resets or streams without end has received the message,
+and loses its connection.
 
 `HttpWebhookSender` speaks HTTP/1.1 itself, over the connections that the client library uses too
 (`delayserver.http.connection`). That is little code, because a webhook is one POST without
@@ -74,6 +75,7 @@ class HttpWebhookSender:
     """The sender over HTTP/1.1; one for all subscriptions. How many requests are in flight is the
     caller's business: no more than `connections_max`.
 
+    `answer_kept_max_bytes`: so much of the body of an answer is kept for whoever looks it up.
     `resolve` replaces the system's name look-up, and `tls` its trusted certificates."""
 
     def __init__(
@@ -81,11 +83,13 @@ class HttpWebhookSender:
         policy: TargetPolicy,
         *,
         connections_max: int,
+        answer_kept_max_bytes: int = 0,
         resolve: Resolve | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._policy = policy
         self._connections_max = connections_max
+        self._answer_kept_max_bytes = answer_kept_max_bytes
         self._in_flight = 0
         self._kept: OrderedDict[HttpConnection, _Route] = OrderedDict()
         """The idle connections of all targets; the one used last is last."""
@@ -134,7 +138,7 @@ class HttpWebhookSender:
                 if name.lower() == b"retry-after":
                     text = value.decode("latin-1")
                     retry_after_ms = parse_retry_after_ms(text, request.timestamp_s)
-        return WebhookResponse(connection.status, retry_after_ms)
+        return WebhookResponse(connection.status, retry_after_ms, body=connection.body)
 
     async def close(self) -> None:
         """Close the idle connections. Sends are to be finished or cancelled before."""
@@ -267,7 +271,10 @@ class HttpWebhookSender:
         tls = self._tls if target.scheme == "https" else None
         server_name = target.host if tls else None
         new_connection = partial(
-            HttpConnection, loop, answer_bytes_max=RESPONSE_BYTES_MAX, keeps_body=False
+            HttpConnection,
+            loop,
+            answer_bytes_max=RESPONSE_BYTES_MAX,
+            body_bytes_max=self._answer_kept_max_bytes,
         )
         for index, address in enumerate(addresses):
             is_last = index == len(addresses) - 1
@@ -333,7 +340,7 @@ def _request_head(request: WebhookRequest, target: Target, path: str) -> bytes:
     # Headers were checked when they were published, yet a bulk load may have written them.
     check_headers(request.headers)
     lines = [
-        f"POST {path} HTTP/1.1",
+        f"{request.method} {path} HTTP/1.1",
         f"host: {target.authority}",
         f"content-length: {len(request.body)}",
         *(f"{name}: {value}" for name, value in request_headers(request).items()),

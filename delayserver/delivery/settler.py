@@ -15,6 +15,7 @@ import numpy as np
 from delayserver.records.message import DueDelivery
 from storage.frame import Damage
 from storage.hour_log import HourLog
+from storage.notes import framed
 from storage.rows import DISPATCH_DTYPE, FLAG_AFTER_SYNC, Outcome
 
 DISPATCH_ROW = struct.Struct("<QQqqIHBB")
@@ -94,7 +95,8 @@ class Settler:
         return self._dispatch.size(hour)
 
     def write(self, rows_by_hour: dict[int, list[bytes]], now_ms: int) -> None:
-        """Append rows (DISPATCH_ROW) to their hours, and take out the hours that are written.
+        """Append rows (DISPATCH_ROW), with notes among them (NoteBytes), to their hours, and take
+        out the hours that are written.
 
         Raises ShortageError: call again with what is left."""
         while rows_by_hour:
@@ -105,7 +107,7 @@ class Settler:
                 if self._ends[hour]:
                     # What an earlier process wrote is written once more, and not synced yet.
                     self._unsynced_hours.add(hour)
-            data = bytearray().join(rows)
+            data, notes = framed(rows)
             if hour not in self._unsynced_hours:
                 data[DISPATCH_ROW.size - 1] |= FLAG_AFTER_SYNC
             seqs = np.frombuffer(data, DISPATCH_DTYPE)["seq"]
@@ -113,7 +115,7 @@ class Settler:
             _, self._ends[hour] = self._dispatch.append(
                 hour,
                 bytes(data),
-                b"",
+                notes,
                 offset=self._ends[hour],
                 first_seq=int(seqs.min()),
                 last_seq=int(seqs.max()),

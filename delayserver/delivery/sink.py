@@ -41,10 +41,23 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
+class Tried:
+    """How an attempt went, for those who look it up."""
+
+    began_ms: int
+    duration_ms: int
+    status: int = 0
+    """Of HTTP; 0: none."""
+    answer: str = ""
+    """The beginning of what was answered."""
+
+
+@dataclass(frozen=True, slots=True)
 class Confirmed:
     """The receiver has it, for good."""
 
     recorded: Recorded | None = None
+    tried: Tried | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +68,7 @@ class Failed:
     reason: str
     retry_after_ms: int | None = None
     """What the receiver asks for."""
+    tried: Tried | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +115,7 @@ class Delivered:
     """The receiver has taken it."""
 
     recorded: Recorded | None = None
+    tried: Tried | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +159,8 @@ def outcome(
     RETRY_JITTER of it on top: so receivers never see a retry sooner than they asked or the
     subscription says, and messages that failed together do not return together."""
     match result:
-        case Confirmed(recorded):
-            return Delivered(recorded)
+        case Confirmed(recorded, tried):
+            return Delivered(recorded, tried)
         case Gone(reason):
             return PauseSubscription(reason)
         case Untried():

@@ -9,14 +9,14 @@ carries them is in `delayserver.delivery.sender`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Protocol
 from urllib.parse import quote
 
 from delayserver.delivery.batch import batch_body, batch_id
-from delayserver.delivery.sink import Confirmed, Failed, Gone, Result
+from delayserver.delivery.sink import Confirmed, Failed, Gone, Result, Tried
 from delayserver.records.message import Content, DueDelivery
 from delayserver.records.subscriptions import Subscription
 from delayserver.security.signing import WebhookSecret, sign
@@ -53,10 +53,14 @@ class WebhookRequest:
     """When the attempt is made, s since the epoch. `Retry-After` dates are relative to it."""
     count: int = 0
     """Messages in a batch, which says the rest of each in its body; 0: one message, by itself."""
+    method: str = "POST"
+    subscription_headers: Mapping[str, str] = field(default_factory=dict)
+    """Those of the subscription, names in lower case: no publisher changes them."""
 
 
 def request_headers(request: WebhookRequest) -> dict[str, str]:
-    """All headers but those of the connection, names in lower case; the message's own come last.
+    """All headers but those of the connection, names in lower case; the message's own come last,
+    and before them those of the subscription, which stand for theirs of the same name.
 
     `delay-key` is the key in UTF-8 with every byte but visible ASCII, and `%`, percent-encoded:
     usual keys stand there as they are, and any library's percent-decoding returns all of them."""
@@ -72,13 +76,17 @@ def request_headers(request: WebhookRequest) -> dict[str, str]:
         )
     if request.count:
         headers["delay-count"] = str(request.count)
+        headers.update(request.subscription_headers)
         return headers
     headers["delay-subject"] = request.subject
     if request.key is not None:
         headers["delay-key"] = quote(request.key, _KEY_SAFE)
     headers["delay-due"] = format_time(request.due_ms)
     headers["delay-attempt"] = str(request.attempt)
-    headers.update((name.lower(), value) for name, value in request.headers.items())
+    own = request.subscription_headers
+    headers.update(own)
+    lowered = ((name.lower(), value) for name, value in request.headers.items())
+    headers.update((name, value) for name, value in lowered if name not in own)
     return headers
 
 
@@ -92,21 +100,24 @@ class WebhookResponse:
     status: int | None
     retry_after_ms: int | None = None
     error: str | None = None
+    body: bytes = b""
+    """The beginning of what was answered, as far as the sender keeps it."""
 
-    @property
-    def result(self) -> Result:
+    def result(self, began_ms: int, duration_ms: int) -> Result:
         """2xx confirms it, 410 ends it; all else, redirects and missing answers included, has
         failed, and 429 and 503 may say for how long."""
         status = self.status
+        tried = Tried(began_ms, duration_ms, status or 0, self.body.decode(errors="replace"))
         if status is None:
-            return Failed(self.error or "no answer")
+            return Failed(self.error or "no answer", tried=tried)
         if 200 <= status < 300:
-            return Confirmed()
+            return Confirmed(tried=tried)
         if status == 410:
             return Gone("HTTP 410: the receiver is gone")
         if 300 <= status < 400:
-            return Failed(f"HTTP {status}: redirects are not followed")
-        return Failed(f"HTTP {status}", self.retry_after_ms if status in (429, 503) else None)
+            return Failed(f"HTTP {status}: redirects are not followed", tried=tried)
+        retry_after_ms = self.retry_after_ms if status in (429, 503) else None
+        return Failed(f"HTTP {status}", retry_after_ms, tried)
 
 
 def parse_retry_after_ms(value: str, now_s: int) -> int | None:
@@ -161,4 +172,6 @@ def webhook_request(
         timeout_ms=subscription.timeout_ms,
         timestamp_s=timestamp_s,
         count=len(deliveries) if as_batch else 0,
+        method=subscription.method,
+        subscription_headers=subscription.headers,
     )

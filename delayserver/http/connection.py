@@ -31,17 +31,21 @@ class HttpConnection(asyncio.Protocol):
         loop: asyncio.AbstractEventLoop,
         *,
         answer_bytes_max: int = sys.maxsize,
-        keeps_body: bool = True,
+        body_bytes_max: int | None = None,
     ) -> None:
-        """`answer_bytes_max`: of heads and body together; an answer that is longer fails."""
+        """`answer_bytes_max`: of heads and body together; an answer that is longer fails.
+        `body_bytes_max`: so much of a body is kept, and the rest is passed over; None: all."""
         self._loop = loop
         self._answer_bytes_max = answer_bytes_max
         self._transport: asyncio.Transport | None = None
         self._answered: asyncio.Future[None] | None = None
         self._received_bytes = 0
         self._parts: list[bytes] = []
-        if keeps_body:
-            self.on_body = self._parts.append  # without it the parser passes over bodies
+        self._body_bytes_max = body_bytes_max
+        if body_bytes_max is None:
+            self.on_body = self._parts.append
+        elif body_bytes_max:
+            self.on_body = self._keep_beginning  # without any the parser passes over bodies
         self._parser = httptools.HttpResponseParser(self)
         self.address = ""
         self.idle_since_s = 0.0
@@ -56,7 +60,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def body(self) -> bytes:
-        """Of the answer; empty where bodies are not kept."""
+        """Of the answer, as far as it is kept."""
         return b"".join(self._parts)
 
     async def exchange(self, request: bytes, deadline_s: float) -> None:
@@ -131,6 +135,12 @@ class HttpConnection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if self.status is None and status >= 200:  # below: the answer is still to come
             self.status = status
+
+    def _keep_beginning(self, data: bytes) -> None:
+        assert self._body_bytes_max is not None
+        free = self._body_bytes_max - sum(map(len, self._parts))
+        if free > 0 and self.status is not None:
+            self._parts.append(data[:free])
 
     def on_message_complete(self) -> None:
         if self.status is not None and self._answered is not None and not self._answered.done():

@@ -61,7 +61,7 @@ class Queries:
         calls = self._calls
         registry = calls.registry
         located, version = calls.locate(seq, due_ms), calls.version(seq)
-        found = await calls.find(located)
+        found = await calls.find(located.entry)
         view = MessageView(
             message_id=calls.encode_id(due_ms, seq),
             subject=calls.subject_names[found.subject_id],

@@ -16,6 +16,7 @@ from itertools import repeat
 import msgspec
 
 from delayserver.errors import InputError
+from delayserver.records.attempts import History
 from storage.errors import DamageError
 from storage.frame import Rows, seal, unseal, unseal_many
 from storage.rows import FLAG_WATCHES, HOUR_MS
@@ -75,6 +76,8 @@ class Payload(msgspec.Struct, array_like=True, frozen=True, gc=False):
     headers: dict[str, str] | None = None
     origin: Origin | None = None
     watch: Watch | None = None
+    history: History | None = None
+    """The attempts that were made so far."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -86,11 +89,17 @@ _ARRAY_OF = struct.Struct(">BI")
 
 def encode_payload(payload: Payload) -> bytes:
     """The bytes of a payload, sealed with their checksum."""
-    if payload.watch is None:
+    if payload.history is None and payload.watch is None:
         # The bytes must be the same as before there were watch keys: their digest decides whether
         # a publish with a known key repeats that message or contradicts it.
         plain = (payload.body, payload.content, payload.key, payload.headers, payload.origin)
         return seal(_encoder.encode(plain))
+    if payload.history is None:
+        watched = (
+            *(payload.body, payload.content, payload.key, payload.headers, payload.origin),
+            payload.watch,
+        )
+        return seal(_encoder.encode(watched))
     return seal(_encoder.encode(payload))
 
 
@@ -108,9 +117,7 @@ def encode_payloads(
         for index, watch in enumerate(watches):
             if watch is not None:
                 encoded[index] = encode(
-                    Payload(
-                        bodies[index], contents[index], keys[index], headers[index], watch=watch
-                    )
+                    (bodies[index], contents[index], keys[index], headers[index], None, watch)
                 )
     return encoded
 
@@ -212,6 +219,11 @@ _RESERVED = frozenset(
 )
 
 
+def header_pointer(name: str) -> str:
+    """Where an error about a header stands."""
+    return "/headers/" + name.replace("~", "~0").replace("/", "~1")
+
+
 def check_headers(headers: Mapping[str, str]) -> None:
     """Check a message's own headers. Raises InputError at `/headers` or `/headers/<name>`.
 
@@ -221,7 +233,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
     size_bytes = 0
     seen: set[str] = set()
     for name, value in headers.items():
-        pointer = "/headers/" + name.replace("~", "~0").replace("/", "~1")
+        pointer = header_pointer(name)
         lower = name.lower()
         if not _HEADER_NAME.fullmatch(name):
             raise InputError("a header name is letters, digits and !#$%&'*+-.^_`|~", pointer)

@@ -9,21 +9,34 @@ Cost: a lookup is one dictionary access; the result is cached per subject until 
 changes. Threads: changed on the event loop only; `snapshot` is immutable and may be read anywhere.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
 
 from delayserver.errors import InputError
 from delayserver.records.horizon import Mark, fallen_due
+from delayserver.records.message import check_headers, header_pointer
 from delayserver.records.subjects import matches
+from delayserver.records.tracecontext import TRACE_NAMES
 from storage.rows import SEQ_MAX
 
 RETRY_DELAY_MS_MAX = 24 * 60 * 60 * 1000
 """Neither growth nor a receiver's `Retry-After` makes a retry wait longer (before jitter)."""
 RETRY_ATTEMPTS_MAX = 1000
+HEADERS_MAX: Final = 32
+"""Headers that a subscription adds to each of its requests."""
+HEADERS_BYTES_MAX: Final = 8 * 1024
+"""Their names and values, all together."""
+MASK: Final = "***"
+"""What answers show of a value that is a secret."""
+GONE: Final = "gone"
+"""Why the server has paused a subscription: its receiver answered 410."""
+FAILURES: Final = "failures"
+"""Likewise: nothing but failures for as long as it said (`disable_after`)."""
+_SET_BY_SERVER = frozenset(("user-agent", *TRACE_NAMES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +116,16 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     """What had fallen due when it was made; empty: all that was due before `created_ms`."""
     target: KafkaTarget | None = None
     """Where messages go, for types that are named like its tag."""
+    headers: dict[str, str] = {}
+    """Webhook: sent along with each request, by names in lower case; secrets, as a rule."""
+    method: Literal["POST", "PUT"] = "POST"
+    disable_after_ms: int = 0
+    """Webhook: after so long of nothing but failures the server pauses it; 0: never."""
+    pause_reason: str = ""
+    """Why the server has paused it: GONE, FAILURES; empty: somebody asked, or it is not paused."""
+    failing_since_ms: int = 0
+    """Since when there were nothing but failures, if that has lasted; 0: it has not. Of this shard:
+    others have their own."""
 
     @property
     def is_pushed(self) -> bool:
@@ -151,6 +174,29 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     def overlaps(self, other: "Subscription") -> bool:
         """Whether some subject matches both."""
         return self.matches(other.subject) or other.matches(self.subject)
+
+
+def check_own_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers of a subscription, with names in lower case.
+
+    Raises InputError at `/headers[/<name>]`: besides what a message's own may not be, there are
+    names that only the server sets, and the mask of an answer is no value."""
+    check_headers(headers)
+    for name, value in headers.items():
+        if name.lower() in _SET_BY_SERVER:
+            raise InputError(
+                f"the header {name.lower()} is set by the server", header_pointer(name)
+            )
+        if value == MASK:
+            raise InputError(
+                f"{MASK} is what answers show instead of a value; give the value itself",
+                header_pointer(name),
+            )
+    if len(headers) > HEADERS_MAX:
+        raise InputError(f"a subscription has at most {HEADERS_MAX} headers", "/headers")
+    if sum(len(name) + len(value) for name, value in headers.items()) > HEADERS_BYTES_MAX:
+        raise InputError(f"headers are at most {HEADERS_BYTES_MAX} bytes in all", "/headers")
+    return {name.lower(): value for name, value in headers.items()}
 
 
 def encode_subscription(subscription: Subscription) -> bytes:

@@ -447,6 +447,12 @@ def read_dead_letters(
         yield parse_dead_letter_key(key)[1], msgspec.msgpack.decode(value, type=DeadLetter)
 
 
+def read_dead_letter(catalog: Catalog, subscription_id: int, entry_seq: int) -> DeadLetter | None:
+    """The dead letter that a schedule row became."""
+    value = catalog.get(Table.DEAD_LETTERS, dead_letter_key(subscription_id, entry_seq))
+    return None if value is None else msgspec.msgpack.decode(value, type=DeadLetter)
+
+
 def read_dead_letter_owners(catalog: Catalog, name: str) -> list[Subscription]:
     """Subscriptions of that name that were deleted and have left dead letters, oldest first."""
     known = (decode_subscription(value) for _, value in catalog.scan(Table.SUBSCRIPTIONS))

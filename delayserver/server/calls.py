@@ -24,7 +24,7 @@ import numpy as np
 from delayserver.decisions.delayed_produce import Level
 from delayserver.decisions.group import Group
 from delayserver.decisions.imports import Import
-from delayserver.decisions.messages import Located, Versions
+from delayserver.decisions.messages import Versions
 from delayserver.decisions.watches import Watcher
 from delayserver.delivery.delayed_fetch import DelayedFetch, PullRequest
 from delayserver.delivery.permits import Permits
@@ -215,21 +215,20 @@ class Calls:
 
     async def subject_of(self, seq: int, due_ms: int) -> str:
         """The subject of a message. Raises NotFoundError, DamageError."""
-        found = await self.find(self._engine.messages.locate(seq, due_ms))
+        found = await self.find(self._engine.messages.locate(seq, due_ms).entry)
         return self._engine.sequencer.subject_names[found.subject_id]
 
     async def move(self, seq: int, due_ms: int, new_due_ms: int, expected: Versions = None) -> str:
         """Give a message a new due time; durable on return. Returns its new version."""
         messages = self._engine.messages
-        found = await self.find(messages.locate(seq, due_ms))
+        found = await self.find(messages.locate(seq, due_ms).entry)
         group = messages.move(seq, due_ms, new_due_ms, found.payload, found.subject_id, expected)
         version = messages.version(seq)
         await self.durable(group)
         return version
 
-    async def find(self, located: Located) -> Found:
-        """Payload and subject of a message."""
-        entry = located.entry
+    async def find(self, entry: ScheduleEntry) -> Found:
+        """Payload and subject of a schedule row. Raises NotFoundError, DamageError."""
         found = self._shard.unfiled(entry) or await self.read(lambda reader: reader.find(entry))
         if found is None:
             raise NotFoundError("the message was settled, and its hour is past its retention")
@@ -405,7 +404,7 @@ class Calls:
             await self.spreading.spread(subscription)
         return subscription
 
-    async def change_subscription(self, name: str, **changes: bool) -> Subscription:
+    async def change_subscription(self, name: str, **changes: bool | str) -> Subscription:
         """Change a part of a subscription; durable and in force on return.
 
         Raises NotFoundError, OverloadedError, StoppingError, ShardAwayError."""
@@ -432,7 +431,7 @@ class Calls:
 
     def when_paused(self, paused: Callable[[int], None]) -> None:
         """Have `paused` called with the id of a subscription that is recorded as paused, since its
-        receiver said that it is gone."""
+        receiver said that it is gone, or has failed for long."""
         self._engine.subscribing.on_paused = paused
 
     async def all_durable(self) -> None:

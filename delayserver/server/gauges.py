@@ -6,6 +6,7 @@ part has which name.
 Cost: nothing until somebody asks, then some µs. Threads: belongs to the event loop.
 """
 
+from collections import Counter
 from collections.abc import Callable
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -72,6 +73,9 @@ class Gauges:
         def of_queues(value: Callable[[Queue], float]) -> Values:
             return lambda: {queue.subscription.id: value(queue) for queue in dispatcher.queues()}
 
+        self.metrics.paused = lambda: Counter(
+            (one.id, one.pause_reason or "asked") for one in engine.registry if one.paused
+        )
         add(
             *(counter, "delivered", "Deliveries that arrived"),
             lambda: dispatcher.delivered_by_subscription,

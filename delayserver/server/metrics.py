@@ -129,6 +129,8 @@ class Metrics(Collector):
         self.sink_seconds = Histograms(self._subscriptions, WEBHOOK_SECONDS)
         self.sink_results: Counter[tuple[int, str]] = Counter()
         """Of messages to brokers, by subscription id and result (`confirmed`, `failed`, …)."""
+        self.paused: Callable[[], Counter[tuple[int, str]]] = Counter
+        """Subscriptions that are paused: 1 by id and reason (`asked`, `gone`, `failures`)."""
         self.answers: Counter[bytes] = Counter()
         """Requests that were answered, by status as it stands on the wire."""
         self._values: list[tuple[_Kind, str, str, Value]] = []
@@ -160,6 +162,14 @@ class Metrics(Collector):
             one = kind(f"delayserver_subscription_{name}", text, labels=["subscription"])
             yield _labelled(one, self._subscriptions, values())
         yield self._by_kind(
+            self.paused(),
+            GaugeMetricFamily(
+                "delayserver_subscription_paused",
+                "1 for each that is paused, by the reason",
+                labels=["subscription", "reason"],
+            ),
+        )
+        yield self._by_kind(
             self.webhook_answers,
             CounterMetricFamily(
                 "delayserver_webhook_answers",
@@ -188,8 +198,8 @@ class Metrics(Collector):
         yield from self._histograms()
 
     def _by_kind(
-        self, counts: Counter[tuple[int, str]], family: CounterMetricFamily
-    ) -> CounterMetricFamily:
+        self, counts: Counter[tuple[int, str]], family: CounterMetricFamily | GaugeMetricFamily
+    ) -> Metric:
         """Counts by subscription id and something else."""
         totals: Counter[tuple[str, str]] = Counter()
         for (subscription_id, kind), count in counts.items():

@@ -354,7 +354,9 @@ class Server(Shard):
     def _make_sink(self, kind: str) -> Sink:
         if kind == "webhook":
             sender = self._sender or HttpWebhookSender(
-                self._targets, connections_max=self.settings.webhook_connections_max
+                self._targets,
+                connections_max=self.settings.webhook_connections_max,
+                answer_kept_max_bytes=self.settings.answer_kept_max_bytes,
             )
             return WebhookSink(sender, self._turns, self.clock, self.metrics, self.telemetry)
         assert kind == "kafka", kind

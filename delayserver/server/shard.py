@@ -54,6 +54,7 @@ from storage.catalog import Catalog
 from storage.errors import DamageError, StorageError
 from storage.files import Files
 from storage.message_log import Durability
+from storage.notes import NoteBytes
 from storage.rows import LogKind
 
 log = structlog.get_logger()
@@ -319,6 +320,7 @@ class Shard(ABC):
         self.engine.dispatcher.on_read(handout, deliveries, self.clock())
 
     def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
+        deliveries.leased_ms = self.clock()
         self.engine.outcomes.hand_out(handout, deliveries)
         self.tick_for_timeouts()
 
@@ -328,8 +330,11 @@ class Shard(ABC):
         if next_ms is not None:
             self.tick_soon(max(0, next_ms - self.stopwatch()))
 
-    def settle(self, hour: int, rows: bytes) -> None:
-        self._settle.rows_by_hour.setdefault(hour, []).append(rows)
+    def settle(self, hour: int, rows: bytes, note: NoteBytes | None) -> None:
+        items = self._settle.rows_by_hour.setdefault(hour, [])
+        items.append(rows)
+        if note is not None:
+            items.append(note)
         self._settle_soon()
 
     def settle_recorded(self, hour: int, rows: bytes, offset: int) -> None:

@@ -544,7 +544,7 @@ class SettleRequest:
     """Append rows to the dispatch logs; `done` is called on the loop once they are durable."""
 
     rows_by_hour: dict[int, list[bytes]] = field(default_factory=dict)
-    """Each of the bytes is one row or more (DISPATCH_ROW)."""
+    """Each of the bytes is one row or more (DISPATCH_ROW), or a note about those before it."""
     recorded: dict[int, dict[int, list[bytes]]] = field(default_factory=dict)
     """By offset in the log of all replicas, where they stand already: all rows of that record."""
     done: list[Callable[[], None]] = field(default_factory=list)

@@ -56,7 +56,8 @@ class WebhookSink:
     async def _attempt(
         self, subscription: Subscription, deliveries: list[DueDelivery], told: Told
     ) -> None:
-        request = webhook_request(subscription, deliveries, self._clock() // 1000)
+        began_ms = self._clock()
+        request = webhook_request(subscription, deliveries, began_ms // 1000)
         spans = []
         if self._telemetry is not None:
             begin = self._telemetry.delivery
@@ -67,12 +68,13 @@ class WebhookSink:
                 request = replace(request, headers=headers)
         began_at = time.perf_counter()
         response = await self._sender.send(request)
-        self._metrics.on_webhook(subscription.id, response.status, time.perf_counter() - began_at)
+        took_s = time.perf_counter() - began_at
+        self._metrics.on_webhook(subscription.id, response.status, took_s)
         is_taken = response.status is not None and 200 <= response.status < 300
         failure = None if is_taken else response.error or f"HTTP {response.status}"
         for span in spans:
             span.end({"http.response.status_code": response.status or 0}, failure)
-        told(deliveries, response.result)
+        told(deliveries, response.result(began_ms, round(took_s * 1000)))
 
     async def close(self) -> None:
         """See `Sink`."""

@@ -53,6 +53,7 @@ from storage.files import Files
 from storage.frame import Frame
 from storage.hour_log import HourLog
 from storage.message_log import MessageLog
+from storage.notes import NoteBytes, framed
 from storage.rows import HOUR_MS
 from storage.staging import DIRECTORY as IMPORTS
 from storage.staging import Manifest, OnConflict, PartWriter, part_name, write_manifest
@@ -182,8 +183,8 @@ class _ObservedPurge(Purge):
 
 
 def _each_row(rows: list[bytes]) -> list[bytes]:
-    """One by one (DISPATCH_ROW)."""
-    data, size = b"".join(rows), DISPATCH_ROW.size
+    """One by one (DISPATCH_ROW), without the notes among them."""
+    data, size = bytes(framed(rows)[0]), DISPATCH_ROW.size
     return [data[start : start + size] for start in range(0, len(data), size)]
 
 
@@ -459,17 +460,18 @@ class SimulatedServer(Shard):
             self.observer.sent(subscription, delivery)
         self.sending.append(deliveries)
 
-    def settle(self, hour: int, rows: bytes) -> None:
+    def settle(self, hour: int, rows: bytes, note: NoteBytes | None) -> None:
         for row in _each_row([rows]):
             self.observer.settled(row)
-        super().settle(hour, rows)
+        super().settle(hour, rows, note)
 
     # ── what clients and subscribers do ────────────────────────────────────────────────────────
 
     def answer(self, deliveries: list[DueDelivery], response: WebhookResponse) -> None:
         """A webhook is answered, or was not."""
         self.sending.remove(deliveries)
-        self.engine.outcomes.on_sent([(deliveries, response.result)], self.clock())
+        now_ms = self.clock()
+        self.engine.outcomes.on_sent([(deliveries, response.result(now_ms, 0))], now_ms)
 
     def ack(self, tokens: list[str], answer: Callable[[list[str]], None]) -> None:
         """A subscriber acknowledges. `answer` is called with the tokens whose leases were over,

@@ -53,6 +53,7 @@ from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.wheel_rows import WHEEL_DTYPE, FiredRows
 from delayserver.timers.timeouts import Timeouts
+from storage.notes import NoteBytes
 from storage.rows import HOUR_MS
 
 HOUR = 500_000
@@ -139,7 +140,7 @@ class Consumers:
         """Nothing is delivered in transactions here."""
         raise AssertionError
 
-    def settle(self, hour: int, rows: bytes) -> None:
+    def settle(self, hour: int, rows: bytes, note: NoteBytes | None) -> None:
         raise AssertionError("nothing is acknowledged here")
 
 

@@ -11,13 +11,14 @@ committed. The markers of transactions take offsets and are no records, so offse
 Cost: one crc32c pass, each way. Threads: belongs to one thread at a time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from storage.errors import FencedError
 from storage.frame import Rows, encode
+from storage.notes import framed, in_frames
 from storage.replicated.engine import EngineLog
 from storage.replicated.envelope import PART_MAX_BYTES
 from storage.replicated.reader import frame_of
@@ -28,19 +29,20 @@ ROWS_MAX: Final = PART_MAX_BYTES // DISPATCH_DTYPE.itemsize
 
 
 class Settled(NamedTuple):
-    """A record: its offset, and its rows (DISPATCH_DTYPE)."""
+    """A record: its offset, its rows (DISPATCH_DTYPE), and notes about them (`storage.notes`)."""
 
     offset: int
     rows: Rows
+    notes: bytes = b""
 
 
-def encode_settled(rows: Rows, stamp: int, now_ms: int) -> bytes:
+def encode_settled(rows: Rows, stamp: int, now_ms: int, notes: bytes = b"") -> bytes:
     """A record that holds these rows (DISPATCH_DTYPE), ROWS_MAX at most."""
     assert 0 < len(rows) <= ROWS_MAX, len(rows)
     return encode(
         LogKind.DISPATCH,
         rows.tobytes(),
-        b"",
+        notes,
         first_seq=int(rows["seq"].min()),
         last_seq=int(rows["seq"].max()),
         created_ms=now_ms,
@@ -59,16 +61,19 @@ class SettledLog:
         """Connect what appends. Does not wait."""
         self._log.prepare_append()
 
-    def append(self, rows: bytes, now_ms: int) -> list[Settled]:
-        """Append rows; a quorum has them on return. Returns the records.
+    def append(self, items: Sequence[bytes], now_ms: int) -> list[Settled]:
+        """Append rows, each of the bytes one or more, and notes among them; a quorum has them on
+        return. Returns the records.
 
         Raises FencedError where that is not known: they are appended again by whoever delivers
         them again, and nobody may append with this process's connection any more."""
-        found = np.frombuffer(rows, DISPATCH_DTYPE)
-        parts = [found[start : start + ROWS_MAX] for start in range(0, len(found), ROWS_MAX)]
-        offsets = self._log.append([encode_settled(part, self._stamp, now_ms) for part in parts])
+        framed_parts = (framed(part) for part in in_frames(items, PART_MAX_BYTES))
+        parts = [(np.frombuffer(rows, DISPATCH_DTYPE), notes) for rows, notes in framed_parts]
+        offsets = self._log.append(
+            [encode_settled(rows, self._stamp, now_ms, notes) for rows, notes in parts]
+        )
         records = [
-            Settled(offset, part)
+            Settled(offset, *part)
             for offset, part in zip(offsets, parts, strict=True)
             if offset is not None
         ]
@@ -82,7 +87,7 @@ class SettledLog:
         Raises ReplicatedLogError."""
         for at, data in self._log.read(offset, wait_s):
             frame = frame_of(data, LogKind.DISPATCH, self._stamp, self._log.name, at)
-            yield Settled(at, frame.rows)
+            yield Settled(at, frame.rows, frame.payload or b"")
 
     @property
     def place(self) -> int:

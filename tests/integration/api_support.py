@@ -190,11 +190,12 @@ class Received:
     headers: dict[str, str]
     body: bytes
     at_ms: int
+    method: str
 
 
 @dataclass
 class _Hook:
-    answers: Iterable[tuple[int, Mapping[str, str]]]
+    answers: Iterable[tuple[int, Mapping[str, str], str]]
     takes_s: float = 0.0
     busy: int = 0
     most_busy: int = 0
@@ -218,17 +219,21 @@ class Receiver:
                 with hook.lock:
                     hook.busy += 1
                     hook.most_busy = max(hook.most_busy, hook.busy)
-                hook.received.put(Received(self.path, headers, body, now_ms()))
+                hook.received.put(Received(self.path, headers, body, now_ms(), self.command))
                 hook.gate.wait(DEADLINE_S)
                 time.sleep(hook.takes_s)
                 with hook.lock:
                     # Before the answer: who gets it may send the next at once.
                     hook.busy -= 1
-                    status, extra = next(iter(hook.answers))
+                    status, extra, text = next(iter(hook.answers))
+                answer = text.encode()
                 self.send_response(status)
-                for name, value in {**extra, "content-length": "0"}.items():
+                for name, value in {**extra, "content-length": str(len(answer))}.items():
                     self.send_header(name, value)
                 self.end_headers()
+                self.wfile.write(answer)
+
+            do_PUT = do_POST
 
             def log_message(self, format: str, *arguments: object) -> None:
                 pass
@@ -247,7 +252,7 @@ class Receiver:
 
     def hook(
         self,
-        *answers: int | tuple[int, Mapping[str, str]],
+        *answers: int | tuple[int, Mapping[str, str]] | tuple[int, Mapping[str, str], str],
         gate: bool = False,
         takes_s: float = 0.0,
     ) -> str:
@@ -255,7 +260,8 @@ class Receiver:
 
         `gate`: no answer is given before `open`; `takes_s`: how long it is at work for each."""
         path = "/" + unique("hook")
-        full = [one if isinstance(one, tuple) else (one, {}) for one in answers or (200,)]
+        parts = [one if isinstance(one, tuple) else (one, {}) for one in answers or (200,)]
+        full = [(one[0], one[1], one[2] if len(one) == 3 else "") for one in parts]
         hook = _Hook(itertools.chain(full, itertools.repeat(full[-1])), takes_s)
         if not gate:
             hook.gate.set()

@@ -315,3 +315,89 @@ def test_a_consumer_that_pulls_catches_up_as_well(api, subject):
     assert len(api.pull(spread)) < 10
     api.pull_held(spread, 9)
     assert now_ms() - began > 1500
+
+
+# ---- own headers, method, what fails for long ---------------------------------------------------
+
+
+def test_own_headers_and_the_method_go_along_and_values_are_never_shown(api, receiver, subject):
+    url = receiver.hook()
+    own = {"Authorization": "Bearer hush-hush", "x-shop": "main"}
+    path = api.subscribe(unique("hook"), subject, url=url, headers=own, method="PUT")
+    api.restart(kill=True)
+    api.publish(subject, body=1, headers={"X-Shop": "mine", "x-more": "1"})
+    received = receiver.next(url)
+    assert received.method == "PUT"
+    named = ("authorization", "x-shop", "x-more")
+    assert [received.headers[name] for name in named] == ["Bearer hush-hush", "main", "1"]
+    view = api.ask("GET", path)
+    assert view["headers"] == {"authorization": "***", "x-shop": "***"}
+    assert view["method"] == "PUT"
+    shown = api.get("/v1/subscriptions").text + api.get("/metrics").text + api.log
+    assert "hush-hush" not in shown
+    # What an answer has shown is no definition.
+    again = {"subject": subject, "type": "webhook", "url": url, "headers": view["headers"]}
+    problem = api.ask("PUT", path, 422, json=again)
+    assert problem["errors"][0]["pointer"] == "/headers/authorization"
+
+
+def test_a_batch_carries_own_headers_too(api, receiver, subject):
+    url = receiver.hook()
+    own = {"authorization": "Bearer hush-hush"}
+    api.subscribe(unique("hook"), subject, url=url, headers=own, batch={"max": 10})
+    publish_many(api, subject, 2)
+    assert receiver.next(url).headers["authorization"] == "Bearer hush-hush"
+
+
+@pytest.mark.parametrize(
+    ("fields", "pointer"),
+    [
+        ({"headers": {"webhook-id": "secret-value"}}, "/headers/webhook-id"),
+        ({"headers": {"a": "secret-value\n"}}, "/headers/a"),
+        ({"headers": {f"a{n}": "secret-value" for n in range(33)}}, "/headers"),
+        ({"headers": {"a": ["secret-value"]}}, "/headers/a"),
+        ({"method": "GET"}, "/method"),
+        ({"disable_after": "1ms"}, "/disable_after"),
+    ],
+)
+def test_wrong_headers_are_named_and_their_values_are_not_told(api, subject, fields, pointer):
+    definition = {"subject": subject, "type": "webhook", "url": "http://127.0.0.1:9/", **fields}
+    problem = api.ask("PUT", f"/v1/subscriptions/{unique('x')}", 422, json=definition)
+    assert problem["errors"][0]["pointer"] == pointer
+    assert "secret-value" not in json.dumps(problem)
+
+
+@pytest.mark.parametrize("field", [{"headers": {"a": "b"}}, {"method": "PUT"}])
+def test_who_pulls_has_no_headers(api, subject, field):
+    definition = {"subject": subject, "type": "pull", **field}
+    problem = api.ask("PUT", f"/v1/subscriptions/{unique('x')}", 422, json=definition)
+    assert problem["errors"][0]["pointer"] == f"/{next(iter(field))}"
+
+
+def test_nothing_but_failures_pauses_until_a_put_or_a_resume(api, receiver, subject):
+    url = receiver.hook(500)
+    retry = {"max_attempts": 100, "backoff": ["100ms"] * 100}
+    options = {"retry": retry, "disable_after": "1s"}
+    name = unique("hook")
+    path = api.subscribe(name, subject, url=url, **options)
+    api.publish(subject, body=1)
+
+    def is_paused():
+        view = api.ask("GET", path)
+        return view["paused"] and view["pause_reason"] == "failures"
+
+    wait_until(is_paused)
+    api.restart(kill=True)
+    assert is_paused()
+    metric = f'delayserver_subscription_paused{{reason="failures",subscription="{name}"}} 1.0'
+    metric_too = f'delayserver_subscription_paused{{subscription="{name}",reason="failures"}} 1.0'
+    text = api.get("/metrics").text
+    assert metric in text or metric_too in text
+    definition = {"subject": subject, "type": "webhook", "url": url, **options}
+    assert api.ask("PUT", path, json=definition)["paused"] is False
+    wait_until(is_paused)
+    assert api.ask("POST", f"{path}/resume")["pause_reason"] is None
+    wait_until(is_paused)
+    # A pause that somebody asked for is not ended by a definition.
+    assert api.ask("POST", f"{path}/pause")["pause_reason"] == "asked"
+    assert api.ask("PUT", path, json=definition)["paused"] is True

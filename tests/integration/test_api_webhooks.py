@@ -374,3 +374,69 @@ def test_what_was_thrown_away_is_not_dead_any_more(lasting_api, receiver, subjec
         ]
         cancelled = api.delete(f"/v1/messages/{published['id']}")
         assert cancelled.status_code == (409 if others else 200)
+
+
+# ---- how attempts went -------------------------------------------------------------------------
+
+
+def attempts(api, published):
+    return api.ask("GET", f"/v1/messages/{published['id']}/attempts")
+
+
+def test_each_attempt_can_be_looked_up(api, receiver, subscribe, subject):
+    long = "no! " * 1000
+    url = receiver.hook((500, {}, long), (404, {}, "grüße"), (200, {}, "thanks"))
+    path = subscribe(url, retry=QUICK)
+    name = path.rpartition("/")[2]
+    published = api.publish(subject, delay="1h")
+    assert attempts(api, published) == {"attempts": [], "dropped": 0}
+    api.ask("PATCH", f"/v1/messages/{published['id']}", json={"delay": 0})
+    api.recorded(published["id"])
+    found = attempts(api, published)
+    assert found["dropped"] == 0
+    assert [
+        (one["subscription"], one["attempt"], one["outcome"], one["status"], one["error"])
+        for one in found["attempts"]
+    ] == [
+        (name, 1, "failed", 500, "HTTP 500"),
+        (name, 2, "failed", 404, "HTTP 404"),
+        (name, 3, "delivered", 200, None),
+    ]
+    assert [one["answer"] for one in found["attempts"]] == [long[:1024], "grüße", "thanks"]
+    times = [time_ms(one["at"]) for one in found["attempts"]]
+    assert times == sorted(times) and times[0] >= now_ms() - 60_000
+    assert all(one["duration"] for one in found["attempts"])
+
+
+def test_attempts_of_a_dead_letter_and_of_one_that_is_redriven(api, receiver, subscribe, subject):
+    url = receiver.hook(500, 503, 204)
+    path = subscribe(url, retry={"max_attempts": 2, "backoff": ["100ms"]})
+    published = api.publish(subject)
+    wait_until(lambda: state(api, published) == "dead")
+    found = attempts(api, published)["attempts"]
+    assert [(one["attempt"], one["status"]) for one in found] == [(1, 500), (2, 503)]
+    api.ask("POST", f"{path}/dead-letters/redrive")
+    api.recorded(published["id"])
+    found = attempts(api, published)["attempts"]
+    assert [(one["attempt"], one["status"]) for one in found] == [(1, 500), (2, 503), (1, 204)]
+
+
+def test_attempts_of_a_message_that_nobody_knows(api):
+    api.ask("GET", "/v1/messages/nonsense/attempts", 404)
+
+
+def test_attempts_of_what_is_pulled(api, subject):
+    path = api.subscribe(unique("pull"), subject)
+    published = api.publish(subject)
+    [message] = api.pull(path)
+    nack = {"leases": [message["lease"]], "delay": "100ms"}
+    api.ask("POST", f"{path}/nack", json=nack)
+    [message] = api.pull(path)
+    assert message["attempt"] == 2
+    api.ack(path, message)
+    found = attempts(api, published)["attempts"]
+    assert [(one["attempt"], one["outcome"], one["error"]) for one in found] == [
+        (1, "failed", "given back (nack)"),
+        (2, "delivered", None),
+    ]
+    assert all(one["duration"] and one["status"] is None for one in found)

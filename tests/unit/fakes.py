@@ -51,6 +51,7 @@ from storage.files import Files
 from storage.frame import Rows
 from storage.hour_log import HourLog
 from storage.message_log import Durability, MessageLog
+from storage.notes import Note, NoteBytes, pack_notes, unpack_notes
 from storage.rows import (
     HOUR_MS,
     MESSAGE_DTYPE,
@@ -167,6 +168,7 @@ class NotingPorts:
         self.turns: list[Callable[[], None]] = []
         self.handed_out: list[tuple[Handout, Deliveries]] = []
         self.settled: list[tuple[int, bytes]] = []
+        self.notes: list[Note] = []
         self.recorded: list[tuple[int, bytes, int]] = []
 
     def wake(self) -> None:
@@ -203,7 +205,9 @@ class NotingPorts:
     def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
         self.handed_out.append((handout, deliveries))
 
-    def settle(self, hour: int, rows: bytes) -> None:
+    def settle(self, hour: int, rows: bytes, note: NoteBytes | None) -> None:
+        if note is not None:
+            self.notes += unpack_notes(pack_notes([note]))
         size = DISPATCH_ROW.size
         self.settled += [(hour, rows[at : at + size]) for at in range(0, len(rows), size)]
 

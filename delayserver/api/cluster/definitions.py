@@ -26,7 +26,7 @@ import structlog
 
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall, Peers
 from delayserver.errors import DelayServerError, ShardAwayError
-from delayserver.records.subscriptions import Subscription
+from delayserver.records.subscriptions import GONE, Subscription
 from delayserver.server.calls import Calls
 from storage.errors import StorageError
 
@@ -230,17 +230,22 @@ class Definitions:
                 self._has_all = self._has_all or told.are_all
                 self._look()
             case _Paths.PAUSE:
-                subscription = self._calls.registry.by_id(int(call.body))
+                # A node of an older version says the number alone, and means that.
+                number, _, reason = call.body.decode().partition(" ")
+                subscription = self._calls.registry.by_id(int(number))
                 if subscription is not None and not subscription.paused:
-                    await self._calls.change_subscription(subscription.name, paused=True)
+                    await self._calls.change_subscription(
+                        subscription.name, paused=True, pause_reason=reason or GONE
+                    )
             case _:
                 return None
         return _DONE
 
-    # ── paused by its receiver ─────────────────────────────────────────────────────────────────
+    # ── paused by a shard ──────────────────────────────────────────────────────────────────────
 
     def _on_paused(self, subscription_id: int) -> None:
-        """A receiver has told this shard that it is gone; here it is recorded already."""
+        """A receiver has told this shard that it is gone, or has failed for long; it is recorded
+        here."""
         self._start(self._spread_pause(subscription_id))
 
     async def _spread_pause(self, subscription_id: int) -> None:
@@ -250,7 +255,6 @@ class Definitions:
             await self._calls.all_durable()
         except (DelayServerError, StorageError):
             return  # It is not recorded, so it is tried again.
-        call = PeerCall("POST", _Paths.PAUSE, body=b"%d" % subscription_id)
         while True:
             subscription = self._calls.registry.by_id(subscription_id)
             if subscription is None or not subscription.paused:
@@ -258,6 +262,8 @@ class Definitions:
             if self._is_home:
                 self._put(subscription)
                 return
+            said = f"{subscription_id} {subscription.pause_reason or GONE}"
+            call = PeerCall("POST", _Paths.PAUSE, body=said.encode())
             if (await self._peers.ask(HOME, call)).status == _DONE.status:
                 return
             await asyncio.sleep(RETRY_S)

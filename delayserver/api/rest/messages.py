@@ -13,12 +13,14 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 
 from delayserver.api.conditions import entity_tag, expected_versions, wants_new
 from delayserver.api.documents import (
+    AttemptsDocument,
     BatchDocument,
     CancelledDocument,
     MessageDocument,
     PendingListDocument,
     PublishedDocument,
     StateDocument,
+    attempts_document,
     encode,
     message_document,
     pending_document,
@@ -136,6 +138,19 @@ async def get_message(message_id: str, parts: PartsOf) -> Response:
     """A message, its state, and what became of it."""
     found = parts.calls.message_id(message_id)
     return _message(await parts.queries.look_up(found.seq, found.due_ms))
+
+
+@router.get(
+    "/v1/messages/{message_id}/attempts",
+    tags=["messages"],
+    responses=MISSING | STORED | LOGGED | {200: answer(AttemptsDocument)},
+)
+async def get_attempts(message_id: str, parts: PartsOf) -> Response:
+    """How each attempt to deliver a message went: when, how long, what was answered; kept as long
+    as the message. What leaves no record is no attempt here: a lease that ran out before the last
+    one, a nack without delay, an answer of 410."""
+    found = parts.calls.message_id(message_id)
+    return json_answer(attempts_document(await parts.attempts.look_up(found.seq, found.due_ms)))
 
 
 @router.delete(

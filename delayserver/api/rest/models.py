@@ -21,6 +21,7 @@ from pydantic import (
 from delayserver.api.fields import DURATION_HELP, DURATION_PATTERN
 from delayserver.errors import InputError
 from delayserver.records.subjects import ANY_PATTERN, SUBJECT_PATTERN
+from delayserver.records.subscriptions import HEADERS_MAX, MASK
 from delayserver.times import parse_duration_ms
 from storage.rows import HOUR_MS
 
@@ -262,6 +263,22 @@ class SubscriptionModel(Strict):
         max_length=4,
         description="webhook: instead of secret, newest first; each signs, to change them over",
     )
+    headers: dict[str, str] | None = Field(
+        None,
+        max_length=HEADERS_MAX,
+        description="webhook: sent along with each request, instead of a message's own of the same "
+        f"name; answers show {MASK} for each value",
+    )
+    method: Literal["POST", "PUT"] | None = Field(
+        None, description="webhook: how requests are made; POST if nothing is said"
+    )
+    disable_after: DurationMs | None = Field(
+        None,
+        ge=1000,
+        le=YEAR_MS,
+        description="webhook: paused by the server after so long of nothing but failures, 1s to a "
+        "year; a resume or a PUT ends that",
+    )
     timeout: DurationMs = Field(
         15_000, ge=1, le=HOUR_MS, description="webhook, kafka: time for an answer"
     )
@@ -310,6 +327,11 @@ class SubscriptionViewModel(BaseModel):
     type: str
     created_at: Time
     paused: bool
+    pause_reason: Literal["asked", "gone", "failures"] | None = Field(
+        None,
+        description="why it is paused: asked; gone: its receiver answered 410; failures: nothing "
+        "else for as long as disable_after says",
+    )
     queued: int = Field(description="due, and waiting for the subscriber")
     in_flight: int
     url: str | None = None
@@ -318,6 +340,9 @@ class SubscriptionViewModel(BaseModel):
     key: str | None = None
     delivery: str | None = None
     signed: bool | None = None
+    headers: dict[str, str] | None = Field(None, description=f"names, each with {MASK}")
+    method: str | None = None
+    disable_after: str | None = None
     timeout: str | None = None
     max_in_flight: int | None = None
     retry: RetryViewModel

@@ -37,6 +37,7 @@ _STRUCTS: Final[tuple[type[msgspec.Struct], ...]] = (
     documents.PublishedDocument,
     documents.BatchDocument,
     documents.MessageDocument,
+    documents.AttemptsDocument,
     documents.PendingListDocument,
     documents.StateDocument,
     documents.CancelledDocument,

@@ -43,7 +43,15 @@ from delayserver.api.rest.common import (
 )
 from delayserver.api.rest.openapi import answer, json_body
 from delayserver.errors import ConflictError, InputError
-from delayserver.records.subscriptions import KafkaTarget, Registry, RetrySchedule, Subscription
+from delayserver.records.subscriptions import (
+    FAILURES,
+    MASK,
+    KafkaTarget,
+    Registry,
+    RetrySchedule,
+    Subscription,
+    check_own_headers,
+)
 from delayserver.security.signing import WebhookSecret
 from delayserver.security.targets import TargetPolicy, split_bootstrap
 from delayserver.security.tokens import Action, Caller
@@ -121,7 +129,9 @@ async def delete_subscription(name: NamePath, parts: PartsOf) -> None:
 @router.post("/v1/subscriptions/{name}/pause", tags=["subscriptions"], responses=MISSING | LOGGED)
 async def pause_subscription(name: NamePath, parts: PartsOf) -> models.SubscriptionViewModel:
     """Deliver nothing until it is resumed; what falls due waits."""
-    return _view(parts.calls, await parts.calls.change_subscription(name, paused=True))
+    return _view(
+        parts.calls, await parts.calls.change_subscription(name, paused=True, pause_reason="")
+    )
 
 
 @router.post("/v1/subscriptions/{name}/resume", tags=["subscriptions"], responses=MISSING | LOGGED)
@@ -304,8 +314,13 @@ def _subscription(
         drop_older_than_ms=(
             catch_up.drop_older_than if isinstance(catch_up, models.DropModel) else 0
         ),
-        paused=existing.paused if existing else False,
+        # Who defines it anew has repaired what failed; other pauses end when somebody says so.
+        paused=existing.paused and existing.pause_reason != FAILURES if existing else False,
+        pause_reason=existing.pause_reason if existing else "",
         target=target,
+        headers=check_own_headers(wanted.headers or {}),
+        method=wanted.method or "POST",
+        disable_after_ms=wanted.disable_after or 0,
     )
 
 
@@ -325,6 +340,9 @@ _ONLY_OF: Final = {
     "secrets": ("webhook",),
     "rate": ("webhook", "kafka"),
     "batch": ("webhook",),
+    "headers": ("webhook",),
+    "method": ("webhook",),
+    "disable_after": ("webhook",),
     "bootstrap": ("kafka",),
     "topic": ("kafka",),
     "key": ("kafka",),
@@ -386,6 +404,7 @@ def _view(calls: Calls, subscription: Subscription) -> models.SubscriptionViewMo
         type=subscription.type,
         created_at=format_time(subscription.created_ms),
         paused=subscription.paused,
+        pause_reason=(subscription.pause_reason or "asked") if subscription.paused else None,
         queued=queued,
         in_flight=in_flight,
         url=subscription.url or None,
@@ -394,6 +413,11 @@ def _view(calls: Calls, subscription: Subscription) -> models.SubscriptionViewMo
         key=target and target.key,
         delivery=target and delivery,
         signed=bool(subscription.secrets) if webhook else None,
+        headers=dict.fromkeys(subscription.headers, MASK) if subscription.headers else None,
+        method=subscription.method if webhook else None,
+        disable_after=format_duration(subscription.disable_after_ms)
+        if subscription.disable_after_ms
+        else None,
         timeout=format_duration(subscription.timeout_ms) if is_pushed else None,
         max_in_flight=subscription.max_in_flight if is_pushed else None,
         retry=models.RetryViewModel(

@@ -35,6 +35,7 @@ from delayserver.testing.server import (
 from storage.catalog import Table
 from storage.directory import FORMAT_FILE, Identity
 from storage.files import Files
+from storage.notes import framed
 from storage.replicated.envelope import Adopt
 from storage.replicated.holder import Holder
 from storage.replicated.log import OFFICE_KEY, office_of
@@ -319,6 +320,6 @@ class Node:
 
 
 def each_row(rows: list[bytes]) -> list[bytes]:
-    """One by one (DISPATCH_ROW)."""
-    data, size = b"".join(rows), DISPATCH_ROW.size
+    """One by one (DISPATCH_ROW), without the notes among them."""
+    data, size = bytes(framed(rows)[0]), DISPATCH_ROW.size
     return [data[start : start + size] for start in range(0, len(data), size)]

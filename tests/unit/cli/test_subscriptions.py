@@ -29,7 +29,8 @@ def test_subscribe_with_limits(cli):
     result = cli.run(
         *("subscribe", "sms", "sms", "--webhook", "http://127.0.0.1:9000/", "--rate", "2.5"),
         *("--burst", "7", "--batch", "100", "--linger", "20ms", "--catch-up", "spread=10m"),
-        *("--secret", "whsec_new", "--previous-secret", "whsec_old"),
+        *("--secret", "whsec_new", "--previous-secret", "whsec_old", "--method", "PUT"),
+        *("--header", "authorization=Bearer a=b", "--header", "x-a=1", "--disable-after", "3d"),
     )
     assert result.exit_code == 0, result.output
     assert cli.asked[2] == {
@@ -37,6 +38,9 @@ def test_subscribe_with_limits(cli):
         "type": "webhook",
         "url": "http://127.0.0.1:9000/",
         "secrets": ["whsec_new", "whsec_old"],
+        "headers": {"authorization": "Bearer a=b", "x-a": "1"},
+        "method": "PUT",
+        "disable_after": "3d",
         "rate": {"per_second": 2.5, "burst": 7},
         "batch": {"max": 100, "linger": "20ms"},
         "catch_up": {"spread": "10m"},

@@ -889,3 +889,21 @@ async def test_events_and_heartbeats():
         *(again, again, ("GET", path, None)),
         *[("DELETE", path, None)] * 3,
     ]
+
+
+@asynchronous
+async def test_attempts_of_a_message():
+    one = {
+        "subscription": "shop",
+        "attempt": 1,
+        "at": "2026-11-20T16:30:00.000Z",
+        "duration": "120ms",
+        "outcome": "failed",
+        "status": 500,
+        "answer": "no",
+        "error": "HTTP 500",
+    }
+    producer, transport = make(answer(200, {"attempts": [one], "dropped": 3}))
+    found = await producer.attempts("00ff")
+    assert transport.requests[0][:2] == ("GET", "/v1/messages/00ff/attempts")
+    assert (found.dropped, found.attempts[0].status, found.attempts[0].at.year) == (3, 500, 2026)

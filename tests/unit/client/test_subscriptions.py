@@ -50,6 +50,9 @@ async def test_what_is_given_is_sent_with_the_names_of_the_api():
         batch_max=100,
         batch_linger="20ms",
         spread="10m",
+        headers={"authorization": "Bearer x"},
+        method="PUT",
+        disable_after=timedelta(days=3),
     )
     await subscriptions.put_pull("p", "s", lease="1m", max_attempts=2, drop_older_than="1d")
     await subscriptions.put_pull("p", "s")
@@ -64,6 +67,9 @@ async def test_what_is_given_is_sent_with_the_names_of_the_api():
                 "type": "webhook",
                 **url,
                 "secrets": ["whsec_a"],
+                "headers": {"authorization": "Bearer x"},
+                "method": "PUT",
+                "disable_after": 259_200_000,
                 "timeout": "15s",
                 "max_in_flight": 3,
                 "retry": {"max_attempts": 3, "backoff": ["1s", 2000, 3000]},

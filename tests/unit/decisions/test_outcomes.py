@@ -17,13 +17,15 @@ from delayserver.delivery.backlog import Instant
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import NotFoundError, OverloadedError
-from delayserver.records.message import DueDelivery, Payload, State
+from delayserver.records.attempts import Attempt, History
+from delayserver.records.message import DueDelivery, Payload, State, decode_payload
 from delayserver.records.subscriptions import Subscription
-from delayserver.records.tables import ChangeState
+from delayserver.records.tables import ChangeState, DeadLetter
 from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
 from delayserver.timers.timeouts import Timeouts
 from storage.errors import DiskFullError
+from storage.notes import Note
 from storage.rows import HOUR_MS, MESSAGE_DTYPE, RecordKind
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.files import SimulatedFiles
@@ -70,7 +72,7 @@ def test_answers_that_come_together_make_place_in_one_step(
 ) -> None:
     assert bodies(server) == [b"0", b"1"]
     answers = [
-        (deliveries, WebhookResponse(status).result)
+        (deliveries, WebhookResponse(status).result(0, 0))
         for deliveries, status in zip(server.sending, statuses, strict=True)
     ]
     server.sending.clear()
@@ -144,7 +146,9 @@ class Parts(MessageParts):
         return delivery(self.seq, attempt=attempt)
 
     def answered(self, status: int, attempt: int = 1) -> None:
-        self.outcomes.on_sent([([self.sent(attempt)], WebhookResponse(status).result)], START_MS)
+        self.outcomes.on_sent(
+            [([self.sent(attempt)], WebhookResponse(status).result(START_MS, 5))], START_MS
+        )
 
     def nack(self, tokens: list[str], delay_ms: int) -> list[str]:
         """Give leases back; returns those that were over."""
@@ -425,3 +429,77 @@ def test_many_last_attempts_that_end_together_are_buried_some_in_a_turn() -> Non
         counts.append(len(parts.kinds()))
     assert counts == [2, 4, 5]
     assert parts.kinds() == [RecordKind.DEAD] * 5
+
+
+# ---- how attempts went ---------------------------------------------------------------------------
+
+
+def recorded_payload(parts: Parts) -> Payload:
+    """Of the one record in the open group."""
+    _, blob = parts.sequencer.group.encode()
+    return decode_payload(bytes(blob), "messages", 0, 1)
+
+
+def test_a_retry_tells_how_the_attempt_went() -> None:
+    parts = Parts()
+    parts.answered(500)
+    history = recorded_payload(parts).history
+    assert history is not None
+    assert history.attempts == (Attempt(1, 1, START_MS, 5, 500, "", "HTTP 500"),)
+    # What cannot be written is told once, when it is written at last.
+    parts.fail()
+    parts.wait(RETRY_COMMIT_MS)
+    history = recorded_payload(parts).history
+    assert history is not None and len(history.attempts) == 1
+
+
+def test_a_dead_letter_tells_of_all_attempts() -> None:
+    parts = Parts()
+    before = History((Attempt(1, 1, 3, 4, 0, "", "refused"),))
+    sent = parts.sent(2)
+    sent = msgspec.structs.replace(
+        sent, payload=msgspec.structs.replace(sent.payload, history=before)
+    )
+    result = WebhookResponse(None, error="no answer within 5 ms").result(START_MS, 5)
+    parts.outcomes.on_sent([([sent], result)], START_MS)
+    assert parts.kinds() == [RecordKind.DEAD]
+    _, blob = parts.sequencer.group.encode()
+    letter = msgspec.msgpack.decode(bytes(blob)[4:], type=DeadLetter)
+    history = decode_payload(letter.payload, "x", 0, 1).history
+    assert history is not None
+    assert [one.error for one in history.attempts] == ["refused", "no answer within 5 ms"]
+
+
+def test_what_arrives_is_told_with_the_row_that_settles_it() -> None:
+    parts = Parts()
+    response = WebhookResponse(200, body=b"thanks")
+    parts.outcomes.on_sent([([parts.sent()], response.result(START_MS - 9, 9))], START_MS)
+    [note] = parts.ports.notes
+    assert note == Note(START_MS // HOUR_MS, parts.seq, 1, 1, START_MS - 9, 9, 200, "thanks")
+
+
+def test_what_is_given_back_for_later_tells_since_when_it_was_leased() -> None:
+    parts = Parts()
+    leased = deliveries(parts.sent())
+    leased.leased_ms = START_MS - 70
+    prefix = parts.outcomes.leases.grant(leased, 1000)
+    parts.nack([f"{prefix}0"], 500)
+    history = recorded_payload(parts).history
+    assert history is not None
+    [attempt] = history.attempts
+    assert (attempt.began_ms, attempt.duration_ms) == (START_MS - 70, 70)
+    assert attempt.error == "given back (nack)"
+
+
+def test_one_note_is_enough_for_what_is_acknowledged_together() -> None:
+    parts = Parts()
+    leased = deliveries(parts.sent(), delivery(parts.seq + 1))
+    leased.leased_ms = START_MS - 70
+    prefix = parts.outcomes.leases.grant(leased, 1000)
+    parts.hours.add(START_MS // HOUR_MS, 1)
+    parts.outcomes.ack([f"{prefix}0", f"{prefix}1"], START_MS)
+    [note] = parts.ports.notes
+    assert (note.seq, note.count, note.began_ms, note.duration_ms) == (
+        *(parts.seq, 2),
+        *(START_MS - 70, 70),
+    )

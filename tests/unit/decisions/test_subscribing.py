@@ -8,6 +8,7 @@ import pytest
 from delayserver.decisions.subscribing import Subscribing
 from delayserver.errors import NotFoundError, StoppingError
 from delayserver.records.horizon import Mark
+from delayserver.records.subscriptions import FAILURES, GONE, Subscription
 from storage.errors import DiskFullError
 from tests.unit.fakes import START_MS, MessageParts, message, subscription
 
@@ -148,5 +149,67 @@ def test_somebody_is_told_of_a_pause_once(parts: Parts) -> None:
     parts.commit()
     parts.subscribing.pause(NEW.id)
     assert parts.subscribing.pause(NEW.id) is None
+    assert parts.subscribing.decided.by_id(NEW.id).pause_reason == GONE  # type: ignore[union-attr]
     parts.subscribing.change(NEW.name, paused=False)
     assert told == [NEW.id]
+    assert parts.subscribing.decided.by_id(NEW.id).pause_reason == ""  # type: ignore[union-attr]
+
+
+def test_failures_for_long_are_recorded_and_survive_what_others_define(parts: Parts) -> None:
+    hook = msgspec.structs.replace(NEW, type="webhook", url="http://a/", disable_after_ms=1000)
+    subscribing, replace = parts.subscribing, msgspec.structs.replace
+    subscribing.put_subscription(hook)
+    parts.commit()
+
+    def in_force() -> Subscription:
+        return subscribing.subscription(NEW.name)
+
+    assert not subscribing.fails_for_long(in_force(), START_MS)
+    assert not subscribing.fails_for_long(in_force(), START_MS + 100)
+    before = parts.sequencer.next_seq
+    assert not subscribing.fails_for_long(in_force(), START_MS + 101)
+    assert parts.sequencer.next_seq == before, "it was recorded twice"
+    parts.commit()
+    assert in_force().failing_since_ms == START_MS
+    # It is of this shard alone, and no difference from what another one has.
+    assert list(subscribing.differing([hook], are_all=True)) == []
+    subscribing.put_subscription(replace(hook, lease_ms=7))
+    parts.commit()
+    assert in_force().failing_since_ms == START_MS
+    assert subscribing.fails_for_long(in_force(), START_MS + 1000)
+    subscribing.pause(NEW.id, FAILURES)
+    parts.commit()
+    assert (in_force().paused, in_force().pause_reason) == (True, FAILURES)
+    subscribing.change(NEW.name, paused=False)
+    parts.commit()
+    assert (in_force().pause_reason, in_force().failing_since_ms) == ("", 0)
+    assert not subscribing.fails_for_long(in_force(), START_MS + 1000)
+
+
+def test_what_arrives_or_another_url_takes_back_that_it_fails(parts: Parts) -> None:
+    hook = msgspec.structs.replace(NEW, type="webhook", url="http://a/", disable_after_ms=1000)
+    subscribing = parts.subscribing
+    subscribing.put_subscription(hook)
+    parts.commit()
+    for end in ("arrives", "url"):
+        for now_ms in (START_MS, START_MS + 500):
+            subscribing.fails_for_long(subscribing.subscription(NEW.name), now_ms)
+        parts.commit()
+        assert subscribing.subscription(NEW.name).failing_since_ms == START_MS
+        if end == "arrives":
+            subscribing.on_arrived(subscribing.subscription(NEW.name))
+        else:
+            subscribing.put_subscription(msgspec.structs.replace(hook, url="http://b/"))
+        parts.commit()
+        assert subscribing.subscription(NEW.name).failing_since_ms == 0
+
+
+def test_what_cannot_be_recorded_while_stopping_is_left_out(parts: Parts) -> None:
+    hook = msgspec.structs.replace(NEW, type="webhook", disable_after_ms=1000)
+    parts.subscribing.put_subscription(hook)
+    parts.commit()
+    parts.subscribing.fails_for_long(hook, START_MS)
+    parts.groups.stopping = True
+    before = parts.sequencer.next_seq
+    assert not parts.subscribing.fails_for_long(hook, START_MS + 500)
+    assert parts.sequencer.next_seq == before

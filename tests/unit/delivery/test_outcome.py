@@ -12,6 +12,7 @@ from delayserver.delivery.sink import (
     Recorded,
     RetryLater,
     ReturnToQueue,
+    Tried,
     Untried,
     outcome,
 )
@@ -36,13 +37,13 @@ def no_jitter():
 
 def decide(status=None, *, attempt=1, retry_after_ms=None, error=None, random=no_jitter):
     response = WebhookResponse(status, retry_after_ms, error)
-    return outcome(response.result, attempt, POLICY, random)
+    return outcome(response.result(0, 0), attempt, POLICY, random)
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
 @pytest.mark.parametrize("attempt", [1, 4, 5])
 def test_2xx_is_delivered(status, attempt):
-    assert decide(status, attempt=attempt) == Delivered()
+    assert decide(status, attempt=attempt) == Delivered(tried=Tried(0, 0, status))
 
 
 @pytest.mark.parametrize("attempt", [1, 4, 5])

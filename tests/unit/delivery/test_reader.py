@@ -13,6 +13,7 @@ from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, FiredRows
 from storage.errors import DamageError
 from storage.frame import Rows
 from storage.hour_log import HourLog
+from storage.notes import Note, encode_note
 from storage.rows import HOUR_MS
 from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import (
@@ -291,3 +292,27 @@ def test_what_became_of_a_row_is_found_in_the_dispatch_log(disk: Disk) -> None:
     assert disk.reader.settled(HOUR, 1)["subscription_id"].tolist() == [1, 2]
     assert len(disk.reader.settled(HOUR, 9)) == 0
     assert len(disk.reader.settled(HOUR + 1, 1)) == 0
+
+
+def test_what_is_told_of_a_row_stands_in_the_frame_that_settles_it(disk: Disk) -> None:
+    told = Note(HOUR, 1, 1, 1, START_MS, 7, 204, "thanks")
+    disk.settle(HOUR, dispatch_row(2), dispatch_row(1), encode_note(told))
+    disk.settle(HOUR, dispatch_row(1, subscription_id=2))
+    first, second = disk.reader.ended(HOUR, 1)
+    assert (first.note, second.note) == (told, None)
+    assert [int(one.row["subscription_id"]) for one in (first, second)] == [1, 2]
+    assert [one.note for one in disk.reader.ended(HOUR, 2)] == [None]
+    assert disk.reader.ended(HOUR + 1, 1) == []
+
+
+def test_a_row_counts_though_its_note_is_damaged(disk: Disk) -> None:
+    told = Note(HOUR, 1, 1, 1, START_MS, 7, 204, "thanks")
+    disk.settle(HOUR, dispatch_row(1), encode_note(told))
+    path = disk.dispatch.path(HOUR)
+    data = disk.files.open(path).pread(1 << 16, 0)
+    disk.files.open(path).pwrite([b"X"], data.index(b"thanks"))
+    [ended] = disk.reader.ended(HOUR, 1)
+    assert (ended.note, int(ended.row["seq"])) == (None, 1)
+    assert [error.reason for error in disk.damage] == [
+        "what is told of its rows does not match its checksum"
+    ]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from delayserver.errors import InputError
 from delayserver.records.horizon import Mark
 from delayserver.records.subscriptions import (
+    MASK,
     Registry,
     RetrySchedule,
+    check_own_headers,
     decode_subscription,
     encode_subscription,
 )
@@ -129,3 +132,33 @@ def test_a_snapshot_does_not_change() -> None:
     registry.put(subscription(2))
     registry.put(subscription(1, deleted=True))
     assert [s.id for s in snapshot.matching("order.unpaid")] == [1]
+
+
+def test_the_headers_of_a_subscription_have_names_in_lower_case() -> None:
+    assert check_own_headers({"Authorization": "Bearer x", "x-a": ""}) == {
+        "authorization": "Bearer x",
+        "x-a": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("headers", "pointer"),
+    [
+        ({"Host": "x"}, "/headers/Host"),
+        ({"content-type": "x"}, "/headers/content-type"),
+        ({"transfer-encoding": "x"}, "/headers/transfer-encoding"),
+        ({"webhook-id": "x"}, "/headers/webhook-id"),
+        ({"delay-attempt": "x"}, "/headers/delay-attempt"),
+        ({"User-Agent": "x"}, "/headers/User-Agent"),
+        ({"traceparent": "x"}, "/headers/traceparent"),
+        ({"a~b": MASK}, "/headers/a~0b"),
+        ({"a": "x\r\ny: z"}, "/headers/a"),
+        ({"a": "x", "A": "y"}, "/headers/A"),
+        ({f"x-{n}": "" for n in range(33)}, "/headers"),
+        ({"x": "y" * 8192}, "/headers"),
+    ],
+)
+def test_headers_that_a_subscription_may_not_have(headers: dict[str, str], pointer: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check_own_headers(headers)
+    assert caught.value.pointer == pointer

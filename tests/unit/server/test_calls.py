@@ -104,7 +104,10 @@ def test_a_message_is_found_before_and_after_it_is_filed_and_is_moved(machine: M
     found = machine.publish()
     assert machine.wait(lambda: calls.subject_of(found.seq, found.due_ms)) == "orders"
     machine.wait(calls.checkpoint)
-    assert machine.wait(lambda: calls.find(calls.locate(found.seq, found.due_ms))).subject_id == 1
+    assert (
+        machine.wait(lambda: calls.find(calls.locate(found.seq, found.due_ms).entry)).subject_id
+        == 1
+    )
     later_ms = found.due_ms + 1
     before = calls.version(found.seq)
     version = machine.wait(lambda: calls.move(found.seq, found.due_ms, later_ms))
@@ -226,7 +229,7 @@ def test_a_redrive_ends_though_what_it_redrives_dies_again(
     server = machine.server
 
     def refuse(_: object, deliveries: list[DueDelivery]) -> None:
-        answers = [(deliveries, WebhookResponse(None, None, "refused").result)]
+        answers = [(deliveries, WebhookResponse(None, None, "refused").result(0, 0))]
         server.post(server.engine.outcomes.on_sent, answers, machine.clock())
 
     monkeypatch.setattr(server, "send", refuse)

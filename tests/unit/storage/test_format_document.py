@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from delayserver.records.attempts import Attempt, History
 from delayserver.records.definitions import TABLE_NUMBERS
 from delayserver.records.message import Origin, Payload, Watch
 from delayserver.records.tables import (
@@ -26,6 +27,7 @@ from storage.catalog import Table
 from storage.directory import FORMAT_FILE, FORMAT_VERSION, open_identity
 from storage.frame import HEADER, HEADER_BYTES, MAGIC, VERSION, Header
 from storage.key_runs import RUNS_KEY
+from storage.notes import Note
 from storage.replicated import envelope
 from storage.replicated.envelope import ENVELOPE, ENVELOPE_BYTES, Beat, Envelope, RecordType
 from storage.replicated.log import OFFICE_KEY, OWNER_KEY, SETTLED_KEY
@@ -125,14 +127,23 @@ def test_the_kinds_of_logs_and_the_outcomes() -> None:
         assert f"{outcome:d} {outcome.name.lower()}" in rows[-2][3]
 
 
-@pytest.mark.parametrize("record", [Payload, Watch, Origin, DeadLetter, Heartbeat, ImportRecord])
+RECORDS = [Payload, Watch, History, Attempt, Origin, DeadLetter, Heartbeat, ImportRecord, Note]
+
+
+@pytest.mark.parametrize("record", RECORDS)
 def test_the_payloads(record: type[msgspec.Struct]) -> None:
     (rows,) = tables(f"### {record.__name__}")
     names = [field_name(row[1]) for row in rows]
     assert tuple(names) == record.__struct_fields__
     assert [int(row[0]) for row in rows] == list(range(len(rows)))
     assert record.__struct_config__.array_like
-    wanted = {int: "int", str: "str", bytes: "bin", str | None: "str or nil"}
+    wanted = {
+        int: "int",
+        str: "str",
+        bytes: "bin",
+        str | None: "str or nil",
+        int | None: "int or nil",
+    }
     hints = get_type_hints(record)
     for name, row in zip(names, rows, strict=True):
         assert wanted.get(hints[name], row[2]) == row[2]

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from storage.errors import FencedError, RecordDamageError
+from storage.notes import Note, encode_note, unpack_notes
+from storage.replicated.envelope import PART_MAX_BYTES
 from storage.replicated.settled import ROWS_MAX, SettledLog
 from storage.rows import DISPATCH_DTYPE
 from storage.testing.engine import AppendOutcome, MemoryLog
@@ -26,8 +28,8 @@ def read(log: SettledLog, offset: int = 0) -> list[tuple[int, list[int]]]:
 def test_what_one_process_appends_another_reads() -> None:
     origin = MemoryLog()
     one, other = SettledLog(origin.another(), STAMP), SettledLog(origin.another(), STAMP)
-    assert [found.offset for found in one.append(rows(5, 3), 1)] == [0]
-    assert [found.offset for found in other.append(rows(4), 1)] == [1]
+    assert [found.offset for found in one.append([rows(5, 3)], 1)] == [0]
+    assert [found.offset for found in other.append([rows(4)], 1)] == [1]
     assert read(one) == read(other) == [(0, [5, 3]), (1, [4])]
     assert read(one, 1) == [(1, [4])]
     assert one.end() == 2
@@ -35,9 +37,18 @@ def test_what_one_process_appends_another_reads() -> None:
 
 def test_many_rows_are_several_records() -> None:
     log = SettledLog(MemoryLog(), STAMP)
-    found = log.append(rows(*range(1, 2 * ROWS_MAX + 2)), 1)
+    found = log.append([rows(*range(1, 2 * ROWS_MAX + 2))], 1)
     assert [len(one.rows) for one in found] == [ROWS_MAX, ROWS_MAX, 1]
     assert [len(seqs) for _, seqs in read(log)] == [ROWS_MAX, ROWS_MAX, 1]
+
+
+def test_notes_stay_with_their_rows() -> None:
+    log = SettledLog(MemoryLog(), STAMP)
+    note = encode_note(Note(1, 5, 2, 1, 100, 3, 200, "y" * (PART_MAX_BYTES - 120)))
+    found = log.append([rows(4), rows(5), note, rows(6)], 1)
+    assert [one.rows["seq"].tolist() for one in found] == [[4, 5], [6]]
+    [first, second] = log.read(0, 0)
+    assert [one.answer[:2] for one in unpack_notes(first.notes)] == ["yy"] and not second.notes
 
 
 @pytest.mark.parametrize("outcome", [AppendOutcome.LOST, AppendOutcome.UNANSWERED])
@@ -46,7 +57,7 @@ def test_without_an_answer_nobody_knows(outcome: AppendOutcome) -> None:
     way = origin.another()
     way.outcome = outcome
     with pytest.raises(FencedError, match="not known"):
-        SettledLog(way, STAMP).append(rows(1), 1)
+        SettledLog(way, STAMP).append([rows(1)], 1)
 
 
 def test_what_is_none_of_it_stops_the_reader() -> None:
@@ -55,6 +66,6 @@ def test_what_is_none_of_it_stops_the_reader() -> None:
     with pytest.raises(RecordDamageError):
         read(SettledLog(origin, STAMP))
     of_another = MemoryLog()
-    SettledLog(of_another.another(), STAMP + 1).append(rows(1), 1)
+    SettledLog(of_another.another(), STAMP + 1).append([rows(1)], 1)
     with pytest.raises(RecordDamageError):
         read(SettledLog(of_another, STAMP))

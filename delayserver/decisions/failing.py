@@ -1,0 +1,59 @@
+"""Failing: since when a webhook has had nothing but failures.
+
+A subscription may say after how long of that the server shall pause it (`disable_after`). Since
+when it fails is in memory, and in its definition too once it has lasted a tenth of that time: so a
+restart does not begin the count anew, and a receiver that fails by turns costs no record. Days are
+counted by the clock, since they go on while no process runs.
+
+Cost: a look at a field for each answer of a subscription that does not ask for it. Threads: belongs
+to the event loop.
+"""
+
+from enum import Enum, auto
+
+from delayserver.records.subscriptions import Subscription
+
+_RECORD_PART = 10
+"""The begin is recorded once failing has lasted this part of `disable_after`."""
+
+
+class Consequence(Enum):
+    """What is to be done after an attempt."""
+
+    NOTHING = auto()
+    RECORD = auto()
+    """The definition is to say since when it fails (`Failing.since_ms`)."""
+    PAUSE = auto()
+
+
+class Failing:
+    """All subscriptions that fail, by id."""
+
+    def __init__(self) -> None:
+        self._since_ms: dict[int, int] = {}
+
+    def failed(self, subscription: Subscription, now_ms: int) -> Consequence:
+        """An attempt has failed."""
+        limit_ms = subscription.disable_after_ms
+        if not limit_ms:
+            return Consequence.NOTHING
+        recorded_ms = subscription.failing_since_ms
+        lasted_ms = now_ms - self._since_ms.setdefault(subscription.id, recorded_ms or now_ms)
+        if lasted_ms >= limit_ms:
+            return Consequence.PAUSE
+        if not recorded_ms and lasted_ms * _RECORD_PART >= limit_ms:
+            return Consequence.RECORD
+        return Consequence.NOTHING
+
+    def arrived(self, subscription: Subscription) -> Consequence:
+        """An attempt has not failed."""
+        self.forget(subscription.id)
+        return Consequence.RECORD if subscription.failing_since_ms else Consequence.NOTHING
+
+    def since_ms(self, subscription_id: int) -> int:
+        """Since when it fails; 0: it does not."""
+        return self._since_ms.get(subscription_id, 0)
+
+    def forget(self, subscription_id: int) -> None:
+        """It begins anew."""
+        self._since_ms.pop(subscription_id, None)

@@ -1,0 +1,51 @@
+"""Failing: since when, when that is recorded, and when it has been for long enough."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from delayserver.decisions.failing import Consequence, Failing
+from tests.unit.fakes import START_MS, subscription
+
+HOOK = subscription(3, type="webhook", disable_after_ms=1000)
+
+
+def test_it_is_recorded_after_a_tenth_and_paused_after_all_of_it() -> None:
+    failing = Failing()
+    assert failing.failed(HOOK, START_MS) is Consequence.NOTHING
+    assert failing.failed(HOOK, START_MS + 99) is Consequence.NOTHING
+    assert failing.failed(HOOK, START_MS + 100) is Consequence.RECORD
+    assert failing.since_ms(HOOK.id) == START_MS
+    recorded = msgspec.structs.replace(HOOK, failing_since_ms=START_MS)
+    assert failing.failed(recorded, START_MS + 999) is Consequence.NOTHING
+    assert failing.failed(recorded, START_MS + 1000) is Consequence.PAUSE
+
+
+def test_whatever_arrives_ends_it() -> None:
+    failing = Failing()
+    failing.failed(HOOK, START_MS)
+    assert failing.arrived(HOOK) is Consequence.NOTHING
+    assert failing.since_ms(HOOK.id) == 0
+    assert failing.failed(HOOK, START_MS + 5000) is Consequence.NOTHING
+
+
+def test_a_restart_goes_on_counting_and_takes_back_what_was_recorded() -> None:
+    recorded = msgspec.structs.replace(HOOK, failing_since_ms=START_MS)
+    assert Failing().failed(recorded, START_MS + 1000) is Consequence.PAUSE
+    assert Failing().arrived(recorded) is Consequence.RECORD
+
+
+@pytest.mark.parametrize("now_ms", [START_MS, START_MS + 10**12])
+def test_who_does_not_ask_for_it_is_never_paused(now_ms: int) -> None:
+    failing = Failing()
+    hook = subscription(3, type="webhook")
+    failing.failed(hook, START_MS)
+    assert failing.failed(hook, now_ms) is Consequence.NOTHING
+    assert failing.since_ms(hook.id) == 0
+
+
+def test_a_clock_that_was_set_back_pauses_nobody() -> None:
+    failing = Failing()
+    failing.failed(HOOK, START_MS)
+    assert failing.failed(HOOK, START_MS - 10**9) is Consequence.NOTHING
