@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from delayserver.records.definitions import TABLE_NUMBERS
-from delayserver.records.message import Origin, Payload, Watch
+from delayserver.records.message import MessageOptions, Origin, Payload, Watch
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
     DEFINITIONS_KEY,
@@ -125,7 +125,9 @@ def test_the_kinds_of_logs_and_the_outcomes() -> None:
         assert f"{outcome:d} {outcome.name.lower()}" in rows[-2][3]
 
 
-@pytest.mark.parametrize("record", [Payload, Watch, Origin, DeadLetter, Heartbeat, ImportRecord])
+@pytest.mark.parametrize(
+    "record", [Payload, Watch, MessageOptions, Origin, DeadLetter, Heartbeat, ImportRecord]
+)
 def test_the_payloads(record: type[msgspec.Struct]) -> None:
     (rows,) = tables(f"### {record.__name__}")
     names = [field_name(row[1]) for row in rows]
